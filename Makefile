@@ -1,0 +1,54 @@
+# Two commands: `make demo` shows the product on a real training run, `make test` checks everything.
+# Both make .venv themselves. PYTHON names another interpreter: make demo PYTHON=/usr/bin/python3.12
+
+SHELL := /bin/bash
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(CURDIR)/$(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# DeepSpeed's sdist asks at build time which accelerator there is.
+ACCELERATOR := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo DS_ACCELERATOR=cpu)
+
+.PHONY: demo test lint types imports pytest bench docs clean
+
+demo: $(VENV)/.demo
+	$(BIN)/actordbg demo
+
+test: lint types imports pytest
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.test
+	$(BIN)/mypy
+
+imports: $(VENV)/.test
+	$(BIN)/lint-imports
+
+pytest: $(VENV)/.test
+	$(BIN)/python -m pytest
+
+bench: $(VENV)/.test
+	$(BIN)/python -m benchmarks
+
+docs: $(VENV)/.test
+	$(BIN)/python docs/generate.py
+
+# What a replay and OpenRLHF need. OpenRLHF requires flash-attn, which cannot be built without CUDA, so it comes with
+# --no-deps beside its other requirements (the extras `replay` and `demo`). DeepSpeed is an sdist that imports torch.
+$(VENV)/.demo: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing the pinned environment into $(VENV) (about 2 GB, a few minutes) ..."
+	$(PIP) torch==2.13.0 setuptools wheel packaging ninja
+	$(ACCELERATOR) $(PIP) --no-build-isolation deepspeed==0.19.6
+	$(PIP) --editable '.[replay,demo]'
+	$(PIP) --no-deps openrlhf==0.11.2
+	touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	$(PIP) --editable '.[replay,demo,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

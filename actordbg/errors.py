@@ -1,0 +1,88 @@
+"""The one error tree. Every failure a user can cause or meet is one of these.
+
+    ActordbgError                 code                exit
+    ├── UsageError                usage                 2   an option or argument makes no sense
+    │   └── WhereError            where                 2   a --where expression is not allowed or not understood
+    ├── Refused                   refused               3   doing it could lose or harm something
+    │   ├── Conflict              conflict              3   the file on disk is not in the state this needs
+    │   ├── UnsafeInput           unsafe-input          3   a file that asks to execute code, or lies about its size
+    │   └── Unsupported           unsupported           3   a combination that cannot work here, with the reason
+    └── EnvironmentProblem        environment           4   something outside actordbg is missing or broken
+        ├── StoreProblem          store                 4   the store is missing, unreadable or of another format
+        │   ├── CorruptDump       corrupt-dump          4   a dump file is not what its header says
+        │   └── NewerFormat       newer-format          4   written by a newer actordbg
+        ├── CatalogProblem        catalog               4   the catalog cannot be opened or upgraded
+        └── LaunchProblem         launch                4   a replay's processes could not be started
+
+Each carries a message (what and why) and a hint (what to do next). The command line catches the root once
+(`actordbg.cli.app.main`), prints `error[code]: message` and `hint: ...`, and exits with `exit_code`.
+Exit codes: 0 good, 1 the answer is bad (mismatch, failed replay), 2 usage, 3 refused, 4 environment, 130 interrupted.
+`docs/reference/errors.md` has a section for each code.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ActordbgError(Exception):
+    """Root of the tree: `message` says what and why, `hint` what to do next."""
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class UsageError(ActordbgError):
+    code = "usage"
+    exit_code = 2
+
+
+class WhereError(UsageError):
+    code = "where"
+
+
+class Refused(ActordbgError):
+    code = "refused"
+    exit_code = 3
+
+
+class Conflict(Refused):
+    code = "conflict"
+
+
+class UnsafeInput(Refused):
+    code = "unsafe-input"
+
+
+class Unsupported(Refused):
+    code = "unsupported"
+
+
+class EnvironmentProblem(ActordbgError):
+    code = "environment"
+    exit_code = 4
+
+
+class StoreProblem(EnvironmentProblem):
+    code = "store"
+
+
+class CorruptDump(StoreProblem):
+    code = "corrupt-dump"
+
+
+class NewerFormat(StoreProblem):
+    code = "newer-format"
+
+
+class CatalogProblem(EnvironmentProblem):
+    code = "catalog"
+
+
+class LaunchProblem(EnvironmentProblem):
+    code = "launch"

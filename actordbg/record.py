@@ -1,0 +1,238 @@
+"""DumpRecord: the one versioned contract between the process that captured a call and everything that reads it.
+
+A dump file begins with this record as JSON (see `actordbg.dumpfile`), so an indexer learns everything about a call from
+a few hundred bytes and decompresses nothing. The same JSON is repeated in the payload's own safetensors metadata, so a
+payload that was taken out of its file still says what it is.
+
+Rules that keep the contract honest:
+
+* one integer version; a reader refuses a version it does not know, with the remedy, and never guesses;
+* nothing from the environment (variables, tokens of services) is part of it;
+* tensors are described by their *logical* dtype, shape and strides, i.e. what the actor received; `stored` says in
+  which narrower dtype the payload keeps them, without loss.
+
+This module is imported in the training process: standard library only.
+
+Example::
+
+    record = DumpRecord.from_json(text)
+    record.seq_len, record.tensors["sequences"].shape      # 1861, (2, 1861)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import asdict, dataclass, field, fields, replace
+from datetime import datetime, timezone
+from typing import Any
+
+from actordbg.errors import CorruptDump, NewerFormat
+
+RECORD_VERSION = 1
+
+OUTPUT_PREFIX = "output."
+"""Tensors whose name begins so are what the call returned (`dump enable --with-outputs`), not what it received."""
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\Z")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of a dump: logical `dtype` ("int64"), `shape` and `strides` (in elements) as captured; `stored`: dtype on disk."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    stored: str
+
+
+@dataclass(frozen=True)
+class DumpRecord:
+    """Everything known about one `Actor.forward` call except the values of its tensors.
+
+    `seq_len` is S of `sequences` [B, S] (padding included), `tokens` the sum of `attention_mask` (B*S without one),
+    `action_len` A of `action_mask` [B, A] or None. `arguments` holds the call's plain arguments by name, `extra` the
+    names of arguments that could not be stored with the reason, in which case `replayable` is False. `step` is the
+    DeepSpeed engine's `global_steps` at the call, where there was one.
+    """
+
+    dump_id: str
+    run: str
+    rank: int
+    timestamp: str
+    batch_size: int
+    seq_len: int
+    tokens: int
+    source: str = "capture"
+    format_version: int = RECORD_VERSION
+    world_size: int | None = None
+    local_rank: int | None = None
+    host: str = ""
+    pid: int = 0
+    call_index: int = 0
+    monotonic_ns: int = 0
+    action_len: int | None = None
+    role: str | None = None
+    instance: str | None = None
+    step: int | None = None
+    training: bool | None = None
+    grad_enabled: bool | None = None
+    autocast_dtype: str | None = None
+    packing_samples: bool | None = None
+    temperature: float | None = None
+    model_name: str | None = None
+    model_dtype: str | None = None
+    replayable: bool = True
+    arguments: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, TensorSpec] = field(default_factory=dict)
+    process_groups: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, str] = field(default_factory=dict)
+    actor: dict[str, Any] = field(default_factory=dict)
+    origin: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    payload_sha256: str = ""
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the tensors that the call received."""
+        return tuple(name for name in self.tensors if not name.startswith(OUTPUT_PREFIX))
+
+    @property
+    def padding(self) -> int:
+        """Number of padded positions, B*S - tokens."""
+        return self.batch_size * self.seq_len - self.tokens
+
+    def to_json(self) -> str:
+        """The record as one line of JSON with sorted keys; non-finite floats are refused with ValueError."""
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+    def with_payload(self, tensors: dict[str, TensorSpec], payload_sha256: str) -> DumpRecord:
+        """A copy that describes a payload: its tensors and the SHA-256 of its bytes."""
+        return replace(self, tensors=tensors, payload_sha256=payload_sha256)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> DumpRecord:
+        """Parse and check a record.
+
+        Raises NewerFormat for a version this program does not know and CorruptDump for anything that is not a record.
+        """
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise CorruptDump(f"the record is not JSON: {error}", hint=_VERIFY_HINT) from None
+        if not isinstance(data, dict):
+            raise CorruptDump("the record is not a JSON object", hint=_VERIFY_HINT)
+        version = data.get("format_version")
+        if not isinstance(version, int):
+            raise CorruptDump("the record has no format version", hint=_VERIFY_HINT)
+        if version != RECORD_VERSION:
+            raise NewerFormat(
+                f"the record has format version {version}, this actordbg reads version {RECORD_VERSION}",
+                hint="upgrade actordbg in this environment: pip install --upgrade actordbg",
+            )
+        return _checked(cls, data)
+
+
+_VERIFY_HINT = "run `actordbg dump verify` to find every damaged file"
+
+_REQUIRED: dict[str, type] = {
+    "dump_id": str,
+    "run": str,
+    "rank": int,
+    "timestamp": str,
+    "batch_size": int,
+    "seq_len": int,
+    "tokens": int,
+    "source": str,
+}
+_OBJECTS = ("arguments", "tensors", "process_groups", "extra", "actor", "origin", "versions")
+_OPTIONAL: dict[str, tuple[type, ...]] = {
+    "world_size": (int,),
+    "local_rank": (int,),
+    "call_index": (int,),
+    "monotonic_ns": (int,),
+    "pid": (int,),
+    "action_len": (int,),
+    "step": (int,),
+    "host": (str,),
+    "role": (str,),
+    "instance": (str,),
+    "autocast_dtype": (str,),
+    "model_name": (str,),
+    "model_dtype": (str,),
+    "payload_sha256": (str,),
+    "training": (bool,),
+    "grad_enabled": (bool,),
+    "packing_samples": (bool,),
+    "replayable": (bool,),
+    "temperature": (int, float),
+}
+
+
+def _checked(cls: type[DumpRecord], data: dict[str, Any]) -> DumpRecord:
+    for name, kind in _REQUIRED.items():
+        value = data.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise CorruptDump(f"the record's {name} is not {kind.__name__}: {value!r:.80}", hint=_VERIFY_HINT)
+        if isinstance(value, int) and not 0 <= value < 2**63:
+            raise CorruptDump(f"the record's {name} is out of range: {value}", hint=_VERIFY_HINT)
+    for name, kinds in _OPTIONAL.items():
+        value = data.get(name)
+        if value is not None and not isinstance(value, kinds):
+            raise CorruptDump(f"the record's {name} has the wrong type: {value!r:.80}", hint=_VERIFY_HINT)
+    for name in ("dump_id", "run"):
+        if not _NAME.match(data[name]):
+            raise CorruptDump(f"the record's {name} is not a plain name: {data[name]!r:.80}", hint=_VERIFY_HINT)
+    for name in _OBJECTS:
+        if not isinstance(data.setdefault(name, {}), dict):
+            raise CorruptDump(f"the record's {name} is not an object", hint=_VERIFY_HINT)
+    parse_timestamp(data["timestamp"])
+    known = {f.name for f in fields(cls)}
+    values = {name: value for name, value in data.items() if name in known}
+    values["tensors"] = {name: _spec(name, spec) for name, spec in data["tensors"].items()}
+    return cls(**values)
+
+
+def _spec(name: str, data: Any) -> TensorSpec:
+    try:
+        shape, strides = tuple(data["shape"]), tuple(data["strides"])
+        spec = TensorSpec(str(data["dtype"]), shape, strides, str(data["stored"]))
+    except (TypeError, KeyError) as error:
+        raise CorruptDump(f"tensor {name!r} of the record is not described: {error}", hint=_VERIFY_HINT) from None
+    plain = all(type(n) is int and 0 <= n < 2**48 for n in (*shape, *strides))
+    if not plain or len(shape) != len(strides) or len(shape) > 16:
+        raise CorruptDump(f"tensor {name!r} of the record has an impossible shape", hint=_VERIFY_HINT)
+    return spec
+
+
+def parse_timestamp(text: str) -> datetime:
+    """An ISO-8601 UTC timestamp of a record ("2025-06-19T05:26:08.430740Z") as an aware datetime; CorruptDump otherwise."""
+    try:
+        moment = datetime.strptime(text, "%Y-%m-%dT%H:%M:%S.%fZ")
+    except ValueError:
+        raise CorruptDump(
+            f"{text!r:.60} is not a timestamp like 2025-06-19T05:26:08.430740Z", hint=_VERIFY_HINT
+        ) from None
+    return moment.replace(tzinfo=timezone.utc)
+
+
+def format_timestamp(moment: datetime) -> str:
+    """An aware datetime as the record spells it: UTC, microseconds, `Z`."""
+    return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def now_timestamp() -> str:
+    """The present moment as the record spells it."""
+    return format_timestamp(datetime.now(timezone.utc))
+
+
+def make_dump_id(timestamp: str, call_index: int, pid: int, rand: str) -> str:
+    """`20250619T052608.430740Z-000012-4711-9f3a2c1b`: sorts by time, unique across ranks, hosts and processes."""
+    compact = timestamp.replace("-", "").replace(":", "")
+    return f"{compact}-{call_index:06d}-{pid}-{rand}"
+
+
+def is_plain_name(text: str) -> bool:
+    """Whether `text` may name a run or a dump: letters, digits and `._+-`, at most 128, not beginning with a sign."""
+    return bool(_NAME.match(text))
