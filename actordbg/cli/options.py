@@ -1,0 +1,32 @@
+"""Options that several commands share, as `Annotated` types, and the store that a command works on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from actordbg.settings import Settings, load_settings
+from actordbg.store import Store
+
+Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
+Limit = Annotated[int, typer.Option("--limit", min=0, help="At most this many rows; 0 for all.")]
+Where = Annotated[
+    str | None,
+    typer.Option("--where", metavar="EXPR", help='Select dumps by an SQL expression, e.g. "seq_len>4096 and rank=0".'),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it; without this the command only says what it would do.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the answer.")]
+
+
+def settings_of(ctx: typer.Context) -> Settings:
+    """The merged settings of this invocation (`actordbg --store DIR COMMAND` comes first)."""
+    root = ctx.find_root()
+    flag: Path | None = root.params.get("store")
+    return load_settings(Path(flag) if flag is not None else None)
+
+
+def store_of(ctx: typer.Context) -> Store:
+    """The store of this invocation; it may not exist yet (`Store.create`, `Store.require`)."""
+    return Store(settings_of(ctx).store)

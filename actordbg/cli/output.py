@@ -1,0 +1,117 @@
+"""How commands speak: one answer on standard output, as text or JSON; progress and notes on standard error.
+
+A command builds its answer (a dataclass, or a list of them), and calls `emit(answer, render, as_json)`. With `--json`
+the answer's own fields are printed, so every command's JSON is its output type; otherwise `render(answer)` prints text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+import typer
+
+T = TypeVar("T")
+PIPE_WIDTH = 200
+"""Columns that a table may take when standard output is not a terminal."""
+
+
+def emit(answer: T, render: Callable[[T], None], as_json: bool) -> None:
+    """Print `answer` as JSON, or hand it to `render`."""
+    if as_json:
+        typer.echo(json.dumps(answer, default=_plain, indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        render(answer)
+
+
+def say(text: str = "") -> None:
+    """A line of the answer."""
+    typer.echo(text)
+
+
+def note(text: str) -> None:
+    """A line about the answer, on standard error, so that a pipe gets only the answer."""
+    typer.echo(text, err=True)
+
+
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> None:
+    """Print rows under headings; numbers are aligned to the right. Wide, not cut, when piped."""
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    grid = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for index, name in enumerate(columns):
+        numeric = bool(rows) and all(isinstance(row[index], int | float) or row[index] is None for row in rows)
+        grid.add_column(name, justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        grid.add_row(*(escape(cell(value)) for value in row))
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    console.print(grid)
+
+
+def cell(value: Any) -> str:
+    """A value as a table shows it."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
+
+
+def human_bytes(count: float | None) -> str:
+    """12345 as "12.1 KiB"."""
+    if count is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024 or unit == "GiB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
+def plural(count: int, noun: str) -> str:
+    """3, "dump" as "3 dumps"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+@contextmanager
+def progress(label: str, total: int | None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
+    """A progress bar on standard error while the block runs; yields `advance(n=1, note="")`. A no-op with `quiet`."""
+    if quiet:
+        yield lambda n=1, note="": None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"), console=Console(stderr=True, highlight=False),
+    )  # fmt: skip
+    with bar:
+        task = bar.add_task(label, total=total, note="")
+        yield lambda n=1, note="": bar.update(task, advance=n, **({"note": note} if note else {}))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    raise TypeError(f"{type(value).__name__} has no JSON form")

@@ -1,0 +1,65 @@
+"""`actordbg patch`: append the capture hook to OpenRLHF's actor.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actordbg.cli.options import Json, store_of
+from actordbg.cli.output import emit, note, say
+
+if TYPE_CHECKING:
+    from actordbg.patch.operate import Outcome
+
+Python = Annotated[
+    Path | None,
+    typer.Option("--python", metavar="EXE", help="The interpreter of the training environment (default: this one)."),
+]
+TargetFile = Annotated[
+    Path | None, typer.Option("--target", metavar="FILE", help="The actor.py itself, instead of an interpreter.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change as a diff; change nothing.")]
+
+
+def render(outcome: Outcome) -> None:
+    """The outcome of patch or unpatch as text: the diff (dry run), one line, details, notes on standard error."""
+    if outcome.diff:
+        say(outcome.diff)
+    say(f"{'dry run, ' if outcome.dry_run else ''}{outcome.action}: {outcome.file}")
+    if outcome.openrlhf_version:
+        say(f"  openrlhf  {outcome.openrlhf_version}")
+    if outcome.store:
+        say(f"  store     {outcome.store}")
+    if outcome.backup:
+        say(f"  backup    {outcome.backup}")
+    if outcome.sha256_before == outcome.sha256_after:
+        say(f"  sha256    {outcome.sha256_after} (unchanged)")
+    else:
+        say(f"  sha256    {outcome.sha256_before}\n         -> {outcome.sha256_after}")
+    for line in outcome.notes:
+        note(f"note: {line}")
+
+
+def patch(
+    ctx: typer.Context,
+    python: Python = None,
+    target: TargetFile = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Append the capture hook to OpenRLHF's actor.py, so that jobs started from now on can record actor inputs.
+
+    Nothing inside the file is edited, `actordbg unpatch` takes the hook away again to the byte, and nothing is recorded
+    until `actordbg dump enable`. It ends well only if the interpreter was seen to run the hook.
+
+    Example: actordbg --store /data/store patch --python /opt/train/bin/python
+    """
+    from actordbg.patch import operate
+    from actordbg.patch.target import find_target
+
+    answer = operate.patch(find_target(python, target), store_of(ctx), dry_run=dry_run)
+    emit(answer, render, as_json)
+    if not as_json and not dry_run:
+        note("next: actordbg dump enable, before or while the job runs")

@@ -1,0 +1,29 @@
+"""`actordbg unpatch`: take the capture hook away again."""
+
+from __future__ import annotations
+
+import typer
+
+from actordbg.cli.options import Json, store_of
+from actordbg.cli.output import emit
+from actordbg.cli.patch import DryRun, Python, TargetFile, render
+
+
+def unpatch(
+    ctx: typer.Context,
+    python: Python = None,
+    target: TargetFile = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Take the capture hook out of OpenRLHF's actor.py: same bytes, mode and modification time as before.
+
+    An edit that was made to the file since is kept; where cutting the hook off would be guesswork, the file is left as it
+    is (exit code 3) with a way out. A running job keeps its hook until it ends.
+
+    Example: actordbg unpatch --dry-run
+    """
+    from actordbg.patch import operate
+    from actordbg.patch.target import find_target
+
+    emit(operate.unpatch(find_target(python, target), store_of(ctx), dry_run=dry_run), render, as_json)
