@@ -1,0 +1,127 @@
+"""`actordbg dump export`: take dumps out of the store as plain safetensors or .pt files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from actordbg.cli import output
+from actordbg.cli.options import Json, Limit, Quiet, Where, store_of
+from actordbg.dumpfile import SUFFIX
+from actordbg.errors import Conflict, StoreProblem, UsageError
+from actordbg.store import Store
+
+
+@dataclass(frozen=True)
+class Exported:
+    """One exported dump: its id, the file written, and that file's bytes."""
+
+    dump_id: str
+    path: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Damaged:
+    """A dump that could not be read, and why."""
+
+    path: str
+    code: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ExportAnswer:
+    """What an export wrote, and which dumps it could not read."""
+
+    folder: str
+    exported: list[Exported]
+    damaged: list[Damaged]
+
+
+def export(
+    ctx: typer.Context,
+    dump_ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[DUMP_ID]...", help="Dumps, by id or the beginning of one.")
+    ] = None,
+    where: Where = None,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to write into.")] = Path(),
+    format: Annotated[
+        str, typer.Option("--format", metavar="FORMAT", help="safetensors, or pt (opens with weights_only=True).")
+    ] = "safetensors",
+    limit: Limit = 0,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write dumps as files that any safetensors reader, or `torch.load(weights_only=True)`, opens.
+
+    Tensors come out in the dtype and shape that the actor received. Exit code 1 if a dump was damaged.
+
+    Example: actordbg dump export --where "seq_len>1800 and rank=0" --out exported --format pt
+    """
+    from actordbg import export as exporting
+
+    store = store_of(ctx).require()
+    paths = _selected(store, dump_ids or [], where, limit)
+    targets = [exporting.export_path(path.name.removesuffix(SUFFIX), out, format) for path in paths]
+    taken = [target for target in targets if target.exists()]
+    if taken and not force:
+        raise Conflict(f"{taken[0]} exists", hint="choose another folder with --out, or overwrite with --force")
+    with output.progress("exporting", len(paths), quiet=quiet or as_json) as advance:
+        answer = _export(paths, out, format, advance)
+    output.emit(answer, _render, as_json)
+    if answer.damaged:
+        raise typer.Exit(1)
+
+
+def _export(paths: list[Path], out: Path, format: str, advance: Callable[..., None]) -> ExportAnswer:
+    from actordbg import export as exporting
+    from actordbg import payload
+
+    exported: list[Exported] = []
+    damaged: list[Damaged] = []
+    for path in paths:
+        try:
+            dump = payload.load(path)
+        except StoreProblem as error:
+            damaged.append(Damaged(str(path), error.code, error.message))
+        else:
+            written = exporting.export_dump(dump, out, format, overwrite=True)
+            exported.append(Exported(dump.record.dump_id, str(written), written.stat().st_size))
+        advance(1)
+    return ExportAnswer(str(out), exported, damaged)
+
+
+def _selected(store: Store, dump_ids: Sequence[str], where: str | None, limit: int) -> list[Path]:
+    """Paths of the dumps that were named or selected; UsageError when neither was said."""
+    if bool(dump_ids) == (where is not None):
+        raise UsageError(
+            "say which dumps: ids, or --where", hint='e.g. --where "rank=0"; `actordbg dump ls` lists the ids'
+        )
+    if where is not None:
+        from actordbg.catalog.query import select_dumps
+
+        return [store.root / row.path for row in select_dumps(store, where=where, limit=limit or None)]
+    known = list(store.iter_dumps())
+    return list(dict.fromkeys(_find(known, dump_id) for dump_id in dump_ids))
+
+
+def _find(known: list[Path], dump_id: str) -> Path:
+    exact = [path for path in known if path.name == f"{dump_id}{SUFFIX}"]
+    found = exact or [path for path in known if path.name.startswith(dump_id)]
+    if len(found) != 1:
+        what = "none" if not found else str(len(found))
+        raise UsageError(f"the id {dump_id!r:.80} fits {what} of {len(known)}", hint="`actordbg dump ls` lists the ids")
+    return found[0]
+
+
+def _render(answer: ExportAnswer) -> None:
+    for damaged in answer.damaged:
+        output.note(f"damaged[{damaged.code}]: {damaged.path}: {damaged.reason}")
+    size = output.human_bytes(sum(item.bytes for item in answer.exported))
+    output.say(f"{output.plural(len(answer.exported), 'dump')} exported to {answer.folder} ({size})")

@@ -1,0 +1,197 @@
+"""Brings old pickles into a store: `actordbg dump import PATH...`.
+
+Each pickle becomes one ordinary dump file. Its id is made of the call's timestamp and the pickle's SHA-256, so it is the
+same wherever and whenever the file is imported: a second import finds the id in the store, under whatever run, and adds
+nothing; it does not even decode. A bad file is reported by name and skipped, and the others go on.
+
+Names: the run is called as the folder that holds the files, unless given. The rank and the timestamp come from the
+pickle; the file's name (`actor_inputs_rank3_20250619_052608_430740.pkl`) only helps to recognise a known file early.
+
+Example::
+
+    summary = import_paths(store, [Path("input_dumps")])
+    summary.added, summary.present, [r.path for r in summary.refused]       # 257, 0, []
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from actordbg.dumpfile import SUFFIX
+from actordbg.errors import ActordbgError, LaunchProblem, StoreProblem, UsageError
+from actordbg.legacy.decode import parse_stamp
+from actordbg.legacy.pool import LegacyReader, Limits
+from actordbg.record import is_plain_name, make_dump_id
+from actordbg.store import Store
+
+_NAME = re.compile(r"rank(\d{1,6})_(?:.*_)?(\d{8}_\d{6}_\d{6})\.pkl\Z", re.ASCII)
+
+Progress = Callable[[int, int, Path], None]
+"""Called with files done, files in all, and the file just done."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A file that was not imported: its path, the error code (docs/reference/errors.md), and why."""
+
+    path: str
+    code: str
+    reason: str
+
+
+@dataclass
+class ImportSummary:
+    """What an import did. `bytes_read` and `bytes_stored` count the added files only."""
+
+    added: int = 0
+    present: int = 0
+    refused: list[Refusal] = field(default_factory=list)
+    runs: list[str] = field(default_factory=list)
+    bytes_read: int = 0
+    bytes_stored: int = 0
+
+
+def import_paths(
+    store: Store,
+    paths: Sequence[Path],
+    *,
+    run: str | None = None,
+    limits: Limits | None = None,
+    on_progress: Progress | None = None,
+) -> ImportSummary:
+    """Import pickles, and every `*.pkl` below folders, into `store`, which is made if it is not there.
+
+    Raises UsageError for a path that does not exist, no pickles at all or an impossible run name, StoreProblem when the
+    store cannot be written, LaunchProblem when no decoding process starts. Bad pickles raise nothing: they are in the
+    summary's `refused`.
+    """
+    if run is not None and not is_plain_name(run):
+        raise UsageError(f"{run!r:.80} cannot name a run", hint="use letters, digits and ._+- only")
+    files = find_pickles(paths)
+    store.create()
+    with LegacyReader(limits) as reader:
+        job = _Import(store, reader, run, _world_sizes(store, files, run))
+        for done, path in enumerate(files, 1):
+            job.take(path)
+            if on_progress is not None:
+                on_progress(done, len(files), path)
+    return job.summary
+
+
+def find_pickles(paths: Sequence[Path]) -> list[Path]:
+    """The files to import: files as given, folders searched for `*.pkl`, each once, in order of name."""
+    files: dict[Path, None] = {}
+    for path in paths:
+        if not path.exists():
+            raise UsageError(f"{path} does not exist", hint="name a pickle, or a folder that holds some")
+        found = sorted(path.rglob("*.pkl")) if path.is_dir() else [path]
+        files.update(dict.fromkeys(file for file in found if not file.is_dir()))
+    if not files:
+        raise UsageError(f"no *.pkl below {', '.join(map(str, paths))}", hint="name the folder that holds the pickles")
+    return list(files)
+
+
+def run_name(path: Path) -> str:
+    """The default run of a pickle: the name of its folder, with what a run's name cannot hold replaced by `-`."""
+    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", path.resolve().parent.name).lstrip("._+-")[:128]
+    return name if is_plain_name(name) else "import"
+
+
+def import_id(timestamp: str, sha256: str) -> str:
+    """The dump id of a pickle: the same for the same file, whenever and wherever it is imported."""
+    return make_dump_id(timestamp, 0, 0, sha256[:16])
+
+
+class _Import:
+    """One import under way: what is known to be in the store, and what has happened so far."""
+
+    def __init__(self, store: Store, reader: LegacyReader, run: str | None, worlds: dict[str, int]) -> None:
+        self.store, self.reader, self.run, self.worlds = store, reader, run, worlds
+        self.known = {path.name.removesuffix(SUFFIX) for path in store.iter_dumps()}
+        self.summary = ImportSummary()
+
+    def take(self, path: Path) -> None:
+        """Import one file, find it already there, or note why it is refused."""
+        try:
+            data = self.reader.load(path)
+            sha256 = hashlib.sha256(data).hexdigest()
+            if self._expected_id(path, sha256) in self.known:
+                self.summary.present += 1
+            else:
+                self._add(path, data, sha256)
+        except StoreProblem as error:
+            if error.code == StoreProblem.code:
+                raise
+            self._refuse(path, error)
+        except LaunchProblem:
+            raise
+        except ActordbgError as error:
+            self._refuse(path, error)
+
+    def _refuse(self, path: Path, error: ActordbgError) -> None:
+        self.summary.refused.append(Refusal(str(path), error.code, error.message))
+
+    def _expected_id(self, path: Path, sha256: str) -> str | None:
+        found = _NAME.search(path.name)
+        timestamp = parse_stamp(found[2]) if found else None
+        return import_id(timestamp, sha256) if timestamp else None
+
+    def _add(self, path: Path, data: bytes, sha256: str) -> None:
+        from actordbg.legacy import convert  # torch, only once there is something to add
+
+        dump = self.reader.decode(data)
+        dump_id = import_id(dump.timestamp, sha256)
+        if dump_id in self.known:
+            self.summary.present += 1
+            return
+        run = self.run or run_name(path)
+        world = self.worlds[run] = max(self.worlds.get(run, 0), dump.rank + 1)
+        origin = {"name": path.name, "sha256": sha256}
+        record, blob = convert.to_file(
+            convert.to_record(dump, dump_id, run, world, origin), convert.to_tensors(data, dump)
+        )
+        self._publish(record.dump_id, lambda: self.store.publish_dump(record, blob))
+        self._count(run, len(data), len(blob))
+
+    def _publish(self, dump_id: str, publish: Callable[[], object]) -> None:
+        try:
+            publish()
+        except OSError as error:
+            raise StoreProblem(
+                f"cannot write into {self.store.root}: {error.strerror}",
+                hint="make room or correct the permissions, and run the same import again: it goes on where it stopped",
+            ) from None
+        self.known.add(dump_id)
+
+    def _count(self, run: str, read: int, stored: int) -> None:
+        self.summary.added += 1
+        self.summary.bytes_read += read
+        self.summary.bytes_stored += stored
+        if run not in self.summary.runs:
+            self.summary.runs.append(run)
+
+
+def _world_sizes(store: Store, files: list[Path], run: str | None) -> dict[str, int]:
+    """For each run the smallest world that has every rank seen, in names of files and in folders of the store."""
+    worlds: dict[str, int] = {}
+    for name, rank in (*_ranks_in_names(files, run), *_ranks_in_store(store)):
+        worlds[name] = max(worlds.get(name, 0), rank + 1)
+    return worlds
+
+
+def _ranks_in_names(files: list[Path], run: str | None) -> Iterator[tuple[str, int]]:
+    for path in files:
+        found = _NAME.search(path.name)
+        if found:
+            yield run or run_name(path), int(found[1])
+
+
+def _ranks_in_store(store: Store) -> Iterator[tuple[str, int]]:
+    for folder in store.dump_folders():
+        rank = folder.name.removeprefix("rank")
+        if rank.isdecimal():
+            yield folder.parent.name, int(rank)

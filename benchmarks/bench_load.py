@@ -1,0 +1,117 @@
+"""The old pickles against the dumps that they became: bytes on disk, loading for a replay, and importing.
+
+- *size*: bytes of the pickles over bytes of the dump files (record, checksum and all), after `dump import`.
+- *load*: `pickle.load` of every file over `payload.load` of every dump, which also checks hash, size and shapes. Both
+  read from a warm page cache; files are taken in the same order, repetitions alternate, medians are compared.
+- *import*: seconds for a thousand files, decoded in the child, compressed and flushed to disk; and a second import.
+
+The real dumps are taken from `../shared/data/input_dumps` where that is there, else pickles of the same shapes are made.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import perf_counter
+
+import torch
+
+from actordbg import payload
+from actordbg.create import Shape, make_inputs
+from actordbg.legacy.importer import import_paths
+from actordbg.store import Store
+from benchmarks.rows import Row, interleaved
+
+REAL = Path(__file__).resolve().parents[2] / "shared" / "data" / "input_dumps"
+
+
+def run(repeat: int = 7) -> list[Row]:
+    """Four rows; `torch` runs single-threaded so that a busy machine disturbs both sides alike."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            source, what = (REAL, "real") if REAL.is_dir() else (_generate(Path(folder) / "generated"), "generated")
+            pickles = sorted(source.glob("*.pkl"))
+            store = Store(Path(folder) / "store")
+            first, second = (_seconds(lambda: import_paths(store, [source])) for _ in range(2))
+            dumps = list(store.iter_dumps())
+            note = f"{len(pickles)} {what} dumps"
+            return [
+                _size(pickles, dumps, note),
+                _load(pickles, dumps, note, repeat),
+                *_import(first, second, len(pickles), note),
+            ]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _size(pickles: Sequence[Path], dumps: Sequence[Path], note: str) -> Row:
+    ours, theirs = (sum(path.stat().st_size for path in paths) for paths in (dumps, pickles))
+    ratio = theirs / ours
+    return Row("size: pickles / dumps", ours / 1e6, theirs / 1e6, "MB", ratio, ">= 16", note, ratio >= 16)
+
+
+def _load(pickles: Sequence[Path], dumps: Sequence[Path], note: str, repeat: int) -> Row:
+    def old() -> None:
+        for path in pickles:
+            with path.open("rb") as file:
+                pickle.load(file)
+
+    def new() -> None:
+        for path in dumps:
+            payload.load(path)
+
+    ours, theirs = interleaved(new, old, repeat)
+    each = 1e3 / len(dumps)
+    ratio = theirs / ours
+    return Row(
+        "load: pickle.load / payload.load", ours * each, theirs * each, "ms", ratio, ">= 3.5", note, ratio >= 3.5
+    )
+
+
+def _import(first: float, second: float, count: int, note: str) -> list[Row]:
+    scale = 1000 / count
+    return [
+        Row(
+            "import, seconds per 1,000 files", first * scale, None, "s", first * scale, "< 15", note, first * scale < 15
+        ),
+        Row(
+            "import again, seconds per 1,000 files",
+            second * scale,
+            None,
+            "s",
+            second * scale,
+            "< 1",
+            note,
+            second * scale < 1,
+        ),
+    ]
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = perf_counter()
+    call()
+    return perf_counter() - start
+
+
+def _generate(folder: Path, count: int = 64) -> Path:
+    """Pickles as the old recorder wrote them, of shapes that the real ones have (random ids compress less than text)."""
+    folder.mkdir()
+    generator = torch.Generator().manual_seed(0)
+    for number in range(count):
+        length = 128 + 30 * number
+        tensors = make_inputs(Shape(2 + 2 * (number % 2), length, length // 2), generator)
+        facts = {"timestamp": f"20250619_0526{number % 60:02d}_{number:06d}", "rank": number % 4}
+        path = folder / f"actor_inputs_rank{facts['rank']}_{facts['timestamp']}.pkl"
+        path.write_bytes(pickle.dumps({**tensors, "return_output": False, "packed_seq_lens": None, **facts}))
+    return folder
+
+
+if __name__ == "__main__":
+    print(f"# {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    for row in run():
+        print(row)
