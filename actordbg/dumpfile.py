@@ -4,22 +4,27 @@ Layout::
 
     magic      4 bytes  0x184D2A5A little endian: a zstd *skippable frame*
     length     4 bytes  little endian, N
-    record     N bytes  DumpRecord as JSON (UTF-8)
+    record     N bytes  DumpRecord as one line of JSON (UTF-8), a newline, and the CRC-32 of that line as 8 hex digits
     payload             exactly one zstd frame with content size and content checksum; inside it, a safetensors file
 
 `zstd -d` skips the first frame, so it turns the file into a plain safetensors file that any reader opens.
 
 Reading trusts nothing: the content size is checked against a cap before anything is allocated, trailing bytes and second
-frames are refused (`stream_reader` would return a truncated frame without an error, so it is never used), and the
-payload's SHA-256 must be the record's.
+frames are refused (`stream_reader` would return a truncated frame without an error, so it is never used). zstd's own
+checksum (XXH64) covers every byte of the payload and the CRC every byte of the record, so damage is always found. The
+payload's SHA-256 in the record is its identity; `dump verify` checks it too (`hash_too`). Loading for a replay does not:
+without SHA instructions it costs as much as everything else together, and finds nothing that the checksum does not.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import os
 import struct
-from pathlib import Path
+import zlib
+from typing import NamedTuple
 
 import zstandard
 
@@ -33,13 +38,31 @@ DEFAULT_CAP = 8 * 2**30
 MAX_RECORD = 4 * 2**20
 """Largest record, in bytes of JSON, that a reader accepts."""
 
+SAFETENSORS_DTYPES = {
+    "BOOL": ("bool", 1), "U8": ("uint8", 1), "I8": ("int8", 1), "I16": ("int16", 2), "I32": ("int32", 4),
+    "I64": ("int64", 8), "U16": ("uint16", 2), "U32": ("uint32", 4), "U64": ("uint64", 8), "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2), "F32": ("float32", 4), "F64": ("float64", 8), "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+}  # fmt: skip
+"""safetensors' dtype codes: our name, and bytes per element."""
+
+
+class Entry(NamedTuple):
+    """One tensor of a safetensors payload: dtype by torch's name, shape, and where its bytes begin in the payload."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
 _FIRST_READ = 4096
 _HINT = "run `actordbg dump verify` to list every damaged file; `actordbg dump prune --damaged` removes them"
 
 
 def pack(record: DumpRecord, payload: bytes, level: int = 3) -> bytes:
     """One dump file's bytes from a finished record and its safetensors payload, compressed at zstd `level`."""
-    header = record.to_json().encode()
+    line = record.to_json().encode()
+    header = b"%b\n%08x" % (line, zlib.crc32(line))
     compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
     return b"".join((MAGIC, struct.pack("<I", len(header)), header, compressor.compress(payload)))
 
@@ -63,17 +86,28 @@ def read_record(path: str | os.PathLike[str]) -> DumpRecord:
     return _parse(head[8 : 8 + size], path)
 
 
-def read_payload(path: str | os.PathLike[str], max_bytes: int = DEFAULT_CAP) -> tuple[DumpRecord, bytes]:
+def record_line(header: bytes, name: str | os.PathLike[str] = "dump") -> bytes:
+    """The record's JSON from the content of the skippable frame, its CRC-32 checked. Raises CorruptDump."""
+    line, newline, check = header[:-9], header[-9:-8], header[-8:]
+    if newline != b"\n" or check != b"%08x" % zlib.crc32(line):
+        raise CorruptDump(f"{name}: damaged record (its CRC-32 does not match)", hint=_HINT)
+    return line
+
+
+def read_payload(
+    path: str | os.PathLike[str], max_bytes: int = DEFAULT_CAP, *, hash_too: bool = True
+) -> tuple[DumpRecord, bytes]:
     """Record and checked safetensors bytes of a dump file. At most `max_bytes` are allocated for the payload."""
     try:
-        data = Path(path).read_bytes()
+        with open(path, "rb", buffering=0) as file:
+            data = file.read()
     except OSError as error:
         raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from None
-    return unpack(data, path, max_bytes)
+    return unpack(data, path, max_bytes, hash_too=hash_too)
 
 
 def unpack(
-    data: bytes, name: str | os.PathLike[str] = "dump", max_bytes: int = DEFAULT_CAP
+    data: bytes, name: str | os.PathLike[str] = "dump", max_bytes: int = DEFAULT_CAP, *, hash_too: bool = True
 ) -> tuple[DumpRecord, bytes]:
     """Record and checked safetensors bytes from a dump file's bytes; `name` is used in messages."""
     size = _record_size(data[:8], name)
@@ -81,9 +115,36 @@ def unpack(
         raise CorruptDump(f"{name}: ends inside its record", hint=_HINT)
     record = _parse(data[8 : 8 + size], name)
     payload = _decompress(memoryview(data)[8 + size :], name, max_bytes)
-    if hashlib.sha256(payload).hexdigest() != record.payload_sha256:
+    if hash_too and hashlib.sha256(payload).hexdigest() != record.payload_sha256:
         raise CorruptDump(f"{name}: the payload's SHA-256 is not the record's", hint=_HINT)
     return record, payload
+
+
+def payload_entries(payload: bytes, name: str | os.PathLike[str] = "dump") -> dict[str, Entry]:
+    """What a safetensors payload holds, by key, from its JSON header alone.
+
+    Raises CorruptDump unless the entries cover the data exactly, one after another, with the bytes that their shapes need.
+    """
+    size = int.from_bytes(payload[:8], "little")
+    if not 0 < size <= min(len(payload) - 8, MAX_RECORD):
+        raise CorruptDump(f"{name}: the payload is not a safetensors file", hint=_HINT)
+    try:
+        header = json.loads(payload[8 : 8 + size])
+        header.pop("__metadata__", None)
+        found = [(*item["data_offsets"], key, item["dtype"], tuple(item["shape"])) for key, item in header.items()]
+        found.sort()
+        end, entries = 0, {}
+        for first, last, key, code, shape in found:
+            dtype, width = SAFETENSORS_DTYPES[code]
+            if first != end or last - first != width * math.prod(shape):
+                raise CorruptDump(f"{name}: entry {key!r} of the payload has impossible offsets", hint=_HINT)
+            entries[key] = Entry(dtype, shape, 8 + size + first)
+            end = last
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise CorruptDump(f"{name}: the payload's safetensors header is damaged", hint=_HINT) from None
+    if end != len(payload) - 8 - size:
+        raise CorruptDump(f"{name}: the payload has bytes that belong to no tensor", hint=_HINT)
+    return entries
 
 
 def _record_size(head: bytes, name: str | os.PathLike[str]) -> int:
@@ -95,16 +156,17 @@ def _record_size(head: bytes, name: str | os.PathLike[str]) -> int:
     return size
 
 
-def _parse(text: bytes, name: str | os.PathLike[str]) -> DumpRecord:
+def _parse(header: bytes, name: str | os.PathLike[str]) -> DumpRecord:
     try:
-        return DumpRecord.from_json(text)
+        return DumpRecord.from_json(record_line(header, name))
     except StoreProblem as error:
-        raise type(error)(f"{name}: {error.message}", hint=error.hint) from None
+        prefix = "" if error.message.startswith(f"{name}: ") else f"{name}: "
+        raise type(error)(f"{prefix}{error.message}", hint=error.hint) from None
 
 
 def _decompress(frame: memoryview, name: str | os.PathLike[str], max_bytes: int) -> bytes:
     try:
-        parameters = zstandard.get_frame_parameters(bytes(frame[:32]))
+        parameters = zstandard.get_frame_parameters(frame[:32])
         if parameters.content_size in (zstandard.CONTENTSIZE_UNKNOWN, zstandard.CONTENTSIZE_ERROR):
             raise CorruptDump(f"{name}: its payload does not state its size", hint=_HINT)
         if parameters.content_size > max_bytes:

@@ -29,6 +29,19 @@ def test_a_record_survives_json_exactly():
     assert DumpRecord.from_json(record().to_json()) == record()
 
 
+def test_what_has_its_default_value_is_left_out():
+    assert set(json.loads(record(temperature=None).to_json())) == {
+        "format_version", "dump_id", "run", "rank", "timestamp", "batch_size", "seq_len", "tokens", "tensors", "arguments", "source",
+    } - {"source"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "strides"), [((2, 10), (10, 1)), ((2, 1), (1, 1)), ((0, 3), (3, 1)), ((), ())])
+def test_strides_of_a_contiguous_tensor_are_left_out(shape: tuple[int, ...], strides: tuple[int, ...]):
+    spec = TensorSpec("int64", shape, strides, "int32")
+    assert spec.to_list() == ["int64", "int32", list(shape)]
+    assert DumpRecord.from_json(record(tensors={"x": spec}).to_json()).tensors["x"] == spec
+
+
 def test_padding_is_what_the_tokens_leave():
     assert record().padding == 5
 
@@ -50,10 +63,9 @@ def test_a_newer_version_is_refused_with_the_remedy():
         "", "[]", "{}", "null", "{" * 100_000, "[" * 100_000, changed(rank="0"), changed(rank=-1), changed(rank=True),
         changed(seq_len=2**63), changed(timestamp="yesterday"), changed(run="../../etc"), changed(dump_id="a/b"), changed(run=""),
         changed(tensors={"x": {}}), changed(tensors={"x": 3}), changed(tensors=[]), changed(arguments=[]), changed(pid="x"),
-        changed(tensors={"x": {"dtype": "int64", "shape": [-1], "strides": [1], "stored": "int64"}}),
-        changed(tensors={"x": {"dtype": "int64", "shape": [1, 2], "strides": [1], "stored": "int64"}}),
-        changed(tensors={"x": {"dtype": "int64", "shape": [2**60], "strides": [1], "stored": "int64"}}),
-        changed(tensors={"x": {"dtype": "int64", "shape": ["1"], "strides": [1], "stored": "int64"}}),
+        changed(tensors={"x": ["int64", "int64", [-1]]}), changed(tensors={"x": ["int64", "int64", [1, 2], [1]]}),
+        changed(tensors={"x": ["int64", "int64", [2**60]]}), changed(tensors={"x": ["int64", "int64", ["1"]]}),
+        changed(tensors={"x": ["int64", 3, [1]]}), changed(training=1), changed(host=None), changed(step=-1), changed(step=2**64),
     ],
 )  # fmt: skip
 def test_anything_else_is_a_corrupt_dump(text: str):

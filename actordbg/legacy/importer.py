@@ -150,7 +150,7 @@ class _Import:
             return
         run = self.run or run_name(path)
         world = self.worlds[run] = max(self.worlds.get(run, 0), dump.rank + 1)
-        origin = {"name": path.name, "sha256": sha256}
+        origin = {"name": path.name}  # the id holds the first 16 digits of its SHA-256
         record, blob = convert.to_file(
             convert.to_record(dump, dump_id, run, world, origin), convert.to_tensors(data, dump)
         )
