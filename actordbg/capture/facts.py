@@ -1,0 +1,198 @@
+"""What a record says about the process and the actor, beyond the call's own arguments.
+
+Three kinds, by how often they can change: of the process (rank, host, versions: once), of the actor instance (model and
+configuration: once per instance), of the call (grad mode, training flag, step, temperature: every time, and cheap).
+
+Rank alone is not an identity: under OpenRLHF's Ray trainer, policy rank 0 and reference rank 0 are two processes that both
+have RANK=0, and a DPO process holds two actors. So a record carries pid, instance and role, and grad mode and training flag.
+
+From the environment come three numbers (RANK, WORLD_SIZE, LOCAL_RANK), asked for by name and only where torch.distributed
+does not know; no variable is ever stored. Nothing is imported for a fact: what the job has not loaded does not apply to it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import Any
+
+import torch
+
+from actordbg.payload import dtype_name
+from actordbg.record import format_timestamp
+
+_DISTRIBUTIONS = ("openrlhf", "torch", "transformers", "deepspeed", "flash-attn", "peft")
+_CONFIG_FACTS = (
+    "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "head_dim", "vocab_size", "max_position_embeddings", "tie_word_embeddings", "use_cache", "sliding_window",
+)  # fmt: skip
+_ROLES = (("reference", "reference"), ("policy", "policy"), ("actormodel", "policy"), ("ema", "ema"))
+
+
+@dataclass(frozen=True)
+class Rank:
+    """Who this process is in its job. `world_size` and `local_rank` are None where nobody said."""
+
+    rank: int = 0
+    world_size: int | None = None
+    local_rank: int | None = None
+
+
+@dataclass(slots=True)
+class CallFacts:
+    """The state around one call, read before it runs. Times: wall clock in ns since the epoch, monotonic in ns."""
+
+    time_ns: int
+    monotonic_ns: int
+    training: bool | None
+    grad_enabled: bool
+    autocast_dtype: str | None
+    packing_samples: bool | None
+    temperature: float | None
+    step: int | None
+
+    @property
+    def timestamp(self) -> str:
+        """The wall clock as a record spells it."""
+        seconds, rest = divmod(self.time_ns, 1_000_000_000)
+        moment = datetime.fromtimestamp(seconds, timezone.utc).replace(microsecond=rest // 1000)
+        return format_timestamp(moment)
+
+
+@dataclass(frozen=True)
+class ActorFacts:
+    """What does not change about one actor: what it would take to build one like it."""
+
+    model_name: str | None
+    model_dtype: str | None
+    facts: dict[str, Any]
+
+
+def rank_of_process() -> Rank:
+    """From torch.distributed if it is initialised, else from the launcher's variables, else rank 0."""
+    local_rank = _number("LOCAL_RANK")
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        return Rank(dist.get_rank(), dist.get_world_size(), local_rank)
+    return Rank(_number("RANK") or 0, _number("WORLD_SIZE"), local_rank)
+
+
+def host_name() -> str:
+    """This machine's name, as far as it can be part of a file name."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())[:64] or "host"
+
+
+def versions() -> dict[str, str]:
+    """Versions of what matters to a replay, from package metadata; nothing is imported. Takes some milliseconds."""
+    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    for name in _DISTRIBUTIONS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def facts_of_call(actor: Any) -> CallFacts:
+    """Read the state around a call of `actor.forward`."""
+    state = actor.__dict__  # of a module: its plain attributes, without the detour that getattr makes for missing ones
+    engine = state.get("_modules", state).get("model")
+    step = engine.__dict__.get("global_steps") if engine is not None else None
+    temperature = state.get("temperature")
+    training, packing = state.get("training"), state.get("packing_samples")
+    return CallFacts(
+        time.time_ns(),
+        time.monotonic_ns(),
+        training if isinstance(training, bool) else None,
+        torch.is_grad_enabled(),
+        _autocast_dtype(),
+        packing if isinstance(packing, bool) else None,
+        float(temperature) if isinstance(temperature, (int, float)) else None,
+        step if type(step) is int else None,
+    )
+
+
+def facts_of_actor(actor: Any) -> ActorFacts:
+    """Read what does not change about an actor: model name, dtype, and the configuration facts to build one like it."""
+    wrapped = getattr(actor, "model", None)
+    model = unwrap(wrapped)
+    config = getattr(model, "config", None)
+    facts: dict[str, Any] = {"actor_class": type(actor).__name__}
+    if wrapped is not None:
+        facts["wrapper_class"] = type(wrapped).__name__
+        facts["model_class"] = type(model).__name__
+    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    for name in _CONFIG_FACTS:
+        value = getattr(text_config, name, None)
+        if isinstance(value, (bool, int, str)):
+            facts[name] = value
+    attention = getattr(config, "_attn_implementation", None)
+    if isinstance(attention, str):
+        facts["attn_implementation"] = attention
+    facts["lora"] = hasattr(model, "peft_config")
+    facts["gradient_checkpointing"] = bool(getattr(model, "is_gradient_checkpointing", False))
+    stage = getattr(wrapped, "zero_optimization_stage", None)
+    if callable(stage):
+        facts["zero_stage"] = int(stage())
+    path = getattr(config, "_name_or_path", None)
+    return ActorFacts(path if isinstance(path, str) and path else None, _dtype_of(model), facts)
+
+
+def unwrap(model: Any) -> Any:
+    """The model inside a DeepSpeed engine, DDP or `torch.compile` (a DeepSpeed engine's `.config` is a plain dict)."""
+    for _ in range(8):
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and (hasattr(model, "global_steps") or type(model).__name__ == "DistributedDataParallel"):
+            inner = getattr(model, "module", None)
+        if inner is None:
+            return model
+        model = inner
+    return model
+
+
+def role_from_ray() -> str | None:
+    """`policy`, `reference` or `ema` from the class of the Ray actor that runs this process, if it is one that says so."""
+    ray = sys.modules.get("ray")
+    if ray is None or not getattr(ray, "is_initialized", bool)():
+        return None
+    context = ray.get_runtime_context()
+    if context.get_actor_id() is None:
+        return None
+    task = context.get_task_name() or ""
+    return role_of_class(task.rpartition(".")[0].rpartition(".")[2])
+
+
+def role_of_class(name: str) -> str | None:
+    """The role that OpenRLHF's Ray actor classes stand for: PolicyModelActor, ReferenceModelActor, ActorModelRayActor."""
+    lowered = name.lower()
+    return next((role for part, role in _ROLES if lowered.startswith(part)), None)
+
+
+def _dtype_of(model: Any) -> str | None:
+    parameters = getattr(model, "parameters", None)
+    first = next(iter(parameters()), None) if callable(parameters) else None
+    return dtype_name(first.dtype) if first is not None else None
+
+
+# One quick question instead of one for each device; where torch does not have it, the answer "perhaps" is right as well.
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+
+
+def _autocast_dtype() -> str | None:
+    if not _any_autocast():
+        return None
+    for device in ("cuda", "cpu"):
+        if torch.is_autocast_enabled(device):
+            return dtype_name(torch.get_autocast_dtype(device))
+    return None
+
+
+def _number(variable: str) -> int | None:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdigit() else None

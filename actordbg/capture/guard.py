@@ -1,0 +1,62 @@
+"""A debugger never harms the run: the one broad `except` of the package, and how it speaks.
+
+Whatever goes wrong inside the recorder (a bug of ours, memory, disk, a library) ends here and not in the training loop.
+`attempt` runs a function and hands what it raised to `on_fault`. KeyboardInterrupt and SystemExit are the user's and pass.
+
+`Notices` keeps the log readable: one warning when a kind of trouble begins, not one for each call, and none again until
+that kind of trouble was over and a minute has passed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+REPEAT_SECONDS = 60.0
+"""Least time between two warnings of one kind."""
+
+_log = logging.getLogger("actordbg")
+
+
+def attempt(action: Callable[[], T], on_fault: Callable[[Exception], object], otherwise: T) -> T:
+    """`action()`, or `otherwise` after `on_fault(error)` if it raised. Raises nothing that is an Exception."""
+    try:
+        return action()
+    except Exception as error:  # noqa: BLE001  # the one broad except: see this module's docstring
+        fault = error
+    try:
+        on_fault(fault)
+    except Exception:  # noqa: BLE001  # counting the fault failed as well (no memory, for example): there is nothing left to do
+        return otherwise
+    return otherwise
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line of at most 200 characters."""
+    return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
+
+
+class Notices:
+    """Warnings for the training job's log, one for each change of state."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._active: set[str] = set()
+        self._said: dict[str, float] = {}
+
+    def warn(self, kind: str, message: str) -> None:
+        """This kind of trouble is there (still or again)."""
+        now = self._clock()
+        if kind in self._active or now - self._said.get(kind, float("-inf")) < REPEAT_SECONDS:
+            return
+        self._active.add(kind)
+        self._said[kind] = now
+        _log.warning("actordbg: %s", message)
+
+    def over(self, *kinds: str) -> None:
+        """These kinds of trouble have passed."""
+        self._active.difference_update(kinds)

@@ -1,0 +1,294 @@
+"""A private copy of a call's tensors, taken in the training thread without making it wait.
+
+A copy has to be taken at once: training may change its tensors in place after the call. It goes into one host buffer, taken
+from a pool that is bounded in bytes and whose memory is used again (fresh memory costs a page fault for every 4 kB).
+
+- **CPU**, contiguous: `memmove`, with the GIL held: for 135 kB that is a few microseconds, and a GIL that is let go may come
+  back only after the 5 ms of a switch interval. Other layouts are cloned by torch.
+- **CUDA**: a non-blocking copy into pinned host memory on a side stream. The side stream waits for the work that is already
+  queued (so the copy sees the values of the call), and the current stream waits for the copy by an event *on the device* (so
+  neither an in-place change nor reuse of the memory overtakes it). The host waits for nothing; the writer thread waits
+  for the event. No GPU memory is allocated, ever: a strided tensor is copied by the span of storage that it covers.
+- **Other devices**: a blocking copy, since their stream interfaces differ.
+
+A full pool means that this call is dropped, not that anybody waits. Nothing here draws random numbers, builds a graph, or
+leaves a device current.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+
+POOL_BYTES = 512 * 2**20
+"""Most bytes of host memory held for copies at once, a factor of two for rounding included."""
+KEEP_BYTES = 32 * 2**20
+"""Most bytes of unused buffers that are kept for the next calls."""
+_SMALLEST_BUFFER = 2**14
+_ALIGNMENT = 64
+
+_memmove = ctypes.PyDLL(None).memmove  # PyDLL: keeps the GIL
+_memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+_memmove.restype = ctypes.c_void_p
+
+
+class PoolExhausted(Exception):
+    """Every buffer is in use and the pool may not grow: this call cannot be copied now."""
+
+
+class Device(Protocol):
+    """The few things asked of an accelerator; `CudaDevice` is the real one, tests have one made of CPU tensors."""
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        """A new uint8 host tensor that the device can copy into asynchronously."""
+
+    def capturing(self) -> bool:
+        """Whether a graph capture is under way, during which nothing may be queued from here."""
+
+    def copy(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
+        """Queue copies (host, device) that see the present values; return a function that waits until they are done."""
+
+
+class CudaDevice:
+    """Copies on one side stream per GPU."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
+
+    def capturing(self) -> bool:
+        return torch.cuda.is_current_stream_capturing()
+
+    def copy(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(self._stream):
+            for host, source in pairs:
+                host.copy_(source, non_blocking=True)
+            event.record(self._stream)
+        current.wait_event(event)
+        return event.synchronize
+
+
+class Pool:
+    """Reusable uint8 host buffers, at most `capacity` bytes of them."""
+
+    def __init__(self, allocate: Callable[[int], torch.Tensor], capacity: int = POOL_BYTES) -> None:
+        self._allocate = allocate
+        self._capacity = capacity
+        self._held = 0
+        self._idle = 0
+        self._free: dict[int, list[torch.Tensor]] = {}
+        self._lock = threading.Lock()
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        """A buffer of at least `nbytes`. Raises PoolExhausted rather than wait."""
+        size = max(_SMALLEST_BUFFER, 1 << max(nbytes - 1, 0).bit_length())
+        with self._lock:
+            fitting = self._free.get(size)
+            if fitting:
+                self._idle -= size
+                return fitting.pop()
+            if self._held + size > self._capacity:
+                self._forget_idle()
+            if self._held + size > self._capacity:
+                raise PoolExhausted(f"{nbytes} bytes do not fit into the pool of host buffers")
+            self._held += size
+        try:
+            return self._allocate(size)
+        except BaseException:
+            with self._lock:
+                self._held -= size
+            raise
+
+    def give_back(self, buffer: torch.Tensor) -> None:
+        """Return a buffer that was taken."""
+        size = buffer.numel()
+        with self._lock:
+            if self._idle + size > KEEP_BYTES:
+                self._held -= size
+            else:
+                self._idle += size
+                self._free.setdefault(size, []).append(buffer)
+
+    def _forget_idle(self) -> None:
+        self._held -= self._idle
+        self._idle = 0
+        self._free.clear()
+
+
+_Part = tuple[torch.Tensor, int, int, torch.dtype, torch.Size, "tuple[int, ...] | None"]
+"""Where a tensor's copy lies and how to read it: buffer, offset and length in bytes, dtype, shape, strides (None: contiguous)."""
+
+
+class Snapshot:
+    """Copies of tensors. `wait`, then read `tensors()`, then `release`, all in the writer thread.
+
+    `names` are those of the tensors. `strides` are, by name, those that the original had where the copy's are others.
+    """
+
+    __slots__ = ("_buffers", "_done", "_parts", "_waits", "strides")
+
+    def __init__(self) -> None:
+        self.strides: dict[str, tuple[int, ...]] = {}
+        self._parts: dict[str, _Part] = {}
+        self._done: dict[str, torch.Tensor] = {}
+        self._waits: list[Callable[[], None]] = []
+        self._buffers: list[tuple[Pool, torch.Tensor]] = []
+
+    @property
+    def names(self) -> set[str]:
+        return self._parts.keys() | self._done.keys()
+
+    def wait(self) -> None:
+        """Return when all copies are complete."""
+        for wait in self._waits:
+            wait()
+        self._waits.clear()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The copies by name; valid until `release`."""
+        return {**self._done, **{name: _view(*part) for name, part in self._parts.items()}}
+
+    def release(self) -> None:
+        """Give the buffers back."""
+        self.wait()
+        buffers, self._buffers = self._buffers, []
+        self._parts, self._done = {}, {}
+        for pool, buffer in buffers:
+            pool.give_back(buffer)
+
+    def merge(self, other: Snapshot) -> None:
+        """Take over another snapshot's tensors."""
+        self.strides.update(other.strides)
+        self._parts.update(other._parts)
+        self._done.update(other._done)
+        self._waits += other._waits
+        self._buffers += other._buffers
+
+
+class Copier:
+    """Takes snapshots. One per process; not used across a fork."""
+
+    def __init__(self, make_device: Callable[[torch.device], Device] = CudaDevice, capacity: int = POOL_BYTES) -> None:
+        self._make_device = make_device
+        self._capacity = capacity
+        self._host = Pool(_plain_memory, capacity)
+        self._devices: dict[torch.device, tuple[Device, Pool]] = {}
+
+    def snapshot(self, tensors: dict[str, torch.Tensor]) -> Snapshot:
+        """Copy tensors as they are now. Raises PoolExhausted, or what the device raises; then nothing is taken."""
+        taken, flat, flat_bytes = Snapshot(), {}, 0
+        by_device: dict[torch.device, dict[str, torch.Tensor]] = {}
+        try:
+            for name, tensor in tensors.items():
+                if tensor.is_cuda:
+                    by_device.setdefault(tensor.device, {})[name] = tensor
+                elif tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+                    flat[name] = tensor
+                    flat_bytes += tensor.nbytes
+                else:
+                    taken.strides[name] = tensor.stride()
+                    taken._done[name] = _clone(tensor)
+            if flat:
+                self._copy_flat(flat, flat_bytes, taken)
+            for device, group in by_device.items():
+                self._copy_from_device(device, group, taken)
+        except BaseException:
+            taken.release()
+            raise
+        return taken
+
+    def may_copy(self, tensors: dict[str, torch.Tensor]) -> bool:
+        """Whether copies can be queued now: False during a CUDA graph capture."""
+        return not any(t.is_cuda and self._device(t.device)[0].capturing() for t in tensors.values())
+
+    def _copy_flat(self, tensors: dict[str, torch.Tensor], nbytes: int, taken: Snapshot) -> None:
+        buffer = self._room(nbytes + _ALIGNMENT * len(tensors), self._host, taken)
+        base, offset = buffer.data_ptr(), 0
+        for name, tensor in tensors.items():
+            size = tensor.nbytes
+            if size:
+                _memmove(base + offset, _address(tensor), size)
+            taken._parts[name] = (buffer, offset, size, tensor.dtype, tensor.shape, None)
+            offset = _aligned(offset + size)
+
+    def _copy_from_device(self, where: torch.device, tensors: dict[str, torch.Tensor], taken: Snapshot) -> None:
+        device, pool = self._device(where)
+        sizes = {name: span_bytes(tensor) for name, tensor in tensors.items()}
+        buffer, offset, pairs = self._room(sum(map(_aligned, sizes.values())), pool, taken), 0, []
+        for name, tensor in tensors.items():
+            size = sizes[name]
+            pairs.append((buffer[offset : offset + size].view(tensor.dtype), span(tensor)))
+            taken._parts[name] = (buffer, offset, size, tensor.dtype, tensor.shape, tensor.stride())
+            offset = _aligned(offset + size)
+        taken._waits.append(device.copy(pairs))
+
+    def _room(self, nbytes: int, pool: Pool, taken: Snapshot) -> torch.Tensor:
+        buffer = pool.take(nbytes)
+        taken._buffers.append((pool, buffer))
+        return buffer
+
+    def _device(self, device: torch.device) -> tuple[Device, Pool]:
+        if device not in self._devices:
+            made = self._make_device(device)
+            self._devices[device] = (made, Pool(made.pinned, self._capacity))
+        return self._devices[device]
+
+
+def cost(tensors: dict[str, torch.Tensor]) -> int:
+    """Bytes that a snapshot of these tensors takes in host memory."""
+    return sum(span_bytes(t) if t.is_cuda else t.nbytes for t in tensors.values())
+
+
+def span_bytes(tensor: torch.Tensor) -> int:
+    """Bytes from a tensor's first to its last element in storage."""
+    if tensor.numel() == 0:
+        return 0
+    extent = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return extent * tensor.element_size()
+
+
+def span(tensor: torch.Tensor) -> torch.Tensor:
+    """The contiguous stretch of storage that holds a tensor, as a 1-D view (no copy, whatever its strides)."""
+    if tensor.numel():
+        _address(tensor)
+    base: Any = tensor.detach()
+    return base.as_strided((span_bytes(tensor) // tensor.element_size(),), (1,))  # type: ignore[no-any-return]
+
+
+def _aligned(nbytes: int) -> int:
+    return (nbytes + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
+
+
+def _view(
+    buffer: torch.Tensor, offset: int, size: int, dtype: torch.dtype, shape: torch.Size, stride: tuple[int, ...] | None
+) -> torch.Tensor:
+    flat = buffer[offset : offset + size].view(dtype)
+    return flat.view(shape) if stride is None else flat.as_strided(shape, stride)
+
+
+def _plain_memory(nbytes: int) -> torch.Tensor:
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where a tensor's memory is. ValueError if it was freed (ZeRO and FSDP do that): torch itself would crash on it."""
+    if not tensor.untyped_storage().nbytes():
+        raise ValueError(f"the memory of a tensor of shape {tuple(tensor.shape)} was freed")
+    return tensor.data_ptr()
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.numel():
+        _address(tensor)
+    source = tensor.detach()
+    return source.clone() if source.is_cpu else source.to("cpu")
