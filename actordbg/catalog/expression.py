@@ -1,0 +1,335 @@
+"""The walk over a parsed `--where` expression: each node that is on the list is spelled out as SQL, the rest is refused.
+
+`_HANDLERS` is the list: node kinds by name, the method that writes each, and the arguments that it may have. A node kind or
+an argument that is not listed is an error, so what a newer sqlglot adds to its trees is refused until it is understood
+(`not like` is such a case: newer versions say it with an argument `negate` that a writer could overlook).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from actordbg.catalog.columns import BOOL, COLUMNS, FUNCTIONS, NUMBER, TEXT, TIME
+from actordbg.catalog.moments import parse_duration, parse_moment, refusal, shortened
+from actordbg.errors import WhereError
+from actordbg.record import format_timestamp
+
+if TYPE_CHECKING:
+    from sqlglot.expressions import Expression
+
+MAX_ITEMS = 1000
+MAX_PATTERN = 100
+MAX_WILDCARDS = 6
+
+
+@dataclass
+class Part:
+    """A piece of the answer: its SQL, its kind ("duration" and "null" occur inside only), and its bound values."""
+
+    sql: str
+    kind: str
+    params: list[Any]
+    literal: Any = None
+    bare: bool = False
+    """A comparison without parentheses around it."""
+
+
+class ExpressionWriter:
+    """Walks a tree and spells it out; `columns` collects the names that were used."""
+
+    def __init__(self, now: datetime) -> None:
+        self._now = now
+        self.columns: set[str] = set()
+
+    def write(self, node: Expression) -> Part:
+        """The part for one node; WhereError if anything about it is not on the list."""
+        name = type(node).__name__
+        handler = _HANDLERS.get(name)
+        if handler is None:
+            raise _refused(node)
+        method, arguments = handler
+        for key, value in node.args.items():
+            if key not in arguments and value not in (None, False, [], ""):
+                raise _refused(value) if _is_query(value) else refusal(f"{_sql(node)!r} is not allowed here ({key})")
+        part: Part = getattr(self, method)(node)
+        return part
+
+    def column(self, node: Any) -> Part:
+        name = node.name
+        column = COLUMNS.get(name) or COLUMNS.get(name.lower())
+        if column is None:
+            raise _unknown_column(name, bool(node.this.args.get("quoted")))
+        self.columns.add(column.name)
+        return Part(column.sql, column.kind, [])
+
+    def literal(self, node: Any) -> Part:
+        if node.args.get("is_string"):
+            return Part("?", TEXT, [node.this], literal=node.this)
+        value = _number(node.this)
+        return Part("?", NUMBER, [value], literal=value)
+
+    def boolean(self, node: Any) -> Part:
+        return Part("1" if node.this else "0", BOOL, [], literal=bool(node.this))
+
+    def null(self, node: Any) -> Part:
+        return Part("NULL", "null", [])
+
+    def paren(self, node: Any) -> Part:
+        part = self.write(node.this)
+        return Part(part.sql, part.kind, part.params, part.literal)
+
+    def connect(self, node: Any) -> Part:
+        word = type(node).__name__.upper()
+        left, right = (self._condition(side, word.lower()) for side in (node.this, node.expression))
+        return Part(f"({left.sql} {word} {right.sql})", BOOL, left.params + right.params)
+
+    def negate(self, node: Any) -> Part:
+        inner = self._condition(node.this, "not")
+        return Part(f"(NOT {inner.sql})", BOOL, inner.params)
+
+    def compare(self, node: Any) -> Part:
+        sign = {"EQ": "=", "NEQ": "<>", "GT": ">", "GTE": ">=", "LT": "<", "LTE": "<="}[type(node).__name__]
+        left, right = self._alike(self.write(node.this), self.write(node.expression), node)
+        if BOOL in (left.kind, right.kind) and (sign not in ("=", "<>") or left.bare or right.bare):
+            raise refusal(f"{_sql(node)!r} compares a condition", "use parentheses, and `and`, `or`, `not`")
+        return Part(f"({left.sql} {sign} {right.sql})", BOOL, left.params + right.params, bare=True)
+
+    def is_(self, node: Any) -> Part:
+        left, right = self.write(node.this), self.write(node.expression)
+        if right.kind == "null":
+            return Part(f"({left.sql} IS NULL)", BOOL, left.params, bare=True)
+        if right.kind == BOOL and isinstance(right.literal, bool) and left.kind == BOOL:
+            return Part(f"({left.sql} IS {right.sql})", BOOL, left.params, bare=True)
+        raise refusal(f"{_sql(node)!r}: `is` is followed by null, true or false")
+
+    def in_(self, node: Any) -> Part:
+        items = node.expressions
+        if not items or len(items) > MAX_ITEMS:
+            raise refusal(f"`in` needs a list of 1 to {MAX_ITEMS} values", "rank in (0, 1)")
+        tested = self.write(node.this)
+        params, marks = list(tested.params), []
+        for item in items:
+            tested, part = self._alike(tested, self.write(item), node)
+            params += part.params
+            marks.append(part.sql)
+        return Part(f"({tested.sql} IN ({', '.join(marks)}))", BOOL, params, bare=True)
+
+    def between(self, node: Any) -> Part:
+        tested = self.write(node.this)
+        tested, low = self._alike(tested, self.write(node.args["low"]), node)
+        tested, high = self._alike(tested, self.write(node.args["high"]), node)
+        if BOOL in (tested.kind, low.kind, high.kind):
+            raise refusal(f"{_sql(node)!r} compares a condition")
+        sql = f"({tested.sql} BETWEEN {low.sql} AND {high.sql})"
+        return Part(sql, BOOL, tested.params + low.params + high.params, bare=True)
+
+    def like(self, node: Any) -> Part:
+        tested, pattern = self.write(node.this), self.write(node.expression)
+        if tested.kind not in (TEXT, TIME) or not isinstance(pattern.literal, str):
+            raise refusal(f"{_sql(node)!r}: `like` compares a text column with a text", "host like 'node-1%'")
+        wildcards = sum(pattern.literal.count(char) for char in "%_")
+        if len(pattern.literal) > MAX_PATTERN or wildcards > MAX_WILDCARDS:
+            raise refusal(f"a `like` pattern may have {MAX_PATTERN} characters, {MAX_WILDCARDS} of them % or _")
+        sql = f"({tested.sql} LIKE ?)"
+        if node.args.get("negate"):
+            sql = f"(NOT {sql})"
+        return Part(sql, BOOL, [*tested.params, pattern.literal], bare=True)
+
+    def sign(self, node: Any) -> Part:
+        inner = self._numeric(node.this, node)
+        value = -inner.literal if inner.literal is not None else None
+        return Part(f"(- {inner.sql})", NUMBER, inner.params, literal=value)
+
+    def arithmetic(self, node: Any) -> Part:
+        sign = {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "Mod": "%"}[type(node).__name__]
+        left, right = self.write(node.this), self.write(node.expression)
+        if sign in "+-" and right.kind == TEXT and (left.kind == TIME or parse_moment(left.literal) is not None):
+            return self._shift(left, right, sign, node)
+        left, right = self._numeric(node.this, node), self._numeric(node.expression, node)
+        if sign in "/%" and right.literal == 0:
+            raise refusal(f"{_sql(node)!r} divides by zero")
+        divided = f"CAST({left.sql} AS REAL)" if sign == "/" else left.sql
+        return Part(f"({divided} {sign} {right.sql})", NUMBER, left.params + right.params)
+
+    def function(self, node: Any) -> Part:
+        name = (node.this if type(node).__name__ == "Anonymous" else _FUNCTION_NODES[type(node).__name__]).lower()
+        if name == "now" and not node.expressions:
+            return self._moment(self._now)
+        if name in ("abs", "round"):
+            inner = self._numeric(node.this, node)
+            digits = node.args.get("decimals")
+            more = [self._numeric(digits, node)] if digits is not None else []
+            if any(not isinstance(part.literal, int) for part in more):
+                raise refusal("round(number, digits): digits is a whole number")
+            sql = f"{name}({', '.join(part.sql for part in (inner, *more))})"
+            return Part(sql, NUMBER, inner.params + [value for part in more for value in part.params])
+        if name in ("length", "lower", "upper"):
+            inner = self.write(node.this)
+            if inner.kind not in (TEXT, TIME):
+                raise refusal(f"{_sql(node)!r}: {name} takes a text")
+            return Part(f"{name}({inner.sql})", NUMBER if name == "length" else TEXT, inner.params)
+        if name == "coalesce":
+            return self._coalesce(node)
+        raise _unknown_function(name)
+
+    def _coalesce(self, node: Any) -> Part:
+        first = self.write(node.this)
+        parts = [first]
+        for item in node.expressions:
+            first, part = self._alike(first, self.write(item), node)
+            parts.append(part)
+        if len(parts) < 2:
+            raise refusal("coalesce takes two values or more", "coalesce(step, 0) > 10")
+        kind = first.kind
+        return Part(
+            f"coalesce({', '.join(part.sql for part in parts)})", kind, [v for part in parts for v in part.params]
+        )
+
+    def _condition(self, node: Any, word: str) -> Part:
+        part = self.write(node)
+        if part.kind != BOOL:
+            raise refusal(f"{_sql(node)!r} is a {part.kind}, `{word}` needs a condition", "compare it with something")
+        return part
+
+    def _numeric(self, node: Any, parent: Any) -> Part:
+        part = self.write(node)
+        if part.kind != NUMBER:
+            raise refusal(f"{_sql(parent)!r} computes with {_sql(node)!r}, which is a {part.kind}")
+        return part
+
+    def _alike(self, left: Part, right: Part, node: Any) -> tuple[Part, Part]:
+        """Both sides of a comparison, brought to one kind; WhereError if they have different ones."""
+        if "null" in (left.kind, right.kind):
+            raise refusal(f"{_sql(node)!r} is never true", "use `is null` or `is not null`")
+        if TIME in (left.kind, right.kind):
+            left, right = self._as_time(left), self._as_time(right)
+        if BOOL in (left.kind, right.kind):
+            left, right = _as_flag(left), _as_flag(right)
+        if left.kind != right.kind:
+            raise refusal(
+                f"{_sql(node)!r} compares a {left.kind} with a {right.kind}",
+                "text goes in 'single quotes', numbers do not",
+            )
+        return left, right
+
+    def _as_time(self, part: Part) -> Part:
+        if part.kind == TEXT and isinstance(part.literal, str):
+            moment = parse_moment(part.literal)
+            if moment is None:
+                raise refusal(
+                    f"{shortened(part.literal)!r} is not a time", "'2025-06-19', '2025-06-19 05:26:08', or now() - '2h'"
+                )
+            return self._moment(moment)
+        return part
+
+    def _moment(self, moment: datetime) -> Part:
+        text = format_timestamp(moment)
+        return Part("?", TIME, [text], literal=text)
+
+    def _shift(self, left: Part, right: Part, sign: str, node: Any) -> Part:
+        moment = parse_moment(left.literal)
+        if moment is None:
+            raise refusal(
+                f"{_sql(node)!r} computes with a column of times", "compute on the other side: timestamp > now() - '2h'"
+            )
+        duration = parse_duration(right.literal)
+        try:
+            return self._moment(moment + duration if sign == "+" else moment - duration)
+        except OverflowError:
+            raise refusal(f"{_sql(node)!r} is outside of the calendar") from None
+
+
+_BINARY = ("this", "expression")
+_HANDLERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "Column": ("column", ("this",)),
+    "Literal": ("literal", ("this", "is_string")),
+    "Boolean": ("boolean", ("this",)),
+    "Null": ("null", ()),
+    "Paren": ("paren", ("this",)),
+    "And": ("connect", _BINARY),
+    "Or": ("connect", _BINARY),
+    "Not": ("negate", ("this",)),
+    "Is": ("is_", _BINARY),
+    "In": ("in_", ("this", "expressions")),
+    "Between": ("between", ("this", "low", "high")),
+    "Like": ("like", ("this", "expression", "negate")),
+    "Neg": ("sign", ("this",)),
+    "Anonymous": ("function", ("this", "expressions")),
+    **dict.fromkeys(("EQ", "NEQ", "GT", "GTE", "LT", "LTE"), ("compare", _BINARY)),
+    **dict.fromkeys(("Add", "Sub", "Mul", "Mod"), ("arithmetic", _BINARY)),
+    "Div": ("arithmetic", (*_BINARY, "typed", "safe")),
+}
+"""Every kind of node that may occur: the method that spells it out, and the arguments that it may have."""
+
+_FUNCTION_NODES = {
+    "Abs": "abs", "Coalesce": "coalesce", "Length": "length", "Lower": "lower", "Round": "round", "Upper": "upper",
+}  # fmt: skip
+_HANDLERS |= {
+    "Abs": ("function", ("this",)),
+    "Coalesce": ("function", ("this", "expressions", "is_nvl", "is_null")),
+    "Length": ("function", ("this",)),
+    "Lower": ("function", ("this",)),
+    "Round": ("function", ("this", "decimals")),
+    "Upper": ("function", ("this",)),
+}
+
+
+_QUERIES = ("Subquery", "Select", "Exists", "Union")
+
+
+def _as_flag(part: Part) -> Part:
+    """0 and 1 may stand for no and yes."""
+    if part.kind == NUMBER and part.literal in (0, 1):
+        return Part(str(int(part.literal)), BOOL, [], literal=bool(part.literal))
+    return part
+
+
+def _number(text: str) -> int | float:
+    try:
+        value: int | float = int(text) if text.isdecimal() and len(text) < 20 else float(text)
+    except ValueError:
+        raise refusal(f"{shortened(text)!r} is not a number") from None
+    if (isinstance(value, int) and value >= 2**63) or not math.isfinite(value):
+        raise refusal(f"{shortened(text)} is too large a number")
+    return value
+
+
+def _is_query(value: Any) -> bool:
+    return type(value).__name__ in _QUERIES
+
+
+def _refused(node: Any) -> WhereError:
+    name = type(node).__name__
+    if name in _QUERIES:
+        return refusal("queries inside the expression are not allowed")
+    from sqlglot import exp
+
+    if isinstance(node, exp.Func) and name not in ("And", "Or", "Case", "Cast"):
+        return _unknown_function(str(node.sql_name()).lower())
+    words = {"Glob": "glob", "RegexpLike": "regexp", "ILike": "ilike", "Escape": "escape", "Tuple": "a list of values"}
+    return refusal(f"{words.get(name, _sql(node))!r} is not allowed")
+
+
+def _unknown_column(name: str, quoted: bool) -> WhereError:
+    near = difflib.get_close_matches(name.lower(), COLUMNS, n=1)
+    meant = f'; did you mean "{near[0]}"?' if near else ""
+    hint = f"columns: {', '.join(COLUMNS)}"
+    if quoted:
+        hint = f"text goes in 'single quotes'; {hint}"
+    return refusal(f"there is no column {shortened(name)!r}{meant}", hint)
+
+
+def _unknown_function(name: str) -> WhereError:
+    near = difflib.get_close_matches(name, FUNCTIONS, n=1)
+    meant = f"; did you mean {near[0]}?" if near and near[0] != name else ""
+    return refusal(
+        f"the function {shortened(name)} is not allowed{meant}", f"functions: {'; '.join(FUNCTIONS.values())}"
+    )
+
+
+def _sql(node: Any) -> str:
+    return shortened(str(node.sql(dialect="sqlite")))

@@ -1,0 +1,207 @@
+"""Brings a catalog to the schema of this program, or refuses to touch it.
+
+    no catalog            made, under a lock, by the migrations
+    at HEAD               nothing; found out with one small read, without importing alembic (0.5 s)
+    older                 backed up, then upgraded in one transaction: after a crash it is the old catalog, whole
+    newer, or not ours    refused, untouched
+    damaged               refused; `actordbg index --rebuild` makes it again
+
+Migrations lie in `migrations/` of the source tree and in `actordbg/_migrations` of an installed package. Revisions are
+numbers ("0001"), so that newer and older can be told apart without knowing the newer program's migrations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from actordbg.catalog import engine
+from actordbg.errors import CatalogProblem
+from actordbg.store import Store
+
+if TYPE_CHECKING:
+    from alembic.config import Config
+    from sqlalchemy import Connection
+
+HEAD = "0001"
+"""The revision that this program reads and writes: the newest migration."""
+
+_REBUILD = "the catalog is derived from the store's files: `actordbg index --rebuild` makes it again"
+
+
+def ensure(store: Store, *, head: str = HEAD, scripts: Path | None = None) -> None:
+    """Make or upgrade the store's catalog; returns at once if it is up to date. Safe to call from many processes.
+
+    `head` and `scripts` are for tests of the upgrade itself. Raises CatalogProblem.
+    """
+    path = store.catalog_path
+    if _present(path, head) == head:
+        return
+    with _lock(store):
+        found = _present(path, head)
+        if found == head:
+            return
+        if found is not None:
+            _back_up(path, found)
+        upgrade(path, head, scripts)
+
+
+def recreate(store: Store) -> None:
+    """Make the catalog empty, at HEAD: in one transaction where it is a database, from nothing where it is damaged.
+
+    Readers see the old catalog or the empty one. A newer catalog is refused, as everywhere.
+    """
+    path = store.catalog_path
+    with _lock(store):
+        with contextlib.suppress(CatalogProblem):
+            _refuse_newer(path)
+            with engine.transaction(path) as connection:
+                _drop_everything(connection)
+                _run_migrations(connection, HEAD, None)
+            _after(path)
+            return
+        _refuse_newer(path)
+        for suffix in ("-wal", "-shm", "-journal", ""):
+            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        upgrade(path)
+
+
+def upgrade(path: Path, head: str = HEAD, scripts: Path | None = None) -> None:
+    """Run the missing migrations in one transaction; the caller holds the lock."""
+    with engine.catalog_errors(path):
+        connection = engine.connect_writable(path)
+        try:
+            engine.set_journal(connection, path)
+        finally:
+            connection.close()
+    with engine.transaction(path) as transaction:
+        _run_migrations(transaction, head, scripts)
+
+
+def revision(path: Path) -> str | None:
+    """The revision of the catalog at `path`; None for no catalog or an empty one. Raises CatalogProblem if it is not one."""
+    if not path.exists() or path.stat().st_size == 0:
+        return None
+    with engine.connect_readonly(path) as connection:
+        try:
+            row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+        except sqlite3.OperationalError as error:
+            if "no such table" not in str(error):
+                raise
+            row = None
+        if row is not None:
+            return str(row[0])
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if tables and not _is_empty_version_table(connection):
+            raise CatalogProblem(f"{path} is a database, but not a catalog of actordbg", hint=_REBUILD)
+    return None
+
+
+def scripts_folder() -> Path:
+    """Where the migrations are: inside the installed package, else in the source tree."""
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "_migrations", package.parent / "migrations"):
+        if (folder / "env.py").is_file():
+            return folder
+    raise CatalogProblem("actordbg's migrations are missing from this installation", hint="install actordbg again")
+
+
+def alembic_config(scripts: Path | None = None) -> Config:
+    """Alembic's configuration, without an ini file."""
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(scripts or scripts_folder()).replace("%", "%%"))
+    return config
+
+
+def _present(path: Path, head: str) -> str | None:
+    """The revision found, after refusing one that is newer than `head`."""
+    found = revision(path)
+    if found is not None and found != head:
+        if not found.isdecimal():
+            raise CatalogProblem(f"{path} has revision {found!r}, which is not one of actordbg's", hint=_REBUILD)
+        if int(found) > int(head):
+            raise CatalogProblem(
+                f"{path} has revision {found}, written by a newer actordbg; this one knows revisions up to {head}",
+                hint="upgrade actordbg, or remove catalog.db and run `actordbg index`; the catalog was not touched",
+            )
+    return found
+
+
+def _refuse_newer(path: Path) -> None:
+    try:
+        found = revision(path)
+    except CatalogProblem:
+        return
+    if found is not None and found.isdecimal():
+        _present(path, HEAD)
+
+
+def _is_empty_version_table(connection: sqlite3.Connection) -> bool:
+    names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    return names == {"alembic_version"}
+
+
+def _run_migrations(connection: Connection, head: str, scripts: Path | None) -> None:
+    from alembic import command
+
+    config = alembic_config(scripts)
+    config.attributes["connection"] = connection
+    command.upgrade(config, head)
+
+
+def _drop_everything(connection: Connection) -> None:
+    connection.exec_driver_sql("PRAGMA defer_foreign_keys = ON")
+    names = connection.exec_driver_sql(
+        "SELECT type, name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite!_%' ESCAPE '!'"
+    ).fetchall()
+    for kind, name in names:
+        quoted = name.replace('"', '""')
+        connection.exec_driver_sql(f'DROP {kind} IF EXISTS "{quoted}"')
+
+
+def _after(path: Path) -> None:
+    with engine.catalog_errors(path):
+        connection = engine.connect_writable(path)
+        try:
+            engine.set_journal(connection, path)
+        finally:
+            connection.close()
+
+
+def _back_up(path: Path, found: str) -> Path:
+    """A consistent copy of the catalog beside it, `catalog.0001.bak.db`; an older copy of the same revision is replaced."""
+    target = path.with_name(f"{path.stem}.{found}.bak.db")
+    partial = target.with_name(f"{target.name}.{os.getpid()}.part")
+    with engine.connect_readonly(path) as source:
+        copy = sqlite3.connect(partial)
+        try:
+            source.backup(copy)
+        finally:
+            copy.close()
+    partial.chmod(0o600)
+    os.replace(partial, target)
+    return target
+
+
+@contextlib.contextmanager
+def _lock(store: Store) -> Iterator[None]:
+    """One process at a time makes, upgrades or empties the catalog; the lock goes with the process that holds it."""
+    path = store.root / "catalog.lock"
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise CatalogProblem(
+            f"cannot open {path}: {error.strerror}", hint="the store's folder must be writable for you"
+        ) from None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

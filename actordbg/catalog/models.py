@@ -1,0 +1,265 @@
+"""The catalog's tables, as SQLModel classes; every column says what it holds.
+
+The catalog is a cache: each row here is derived from a file of the store, and `actordbg index --rebuild` makes all of
+them again. So nothing is kept here alone, and no column needs to be precious.
+
+    run ──< dump              one row for each dump file whose header could be read
+             └── last_result  the newest result of that dump, so that `--where "status='failed'"` needs no search
+    replay ──< result         one row for each dump that a replay got to
+           └──< comparison    how far a result is from something else (`golden`: what the training run itself recorded)
+    patch_event               what `patch` and `unpatch` did
+    damaged_file              dump files that are not what they should be, with the reason
+    scanned_folder, read_file bookkeeping: what need not be looked at again
+
+A result does not require its dump to be there: pruning dumps does not erase what was learnt from them.
+
+The migrations in `migrations/versions` spell the same tables as SQL with the same comments; a test holds them equal.
+`docs/reference/catalog.md` is generated from here.
+
+Example::
+
+    from sqlmodel import Session, select
+    with Session(make_engine(store.catalog_path)) as session:
+        failed = session.exec(select(Result).where(Result.status == "failed")).all()
+"""
+
+# No `from __future__ import annotations`: SQLModel reads the annotations when the classes are made.
+
+from typing import Any
+
+from sqlalchemy import JSON, Column, Float, ForeignKey, Index, Integer, String, UniqueConstraint, text
+from sqlmodel import Field, SQLModel
+
+metadata = SQLModel.metadata
+
+
+def _column(kind: Any, comment: str, *constraints: Any, **options: Any) -> Any:
+    """A field whose column has a type, a comment, and, unless said otherwise, may be NULL."""
+    options.setdefault("nullable", True)
+    default = ... if not options["nullable"] and not options.get("autoincrement") else None
+    return Field(default=default, sa_column=Column(kind, *constraints, comment=comment, **options))
+
+
+def _integer(comment: str, *constraints: Any, **options: Any) -> Any:
+    return _column(Integer(), comment, *constraints, **options)
+
+
+def _text(comment: str, *constraints: Any, **options: Any) -> Any:
+    return _column(String(), comment, *constraints, **options)
+
+
+def _real(comment: str, **options: Any) -> Any:
+    return _column(Float(), comment, **options)
+
+
+def _flag(comment: str, **options: Any) -> Any:
+    return _column(Integer(), f"{comment} (1 yes, 0 no)", **options)
+
+
+def _json(comment: str, **options: Any) -> Any:
+    return _column(JSON(), comment, **options)
+
+
+class Run(SQLModel, table=True):
+    """A training run, by the name of its folder under `dumps/`."""
+
+    __tablename__ = "run"
+
+    name: str = _text("name of the run: its folder under dumps/", primary_key=True, nullable=False)
+
+
+class Dump(SQLModel, table=True):
+    """One captured `Actor.forward` call; its tensors lie in `dumps/<run>/rank<rank, 4 digits>/<dump_id>.safetensors.zst`."""
+
+    __tablename__ = "dump"
+    model_config = {"protected_namespaces": ()}
+    __table_args__ = (
+        Index("ix_dump_timestamp", "timestamp"),
+        Index("ix_dump_rank_seq_len", "rank", "seq_len"),
+        Index("ix_dump_seq_len", "seq_len", "timestamp"),
+        Index("ix_dump_tokens", "tokens"),
+        Index("ix_dump_step", "step"),
+        Index("ix_dump_run_rank", "run", "rank"),
+        Index("ix_dump_last_result", "last_result", sqlite_where=text("last_result IS NOT NULL")),
+    )
+
+    dump_id: str = _text("unique name of the dump; begins with its time", primary_key=True, nullable=False)
+    run: str = _text("the training run", ForeignKey("run.name"), nullable=False)
+    rank: int = _integer("global rank of the process that captured it", nullable=False)
+    timestamp: str = _text("UTC time of the call, 2025-06-19T05:26:08.430740Z", nullable=False)
+    batch_size: int = _integer("B of sequences [B, S]", nullable=False)
+    seq_len: int = _integer("S of sequences [B, S], padding included", nullable=False)
+    tokens: int = _integer("real tokens: sum of attention_mask, B*S without one", nullable=False)
+    padding: int = _integer("padded positions: B*S - tokens", nullable=False)
+    action_len: int | None = _integer("A of action_mask [B, A]; NULL without one")
+    source: str = _text("capture, import or create", nullable=False)
+    role: str | None = _text("what the actor was: policy, reference, ema, sft, ...")
+    step: int | None = _integer("global step of the DeepSpeed engine at the call")
+    world_size: int | None = _integer("processes in the run")
+    local_rank: int | None = _integer("rank within its host")
+    host: str | None = _text("host name")
+    pid: int | None = _integer("process id")
+    call_index: int | None = _integer("how many calls this process had captured before")
+    instance: str | None = _text("tells several actors in one process apart")
+    training: int | None = _flag("whether the module was in training mode")
+    grad_enabled: int | None = _flag("whether gradients were enabled")
+    packing_samples: int | None = _flag("whether the actor packs samples")
+    autocast_dtype: str | None = _text("dtype of the autocast context; NULL without one")
+    temperature: float | None = _real("the actor's sampling temperature")
+    model_name: str | None = _text("name or path of the model")
+    model_dtype: str | None = _text("dtype of the model's parameters")
+    replayable: int = _flag("whether everything the call needs was stored", nullable=False)
+    return_output: int | None = _flag("the call's return_output")
+    return_logprobs: int | None = _flag("the call's return_logprobs")
+    return_entropy: int | None = _flag("the call's return_entropy")
+    allgather_logits: int | None = _flag("the call's allgather_logits")
+    with_outputs: int = _flag("whether the call's own outputs were recorded too", nullable=False)
+    openrlhf_version: str | None = _text("version of openrlhf in the run")
+    torch_version: str | None = _text("version of torch in the run")
+    transformers_version: str | None = _text("version of transformers in the run")
+    deepspeed_version: str | None = _text("version of deepspeed in the run")
+    bytes: int = _integer("size of the dump file in bytes", nullable=False)
+    last_result: int | None = _integer("newest result of this dump", ForeignKey("result.id", ondelete="SET NULL"))
+
+
+class Replay(SQLModel, table=True):
+    """One replay; its settings are the resolved ones where its workers said them, else those asked for."""
+
+    __tablename__ = "replay"
+
+    replay_id: str = _text("unique name of the replay: its folder under replays/", primary_key=True, nullable=False)
+    created_at: str = _text("UTC time of its start", nullable=False)
+    finished_at: str | None = _text("UTC time of its end; NULL while it runs, or if it was killed")
+    status: str = _text("complete, interrupted, failed, or unfinished", nullable=False)
+    inputs: int = _integer("dumps that it was to replay", nullable=False)
+    selection: str | None = _text("the --where expression that selected them")
+    ordering: str | None = _text("their order: time, length or shuffled")
+    command: str | None = _text("the command line")
+    model: str | None = _text("model: tiny, a path or a hub name")
+    backend: str | None = _text("plain, deepspeed, ...")
+    dtype: str | None = _text("bf16, fp16 or fp32")
+    attn: str | None = _text("attention: flash_attention_2, sdpa or eager")
+    packing: int | None = _flag("whether samples were packed")
+    compile: int | None = _flag("whether torch.compile was on")
+    deepcompile: int | None = _flag("whether DeepSpeed's DeepCompile was on")
+    zero_stage: int | None = _integer("ZeRO stage")
+    nproc: int | None = _integer("processes")
+    backward: int | None = _flag("whether backward ran too")
+    num_layers: int | None = _integer("layers kept of the model; NULL for all")
+    temperature: float | None = _real("temperature that logits were divided by")
+    seed: int | None = _integer("random seed")
+    timeout_s: float | None = _real("seconds that one input might take")
+    keep_tensors: int | None = _flag("whether outputs were kept under tensors/")
+    config: Any = _json("the configuration as asked for")
+    resolved: Any = _json("the configuration as it ran, everything the workers said about it; NULL before they did")
+    versions: Any = _json("versions of the packages that ran it")
+
+
+class Result(SQLModel, table=True):
+    """What became of one dump in one replay: times in seconds, memory in bytes, log-probs in nats."""
+
+    __tablename__ = "result"
+    __table_args__ = (
+        UniqueConstraint("replay_id", "dump_id", name="uq_result"),
+        Index("ix_result_dump", "dump_id", "finished_at"),
+        Index("ix_result_status", "status"),
+    )
+
+    id: int | None = _integer("number of the row", primary_key=True, autoincrement=True, nullable=False)
+    replay_id: str = _text("the replay", ForeignKey("replay.replay_id", ondelete="CASCADE"), nullable=False)
+    dump_id: str = _text("the dump, which may have been pruned since", nullable=False)
+    status: str = _text("passed, failed, crashed or hung", nullable=False)
+    attempt: int = _integer("which start of the workers it was, from 1", nullable=False)
+    worker: int = _integer("rank of the worker", nullable=False)
+    slot: int = _integer("position in the worker's list", nullable=False)
+    started_at: str = _text("UTC time of its start", nullable=False)
+    finished_at: str = _text("UTC time of its end", nullable=False)
+    error_class: str | None = _text("class of the exception")
+    error: str | None = _text("message of the exception")
+    signature: str | None = _text("short name of a kind of failure, the same for every dump that fails so")
+    log_excerpt: str | None = _text("last lines of the worker's log")
+    load_s: float | None = _real("seconds to read and decompress the dump")
+    forward_s: float | None = _real("seconds of the forward pass")
+    backward_s: float | None = _real("seconds of the backward pass")
+    tokens: int | None = _integer("real tokens of the input")
+    tokens_per_s: float | None = _real("tokens / (forward_s + backward_s)")
+    peak_memory_bytes: int | None = _integer("peak memory of the worker while it ran, in bytes")
+    logprob_count: int | None = _integer("log-probs that the figures are over")
+    logprob_mean: float | None = _real("mean log-prob, nats")
+    logprob_std: float | None = _real("standard deviation of the log-probs, nats")
+    logprob_min: float | None = _real("smallest log-prob, nats")
+    logprob_max: float | None = _real("largest log-prob, nats")
+    nonfinite: int | None = _integer("log-probs that are NaN or infinite")
+    entropy_mean: float | None = _real("mean entropy, nats")
+    loss: float | None = _real("loss; NULL without backward")
+    grad_norm: float | None = _real("gradient norm; NULL without backward")
+    output_digest: str | None = _text("SHA-256 of the log-probs' bytes in float32")
+    graphs: int | None = _integer("graphs that torch.compile made for this input")
+    graph_breaks: int | None = _integer("graph breaks for this input")
+    folded_ids: int | None = _flag("whether token ids were folded into a smaller vocabulary")
+    golden_count: int | None = _integer("log-probs compared with those that the run recorded")
+    golden_max_abs: float | None = _real("largest absolute difference from them, nats")
+    golden_mean_abs: float | None = _real("mean absolute difference from them, nats")
+    extra: Any = _json("what has no column")
+
+
+class Comparison(SQLModel, table=True):
+    """How far one result is from something else."""
+
+    __tablename__ = "comparison"
+    __table_args__ = (UniqueConstraint("replay_id", "dump_id", "against", name="uq_comparison"),)
+
+    id: int | None = _integer("number of the row", primary_key=True, autoincrement=True, nullable=False)
+    replay_id: str = _text("the replay", ForeignKey("replay.replay_id", ondelete="CASCADE"), nullable=False)
+    dump_id: str = _text("the dump", nullable=False)
+    against: str = _text("golden: the log-probs that the training run itself recorded", nullable=False)
+    count: int = _integer("values compared", nullable=False)
+    max_abs: float | None = _real("largest absolute difference; NULL if not finite")
+    mean_abs: float | None = _real("mean absolute difference; NULL if not finite")
+
+
+class PatchEvent(SQLModel, table=True):
+    """One `patch` or `unpatch` of an `actor.py`."""
+
+    __tablename__ = "patch_event"
+
+    name: str = _text("name of the event's file under events/", primary_key=True, nullable=False)
+    event: str = _text("patch or unpatch", nullable=False)
+    timestamp: str | None = _text("UTC time")
+    target: str | None = _text("path of the file")
+    sha256_before: str | None = _text("SHA-256 of the file before")
+    sha256_after: str | None = _text("SHA-256 of the file after")
+    python: str | None = _text("interpreter whose environment the file belongs to")
+    openrlhf_version: str | None = _text("version of openrlhf there")
+    actordbg_version: str | None = _text("version of actordbg that did it")
+
+
+class DamagedFile(SQLModel, table=True):
+    """A dump file that could not be indexed; it is read again when its folder changes."""
+
+    __tablename__ = "damaged_file"
+
+    path: str = _text("path below the store", primary_key=True, nullable=False)
+    folder: str = _text("its folder below the store", nullable=False)
+    reason: str = _text("what is wrong with it", nullable=False)
+
+
+class ScannedFolder(SQLModel, table=True):
+    """A folder whose listing is known; it is listed again when its modification time differs."""
+
+    __tablename__ = "scanned_folder"
+
+    path: str = _text("path below the store", primary_key=True, nullable=False)
+    mtime_ns: int = _integer("its modification time when it was listed; -1 if too fresh to rely on", nullable=False)
+
+
+class ReadFile(SQLModel, table=True):
+    """A file of a replay, and how far it has been read."""
+
+    __tablename__ = "read_file"
+
+    path: str = _text("path below the store", primary_key=True, nullable=False)
+    replay_id: str = _text("its replay", nullable=False)
+    size: int = _integer("its size when it was read", nullable=False)
+    mtime_ns: int = _integer("its modification time when it was read", nullable=False)
+    offset: int = _integer("bytes read so far: up to the last whole line", nullable=False)

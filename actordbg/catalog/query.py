@@ -1,0 +1,316 @@
+"""Reading the catalog: dumps by condition, replays and their results, runs, patch events, damaged files.
+
+Every function takes a `Store` or a `Catalog`. A Store is indexed first (what is new in its files is in the answer); a
+Catalog, from `open_fresh`, was indexed when it was opened, so a command indexes once and may then ask many things.
+
+Reading is plain sqlite3 on read-only connections, so that `dump ls` need not import SQLAlchemy. Queries that carry a
+user's condition go through the sandbox.
+
+Example::
+
+    catalog = open_fresh(store)
+    for row in select_dumps(catalog, "seq_len>4096 and rank=0", order="length", limit=20):
+        print(row.dump_id, row.seq_len, row.status)
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from typing import Any
+
+from actordbg.catalog import engine, index, sandbox
+from actordbg.catalog.where import Condition, compile_where
+from actordbg.dumpfile import SUFFIX
+from actordbg.errors import UsageError
+from actordbg.outcome import ResultRecord
+from actordbg.store import Store
+
+ORDERS = {"time": "d.timestamp, d.dump_id", "length": "d.seq_len, d.timestamp, d.dump_id"}
+_NO_ID = "`actordbg dump ls` lists the ids; the beginning of one is enough if no other begins so"
+_LAST_RESULT = "LEFT JOIN result AS r ON r.id = d.last_result"
+_PROBE = 1000
+"""A condition with fewer matches has few."""
+_INDEXES = {"time": "ix_dump_timestamp", "length": "ix_dump_seq_len"}
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """An indexed store: what its catalog was opened for, and what the indexing did."""
+
+    store: Store
+    summary: index.IndexSummary
+
+
+@dataclass(frozen=True)
+class DumpRow:
+    """One dump as the catalog knows it. `path` is relative to the store; from `status` on: its last result, if any.
+
+    bytes: size of the file. forward_s, backward_s: seconds. peak_memory: bytes.
+    """
+
+    dump_id: str
+    run: str
+    rank: int
+    timestamp: str
+    batch_size: int
+    seq_len: int
+    tokens: int
+    padding: int
+    action_len: int | None
+    source: str
+    role: str | None
+    step: int | None
+    world_size: int | None
+    host: str | None
+    pid: int | None
+    training: bool | None
+    grad_enabled: bool | None
+    packing_samples: bool | None
+    temperature: float | None
+    model_name: str | None
+    model_dtype: str | None
+    replayable: bool
+    return_output: bool | None
+    with_outputs: bool
+    bytes: int
+    status: str | None
+    error: str | None
+    signature: str | None
+    forward_s: float | None
+    backward_s: float | None
+    peak_memory: int | None
+    replay: str | None
+    path: str
+
+
+@dataclass(frozen=True)
+class ReplayRow:
+    """One replay: the settings it ran under, and how many of its inputs came out how."""
+
+    replay_id: str
+    created_at: str
+    finished_at: str | None
+    status: str
+    inputs: int
+    passed: int
+    failed: int
+    crashed: int
+    hung: int
+    selection: str | None
+    ordering: str | None
+    command: str | None
+    model: str | None
+    backend: str | None
+    dtype: str | None
+    attn: str | None
+    packing: bool | None
+    compile: bool | None
+    zero_stage: int | None
+    nproc: int | None
+    config: dict[str, Any]
+    resolved: dict[str, Any] | None
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class PatchEventRow:
+    """One patch or unpatch."""
+
+    name: str
+    event: str
+    timestamp: str | None
+    target: str | None
+    sha256_before: str | None
+    sha256_after: str | None
+    python: str | None
+    openrlhf_version: str | None
+    actordbg_version: str | None
+
+
+_OF_RESULT = {"status", "error", "signature", "forward_s", "backward_s", "peak_memory", "replay"}
+_SPELLED = {"error": "r.error_class", "peak_memory": "r.peak_memory_bytes", "replay": "r.replay_id"}
+_FLAGS = [place for place, f in enumerate(fields(DumpRow)) if "bool" in str(f.type)]
+_DUMP_SQL = ", ".join(
+    _SPELLED.get(f.name, f"r.{f.name}" if f.name in _OF_RESULT else f"d.{f.name}")
+    for f in fields(DumpRow)
+    if f.name != "path"
+)
+
+
+def open_fresh(store: Store, on_progress: index.Progress | None = None) -> Catalog:
+    """Index what is new and return the catalog; the store must be there (StoreProblem otherwise)."""
+    return Catalog(store, index.refresh(store, on_progress=on_progress))
+
+
+def select_dumps(
+    source: Store | Catalog, where: str | None = None, *, order: str = "time", limit: int | None = None, offset: int = 0
+) -> list[DumpRow]:
+    """Dumps that a condition selects (all without one), by time or by length (shortest first).
+
+    Raises WhereError for a condition that is not allowed, UsageError for an unknown order.
+    """
+    if order not in ORDERS:
+        raise UsageError(f"there is no order {order!r}", hint=f"one of {', '.join(ORDERS)}")
+    condition = compile_where(where) if where is not None else None
+    catalog = _catalog(source)
+    with sandbox.guarded(catalog.store.catalog_path) as box:
+        source_sql, params = _source(box, condition, order)
+        sql = f"SELECT {_DUMP_SQL} FROM {source_sql} ORDER BY {ORDERS[order]} LIMIT ? OFFSET ?"
+        return [_dump_row(row) for row in box.rows(sql, (*params, -1 if limit is None else limit, offset))]
+
+
+def _source(box: sandbox.Sandbox, condition: Condition | None, order: str) -> tuple[str, tuple[Any, ...]]:
+    """The part after FROM that finds the rows of a condition fast: which is best depends on how many there are.
+
+    SQLite cannot know, so it is tried out. Few matches (found by whatever index suits the condition): they are looked up
+    by number, and sorted. Many: the rows are taken in the asked order along that order's index, and tested one by one;
+    sorting half a million rows to show twenty would take a second.
+    """
+    if condition is None:
+        return f"dump AS d INDEXED BY {_INDEXES[order]} {_LAST_RESULT}", ()
+    probe = f"SELECT d.rowid FROM dump AS d {_LAST_RESULT if condition.uses_result else ''} WHERE {condition.sql} LIMIT {_PROBE}"
+    found = [row[0] for row in box.rows(probe, condition.params)]
+    if len(found) < _PROBE:
+        return f"dump AS d {_LAST_RESULT} WHERE d.rowid IN ({', '.join(map(str, found))})", ()
+    return f"dump AS d INDEXED BY {_INDEXES[order]} {_LAST_RESULT} WHERE {condition.sql}", condition.params
+
+
+def count_dumps(source: Store | Catalog, where: str | None = None) -> int:
+    """How many dumps a condition selects."""
+    condition = compile_where(where) if where is not None else None
+    catalog = _catalog(source)
+    if condition is None:
+        with _reader(catalog) as reader:
+            return int(reader.execute("SELECT count(*) FROM dump").fetchone()[0])
+    with sandbox.guarded(catalog.store.catalog_path) as box:
+        sql = f"SELECT count(*) FROM dump AS d {_LAST_RESULT if condition.uses_result else ''} WHERE {condition.sql}"
+        return int(next(box.rows(sql, condition.params))[0])
+
+
+def get_dump(source: Store | Catalog, dump_id: str) -> DumpRow:
+    """The dump of this id, or the only one whose id begins so; UsageError if there is none or more than one."""
+    found = _by_prefix(_catalog(source), "dump", "dump_id", dump_id)
+    with _reader(_catalog_of(source)) as reader:
+        sql = f"SELECT {_DUMP_SQL} FROM dump AS d {_LAST_RESULT} WHERE d.dump_id = ?"
+        return _dump_row(reader.execute(sql, (found,)).fetchone())
+
+
+def list_replays(source: Store | Catalog, limit: int | None = None) -> list[ReplayRow]:
+    """Replays, the newest first."""
+    with _reader(_catalog(source)) as reader:
+        return _replay_rows(reader, "1", (), -1 if limit is None else limit)
+
+
+def get_replay(source: Store | Catalog, replay_id: str) -> ReplayRow:
+    """The replay of this id, or the only one whose id begins so, or the newest for "last"; UsageError otherwise."""
+    catalog = _catalog(source)
+    if replay_id == "last":
+        newest = list_replays(catalog, limit=1)
+        if not newest:
+            raise UsageError("there is no replay yet", hint="`actordbg replay` makes one")
+        return newest[0]
+    found = _by_prefix(catalog, "replay", "replay_id", replay_id)
+    with _reader(catalog) as reader:
+        return _replay_rows(reader, "p.replay_id = ?", (found,), 1)[0]
+
+
+def results_for(source: Store | Catalog, replay_id: str) -> list[ResultRecord]:
+    """The results of one replay (its full id), in order of their end."""
+    return _results(_catalog(source), "replay_id = ? ORDER BY finished_at, id", replay_id)
+
+
+def results_of_dump(source: Store | Catalog, dump_id: str) -> list[ResultRecord]:
+    """The results of one dump (its full id) over all replays, the newest first."""
+    return _results(_catalog(source), "dump_id = ? ORDER BY finished_at DESC, replay_id DESC", dump_id)
+
+
+def patch_events(source: Store | Catalog) -> list[PatchEventRow]:
+    """What patch and unpatch did, the oldest first."""
+    names = ", ".join(f.name for f in fields(PatchEventRow))
+    with _reader(_catalog(source)) as reader:
+        return [PatchEventRow(*row) for row in reader.execute(f"SELECT {names} FROM patch_event ORDER BY name")]
+
+
+def damaged_files(source: Store | Catalog) -> list[tuple[str, str]]:
+    """(path below the store, reason) of every dump file that could not be indexed."""
+    with _reader(_catalog(source)) as reader:
+        return reader.execute("SELECT path, reason FROM damaged_file ORDER BY path").fetchall()
+
+
+def _catalog(source: Store | Catalog) -> Catalog:
+    return source if isinstance(source, Catalog) else open_fresh(source)
+
+
+def _catalog_of(source: Store | Catalog) -> Catalog:
+    return source if isinstance(source, Catalog) else Catalog(source, index.IndexSummary())
+
+
+@contextmanager
+def _reader(catalog: Catalog) -> Iterator[sqlite3.Connection]:
+    with engine.connect_readonly(catalog.store.catalog_path) as connection:
+        yield connection
+
+
+def _dump_row(row: tuple[Any, ...]) -> DumpRow:
+    values = list(row)
+    for place in _FLAGS:
+        values[place] = None if values[place] is None else bool(values[place])
+    values.append(f"dumps/{row[1]}/rank{row[2]:04d}/{row[0]}{SUFFIX}")
+    return DumpRow(*values)
+
+
+def _by_prefix(catalog: Catalog, table: str, column: str, text: str) -> str:
+    """The only value of a column that is `text` or begins with it."""
+    upper = text[:-1] + chr(ord(text[-1]) + 1) if text else ""
+    sql = (
+        f"SELECT {column} FROM {table} WHERE {column} = ? OR ({column} > ? AND {column} < ?) ORDER BY {column} LIMIT 3"
+    )
+    with _reader(catalog) as reader:
+        found = [row[0] for row in reader.execute(sql, (text, text, upper))] if text.isprintable() and text else []
+    if len(found) == 1 or text in found:
+        return text if text in found else str(found[0])
+    what = f"no {table} has" if not found else f"several {table}s have"
+    hint = _NO_ID if table == "dump" else "`actordbg report` names the replays; `last` is the newest"
+    raise UsageError(f"{what} the id {text!r:.80}", hint=hint)
+
+
+def _replay_rows(reader: sqlite3.Connection, where: str, params: tuple[Any, ...], limit: int) -> list[ReplayRow]:
+    names = [f.name for f in fields(ReplayRow)]
+    counted = ("passed", "failed", "crashed", "hung")
+    sql = ", ".join(
+        f"(SELECT count(*) FROM result AS r WHERE r.replay_id = p.replay_id AND r.status = '{name}')"
+        if name in counted
+        else f"p.{name}"
+        for name in names
+    )
+    found = reader.execute(
+        f"SELECT {sql} FROM replay AS p WHERE {where} ORDER BY p.created_at DESC, p.replay_id DESC LIMIT ?",
+        (*params, limit),
+    )
+    return [_replay_row(dict(zip(names, row, strict=True))) for row in found]
+
+
+def _replay_row(values: dict[str, Any]) -> ReplayRow:
+    for name in ("config", "resolved", "versions"):
+        values[name] = None if values[name] is None else json.loads(values[name])
+    for name in ("packing", "compile"):
+        values[name] = None if values[name] is None else bool(values[name])
+    return ReplayRow(**values)
+
+
+def _results(catalog: Catalog, where: str, value: str) -> list[ResultRecord]:
+    names = [f.name for f in fields(ResultRecord)]
+    with _reader(catalog) as reader:
+        found = reader.execute(f"SELECT {', '.join(names)} FROM result WHERE {where}", (value,)).fetchall()
+    return [_result(dict(zip(names, row, strict=True))) for row in found]
+
+
+def _result(values: dict[str, Any]) -> ResultRecord:
+    values["extra"] = json.loads(values["extra"]) if values["extra"] else {}
+    if values["folded_ids"] is not None:
+        values["folded_ids"] = bool(values["folded_ids"])
+    return ResultRecord(**values)

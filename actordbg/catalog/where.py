@@ -1,0 +1,141 @@
+"""`--where`: one SQL expression over documented columns, checked, and written again from what was understood.
+
+The text never reaches SQLite. It is parsed (sqlglot, SQLite's dialect), the tree is walked, and each node that is on the
+list below is spelled out anew, with every literal as a bound parameter. A node, an argument of a node, a function or a
+name that is not on the list is refused with the reason. So what runs is always one expression of this shape:
+
+    ((d.seq_len > ?) AND (d.rank = ?))            parameters 4096, 0
+
+Kinds are checked on the way (`columns`): SQLite takes `"typo" > 4096` for a text and, as every text is larger than
+every number, selects *every* row; here it is an error that names the column that was probably meant. Depth, length and
+number of operators are bounded before anything recursive sees the text. `sandbox` runs the result.
+
+Times: `timestamp` compares with ISO texts ('2025-06-19', '2025-06-19 05:26', '2025-06-19T05:26:08Z', UTC unless they say
+otherwise) and with `now()`, both plus or minus a duration ('30m', '2h30m', '1d').
+
+Example::
+
+    condition = compile_where("seq_len>4096 and timestamp > now() - '2h'")
+    condition.sql, condition.params
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from actordbg.catalog.columns import BOOL, COLUMNS
+from actordbg.catalog.expression import MAX_ITEMS, ExpressionWriter
+from actordbg.catalog.moments import refusal, shortened
+
+if TYPE_CHECKING:
+    from sqlglot.expressions import Expression
+
+MAX_LENGTH = 20_000
+MAX_DEPTH = 16
+MAX_OPERATORS = 200
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A checked expression: SQL over `dump AS d` and, if `uses_result`, `result AS r`; its bound values; columns used."""
+
+    sql: str
+    params: tuple[Any, ...]
+    columns: frozenset[str]
+
+    @property
+    def uses_result(self) -> bool:
+        """Whether it speaks of the last result, so that `result AS r` must be joined."""
+        return any(COLUMNS[name].of_result for name in self.columns)
+
+
+def compile_where(text: str, *, now: datetime | None = None) -> Condition:
+    """Check and rewrite one expression. Raises WhereError, whose message names what is wrong. `now` is for tests."""
+    _bound(text)
+    tree = _parse(text)
+    writer = ExpressionWriter(now or datetime.now(timezone.utc))
+    part = writer.write(tree)
+    if part.kind != BOOL:
+        raise refusal(
+            f"{shortened(text)!r} is a {part.kind}, not a condition", "compare it with something: seq_len > 4096"
+        )
+    return Condition(part.sql, tuple(part.params), frozenset(writer.columns))
+
+
+def _bound(text: str) -> None:
+    """Refuse what a parser should not even see. One pass over the characters, no recursion."""
+    if not text.strip():
+        raise refusal("the expression is empty")
+    if len(text) > MAX_LENGTH:
+        raise refusal(f"the expression has {len(text)} characters, the limit is {MAX_LENGTH}")
+    if bad := next((char for char in text if ord(char) < 32 and char not in "\t\n\r"), None):
+        raise refusal(f"the expression has a control character, {bad!r}")
+    depth, quote = 0, ""
+    for char in text:
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char in "([{":
+            depth += 1
+            if depth > MAX_DEPTH:
+                raise refusal(f"parentheses are nested more than {MAX_DEPTH} deep")
+        elif char in ")]}":
+            depth -= 1
+            if depth < 0:
+                raise refusal(f"a {char!r} closes nothing", "one expression is allowed, with balanced parentheses")
+    if quote or depth:
+        raise refusal(f"a {quote or '('} is not closed")
+
+
+def _parse(text: str) -> Expression:
+    import sqlglot
+    from sqlglot import exp
+    from sqlglot.errors import SqlglotError
+
+    dialect = sqlglot.Dialect.get_or_raise("sqlite")
+    try:
+        tokens = dialect.tokenize(text)
+        _check_tokens(tokens, text)
+        trees = dialect.parser(error_level=sqlglot.ErrorLevel.RAISE).parse_into(exp.Condition, tokens, text)
+    except SqlglotError as error:
+        raise refusal(f"cannot be understood: {_reason(error, text)}") from None
+    except RecursionError:
+        raise refusal("the expression is nested too deep") from None
+    if len(trees) != 1 or trees[0] is None:
+        raise refusal("one expression is allowed")
+    return trees[0]
+
+
+def _check_tokens(tokens: list[Any], text: str) -> None:
+    """Refuse by the words alone: statements, comments, and chains long enough to make a parser recurse."""
+    from sqlglot.tokens import TokenType
+
+    operators, prefixes = 0, 0
+    prefix_types = {TokenType.NOT, TokenType.DASH, TokenType.PLUS, TokenType.TILDE}
+    quiet = {TokenType.STRING, TokenType.NUMBER, TokenType.COMMA, TokenType.L_PAREN, TokenType.R_PAREN}
+    if not tokens:
+        raise refusal("the expression is only a comment" if "-" in text or "/" in text else "the expression is empty")
+    for token in tokens:
+        if token.comments:
+            raise refusal("comments are not allowed")
+        if token.token_type is TokenType.SEMICOLON:
+            raise refusal("';' is not allowed: one expression, not statements")
+        prefixes = prefixes + 1 if token.token_type in prefix_types else 0
+        operators += token.token_type not in quiet
+        if prefixes > MAX_DEPTH:
+            raise refusal(f"more than {MAX_DEPTH} signs or `not` in a row")
+    if operators > 3 * MAX_OPERATORS:
+        raise refusal(f"the expression has more than {MAX_OPERATORS} terms")
+    if len(tokens) > 3 * MAX_OPERATORS + 2 * MAX_ITEMS:
+        raise refusal(f"the expression has {len(tokens)} words; lists may have {MAX_ITEMS} items")
+
+
+def _reason(error: Exception, text: str) -> str:
+    details = getattr(error, "errors", None) or [{}]
+    found = next((item for item in details if item.get("highlight")), {})
+    if found.get("highlight"):
+        return f"at {shortened(str(found['highlight']))!r}"
+    return f"{shortened(text)!r} is not one SQL expression"

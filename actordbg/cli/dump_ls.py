@@ -1,0 +1,81 @@
+"""`actordbg dump ls`: the dumps of the store, or those that a condition selects."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actordbg.cli import output
+from actordbg.cli.index import warn_damaged
+from actordbg.cli.options import Json, Limit, Where, store_of
+
+if TYPE_CHECKING:
+    from actordbg.catalog.query import DumpRow
+
+_SHORT = 30
+_WIDE = 100
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The rows to show, and how many there are in all."""
+
+    rows: list[DumpRow]
+    total: int
+
+
+def ls(
+    ctx: typer.Context,
+    where: Where = None,
+    order: Annotated[str, typer.Option("--order", help="time, or length (shortest first).")] = "time",
+    limit: Limit = 50,
+    as_json: Json = False,
+) -> None:
+    """List dumps, the oldest first.
+
+    Columns for --where: rank, seq_len, timestamp, batch_size, tokens, padding, action_len, run, step, role, training,
+    source, bytes, ... and of the last result: status, error, signature, forward_s, backward_s, peak_memory, replay.
+    docs/reference/catalog.md has them all.
+
+    Example: actordbg dump ls --where "seq_len>4096 and timestamp > now() - '2h'"
+    """
+    from actordbg.catalog.query import count_dumps, open_fresh, select_dumps
+
+    catalog = open_fresh(store_of(ctx))
+    rows = select_dumps(catalog, where, order=order, limit=limit or None)
+    total = count_dumps(catalog, where) if limit and len(rows) == limit and not as_json else len(rows)
+    warn_damaged(catalog.summary)
+    if as_json:
+        output.emit(rows, lambda _: None, as_json)
+    else:
+        _render(Listing(rows, total), where)
+
+
+def _render(listing: Listing, where: str | None) -> None:
+    if not listing.rows:
+        output.say(f"no dump matches {where}" if where else "there are no dumps in this store yet")
+        return
+    ids = shown_ids([row.dump_id for row in listing.rows], _width())
+    output.table(
+        ("dump", "rank", "role", "B", "S", "tokens", "last"),
+        [
+            (dump_id, row.rank, row.role, row.batch_size, row.seq_len, row.tokens, row.status)
+            for dump_id, row in zip(ids, listing.rows, strict=True)
+        ],
+    )
+    if listing.total > len(listing.rows):
+        output.note(f"{listing.total - len(listing.rows):,} more; --limit 0 shows all")
+
+
+def shown_ids(dump_ids: list[str], width: int) -> list[str]:
+    """The ids, cut to time and call number on a narrow terminal if they still differ; every command takes such a beginning."""
+    short = [dump_id[:_SHORT] for dump_id in dump_ids]
+    return short if width < _WIDE and len(set(short)) == len(dump_ids) else dump_ids
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else output.PIPE_WIDTH

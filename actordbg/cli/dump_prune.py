@@ -1,0 +1,80 @@
+"""`actordbg dump prune`: remove dumps that are no longer wanted."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actordbg.cli import output
+from actordbg.cli.options import Json, Where, Yes, store_of
+from actordbg.errors import UsageError
+
+if TYPE_CHECKING:
+    from actordbg.catalog.prune import PrunePlan
+
+_SHOWN = 20
+
+
+def prune(
+    ctx: typer.Context,
+    where: Where = None,
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", metavar="AGE", help="Older than this: 7d, 12h.")
+    ] = None,
+    keep: Annotated[
+        str | None, typer.Option("--keep", metavar="SIZE", help="The oldest, until dumps take at most this: 10GB.")
+    ] = None,
+    run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="Of this training run only.")] = None,
+    damaged: Annotated[bool, typer.Option("--damaged", help="Files that could not be indexed.")] = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Remove dumps. Without --yes it only says what would go.
+
+    Conditions narrow each other. Unfinished files older than an hour, left by writers that died, always go too. Results
+    of replays stay.
+
+    Example: actordbg dump prune --older-than 7d --keep 10GB --yes
+    """
+    from actordbg.catalog import prune as pruning
+    from actordbg.catalog.moments import parse_duration
+    from actordbg.catalog.query import open_fresh
+
+    if where is None and older_than is None and keep is None and run is None and not damaged:
+        raise UsageError("say what may go: --where, --older-than, --keep, --run or --damaged", hint="see --help")
+    age = parse_duration(older_than).total_seconds() if older_than is not None else None
+    size = pruning.parse_size(keep) if keep is not None else None
+    catalog = open_fresh(store_of(ctx))
+    selects_dumps = where is not None or age is not None or size is not None or (run is not None and not damaged)
+    plan = pruning.plan_prune(
+        catalog,
+        where=where,
+        older_than_s=age,
+        keep_bytes=size,
+        run=run,
+        damaged=damaged,
+        healthy=selects_dumps,
+    )
+    if yes:
+        plan = pruning.apply(catalog.store, plan)
+        open_fresh(catalog.store)
+    output.emit(plan, _render, as_json)
+    if plan.failed:
+        raise typer.Exit(1)
+
+
+def _render(plan: PrunePlan) -> None:
+    if not plan.files and not plan.failed:
+        output.say("nothing to remove")
+        return
+    verb = "removed" if plan.done else "would remove"
+    for item in plan.files[:_SHOWN]:
+        output.say(f"{verb} {item.path} ({output.human_bytes(item.bytes)}, {item.reason})")
+    if len(plan.files) > _SHOWN:
+        output.say(f"... and {len(plan.files) - _SHOWN:,} more")
+    for path, reason in plan.failed:
+        output.say(f"could not remove {path}: {reason}")
+    output.say(f"{verb} {output.plural(len(plan.files), 'file')}, {output.human_bytes(plan.bytes)}")
+    if not plan.done:
+        output.note("nothing was changed; --yes does it")

@@ -1,0 +1,64 @@
+"""`actordbg dump verify`: read dumps whole, and name every one that is not what it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actordbg.cli import output
+from actordbg.cli.options import Json, Quiet, Where, store_of
+
+if TYPE_CHECKING:
+    from actordbg.catalog.verify import Damaged
+
+
+@dataclass(frozen=True)
+class VerifyAnswer:
+    """How many files were read whole, and which of them are damaged."""
+
+    checked: int
+    bytes: int
+    damaged: list[Damaged]
+
+
+def verify(
+    ctx: typer.Context,
+    where: Where = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="Threads; 0 for one for each processor.")] = 0,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Check dumps whole: header, decompression, SHA-256, safetensors, tensor specs. Exit code 1 if any is damaged.
+
+    Without --where every file is checked, also those that could not be indexed.
+
+    Example: actordbg dump verify --where "run='ppo-1'"
+    """
+    from actordbg.catalog.query import open_fresh
+    from actordbg.catalog.verify import paths_to_verify, verify_files
+
+    catalog = open_fresh(store_of(ctx))
+    paths = paths_to_verify(catalog, where)
+    damaged, size = [], 0
+    with output.progress("verifying", len(paths), quiet=quiet or as_json) as advance:
+        for _, count, problem in verify_files(catalog.store, paths, jobs):
+            advance(1)
+            size += count
+            damaged += [problem] if problem else []
+    output.emit(VerifyAnswer(len(paths), size, sorted(damaged, key=lambda item: item.path)), _render, as_json)
+    if damaged:
+        raise typer.Exit(1)
+
+
+def _render(answer: VerifyAnswer) -> None:
+    for item in answer.damaged:
+        output.say(f"damaged: {item.path}: {item.reason}")
+    good = answer.checked - len(answer.damaged)
+    output.say(
+        f"{output.plural(answer.checked, 'dump')} checked ({output.human_bytes(answer.bytes)}): "
+        f"{good:,} good, {len(answer.damaged):,} damaged"
+    )
+    if answer.damaged:
+        output.note("`actordbg dump prune --damaged` removes them")
