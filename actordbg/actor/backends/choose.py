@@ -1,0 +1,37 @@
+"""Open the backend that a configuration names, with its model found and, where asked for, compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from actordbg.actor import compiling
+from actordbg.actor.backends.base import Backend, Place
+from actordbg.actor.build import import_actor, init_parameters, loads_checkpoint_dtype
+from actordbg.actor.choices import DTYPES, Choices
+from actordbg.actor.models import locate
+from actordbg.outcome import ReplayConfig
+
+
+def open_backend(config: ReplayConfig, choices: Choices, cache: Path) -> Backend:
+    """Build the Actor in its backend. `cache` receives the tiny model, truncated models and compiled kernels."""
+    by_checkpoint = loads_checkpoint_dtype(init_parameters(import_actor()), choices.dtype)
+    dtype = DTYPES[choices.dtype] if by_checkpoint else None
+    path = locate(choices.model, cache, num_layers=choices.num_layers, dtype=dtype)
+    compiled = config.compile or config.deepcompile
+    if compiled:
+        compiling.prepare(cache)
+    backend = _build(path, config, choices)
+    if compiled:
+        backend.compile()
+    return backend
+
+
+def _build(path: str, config: ReplayConfig, choices: Choices) -> Backend:
+    place = Place.from_environment()
+    if config.backend == "plain":
+        from actordbg.actor.backends.plain import PlainBackend
+
+        return PlainBackend(path, choices, place)
+    from actordbg.actor.backends.deepspeed import DeepspeedBackend
+
+    return DeepspeedBackend(path, choices, config, place)

@@ -1,0 +1,67 @@
+"""The Actor alone: no DeepSpeed, no process group. Ranks of a plain replay are independent of each other.
+
+The shortest way from a captured call to its log-probs, and the reference that the others are compared with.
+"""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actordbg.actor.backends.base import Place, gradient_norm
+from actordbg.actor.build import build_actor
+from actordbg.actor.choices import Choices
+from actordbg.actor.compiling import COMPILE_OPTIONS
+
+
+class PlainBackend:
+    """An Actor on this rank's device. See `actordbg.actor.backends.base.Backend`."""
+
+    tainted = False
+    can_train = True
+
+    def __init__(self, path: str, choices: Choices, place: Place) -> None:
+        self.device = place.device()
+        self.place = place
+        self.actor = build_actor(path, choices).to(self.device)
+
+    @property
+    def model(self) -> Any:
+        return self.actor.model
+
+    def facts(self) -> dict[str, Any]:
+        """ZeRO stage 0: there is nothing to partition."""
+        compiled = getattr(self.model, "_compiled_call_impl", None) is not None
+        place = {"world_size": self.place.world_size, "engine": None, "zero_stage": 0}
+        return {"backend": "plain", "compile": compiled, "deepcompile": False} | place
+
+    def is_collective(self, backward: bool) -> bool:
+        """Never."""
+        return False
+
+    def compile(self) -> None:
+        self.actor.model.compile(**COMPILE_OPTIONS)
+
+    def backward(self, loss: torch.Tensor) -> float:
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = gradient_norm(self.actor.parameters())
+        self.actor.zero_grad(set_to_none=True)
+        return norm
+
+    def recover(self) -> None:
+        """Drop the gradients of a backward that failed half-way, and the memory of what failed."""
+        self.actor.zero_grad(set_to_none=True)
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def save(self, folder: Path) -> None:
+        if self.place.rank == 0:
+            self.actor.model.save_pretrained(folder)
+
+    def close(self) -> None:
+        del self.actor
+        gc.collect()

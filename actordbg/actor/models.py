@@ -1,0 +1,118 @@
+"""Find the model that a configuration names, and make it smaller or of another default dtype without touching it.
+
+OpenRLHF's Actor takes a *path or name* and calls `from_pretrained` with arguments of its own: there is no way to hand it a
+changed configuration. So a change is made where it can be seen: a folder with the model's own files as links, and a
+`config.json` of its own. That works alike for every OpenRLHF version and under ZeRO-3, where the weights are partitioned
+while they are loaded. The first N layers of a real model are the first N of the truncated one; the rest of the checkpoint is
+not loaded.
+
+    store/models/tiny-0123456789ab/            built by actordbg
+    store/models/derived-0123456789ab/         config.json of its own, everything else links
+
+Example:
+    path = locate("meta-llama/Llama-3.1-8B", cache, num_layers=2)      # a folder with num_hidden_layers = 2
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from actordbg.actor.choices import TINY, is_local
+from actordbg.actor.tiny import ensure_tiny
+from actordbg.errors import EnvironmentProblem, UsageError
+
+_LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_PER_LAYER_KEYS = ("layer_types", "mlp_layer_types", "no_rope_layers")
+
+
+def locate(model: str, cache: Path, *, num_layers: int | None = None, dtype: str | None = None) -> str:
+    """What to give to `from_pretrained`: a folder, or a hub name if nothing has to change.
+
+    `num_layers` keeps the first layers only; `dtype` (torch's name, "float32") overrides the checkpoint's own, for OpenRLHF
+    versions that load in the checkpoint's dtype. Raises EnvironmentProblem where the model cannot be had, and UsageError for
+    more layers than there are.
+    """
+    name = str(ensure_tiny(cache)) if model == TINY else model
+    if num_layers is None and dtype is None and (is_local(name) or not _looks_like_path(name)):
+        return str(Path(name).expanduser()) if is_local(name) else name
+    return str(_derive(_folder(name), cache, num_layers, dtype))
+
+
+def truncate(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
+    """A model's config.json with only the first `num_layers` layers (in its text model, where it has several)."""
+    if isinstance(config.get("text_config"), dict):
+        return config | {"text_config": truncate(config["text_config"], num_layers)}
+    key = next((key for key in _LAYER_KEYS if isinstance(config.get(key), int)), None)
+    if key is None:
+        raise UsageError("--num-layers: this model's config.json does not say how many layers it has")
+    if num_layers > config[key]:
+        raise UsageError(
+            f"--num-layers {num_layers}: the model has {config[key]} layers",
+            hint=f"--num-layers {config[key]} or fewer",
+        )
+    shortened = {k: config[k][:num_layers] for k in _PER_LAYER_KEYS if isinstance(config.get(k), list)}
+    return config | shortened | {key: num_layers}
+
+
+def _looks_like_path(name: str) -> bool:
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1
+
+
+def _folder(name: str) -> Path:
+    """The folder of a model: itself, or the hub's snapshot of it (downloaded where the hub allows)."""
+    if is_local(name):
+        return Path(name).expanduser().absolute()
+    if _looks_like_path(name):
+        raise EnvironmentProblem(f"there is no model in {name}", hint="name a folder with a config.json, or a hub name")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(name, ignore_patterns=["*.pth", "original/*", "*.gguf"]))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        raise EnvironmentProblem(
+            f"the model {name} cannot be had: {error}", hint="download it, then name its folder"
+        ) from None
+
+
+def _derive(source: Path, cache: Path, num_layers: int | None, dtype: str | None) -> Path:
+    try:
+        config = json.loads((source / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise EnvironmentProblem(
+            f"{source}/config.json cannot be read: {error}", hint="name a model's folder"
+        ) from None
+    if num_layers is not None:
+        config = truncate(config, num_layers)
+    if dtype is not None:
+        config |= {"torch_dtype": dtype, "dtype": dtype}
+    text = json.dumps(config, indent=2, sort_keys=True)
+    target = cache / f"derived-{_digest(str(source), text)}"
+    if not (target / "config.json").is_file():
+        _publish(source, text, target)
+    return target
+
+
+def _publish(source: Path, config: str, target: Path) -> None:
+    """Build the folder beside its place and rename it there, so that ranks that ask at once all find it whole."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    own = Path(tempfile.mkdtemp(prefix=".derived-", dir=target.parent))
+    for path in source.iterdir():
+        if path.is_file() and path.name != "config.json":
+            (own / path.name).symlink_to(path.resolve())
+    (own / "config.json").write_text(config)
+    try:
+        own.rename(target)
+    except OSError:
+        shutil.rmtree(own)
+        if not (target / "config.json").is_file():
+            raise
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]

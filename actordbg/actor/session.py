@@ -1,0 +1,253 @@
+"""One standalone actor, built as a configuration says, that replays captured calls one after another.
+
+This is the heart of a replay: OpenRLHF's own `Actor`, in OpenRLHF's own DeepSpeed strategy or none, given exactly the
+arguments that were captured. Three properties are what a replay is worth:
+
+* **What is reported is what ran.** `session.resolved` is read off the built model (`config._attn_implementation`, the
+  parameters' dtype, the engine's ZeRO stage), never copied from the flags: OpenRLHF's Actor swallows arguments that it does
+  not know, and a fallback to another attention would go unseen.
+* **Inputs do not influence each other.** The seed is set before each input, no optimizer step ever changes a weight, and no
+  gradient is left behind. So a replay of one input gives what the replay of all gave for it.
+* **Memory does not grow.** Logits are released before `run` returns; what stays is the log-probs of one input.
+
+Example:
+    with open_actor(ReplayConfig(backward=True), defaults=record, model_cache=store.models) as session:
+        session.resolved["attn"]                                    # 'sdpa'
+        outcome = session.run(payload.load(path), backward=session.backward_for(record))
+        outcome.log_probs.shape, outcome.grad_norm                  # [B, A], 1.87
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actordbg.actor import known, measure
+from actordbg.actor.backends.base import Place, set_seed
+from actordbg.actor.backends.choose import open_backend
+from actordbg.actor.build import parameter_count, resolved_attention, resolved_dtype, text_config
+from actordbg.actor.call import Signature, make_call, read_result
+from actordbg.actor.choices import choose, gather_facts
+from actordbg.actor.compiling import CompileCount
+from actordbg.actor.cpu import allow_fp32_actor, install_cpu_support
+from actordbg.errors import UsageError
+from actordbg.outcome import ReplayConfig
+from actordbg.payload import Dump
+from actordbg.record import DumpRecord
+
+
+@dataclass
+class ForwardOutcome:
+    """What one input gave. Tensors are on the CPU and hold no graph.
+
+    log_probs: float32, [B, A] as the call masks them where there is an action mask, else [B, S-1] (next tokens).
+    mask: bool, the same shape: the tokens that summaries and the loss are over. entropy: float32, the same shape, where the
+    recorded call asked for it. Times in seconds, device work included; `backward_s` includes clearing the gradients.
+    `peak_memory_bytes`: CUDA memory allocated, or resident memory of the process on a CPU, at its highest in this input.
+    `graphs`, `graph_breaks`: what torch.compile did in this input, None where nothing is compiled.
+    `folded`: token ids were outside the vocabulary and were folded into it. `notes`: where the call differs from the record.
+    `tensors`: with `keep`, what is worth storing, by name.
+    """
+
+    log_probs: torch.Tensor
+    mask: torch.Tensor
+    forward_s: float
+    backward_s: float | None = None
+    entropy: torch.Tensor | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    peak_memory_bytes: int | None = None
+    graphs: int | None = None
+    graph_breaks: int | None = None
+    folded: bool = False
+    packing: bool = False
+    temperature: float = 1.0
+    training: bool = False
+    notes: tuple[str, ...] = ()
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def open_actor(
+    config: ReplayConfig, *, defaults: DumpRecord | None = None, model_cache: Path
+) -> Iterator[ActorSession]:
+    """Build the actor that `config` describes, and close it afterwards.
+
+    `defaults` is the record of the first dump to be replayed (see `actordbg.actor.choices`), `model_cache` a folder for what
+    is built on the way: the tiny model, truncated models, compiled kernels. Rank and world size come from RANK, LOCAL_RANK
+    and WORLD_SIZE; with the deepspeed backend every rank has to call this.
+
+    Raises UsageError, Unsupported (a combination known to fail or to be wrong here), EnvironmentProblem (openrlhf or the
+    model is missing); whatever torch, transformers or DeepSpeed raise while building passes through.
+    """
+    session = ActorSession(config, defaults, model_cache)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+class ActorSession:
+    """A built actor: `resolved` says what it is, `run` replays one dump, `close` frees it. Made by `open_actor`."""
+
+    def __init__(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path) -> None:
+        os.environ["ACTORDBG_DISABLE"] = "1"  # a replay in a patched environment must not record itself
+        began = time.perf_counter()
+        if not install_cpu_support():
+            allow_fp32_actor()
+        self.config = config
+        self._facts = gather_facts(cuda=torch.cuda.is_available(), gpus=torch.cuda.device_count())
+        self.choices = choose(config, defaults, self._facts)
+        known.refuse(config, self.choices, self._facts)
+        set_seed(config.seed)
+        self._backend = open_backend(config, self.choices, model_cache)
+        self._signature = Signature.of(self._backend.actor)
+        self.resolved: dict[str, Any] = self._describe() | {"load_s": time.perf_counter() - began}
+
+    @property
+    def is_collective(self) -> bool:
+        """True when a rank cannot run an input alone: every rank has to call `run` equally often, and alike in `backward`."""
+        return self._backend.is_collective(self.choices.backward)
+
+    @property
+    def tainted(self) -> bool:
+        """True when a failure left the engine in the middle of a step: nothing that it computes can be trusted any more."""
+        return self._backend.tainted
+
+    def backward_for(self, record: DumpRecord) -> bool:
+        """Whether to replay this dump with a backward: as configured, else (plain backend) as its own record has it.
+
+        A DeepSpeed engine is built with or without an optimizer, and its ranks act together, so there it is decided once.
+        """
+        if self.config.backward is not None or self.config.backend != "plain" or record.grad_enabled is None:
+            return self.choices.backward
+        return record.grad_enabled
+
+    def run(self, dump: Dump, *, backward: bool, keep: bool = False) -> ForwardOutcome:
+        """Replay one captured call, and its backward; with `keep`, the outcome's `tensors` hold what is worth storing.
+
+        The loss is the mean of -log_probs over the outcome's mask: the gradient of PPO's loss at ratio 1 with advantage 1.
+        Whatever the model raises passes through, after what it left behind is cleared away (`tainted` if it cannot be).
+        """
+        if backward and not self._backend.can_train:
+            raise UsageError("this actor was opened without backward", hint="set backward in the configuration")
+        try:
+            return self._run(dump, backward, keep)
+        except Exception:
+            self._backend.recover()
+            raise
+
+    def save(self, folder: Path) -> None:
+        """Write the model as `save_pretrained` does, in the dtype that it runs in. Every rank has to call it."""
+        self._backend.save(folder)
+
+    def close(self) -> None:
+        """Free the model. A process group lives as long as its process."""
+        self._backend.close()
+
+    def _run(self, dump: Dump, backward: bool, keep: bool) -> ForwardOutcome:
+        device = self._backend.device
+        packing, temperature, training = self._follow(dump.record, backward)
+        call = make_call(self._signature, dump, self.resolved["vocab_size"], device)
+        set_seed(self.config.seed)
+        measure.reset_peak(device)
+        compiled = CompileCount.now()
+        began = measure.now(device)
+        with torch.set_grad_enabled(backward), self._autocast(dump.record):
+            log_probs, entropy = read_result(self._backend.actor(**call.arguments), call.mask)
+        outcome = ForwardOutcome(
+            forward_s=measure.now(device) - began,
+            log_probs=log_probs.detach().float().cpu(),
+            mask=call.mask.cpu(),
+            entropy=None if entropy is None else entropy.detach().float().cpu(),
+            folded=call.folded,
+            packing=packing,
+            temperature=temperature,
+            training=training,
+            notes=call.notes,
+        )
+        if backward:
+            self._backward(log_probs, call.mask, outcome)
+        outcome.peak_memory_bytes = measure.peak_bytes(device)
+        if self.config.compile or self.config.deepcompile:
+            delta = CompileCount.now() - compiled
+            outcome.graphs, outcome.graph_breaks = delta.graphs, delta.breaks
+        if keep:
+            outcome.tensors = _worth_keeping(outcome)
+        self.resolved["ids_folded"] |= call.folded
+        return outcome
+
+    def _backward(self, log_probs: torch.Tensor, mask: torch.Tensor, outcome: ForwardOutcome) -> None:
+        device = self._backend.device
+        began = measure.now(device)
+        chosen = mask.to(log_probs)
+        loss = -(log_probs * chosen).sum() / chosen.sum().clamp(min=1)
+        outcome.loss = float(loss.detach())
+        outcome.grad_norm = self._backend.backward(loss)
+        outcome.backward_s = measure.now(device) - began
+
+    def _follow(self, record: DumpRecord, backward: bool) -> tuple[bool, float, bool]:
+        """Set (packing, temperature, training mode) on the actor: as configured, else as this dump's record has them."""
+        actor = self._backend.actor
+        packing = _first(self.config.packing, record.packing_samples, self.choices.packing)
+        if packing != self.choices.packing:
+            known.refuse(self.config, replace(self.choices, packing=packing), self._facts)
+        actor.packing_samples = packing
+        actor.temperature = _first(self.config.temperature, record.temperature, self.choices.temperature)
+        training = _first(record.training, backward)
+        actor.train(training)
+        return packing, actor.temperature, training
+
+    def _autocast(self, record: DumpRecord) -> contextlib.AbstractContextManager[Any]:
+        """The autocast that the call ran under, unless another dtype than the record's was asked for."""
+        dtype = getattr(torch, (record.autocast_dtype or "").removeprefix("torch."), None)
+        if self.config.dtype is not None or not isinstance(dtype, torch.dtype):
+            return contextlib.nullcontext()
+        return torch.autocast(self._backend.device.type, dtype=dtype)
+
+    def _describe(self) -> dict[str, Any]:
+        """What was built, read off the objects themselves."""
+        model, config = self._backend.model, text_config(self._backend.model)
+        source = Path(inspect.getfile(type(self._backend.actor)))
+        return {
+            "model": self.choices.model,
+            "model_class": type(model).__name__,
+            "parameters": parameter_count(model),
+            "num_layers": getattr(config, "num_hidden_layers", None),
+            "vocab_size": int(config.vocab_size),
+            "ids_folded": False,
+            "dtype": resolved_dtype(model),
+            "attn": resolved_attention(model),
+            "packing": bool(getattr(self._backend.actor, "packing_samples", False)),
+            "temperature": float(getattr(self._backend.actor, "temperature", 1.0)),
+            "backward": self.choices.backward,
+            "seed": self.config.seed,
+            "device": str(self._backend.device),
+            "device_name": torch.cuda.get_device_name() if self._backend.device.type == "cuda" else "cpu",
+            "threads": torch.get_num_threads(),
+            "rank": Place.from_environment().rank,
+            "actor": f"{type(self._backend.actor).__module__}.{type(self._backend.actor).__qualname__}",
+            "actor_path": str(source),
+            "actor_sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
+            "versions": dict(self._facts.versions),
+            **self._backend.facts(),
+        }
+
+
+def _worth_keeping(outcome: ForwardOutcome) -> dict[str, torch.Tensor]:
+    kept = {"log_probs": outcome.log_probs, "mask": outcome.mask}
+    return kept if outcome.entropy is None else kept | {"entropy": outcome.entropy}
+
+
+def _first(*values: Any) -> Any:
+    """The first value that is not None."""
+    return next((value for value in values if value is not None), None)

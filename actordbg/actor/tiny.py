@@ -1,0 +1,167 @@
+"""The embedded model: a random Llama of a megabyte, so that a replay needs no download and no GPU.
+
+A replay of captured inputs asks whether a configuration *runs* and whether two configurations *agree*. For that the weights
+need not be trained, but they must not be degenerate either. Two choices follow:
+
+- Weights are scaled so that activations keep their size from layer to layer and logits spread over a few units (the usual
+  0.02 would give almost uniform log-probs, in which a leak between packed rows is invisible).
+- Weights are rounded to bf16 once, here. So a bf16 and an fp32 replay use the *same* weights, and what differs between them
+  is arithmetic alone.
+
+Real inputs come from tokenizers with 100,000 and more ids; `fold_ids` maps them into the small vocabulary (id modulo size).
+The shapes, masks, padding and packing of the input are untouched, only the meaning of the text is lost; whoever folds says so
+in the result. A full vocabulary would cost 2.5 GB per process in fp32 logits for a mid-sized input.
+
+Example:
+    path = ensure_tiny(store.root / "cache")
+    model = AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.float32)
+    sequences = fold_ids(sequences, TINY_VOCAB)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+TINY_VOCAB = 4096
+_LAYOUT = (
+    1  # raise when the same TinyShape would give other weights, so that an old cached copy is not taken for the new one
+)
+
+
+@dataclass(frozen=True)
+class TinyShape:
+    """The tiny Llama's dimensions. `hidden` must be a multiple of `heads`, `heads` of `kv_heads`."""
+
+    vocab_size: int = TINY_VOCAB
+    hidden: int = 64
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    intermediate: int = 128
+    seed: int = 0
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden // self.heads
+
+    def cache_name(self) -> str:
+        """A directory name that changes with anything that changes the weights."""
+        text = json.dumps({"layout": _LAYOUT, **asdict(self)}, sort_keys=True)
+        return f"tiny-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def build_tiny(
+    path: Path,
+    *,
+    vocab_size: int = TINY_VOCAB,
+    seed: int = 0,
+    bos_token_id: int | None = None,
+    eos_token_id: int | None = None,
+    pad_token_id: int | None = None,
+    shape: TinyShape | None = None,
+) -> Path:
+    """Write a random tiny Llama (config.json and model.safetensors, bf16) that `from_pretrained(path)` opens; return `path`.
+
+    Deterministic: the same vocabulary and seed give the same bytes. `shape` overrides the dimensions (then `vocab_size` and
+    `seed` are taken from it). Existing files of a model at `path` are replaced.
+    """
+    from safetensors.torch import save_file
+
+    shape = shape or TinyShape(vocab_size=vocab_size, seed=seed)
+    path.mkdir(parents=True, exist_ok=True)
+    tokens = {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
+    (path / "config.json").write_text(json.dumps(_config(shape) | tokens, indent=2) + "\n")
+    save_file(_weights(shape), str(path / "model.safetensors"), metadata={"format": "pt"})
+    return path
+
+
+def ensure_tiny(cache_dir: Path, shape: TinyShape | None = None) -> Path:
+    """The tiny model in `cache_dir`, built if it is not there. Safe when many processes ask at once.
+
+    It appears under its name complete or not at all: it is built beside, then renamed; whoever comes second drops its copy.
+    """
+    shape = shape or TinyShape()
+    target = cache_dir / shape.cache_name()
+    if not (target / "config.json").is_file():
+        cache_dir.mkdir(parents=True, exist_ok=True)
+        own = Path(tempfile.mkdtemp(prefix=".tiny-", dir=cache_dir))
+        build_tiny(own, shape=shape)
+        try:
+            own.rename(target)
+        except OSError:
+            shutil.rmtree(own)
+            if not (target / "config.json").is_file():
+                raise
+    return target
+
+
+def fold_ids(sequences: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    """Token ids of any shape, folded into [0, vocab_size) by modulo; the same tensor where nothing needs folding."""
+    if sequences.numel() == 0 or (int(sequences.min()) >= 0 and int(sequences.max()) < vocab_size):
+        return sequences
+    return sequences.remainder(vocab_size)
+
+
+def _config(shape: TinyShape) -> dict[str, object]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "initializer_range": 0.02,
+        "torch_dtype": "bfloat16",
+    }
+
+
+def _weights(shape: TinyShape) -> dict[str, torch.Tensor]:
+    """All weights, bf16, drawn in a fixed order from one generator: projections with variance 1 / fan_in."""
+    import torch
+
+    generator = torch.Generator().manual_seed(shape.seed)
+
+    def normal(rows: int, columns: int, std: float) -> torch.Tensor:
+        return (torch.randn(rows, columns, generator=generator) * std).to(torch.bfloat16)
+
+    def linear(out: int, fan_in: int, gain: float = 1.0) -> torch.Tensor:
+        return normal(out, fan_in, gain * fan_in**-0.5)
+
+    ones = torch.ones(shape.hidden, dtype=torch.bfloat16)
+    kv = shape.kv_heads * shape.head_dim
+    weights = {"model.embed_tokens.weight": normal(shape.vocab_size, shape.hidden, 1.0)}
+    for index in range(shape.layers):
+        prefix = f"model.layers.{index}."
+        weights |= {
+            prefix + "input_layernorm.weight": ones.clone(),
+            prefix + "self_attn.q_proj.weight": linear(shape.hidden, shape.hidden),
+            prefix + "self_attn.k_proj.weight": linear(kv, shape.hidden),
+            prefix + "self_attn.v_proj.weight": linear(kv, shape.hidden),
+            prefix + "self_attn.o_proj.weight": linear(shape.hidden, shape.hidden),
+            prefix + "post_attention_layernorm.weight": ones.clone(),
+            prefix + "mlp.gate_proj.weight": linear(shape.intermediate, shape.hidden),
+            prefix + "mlp.up_proj.weight": linear(shape.intermediate, shape.hidden),
+            prefix + "mlp.down_proj.weight": linear(shape.hidden, shape.intermediate),
+        }
+    weights["model.norm.weight"] = ones.clone()
+    weights["lm_head.weight"] = linear(shape.vocab_size, shape.hidden, gain=2.0)
+    return weights

@@ -1,0 +1,240 @@
+"""`actordbg actor init`: build only the actor, try it once, and say what it is."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from actordbg.cli import output
+from actordbg.cli import replay_options as opt
+from actordbg.cli.options import Json, settings_of
+from actordbg.errors import ActordbgError, LaunchProblem
+
+if TYPE_CHECKING:
+    from actordbg.actor.init_worker import InitOrder, InitResult
+    from actordbg.outcome import ReplayConfig
+
+INIT_MODULE = "actordbg.actor.init_worker"
+_LOG_TAIL = 3000
+_GRACE_S = 5.0
+
+
+@dataclass(frozen=True)
+class InitAnswer:
+    """What was built, as read off the built model on rank 0, and what one forward took; times in seconds, memory in bytes.
+
+    `ok`: every rank ran. The slowest rank's times and the largest rank's memory are given. `findings` were known before.
+    """
+
+    ok: bool
+    resolved: dict[str, Any]
+    batch_size: int
+    seq_len: int
+    forward_s: float | None
+    backward_s: float | None
+    peak_memory_bytes: int | None
+    logprob_mean: float | None
+    loss: float | None
+    grad_norm: float | None
+    graphs: int | None
+    saved: str | None
+    findings: list[dict[str, Any]] = field(default_factory=list)
+    error: str | None = None
+    signature: str | None = None
+    explanation: str | None = None
+    ways_out: list[str] = field(default_factory=list)
+
+
+def init(
+    ctx: typer.Context,
+    model: opt.Model = None,
+    num_layers: opt.NumLayers = None,
+    dtype: opt.Dtype = None,
+    attn: opt.Attn = None,
+    no_flash_attn: opt.NoFlashAttn = False,
+    packing: opt.Packing = None,
+    compile: opt.Compile = None,
+    deepcompile: opt.Deepcompile = None,
+    backend: opt.Backend = None,
+    zero_stage: opt.ZeroStage = None,
+    nproc: opt.Nproc = None,
+    backward: opt.Backward = None,
+    seed: opt.Seed = None,
+    temperature: opt.Temperature = None,
+    timeout: opt.Timeout = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Rows of the dummy input.")] = 2,
+    seq_len: Annotated[
+        int, typer.Option("--seq-len", min=4, help="Positions of the dummy input, padding included.")
+    ] = 128,
+    save: Annotated[
+        Path | None, typer.Option("--save", metavar="DIR", help="Write the model there with save_pretrained.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Build the standalone actor of a configuration, run one forward on a dummy input, and say what really was built.
+
+    Example: actordbg actor init --backend deepspeed --zero-stage 2 --packing --backward
+    """
+    from actordbg.actor.init_worker import InitOrder
+    from actordbg.actor.known import check_config, refuse_findings
+
+    settings = settings_of(ctx)
+    flags = {
+        "model": model, "num_layers": num_layers, "dtype": dtype, "attn": attn, "packing": packing, "compile": compile,
+        "deepcompile": deepcompile, "backend": backend, "zero_stage": zero_stage, "nproc": nproc, "backward": backward,
+        "seed": seed, "temperature": temperature, "timeout": timeout,
+    }  # fmt: skip
+    config = opt.build_config(settings.replay, flags, no_flash_attn=no_flash_attn)
+    findings = check_config(config)
+    refuse_findings(findings)
+    for finding in findings:
+        output.note(f"{finding.severity}[{finding.id}]: {finding.message}")
+    target = None if save is None else str(save.absolute())
+    order = InitOrder(config.to_dict(), str(settings.store / "models"), batch_size, seq_len, target)
+    answer = _answer(order, run_init(config, order), [asdict(finding) for finding in findings])
+    output.emit(answer, _render, as_json)
+    if not answer.ok:
+        raise typer.Exit(1)
+
+
+def run_init(config: ReplayConfig, order: InitOrder) -> list[InitResult]:
+    """Start the workers with the launchers that a replay uses, wait for them, and return every rank's result.
+
+    Raises LaunchProblem when one ends, or hangs past the configuration's timeout, without a result.
+    """
+    import tempfile
+
+    from actordbg.replay.launch import groups_of, launch
+    from actordbg.replay.processes import end_session
+
+    with tempfile.TemporaryDirectory(prefix="actordbg-init-") as folder:
+        work = Path(folder) / "order.json"
+        work.write_text(json.dumps(asdict(order) | {"models": str(Path(order.models).absolute())}))
+        started = [launch(config, group, work, INIT_MODULE) for group in groups_of(config)]
+        try:
+            return _collect(Path(folder), config, started)
+        finally:
+            for one in started:
+                end_session(one.session)
+                one.process.wait()
+
+
+def _collect(folder: Path, config: ReplayConfig, started: list[Any]) -> list[InitResult]:
+    """Every rank's result; when one failed, those that came within a moment (the others may wait for it for ever)."""
+    deadline = time.monotonic() + config.timeout_s
+    results: dict[int, InitResult] = {}
+    while len(results) < config.nproc and time.monotonic() < deadline:
+        ended = all(one.process.poll() is not None for one in started)
+        new = {rank: _read(folder, rank) for rank in range(config.nproc) if rank not in results}
+        results |= {rank: result for rank, result in new.items() if result is not None}
+        if any(result and result.error_class for result in new.values()):
+            deadline = min(deadline, time.monotonic() + _GRACE_S)
+        if ended:
+            break
+        time.sleep(0.05)
+    if len(results) < config.nproc and not any(result.error_class for result in results.values()):
+        raise _no_result(folder, sorted(set(range(config.nproc)) - results.keys()))
+    return [results[rank] for rank in sorted(results)]
+
+
+def _read(folder: Path, rank: int) -> InitResult | None:
+    from actordbg.actor.init_worker import InitResult
+
+    path = folder / f"rank{rank}.json"
+    return InitResult(**json.loads(path.read_bytes())) if path.is_file() else None
+
+
+def _no_result(folder: Path, ranks: list[int]) -> LaunchProblem:
+    tail = "\n".join(path.read_text(errors="replace")[-_LOG_TAIL:] for path in sorted(folder.glob("*.log")))
+    return LaunchProblem(
+        f"no result from rank {', '.join(map(str, ranks))}: it died, or took longer than the timeout:\n{tail}".rstrip(),
+        hint="`actordbg doctor` checks this environment; --timeout gives it more time",
+    )
+
+
+def _answer(order: InitOrder, results: list[InitResult], findings: list[dict[str, Any]]) -> InitAnswer:
+    from actordbg.actor.signatures import explain
+
+    failed = next((one for one in results if one.error_class), None)
+    if failed is not None:
+        _raise_ours(failed)
+    first = results[0]
+    explanation, ways_out = (failed and explain(failed.signature or "")) or (None, ())
+    return InitAnswer(
+        ok=failed is None,
+        resolved=first.resolved,
+        batch_size=order.batch_size,
+        seq_len=order.seq_len,
+        forward_s=_largest(one.forward_s for one in results),
+        backward_s=_largest(one.backward_s for one in results),
+        peak_memory_bytes=_largest(one.peak_memory_bytes for one in results),
+        logprob_mean=first.logprob_mean,
+        loss=first.loss,
+        grad_norm=first.grad_norm,
+        graphs=first.graphs,
+        saved=order.save if failed is None else None,
+        findings=findings,
+        error=f"rank {failed.rank}: {failed.error_class}: {failed.error}" if failed else None,
+        signature=failed.signature if failed else None,
+        explanation=explanation,
+        ways_out=list(ways_out),
+    )
+
+
+def _raise_ours(failed: InitResult) -> None:
+    """An error of actordbg's own tree in the worker is the same error here, with its exit code."""
+    from actordbg import errors
+
+    module, _, name = str(failed.error_class).rpartition(".")
+    kind = getattr(errors, name, None) if module == errors.__name__ else None
+    if isinstance(kind, type) and issubclass(kind, ActordbgError):
+        raise kind(str(failed.error), hint=failed.hint or "")
+
+
+def _largest(values: Any) -> Any:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _render(answer: InitAnswer) -> None:
+    if answer.resolved:
+        for label, text in _lines(answer):
+            output.say(f"{label:<12} {text}")
+    if not answer.ok:
+        output.say(f"{'failed':<12} {answer.error}")
+        output.say(f"{'signature':<12} {answer.signature}")
+        if answer.explanation:
+            output.say(f"{'why':<12} {answer.explanation}")
+        for way in answer.ways_out:
+            output.say(f"{'way out':<12} {way}")
+
+
+def _lines(answer: InitAnswer) -> list[tuple[str, str]]:
+    seen = answer.resolved
+    ranks = "1 process" if seen["world_size"] == 1 else f"{seen['world_size']} processes"
+    engine = f", ZeRO {seen['zero_stage']} ({seen['engine']} engine)" if seen["engine"] else ""
+    lines = [
+        (
+            "model",
+            f"{seen['model']} ({seen['model_class']}, {seen['num_layers']} layers, vocabulary {seen['vocab_size']:,})",
+        ),
+        ("parameters", f"{seen['parameters']:,} in {seen['dtype']}"),
+        ("attention", f"{seen['attn']}, {'packed' if seen['packing'] else 'not packed'}"),
+        ("backend", f"{seen['backend']}{engine}, {ranks} on {seen['device_name']}"),
+        ("load", f"{seen['load_s']:.2f} s"),
+    ]
+    if answer.forward_s is not None:
+        compiled = f", {output.plural(answer.graphs, 'graph')} compiled" if answer.graphs else ""
+        lines.append(("forward", f"{answer.forward_s:.3f} s on {answer.batch_size} x {answer.seq_len}{compiled}"))
+    if answer.backward_s is not None:
+        lines.append(
+            ("backward", f"{answer.backward_s:.3f} s, loss {answer.loss:.4f}, gradient norm {answer.grad_norm:.4f}")
+        )
+    lines.append(("peak memory", output.human_bytes(answer.peak_memory_bytes)))
+    if answer.saved:
+        lines.append(("saved", answer.saved))
+    return lines

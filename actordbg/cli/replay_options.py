@@ -1,0 +1,141 @@
+"""The options that describe a replay's actor, shared by `actor init` and `replay`, and how they become a ReplayConfig.
+
+Every option is None unless it was given, so that `actordbg.toml` can fill in what the command line left out::
+
+    [replay]
+    model = "/models/llama-3.1-8b"
+    backend = "deepspeed"
+    zero-stage = 3
+    packing = true
+    timeout = 900
+
+A flag wins over the file, the file over ReplayConfig's own default. What is still open then follows the dump's record
+(`actordbg.actor.choices`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from actordbg.errors import UsageError
+from actordbg.outcome import ReplayConfig
+
+
+def _option(*names: str, help: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel="The actor")
+
+
+Model = Annotated[
+    str | None,
+    _option(
+        "--model",
+        metavar="NAME|PATH|tiny",
+        help="A model's folder, a hub name, or `tiny`, a random Llama that actordbg builds (default).",
+    ),
+]
+NumLayers = Annotated[int | None, _option("--num-layers", help="Only the model's first N layers.")]
+Dtype = Annotated[
+    str | None,
+    _option(
+        "--dtype",
+        metavar="bf16|fp16|fp32",
+        help="Parameters' dtype (default: the recorded one; else bf16, or fp32 for `tiny` on a CPU).",
+    ),
+]
+Attn = Annotated[
+    str | None,
+    _option(
+        "--attn",
+        metavar="flash_attention_2|sdpa|eager",
+        help="Attention (default: flash_attention_2 with CUDA and flash-attn, else sdpa).",
+    ),
+]
+NoFlashAttn = Annotated[bool, _option("--no-flash-attn", help="The same as --attn sdpa.")]
+Packing = Annotated[
+    bool | None, _option("--packing/--no-packing", help="Pack rows without their padding (default: as recorded).")
+]
+Compile = Annotated[bool | None, _option("--compile/--no-compile", help="torch.compile the model.")]
+Deepcompile = Annotated[
+    bool | None, _option("--deepcompile/--no-deepcompile", help="DeepSpeed's DeepCompile (needs CUDA).")
+]
+Backend = Annotated[
+    str | None,
+    _option(
+        "--backend", metavar="plain|deepspeed", help="OpenRLHF's Actor alone (default), or in its DeepSpeed strategy."
+    ),
+]
+ZeroStage = Annotated[
+    int | None, _option("--zero-stage", metavar="0..3", help="ZeRO stage of the deepspeed backend (default 0).")
+]
+Nproc = Annotated[int | None, _option("--nproc", metavar="N", help="Processes, one for each GPU (default 1).")]
+Backward = Annotated[
+    bool | None,
+    _option("--backward/--no-backward", help="Backward too (default: where the recorded call had gradients)."),
+]
+Seed = Annotated[int | None, _option("--seed", metavar="N", help="Set before each input (default 0).")]
+Temperature = Annotated[
+    float | None, _option("--temperature", help="Divides the logits (default: as recorded, else 1).")
+]
+Timeout = Annotated[
+    float | None,
+    _option("--timeout", metavar="SECONDS", help="One input may take this long, compiling included (default 600)."),
+]
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "model": (str,),
+    "num_layers": (int,),
+    "dtype": (str,),
+    "attn": (str,),
+    "packing": (bool,),
+    "compile": (bool,),
+    "deepcompile": (bool,),
+    "backend": (str,),
+    "zero_stage": (int,),
+    "nproc": (int,),
+    "backward": (bool,),
+    "seed": (int,),
+    "temperature": (int, float),
+    "timeout": (int, float),
+    "keep_tensors": (bool,),
+}
+
+
+def build_config(defaults: Mapping[str, Any], flags: Mapping[str, Any], *, no_flash_attn: bool = False) -> ReplayConfig:
+    """A checked ReplayConfig from `actordbg.toml`'s [replay] table and the flags that were given (None: not given).
+
+    Both use the options' names, with `-` or `_`. Raises UsageError for unknown keys, wrong types and values that mean nothing.
+    """
+    from actordbg.actor.choices import validate
+
+    values = _from_file(defaults) | {name: value for name, value in flags.items() if value is not None}
+    if no_flash_attn:
+        if flags.get("attn") not in (None, "sdpa"):
+            raise UsageError(
+                f"--no-flash-attn and --attn {flags['attn']} contradict each other", hint="give one of them"
+            )
+        values["attn"] = "sdpa"
+    if "timeout" in values:
+        values["timeout_s"] = float(values.pop("timeout"))
+    config = ReplayConfig(**values)
+    validate(config)
+    return config
+
+
+def _from_file(defaults: Mapping[str, Any]) -> dict[str, Any]:
+    values = {}
+    for key, value in defaults.items():
+        name = key.replace("-", "_")
+        if name not in _KINDS:
+            raise UsageError(
+                f"actordbg.toml: [replay] has an unknown key {key!r}", hint=f"known: {', '.join(sorted(_KINDS))}"
+            )
+        if type(value) not in _KINDS[name]:
+            raise UsageError(
+                f"actordbg.toml: [replay] {key} = {value!r} is not a {_KINDS[name][-1].__name__}",
+                hint="correct the file",
+            )
+        values[name] = value
+    return values

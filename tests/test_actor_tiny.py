@@ -1,0 +1,96 @@
+"""The embedded tiny model: deterministic, openable, not degenerate; built once however many ask."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actordbg.actor.tiny import TINY_VOCAB, TinyShape, build_tiny, ensure_tiny, fold_ids
+
+
+def _bytes(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(tmp_path: Path) -> None:
+    first = _bytes(build_tiny(tmp_path / "a", vocab_size=300, seed=7))
+    assert set(first) == {"config.json", "model.safetensors"}
+    assert _bytes(build_tiny(tmp_path / "b", vocab_size=300, seed=7)) == first
+    assert _bytes(build_tiny(tmp_path / "c", vocab_size=300, seed=8)) != first
+
+
+def test_transformers_opens_it_with_every_weight_in_place(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model, info = AutoModelForCausalLM.from_pretrained(
+        build_tiny(tmp_path, vocab_size=300), dtype=torch.float32, output_loading_info=True
+    )
+    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
+    config = model.config
+    assert (config.vocab_size, config.hidden_size, config.num_hidden_layers) == (300, 64, 2)
+    assert (config.num_attention_heads, config.num_key_value_heads) == (4, 2)
+    for parameter in model.parameters():
+        assert torch.equal(parameter, parameter.bfloat16().float()), "an fp32 load must hold the bf16 weights, exactly"
+
+
+def test_its_predictions_depend_on_the_context(tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(build_tiny(tmp_path), dtype=torch.float32)
+    ids = torch.randint(0, TINY_VOCAB, (1, 32), generator=torch.Generator().manual_seed(0))
+    other = ids.clone()
+    other[0, 0] = (ids[0, 0] + 1) % TINY_VOCAB
+    with torch.no_grad():
+        logits, moved = model(ids).logits, model(other).logits
+    assert logits.std() > 1
+    assert (logits[0, 8] - moved[0, 8]).abs().max() > 0.1, "a token seen through attention alone must show"
+
+
+def test_it_is_built_once_and_then_reused(tmp_path: Path) -> None:
+    path = ensure_tiny(tmp_path)
+    before = (path / "model.safetensors").stat().st_mtime_ns
+    assert ensure_tiny(tmp_path) == path
+    assert (path / "model.safetensors").stat().st_mtime_ns == before
+    assert ensure_tiny(tmp_path, TinyShape(layers=1)) != path
+
+
+def test_many_processes_that_ask_at_once_get_one_whole_model(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("forkserver")  # forking this process could deadlock in torch's thread pool
+    context.set_forkserver_preload(["actordbg.actor.tiny", "safetensors.torch"])
+    asking = [context.Process(target=ensure_tiny, args=(tmp_path,)) for _ in range(6)]
+    for process in asking:
+        process.start()
+    for process in asking:
+        process.join(60)
+    assert [process.exitcode for process in asking] == [0] * 6
+    assert [path.name for path in tmp_path.iterdir()] == [TinyShape().cache_name()], "one model, and nobody's leavings"
+    assert _bytes(ensure_tiny(tmp_path)) == _bytes(build_tiny(tmp_path / "again"))
+
+
+def test_a_build_that_was_killed_half_way_is_not_taken_for_a_model(tmp_path: Path) -> None:
+    (tmp_path / ".tiny-dead").mkdir()
+    (tmp_path / ".tiny-dead" / "config.json").write_text("{")
+    assert json.loads((ensure_tiny(tmp_path) / "config.json").read_text())["model_type"] == "llama"
+
+
+@given(
+    ids=st.lists(st.lists(st.integers(-200, 200_000), min_size=3, max_size=3), min_size=1, max_size=4),
+    size=st.integers(1, 5000),
+)
+def test_folded_ids_are_in_the_vocabulary_and_equal_modulo_its_size(ids: list[list[int]], size: int) -> None:
+    sequences = torch.tensor(ids)
+    folded = fold_ids(sequences, size)
+    assert folded.dtype == torch.int64 and folded.shape == sequences.shape
+    assert folded.min() >= 0 and folded.max() < size
+    assert torch.equal((sequences - folded) % size, torch.zeros_like(sequences))
+
+
+def test_ids_that_fit_are_left_alone() -> None:
+    sequences = torch.tensor([[0, 5, 9]])
+    assert fold_ids(sequences, 10) is sequences
+    assert fold_ids(sequences[:, :0], 10).shape == (1, 0)
