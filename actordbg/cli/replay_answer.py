@@ -1,0 +1,165 @@
+"""What `actordbg replay` answers: its output type, how it is read from the store, and how it is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from actordbg.cli import output
+
+if TYPE_CHECKING:
+    from actordbg.outcome import ReplaySpec, ResultRecord
+    from actordbg.report.model import ReplaySummary
+    from actordbg.store import Store
+
+
+@dataclass(frozen=True)
+class FailureAnswer:
+    """Inputs that failed alike. `signature` is a known failure's id or the error without what varies in it."""
+
+    signature: str
+    count: int
+    statuses: dict[str, int]
+    error: str
+    explanation: str
+    ways_out: tuple[str, ...]
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ReplayAnswer:
+    """What a replay came to. Times in seconds over steady inputs (see `actordbg report`); `replay_id` None: nothing matched.
+
+    `selected` counts the dumps that were chosen, `skipped` why others of them were left out. `folder` has the journals and logs.
+    """
+
+    replay_id: str | None
+    status: str
+    selected: int
+    passed: int = 0
+    failed: int = 0
+    crashed: int = 0
+    hung: int = 0
+    not_run: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    restarts: int = 0
+    forward_median_s: float | None = None
+    forward_p95_s: float | None = None
+    backward_median_s: float | None = None
+    tokens_per_s: float | None = None
+    peak_memory_bytes: int | None = None
+    failures: tuple[FailureAnswer, ...] = ()
+    findings: tuple[dict[str, Any], ...] = ()
+    resolved: dict[str, Any] = field(default_factory=dict)
+    folder: str | None = None
+    note: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Nothing failed and nothing is missing."""
+        return not (self.failed or self.crashed or self.hung or self.not_run)
+
+
+def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
+    """Read from the store what became of a replay."""
+    from actordbg.replay.journal import SUPERVISOR, read_events, read_results
+
+    folder = store.replays / spec.replay_id
+    events = read_events(folder / SUPERVISOR)
+    resolved: dict[str, Any] = next(
+        (event["resolved"] for event in reversed(events) if event["event"] == "resolved"), {}
+    )
+    status = next((event["status"] for event in reversed(events) if event["event"] == "finished"), "unfinished")
+    results = read_results(folder)
+    summary = _summarised(
+        spec, resolved, status, [results[one.dump_id] for one in spec.inputs if one.dump_id in results]
+    )
+    counts = summary.counts
+    return ReplayAnswer(
+        replay_id=spec.replay_id,
+        status=status,
+        selected=len(spec.inputs),
+        passed=counts.passed,
+        failed=counts.failed,
+        crashed=counts.crashed,
+        hung=counts.hung,
+        not_run=counts.not_run,
+        restarts=restarts,
+        forward_median_s=summary.forward.median,
+        forward_p95_s=summary.forward.p95,
+        backward_median_s=summary.backward.median,
+        tokens_per_s=summary.tokens_per_s.median,
+        peak_memory_bytes=summary.peak_memory_bytes,
+        failures=tuple(
+            FailureAnswer(one.name, one.count, one.statuses, one.cause, one.explanation, one.ways_out, one.examples)
+            for one in summary.failures
+        ),
+        resolved=resolved,
+        folder=str(folder),
+    )
+
+
+def _summarised(
+    spec: ReplaySpec, resolved: dict[str, Any], status: str, results: Sequence[ResultRecord]
+) -> ReplaySummary:
+    from actordbg.actor.signatures import explain
+    from actordbg.report.model import ReplayData
+    from actordbg.report.summary import summarise
+
+    data = ReplayData(spec, resolved, status, tuple(results))
+    return summarise([data], selection=spec.replay_id, now=spec.created_at, explain=explain).replays[0]
+
+
+def render(answer: ReplayAnswer) -> None:
+    """The answer as text: counts, figures, what was resolved, and each kind of failure with its ways out."""
+    if answer.note:
+        output.say(answer.note)
+        return
+    counted = [(answer.passed, "passed"), (answer.failed, "failed"), (answer.crashed, "crashed"), (answer.hung, "hung")]
+    counted.append((answer.not_run, "not run"))
+    output.say(
+        f"replay {answer.replay_id} ({answer.status}): {output.plural(answer.selected, 'input')}, "
+        + ", ".join(f"{count:,} {name}" for count, name in counted if count)
+    )
+    for label, text in _lines(answer):
+        output.say(f"  {label:<14} {text}")
+    for group in answer.failures:
+        output.say(f"{group.count:,} x {group.signature}")
+        output.say(f"  {group.error.strip().splitlines()[0] if group.error.strip() else '-'}")
+        if group.explanation:
+            output.say(f"  why: {group.explanation}")
+        for way in group.ways_out:
+            output.say(f"  way out: {way}")
+        output.say(f"  e.g. {group.examples[0]}")
+
+
+def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
+    lines = []
+    if answer.forward_median_s is not None:
+        lines.append(("forward", f"median {answer.forward_median_s:.3f} s, p95 {answer.forward_p95_s or 0:.3f} s"))
+    if answer.backward_median_s is not None:
+        lines.append(("backward", f"median {answer.backward_median_s:.3f} s"))
+    if answer.tokens_per_s is not None:
+        lines.append(("tokens/s", f"{answer.tokens_per_s:,.0f} in one worker, forward"))
+    if answer.peak_memory_bytes is not None:
+        lines.append(("peak memory", output.human_bytes(answer.peak_memory_bytes)))
+    if answer.restarts:
+        lines.append(("restarts", str(answer.restarts)))
+    if answer.resolved:
+        lines.append(("configuration", _configuration(answer.resolved)))
+    lines.append(("journals, logs", str(answer.folder)))
+    return lines
+
+
+def _configuration(resolved: dict[str, Any]) -> str:
+    engine = f" ZeRO {resolved['zero_stage']}" if resolved.get("engine") else ""
+    parts = [
+        f"{resolved.get('model')} {resolved.get('dtype')} {resolved.get('attn')}",
+        "packed" if resolved.get("packing") else "not packed",
+        f"{resolved.get('backend')}{engine}, {output.plural(resolved.get('world_size') or 1, 'worker')}",
+        f"on {resolved.get('device_name')}",
+    ]
+    parts += ["compiled"] * bool(resolved.get("compile")) + ["deepcompiled"] * bool(resolved.get("deepcompile"))
+    parts += ["ids folded"] * bool(resolved.get("ids_folded"))
+    return ", ".join(parts)

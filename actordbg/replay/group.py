@@ -1,0 +1,295 @@
+"""One group of workers under supervision: started, watched, judged, started again without the culprit, until nothing is left.
+
+`GroupRun.step()` is called a few times a second and never waits long. An attempt ends in one of these ways:
+
+    every rank wrote `done`              the group is finished
+    a rank died                          its input crashed; the rest is run again
+    an input had its time                stacks are taken, the culprits hung; the rest is run again
+    a rank wrote `restart`               nobody is blamed; the rest is run again
+    a rank wrote `broken`                the actor cannot be built: the replay stops
+    three attempts without any result    the replay stops (LaunchProblem)
+
+A verdict is written only after the whole session of the attempt has been ended and its journals were read to
+the end: a result that was written a moment before counts.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+from actordbg import errors
+from actordbg.actor.signatures import signature_of
+from actordbg.errors import ActordbgError, LaunchProblem
+from actordbg.outcome import CRASHED, HUNG, ReplaySpec, ResultRecord
+from actordbg.record import now_timestamp
+from actordbg.replay import verdict
+from actordbg.replay.failure import EXCERPT
+from actordbg.replay.journal import Event, result_of
+from actordbg.replay.launch import Group, Launched
+from actordbg.replay.logs import last_words, reported_by_launcher, take_stacks, was_told_to_end
+from actordbg.replay.order import WorkOrder
+from actordbg.replay.plan import slots_for
+from actordbg.replay.processes import STOPPED, TERMINATED, DeathWatch, describe_status, end_session, start_ticks
+from actordbg.replay.verdict import Seen
+from actordbg.replay.view import RankView
+from actordbg.store import atomic_write
+
+START_TIMEOUT_S = 1800.0
+"""How long building the actor, or anything else outside of an input, may take."""
+FRUITLESS_LIMIT = 3
+"""Attempts in a row that may end without a single result."""
+LEAVE_S = 15.0
+"""How long processes may take to leave after their last result."""
+
+
+class Reporter(Protocol):
+    """Where a group's news go; the supervisor is one."""
+
+    def launch(self, group: Group, work: Path) -> Launched:
+        """Start the group's processes."""
+
+    def on_ready(self, event: Event) -> None:
+        """A worker built its actor."""
+
+    def on_start(self, event: Event) -> None:
+        """A worker starts an input."""
+
+    def on_result(self, record: ResultRecord) -> None:
+        """A worker finished an input."""
+
+    def on_verdict(self, record: ResultRecord) -> None:
+        """An input killed or hung its worker; the record has to be written down."""
+
+    def on_attempt(self, group: Group, attempt: int, reason: str) -> None:
+        """The group is being started, for the first time (`reason` is empty) or again."""
+
+
+@dataclass
+class GroupRun:
+    """A group from its first attempt to its last result.
+
+    `pending`: indices into `spec.inputs` that have no result, in order. `attempt`: the last one, 0 before the first.
+    """
+
+    folder: Path
+    spec: ReplaySpec
+    group: Group
+    pending: list[int]
+    reporter: Reporter
+    attempt: int = 0
+    start_timeout_s: float = START_TIMEOUT_S
+    finished: bool = False
+    _views: list[RankView] = field(default_factory=list)
+    _launched: Launched | None = None
+    _watch: DeathWatch = field(default_factory=DeathWatch)
+    _fruitless: int = 0
+    _pending_before: int = 0
+    _leaving_since: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._index = {item.dump_id: index for index, item in enumerate(self.spec.inputs)}
+
+    def start(self, reason: str = "") -> None:
+        """Begin the next attempt on what is pending; with nothing pending the group is finished."""
+        if not self.pending:
+            self.finished = True
+            return
+        self.attempt += 1
+        self._pending_before = len(self.pending)
+        self._leaving_since = 0.0
+        self._views = [RankView.begin(self.folder, rank) for rank in self.group.ranks]
+        self.reporter.on_attempt(self.group, self.attempt, reason)
+        self._launched = self.reporter.launch(self.group, self._write_work())
+
+    def step(self) -> None:
+        """Read what is new and act on it."""
+        self._read_journals()
+        seen = [view.seen() for view in self._views]
+        broken = next((view.broken for view in self._views if view.broken), None)
+        asked = next((view for view in self._views if view.restart), None)
+        if broken:
+            self.stop()
+            raise _as_error(broken, self._last_words())
+        if all(view.done for view in self._views):
+            self._let_leave()
+        elif any(one.dead for one in seen):
+            self._judge_death(seen)
+        elif asked:
+            self._again(f"rank {asked.rank}: {asked.restart}")
+        elif self._launcher_is_gone():
+            self._judge_death([view.seen() for view in self._views])
+        elif late := self._overdue(seen):
+            self._judge_hang(late)
+        else:
+            self._check_silence()
+
+    def watched(self) -> list[int]:
+        """File descriptors that become readable when a worker dies, where the kernel has such."""
+        return self._watch.descriptors
+
+    def stop(self) -> None:
+        """End every process of the group; what the journals say by then is counted."""
+        if self._launched is not None:
+            end_session(self._launched.session)
+            self._launched.process.wait()
+            self._launched = None
+            self._watch.clear()
+            self._read_journals()
+
+    def _write_work(self) -> Path:
+        slots = slots_for(self.group.ranks, self.pending, self.spec.config.nproc)
+        me = os.getpid()
+        order = WorkOrder(self.attempt, list(self.group.ranks), [list(slot) for slot in slots], (me, start_ticks(me)))
+        path = self.folder / f"work-{self.group.ranks[0]}-{self.attempt}.json"
+        atomic_write(path, order.to_json().encode())
+        return path
+
+    def _read_journals(self) -> None:
+        for view in self._views:
+            for event in view.tail.poll():
+                if event.get("attempt") == self.attempt:
+                    view.take(event)
+                    self._pass_on(event)
+
+    def _pass_on(self, event: Event) -> None:
+        kind = event["event"]
+        if kind == "boot":
+            self._watch.add(event["pid"], event["ticks"])
+        elif kind == "ready":
+            self.reporter.on_ready(event)
+        elif kind == "start":
+            self.reporter.on_start(event)
+        elif kind == "end":
+            record = result_of(event)
+            self._forget(record.dump_id)
+            self.reporter.on_result(record)
+
+    def _forget(self, dump_id: str) -> None:
+        index = self._index.get(dump_id)
+        if index in self.pending:
+            self.pending.remove(index)
+
+    def _let_leave(self) -> None:
+        """Everything is done; a launcher takes a second to notice."""
+        self._leaving_since = self._leaving_since or time.monotonic()
+        if self._launcher_is_gone() or time.monotonic() - self._leaving_since > LEAVE_S:
+            self.stop()
+            self.finished = True
+
+    def _launcher_is_gone(self) -> bool:
+        return self._launched is None or self._launched.process.poll() is not None
+
+    def _overdue(self, seen: list[Seen]) -> list[int]:
+        timeout_s = self.spec.config.timeout_s
+        return verdict.overdue(seen, time.monotonic(), timeout_s, collective=self.group.collective)
+
+    def _check_silence(self) -> None:
+        """Outside of an input nobody may be silent for longer than the start may take."""
+        now = time.monotonic()
+        idle = (view for view in self._views if not view.done and view.doing is None)
+        silent = [view.rank for view in idle if now - view.since > self.start_timeout_s]
+        if silent:
+            self._stacks()
+            self._again(f"ranks {silent} were silent for {self.start_timeout_s:.0f} s outside of an input")
+
+    def _judge_death(self, first: list[Seen]) -> None:
+        time.sleep(0.1)  # whoever dies as a consequence, or writes why, has done so by then
+        self._read_journals()
+        later = [_or_later(before, view.seen()) for before, view in zip(first, self._views, strict=True)]
+        first, later = self._with_evidence(first), self._with_evidence(later)
+        culprits = verdict.culprits_of_death(first) or verdict.culprits_of_death(later)
+        how = {one.rank: self._how_it_ended(one) for one in later if one.dead}
+        self.stop()
+        for rank in culprits:
+            self._blame(rank, CRASHED, "WorkerDied", f"the worker (rank {rank}) died in it: {how[rank]}")
+        asked = "; ".join(f"rank {view.rank}: {view.restart}" for view in self._views if view.restart)
+        died = "; ".join(f"rank {rank} died: {how[rank]}" for rank in culprits)
+        self._again(died or asked or "the launcher ended")
+
+    def _with_evidence(self, seen: list[Seen]) -> list[Seen]:
+        """Where a launcher reaped a worker before we saw its exit status: one that was ended by SIGTERM left its stacks."""
+        views = zip(seen, self._views, strict=True)
+        unknown = {
+            one.rank for one, view in views if one.dead and one.wait_status is None and was_told_to_end(view.log())
+        }
+        return [replace(one, wait_status=TERMINATED) if one.rank in unknown else one for one in seen]
+
+    def _how_it_ended(self, seen: Seen) -> str:
+        return reported_by_launcher(self.folder) if seen.wait_status is None else describe_status(seen.wait_status)
+
+    def _judge_hang(self, late: list[int]) -> None:
+        stacks = self._stacks()
+        self._read_journals()
+        late = [view.rank for view in self._views if view.rank in late and view.doing is not None]
+        seen = [view.seen() for view in self._views]
+        culprits = verdict.culprits_of_hang(seen, late, stacks)
+        stopped = {one.rank for one in seen if one.state == STOPPED}
+        self.stop()
+        limit = f"{self.spec.config.timeout_s:g} s"
+        for rank in culprits:
+            why = "its process was stopped by a signal" if rank in stopped else "its stacks are in the log excerpt"
+            self._blame(rank, HUNG, "TimeoutError", f"it did not finish within {limit} (--timeout); {why}")
+        self._again(f"ranks {culprits} hung for {limit}" if culprits else f"ranks {late} waited for a rank that failed")
+
+    def _stacks(self) -> dict[int, str]:
+        return take_stacks(self.folder, {view.rank: view.identity for view in self._views if view.identity})
+
+    def _blame(self, rank: int, status: str, error_class: str, error: str) -> None:
+        """Give what the rank is doing a result. A filler stands for the input that it repeats."""
+        view = next(view for view in self._views if view.rank == rank)
+        doing = view.doing
+        if doing is None or self._index.get(doing["dump_id"]) not in self.pending:
+            return
+        log = view.log()
+        record = ResultRecord(
+            replay_id=self.spec.replay_id,
+            dump_id=doing["dump_id"],
+            status=status,
+            attempt=self.attempt,
+            worker=rank,
+            slot=doing["slot"],
+            started_at=doing["started_at"],
+            finished_at=now_timestamp(),
+            error_class=error_class,
+            error=error,
+            signature=signature_of(error_class, error, log),
+            log_excerpt=log[-EXCERPT:],
+        )
+        self._forget(record.dump_id)
+        self.reporter.on_verdict(record)
+
+    def _again(self, reason: str) -> None:
+        """Start again with what is left, unless attempt after attempt brings nothing."""
+        log = self._last_words()
+        self.stop()
+        self._fruitless = self._fruitless + 1 if len(self.pending) == self._pending_before else 0
+        if self._fruitless >= FRUITLESS_LIMIT:
+            raise LaunchProblem(
+                f"{FRUITLESS_LIMIT} attempts in a row ended without a result; the last one: {reason}\n{log}".rstrip(),
+                hint=f"the logs are in {self.folder}; `actordbg doctor` checks this environment",
+            )
+        self.start(reason)
+
+    def _last_words(self) -> str:
+        return last_words(self.folder, self.group.ranks)
+
+
+def _or_later(before: Seen, after: Seen) -> Seen:
+    """The later view of a rank, with the exit status that only the earlier one still saw."""
+    return replace(after, wait_status=before.wait_status if after.wait_status is None else after.wait_status)
+
+
+def _as_error(broken: Event, log: str) -> ActordbgError:
+    """The error of a worker that could not build its actor, as the same class here when it is one of ours."""
+    module, _, name = broken["error_class"].rpartition(".")
+    kind = getattr(errors, name, None) if module == errors.__name__ else None
+    if isinstance(kind, type) and issubclass(kind, ActordbgError):
+        return kind(broken["error"], hint=broken["hint"])
+    return LaunchProblem(
+        f"the actor cannot be built: {broken['error_class']}: {broken['error']}\n{log}".rstrip(),
+        hint="`actordbg actor init` with the same options tries only that",
+    )

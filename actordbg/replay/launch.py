@@ -1,0 +1,176 @@
+"""Starting a replay's workers with real launchers, each in a session of its own.
+
+Workers come in *groups* that live and die together (`groups_of`): with the deepspeed backend all ranks are one group, started by
+`deepspeed`; with the plain backend every rank computes alone, so each is a group of one, and a crash of one does not
+touch the others.
+
+Traps that this module is about:
+
+* `deepspeed` reads `/job/hostfile` when there is one and would start on other machines: `--hostfile` is given.
+* `deepspeed --num_gpus N` ignores CUDA_VISIBLE_DEVICES and takes GPUs 0 to N-1: with the variable set we name
+  the devices (`--include`).
+* The rank variables of a launcher that started *us* (`deepspeed -m actordbg replay ...`) must not reach our children.
+* Torch uses every core in every process by default: N processes share the cores (`OMP_NUM_THREADS`), unless the user set it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from actordbg.errors import LaunchProblem, Unsupported
+from actordbg.outcome import ReplayConfig
+
+WORKER_MODULE = "actordbg.replay.worker"
+RANK_VARIABLES = (
+    "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "GROUP_RANK",
+    "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK",
+)  # fmt: skip
+_ELASTIC = "TORCHELASTIC_"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Workers that are started, and end, together. `collective`: they compute together, so one alone cannot go on."""
+
+    ranks: tuple[int, ...]
+    collective: bool
+
+
+@dataclass
+class Launched:
+    """A running group: the launcher's process, which leads a session that holds every process of the group."""
+
+    process: subprocess.Popen[bytes]
+
+    @property
+    def session(self) -> int:
+        return self.process.pid
+
+
+def groups_of(config: ReplayConfig) -> list[Group]:
+    """How the workers of a replay belong together."""
+    if config.backend == "plain":
+        return [Group((rank,), False) for rank in range(config.nproc)]
+    return [Group(tuple(range(config.nproc)), config.nproc > 1)]
+
+
+def launch(config: ReplayConfig, group: Group, work: Path, module: str = WORKER_MODULE) -> Launched:
+    """Start the workers of `group` on a work order. Their launcher's output goes to `launcher.log` beside it."""
+    environment = child_environment(config, os.environ)
+    if config.backend == "plain":
+        command = [sys.executable, "-m", module, "--work", str(work)]
+        environment |= _rank_environment(group.ranks[0], config.nproc)
+    else:
+        command = deepspeed_command(config, environment, module, work)
+    return _start(command, environment, work.parent / "launcher.log")
+
+
+def deepspeed_command(config: ReplayConfig, environment: Mapping[str, str], module: str, work: Path) -> list[str]:
+    """The `deepspeed` command line for all ranks on this machine."""
+    command = [sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile=/dev/null"]
+    visible = [part.strip() for part in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+    if visible and environment.get("DS_ACCELERATOR") != "cpu":
+        command.append("--include=localhost:" + ",".join(_first_devices(visible, config.nproc)))
+    else:
+        command.append(f"--num_accelerators={config.nproc}")
+    command += [f"--master_port={free_port()}", "--module", module, "--work", str(work)]
+    return command
+
+
+def child_environment(config: ReplayConfig, base: Mapping[str, str]) -> dict[str, str]:
+    """The workers' environment: the user's, without a surrounding launcher's rank variables, and actordbg importable."""
+    kept = {key: value for key, value in base.items() if key not in RANK_VARIABLES and not key.startswith(_ELASTIC)}
+    if config.nproc > 1:
+        kept.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // config.nproc)))
+    if config.backend == "deepspeed" and not _has_gpu():
+        kept.setdefault("DS_ACCELERATOR", "cpu")
+    kept["PYTHONUNBUFFERED"] = "1"
+    home = str(Path(__file__).resolve().parents[2])
+    if home not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
+        kept["PYTHONPATH"] = os.pathsep.join(part for part in (home, kept.get("PYTHONPATH", "")) if part)
+    return kept
+
+
+@dataclass(frozen=True)
+class Surrounding:
+    """The launcher that started this very process: our place in it, and whether it is deepspeed's."""
+
+    rank: int
+    world_size: int
+    local_size: int
+    deepspeed: bool
+
+
+def surrounding_launcher(environment: Mapping[str, str]) -> Surrounding | None:
+    """Whether `deepspeed -m actordbg ...` or `torchrun -m actordbg ...` started us, by the variables that they set."""
+    try:
+        rank, world, _ = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+    except (KeyError, ValueError):
+        return None
+    local = environment.get("LOCAL_WORLD_SIZE") or environment.get("LOCAL_SIZE") or str(world)
+    return Surrounding(rank, world, int(local), "CROSS_SIZE" in environment)
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _first_devices(visible: Sequence[str], nproc: int) -> Sequence[str]:
+    if not all(part.isdigit() for part in visible):
+        raise Unsupported(
+            "the deepspeed launcher understands only device numbers in CUDA_VISIBLE_DEVICES",
+            hint="set it to numbers such as 0,1, or unset it",
+        )
+    if len(visible) < nproc:
+        raise Unsupported(
+            f"--nproc {nproc} needs {nproc} GPUs, CUDA_VISIBLE_DEVICES names {len(visible)}",
+            hint="lower --nproc, or name more devices",
+        )
+    return visible[:nproc]
+
+
+def _has_gpu() -> bool:
+    from actordbg.actor.choices import gather_facts
+
+    return gather_facts().gpus > 0
+
+
+def _rank_environment(rank: int, nproc: int) -> dict[str, str]:
+    """What a launcher would set. A port of its own for each rank: plain ranks never speak to each other."""
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(nproc),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+
+
+def _start(command: list[str], environment: dict[str, str], log: Path) -> Launched:
+    with open(log, "ab") as file:
+        log.chmod(0o600)
+        file.write(f"$ {' '.join(command)}\n".encode())
+        file.flush()
+        try:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise LaunchProblem(f"cannot start {command[0]}: {error.strerror}", hint="see `actordbg doctor`") from None
+    return Launched(process)

@@ -1,0 +1,132 @@
+"""From rows of the catalog to a work list. Pure: rows and a configuration in, a ReplaySpec out.
+
+Which worker takes which input is part of the plan and never changes, also not over a restart or a `--resume`: input `i` of
+`spec.inputs` belongs to worker `i % nproc`. In one *slot* every worker runs one input at the same time. Under ZeRO-3 that is
+a condition (every rank must take part in each forward), so a worker that has no input for a slot repeats a
+neighbour's, and nothing is recorded for that (a *filler*).
+
+Orders:
+
+- `time`: as they were captured. Calls that ran at the same time on different ranks stay neighbours.
+- `length`: shortest sequences first, so that the inputs of one slot have similar sizes.
+- `shuffle`: every worker's inputs in their own random order, from `seed + rank`, so that lengths in a slot differ.
+"""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from itertools import zip_longest
+from typing import Protocol, TypeVar
+
+from actordbg.outcome import ReplayConfig, ReplayInput, ReplaySpec
+from actordbg.record import now_timestamp
+
+T = TypeVar("T")
+
+ORDERS = ("time", "length", "shuffle")
+DEFAULT_SHUFFLE_SEED = 42
+
+Slot = tuple[int | None, ...]
+"""For each rank of a group the index in `spec.inputs` to run, or None for a filler."""
+
+
+class Row(Protocol):
+    """What planning needs to know of a dump; the catalog's rows and DumpRecords (plus `path`) have it."""
+
+    @property
+    def dump_id(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def seq_len(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def timestamp(self) -> str: ...
+    @property
+    def replayable(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The specification, and how many rows were left out for which reason."""
+
+    spec: ReplaySpec
+    skipped: dict[str, int] = field(default_factory=dict)
+
+
+def make_plan(
+    rows: Iterable[Row],
+    config: ReplayConfig,
+    *,
+    order: str = "time",
+    max_inputs: int | None = None,
+    shuffle_seed: int = DEFAULT_SHUFFLE_SEED,
+    where: str | None = None,
+    command: str = "",
+    versions: dict[str, str] | None = None,
+) -> Plan:
+    """Order the rows, leave out what cannot be replayed, cut to `max_inputs` (in all, not for each worker)."""
+    rows = list(rows)
+    usable = [row for row in rows if row.replayable]
+    inputs = [_input(row) for row in _ordered(usable, order, config.nproc, shuffle_seed)][:max_inputs]
+    lost = len(rows) - len(usable)
+    skipped = {"they hold arguments that could not be stored": lost} if lost else {}
+    spec = ReplaySpec(
+        replay_id=new_replay_id(),
+        created_at=now_timestamp(),
+        config=config,
+        inputs=tuple(inputs),
+        where=where,
+        order=order,
+        command=command,
+        versions=versions or {},
+    )
+    return Plan(spec, skipped)
+
+
+def new_replay_id(moment: datetime | None = None) -> str:
+    """`20250619T052608-9f3a2c`: sorts by time, unique without asking anybody."""
+    moment = moment or datetime.now(timezone.utc)
+    return f"{moment.astimezone(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+
+
+def owner(index: int, nproc: int) -> int:
+    """The worker that input `index` of a plan belongs to."""
+    return index % nproc
+
+
+def slots_for(ranks: Sequence[int], pending: Sequence[int], nproc: int) -> list[Slot]:
+    """The slots in which `ranks` run the inputs `pending` (indices into `spec.inputs`, in order) that belong to them."""
+    queues = ([index for index in pending if owner(index, nproc) == rank] for rank in ranks)
+    return list(zip_longest(*queues))
+
+
+def _ordered(rows: list[Row], order: str, nproc: int, seed: int) -> list[Row]:
+    by_time = sorted(rows, key=lambda row: (row.timestamp, row.dump_id))
+    if order == "time":
+        return by_time
+    if order == "length":
+        return sorted(by_time, key=lambda row: row.seq_len)
+    if order != "shuffle":
+        raise ValueError(f"order {order!r} is none of {ORDERS}")
+    return _shuffled_per_worker(by_time, nproc, seed)
+
+
+def _shuffled_per_worker(rows: list[T], nproc: int, seed: int) -> list[T]:
+    queues = [rows[rank::nproc] for rank in range(nproc)]
+    for rank, queue in enumerate(queues):
+        random.Random(seed + rank).shuffle(queue)
+    return [queues[index % nproc][index // nproc] for index in range(len(rows))]
+
+
+def _input(row: Row) -> ReplayInput:
+    return ReplayInput(row.dump_id, row.path, row.rank, row.batch_size, row.seq_len, row.tokens)

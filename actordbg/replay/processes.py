@@ -1,0 +1,151 @@
+"""Looking at other processes through /proc, and ending whole sessions of them. Linux only, standard library only.
+
+A replay's workers are often not our children: the deepspeed launcher starts them two levels down, and reaps and kills them
+on its own schedule. To say which worker died *first*, and of what, we look at /proc a few times a second: a dead
+process whose parent has not reaped it yet is a zombie whose exit status can still be read.
+
+A pid alone is not an identity (pids are used again); a pid with its start time is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+ALIVE = "alive"
+STOPPED = "stopped"
+ZOMBIE = "zombie"
+GONE = "gone"
+
+TERMINATED = int(signal.SIGTERM)
+"""The wait status of a process that SIGTERM ended."""
+
+
+@dataclass(frozen=True)
+class Stat:
+    """What /proc/<pid>/stat says: `state` letter, session id, start time in clock ticks, wait status (of zombies)."""
+
+    state: str
+    session: int
+    start_ticks: int
+    wait_status: int
+
+
+def read_stat(pid: int) -> Stat | None:
+    """The process's stat, or None when there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+    fields = text[text.rindex(")") + 2 :].split()
+    return Stat(fields[0], int(fields[3]), int(fields[19]), int(fields[49]))
+
+
+def start_ticks(pid: int) -> int:
+    """When the process started, in clock ticks since boot; 0 when there is no such process."""
+    stat = read_stat(pid)
+    return stat.start_ticks if stat else 0
+
+
+def state_of(pid: int, ticks: int) -> tuple[str, int | None]:
+    """(ALIVE | STOPPED | ZOMBIE | GONE, wait status of a zombie) for the process with this pid and start time."""
+    stat = read_stat(pid)
+    if stat is None or stat.start_ticks != ticks:
+        return GONE, None
+    if stat.state in "ZX":
+        return ZOMBIE, stat.wait_status
+    return (STOPPED if stat.state in "Tt" else ALIVE), None
+
+
+def describe_status(wait_status: int | None) -> str:
+    """A wait status in words: "SIGKILL (...)", "exit code 1", or "an unknown end" for None."""
+    if wait_status is None:
+        return "an unknown end"
+    if not os.WIFSIGNALED(wait_status):
+        return f"exit code {os.waitstatus_to_exitcode(wait_status)}"
+    number = os.WTERMSIG(wait_status)
+    name = signal.Signals(number).name if number in signal.valid_signals() else f"signal {number}"
+    return f"{name} ({_SIGNAL_HINTS[name]})" if name in _SIGNAL_HINTS else name
+
+
+_SIGNAL_HINTS = {
+    "SIGKILL": "often the kernel's out-of-memory killer: see `dmesg`",
+    "SIGSEGV": "an invalid memory access in native code",
+    "SIGBUS": "a memory-mapped file shrank, or /dev/shm is full",
+    "SIGABRT": "native code gave up: its message is in the log",
+    "SIGILL": "an instruction that this processor does not have",
+    "SIGFPE": "an arithmetic fault in native code",
+}
+
+
+class DeathWatch:
+    """Processes whose death wakes us at once: a launcher reaps a dead worker within a second, and with it the evidence."""
+
+    def __init__(self) -> None:
+        self.descriptors: list[int] = []
+
+    def add(self, pid: int, ticks: int) -> None:
+        """Watch a process, child or not. Where the kernel cannot (before Linux 5.3), nothing happens."""
+        with contextlib.suppress(OSError, AttributeError):
+            descriptor = os.pidfd_open(pid)
+            if start_ticks(pid) == ticks:
+                self.descriptors.append(descriptor)
+            else:
+                os.close(descriptor)
+
+    def clear(self) -> None:
+        """Watch nothing any more."""
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+        self.descriptors = []
+
+
+def wait_for_any(descriptors: list[int], timeout_s: float) -> None:
+    """Sleep for `timeout_s`, or until one of the watched processes is dead."""
+    waiting = select.poll()
+    for descriptor in descriptors:
+        waiting.register(descriptor, select.POLLIN)
+    waiting.poll(timeout_s * 1000)
+
+
+def session_members(session: int) -> list[int]:
+    """Pids of the live (not zombie) processes of a session."""
+    members = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            stat = read_stat(int(entry))
+            if stat is not None and stat.session == session and stat.state not in "ZX":
+                members.append(int(entry))
+    return members
+
+
+def end_session(session: int, grace_s: float = 2.0) -> None:
+    """End every process of a session: SIGTERM, and SIGKILL for what is left after `grace_s` seconds."""
+    if session == os.getsid(0):
+        raise ValueError("that is our own session")
+    deadline = time.monotonic() + grace_s
+    for number in (signal.SIGTERM, signal.SIGCONT):  # a stopped process acts on SIGTERM only when it continues
+        _signal(session_members(session), number)
+    while (left := session_members(session)) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    while left:
+        _signal(left, signal.SIGKILL)
+        time.sleep(0.02)
+        left = [pid for pid in session_members(session) if not _uninterruptible(pid)]
+
+
+def _signal(pids: list[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
+def _uninterruptible(pid: int) -> bool:
+    """In state D (waiting for a disk or a device): it has the SIGKILL, and dies when the kernel lets it."""
+    stat = read_stat(pid)
+    return stat is not None and stat.state == "D"

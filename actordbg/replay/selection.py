@@ -1,0 +1,99 @@
+"""Which dumps a replay takes (those of the catalog that a condition selects, or files that were named), and whose settings it follows."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from actordbg.dumpfile import SUFFIX, read_record
+from actordbg.errors import StoreProblem, UsageError
+from actordbg.outcome import ReplayInput
+from actordbg.record import DumpRecord
+from actordbg.store import Store
+
+if TYPE_CHECKING:
+    from actordbg.catalog.query import Catalog, DumpRow
+
+_PICKLES = (".pkl", ".pickle", ".pt", ".pth")
+
+
+@dataclass(frozen=True)
+class FileRow:
+    """A dump file that was named, as planning wants to see it. `path`: relative to the store if it is in it, else absolute."""
+
+    record: DumpRecord
+    path: str
+
+    @property
+    def dump_id(self) -> str:
+        return self.record.dump_id
+
+    @property
+    def rank(self) -> int:
+        return self.record.rank
+
+    @property
+    def batch_size(self) -> int:
+        return self.record.batch_size
+
+    @property
+    def seq_len(self) -> int:
+        return self.record.seq_len
+
+    @property
+    def tokens(self) -> int:
+        return self.record.tokens
+
+    @property
+    def timestamp(self) -> str:
+        return self.record.timestamp
+
+    @property
+    def replayable(self) -> bool:
+        return self.record.replayable
+
+
+def defaults_of(root: Path, inputs: Sequence[ReplayInput]) -> DumpRecord | None:
+    """The record that open settings follow: of the first input whose header can be read. Desk and workers agree on it."""
+    for item in inputs:
+        with contextlib.suppress(StoreProblem):
+            return read_record(root / item.path)
+    return None
+
+
+def rows_of_files(store: Store, files: Sequence[Path]) -> list[FileRow]:
+    """The named dump files, each dump once. UsageError for what is not a dump file, CorruptDump for a damaged one."""
+    rows: dict[str, FileRow] = {}
+    for file in files:
+        path = file.absolute()
+        if not path.is_file():
+            raise UsageError(
+                f"--input-file {file} is not a file", hint="`actordbg dump ls --json` has every dump's path"
+            )
+        if path.suffix in _PICKLES:
+            raise UsageError(
+                f"--input-file {file} is a pickle, which is never read directly",
+                hint=f"actordbg dump import {file}, then replay it by --where",
+            )
+        if not path.name.endswith(SUFFIX):
+            raise UsageError(f"--input-file {file} is not a dump file (*{SUFFIX})", hint="name files below store/dumps")
+        record = read_record(path)
+        inside = path.resolve().is_relative_to(store.root.resolve())
+        place = path.resolve().relative_to(store.root.resolve()).as_posix() if inside else str(path)
+        rows.setdefault(record.dump_id, FileRow(record, place))
+    return list(rows.values())
+
+
+def rows_of_catalog(catalog: Catalog, where: str | None, order: str, max_inputs: int | None) -> list[DumpRow]:
+    """The dumps that `where` selects, only as many as the plan needs where the catalog's order is the plan's."""
+    from actordbg.catalog.query import select_dumps
+
+    if max_inputs is not None and order != "shuffle":
+        limit = 2 * max_inputs + 100
+        rows = select_dumps(catalog, where, order=order, limit=limit)
+        if len(rows) < limit or sum(row.replayable for row in rows) >= max_inputs:
+            return rows
+    return select_dumps(catalog, where)

@@ -1,0 +1,247 @@
+"""A replay from its specification to its last result, at the desk: launches, watches, writes down, and cleans up.
+
+    outcome = run_replay(store, plan.spec, on_event=print)
+    outcome.counts                       # {"passed": 5, "crashed": 1}
+
+`run_replay` writes `spec.json`, runs the groups of workers (`actordbg.replay.group`) until every input has a result, and leaves
+`supervisor.jsonl` with its own verdicts and the final status:
+
+    complete      every input has a result
+    interrupted   Ctrl-C (KeyboardInterrupt is raised again after the clean-up); `resume_replay` goes on
+    failed        the workers cannot be started; the error is raised, results that were there stay
+
+Nothing that finished is lost in any of these: results are in the workers' journals, on disk, before the next input starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from actordbg.errors import Conflict, StoreProblem
+from actordbg.outcome import ReplayConfig, ReplaySpec, ResultRecord
+from actordbg.record import now_timestamp
+from actordbg.replay.group import START_TIMEOUT_S, GroupRun
+from actordbg.replay.journal import SPEC, SUPERVISOR, TENSORS, Event, Journal, read_events, read_results
+from actordbg.replay.launch import Group, Launched, groups_of, launch
+from actordbg.replay.order import WorkOrder
+from actordbg.replay.plan import owner
+from actordbg.replay.processes import start_ticks, state_of, wait_for_any
+from actordbg.store import Store, atomic_write, make_folder
+
+POLL_S = 0.05
+
+Launcher = Callable[[ReplayConfig, Group, Path], Launched]
+"""Starts a group on a work order."""
+
+COMPLETE = "complete"
+INTERRUPTED = "interrupted"
+STOPPED_EARLY = "failed"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """News of a running replay. kind: "attempt", "ready", "start" or "result"; `text` says it in words."""
+
+    kind: str
+    text: str = ""
+    result: ResultRecord | None = None
+
+
+@dataclass
+class ReplayOutcome:
+    """What a replay came to. `resolved` is what the first worker reported of the actor that it built."""
+
+    replay_id: str
+    folder: Path
+    status: str
+    total: int
+    results: dict[str, ResultRecord] = field(default_factory=dict)
+    resolved: dict[str, Any] = field(default_factory=dict)
+    restarts: int = 0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many inputs have which status."""
+        return dict(Counter(record.status for record in self.results.values()))
+
+    @property
+    def all_passed(self) -> bool:
+        """Every input has a result, and each passed."""
+        return len(self.results) == self.total and set(self.counts) <= {"passed"}
+
+
+def run_replay(
+    store: Store,
+    spec: ReplaySpec,
+    on_event: Callable[[Progress], None] = lambda event: None,
+    *,
+    on_tick: Callable[[], None] = lambda: None,
+    launcher: Launcher = launch,
+    start_timeout_s: float = START_TIMEOUT_S,
+) -> ReplayOutcome:
+    """Run every input of `spec` that has no result yet. `on_tick` is called about 20 times a second.
+
+    Raises LaunchProblem, or the worker's own error, when the actor cannot be built; KeyboardInterrupt passes through
+    after every process of the replay was ended.
+    """
+    folder = store.replays / spec.replay_id
+    if not (folder / SPEC).exists():
+        make_folder(folder)
+        if spec.config.keep_tensors:
+            make_folder(folder / TENSORS)
+        atomic_write(folder / SPEC, spec.to_json().encode())
+    with interruptible():
+        return Supervisor(folder, spec, on_event, on_tick, launcher, start_timeout_s).run()
+
+
+def load_spec(store: Store, name: str) -> ReplaySpec:
+    """The specification of a replay by its id, a prefix of it, or "last"; StoreProblem when there is none."""
+    found = sorted(path.parent.name for path in store.replays.glob(f"*/{SPEC}"))
+    matching = found[-1:] if name == "last" else [one for one in found if one == name or one.startswith(name)]
+    if len(matching) == 1 or name in matching:
+        chosen = name if name in matching else matching[0]
+        return ReplaySpec.from_json((store.replays / chosen / SPEC).read_bytes())
+    what = "matches several replays" if matching else "is not a replay of this store"
+    hint = f"the last ones are: {', '.join(found[-5:])}" if found else "this store has no replays yet"
+    raise StoreProblem(f"{name!r} {what}", hint=hint)
+
+
+class Supervisor:
+    """The state of one run of `run_replay`; also what its groups report to."""
+
+    def __init__(
+        self,
+        folder: Path,
+        spec: ReplaySpec,
+        on_event: Callable[[Progress], None],
+        on_tick: Callable[[], None],
+        launcher: Launcher,
+        start_timeout_s: float,
+    ) -> None:
+        self.spec, self.folder = spec, folder
+        self._on_event, self._on_tick, self._launcher = on_event, on_tick, launcher
+        _refuse_a_second_supervisor(folder, spec.replay_id)
+        done = read_results(folder)
+        self.outcome = ReplayOutcome(spec.replay_id, folder, INTERRUPTED, len(spec.inputs), done)
+        self.journal = Journal(folder / SUPERVISOR)
+        self._groups = [self._group(group, set(done), start_timeout_s) for group in groups_of(spec.config)]
+
+    def run(self) -> ReplayOutcome:
+        """Until nothing is pending, or an error stops it; the children are gone in any case."""
+        self.journal.append("supervisor", pid=_me()[0], ticks=_me()[1])
+        self.outcome.status = STOPPED_EARLY
+        try:
+            for group in self._groups:
+                group.start()
+            while running := [group for group in self._groups if not group.finished]:
+                for group in running:
+                    group.step()
+                self._on_tick()
+                wait_for_any([fd for group in running for fd in group.watched()], POLL_S)
+            self.outcome.status = COMPLETE
+        except KeyboardInterrupt:
+            self.outcome.status = INTERRUPTED
+            raise
+        finally:
+            with undisturbed():
+                for group in self._groups:
+                    group.stop()
+                self.journal.append("finished", status=self.outcome.status, finished_at=now_timestamp())
+                self.journal.close()
+                self._on_tick()
+        return self.outcome
+
+    def _group(self, group: Group, done: set[str], start_timeout_s: float) -> GroupRun:
+        inputs = enumerate(self.spec.inputs)
+        nproc = self.spec.config.nproc
+        pending = [i for i, item in inputs if owner(i, nproc) in group.ranks and item.dump_id not in done]
+        attempt = _attempts_so_far(self.folder, group)
+        return GroupRun(self.folder, self.spec, group, pending, self, attempt, start_timeout_s)
+
+    def launch(self, group: Group, work: Path) -> Launched:
+        return self._launcher(self.spec.config, group, work)
+
+    def on_attempt(self, group: Group, attempt: int, reason: str) -> None:
+        self.journal.append("attempt", attempt=attempt, ranks=list(group.ranks), reason=reason)
+        self.outcome.restarts += bool(reason)
+        self._on_event(Progress("attempt", reason))
+
+    def on_ready(self, event: Event) -> None:
+        if not self.outcome.resolved:
+            self.outcome.resolved = event["resolved"]
+            self.journal.append("resolved", resolved=event["resolved"])
+        self._on_event(Progress("ready", f"rank {event['rank']}"))
+
+    def on_start(self, event: Event) -> None:
+        self._on_event(Progress("start", event["dump_id"]))
+
+    def on_result(self, record: ResultRecord) -> None:
+        self.outcome.results[record.dump_id] = record
+        self._on_event(Progress("result", record.status, record))
+
+    def on_verdict(self, record: ResultRecord) -> None:
+        self.journal.append("end", **record.to_dict())
+        self.on_result(record)
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP (a closed terminal) inside the block are a Ctrl-C, so that they clean up too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """No Ctrl-C inside the block: an impatient second one must not leave processes behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _me() -> tuple[int, int]:
+    return os.getpid(), start_ticks(os.getpid())
+
+
+def _attempts_so_far(folder: Path, group: Group) -> int:
+    """The last attempt of this group in an earlier run of the replay."""
+    orders = folder.glob(f"work-{group.ranks[0]}-*.json")
+    return max((WorkOrder.from_json(path.read_text()).attempt for path in orders), default=0)
+
+
+def _refuse_a_second_supervisor(folder: Path, replay_id: str) -> None:
+    """Two supervisors of one replay would run every input twice."""
+    events = [event for event in read_events(folder / SUPERVISOR) if event["event"] in ("supervisor", "finished")]
+    if events and events[-1]["event"] == "supervisor":
+        pid, ticks = events[-1]["pid"], events[-1]["ticks"]
+        if (pid, ticks) != _me() and state_of(pid, ticks)[0] in ("alive", "stopped"):
+            raise Conflict(
+                f"replay {replay_id} is being run by process {pid}", hint="wait for it, or end it with Ctrl-C"
+            )

@@ -1,0 +1,270 @@
+"""One worker of a replay: opens the actor once, runs its inputs one after another, and writes down each step before taking it.
+
+    python -m actordbg.replay.worker --work store/replays/<id>/work-0-1.json [--local_rank N]
+
+A launcher starts it (deepspeed, torchrun or plain python), RANK says which worker it is. The work file says what is left to
+do (`WorkOrder`). Everything that it finds out goes to its own journal `rank<N>.jsonl`, in this order:
+
+    boot    pid and its start time, before anything heavy is imported
+    ready   the actor is built: its resolved configuration            (or `broken`: it could not be built, and why)
+    start   dump_id, slot, attempt, where its log begins              } for each input;
+    end     a ResultRecord                                            } `fill`, `filled` for a filler
+    restart why this process cannot go on, and another has to         (it then exits with EXIT_RESTART)
+    done    nothing is left
+
+A `start` without an `end` is what the supervisor blames a crash or a hang on.
+
+An input that raises is recorded as failed and the loop goes on, unless what raised left this process unusable:
+
+* the CUDA context is gone, or DeepSpeed stopped in the middle of a step (`Engine.tainted`);
+* with several ranks that compute together, the others wait for this one in a collective that it will not reach. The
+  journals tell: a rank that failed reads whether the others finished the slot. If they all did, everybody goes on; if not
+  within a grace time, this process asks for a restart. A rank that fails because a *peer died* records nothing: the
+  input is innocent, and is run again.
+
+Standard library only; what needs torch is behind `Engine`, so that supervision is tested without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Protocol
+
+from actordbg.outcome import ReplayInput, ReplaySpec, ResultRecord
+from actordbg.record import now_timestamp
+from actordbg.replay.failure import Failure, guarded
+from actordbg.replay.journal import SPEC, Journal, rank_journal, rank_log
+from actordbg.replay.order import EXIT_BROKEN, EXIT_RESTART, WorkOrder
+from actordbg.replay.peers import Peer, Prefetch
+from actordbg.replay.processes import GONE, ZOMBIE, start_ticks, state_of
+
+GRACE_S = 10.0
+"""How long a failed rank waits at least for its peers to finish the slot."""
+
+
+class Engine(Protocol):
+    """What runs inputs. `actordbg.replay.engine.ActorEngine` is the real one."""
+
+    @property
+    def collective(self) -> bool:
+        """Whether a rank cannot run an input without its peers."""
+
+    @property
+    def tainted(self) -> bool:
+        """Whether the last failure left this process unable to give right results."""
+
+    def open(self) -> dict[str, Any]:
+        """Build the actor; returns its resolved configuration."""
+
+    def load(self, item: ReplayInput) -> Any:
+        """Read one input. Runs in another thread, while the input before it is computed."""
+
+    def run(self, item: ReplayInput, loaded: Any) -> dict[str, Any]:
+        """Run one input; returns fields of its ResultRecord, `status` among them."""
+
+    def close(self) -> None:
+        """Free the actor."""
+
+
+class Restart(Exception):
+    """This process cannot go on; the text says why."""
+
+
+class Worker:
+    """The loop over one rank's inputs, over an `Engine` that does the work."""
+
+    def __init__(self, folder: Path, spec: ReplaySpec, order: WorkOrder, rank: int, engine: Engine) -> None:
+        self.spec, self.order, self.rank, self.engine = spec, order, rank, engine
+        self.journal = Journal(rank_journal(folder, rank))
+        others = [other for other in order.ranks if other != rank]
+        self.peers = [Peer(folder, other, order.attempt) for other in others]
+        self._longest_s = 0.0
+
+    def run(self) -> int:
+        """Everything; returns the process's exit code."""
+        pid = os.getpid()
+        self._write("boot", pid=pid, ticks=start_ticks(pid))
+        opened = guarded(self.engine.open)
+        if isinstance(opened, Failure):
+            sys.stderr.write(opened.trace)
+            self._write("broken", **asdict(opened))
+            return EXIT_BROKEN
+        self._write("ready", pid=pid, resolved=opened)
+        try:
+            self._loop()
+        except Restart as reason:
+            self._write("restart", reason=str(reason))
+            return EXIT_RESTART
+        self._write("done")
+        while any(peer.is_alive() and not peer.is_done() for peer in self.peers):
+            time.sleep(0.02)  # the first rank serves the group's key-value store: nobody leaves before all are done
+        self.engine.close()
+        return 0
+
+    def _loop(self) -> None:
+        work = self.order.inputs_of(self.rank)
+        loads = Prefetch(self._load, [index for _, index, _ in work])
+        for (slot, index, filler), load in zip(work, loads, strict=True):
+            if filler:
+                self._fill(slot, index, load)
+            else:
+                self._replay(slot, index, load)
+
+    def _load(self, index: int) -> tuple[Any, float]:
+        began = time.perf_counter()
+        loaded = guarded(lambda: self.engine.load(self.spec.inputs[index]))
+        return loaded, time.perf_counter() - began
+
+    def _replay(self, slot: int, index: int, load: Future[tuple[Any, float]]) -> None:
+        item = self.spec.inputs[index]
+        started_at = self._begin("start", slot, item)
+        loaded, load_s = load.result()
+        outcome = loaded if isinstance(loaded, Failure) else self._run(item, loaded)
+        if isinstance(outcome, Failure):
+            self._raise_if_a_peer_died()
+        record = ResultRecord(
+            replay_id=self.spec.replay_id,
+            dump_id=item.dump_id,
+            attempt=self.order.attempt,
+            worker=self.rank,
+            slot=slot,
+            started_at=started_at,
+            finished_at=now_timestamp(),
+            load_s=load_s,
+            **(outcome.fields() if isinstance(outcome, Failure) else outcome),
+        )
+        self.journal.append("end", **record.to_dict())
+        if isinstance(loaded, Failure):
+            self._take_part_after_all(slot, index)
+        elif isinstance(outcome, Failure):
+            self._settle(slot)
+
+    def _begin(self, event: str, slot: int, item: ReplayInput) -> str:
+        """Write down what starts now, and where its log begins; returns the moment."""
+        started_at = now_timestamp()
+        self._write(event, dump_id=item.dump_id, slot=slot, started_at=started_at, log_at=_log_size())
+        return started_at
+
+    def _run(self, item: ReplayInput, loaded: Any) -> dict[str, Any] | Failure:
+        began = time.monotonic()
+        fields = guarded(lambda: self.engine.run(item, loaded))
+        self._longest_s = max(self._longest_s, time.monotonic() - began)
+        return fields
+
+    def _fill(self, slot: int, index: int, load: Future[tuple[Any, float]] | None) -> None:
+        """Take part in a slot without an input of one's own: the peers wait for us in their collectives."""
+        self._begin("fill", slot, self.spec.inputs[index])
+        if self.engine.collective:
+            loaded = load.result()[0] if load else self._load(index)[0]
+            fields = loaded if isinstance(loaded, Failure) else self._run(self.spec.inputs[index], loaded)
+            if isinstance(fields, Failure):
+                self._raise_if_a_peer_died()
+                self._write("filled", slot=slot)
+                return self._settle(slot)
+        self._write("filled", slot=slot)
+        return None
+
+    def _take_part_after_all(self, slot: int, index: int) -> None:
+        """Our input could not be read: its failure is recorded, and a neighbour's input keeps the peers company."""
+        if self.peers and self.engine.collective:
+            others = [i for i in (*self.order.mates(slot), *range(len(self.spec.inputs))) if i != index]
+            if not others:
+                raise Restart("the only input cannot be read")
+            self._fill(slot, others[0], None)
+
+    def _settle(self, slot: int) -> None:
+        """After a failure: go on only if this process, and everybody who computes with it, can."""
+        if self.engine.tainted:
+            raise Restart("the failure left this process in the middle of a step")
+        if not (self.peers and self.engine.collective):
+            return
+        grace = min(max(GRACE_S, 2 * self._longest_s), self.spec.config.timeout_s / 2)
+        deadline = time.monotonic() + grace
+        while waiting := [peer.rank for peer in self.peers if peer.slots_finished() <= slot]:
+            self._raise_if_a_peer_died(patience_s=0)
+            if time.monotonic() > deadline:
+                raise Restart(f"ranks {waiting} did not finish slot {slot} within {grace:.0f} s of this rank's failure")
+            time.sleep(0.05)
+
+    def _raise_if_a_peer_died(self, patience_s: float = 0.5) -> None:
+        """Sockets close a moment before the process counts as dead, so look for that moment before recording a failure."""
+        if not self.engine.collective:
+            return
+        deadline = time.monotonic() + patience_s
+        while self.peers:
+            dead = [peer.rank for peer in self.peers if not peer.is_alive()]
+            if dead:
+                raise Restart(f"ranks {dead} are gone")
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.02)
+
+    def _write(self, event: str, **values: Any) -> None:
+        self.journal.append(event, rank=self.rank, attempt=self.order.attempt, **values)
+
+
+def _log_size() -> int:
+    """Where the log stands now: what comes after belongs to the input that starts."""
+    sys.stdout.flush()
+    return os.fstat(2).st_size
+
+
+def end_with(supervisor: tuple[int, int], interval_s: float = 1.0) -> None:
+    """A daemon thread that ends this process, and its whole session, when the supervisor is no more."""
+
+    def watch() -> None:
+        while state_of(*supervisor)[0] not in (GONE, ZOMBIE):
+            time.sleep(interval_s)
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    threading.Thread(target=watch, name="supervisor-watch", daemon=True).start()
+
+
+def redirect_output(path: Path) -> None:
+    """Send file descriptors 1 and 2 to the log, native code and child processes included."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for number in (1, 2):
+        os.dup2(descriptor, number)
+    os.close(descriptor)
+
+
+def main(make_engine: Callable[[Path, ReplaySpec, int], Engine], arguments: Sequence[str] | None = None) -> int:
+    """The process: everything around the loop. `make_engine(replay folder, spec, rank)` must not import anything heavy."""
+    parser = argparse.ArgumentParser(prog="actordbg.replay.worker")
+    parser.add_argument("--work", type=Path, required=True, help="the work order that the supervisor wrote")
+    parser.add_argument("--local_rank", help="given by launchers; LOCAL_RANK says the same")
+    options = parser.parse_args(arguments)
+    folder = options.work.parent
+    rank = int(os.environ["RANK"])
+    redirect_output(rank_log(folder, rank))
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
+    order = WorkOrder.from_json(options.work.read_text())
+    end_with(order.supervisor)
+    spec = ReplaySpec.from_json((folder / SPEC).read_bytes())
+    return Worker(folder, spec, order, rank, make_engine(folder, spec, rank)).run()
+
+
+def _run_as_program() -> None:
+    from actordbg.replay.engine import ActorEngine
+
+    code = main(ActorEngine)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: what torch and gloo do at interpreter exit can hang or crash, and nothing is left to be saved.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    _run_as_program()
