@@ -1,0 +1,102 @@
+"""The table of contents of the command line: which command is which function, and the one place that catches errors."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from actordbg import __version__
+from actordbg.cli import (
+    actor_init,
+    demo,
+    doctor,
+    dump_control,
+    dump_create,
+    dump_export,
+    dump_import,
+    dump_ls,
+    dump_prune,
+    dump_show,
+    dump_verify,
+    index,
+    patch,
+    replay,
+    report,
+    status,
+    unpatch,
+)
+from actordbg.errors import ActordbgError
+
+app = typer.Typer(
+    name="actordbg",
+    help="Record the actor inputs of an RLHF training run, query them, and replay them without the run.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+dump_app = typer.Typer(
+    name="dump", help="Record, bring in, look at, check, take out and drop dumps.", no_args_is_help=True
+)
+actor_app = typer.Typer(name="actor", help="The standalone actor that replays use.", no_args_is_help=True)
+
+app.command("doctor")(doctor.doctor)
+app.command("demo")(demo.demo)
+app.command("patch")(patch.patch)
+app.command("unpatch")(unpatch.unpatch)
+app.command("status")(status.status)
+app.add_typer(dump_app)
+dump_app.command("enable")(dump_control.enable)
+dump_app.command("disable")(dump_control.disable)
+dump_app.command("status")(dump_control.status)
+dump_app.command("import")(dump_import.import_)
+dump_app.command("create")(dump_create.create)
+dump_app.command("ls")(dump_ls.ls)
+dump_app.command("show")(dump_show.show)
+dump_app.command("verify")(dump_verify.verify)
+dump_app.command("export")(dump_export.export)
+dump_app.command("prune")(dump_prune.prune)
+app.command("index")(index.index)
+app.add_typer(actor_app)
+actor_app.command("init")(actor_init.init)
+app.command("replay")(replay.replay)
+app.command("report")(report.report)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"actordbg {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    store: Annotated[
+        Path | None,
+        typer.Option("--store", metavar="DIR", help="The store (default: ACTORDBG_STORE, actordbg.toml, ./store)."),
+    ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+    local_rank: Annotated[int | None, typer.Option("--local_rank", hidden=True, help="What deepspeed adds.")] = None,
+) -> None:
+    """Record the actor inputs of an RLHF training run, query them, and replay them without the run.
+
+    Exit codes: 0 good, 1 the answer is bad (a mismatch, a failed replay), 2 usage, 3 refused, 4 environment or
+    store problem, 130 interrupted.
+    """
+
+
+def main() -> None:
+    """Entry point of `actordbg`: runs the command, and turns every ActordbgError into a message, a hint and an exit code."""
+    try:
+        app()
+    except ActordbgError as error:
+        typer.echo(f"error[{error.code}]: {error.message}", err=True)
+        if error.hint:
+            typer.echo(f"hint: {error.hint}", err=True)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,63 @@
+"""`actordbg demo`: a real OpenRLHF training on this machine, recorded, replayed and reported, step by step."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Literal
+
+import typer
+
+from actordbg.cli.output import note
+from actordbg.errors import UsageError
+
+TrainerOption = Annotated[
+    Literal["ppo", "sft"],
+    typer.Option("--trainer", help="ppo: train_ppo_ray under Ray. sft: train_sft under deepspeed, in half the time."),
+]
+Keep = Annotated[
+    Path | None,
+    typer.Option("--keep", metavar="DIR", help="Work in DIR (new or empty) and keep it; otherwise all is removed."),
+]
+
+
+def demo(trainer: TrainerOption = "ppo", keep: Keep = None) -> None:
+    """Run a real OpenRLHF training with a tiny model here, and take it all the way to a report.
+
+    Patches a private copy of the installed openrlhf, trains, switches dumping on while it trains, indexes, replays twice,
+    reports, and unpatches. Each step prints the command that you would type. Two to four minutes on two cores; no GPU needed.
+
+    Example: actordbg demo --trainer sft --keep /tmp/demo
+    """
+    from actordbg.demo.steps import Demo
+
+    signal.signal(signal.SIGTERM, _interrupt)
+    directory = _directory(keep)
+    try:
+        Demo(trainer, directory, _tell).run()
+    finally:
+        if keep is None:
+            shutil.rmtree(directory, ignore_errors=True)
+    if keep is not None:
+        note(f"kept: {directory}  (next: actordbg --store {directory / 'store'} dump ls)")
+
+
+def _directory(keep: Path | None) -> Path:
+    if keep is None:
+        return Path(tempfile.mkdtemp(prefix="actordbg-demo-"))
+    if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
+        raise UsageError(f"{keep} is not empty", hint="name a new folder: the demo writes only where nothing is")
+    keep.mkdir(parents=True, exist_ok=True)
+    return keep.resolve()
+
+
+def _tell(text: str) -> None:
+    typer.echo(text)
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    """Being asked to end is an interruption: the training's processes and the files go first."""
+    raise KeyboardInterrupt

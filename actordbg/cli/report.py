@@ -1,0 +1,112 @@
+"""`actordbg report`: what was replayed, under which configuration, and what came of it."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actordbg.cli.options import Where, store_of
+from actordbg.cli.output import note
+from actordbg.errors import EnvironmentProblem, UsageError
+
+if TYPE_CHECKING:
+    from actordbg.report.load import Material
+
+
+class Format(str, Enum):
+    """How a report is written."""
+
+    TEXT = "text"
+    MD = "md"
+    JSON = "json"
+    CSV = "csv"
+
+
+_BY_SUFFIX = {".md": Format.MD, ".markdown": Format.MD, ".json": Format.JSON, ".csv": Format.CSV}
+
+Replays = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[REPLAY...|last|all]", help="Replays by id or its beginning (default: last)."),
+]
+All = Annotated[bool, typer.Option("--all", help="The whole store: every replay, the oldest first.")]
+FormatOption = Annotated[
+    Format | None,
+    typer.Option("--format", "-f", help="Default: by --output's suffix, else text. CSV: a row per result."),
+]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report there instead of printing it.")
+]
+Slowest = Annotated[int, typer.Option("--slowest", min=0, help="How many of the slowest inputs to name per replay.")]
+Json = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
+
+
+def report(
+    ctx: typer.Context,
+    replays: Replays = None,
+    everything: All = False,
+    format: FormatOption = None,
+    output: Output = None,
+    where: Where = None,
+    slowest: Slowest = 5,
+    as_json: Json = False,
+) -> None:
+    """Report on replays: what ran under which resolved configuration, what failed and why, time and memory by seq_len.
+
+    Without a replay it is about the last one; several are set side by side, the first being the baseline. A report of
+    failed results is a good report: the exit code is 0.
+
+    Example: actordbg report last --format md --output report.md
+    """
+    chosen = _format(format, as_json, output)
+    names = [*(replays or []), *(["all"] if everything else [])]
+    from actordbg.report.load import load
+
+    text = _written(load(store_of(ctx), names, where), chosen, slowest)
+    if output is None:
+        typer.echo(text, nl=False)
+    else:
+        _write(output, text)
+
+
+def _format(asked: Format | None, as_json: bool, output: Path | None) -> Format:
+    if as_json and asked not in (None, Format.JSON):
+        raise UsageError(f"--json and --format {asked.value} exclude each other", hint="name one of them")
+    if as_json:
+        return Format.JSON
+    by_suffix = _BY_SUFFIX.get(output.suffix.lower(), Format.TEXT) if output else Format.TEXT
+    return asked or by_suffix
+
+
+def _written(material: Material, chosen: Format, slowest: int) -> str:
+    from actordbg.actor.signatures import explain
+    from actordbg.record import now_timestamp
+    from actordbg.report import markdown, tabular, terminal
+    from actordbg.report.summary import summarise
+
+    if chosen is Format.CSV:
+        return tabular.render_csv(material.replays)
+    summary = summarise(
+        material.replays,
+        selection=material.selection,
+        now=now_timestamp(),
+        slowest=slowest,
+        explain=explain,
+        notes=material.notes,
+    )
+    render = {Format.TEXT: terminal.render, Format.MD: markdown.render, Format.JSON: tabular.render_json}[chosen]
+    return render(summary)
+
+
+def _write(path: Path, text: str) -> None:
+    from actordbg.store import atomic_write
+
+    try:
+        atomic_write(path, text.encode(), mode=0o644)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"cannot write {path}: {error.strerror}", hint="name a file in a folder that you may write"
+        ) from None
+    note(f"wrote {path}")

@@ -1,0 +1,181 @@
+"""The corner of vLLM that OpenRLHF's PPO uses, on a CPU: an engine that samples with transformers.
+
+OpenRLHF's PPO modules `import vllm` at the top, and the package index has vLLM only as a CUDA build. In the demo's own
+processes, where there is no CUDA, this module is registered under vLLM's name. Everything else in the run is the real thing:
+OpenRLHF's trainer, Ray actors, DeepSpeed strategy, experience maker and reward path.
+
+Weights are really synchronised, as in a real run: after each step OpenRLHF broadcasts every parameter through what it takes
+for vLLM's NCCL communicator, and `PyNcclCommunicator` here carries the bytes over torch's TCPStore. So the samples come from
+the policy as it is after the last update, not from the first one.
+
+Only what OpenRLHF calls without colocation, sleep mode, images or sampled log-probs exists here; anything else is an
+AttributeError rather than a quiet nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import Any, TypedDict
+
+__version__ = "0.29.0+actordbg.cpu"
+
+
+@dataclass
+class SamplingParams:
+    """vLLM's sampling parameters, those that OpenRLHF sets. `top_k=-1` means no limit."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    max_tokens: int | None = None
+    min_tokens: int = 1
+    skip_special_tokens: bool = False
+    logprobs: int | None = None
+
+
+class TokensPrompt(TypedDict):
+    prompt_token_ids: list[int]
+
+
+@dataclass
+class Completion:
+    token_ids: list[int]
+    text: str
+    finish_reason: str
+    logprobs: None = None
+
+
+@dataclass
+class RequestOutput:
+    outputs: list[Completion]
+
+
+class AsyncEngineArgs:
+    """Keeps what it is given; the engine reads `model`, `seed` and `dtype`, and has no use for the rest."""
+
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+
+class AsyncLLMEngine:
+    """Generates one request at a time with transformers' `generate` on the CPU."""
+
+    def __init__(self, options: dict[str, Any]) -> None:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        torch.manual_seed(options["seed"])
+        dtype = getattr(torch, options["dtype"])
+        self._tokenizer = AutoTokenizer.from_pretrained(options["model"])
+        self._model = AutoModelForCausalLM.from_pretrained(options["model"], dtype=dtype).eval()
+        self._sync: PyNcclCommunicator | None = None
+        self.output_processor = SimpleNamespace(get_num_unfinished_requests=lambda: 0)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: AsyncEngineArgs) -> AsyncLLMEngine:
+        return cls(engine_args.options)
+
+    async def is_sleeping(self) -> bool:
+        return False
+
+    async def generate(
+        self, prompt: TokensPrompt, params: SamplingParams, request_id: str
+    ) -> AsyncIterator[RequestOutput]:
+        """Yield the one finished output of this prompt (vLLM yields partial ones before it)."""
+        import torch
+
+        ids = torch.tensor([prompt["prompt_token_ids"]])
+        with torch.no_grad():
+            generated = self._model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                do_sample=True,
+                temperature=params.temperature,
+                top_p=params.top_p,
+                top_k=max(params.top_k, 0),
+                max_new_tokens=params.max_tokens,
+                min_new_tokens=params.min_tokens,
+                eos_token_id=self._tokenizer.eos_token_id,
+                pad_token_id=self._tokenizer.pad_token_id,
+            )
+        tokens = generated[0, ids.shape[1] :].tolist()
+        text = self._tokenizer.decode(tokens, skip_special_tokens=params.skip_special_tokens)
+        stopped = bool(tokens) and tokens[-1] == self._tokenizer.eos_token_id
+        yield RequestOutput([Completion(tokens, text, "stop" if stopped else "length")])
+
+    async def collective_rpc(self, method: str, args: tuple[Any, ...]) -> list[None]:
+        """Run `init_process_group` or `update_weight`, which a real engine runs in its workers."""
+        getattr(self, f"_{method}")(*args)
+        return [None]
+
+    def _init_process_group(self, host: str, port: int, rank: int, world_size: int, *_: object) -> None:
+        self._sync = PyNcclCommunicator(StatelessProcessGroup.create(host, port, rank, world_size), device="cpu")
+
+    def _update_weight(self, name: str, dtype: Any, shape: Any, *_: object) -> None:
+        import torch
+
+        assert self._sync is not None, "init_process_group comes first"
+        weight = torch.empty(tuple(shape), dtype=dtype)
+        self._sync.broadcast(weight, src=0)
+        with torch.no_grad():
+            self._model.get_parameter(name).copy_(weight)
+
+
+@dataclass
+class StatelessProcessGroup:
+    """A rank's end of a TCPStore; rank 0 serves it."""
+
+    rank: int
+    store: Any = field(repr=False)
+
+    @staticmethod
+    def create(host: str, port: int, rank: int, world_size: int) -> StatelessProcessGroup:
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+        return StatelessProcessGroup(
+            rank, TCPStore(host, port, world_size, is_master=rank == 0, wait_for_workers=False)
+        )
+
+
+class PyNcclCommunicator:
+    """Broadcasts in the order of the calls: the n-th call of every rank is the n-th message."""
+
+    def __init__(self, group: StatelessProcessGroup, device: object) -> None:
+        self._group = group
+        self._count = 0
+
+    def broadcast(self, tensor: Any, src: int, stream: object = None) -> None:
+        """Send `tensor`'s bytes from rank `src`, or overwrite `tensor` with them. Blocks a receiver until they are there."""
+        import torch
+
+        key = f"weight-{self._count}"
+        self._count += 1
+        if self._group.rank == src:
+            self._group.store.set(key, tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+            return
+        data = torch.frombuffer(bytearray(self._group.store.get(key)), dtype=torch.uint8)
+        tensor.copy_(data.view(tensor.dtype).view(tensor.shape))
+        self._group.store.delete_key(key)
+
+
+def random_uuid() -> str:
+    return uuid.uuid4().hex
+
+
+def register() -> None:
+    """Make this module importable as `vllm`, with the submodules that OpenRLHF imports from, in this process only."""
+    this = sys.modules[__name__]
+    names = {
+        "vllm": this,
+        "vllm.inputs": this,
+        "vllm.utils": this,
+        "vllm.distributed": ModuleType("vllm.distributed"),
+        "vllm.distributed.utils": this,
+        "vllm.distributed.device_communicators": ModuleType("vllm.distributed.device_communicators"),
+        "vllm.distributed.device_communicators.pynccl": this,
+    }
+    sys.modules.update(names)

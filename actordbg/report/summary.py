@@ -1,0 +1,269 @@
+"""From the rows of replays to a Summary: pure, no file, no catalog, no clock but the one that is handed in.
+
+Rules that keep the figures honest:
+
+* The configuration that a report names is the one the workers *resolved* (their `ready` event), not the flag.
+* Steady timing leaves out the first measured input of each worker start (it pays for allocators, kernels, caches) and
+  every input during which torch.compile built a graph; both are shown on their own. All other inputs whose forward
+  ended count, failed ones too.
+* An input without a result is "not run", so the counts add up to the inputs of the plan.
+* Times of different replays are never pooled. Side by side (`compare`), a ratio is over the inputs that both ran.
+
+Example::
+
+    summary = summarise([ReplayData(spec, resolved, "complete", results)], selection="the last replay", now=timestamp)
+    summary.replays[0].forward.median       # seconds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from actordbg.outcome import CRASHED, FAILED, HUNG, PASSED, ReplayInput, ResultRecord
+from actordbg.report.compare import compare
+from actordbg.report.failures import Explain, group_failures, nothing_known
+from actordbg.report.figures import (
+    PERCENTILE_DEFINITION,
+    Bucket,
+    bucket_of,
+    finite,
+    median,
+    spread,
+    weighted_mean,
+)
+from actordbg.report.model import (
+    BucketFigures,
+    Compiled,
+    Counts,
+    Golden,
+    Inputs,
+    LogProbs,
+    ReplayData,
+    ReplaySummary,
+    SlowInput,
+    Summary,
+    Throughput,
+    WarmUp,
+)
+from actordbg.report.steady import warm_up_of
+
+SLOWEST = 5
+
+
+def summarise(
+    replays: Sequence[ReplayData],
+    *,
+    selection: str,
+    now: str,
+    slowest: int = SLOWEST,
+    explain: Explain = nothing_known,
+    notes: Sequence[str] = (),
+) -> Summary:
+    """The report over `replays`, in their order; the first one is the baseline of the comparison.
+
+    `explain` knows failure signatures (see `failures.Explain`); `slowest` is the number of slowest inputs per replay.
+    """
+    summaries = tuple(_replay(data, label(index), slowest, explain) for index, data in enumerate(replays))
+    return Summary(
+        selection=selection,
+        generated_at=now,
+        percentile=PERCENTILE_DEFINITION,
+        replays=summaries,
+        totals=_total([one.counts for one in summaries]),
+        comparison=compare(replays, [one.label for one in summaries]) if len(replays) > 1 else None,
+        notes=tuple(notes),
+    )
+
+
+def restrict(data: ReplayData, keep: Callable[[str], bool]) -> ReplayData:
+    """The same replay with only the inputs (and their results) whose dump id `keep` accepts."""
+    inputs = tuple(one for one in data.spec.inputs if keep(one.dump_id))
+    results = tuple(one for one in data.results if keep(one.dump_id))
+    return replace(data, spec=replace(data.spec, inputs=inputs), results=results)
+
+
+def label(index: int) -> str:
+    """0, 1, ... 25, 26 as A, B, ... Z, AA."""
+    letters = ""
+    index += 1
+    while index:
+        index, rest = divmod(index - 1, 26)
+        letters = chr(ord("A") + rest) + letters
+    return letters
+
+
+def _replay(data: ReplayData, name: str, slowest: int, explain: Explain) -> ReplaySummary:
+    spec, results = data.spec, data.results
+    by_id = {one.dump_id: one for one in spec.inputs}
+    first, compiling = warm_up_of(results)
+    warm = first | compiling
+    steady = [one for one in results if one.forward_s is not None and one.dump_id not in warm]
+    measured = [one for one in results if one.forward_s is not None]
+    return ReplaySummary(
+        label=name,
+        replay_id=spec.replay_id,
+        created_at=spec.created_at,
+        status=data.status,
+        command=spec.command,
+        where=spec.where,
+        order=spec.order,
+        asked=spec.config.to_dict(),
+        resolved=dict(data.resolved),
+        versions=dict(spec.versions),
+        inputs=_inputs(spec.inputs),
+        counts=_counts(spec.inputs, results),
+        worker_starts=len({(one.worker, one.attempt) for one in results}),
+        failures=group_failures(results, explain),
+        forward=spread(one.forward_s for one in steady),
+        backward=spread(one.backward_s for one in steady),
+        tokens_per_s=_throughput(steady, by_id),
+        peak_memory_bytes=_peak(results),
+        buckets=_buckets(results, steady, by_id),
+        warm_up=_warm_up(results, first, compiling),
+        slowest=_slowest(steady or measured, by_id, slowest),
+        slowest_are_steady=bool(steady),
+        logprobs=_logprobs(results),
+        golden=_golden(results),
+        compiled=_compiled(results),
+    )
+
+
+def _inputs(inputs: Sequence[ReplayInput]) -> Inputs:
+    lengths = [one.seq_len for one in inputs]
+    return Inputs(
+        min(lengths, default=None),
+        median(finite(lengths)),
+        max(lengths, default=None),
+        sum(one.tokens for one in inputs),
+    )
+
+
+def _counts(inputs: Sequence[ReplayInput], results: Sequence[ResultRecord]) -> Counts:
+    of = {status: sum(one.status == status for one in results) for status in (PASSED, FAILED, CRASHED, HUNG)}
+    done = {one.dump_id for one in results}
+    not_run = sum(one.dump_id not in done for one in inputs)
+    return Counts(not_run + len(results), of[PASSED], of[FAILED], of[CRASHED], of[HUNG], not_run)
+
+
+def _total(counts: Sequence[Counts]) -> Counts:
+    return Counts(
+        sum(c.inputs for c in counts),
+        sum(c.passed for c in counts),
+        sum(c.failed for c in counts),
+        sum(c.crashed for c in counts),
+        sum(c.hung for c in counts),
+        sum(c.not_run for c in counts),
+    )
+
+
+def _tokens(one: ResultRecord, by_id: dict[str, ReplayInput]) -> int | None:
+    if one.tokens is not None:
+        return one.tokens
+    return by_id[one.dump_id].tokens if one.dump_id in by_id else None
+
+
+def _throughput(results: Sequence[ResultRecord], by_id: dict[str, ReplayInput]) -> Throughput:
+    pairs = [(_tokens(one, by_id), one.forward_s) for one in results]
+    known = [(tokens, seconds) for tokens, seconds in pairs if tokens is not None and seconds]
+    seconds = sum(s for _, s in known)
+    return Throughput(median([t / s for t, s in known]), sum(t for t, _ in known) / seconds if seconds else None)
+
+
+def _peak(results: Iterable[ResultRecord]) -> int | None:
+    return max((one.peak_memory_bytes for one in results if one.peak_memory_bytes is not None), default=None)
+
+
+def _buckets(
+    results: Sequence[ResultRecord], steady: Sequence[ResultRecord], by_id: dict[str, ReplayInput]
+) -> tuple[BucketFigures, ...]:
+    timed = {one.dump_id for one in steady}
+    groups: dict[Bucket, list[ResultRecord]] = {}
+    for one in results:
+        if one.dump_id in by_id:
+            groups.setdefault(bucket_of(by_id[one.dump_id].seq_len), []).append(one)
+    return tuple(_bucket(bucket, groups[bucket], timed, by_id) for bucket in sorted(groups))
+
+
+def _bucket(
+    bucket: Bucket, results: Sequence[ResultRecord], timed: set[str], by_id: dict[str, ReplayInput]
+) -> BucketFigures:
+    steady = [one for one in results if one.dump_id in timed]
+    return BucketFigures(
+        label=bucket.label,
+        inputs=len(results),
+        passed=sum(one.status == PASSED for one in results),
+        steady=len(steady),
+        forward=spread(one.forward_s for one in steady),
+        backward=spread(one.backward_s for one in steady),
+        tokens_per_s=_throughput(steady, by_id),
+        peak_memory_bytes=_peak(results),
+    )
+
+
+def _warm_up(results: Sequence[ResultRecord], first: set[str], compiling: set[str]) -> WarmUp:
+    return WarmUp(
+        first_inputs=len(first),
+        first_forward=spread(one.forward_s for one in results if one.dump_id in first),
+        compiling_inputs=len(compiling),
+        compiling_forward=spread(one.forward_s for one in results if one.dump_id in compiling),
+    )
+
+
+def _slowest(results: Sequence[ResultRecord], by_id: dict[str, ReplayInput], count: int) -> tuple[SlowInput, ...]:
+    def seconds(one: ResultRecord) -> float:
+        return (one.forward_s or 0.0) + (one.backward_s or 0.0)
+
+    known = [one for one in results if one.dump_id in by_id]
+    ordered = sorted(known, key=lambda one: (-seconds(one), one.dump_id))
+    return tuple(_slow(one, by_id[one.dump_id]) for one in ordered[:count])
+
+
+def _slow(one: ResultRecord, given: ReplayInput) -> SlowInput:
+    return SlowInput(
+        dump_id=one.dump_id,
+        rank=given.rank,
+        batch_size=given.batch_size,
+        seq_len=given.seq_len,
+        tokens=given.tokens,
+        forward_s=one.forward_s or 0.0,
+        backward_s=one.backward_s,
+    )
+
+
+def _logprobs(results: Sequence[ResultRecord]) -> LogProbs | None:
+    known = [one for one in results if one.logprob_count is not None]
+    if not known:
+        return None
+    return LogProbs(
+        results=len(known),
+        count=sum(one.logprob_count or 0 for one in known),
+        mean=weighted_mean((one.logprob_mean, one.logprob_count) for one in known),
+        lowest=min(finite(one.logprob_min for one in known), default=None),
+        highest=max(finite(one.logprob_max for one in known), default=None),
+        nonfinite=sum(one.nonfinite or 0 for one in known),
+        entropy_mean=weighted_mean((one.entropy_mean, one.logprob_count) for one in known),
+        folded_ids=sum(bool(one.folded_ids) for one in known),
+    )
+
+
+def _golden(results: Sequence[ResultRecord]) -> Golden | None:
+    known = [one for one in results if one.golden_count]
+    if not known:
+        return None
+    measured = [one for one in known if finite([one.golden_max_abs])]
+    worst = max(measured, key=lambda one: one.golden_max_abs or 0.0, default=None)
+    return Golden(
+        results=len(known),
+        count=sum(one.golden_count or 0 for one in known),
+        max_abs=worst.golden_max_abs if worst else None,
+        mean_abs=weighted_mean((one.golden_mean_abs, one.golden_count) for one in known),
+        worst_dump=worst.dump_id if worst else None,
+    )
+
+
+def _compiled(results: Sequence[ResultRecord]) -> Compiled | None:
+    known = [one for one in results if one.graphs is not None]
+    if not known:
+        return None
+    return Compiled(len(known), sum(one.graphs or 0 for one in known), sum(one.graph_breaks or 0 for one in known))

@@ -1,0 +1,74 @@
+"""A report for other programs: JSON of the whole Summary, and CSV with one row for each result.
+
+The CSV's columns are part of the contract: new ones are added at the end, none is renamed or moved. An input that was not
+run has no row. Times in seconds, memory in bytes, log-probs in nats; a figure that nobody measured is an empty cell.
+`warm_up` says why a row is no part of steady timing: "first", "compiled", or empty.
+"""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from actordbg.outcome import ReplayInput
+from actordbg.report.compare import configuration
+from actordbg.report.model import ReplayData, Summary
+from actordbg.report.steady import warm_up_of
+
+CONFIGURATION = (
+    "model", "backend", "dtype", "attn", "packing", "compile", "deepcompile", "zero_stage", "nproc", "backward",
+    "num_layers", "temperature", "seed",
+)  # fmt: skip
+"""Resolved settings that every row repeats, so that rows of several replays can be pivoted."""
+INPUT = ("rank", "batch_size", "seq_len")
+RESULT = (
+    "replay_id", "dump_id", "status", "attempt", "worker", "slot", "started_at", "finished_at", "error_class", "error",
+    "signature", "load_s", "forward_s", "backward_s", "tokens", "tokens_per_s", "peak_memory_bytes", "logprob_count",
+    "logprob_mean", "logprob_std", "logprob_min", "logprob_max", "nonfinite", "entropy_mean", "loss", "grad_norm",
+    "output_digest", "graphs", "graph_breaks", "folded_ids", "golden_count", "golden_max_abs", "golden_mean_abs",
+)  # fmt: skip
+COLUMNS = (*RESULT, *INPUT, "warm_up", *CONFIGURATION)
+"""Every column of the CSV, in order."""
+
+
+def render_json(summary: Summary) -> str:
+    """The Summary field by field, as indented JSON that ends with a line break."""
+    return json.dumps(dataclasses.asdict(summary), indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
+
+
+def render_csv(replays: Sequence[ReplayData]) -> str:
+    """One row for each result of `replays`, below a row with the names of the columns."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for data in replays:
+        writer.writerows(_rows(data))
+    return out.getvalue()
+
+
+def _rows(data: ReplayData) -> Iterator[dict[str, Any]]:
+    by_id = {one.dump_id: one for one in data.spec.inputs}
+    first, compiling = warm_up_of(data.results)
+    settings = configuration(data)
+    for one in data.results:
+        kind = "first" if one.dump_id in first else "compiled" if one.dump_id in compiling else ""
+        row = {name: value for name, value in one.to_dict().items() if name in RESULT}
+        row |= _input(by_id.get(one.dump_id)) | {name: settings.get(name) for name in CONFIGURATION}
+        yield {name: _cell(value) for name, value in (row | {"warm_up": kind}).items()}
+
+
+def _input(given: ReplayInput | None) -> dict[str, Any]:
+    return {name: getattr(given, name) if given else None for name in INPUT}
+
+
+def _cell(value: Any) -> Any:
+    """True as `true`; text that a spreadsheet would run as a formula gets a quote in front."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return "'" + value
+    return value

@@ -1,0 +1,53 @@
+"""Figures as a report writes them: significant digits, units, "-" for what nobody measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def number(value: float | None, digits: int = 4) -> str:
+    """A figure with `digits` significant digits, and an exponent only below 0.0001 and from ten million on."""
+    if value is None:
+        return "-"
+    short = f"{value:.{digits}g}"
+    return f"{value:.0f}" if "e" in short and 1 <= abs(value) < 1e7 else short
+
+
+def seconds(value: float | None) -> str:
+    """Seconds with three significant digits, zeros kept: 2.00, 0.950, 123."""
+    if value is None or value >= 1000 or 0 < value < 0.001:
+        return number(value, 3)
+    return f"{value:#.3g}".rstrip(".") if value else "0"
+
+
+def rate(value: float | None) -> str:
+    """A rate, whole from 100 on."""
+    return f"{value:,.0f}" if value is not None and value >= 100 else number(value, 3)
+
+
+def ratio(value: float | None) -> str:
+    """A ratio with two decimals."""
+    return "-" if value is None else f"{value:.2f}"
+
+
+def memory(count: float | None) -> str:
+    """12345 as "12.1 KiB"."""
+    if count is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def plural(count: int, noun: str) -> str:
+    """3, "dump" as "3 dumps"."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def setting(value: Any) -> str:
+    """A setting's value: on and off for switches, commas in large numbers."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return f"{value:,}" if isinstance(value, int) and abs(value) >= 10**4 else str(value)

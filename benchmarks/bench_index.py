@@ -1,0 +1,210 @@
+"""The catalog: indexing against unpickling, a refresh with nothing new, and `--where` over a million rows.
+
+What is compared: making a catalog from nothing out of N dump files (headers read, rows in SQLite, migrations included)
+against `pickle.load` of as many pickles of the old kind with the same tensors. Warm: all files in the page cache, the best of
+several runs, so it is work against work. Cold: the page cache is told to forget the files first (posix_fadvise), as on
+the first look at a run; it is a request, which tmpfs ignores.
+
+    python -m benchmarks.bench_index [N]        N dumps, 1025 unless said otherwise
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sqlite3
+import sys
+import tempfile
+import zlib
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from actordbg import dumpfile, payload
+from actordbg.catalog import engine, migrate
+from actordbg.catalog.index import IndexSummary, refresh
+from actordbg.catalog.query import Catalog, select_dumps
+from actordbg.record import DumpRecord, format_timestamp, make_dump_id
+from actordbg.store import Store
+from benchmarks.rows import Row
+
+START = datetime(2025, 6, 19, 5, 26, 8, tzinfo=timezone.utc)
+PICKLES = 256
+"""As many different pickles are made; time per pickle does not depend on their number."""
+CONDITIONS = (
+    "seq_len>4096 and rank=0", "seq_len>4096", "rank=3", "rank=0 and seq_len>1800", "step=777", "tokens>4052",
+    "timestamp>'2025-06-19 15:40' and rank=1", "status='failed' and seq_len>1500", "role='policy'",
+)  # fmt: skip
+
+
+def run(scale: int = 1025, rows: int = 1_000_000) -> list[Row]:
+    """Rows for `scale` dumps and a catalog of `rows` synthetic rows."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = make_store(Path(folder) / "store", scale)
+        pickles = make_pickles(Path(folder), min(scale, PICKLES))
+        found = [_index_row(store, pickles, scale, cold) for cold in (False, True)]
+        found.append(_refresh_row(store, scale))
+    with tempfile.TemporaryDirectory() as folder:
+        found.append(_where_row(Path(folder) / "store", rows))
+    return found
+
+
+def make_store(root: Path, count: int) -> Store:
+    """A store of `count` dumps of 4 ranks, with real records; payloads are all the same bytes."""
+    store = Store(root).create()
+    tensors = _tensors()
+    finished, blob = payload.encode(_record(0), tensors)
+    frame = blob[8 + int.from_bytes(blob[4:8], "little") :]
+    for index in range(count):
+        record = replace(_record(index), tensors=finished.tensors, payload_sha256=finished.payload_sha256)
+        line = record.to_json().encode()
+        header = b"%b\n%08x" % (line, zlib.crc32(line))
+        path = store.dump_path(record)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(dumpfile.MAGIC + len(header).to_bytes(4, "little") + header + frame)
+    past = perf_counter()
+    for folder in store.dump_folders():
+        os.utime(folder, (past, past))
+    return store
+
+
+def make_pickles(folder: Path, count: int) -> list[Path]:
+    """Pickles as the old script wrote them: a dict of tensors and plain values."""
+    paths = [folder / f"{index}.pkl" for index in range(count)]
+    for path in paths:
+        values = _tensors() | {"return_output": True, "timestamp": "20250619_052608_430740", "rank": 0, "batch_size": 4}
+        path.write_bytes(pickle.dumps(values, protocol=4))
+    return paths
+
+
+def _record(index: int) -> DumpRecord:
+    moment = format_timestamp(START + timedelta(milliseconds=37 * index))
+    rank = index % 4
+    return DumpRecord(
+        dump_id=make_dump_id(moment, index, 4711 + rank, f"{index * 7919 % 2**32:08x}"),
+        run="ppo", rank=rank, timestamp=moment, batch_size=4, seq_len=1861, tokens=7000 - index % 97, world_size=4,
+        local_rank=rank, host="node-17", pid=4711 + rank, call_index=index, monotonic_ns=10**15 + index, action_len=930,
+        role="policy", step=index // 8, training=True, grad_enabled=True, packing_samples=True, temperature=1.0,
+        model_name="meta-llama/Llama-3.1-8B", model_dtype="bfloat16", arguments={"return_output": True, "packed_seq_lens": None},
+        versions={"openrlhf": "0.11.2", "torch": "2.13.0", "transformers": "5.15.0", "deepspeed": "0.19.6"},
+    )  # fmt: skip
+
+
+def _tensors() -> dict[str, torch.Tensor]:
+    ids = torch.randint(0, 128_256, (4, 1861))
+    return {"sequences": ids, "attention_mask": torch.ones_like(ids), "action_mask": torch.ones(4, 930).bool()}
+
+
+def _index_row(store: Store, pickles: list[Path], scale: int, cold: bool) -> Row:
+    dumps = list(store.iter_dumps())
+    refresh(store)
+    ours = theirs = float("inf")
+    for _ in range(3 if scale <= 20_000 else 1):
+        _forget_catalog(store)
+        _drop_from_cache(dumps if cold else [])
+        ours = min(ours, _timed(lambda: refresh(store)) / scale)
+        _drop_from_cache(pickles if cold else [])
+        theirs = min(theirs, _timed(lambda: [_unpickle(path) for path in pickles]) / len(pickles))
+    target = 12 if scale < 20_000 else 35
+    return Row(
+        name=f"index {scale:,} dumps end to end, {'cold' if cold else 'warm'}: unpickling / ours",
+        ours=ours * 1e6, theirs=theirs * 1e6, unit="us per dump", ratio=theirs / ours, budget=f">= {target}",
+        note="page cache dropped first" if cold else "all in the page cache", within=theirs / ours >= target,
+    )  # fmt: skip
+
+
+def _refresh_row(store: Store, scale: int) -> Row:
+    refresh(store)
+    seconds = median(_timed(lambda: refresh(store)) for _ in range(9))
+    return Row(
+        name=f"refresh with nothing new, {scale:,} dumps", ours=seconds * 1e3, theirs=None, unit="ms", ratio=seconds,
+        budget="< 0.1 s", note="ratio is seconds", within=seconds < 0.1,
+    )  # fmt: skip
+
+
+def _where_row(root: Path, rows: int) -> Row:
+    store = Store(root).create()
+    fill_synthetic(store, rows)
+    catalog = Catalog(store, IndexSummary())
+    times = {}
+    for text in CONDITIONS:
+        select_dumps(catalog, text, limit=20)
+        times[text] = median(_timed(lambda text=text: select_dumps(catalog, text, limit=20)) for _ in range(7))  # type: ignore[misc]
+    slowest = max(times, key=times.__getitem__)
+    return Row(
+        name=f"--where over {rows:,} rows, 20 out: slowest of {len(times)}", ours=times[slowest] * 1e3, theirs=None, unit="ms",
+        ratio=times[slowest] * 1e3, budget="< 10 ms", within=times[slowest] < 0.01,
+        note=f"median {median(times.values()) * 1e3:.2f} ms; slowest {slowest}; parsing and rows included",
+    )  # fmt: skip
+
+
+def fill_synthetic(store: Store, rows: int) -> None:
+    """Rows straight into the catalog: 4 ranks, lengths 128 to 2027, twenty over 4096, a result for every hundredth."""
+    migrate.ensure(store)
+    connection = engine.connect_writable(store.catalog_path)
+    connection.execute("BEGIN")
+    connection.execute("INSERT INTO run VALUES ('r')")
+    connection.execute("INSERT INTO replay (replay_id, created_at, status, inputs) VALUES ('p', '2025', 'complete', 1)")
+    connection.executemany(
+        "INSERT INTO dump (dump_id, run, rank, timestamp, batch_size, seq_len, tokens, padding, source, role, step, host, "
+        "call_index, training, replayable, with_outputs, bytes) "
+        "VALUES (?, 'r', ?, ?, 2, ?, ?, ?, 'capture', ?, ?, 'node-1', ?, ?, 1, 0, 12000)",
+        (_synthetic(number, rows) for number in range(rows)),
+    )
+    _synthetic_results(connection)
+    connection.execute("COMMIT")
+    connection.close()
+
+
+def _synthetic(number: int, rows: int) -> tuple[object, ...]:
+    moment = format_timestamp(START + timedelta(milliseconds=37 * number))
+    seq_len = 5000 + number % 7 if number % max(rows // 20, 1) == 0 else 128 + number * 37 % 1900
+    dump_id = make_dump_id(moment, number, 4711, f"{number * 7919 % 2**32:08x}")
+    role = "policy" if number % 3 else "reference"
+    short = min(seq_len, 2027)
+    return dump_id, number % 4, moment, seq_len, 2 * short - number % 97, number % 97, role, number // 8, number, number % 2
+
+
+def _synthetic_results(connection: sqlite3.Connection) -> None:
+    connection.execute(
+        "INSERT INTO result (replay_id, dump_id, status, attempt, worker, slot, started_at, finished_at, forward_s) "
+        "SELECT 'p', dump_id, CASE WHEN call_index % 20000 = 0 THEN 'failed' ELSE 'passed' END, 1, 0, 0, '2025', '2025', 0.1 "
+        "FROM dump WHERE call_index % 100 = 0"
+    )
+    connection.execute(
+        "UPDATE dump SET last_result = (SELECT id FROM result WHERE result.dump_id = dump.dump_id) WHERE call_index % 100 = 0"
+    )
+
+
+def _forget_catalog(store: Store) -> None:
+    for path in store.root.glob("catalog.db*"):
+        path.unlink()
+
+
+def _drop_from_cache(paths: list[Path]) -> None:
+    for path in paths:
+        descriptor = os.open(path, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
+def _unpickle(path: Path) -> object:
+    with path.open("rb") as file:
+        return pickle.load(file)
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start = perf_counter()
+    call()
+    return perf_counter() - start
+
+
+if __name__ == "__main__":
+    for row in run(int(sys.argv[1]) if len(sys.argv) > 1 else 1025):
+        print(f"{row.name}: {row.ratio:.3g} (budget {row.budget}); ours {row.ours:.4g} {row.unit}, {row.theirs}; {row.note}")

@@ -1,0 +1,89 @@
+"""The page of the catalog: its tables with a comment for each column, and what `--where` knows. Read from the code."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+from sqlalchemy import Column, Table
+from sqlmodel import SQLModel
+
+from actordbg.catalog import migrate, models
+from actordbg.catalog.columns import COLUMNS, FUNCTIONS, OPERATORS
+
+INTRODUCTION = f"""\
+# The catalog
+
+`store/catalog.db` is a SQLite database (revision {migrate.HEAD}) that is derived from the store's files: `actordbg index` brings
+it up to date, `actordbg index --rebuild` makes it again, and every command that reads dumps indexes what is new by itself.
+Look at it with `sqlite3 -readonly store/catalog.db`.
+
+Timestamps are text, ISO 8601 in UTC with microseconds, so they sort as they are.
+"""
+WHERE = """\
+## What `--where` knows
+
+`--where` takes one SQL condition over the columns below, on every command that selects dumps. Columns of the *last result*
+are those of a dump's newest result in whatever replay, and null for a dump that was never replayed.
+
+```text
+seq_len > 4096 and rank = 0
+timestamp > now() - '2h' and role = 'policy'
+status = 'failed' and signature like '%FakeTensor%'
+run in ('ppo-1', 'ppo-2') and padding * 1.0 / (batch_size * seq_len) > 0.5
+```
+"""
+
+
+def catalog_markdown() -> str:
+    """The whole page."""
+    lines = [INTRODUCTION, WHERE, "| Column | Type | Meaning |", "|---|---|---|"]
+    lines += [f"| `{column.name}` | {column.kind} | {cell(column.doc)} |" for column in COLUMNS.values()]
+    lines += ["", f"Operators: `{' '.join(OPERATORS.split())}`", "", "Functions:", ""]
+    lines += [f"- `{text.partition(': ')[0]}`: {text.partition(': ')[2]}" for text in FUNCTIONS.values()]
+    for model in tables():
+        lines += [
+            "",
+            f"## {model.__tablename__}",
+            "",
+            inspect.cleandoc(model.__doc__ or ""),
+            "",
+            *columns_of(model.__table__),
+        ]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def tables() -> Iterator[type[SQLModel]]:
+    """The models that have a table, in the order of the module."""
+    for value in vars(models).values():
+        if isinstance(value, type) and value.__module__ == models.__name__ and hasattr(value, "__table__"):
+            yield value
+
+
+def columns_of(table: Table) -> list[str]:
+    """A table's columns with their comments, and its indexes."""
+    lines = ["| Column | Type | Meaning |", "|---|---|---|"]
+    lines += [
+        f"| `{column.name}` | {kind(column)} | {cell(column.comment or '')}{target(column)} |"
+        for column in table.columns
+    ]
+    indexed = [
+        ", ".join(f"`{column.name}`" for column in index.columns)
+        for index in sorted(table.indexes, key=lambda i: i.name)
+    ]
+    return [*lines, "", "Indexed by: " + "; ".join(indexed) + "."] if indexed else lines
+
+
+def kind(column: Column) -> str:
+    """INTEGER, and whether it may be NULL."""
+    return f"{column.type}{'' if column.nullable else ', not null'}{', primary key' if column.primary_key else ''}"
+
+
+def target(column: Column) -> str:
+    """The column that a foreign key points to."""
+    return "".join(f" (`{key.target_fullname}`)" for key in column.foreign_keys)
+
+
+def cell(text: str) -> str:
+    """Text for a cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
