@@ -21,12 +21,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, time
 
 import torch
 
 from actordbg import dumpfile, payload
-from actordbg.catalog import engine, migrate
+from actordbg.catalog import engine, migrate, writer
 from actordbg.catalog.index import IndexSummary, refresh
 from actordbg.catalog.query import Catalog, select_dumps
 from actordbg.record import DumpRecord, format_timestamp, make_dump_id
@@ -37,8 +37,8 @@ START = datetime(2025, 6, 19, 5, 26, 8, tzinfo=timezone.utc)
 PICKLES = 256
 """As many different pickles are made; time per pickle does not depend on their number."""
 CONDITIONS = (
-    "seq_len>4096 and rank=0", "seq_len>4096", "rank=3", "rank=0 and seq_len>1800", "step=777", "tokens>4052",
-    "timestamp>'2025-06-19 15:40' and rank=1", "status='failed' and seq_len>1500", "role='policy'",
+    "seq_len>4096 and rank=0", "seq_len>4096", "rank=3", "rank=0 and seq_len>1800", "step=777", "rank=1 and step=777",
+    "tokens>4052", "timestamp>'2025-06-19 15:40' and rank=1", "status='failed' and seq_len>1500", "role='policy'",
 )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def make_store(root: Path, count: int) -> Store:
         path = store.dump_path(record)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(dumpfile.MAGIC + len(header).to_bytes(4, "little") + header + frame)
-    past = perf_counter()
+    past = time() - 60
     for folder in store.dump_folders():
         os.utime(folder, (past, past))
     return store
@@ -159,6 +159,8 @@ def fill_synthetic(store: Store, rows: int) -> None:
     _synthetic_results(connection)
     connection.execute("COMMIT")
     connection.close()
+    with engine.transaction(store.catalog_path) as transaction:
+        writer.count_for_planner(transaction)
 
 
 def _synthetic(number: int, rows: int) -> tuple[object, ...]:
@@ -167,7 +169,18 @@ def _synthetic(number: int, rows: int) -> tuple[object, ...]:
     dump_id = make_dump_id(moment, number, 4711, f"{number * 7919 % 2**32:08x}")
     role = "policy" if number % 3 else "reference"
     short = min(seq_len, 2027)
-    return dump_id, number % 4, moment, seq_len, 2 * short - number % 97, number % 97, role, number // 8, number, number % 2
+    return (
+        dump_id,
+        number % 4,
+        moment,
+        seq_len,
+        2 * short - number % 97,
+        number % 97,
+        role,
+        number // 8,
+        number,
+        number % 2,
+    )
 
 
 def _synthetic_results(connection: sqlite3.Connection) -> None:
@@ -207,4 +220,6 @@ def _timed(call: Callable[[], object]) -> float:
 
 if __name__ == "__main__":
     for row in run(int(sys.argv[1]) if len(sys.argv) > 1 else 1025):
-        print(f"{row.name}: {row.ratio:.3g} (budget {row.budget}); ours {row.ours:.4g} {row.unit}, {row.theirs}; {row.note}")
+        print(
+            f"{row.name}: {row.ratio:.3g} (budget {row.budget}); ours {row.ours:.4g} {row.unit}, {row.theirs}; {row.note}"
+        )

@@ -87,7 +87,9 @@ def plain(cache: Path) -> dict[str, Any]:
         facts["folded"] = folded(session)
         facts["refused"] = [refused(session, dump) for dump in unreplayable()]
         facts["after a failure"] = after_a_failure(session)
-        facts["backward for"] = [session.backward_for(make_dump(grad_enabled=value).record) for value in (True, False, None)]
+        facts["backward for"] = [
+            session.backward_for(make_dump(grad_enabled=value).record) for value in (True, False, None)
+        ]
         facts["kept"] = sorted(session.run(make_dump(0), backward=False, keep=True).tensors)
         facts["loss"] = [first.loss, float(-first.log_probs[first.mask].mean())]
         facts["disabled"] = os.environ.get("ACTORDBG_DISABLE")
@@ -193,7 +195,9 @@ def one_stage(cache: Path, stage: int) -> dict[str, Any]:
         after = session.run(make_dump(0), backward=True)
         return {
             "a gradient that is not a number": [math.isnan(spoiled.grad_norm), numbers(after) == numbers(runs[0])],
-            "resolved": {name: session.resolved[name] for name in ("zero_stage", "world_size", "engine", "optimizer", "dtype")},
+            "resolved": {
+                name: session.resolved[name] for name in ("zero_stage", "world_size", "engine", "optimizer", "dtype")
+            },
             "collective": session.is_collective,
             "runs": [numbers(run) for run in runs],
             "packed": numbers(packed),
@@ -229,8 +233,11 @@ def compiled(cache: Path) -> dict[str, Any]:
 
     facts = {}
     for name, compile in (("eager", False), ("compiled", True)):
-        with open_actor(ReplayConfig(compile=compile, packing=True), model_cache=cache) as session:
-            runs = [session.run(make_dump(seed, length=length), backward=True) for seed, length in ((0, 24), (1, 40), (2, 33))]
+        with open_actor(ReplayConfig(compile=compile, packing=True, num_layers=1), model_cache=cache) as session:
+            runs = [
+                session.run(make_dump(seed, length=length), backward=True)
+                for seed, length in ((0, 24), (1, 40), (2, 33))
+            ]
         facts[name] = [numbers(run) | {"graphs": run.graphs, "breaks": run.graph_breaks} for run in runs]
     return facts
 
@@ -238,7 +245,12 @@ def compiled(cache: Path) -> dict[str, Any]:
 def numbers(outcome: Any) -> dict[str, Any]:
     """An outcome as plain data: log-probs where the mask is set (the others are not replayed values), loss, norm."""
     chosen = outcome.log_probs.where(outcome.mask, 0.0)
-    return {"log_probs": chosen.tolist(), "loss": outcome.loss, "grad_norm": outcome.grad_norm, "folded": outcome.folded}
+    return {
+        "log_probs": chosen.tolist(),
+        "loss": outcome.loss,
+        "grad_norm": outcome.grad_norm,
+        "folded": outcome.folded,
+    }
 
 
 def direct(cache: Path, dump: Any) -> list[list[float]]:
@@ -343,7 +355,11 @@ def run_scenario(name: str, cache: Path, *, world: int | None = None, **environm
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     base = {k: v for k, v in os.environ.items() if k not in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "ACTORDBG_DISABLE")}
-    base |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")} | environment
+    base |= {
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+    } | environment
     started = []
     for rank in range(world or 1):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world or 1)} if world else {}

@@ -52,7 +52,14 @@ def test_the_recorded_model_is_not_taken():
 
 @pytest.mark.parametrize(
     ("given", "short"),
-    [("torch.bfloat16", "bf16"), ("float32", "fp32"), ("fp16", "fp16"), ("float8_e4m3fn", None), (None, None), ("", None)],
+    [
+        ("torch.bfloat16", "bf16"),
+        ("float32", "fp32"),
+        ("fp16", "fp16"),
+        ("float8_e4m3fn", None),
+        (None, None),
+        ("", None),
+    ],
 )
 def test_dtypes_have_openrlhfs_short_names(given: str | None, short: str | None):
     assert short_dtype(given) == short

@@ -66,7 +66,9 @@ def test_recorded_outputs_are_known(store: Store) -> None:
     from actordbg import payload
 
     described = cases.record(0)
-    store.publish_dump(*payload.encode(described, {"sequences": torch.ones(2, 8).long(), "output.log_probs": torch.rand(2, 7)}))
+    store.publish_dump(
+        *payload.encode(described, {"sequences": torch.ones(2, 8).long(), "output.log_probs": torch.rand(2, 7)})
+    )
     refresh(store)
     assert query.get_dump(store, described.dump_id).with_outputs is True
 
@@ -217,15 +219,27 @@ def test_results_and_what_the_workers_resolved_come_from_the_journals(store: Sto
     summary = refresh(store)
     assert (summary.results, summary.replays) == (3, 1)
     replay = query.get_replay(store, "last")
-    assert (replay.dtype, replay.attn, replay.backend, replay.status, replay.inputs) == ("fp32", "sdpa", "plain", "unfinished", 3)
+    assert (replay.dtype, replay.attn, replay.backend, replay.status, replay.inputs) == (
+        "fp32",
+        "sdpa",
+        "plain",
+        "unfinished",
+        3,
+    )
     assert (replay.config["dtype"], replay.resolved) == ("bf16", {"dtype": "fp32", "attn": "sdpa"})
     assert replay.passed == 3
-    cases.append(folder / "supervisor.jsonl", {"event": "finished", "status": "complete", "finished_at": "2025-07-01T02"})
+    cases.append(
+        folder / "supervisor.jsonl", {"event": "finished", "status": "complete", "finished_at": "2025-07-01T02"}
+    )
     refresh(store)
     replay = query.get_replay(store, "r")
     assert (replay.status, replay.finished_at, replay.dtype) == ("complete", "2025-07-01T02", "fp32")
-    assert query.results_for(store, "r1")[0] == cases.result("r1", records[0].dump_id, forward_s=0.5, golden_count=5, golden_max_abs=0.25)
-    assert contents(store)["comparison"] == sorted((("r1", r.dump_id, "golden", 5, 0.25, None) for r in records), key=repr)
+    assert query.results_for(store, "r1")[0] == cases.result(
+        "r1", records[0].dump_id, forward_s=0.5, golden_count=5, golden_max_abs=0.25
+    )
+    assert contents(store)["comparison"] == sorted(
+        (("r1", r.dump_id, "golden", 5, 0.25, None) for r in records), key=repr
+    )
 
 
 def test_a_growing_journal_is_read_on_and_a_cut_line_waits(store: Store) -> None:

@@ -19,7 +19,7 @@ from actordbg.catalog.index import refresh
 from actordbg.errors import CatalogProblem
 from actordbg.store import Store
 
-SECOND = '''
+SECOND = """
 from alembic import op
 revision, down_revision, branch_labels, depends_on = "0002", "0001", None, None
 def upgrade():
@@ -28,7 +28,7 @@ def upgrade():
     connection.exec_driver_sql("ALTER TABLE run ADD COLUMN colour VARCHAR")
     connection.exec_driver_sql("UPDATE run SET colour = 'red'")
     {then}
-'''
+"""
 
 
 def second_revision(tmp_path: Path, then: str) -> Path:
@@ -45,7 +45,9 @@ def digest(store: Store) -> str:
 
 def schema(path: Path) -> list[str]:
     with sqlite3.connect(path) as connection:
-        return [row[0] for row in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name")]
+        return [
+            row[0] for row in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name")
+        ]
 
 
 def test_there_is_one_head_and_the_program_knows_it() -> None:
@@ -63,8 +65,14 @@ def test_the_migrated_schema_is_that_of_the_models(store: Store) -> None:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
         assert compare_metadata(context, models.metadata) == []
         for table in models.metadata.tables.values():
-            keys = {row[3]: (row[2], row[4], row[6]) for row in connection.exec_driver_sql(f"PRAGMA foreign_key_list({table.name})")}
-            wanted = {key.parent.name: (key.column.table.name, key.column.name, key.ondelete or "NO ACTION") for key in table.foreign_keys}
+            keys = {
+                row[3]: (row[2], row[4], row[6])
+                for row in connection.exec_driver_sql(f"PRAGMA foreign_key_list({table.name})")
+            }
+            wanted = {
+                key.parent.name: (key.column.table.name, key.column.name, key.ondelete or "NO ACTION")
+                for key in table.foreign_keys
+            }
             assert keys == wanted
 
 
@@ -162,7 +170,9 @@ def test_an_up_to_date_catalog_is_opened_without_alembic_or_sqlalchemy(store: St
         "import sys; from actordbg.catalog.query import select_dumps; from actordbg.store import Store;"
         "print(len(select_dumps(Store(sys.argv[1]), 'rank=0'))); print(sorted({'alembic', 'sqlalchemy', 'torch'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code, store.root], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code, store.root], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.split("\n")[:2] == ["1", "[]"]
 
 
@@ -185,7 +195,8 @@ def test_a_catalog_that_cannot_be_written_is_an_error_with_a_remedy(store: Store
 
 
 @pytest.mark.parametrize(
-    ("kind", "mode"), [("ext4", "wal"), ("tmpfs", "wal"), ("nfs4", "delete"), ("fuse.sshfs", "delete"), ("lustre", "delete")]
+    ("kind", "mode"),
+    [("ext4", "wal"), ("tmpfs", "wal"), ("nfs4", "delete"), ("fuse.sshfs", "delete"), ("lustre", "delete")],
 )
 def test_the_journal_suits_the_file_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mode: str

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from actordbg.demo import training
+from actordbg.demo.driver import ON_CPU
 from actordbg.demo.training import Progress, TrainingJob, copy_openrlhf, read_progress, session_members
 from actordbg.errors import EnvironmentProblem, LaunchProblem
 
@@ -37,6 +38,13 @@ def test_a_ppo_log_tells_models_and_global_steps() -> None:
         ("step", 1, "reward 0.395"),
         ("step", 2, "reward 0.402"),
     ]
+
+
+@pytest.mark.parametrize("trainer", ["ppo", "sft"])
+def test_that_it_runs_on_the_cpu_and_what_stands_in_is_told(trainer: str) -> None:
+    told = list(read_progress(f"[WARNING] something\n{ON_CPU[trainer]}\n"))
+    assert [(p.phase, p.text) for p in told] == [("starting", ON_CPU[trainer])]
+    assert ("stand-in" in told[0].text) == (trainer == "ppo")
 
 
 def test_an_sft_log_counts_steps_across_epochs_and_ignores_the_empty_bar() -> None:

@@ -284,16 +284,21 @@ def test_little_memory_is_a_warning(tmp_path: Path):
 # ---- what actordbg left here ----
 
 
+def left(python: FakePython, store: Store) -> dict[str, Finding]:
+    """The findings about store, disk, catalog, dump switch and patch, by name."""
+    return {finding.name: finding for finding in state.check(environment.examine(str(python.executable)), store)}
+
+
 def test_no_store_yet_is_fine_and_makes_none(python: FakePython, tmp_path: Path):
     store = Store(tmp_path / "none")
-    findings = quick(python, store)
+    findings = left(python, store)
     assert findings["store"].status is Level.OK
     assert not store.root.exists()
 
 
 def test_a_store_of_a_newer_format_is_bad(python: FakePython, store: Store):
     store.format_path.write_text('{"format": 99}')
-    findings = quick(python, store)
+    findings = left(python, store)
     assert findings["store"].status is Level.BAD
     assert "upgrade" in findings["store"].remedy
     assert checkup.exit_code(findings.values()) == 4
@@ -301,7 +306,7 @@ def test_a_store_of_a_newer_format_is_bad(python: FakePython, store: Store):
 
 def test_a_store_that_others_can_read_is_a_warning(python: FakePython, store: Store):
     store.root.chmod(0o755)
-    assert quick(python, store)["store"].status is Level.WARN
+    assert left(python, store)["store"].status is Level.WARN
 
 
 def revision(store: Store, number: str) -> None:
@@ -314,35 +319,35 @@ def revision(store: Store, number: str) -> None:
 @pytest.mark.parametrize(("number", "level"), [(migrate.HEAD, Level.OK), ("0000", Level.WARN), ("9999", Level.BAD)])
 def test_the_catalogs_revision(python: FakePython, store: Store, number: str, level: Level):
     revision(store, number)
-    assert quick(python, store)["catalog"].status is level
+    assert left(python, store)["catalog"].status is level
 
 
 def test_a_damaged_catalog_is_bad_with_its_remedy(python: FakePython, store: Store):
     store.catalog_path.write_bytes(b"no database" * 100)
-    finding = quick(python, store)["catalog"]
+    finding = left(python, store)["catalog"]
     assert (finding.status, "index --rebuild" in finding.remedy) == (Level.BAD, True)
 
 
 def test_the_dump_switch(python: FakePython, store: Store, monkeypatch):
-    assert quick(python, store)["dumping"].detail == "disabled"
+    assert left(python, store)["dumping"].detail == "disabled"
     write_control(store, Control(enabled=True, run="r", since="2026-01-01T00:00:00.000000Z"))
-    assert "enabled" in quick(python, store)["dumping"].detail
+    assert "enabled" in left(python, store)["dumping"].detail
     store.control_path.write_text("{")
-    assert quick(python, store)["dumping"].status is Level.BAD
+    assert left(python, store)["dumping"].status is Level.BAD
     monkeypatch.setenv("ACTORDBG_DISABLE", "1")
-    assert quick(python, store)["dumping"].status is Level.WARN
+    assert left(python, store)["dumping"].status is Level.WARN
 
 
 def test_the_patch_state_of_the_examined_environment(python: FakePython, store: Store, tmp_path: Path):
     path = python.site / "openrlhf" / "models" / "actor.py"
     original = path.read_bytes()
-    assert quick(python, store)["patch"].detail.startswith("clean")
+    assert left(python, store)["patch"].detail.startswith("clean")
     path.write_bytes(trailer.append(original, str(store.root)))
-    assert quick(python, store)["patch"].detail.startswith("patched")
+    assert left(python, store)["patch"].detail.startswith("patched")
     path.write_bytes(trailer.append(original, str(tmp_path / "other")))
-    assert quick(python, store)["patch"].status is Level.WARN
+    assert left(python, store)["patch"].status is Level.WARN
     path.write_text("class Critic: pass\n")
-    assert quick(python, store)["patch"].status is Level.BAD
+    assert left(python, store)["patch"].status is Level.BAD
 
 
 # ---- the command ----

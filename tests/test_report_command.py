@@ -13,6 +13,7 @@ import typer
 from reportcases import dump_id, given, replay, result
 from typer.testing import CliRunner
 
+from actordbg.actor.signatures import KNOWN
 from actordbg.cli import report as command
 from actordbg.errors import EnvironmentProblem, StoreProblem, UsageError, WhereError
 from actordbg.report.load import load
@@ -164,3 +165,14 @@ def test_slowest_says_how_many_inputs_are_named(replayed: Store):
         == 300
     )
     assert "Slowest" not in invoke(replayed, "r1", "--slowest", "0").stdout
+
+
+def test_a_known_failure_comes_with_its_explanation_and_ways_out(store: Store):
+    known = KNOWN[0]
+    results = [result(0, status="failed", signature=known.id, error="x", error_class="RuntimeError", forward_s=None)]
+    keep(store, replay([given(0, 300)], results), "2025-06-19T05:30:00.000000Z")
+    (group,) = json.loads(invoke(store, "--json").stdout)["replays"][0]["failures"]
+    assert (group["known"], group["explanation"], group["ways_out"]) == (True, known.explanation, list(known.ways_out))
+    text = " ".join(invoke(store).stdout.split())
+    assert f"why: {known.explanation}" in text
+    assert known.ways_out[0] in text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actordbg.report.figures import bucket_of, median, percentile, spread, weighted_mean
@@ -19,6 +19,7 @@ def test_a_percentile_is_interpolated_between_the_closest_ranks(values, percent,
     assert percentile(values, percent) == pytest.approx(expected)
 
 
+@settings(deadline=None)  # the first example pays for numpy's import, others for a busy machine
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40), st.floats(0, 100))
 def test_a_percentile_is_numpys_default(values, percent):
     numpy = pytest.importorskip("numpy")
@@ -53,6 +54,7 @@ def test_buckets_are_powers_of_two_from_128(seq_len, label):
     assert bucket_of(seq_len).label == label
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**7))
 def test_every_seq_len_lies_in_its_bucket(seq_len):
     bucket = bucket_of(seq_len)

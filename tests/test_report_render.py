@@ -141,6 +141,8 @@ def test_markdown_shows_what_came_from_outside_as_text():
     text = markdown.render(summary())
     assert r"max_seqlen_q \| FakeTensor \<b>" in text
     assert markdown.escape("# no heading") == r"\# no heading"
+    assert markdown.escape("- no list") == r"\- no list"
+    assert markdown.inline("-") == "-"
     assert markdown.escape("a_b _c_ [x](y) `z`") == r"a_b \_c\_ \[x\](y) \`z\`"
 
 

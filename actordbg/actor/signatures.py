@@ -250,12 +250,12 @@ def explain(signature: str) -> tuple[str, tuple[str, ...]] | None:
 
 def normalise(error_class: str | None, error: str | None) -> str:
     """The class without its module, and the message's first line without what varies: "ValueError: size # at #"."""
-    kind = (error_class or "error").rsplit(".", 1)[-1]
+    kind = " ".join((error_class or "error").rsplit(".", 1)[-1].split())
     lines = [line.strip() for line in (error or "").splitlines()]
     message = next((line for line in lines if line), "")
     for pattern, replacement in _VARYING:
         message = pattern.sub(replacement, message)
-    text = f"{kind}: {message}" if message else kind
+    text = " ".join(f"{kind}: {message}".split()) if message else kind
     return text if len(text) <= MAX_LENGTH else text[: MAX_LENGTH - 1].rstrip() + "…"
 
 
@@ -264,7 +264,6 @@ _VARYING: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"(?<![\w.])(/[\w.+@-]+)+"), "#"),
     (re.compile(r"\b[0-9a-fA-F]{8,}\b"), "#"),
     (re.compile(r"[\[(]\s*-?\d+(\s*[,x]\s*-?\d+)*\s*,?\s*[\])]"), "#"),
-    (re.compile(r"(?<![A-Za-z_])[-+]?\d+(\.\d+)*(e[-+]?\d+)?"), "#"),
+    (re.compile(r"(?<![A-Za-z0-9_])[-+]?\d+(\.\d+)*(e[-+]?\d+)?"), "#"),
     (re.compile(r"#(\s*[,x]\s*#)+"), "#"),
-    (re.compile(r"\s+"), " "),
 )

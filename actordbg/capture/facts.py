@@ -122,7 +122,7 @@ def facts_of_actor(actor: Any) -> ActorFacts:
     """Read what does not change about an actor: model name, dtype, and the configuration facts to build one like it."""
     wrapped = getattr(actor, "model", None)
     model = unwrap(wrapped)
-    config = getattr(model, "config", None)
+    config: Any = getattr(model, "config", None)
     facts: dict[str, Any] = {"actor_class": type(actor).__name__}
     if wrapped is not None:
         facts["wrapper_class"] = type(wrapped).__name__
@@ -164,7 +164,8 @@ def role_from_ray() -> str | None:
     context = ray.get_runtime_context()
     if context.get_actor_id() is None:
         return None
-    task = context.get_task_name() or ""
+    name = getattr(context, "get_task_function_name", context.get_task_name)  # "module.PolicyModelActor.fit"
+    task = name() or ""
     return role_of_class(task.rpartition(".")[0].rpartition(".")[2])
 
 

@@ -63,7 +63,9 @@ def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, 
         values = _checked(text)
     *columns, tensors, arguments, versions, _ = values
     if columns[0] != dump_id or columns[1] != run or columns[2] != rank:
-        raise CorruptDump(f"its record belongs at dumps/{columns[1]}/rank{columns[2]:04d}/{columns[0]}{dumpfile.SUFFIX}")
+        raise CorruptDump(
+            f"its record belongs at dumps/{columns[1]}/rank{columns[2]:04d}/{columns[0]}{dumpfile.SUFFIX}"
+        )
     columns.append(columns[4] * columns[5] - columns[6])
     for name in CALL_FLAGS:
         value = arguments.get(name)

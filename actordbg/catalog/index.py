@@ -35,6 +35,8 @@ from actordbg.store import Store
 
 BATCH = 4096
 """Dumps that are read and then written in one transaction."""
+ANALYZE_FROM = 5000
+"""A refresh that adds so many dumps counts the indexes' entries again for SQLite's planner."""
 SETTLED_NS = 2_000_000_000
 """A folder's modification time is relied on if it was at least so old when the folder was listed."""
 
@@ -84,9 +86,10 @@ def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = 
     else:
         migrate.ensure(store)
     summary = IndexSummary()
-    _refresh_dumps(store, summary, on_progress)
-    _refresh_replays(store, summary)
-    _refresh_events(store, summary)
+    with engine.held_open(store.catalog_path):
+        _refresh_dumps(store, summary, on_progress)
+        _refresh_replays(store, summary)
+        _refresh_events(store, summary)
     with engine.connect_readonly(store.catalog_path) as reader:
         summary.damaged += reader.execute("SELECT path, reason FROM damaged_file ORDER BY path").fetchall()
         summary.dumps = reader.execute("SELECT count(*) FROM dump").fetchone()[0]
@@ -109,6 +112,8 @@ def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | 
         summary.removed += _settle(store, folder, readable)
     for path in gone:
         summary.removed += _drop_folder(store, path)
+    if summary.added >= ANALYZE_FROM:
+        _analyze(store)
 
 
 def _changed_folders(store: Store) -> tuple[list[_Folder], list[str]]:
@@ -211,6 +216,13 @@ def _settle(store: Store, folder: _Folder, readable: bool) -> int:
         writer.put_damaged(connection, [], stale)
         writer.note_folder(connection, folder.path, folder.mtime_ns if settled else -1)
     return len(missing)
+
+
+def _analyze(store: Store) -> None:
+    from actordbg.catalog import writer
+
+    with engine.transaction(store.catalog_path) as connection:
+        writer.count_for_planner(connection)
 
 
 def _drop_folder(store: Store, path: str) -> int:

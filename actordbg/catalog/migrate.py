@@ -60,10 +60,11 @@ def recreate(store: Store) -> None:
     with _lock(store):
         with contextlib.suppress(CatalogProblem):
             _refuse_newer(path)
-            with engine.transaction(path) as connection:
-                _drop_everything(connection)
-                _run_migrations(connection, HEAD, None)
-            _after(path)
+            with engine.held_open(path) as held:
+                with engine.transaction(path) as connection:
+                    _drop_everything(connection)
+                    _run_migrations(connection, HEAD, None)
+                engine.set_journal(held, path)
             return
         _refuse_newer(path)
         for suffix in ("-wal", "-shm", "-journal", ""):
@@ -73,14 +74,10 @@ def recreate(store: Store) -> None:
 
 def upgrade(path: Path, head: str = HEAD, scripts: Path | None = None) -> None:
     """Run the missing migrations in one transaction; the caller holds the lock."""
-    with engine.catalog_errors(path):
-        connection = engine.connect_writable(path)
-        try:
-            engine.set_journal(connection, path)
-        finally:
-            connection.close()
-    with engine.transaction(path) as transaction:
-        _run_migrations(transaction, head, scripts)
+    with engine.held_open(path) as connection:
+        engine.set_journal(connection, path)
+        with engine.transaction(path) as transaction:
+            _run_migrations(transaction, head, scripts)
 
 
 def revision(path: Path) -> str | None:
@@ -164,15 +161,6 @@ def _drop_everything(connection: Connection) -> None:
     for kind, name in names:
         quoted = name.replace('"', '""')
         connection.exec_driver_sql(f'DROP {kind} IF EXISTS "{quoted}"')
-
-
-def _after(path: Path) -> None:
-    with engine.catalog_errors(path):
-        connection = engine.connect_writable(path)
-        try:
-            engine.set_journal(connection, path)
-        finally:
-            connection.close()
 
 
 def _back_up(path: Path, found: str) -> Path:

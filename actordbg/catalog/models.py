@@ -75,6 +75,7 @@ class Dump(SQLModel, table=True):
     model_config = {"protected_namespaces": ()}
     __table_args__ = (
         Index("ix_dump_timestamp", "timestamp"),
+        Index("ix_dump_rank_timestamp", "rank", "timestamp"),
         Index("ix_dump_rank_seq_len", "rank", "seq_len"),
         Index("ix_dump_seq_len", "seq_len", "timestamp"),
         Index("ix_dump_tokens", "tokens"),

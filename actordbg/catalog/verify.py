@@ -18,6 +18,7 @@ from actordbg.errors import CorruptDump, StoreProblem
 from actordbg.record import DumpRecord
 from actordbg.store import Store
 
+
 @dataclass(frozen=True)
 class Damaged:
     """One damaged file: its path below the store, the error's code, and what is wrong."""

@@ -23,14 +23,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from actordbg.catalog.columns import BOOL, COLUMNS
 from actordbg.catalog.expression import MAX_ITEMS, ExpressionWriter
 from actordbg.catalog.moments import refusal, shortened
-
-if TYPE_CHECKING:
-    from sqlglot.expressions import Expression
 
 MAX_LENGTH = 20_000
 MAX_DEPTH = 16
@@ -90,7 +87,7 @@ def _bound(text: str) -> None:
         raise refusal(f"a {quote or '('} is not closed")
 
 
-def _parse(text: str) -> Expression:
+def _parse(text: str) -> Any:
     import sqlglot
     from sqlglot import exp
     from sqlglot.errors import SqlglotError
@@ -111,7 +108,7 @@ def _parse(text: str) -> Expression:
 
 def _check_tokens(tokens: list[Any], text: str) -> None:
     """Refuse by the words alone: statements, comments, and chains long enough to make a parser recurse."""
-    from sqlglot.tokens import TokenType
+    from sqlglot.tokens import TokenType  # type: ignore[attr-defined]
 
     operators, prefixes = 0, 0
     prefix_types = {TokenType.NOT, TokenType.DASH, TokenType.PLUS, TokenType.TILDE}
@@ -134,7 +131,7 @@ def _check_tokens(tokens: list[Any], text: str) -> None:
 
 
 def _reason(error: Exception, text: str) -> str:
-    details = getattr(error, "errors", None) or [{}]
+    details: list[dict[str, Any]] = getattr(error, "errors", None) or [{}]
     found = next((item for item in details if item.get("highlight")), {})
     if found.get("highlight"):
         return f"at {shortened(str(found['highlight']))!r}"

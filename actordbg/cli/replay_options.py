@@ -134,7 +134,7 @@ def _from_file(defaults: Mapping[str, Any]) -> dict[str, Any]:
             )
         if type(value) not in _KINDS[name]:
             raise UsageError(
-                f"actordbg.toml: [replay] {key} = {value!r} is not a {_KINDS[name][-1].__name__}",
+                f"actordbg.toml: [replay] {key} = {value!r} is not of type {_KINDS[name][-1].__name__}",
                 hint="correct the file",
             )
         values[name] = value

@@ -21,6 +21,11 @@ import sys
 from actordbg.actor.cpu import install_cpu_support_on_import, map_flash_attention_to_sdpa
 
 RAY_TEMP_VARIABLE = "ACTORDBG_DEMO_RAY_TEMP"
+ON_CPU = {
+    "sft": "on the CPU: OpenRLHF as installed, with actordbg's CPU support",
+    "ppo": "on the CPU: OpenRLHF as installed, with actordbg's CPU support; only vLLM's sampler is a stand-in",
+}
+"""What the log says first where there is no CUDA to train on, by trainer."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -30,6 +35,7 @@ def main(argv: list[str] | None = None) -> None:
     trainer = next(word for word in own if not word.startswith("-"))
     launcher_options = [word for word in own if word.startswith("--local_rank")]
     if not runs_on_cuda(trainer):
+        sys.stdout.write(ON_CPU[trainer] + "\n")
         support_cpu()
     module = {"ppo": "openrlhf.cli.train_ppo_ray", "sft": "openrlhf.cli.train_sft"}[trainer]
     if trainer == "ppo":

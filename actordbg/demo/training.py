@@ -1,16 +1,16 @@
 """Start one real OpenRLHF training as a child process, follow its log, and leave nothing running afterwards.
 
 The trainer is OpenRLHF's own command (`train_ppo_ray` under Ray, or `train_sft` under the deepspeed launcher), imported from a
-*private copy* of the installed package, so that the demo can patch it while the user's environment stays as it was. The copy wins
-because it is first on PYTHONPATH, which Ray hands to its workers and DeepSpeed to its ranks.
+*private copy* of the installed package, so that the demo can patch it while the user's environment stays as it was. The copy
+wins because it is first on PYTHONPATH, which Ray hands to its workers and DeepSpeed to its ranks.
 
 Processes: everything runs in a session of its own (`setsid`). Ray starts a handful of daemons and workers; whoever is still
 in that session when the training ends, fails or is interrupted is killed. A Ray cluster of the user's is never touched:
 RAY_ADDRESS is taken out of the environment, and no `ray stop` is run, which would end other people's.
 
 Example:
-    package = copy_openrlhf(work / "site")
-    with start_training("ppo", work, package.parent, store_env) as job:
+    actor_py = copy_openrlhf(work / "site")
+    with start_training("ppo", work, work / "site", {}) as job:
         job.wait(on_progress=print, timeout=300)
 """
 
@@ -32,7 +32,7 @@ from typing import Literal
 
 import actordbg
 from actordbg.demo.assets import build_assets
-from actordbg.demo.driver import RAY_TEMP_VARIABLE
+from actordbg.demo.driver import ON_CPU, RAY_TEMP_VARIABLE
 from actordbg.demo.recipes import PPO_PROMPTS, SFT_CONVERSATIONS, Trainer, ppo_command, sft_command
 from actordbg.errors import EnvironmentProblem, LaunchProblem
 
@@ -203,7 +203,9 @@ _SFT_STEP = re.compile(r"Train step of epoch (\d+):.*\| (\d+)/(\d+) \[.*gpt_loss
 def read_progress(text: str) -> Iterator[Progress]:
     """What the lines of a training's log say about its progress, in order; lines that say nothing are skipped."""
     for line in re.split(r"[\r\n]+", text):
-        if found := _ACTOR.search(line):
+        if line in ON_CPU.values():
+            yield Progress("starting", text=line)
+        elif found := _ACTOR.search(line):
             yield Progress("loading", text=f"OpenRLHF's Actor is built ({found[1] or 'rank 0'})")
         elif found := _PPO_STEP.search(line):
             yield Progress("step", int(found[1]), f"reward {float(found[2]):.3f}")

@@ -1,4 +1,4 @@
-"""Which dumps a replay takes (those of the catalog that a condition selects, or files that were named), and whose settings it follows."""
+"""What a replay takes: dumps that a condition selects or files that were named, and the record that its open settings follow."""
 
 from __future__ import annotations
 

@@ -34,11 +34,16 @@ def _block(block: Heading | Paragraph | Items | Code | Grid) -> str:
 
 def _grid(table: Grid) -> str:
     rule = [":---" if name in table.left else "---:" for name in table.columns]
-    heads = [escape(name.strip()) or " " for name in table.columns]
-    rows = [[escape(text) for text in row] for row in table.rows]
+    heads = [inline(name.strip()) or " " for name in table.columns]
+    rows = [[inline(text) for text in row] for row in table.rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (heads, rule, *rows))
 
 
 def escape(text: str) -> str:
-    """`text` so that Markdown shows it as it is."""
-    return _LEADING.sub(r"\1\\\2", _SPECIAL.sub(r"\\\1", text))
+    """`text` as the beginning of a block, so that Markdown shows it as it is."""
+    return _LEADING.sub(r"\1\\\2", inline(text))
+
+
+def inline(text: str) -> str:
+    """`text` inside a line or a table's cell, so that Markdown shows it as it is."""
+    return _SPECIAL.sub(r"\\\1", text)

@@ -144,6 +144,7 @@ STATEMENTS: tuple[str, ...] = (
     """,
     "CREATE INDEX ix_dump_last_result ON dump (last_result) WHERE last_result IS NOT NULL",
     "CREATE INDEX ix_dump_rank_seq_len ON dump (rank, seq_len)",
+    "CREATE INDEX ix_dump_rank_timestamp ON dump (rank, timestamp)",
     "CREATE INDEX ix_dump_run_rank ON dump (run, rank)",
     "CREATE INDEX ix_dump_seq_len ON dump (seq_len, timestamp)",
     "CREATE INDEX ix_dump_step ON dump (step)",

@@ -162,8 +162,8 @@ class DeepspeedBackend:
     def _norm(self) -> float:
         """DeepSpeed's gradient norm of the last step; NaN where a gradient was not finite.
 
-        DeepSpeed says -1 for the norm of a parameter group that is not finite, and then takes the norm *of those*: with two groups
-        a NaN gradient comes out as 1.414. So the groups' norms are watched.
+        DeepSpeed says -1 for the norm of a parameter group that is not finite, and then takes the norm *of those*: with two
+        groups a NaN gradient comes out as 1.414. So the groups' norms are watched.
         """
         norm = self.engine.get_global_grad_norm()
         broken = norm is None or float(norm) < 0 or self._invalid_groups
