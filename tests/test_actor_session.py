@@ -29,7 +29,7 @@ def configurations(cache: Path) -> Facts:
 
 @pytest.fixture(scope="module")
 def compiled(cache: Path) -> Facts:
-    return run_scenario("compiled", cache)[0]
+    return run_scenario("compiled", cache, TORCHINDUCTOR_COMPILE_THREADS="1")[0]
 
 
 def furthest(left: list[list[float]], right: list[list[float]]) -> float:
@@ -178,4 +178,4 @@ def test_compiled_all_lengths_are_one_graph_with_the_numbers_of_eager(compiled: 
     assert [run["graphs"] for run in eager] == [None, None, None]
     for one, other in zip(fast, eager, strict=True):
         assert furthest(one["log_probs"], other["log_probs"]) < 1e-4
-        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-4)
+        assert (one["said"], other["said"]) == (True, False)

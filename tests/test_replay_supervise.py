@@ -180,6 +180,16 @@ def test_three_crashes_on_start_up_stop_it_and_blame_no_input(bench: Bench) -> N
     assert read_events(bench.store.replays / spec.replay_id / "supervisor.jsonl")[-1]["status"] == "failed"
 
 
+def test_ten_crashes_without_a_single_success_stop_it_and_resume_goes_on(bench: Bench) -> None:
+    spec = make_spec(12)
+    with pytest.raises(LaunchProblem, match="no input passed") as caught:
+        bench.run(spec, {f"d{n}": "kill" for n in range(12)})
+    assert f"--resume {spec.replay_id}" in caught.value.hint
+    assert len(read_results(bench.store.replays / spec.replay_id)) == 10
+    outcome = bench.run(load_spec(bench.store, "last"), {"d10": "kill"})
+    assert outcome.counts == {"crashed": 11, "passed": 1}
+
+
 def test_a_start_that_never_ends_is_given_up(bench: Bench) -> None:
     with pytest.raises(LaunchProblem, match="silent"):
         bench.run(make_spec(1), {"open": "hang"}, start_timeout_s=0.5)

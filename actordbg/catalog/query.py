@@ -141,8 +141,13 @@ _DUMP_SQL = ", ".join(
 )
 
 
-def open_fresh(store: Store, on_progress: index.Progress | None = None) -> Catalog:
-    """Index what is new and return the catalog; the store must be there (StoreProblem otherwise)."""
+def open_fresh(store: Store, where: str | None = None, on_progress: index.Progress | None = None) -> Catalog:
+    """Index what is new and return the catalog; the store must be there (StoreProblem otherwise).
+
+    `where` is the condition that will be asked, if there is one: a bad one is refused (WhereError) before anything is read.
+    """
+    if where is not None:
+        compile_where(where)
     return Catalog(store, index.refresh(store, on_progress=on_progress))
 
 

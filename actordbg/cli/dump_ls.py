@@ -45,7 +45,7 @@ def ls(
     """
     from actordbg.catalog.query import count_dumps, open_fresh, select_dumps
 
-    catalog = open_fresh(store_of(ctx))
+    catalog = open_fresh(store_of(ctx), where)
     rows = select_dumps(catalog, where, order=order, limit=limit or None)
     total = count_dumps(catalog, where) if limit and len(rows) == limit and not as_json else len(rows)
     warn_damaged(catalog.summary)

@@ -45,7 +45,7 @@ def prune(
         raise UsageError("say what may go: --where, --older-than, --keep, --run or --damaged", hint="see --help")
     age = parse_duration(older_than).total_seconds() if older_than is not None else None
     size = pruning.parse_size(keep) if keep is not None else None
-    catalog = open_fresh(store_of(ctx))
+    catalog = open_fresh(store_of(ctx), where)
     selects_dumps = where is not None or age is not None or size is not None or (run is not None and not damaged)
     plan = pruning.plan_prune(
         catalog,

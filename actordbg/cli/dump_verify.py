@@ -39,7 +39,7 @@ def verify(
     from actordbg.catalog.query import open_fresh
     from actordbg.catalog.verify import paths_to_verify, verify_files
 
-    catalog = open_fresh(store_of(ctx))
+    catalog = open_fresh(store_of(ctx), where)
     paths = paths_to_verify(catalog, where)
     damaged, size = [], 0
     with output.progress("verifying", len(paths), quiet=quiet or as_json) as advance:

@@ -127,8 +127,8 @@ class Demo:
         self._replay("--max-inputs", "4", "--backend", "deepspeed", "--zero-stage", "2")
 
     def _replay_compiled(self) -> None:
-        self._heading("5/7", "replay again: one plain process, with torch.compile")
-        self._replay("--max-inputs", "4", "--backend", "plain", "--compile")
+        self._heading("5/7", "replay again: the forward alone, in one plain process, with torch.compile")
+        self._replay("--max-inputs", "4", "--backend", "plain", "--compile", "--no-backward")
 
     def _replay(self, *options: str) -> None:
         replays = Store(self.directory / "store").replays
