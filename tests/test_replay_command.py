@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,8 @@ from typer.testing import CliRunner
 
 from actordbg.cli.app import app
 from actordbg.errors import ActordbgError, Unsupported, UsageError
+from actordbg.replay.journal import read_events, read_results
+from actordbg.replay.processes import session_members
 from actordbg.store import Store
 
 
@@ -170,3 +174,24 @@ def test_a_failed_input_gives_exit_code_1_and_every_result_is_in_the_catalog(sto
     assert rows == {damaged.dump_id: "failed", good.dump_id: "passed"}
     kept = get_replay(store, "last")
     assert (kept.replay_id, kept.status, kept.model, kept.attn) == (answer["replay_id"], "complete", "tiny", "sdpa")
+
+
+@pytest.mark.slow
+def test_ctrl_c_exits_with_130_says_what_is_kept_and_leaves_no_process(store: Store) -> None:
+    publish(store, 60, length=512)
+    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "replay", "--backward"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    deadline = time.monotonic() + 120
+    while not any(read_results(folder) for folder in store.replays.glob("*")):
+        assert running.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    running.send_signal(signal.SIGINT)
+    stdout, stderr = running.communicate(timeout=30)
+    assert running.returncode == 130, stderr
+    folder = next(store.replays.glob("*"))
+    kept = read_results(folder)
+    assert 0 < len(kept) < 60 and f"{len(kept)} passed, {60 - len(kept)} not run" in stdout
+    assert f"actordbg replay --resume {folder.name}" in stderr
+    worker = next(event for event in read_events(folder / "rank0.jsonl") if event["event"] == "boot")["pid"]
+    assert session_members(worker) == []

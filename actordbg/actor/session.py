@@ -35,7 +35,7 @@ from actordbg.actor import known, measure
 from actordbg.actor.backends.base import Place, set_seed
 from actordbg.actor.backends.choose import open_backend
 from actordbg.actor.build import parameter_count, resolved_attention, resolved_dtype, text_config
-from actordbg.actor.call import Signature, make_call, read_result
+from actordbg.actor.call import Call, Signature, make_call, read_result
 from actordbg.actor.choices import choose, gather_facts
 from actordbg.actor.compiling import CompileCount
 from actordbg.actor.cpu import allow_fp32_actor, install_cpu_support
@@ -140,11 +140,17 @@ class ActorSession:
         """
         if backward and not self._backend.can_train:
             raise UsageError("this actor was opened without backward", hint="set backward in the configuration")
+        call = make_call(self._signature, dump, self.resolved["vocab_size"], self._backend.device)
+        settings = self._follow(dump.record, backward)
         try:
-            return self._run(dump, backward, keep)
+            outcome = self._run(call, settings, dump.record, backward)
         except Exception:
             self._backend.recover()
             raise
+        self.resolved["ids_folded"] |= outcome.folded
+        if keep:
+            outcome.tensors = _worth_keeping(outcome)
+        return outcome
 
     def save(self, folder: Path) -> None:
         """Write the model as `save_pretrained` does, in the dtype that it runs in. Every rank has to call it."""
@@ -154,15 +160,16 @@ class ActorSession:
         """Free the model. A process group lives as long as its process."""
         self._backend.close()
 
-    def _run(self, dump: Dump, backward: bool, keep: bool) -> ForwardOutcome:
+    def _run(
+        self, call: Call, settings: tuple[bool, float, bool], record: DumpRecord, backward: bool
+    ) -> ForwardOutcome:
         device = self._backend.device
-        packing, temperature, training = self._follow(dump.record, backward)
-        call = make_call(self._signature, dump, self.resolved["vocab_size"], device)
+        packing, temperature, training = settings
         set_seed(self.config.seed)
         measure.reset_peak(device)
         compiled = CompileCount.now()
         began = measure.now(device)
-        with torch.set_grad_enabled(backward), self._autocast(dump.record):
+        with torch.set_grad_enabled(backward), self._autocast(record):
             log_probs, entropy = read_result(self._backend.actor(**call.arguments), call.mask)
         outcome = ForwardOutcome(
             forward_s=measure.now(device) - began,
@@ -181,9 +188,6 @@ class ActorSession:
         if self.config.compile or self.config.deepcompile:
             delta = CompileCount.now() - compiled
             outcome.graphs, outcome.graph_breaks = delta.graphs, delta.breaks
-        if keep:
-            outcome.tensors = _worth_keeping(outcome)
-        self.resolved["ids_folded"] |= call.folded
         return outcome
 
     def _backward(self, log_probs: torch.Tensor, mask: torch.Tensor, outcome: ForwardOutcome) -> None:
