@@ -31,7 +31,9 @@ def run(repeat: int = 11) -> list[Row]:
         for name, (command, peer) in cases.items():
             ours, theirs = interleaved(lambda c=command: _process(*c), lambda p=peer: _process("-c", p), repeat)
             ratio = ours / theirs
-            rows.append(Row(f"{name} / {peer}", ours, theirs, "s", ratio, "<= 1.5", f"median of {repeat}", ratio <= 1.5))
+            rows.append(
+                Row(f"{name} / {peer}", ours, theirs, "s", ratio, "<= 1.5", f"median of {repeat}", ratio <= 1.5)
+            )
     return rows
 
 

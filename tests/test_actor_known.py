@@ -36,7 +36,10 @@ CASES = {
     ),
     "compiler-missing": (
         ReplayConfig(compile=True), replace(LAPTOP, compiler=False), "refuse",
-        [(ReplayConfig(compile=True), LAPTOP), (ReplayConfig(), replace(LAPTOP, compiler=False))],
+        [
+            (ReplayConfig(compile=True), LAPTOP), (ReplayConfig(), replace(LAPTOP, compiler=False)),
+            (ReplayConfig(compile=True, compile_backend="aot_eager"), replace(LAPTOP, compiler=False)),
+        ],
     ),
     "fp16-on-cpu": (
         ReplayConfig(backend="deepspeed", dtype="fp16"), LAPTOP, "refuse",

@@ -27,7 +27,9 @@ def command(*arguments: str) -> str:
     return f"import sys; sys.argv[1:] = {arguments!r}\nfrom actordbg.cli.app import main\ntry: main()\nexcept SystemExit: pass"
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("replay", "--help"), ("dump", "ls"), ("report",), ("dump", "status")])
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("replay", "--help"), ("dump", "ls"), ("report",), ("dump", "status")]
+)
 def test_the_desk_does_not_load_torch(tmp_path: Path, arguments: tuple[str, ...]):
     assert "torch" not in loaded_by(command("--store", str(tmp_path), *arguments))
 

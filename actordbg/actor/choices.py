@@ -40,6 +40,8 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """OpenRLHF's name of a parameter dtype, and torch's."""
 ATTENTIONS = ("flash_attention_2", "sdpa", "eager")
 BACKENDS = ("plain", "deepspeed")
+COMPILE_BACKENDS = ("inductor", "aot_eager", "eager")
+"""What torch.compile may hand its graphs to; each runs one stage less, which tells which stage breaks."""
 TINY = "tiny"
 
 _PACKAGES = ("openrlhf", "torch", "transformers", "deepspeed", "flash-attn", "safetensors")
@@ -117,6 +119,7 @@ def validate(config: ReplayConfig) -> None:
     _one_of("--dtype", config.dtype, tuple(DTYPES))
     _one_of("--attn", config.attn, ATTENTIONS)
     _one_of("--backend", config.backend, BACKENDS)
+    _one_of("--compile-backend", config.compile_backend, COMPILE_BACKENDS)
     if config.zero_stage not in (0, 1, 2, 3):
         raise UsageError(f"--zero-stage {config.zero_stage} does not exist", hint="ZeRO stages are 0, 1, 2 and 3")
     if config.backend == "plain" and config.zero_stage:

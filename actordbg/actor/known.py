@@ -118,9 +118,18 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "compiler-missing",
         REFUSE,
-        lambda case: case.config.compile and not case.facts.cuda and not case.facts.compiler,
-        "torch.compile on a CPU needs a C++ compiler, and none is on PATH",
-        ("install g++ or clang++, or name one in CXX", "leave --compile out"),
+        lambda case: (
+            case.config.compile
+            and case.config.compile_backend == "inductor"
+            and not case.facts.cuda
+            and not case.facts.compiler
+        ),
+        "torch.compile's inductor needs a C++ compiler on a CPU, and none is on PATH",
+        (
+            "--compile-backend aot_eager, which traces graphs and autograd and generates no code",
+            "install g++ or clang++, or name one in CXX",
+            "leave --compile out",
+        ),
     ),
     Rule(
         "fp16-on-cpu",

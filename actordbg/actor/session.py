@@ -243,6 +243,7 @@ class ActorSession:
             "actor_path": str(source),
             "actor_sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
             "versions": dict(self._facts.versions),
+            **({"compile_backend": self.config.compile_backend} if self.config.compile else {}),
             **self._backend.facts(),
         }
 

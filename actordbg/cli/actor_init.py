@@ -59,6 +59,7 @@ def init(
     no_flash_attn: opt.NoFlashAttn = False,
     packing: opt.Packing = None,
     compile: opt.Compile = None,
+    compile_backend: opt.CompileBackend = None,
     deepcompile: opt.Deepcompile = None,
     backend: opt.Backend = None,
     zero_stage: opt.ZeroStage = None,
@@ -86,7 +87,7 @@ def init(
     settings = settings_of(ctx)
     flags = {
         "model": model, "num_layers": num_layers, "dtype": dtype, "attn": attn, "packing": packing, "compile": compile,
-        "deepcompile": deepcompile, "backend": backend, "zero_stage": zero_stage, "nproc": nproc, "backward": backward,
+        "compile_backend": compile_backend, "deepcompile": deepcompile, "backend": backend, "zero_stage": zero_stage, "nproc": nproc, "backward": backward,
         "seed": seed, "temperature": temperature, "timeout": timeout,
     }  # fmt: skip
     config = opt.build_config(settings.replay, flags, no_flash_attn=no_flash_attn)

@@ -80,6 +80,7 @@ def replay(
     no_flash_attn: opt.NoFlashAttn = False,
     packing: opt.Packing = None,
     compile: opt.Compile = None,
+    compile_backend: opt.CompileBackend = None,
     deepcompile: opt.Deepcompile = None,
     backend: opt.Backend = None,
     zero_stage: opt.ZeroStage = None,
@@ -104,7 +105,7 @@ def replay(
     """
     flags = {
         "model": model, "num_layers": num_layers, "dtype": dtype, "attn": attn, "packing": packing, "compile": compile,
-        "deepcompile": deepcompile, "backend": backend, "zero_stage": zero_stage, "nproc": nproc, "backward": backward,
+        "compile_backend": compile_backend, "deepcompile": deepcompile, "backend": backend, "zero_stage": zero_stage, "nproc": nproc, "backward": backward,
         "seed": seed, "temperature": temperature, "timeout": timeout, "keep_tensors": keep_tensors,
     }  # fmt: skip
     if _is_left_to_rank_0(flags):

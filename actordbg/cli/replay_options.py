@@ -58,6 +58,15 @@ Packing = Annotated[
     bool | None, _option("--packing/--no-packing", help="Pack rows without their padding (default: as recorded).")
 ]
 Compile = Annotated[bool | None, _option("--compile/--no-compile", help="torch.compile the model.")]
+CompileBackend = Annotated[
+    str | None,
+    _option(
+        "--compile-backend",
+        metavar="inductor|aot_eager|eager",
+        help="What --compile hands its graphs to (default inductor); the others leave out code generation, and autograd "
+        "tracing too.",
+    ),
+]
 Deepcompile = Annotated[
     bool | None, _option("--deepcompile/--no-deepcompile", help="DeepSpeed's DeepCompile (needs CUDA).")
 ]
@@ -91,6 +100,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "attn": (str,),
     "packing": (bool,),
     "compile": (bool,),
+    "compile_backend": (str,),
     "deepcompile": (bool,),
     "backend": (str,),
     "zero_stage": (int,),

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import actordbg
+from actordbg.actor.choices import gather_facts
 from actordbg.demo.recipes import Trainer
 from actordbg.demo.training import Progress, copy_openrlhf, hide_gpus, start_training
 from actordbg.errors import EnvironmentProblem, LaunchProblem
@@ -128,7 +129,13 @@ class Demo:
 
     def _replay_compiled(self) -> None:
         self._heading("5/7", "replay again: the forward alone, in one plain process, with torch.compile")
-        self._replay("--max-inputs", "4", "--backend", "plain", "--compile", "--no-backward")
+        options = ["--backend", "plain", "--compile", "--no-backward"]
+        if not gather_facts().compiler:
+            self.tell(
+                "  no C++ compiler is on PATH: graphs are captured and traced, but no code is generated (aot_eager)"
+            )
+            options += ["--compile-backend", "aot_eager"]
+        self._replay("--max-inputs", "4", *options)
 
     def _replay(self, *options: str) -> None:
         replays = Store(self.directory / "store").replays

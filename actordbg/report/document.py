@@ -16,7 +16,7 @@ from actordbg.report.words import memory, number, plural, rate, ratio, seconds, 
 
 SETTINGS = (
     "model", "parameters", "num_layers", "backend", "zero_stage", "world_size", "nproc", "device", "dtype", "attn", "packing",
-    "compile", "deepcompile", "backward", "temperature", "seed",
+    "compile", "compile_backend", "deepcompile", "backward", "temperature", "seed",
 )  # fmt: skip
 """The settings that a reader looks for, in this order. Others are shown only where two replays differ in them."""
 

@@ -29,8 +29,8 @@ class Backend(Protocol):
     def is_collective(self, backward: bool) -> bool:
         """Whether every rank has to take part in a forward (and backward)."""
 
-    def compile(self) -> None:
-        """Compile the model; shapes are dynamic."""
+    def compile(self, compile_backend: str) -> None:
+        """torch.compile the model through "inductor", "aot_eager" or "eager"; shapes are dynamic."""
 
     def backward(self, loss: torch.Tensor) -> float:
         """Gradients of the scalar `loss`, their global L2 norm, and then no gradients any more. Weights stay."""

@@ -22,7 +22,7 @@ def open_backend(config: ReplayConfig, choices: Choices, cache: Path) -> Backend
         compiling.prepare(cache)
     backend = _build(path, config, choices)
     if compiled:
-        backend.compile()
+        backend.compile(config.compile_backend)
     return backend
 
 

@@ -87,10 +87,10 @@ class DeepspeedBackend:
         """With several ranks: a backward averages gradients, and ZeRO-3 gathers weights in every forward."""
         return self.place.world_size > 1 and (backward or self.engine.zero_optimization_stage() == 3)
 
-    def compile(self) -> None:
+    def compile(self, compile_backend: str) -> None:
         """torch.compile through the engine. DeepCompile is OpenRLHF's to switch on; here it is only checked that it is on."""
         if not self._deep:
-            self.engine.compile(compile_kwargs=dict(COMPILE_OPTIONS))
+            self.engine.compile(backend=compile_backend, compile_kwargs=dict(COMPILE_OPTIONS))
         elif not self._is_deep():
             raise Unsupported(
                 "DeepSpeed did not accept DeepCompile for this configuration, and fell back to torch.compile",

@@ -42,8 +42,8 @@ class PlainBackend:
         """Never."""
         return False
 
-    def compile(self) -> None:
-        self.actor.model.compile(**COMPILE_OPTIONS)
+    def compile(self, compile_backend: str) -> None:
+        self.actor.model.compile(backend=compile_backend, **COMPILE_OPTIONS)
 
     def backward(self, loss: torch.Tensor) -> float:
         loss.backward()  # type: ignore[no-untyped-call]
