@@ -37,7 +37,7 @@ class ReplayConfig:
     """A replay's configuration as asked for. None means: as the dump's own record has it, else the backend's default.
 
     model: "tiny", a path, or a hub name. dtype: "bf16", "fp16" or "fp32". attn: "flash_attention_2", "sdpa", "eager".
-    compile_backend: torch.compile's: "inductor"; "aot_eager" (graphs and autograd tracing, no code generation); "eager" (graphs only).
+    compile_backend: torch.compile's: "inductor"; "aot_eager" (graphs and autograd tracing, no code); "eager" (graphs only).
     timeout_s: seconds that one input may take, compile time included.
     """
 

@@ -2,8 +2,9 @@
 
 Tensors are stored narrow where nothing is lost: integer and float masks that hold only 0 and 1 as bool, token ids below
 65,536 as uint16, below 2**24 as their low 16 and high 8 bits apart (`<name>.lo`, `<name>.hi`: 8 % smaller after zstd than
-int32, and a generic reader still sees plain integers), other int64 that fit as int32. The record keeps the logical dtype, shape and strides; reading gives back what was captured,
-strides included (a slice of a larger tensor replays as a tensor with the same strides).
+int32, and a generic reader still sees plain integers), other int64 that fit as int32. The record keeps the logical dtype,
+shape and strides; reading gives back what was captured, strides included (a slice of a larger tensor replays as a tensor
+with the same strides).
 
 Encoding runs in the training process's writer thread; decoding in a replay worker. Needs torch and safetensors.
 

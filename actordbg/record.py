@@ -44,7 +44,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\Z")
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a dump: logical `dtype` ("int64"), `shape` and `strides` (in elements) as captured; `stored`: dtype on disk."""
+    """One tensor of a dump: logical `dtype` ("int64"), `shape` and `strides` (in elements) as captured; `stored`: on disk."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -219,7 +219,7 @@ def _spec(name: str, data: Any) -> TensorSpec:
         strides = tuple(rest[0]) if rest else contiguous_strides(shape)
     except (TypeError, ValueError) as error:
         raise CorruptDump(f"tensor {name!r} of the record is not described: {error}", hint=_VERIFY_HINT) from None
-    plain = all([type(n) is int and 0 <= n < 2**48 for n in (*shape, *strides)])
+    plain = all(type(n) is int and 0 <= n < 2**48 for n in (*shape, *strides))
     if not plain or len(shape) != len(strides) or len(shape) > 16 or type(dtype) is not str or type(stored) is not str:
         raise CorruptDump(f"tensor {name!r} of the record has an impossible shape", hint=_VERIFY_HINT)
     return TensorSpec(dtype, shape, strides, stored)

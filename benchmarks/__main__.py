@@ -1,4 +1,4 @@
-"""All benchmarks in one command: `make bench`, or `python -m benchmarks [NAME...]`. Prints ratios, and the budgets beside them."""
+"""All benchmarks in one command: `make bench`, or `python -m benchmarks [NAME...]`. Prints ratios with their budgets."""
 
 from __future__ import annotations
 

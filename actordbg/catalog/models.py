@@ -142,6 +142,7 @@ class Replay(SQLModel, table=True):
     attn: str | None = _text("attention: flash_attention_2, sdpa or eager")
     packing: int | None = _flag("whether samples were packed")
     compile: int | None = _flag("whether torch.compile was on")
+    compile_backend: str | None = _text("what torch.compile was told to use: inductor, aot_eager or eager")
     deepcompile: int | None = _flag("whether DeepSpeed's DeepCompile was on")
     zero_stage: int | None = _integer("ZeRO stage")
     nproc: int | None = _integer("processes")

@@ -87,8 +87,8 @@ def init(
     settings = settings_of(ctx)
     flags = {
         "model": model, "num_layers": num_layers, "dtype": dtype, "attn": attn, "packing": packing, "compile": compile,
-        "compile_backend": compile_backend, "deepcompile": deepcompile, "backend": backend, "zero_stage": zero_stage, "nproc": nproc, "backward": backward,
-        "seed": seed, "temperature": temperature, "timeout": timeout,
+        "compile_backend": compile_backend, "deepcompile": deepcompile, "backend": backend, "zero_stage": zero_stage,
+        "nproc": nproc, "backward": backward, "seed": seed, "temperature": temperature, "timeout": timeout,
     }  # fmt: skip
     config = opt.build_config(settings.replay, flags, no_flash_attn=no_flash_attn)
     findings = check_config(config)

@@ -105,8 +105,9 @@ def replay(
     """
     flags = {
         "model": model, "num_layers": num_layers, "dtype": dtype, "attn": attn, "packing": packing, "compile": compile,
-        "compile_backend": compile_backend, "deepcompile": deepcompile, "backend": backend, "zero_stage": zero_stage, "nproc": nproc, "backward": backward,
-        "seed": seed, "temperature": temperature, "timeout": timeout, "keep_tensors": keep_tensors,
+        "compile_backend": compile_backend, "deepcompile": deepcompile, "backend": backend, "zero_stage": zero_stage,
+        "nproc": nproc, "backward": backward, "seed": seed, "temperature": temperature, "timeout": timeout,
+        "keep_tensors": keep_tensors,
     }  # fmt: skip
     if _is_left_to_rank_0(flags):
         return

@@ -2,7 +2,8 @@
 
 The record says nothing that the pickle does not say. Unknown there, and so None or empty here: role, training and grad
 mode, model, host and pid. `world_size` is the smallest that the ranks seen allow. `origin` keeps the pickle's file
-name, the dump's id the beginning of its SHA-256. An import has time, so it compresses harder (`LEVEL`) than a training process does; reading costs the same.
+name, the dump's id the beginning of its SHA-256. An import has time, so it compresses harder (`LEVEL`) than a training
+process does; reading costs the same.
 """
 
 from __future__ import annotations
