@@ -47,7 +47,7 @@ class ReplayConfig:
     attn: str | None = None
     packing: bool | None = None
     compile: bool = False
-    compile_backend: str = "inductor"
+    compile_backend: str | None = None
     deepcompile: bool = False
     zero_stage: int = 0
     nproc: int = 1

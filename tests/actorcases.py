@@ -232,13 +232,17 @@ def compiled(cache: Path) -> dict[str, Any]:
     from actordbg.outcome import ReplayConfig
 
     facts = {}
-    for name, compile in (("eager", False), ("compiled", True)):
-        config = ReplayConfig(compile=compile, packing=True, num_layers=1)
+    for name, asked in (
+        ("eager", {}),
+        ("traced", {"compile": True, "compile_backend": "aot_eager"}),
+        ("compiled", {"compile": True}),
+    ):
+        config = ReplayConfig(**asked, packing=True, num_layers=1)
         with open_actor(config, model_cache=cache) as session:
             runs = [
                 session.run(make_dump(seed, length), backward=False) for seed, length in ((0, 24), (1, 40), (2, 33))
             ]
-            said = session.resolved["compile"]
+            said = [session.resolved["compile"], session.resolved.get("compile_backend")]
         facts[name] = [numbers(run) | {"graphs": run.graphs, "breaks": run.graph_breaks, "said": said} for run in runs]
     return facts
 

@@ -74,6 +74,8 @@ def test_dtypes_have_openrlhfs_short_names(given: str | None, short: str | None)
         ({"backend": "deepspeed", "zero_stage": 4}, "--zero-stage 4"),
         ({"zero_stage": 2}, "--zero-stage"),
         ({"deepcompile": True}, "--deepcompile"),
+        ({"compile": True, "compile_backend": "nvfuser"}, "--compile-backend nvfuser"),
+        ({"compile_backend": "aot_eager"}, "--compile-backend"),
         ({"nproc": 0}, "--nproc 0"),
         ({"num_layers": 0}, "--num-layers 0"),
         ({"temperature": 0.0}, "--temperature"),

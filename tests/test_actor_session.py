@@ -172,10 +172,13 @@ def test_what_cannot_be_built_is_refused_with_the_reason(
 
 @pytest.mark.slow
 def test_compiled_all_lengths_are_one_graph_with_the_numbers_of_eager(compiled: Facts):
-    eager, fast = compiled["eager"], compiled["compiled"]
-    assert [run["graphs"] for run in fast] == [1, 0, 0]
+    eager, traced, fast = compiled["eager"], compiled["traced"], compiled["compiled"]
+    assert [run["graphs"] for run in fast] == [run["graphs"] for run in traced] == [1, 0, 0]
     assert [run["breaks"] for run in fast] == [0, 0, 0]
     assert [run["graphs"] for run in eager] == [None, None, None]
     for one, other in zip(fast, eager, strict=True):
         assert furthest(one["log_probs"], other["log_probs"]) < 1e-4
-        assert (one["said"], other["said"]) == (True, False)
+        assert (one["said"], other["said"]) == ([True, "inductor"], [False, None])
+    for one, other in zip(traced, eager, strict=True):
+        assert furthest(one["log_probs"], other["log_probs"]) < 1e-5
+        assert one["said"] == [True, "aot_eager"]

@@ -120,6 +120,8 @@ def validate(config: ReplayConfig) -> None:
     _one_of("--attn", config.attn, ATTENTIONS)
     _one_of("--backend", config.backend, BACKENDS)
     _one_of("--compile-backend", config.compile_backend, COMPILE_BACKENDS)
+    if config.compile_backend and not config.compile:
+        raise UsageError("--compile-backend compiles nothing by itself", hint="add --compile")
     if config.zero_stage not in (0, 1, 2, 3):
         raise UsageError(f"--zero-stage {config.zero_stage} does not exist", hint="ZeRO stages are 0, 1, 2 and 3")
     if config.backend == "plain" and config.zero_stage:

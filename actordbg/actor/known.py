@@ -120,7 +120,7 @@ RULES: tuple[Rule, ...] = (
         REFUSE,
         lambda case: (
             case.config.compile
-            and case.config.compile_backend == "inductor"
+            and case.config.compile_backend in (None, "inductor")
             and not case.facts.cuda
             and not case.facts.compiler
         ),

@@ -36,7 +36,7 @@ from actordbg.actor.backends.base import Place, set_seed
 from actordbg.actor.backends.choose import open_backend
 from actordbg.actor.build import parameter_count, resolved_attention, resolved_dtype, text_config
 from actordbg.actor.call import Call, Signature, make_call, read_result
-from actordbg.actor.choices import choose, gather_facts
+from actordbg.actor.choices import COMPILE_BACKENDS, choose, gather_facts
 from actordbg.actor.compiling import CompileCount
 from actordbg.actor.cpu import allow_fp32_actor, install_cpu_support
 from actordbg.errors import UsageError
@@ -243,7 +243,7 @@ class ActorSession:
             "actor_path": str(source),
             "actor_sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
             "versions": dict(self._facts.versions),
-            **({"compile_backend": self.config.compile_backend} if self.config.compile else {}),
+            **({"compile_backend": self.config.compile_backend or COMPILE_BACKENDS[0]} if self.config.compile else {}),
             **self._backend.facts(),
         }
 

@@ -152,8 +152,7 @@ def _put_replay_row(connection: Connection, news: News) -> None:
     elif stored is None:
         return
     row = dict(stored or {}) | row | {"resolved": news.resolved or row["resolved"]}
-    settings = setting_columns(row["config"], row["resolved"])
-    row |= {name: value for name, value in settings.items() if name in replay.c}  # newer ones are in `config` only
+    row |= setting_columns(row["config"], row["resolved"])
     if news.status is not None:
         row |= {"status": news.status, "finished_at": news.finished_at}
     elif news.active or news.reset:

@@ -204,7 +204,13 @@ class GroupRun:
         time.sleep(0.1)  # whoever dies as a consequence, or writes why, has done so by then
         self._read_journals()
         later = [_or_later(before, view.seen()) for before, view in zip(first, self._views, strict=True)]
-        first, later = self._with_evidence(first), self._with_evidence(later)
+        dead = [one.rank for one in later if one.dead]
+        if not dead and not self._launcher_is_gone():
+            return  # it was done, and left between our look at its journal and our look at its process
+        if all(view.done for view in self._views):
+            return  # the same, for everybody
+        first = self._with_evidence([one for one in first if one.rank in dead])
+        later = self._with_evidence(later)
         culprits = verdict.culprits_of_death(first) or verdict.culprits_of_death(later)
         how = {one.rank: self._how_it_ended(one) for one in later if one.dead}
         self.stop()

@@ -38,7 +38,7 @@ STATEMENTS: tuple[str, ...] = (
         attn VARCHAR,  -- attention: flash_attention_2, sdpa or eager
         packing INTEGER,  -- whether samples were packed (1 yes, 0 no)
         compile INTEGER,  -- whether torch.compile was on (1 yes, 0 no)
-        compile_backend TEXT,  -- what torch.compile was told to use: inductor, aot_eager or eager
+        compile_backend VARCHAR,  -- what torch.compile was told to use: inductor, aot_eager or eager
         deepcompile INTEGER,  -- whether DeepSpeed's DeepCompile was on (1 yes, 0 no)
         zero_stage INTEGER,  -- ZeRO stage
         nproc INTEGER,  -- processes

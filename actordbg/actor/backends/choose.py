@@ -7,7 +7,7 @@ from pathlib import Path
 from actordbg.actor import compiling
 from actordbg.actor.backends.base import Backend, Place
 from actordbg.actor.build import import_actor, init_parameters, loads_checkpoint_dtype
-from actordbg.actor.choices import DTYPES, Choices
+from actordbg.actor.choices import COMPILE_BACKENDS, DTYPES, Choices
 from actordbg.actor.models import locate
 from actordbg.outcome import ReplayConfig
 
@@ -22,7 +22,7 @@ def open_backend(config: ReplayConfig, choices: Choices, cache: Path) -> Backend
         compiling.prepare(cache)
     backend = _build(path, config, choices)
     if compiled:
-        backend.compile(config.compile_backend)
+        backend.compile(config.compile_backend or COMPILE_BACKENDS[0])
     return backend
 
 
