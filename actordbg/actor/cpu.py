@@ -52,7 +52,7 @@ def install_cpu_support() -> bool:
     if not getattr(torch.cuda, _MARK, False):
         setattr(torch.cuda, _MARK, True)
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        _stand_in_for_flash_attn()
+        stand_in_for_flash_attn()
         _quiet_cuda(torch)
         _cpu_device_mesh()
         after_import("deepspeed.ops", _without_shared_memory_operator)
@@ -107,7 +107,11 @@ class CpuDevice(str):
         return format(0, spec)
 
 
-def _stand_in_for_flash_attn() -> None:
+def stand_in_for_flash_attn() -> None:
+    """Where flash-attn is not installed, give OpenRLHF the helpers that it imports from it at module top (`flash_attn_standin`).
+
+    With CUDA too: a replay with `--attn sdpa` needs no flash-attn, but OpenRLHF cannot be imported without those names.
+    """
     if importlib.util.find_spec("flash_attn") is None:
         from actordbg.actor import flash_attn_standin
 

@@ -38,7 +38,7 @@ from actordbg.actor.build import parameter_count, resolved_attention, resolved_d
 from actordbg.actor.call import Call, Signature, make_call, read_result
 from actordbg.actor.choices import COMPILE_BACKENDS, choose, gather_facts
 from actordbg.actor.compiling import CompileCount
-from actordbg.actor.cpu import allow_fp32_actor, install_cpu_support
+from actordbg.actor.cpu import allow_fp32_actor, install_cpu_support, stand_in_for_flash_attn
 from actordbg.errors import UsageError
 from actordbg.outcome import ReplayConfig
 from actordbg.payload import Dump
@@ -104,6 +104,7 @@ class ActorSession:
         began = time.perf_counter()
         if not install_cpu_support():
             allow_fp32_actor()
+            stand_in_for_flash_attn()
         self.config = config
         self._facts = gather_facts(cuda=torch.cuda.is_available(), gpus=torch.cuda.device_count())
         self.choices = choose(config, defaults, self._facts)

@@ -222,10 +222,9 @@ class GroupRun:
 
     def _with_evidence(self, seen: list[Seen]) -> list[Seen]:
         """Where a launcher reaped a worker before we saw its exit status: one that was ended by SIGTERM left its stacks."""
-        views = zip(seen, self._views, strict=True)
-        unknown = {
-            one.rank for one, view in views if one.dead and one.wait_status is None and was_told_to_end(view.log())
-        }
+        logs = {view.rank: view.log() for view in self._views}
+        unseen = (one for one in seen if one.dead and one.wait_status is None)
+        unknown = {one.rank for one in unseen if was_told_to_end(logs[one.rank])}
         return [replace(one, wait_status=TERMINATED) if one.rank in unknown else one for one in seen]
 
     def _how_it_ended(self, seen: Seen) -> str:
