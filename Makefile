@@ -27,7 +27,7 @@ imports: $(VENV)/.test
 	$(BIN)/lint-imports
 
 pytest: $(VENV)/.test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks

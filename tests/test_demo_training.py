@@ -135,6 +135,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (package / "models" / "actor.py").write_text("class Actor: ...\n")
     (package / "models" / "__pycache__" / "actor.cpython-311.pyc").write_bytes(b"stale")
     monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.delitem(sys.modules, "openrlhf", raising=False)  # other tests of this process imported the real one
     return package
 
 
@@ -148,6 +149,7 @@ def test_openrlhf_is_copied_without_importing_it_and_without_compiled_files(inst
 
 def test_no_openrlhf_is_an_error_that_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "openrlhf", raising=False)
     with pytest.raises(EnvironmentProblem) as failure:
         copy_openrlhf(tmp_path / "private")
     assert "--no-deps" in failure.value.hint

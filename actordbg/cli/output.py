@@ -81,8 +81,9 @@ def human_bytes(count: float | None) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """3, "dump" as "3 dumps"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    """3, "dump" as "3 dumps"; 2, "process" as "2 processes"."""
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{ending}"
 
 
 @contextmanager
