@@ -10,6 +10,9 @@ A replay lives in `store/replays/<replay_id>/`:
 
 Results are read from these files alone, so the catalog can always be rebuilt. For one dump the *last* `end` counts.
 
+A result's status: `passed`, forward (and backward) ran and every log-prob is finite; `failed`, an exception or a
+non-finite output; `crashed`, the worker process died in it; `hung`, it did not finish within the timeout.
+
 Standard library only: this is read at the desk without torch.
 """
 
@@ -27,11 +30,6 @@ PASSED = "passed"
 FAILED = "failed"
 CRASHED = "crashed"
 HUNG = "hung"
-STATUSES = (PASSED, FAILED, CRASHED, HUNG)
-"""passed: forward (and backward) ran and every log-prob is finite. failed: an exception, or a non-finite output.
-crashed: the worker process died in it. hung: it did not finish within the timeout."""
-
-
 @dataclass(frozen=True)
 class ReplayConfig:
     """A replay's configuration as asked for. None means: as the dump's own record has it, else the backend's default.

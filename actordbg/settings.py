@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.errors import UsageError
-from actordbg.store import Store
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -54,11 +53,6 @@ def load_settings(store_flag: Path | None = None, start: Path | None = None) -> 
     if path and "store" in data:
         return Settings(path.parent / data["store"], str(path), replay)
     return Settings(Path(DEFAULT_STORE), "default", replay)
-
-
-def resolve_store(store_flag: Path | None = None) -> Store:
-    """The store that a command works on."""
-    return Store(load_settings(store_flag).store)
 
 
 def _find(folder: Path) -> Path | None:

@@ -112,7 +112,7 @@ def stand_in_for_flash_attn() -> None:
 
     With CUDA too: a replay with `--attn sdpa` needs no flash-attn, but OpenRLHF cannot be imported without those names.
     """
-    if importlib.util.find_spec("flash_attn") is None:
+    if "flash_attn" not in sys.modules and not has_flash_attn():
         from actordbg.actor import flash_attn_standin
 
         flash_attn_standin.register()

@@ -28,7 +28,7 @@ from actordbg.cli import (
     status,
     unpatch,
 )
-from actordbg.errors import ActordbgError
+from actordbg.errors import ActordbgError, EnvironmentProblem
 
 app = typer.Typer(
     name="actordbg",
@@ -100,3 +100,8 @@ def main() -> None:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        typer.echo(f"error[{EnvironmentProblem.code}]: {where}{error.strerror or error}", err=True)
+        typer.echo("hint: check the path, its permissions and the free space of its disk", err=True)
+        sys.exit(EnvironmentProblem.exit_code)
