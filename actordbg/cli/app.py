@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -29,6 +29,20 @@ from actordbg.cli import (
     unpatch,
 )
 from actordbg.errors import ActordbgError, EnvironmentProblem
+
+OPTIONAL = {
+    "torch",
+    "numpy",
+    "transformers",
+    "deepspeed",
+    "openrlhf",
+    "ray",
+    "datasets",
+    "tokenizers",
+    "peft",
+    "accelerate",
+}
+"""What a plain `pip install actordbg` leaves out, because it belongs to the training environment."""
 
 app = typer.Typer(
     name="actordbg",
@@ -94,14 +108,23 @@ def main() -> None:
     try:
         app()
     except ActordbgError as error:
-        typer.echo(f"error[{error.code}]: {error.message}", err=True)
-        if error.hint:
-            typer.echo(f"hint: {error.hint}", err=True)
-        sys.exit(error.exit_code)
+        _give_up(error)
     except KeyboardInterrupt:
         sys.exit(130)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        typer.echo(f"error[{EnvironmentProblem.code}]: {where}{error.strerror or error}", err=True)
-        typer.echo("hint: check the path, its permissions and the free space of its disk", err=True)
-        sys.exit(EnvironmentProblem.exit_code)
+        hint = "check the path, its permissions and the free space of its disk"
+        _give_up(EnvironmentProblem(f"{where}{error.strerror or error}", hint=hint))
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in OPTIONAL:
+            raise
+        message = f"this command needs {error.name}, which is not installed in {sys.executable}'s environment"
+        hint = "run it in the training environment, or: pip install 'actordbg[replay]'  (`actordbg doctor` shows what is missing)"
+        _give_up(EnvironmentProblem(message, hint=hint))
+
+
+def _give_up(error: ActordbgError) -> NoReturn:
+    typer.echo(f"error[{error.code}]: {error.message}", err=True)
+    if error.hint:
+        typer.echo(f"hint: {error.hint}", err=True)
+    sys.exit(error.exit_code)
