@@ -49,34 +49,40 @@ app = typer.Typer(
     help="Record the actor inputs of an RLHF training run, query them, and replay them without the run.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # rich takes longer to import than everything else together
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 dump_app = typer.Typer(
-    name="dump", help="Record, bring in, look at, check, take out and drop dumps.", no_args_is_help=True
+    name="dump",
+    help="Record, bring in, look at, check, take out and drop dumps.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
-actor_app = typer.Typer(name="actor", help="The standalone actor that replays use.", no_args_is_help=True)
+actor_app = typer.Typer(
+    name="actor", help="The standalone actor that replays use.", no_args_is_help=True, rich_markup_mode=None
+)
 
-app.command("doctor")(doctor.doctor)
-app.command("demo")(demo.demo)
-app.command("patch")(patch.patch)
-app.command("unpatch")(unpatch.unpatch)
-app.command("status")(status.status)
+app.command("doctor", short_help="Will this machine and this OpenRLHF work?")(doctor.doctor)
+app.command("demo", short_help="The whole way on a real training with a tiny model.")(demo.demo)
+app.command("patch", short_help="Append the capture hook to OpenRLHF's actor.py.")(patch.patch)
+app.command("unpatch", short_help="Take it out again, byte for byte.")(unpatch.unpatch)
+app.command("status", short_help="Is actor.py patched, and is dumping enabled?")(status.status)
 app.add_typer(dump_app)
-dump_app.command("enable")(dump_control.enable)
-dump_app.command("disable")(dump_control.disable)
-dump_app.command("status")(dump_control.status)
-dump_app.command("import")(dump_import.import_)
-dump_app.command("create")(dump_create.create)
-dump_app.command("ls")(dump_ls.ls)
-dump_app.command("show")(dump_show.show)
-dump_app.command("verify")(dump_verify.verify)
-dump_app.command("export")(dump_export.export)
-dump_app.command("prune")(dump_prune.prune)
-app.command("index")(index.index)
+dump_app.command("enable", short_help="Start recording, in running jobs too.")(dump_control.enable)
+dump_app.command("disable", short_help="Stop recording.")(dump_control.disable)
+dump_app.command("status", short_help="What each rank recorded.")(dump_control.status)
+dump_app.command("import", short_help="Bring old pickles in, without executing them.")(dump_import.import_)
+dump_app.command("create", short_help="Make random inputs of chosen shapes.")(dump_create.create)
+dump_app.command("ls", short_help="List dumps.")(dump_ls.ls)
+dump_app.command("show", short_help="Everything about one dump.")(dump_show.show)
+dump_app.command("verify", short_help="Check dump files for damage.")(dump_verify.verify)
+dump_app.command("export", short_help="Write dumps as .safetensors or .pt.")(dump_export.export)
+dump_app.command("prune", short_help="Remove dumps.")(dump_prune.prune)
+app.command("index", short_help="Index what is new in the store.")(index.index)
 app.add_typer(actor_app)
-actor_app.command("init")(actor_init.init)
-app.command("replay")(replay.replay)
-app.command("report")(report.report)
+actor_app.command("init", short_help="Build the actor alone and run one forward.")(actor_init.init)
+app.command("replay", short_help="Replay what a query selects, without the training.")(replay.replay)
+app.command("report", short_help="What passed, what failed and why, time and memory.")(report.report)
 
 
 def _version(wanted: bool) -> None:

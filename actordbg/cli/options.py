@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actordbg.settings import Settings, load_settings
-from actordbg.store import Store
+if TYPE_CHECKING:
+    from actordbg.settings import Settings
+    from actordbg.store import Store
 
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Limit = Annotated[int, typer.Option("--limit", min=0, help="At most this many rows; 0 for all.")]
@@ -22,6 +23,8 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only th
 
 def settings_of(ctx: typer.Context) -> Settings:
     """The merged settings of this invocation (`actordbg --store DIR COMMAND` comes first)."""
+    from actordbg.settings import load_settings
+
     root = ctx.find_root()
     flag: Path | None = root.params.get("store")
     return load_settings(Path(flag) if flag is not None else None)
@@ -29,4 +32,6 @@ def settings_of(ctx: typer.Context) -> Settings:
 
 def store_of(ctx: typer.Context) -> Store:
     """The store of this invocation; it may not exist yet (`Store.create`, `Store.require`)."""
+    from actordbg.store import Store
+
     return Store(settings_of(ctx).store)
