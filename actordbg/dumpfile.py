@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 import zstandard
 
-from actordbg.errors import CorruptDump, StoreProblem
+from actordbg.errors import CorruptDump, StoreProblem, Unsupported
 from actordbg.record import DumpRecord
 
 SUFFIX = ".safetensors.zst"
@@ -60,11 +60,26 @@ _HINT = "run `actordbg dump verify` to list every damaged file; `actordbg dump p
 
 
 def pack(record: DumpRecord, payload: bytes, level: int = 3) -> bytes:
-    """One dump file's bytes from a finished record and its safetensors payload, compressed at zstd `level`."""
+    """One dump file's bytes from a finished record and its safetensors payload, compressed at zstd `level`.
+
+    Raises Unsupported for a record or a payload that no reader would accept: what is written can be read.
+    """
     line = record.to_json().encode()
     header = b"%b\n%08x" % (line, zlib.crc32(line))
+    _refuse_unreadable(record.dump_id, line, len(header), int.from_bytes(payload[:8], "little"))
     compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
     return b"".join((MAGIC, struct.pack("<I", len(header)), header, compressor.compress(payload)))
+
+
+def _refuse_unreadable(dump_id: str, line: bytes, record_size: int, payload_header_size: int) -> None:
+    hint = "large lists belong into tensors; leave out the arguments that the replay does not need"
+    for what, size in (("record", record_size), ("list of tensors", payload_header_size)):
+        if size > MAX_RECORD:
+            raise Unsupported(f"dump {dump_id}: its {what} has {size} bytes, over the limit of {MAX_RECORD}", hint=hint)
+    try:
+        DumpRecord.from_json(line)
+    except StoreProblem as error:
+        raise Unsupported(f"dump {dump_id}: no reader would accept it: {error.message}", hint=hint) from None
 
 
 def read_record(path: str | os.PathLike[str]) -> DumpRecord:

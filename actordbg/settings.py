@@ -67,7 +67,7 @@ def _find(folder: Path) -> Path | None:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8"))
+        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}", hint="correct the file, or remove it") from None
     unknown = sorted(set(data) - {"store", "replay"})

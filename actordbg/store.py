@@ -2,7 +2,7 @@
 
     store/FORMAT                                     {"format": 1}
     store/control.json                               the dump switch, replaced atomically
-    store/counters/<run>/<rank>-<host>-<pid>.json    what each capturing process counted, replaced by its writer
+    store/counters/<run>/<rank>-<host>-<pid>-<instance>.json   what each recording actor counted, replaced by its writer
     store/dumps/<run>/rank0003/<dump_id>.safetensors.zst
     store/replays/<replay>/spec.json, rank0.jsonl, rank0.log, supervisor.jsonl, tensors/
     store/events/<utc>-<pid>-<rand>.json             one immutable file for each patch and unpatch

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import torch
 from capturekit import SIGNATURES, ForkWithTypingDefault, ForkWithVisualInputs, SignatureD, SignatureH, ids, padded_mask
 
-from actordbg.capture.binding import Binder, Bound
+from actordbg.capture.binding import MAX_ARGUMENTS, MAX_STRING, Binder, Bound
+from actordbg.dumpfile import MAX_RECORD
 
 
 def bind(actor: type, *args: Any, **kwargs: Any) -> Bound:
@@ -77,6 +79,60 @@ def test_what_cannot_be_stored_is_named_with_its_type(value: Any):
     assert list(bound.extra) == ["visual_inputs"]
     assert type(value).__qualname__ in bound.extra["visual_inputs"]
     assert "visual_inputs" not in bound.arguments
+
+
+def nested(depth: int) -> list[Any]:
+    inner: list[Any] = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+def endless() -> list[Any]:
+    loop: list[Any] = []
+    loop.append(loop)
+    return loop
+
+
+LARGE = {
+    "many long strings": ["x" * MAX_STRING] * 1_000_000,
+    "many numbers": list(range(20_000)),
+    "many empty lists": [[] for _ in range(20_000)],
+    "strings that JSON makes longer": ["\N{GRINNING FACE}" * MAX_STRING] * 30,
+    "many keys": {str(i): None for i in range(20_000)},
+    "a long key": {"k" * (MAX_STRING + 1): 1},
+    "a long number": 10**5000,
+    "a deep list": nested(100),
+    "a list in itself": endless(),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_arguments_that_are_too_large_are_extra_with_the_reason(kind: str):
+    bound = bind(SignatureH, ids(), images=LARGE[kind], return_output=True)
+    assert type(LARGE[kind]).__qualname__ in bound.extra["images"] and "too large" in bound.extra["images"]
+    assert "images" not in bound.arguments and bound.arguments["return_output"] is True
+    assert bound.argument_bytes < 1000, "what was not stored costs nothing"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [list(range(10**12, 10**12 + 13_000)), ["\0\N{GRINNING FACE}" * 2000] * 28, [{"a": [1.5e-300, None, True]}] * 2000, nested(20)],
+    ids=["numbers", "strings", "dicts", "deep"],
+)  # fmt: skip
+def test_what_an_argument_costs_is_no_less_than_its_json(value: Any):
+    bound = bind(SignatureH, ids(), images=value)
+    assert bound.extra == {} and bound.arguments["images"] == value
+    assert len(json.dumps(value)) <= bound.argument_bytes <= MAX_ARGUMENTS
+
+
+def test_the_arguments_of_a_call_have_one_bound_together():
+    some = ["x" * MAX_STRING] * 20
+    bound = bind(SignatureH, ids(), **{f"a{i}": some for i in range(60)})
+    stored = [name for name in bound.arguments if name.startswith("a") and name[1:].isdigit()]
+    assert 0 < len(stored) < 60 and len(stored) + len(bound.extra) == 60
+    assert len(json.dumps(bound.arguments)) < 1.01 * MAX_ARGUMENTS < MAX_RECORD / 2
+    assert bind(SignatureH, ids()).argument_bytes < 1000, "one call's arguments are not charged to the next"
 
 
 def test_positional_arguments_without_a_name_are_extra():

@@ -29,6 +29,7 @@ from capturekit import (
 from actordbg.capture import hook, recorder
 from actordbg.capture.control import Control, write_control
 from actordbg.capture.hook import MARK, install, uninstall
+from actordbg.capture.writer import ITEM_BYTES
 from actordbg.store import Store
 
 
@@ -442,8 +443,46 @@ def test_a_stuck_disk_does_not_hold_up_training(tmp_path: Any):
     assert recording.recorder.writer._bytes == 0
 
 
+@pytest.mark.parametrize(("images", "most"), [(None, 4), (["x" * 4000] * 10, 1)], ids=["nothing", "arguments"])
+def test_calls_without_tensors_do_not_queue_up_for_ever(tmp_path: Any, images: Any, most: int):
+    class Wordy(torch.nn.Module):
+        def forward(self, sequences, images=None):
+            return None
+
+    store = StuckStore(tmp_path / "store")
+    store.create()
+    recording = Recording(store, publisher=store, capacity=4 * ITEM_BYTES)
+    actor = Wordy()
+    for _ in range(50):
+        recording.forward(actor, None, images)
+    ledger = recording.ledgers[0]
+    assert (ledger.pending, ledger.dropped["queue_full"]) == (most, 50 - most)
+    store.free.set()
+    assert recording.close()
+    assert balanced(ledger) and recording.recorder.writer._bytes == 0
+
+
+def test_a_call_with_too_large_arguments_is_recorded_without_them(recording: Recording):
+    recording.forward(SignatureH(), ids(), images=["x" * 4000] * 2000, return_output=True)
+    record = recording.dumps()[0].record
+    assert not record.replayable and "too large" in record.extra["images"]
+    assert record.arguments["return_output"] is True and "images" not in record.arguments
+
+
+def test_a_record_that_no_reader_would_accept_is_a_counted_drop(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr("actordbg.dumpfile.MAX_RECORD", 200)
+    with caplog.at_level(logging.WARNING, "actordbg"):
+        recording.forward(SignatureH(), ids())
+        assert recording.close()
+    ledger = recording.ledgers[0]
+    assert ledger.dropped == {"error": 1} and balanced(ledger) and "over the limit" in ledger.last_error
+    assert len(caplog.records) == 1 and list(recording.store.iter_dumps()) == []
+
+
 def test_outputs_that_do_not_fit_are_left_out_and_counted(store: Store):
-    recording = Recording(store, with_outputs=True, capacity=ids().nbytes)
+    recording = Recording(store, with_outputs=True, capacity=ITEM_BYTES)
     recording.forward(TinyActor(), ids(), return_logprobs=True)
     (dump,) = recording.dumps()
     assert dump.outputs == {} and recording.ledgers[0].outputs_dropped == 1

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import tomllib
 import typer
 from fakepython import FakePython, known_good_python
 from typer.testing import CliRunner
@@ -46,6 +47,13 @@ def packages(python: FakePython) -> dict[str, Finding]:
 def quick(python: FakePython, store: Store) -> dict[str, Finding]:
     """Everything that takes no seconds, by name."""
     return {finding.name: finding for finding in checkup.examine(store, str(python.executable), quick=True)}
+
+
+def test_every_dependency_of_the_package_is_examined():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = {re.split(r"[<>=\[;]", line)[0] for line in project["dependencies"] if "python_version" not in line}
+    here = (known_good.Need.CAPTURE, known_good.Need.DESK)
+    assert {package.name for package in known_good.PACKAGES if package.need in here} == required
 
 
 def test_the_known_good_versions_are_the_pinned_ones():

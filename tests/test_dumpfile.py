@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actordbg import dumpfile, payload
-from actordbg.errors import CorruptDump, StoreProblem
+from actordbg.errors import CorruptDump, StoreProblem, Unsupported
 from actordbg.record import DumpRecord
 from actordbg.store import Store
 
@@ -97,6 +97,27 @@ def test_ordinary_zstd_turns_a_dump_into_a_safetensors_file(tool: str, tmp_path:
     ids = tensors["sequences.lo"].long() + 65536 * tensors["sequences.hi"].long()
     assert torch.equal(ids, typical()["sequences"])
     assert record.dump_id in plain[:4000].decode(errors="replace")
+
+
+UNREADABLE = {
+    "over the limit": replace(BASE, arguments={"images": ["x" * 4096] * 1100}),
+    "not a plain name": replace(BASE, run="../up"),
+    "out of range": replace(BASE, rank=-1),
+    "not a timestamp": replace(BASE, timestamp="yesterday"),
+}
+
+
+@pytest.mark.parametrize("why", UNREADABLE)
+def test_a_record_that_no_reader_would_accept_is_not_written(why: str):
+    with pytest.raises(Unsupported, match=why) as refused:
+        payload.encode(UNREADABLE[why], {"sequences": torch.ones(2, 3).long()})
+    assert refused.value.hint and "d-1" in refused.value.message
+
+
+def test_more_tensors_than_a_reader_accepts_are_not_written():
+    header = b"{" + b" " * dumpfile.MAX_RECORD + b"}"
+    with pytest.raises(Unsupported, match="list of tensors"):
+        dumpfile.pack(BASE, len(header).to_bytes(8, "little") + header)
 
 
 def damaged() -> dict[str, bytes]:

@@ -11,6 +11,9 @@ the same name. What each value becomes:
 | a ProcessGroup (or None for a parameter called `..._group`) | `groups`: its size and this process's rank in it |
 | anything else | `extra`: its name and its *type*, never its text; the dump is not replayable |
 
+Plain arguments are copied here, on the training thread, so their size has a bound: together at most MAX_ARGUMENTS, counted
+before they are copied. What does not fit goes to `extra` like anything else that cannot be stored.
+
 A default that cannot be stored (a fork has typing objects as defaults) is left out: a replay leaves that argument to its
 default as well.
 """
@@ -18,6 +21,7 @@ default as well.
 from __future__ import annotations
 
 import inspect
+import json
 import math
 import sys
 from collections.abc import Callable
@@ -29,23 +33,39 @@ import torch
 from actordbg.payload import storable
 
 MAX_STRING = 4096
-MAX_ITEMS = 1_000_000
-"""Longest string, and most items of a (nested) list or dict, that count as a plain argument."""
+"""Longest string, in characters, that counts as a plain argument."""
+MAX_ARGUMENTS = 2**20
+"""Most bytes of one call's plain arguments: a quarter of the largest record that a reader accepts. Some 15,000 numbers."""
+MAX_DEPTH = 32
+"""Deepest nesting of lists and dicts: far from where a JSON parser gives up."""
+_MAX_BITS = 4096
+_VALUE = 64
+"""What any value costs, its text aside: no less than its memory here, nor than a number's text in the record."""
 
 _UNSTORABLE = object()
+_TOO_LARGE = object()
 _PLAIN_DTYPES: set[torch.dtype] = set()
 """Dtypes that `storable` has accepted: asked once, since its answer takes microseconds."""
 
 
 @dataclass(slots=True)
 class Bound:
-    """One call's arguments, sorted by what can be stored of them. Tensors are the caller's own, not copies."""
+    """One call's arguments, sorted by what can be stored of them. Tensors are the caller's own, not copies.
+
+    `room`: bytes that plain arguments may still take, of MAX_ARGUMENTS.
+    """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
     groups: dict[str, dict[str, int] | None] = field(default_factory=dict)
     extra: dict[str, str] = field(default_factory=dict)
     first: str = "sequences"
+    room: int = MAX_ARGUMENTS
+
+    @property
+    def argument_bytes(self) -> int:
+        """What the plain arguments take: an upper bound of their JSON, in bytes, and roughly their memory."""
+        return MAX_ARGUMENTS - self.room
 
     def shape(self) -> tuple[int, int]:
         """(B, S) of the call: of `sequences`, or of the first parameter where a fork calls it otherwise; (0, 0) without."""
@@ -71,7 +91,8 @@ class Binder:
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
         """Sort the arguments of one call (`args` without `self`)."""
-        bound = Bound({}, self._defaults.arguments.copy(), self._defaults.groups.copy(), {}, self._first)
+        known = self._defaults
+        bound = Bound({}, known.arguments.copy(), known.groups.copy(), {}, self._first, known.room)
         for name, value in zip(self.names, args, strict=False):
             _sort_into(bound, name, value)
         for name, value in kwargs.items():
@@ -105,9 +126,10 @@ def _sort_rest_into(bound: Bound, name: str, value: Any) -> None:
     if value is None and name.endswith("_group"):
         bound.groups[name] = None
         return
-    plain = _plain(value, [MAX_ITEMS])
-    if plain is not _UNSTORABLE:
-        bound.arguments[name] = plain
+    room = [bound.room]
+    plain = _plain(value, room)
+    if plain is not _UNSTORABLE and plain is not _TOO_LARGE:
+        bound.arguments[name], bound.room = plain, room[0]
         return
     bound.arguments.pop(name, None)
     group = _process_group(value)
@@ -115,7 +137,8 @@ def _sort_rest_into(bound: Bound, name: str, value: Any) -> None:
         bound.groups[name] = group
     else:
         bound.groups.pop(name, None)
-        bound.extra[name] = f"an argument of type {type(value).__module__}.{type(value).__qualname__}"
+        size = ", too large to be stored" if plain is _TOO_LARGE else ""
+        bound.extra[name] = f"an argument of type {type(value).__module__}.{type(value).__qualname__}{size}"
 
 
 def _unstorable_tensor(tensor: torch.Tensor) -> str:
@@ -128,28 +151,62 @@ def _unstorable_tensor(tensor: torch.Tensor) -> str:
     return ""
 
 
-def _plain(value: Any, budget: list[int]) -> Any:
-    """`value` as plain JSON data, or _UNSTORABLE. `budget` holds how many items may still come."""
-    budget[0] -= 1
+def _plain(value: Any, room: list[int], depth: int = 0) -> Any:
+    """`value` as plain JSON data, _UNSTORABLE or _TOO_LARGE. `room` holds how many bytes it may take, and loses what it took."""
+    room[0] -= _VALUE
+    if room[0] < 0 or depth > MAX_DEPTH:
+        return _TOO_LARGE
     if value is None or isinstance(value, bool):
         return value
-    if budget[0] < 0:
-        return _UNSTORABLE
     if isinstance(value, int):
-        return int(value)
+        room[0] -= value.bit_length() // 3
+        return int(value) if value.bit_length() <= _MAX_BITS else _TOO_LARGE
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else _UNSTORABLE
     if isinstance(value, str):
-        return str(value) if len(value) <= MAX_STRING else _UNSTORABLE
+        return str(value) if _fits(value, room) else _TOO_LARGE
     if isinstance(value, (list, tuple)):
-        items = [_plain(item, budget) for item in value]
-        return _UNSTORABLE if any(item is _UNSTORABLE for item in items) else items
-    if isinstance(value, dict) and all(type(key) is str for key in value):
-        pairs = {key: _plain(item, budget) for key, item in value.items()}
-        return _UNSTORABLE if any(item is _UNSTORABLE for item in pairs.values()) else pairs
+        return _plain_list(value, room, depth)
+    if isinstance(value, dict):
+        return _plain_dict(value, room, depth)
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
-        return _plain(value.item(), budget)
+        return _plain(value.item(), room, depth + 1)
     return _UNSTORABLE
+
+
+def _plain_list(values: list[Any] | tuple[Any, ...], room: list[int], depth: int) -> Any:
+    if len(values) * _VALUE > room[0]:
+        return _TOO_LARGE
+    items = []
+    for value in values:
+        plain = _plain(value, room, depth + 1)
+        if plain is _UNSTORABLE or plain is _TOO_LARGE:
+            return plain
+        items.append(plain)
+    return items
+
+
+def _plain_dict(values: dict[Any, Any], room: list[int], depth: int) -> Any:
+    if 2 * len(values) * _VALUE > room[0]:
+        return _TOO_LARGE
+    pairs = {}
+    for key, value in values.items():
+        if type(key) is not str:
+            return _UNSTORABLE
+        room[0] -= _VALUE
+        plain = _plain(value, room, depth + 1) if _fits(key, room) else _TOO_LARGE
+        if plain is _UNSTORABLE or plain is _TOO_LARGE:
+            return plain
+        pairs[key] = plain
+    return pairs
+
+
+def _fits(text: str, room: list[int]) -> bool:
+    """Whether a string may be stored; takes the bytes of its JSON (up to 12 for a character) from `room`."""
+    if len(text) > MAX_STRING:
+        return False
+    room[0] -= len(json.dumps(text))
+    return room[0] >= 0
 
 
 def _process_group(value: Any) -> dict[str, int] | None:

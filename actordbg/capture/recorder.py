@@ -26,7 +26,7 @@ from actordbg.capture.control import Control, ControlWatcher
 from actordbg.capture.guard import Notices, attempt, describe
 from actordbg.capture.ledger import Identity, Ledger
 from actordbg.capture.snapshot import Copier, PoolExhausted, cost
-from actordbg.capture.writer import EXIT_SECONDS, Item, Writer
+from actordbg.capture.writer import EXIT_SECONDS, ITEM_BYTES, Item, Writer
 from actordbg.payload import storable
 from actordbg.record import OUTPUT_PREFIX
 from actordbg.store import Store
@@ -136,7 +136,7 @@ class Recorder:
         if instance.about is None:
             unknown = facts.ActorFacts(None, None, {})
             instance.about = attempt(lambda: facts.facts_of_actor(actor), self.fault, unknown)
-        nbytes = cost(bound.tensors)
+        nbytes = max(ITEM_BYTES, cost(bound.tensors) + bound.argument_bytes)
         if not self.writer.reserve(nbytes):
             return None, "queue_full"
         try:

@@ -5,7 +5,8 @@ narrowing, hashing, compressing (most of it outside the GIL), writing, fsync, re
 
 Invariants:
 
-- The queue is bounded in *bytes* of copies. `reserve` says no when it is full; nobody ever waits for it.
+- The queue is bounded in *bytes* of copies, plain arguments included, and no call counts as less than ITEM_BYTES: so calls
+  without tensors do not queue up for ever either. `reserve` says no when it is full; nobody ever waits for it.
 - A call that got in is closed exactly once: captured, dropped with a reason, or sampled out by `max_bytes`.
 - The thread outlives every error of an item. A stuck disk stops only this thread.
 - `close` returns within its timeout: what is not written by then is dropped as `exit`, and counted.
@@ -41,7 +42,9 @@ from actordbg.record import DumpRecord, make_dump_id
 from actordbg.store import Store
 
 QUEUE_BYTES = 256 * 2**20
-"""Most bytes of copied tensors that wait to be written."""
+"""Most bytes of copied tensors and arguments that wait to be written."""
+ITEM_BYTES = 16 * 2**10
+"""Least that a waiting call counts as, whatever it holds: so at most 16,384 of them wait."""
 EXIT_SECONDS = 5.0
 """Longest time that the end of the process waits for the queue."""
 PUBLISH_SECONDS = 1.0

@@ -76,8 +76,12 @@ def enable(
     ctx: typer.Context,
     run: Annotated[str | None, typer.Option(help="Name of the run; dumps lie under it. Default: run-<utc>.")] = None,
     every: Annotated[int, typer.Option(min=1, help="Record one call in N.")] = 1,
-    max_dumps: Annotated[int | None, typer.Option(min=0, help="At most N dumps from each process.")] = None,
-    max_bytes: Annotated[str | None, typer.Option(help="At most this much from each process, e.g. 10GB.")] = None,
+    max_dumps: Annotated[
+        int | None, typer.Option(min=0, help="At most N dumps from each actor of each process.")
+    ] = None,
+    max_bytes: Annotated[
+        str | None, typer.Option(help="At most this much from each actor of each process, e.g. 10GB.")
+    ] = None,
     ranks: Annotated[str | None, typer.Option(help="Only these ranks, e.g. 0,1,4-7.")] = None,
     min_seq_len: Annotated[int | None, typer.Option(min=0, help="Only calls with S of at least N.")] = None,
     max_seq_len: Annotated[int | None, typer.Option(min=0, help="Only calls with S of at most N.")] = None,
@@ -323,9 +327,9 @@ def _limits(control: dict[str, Any]) -> str:
     if low is not None or high is not None:
         parts.append(f"seq_len {'' if low is None else low}..{'' if high is None else high}")
     if control["max_dumps"] is not None:
-        parts.append(f"at most {plural(control['max_dumps'], 'dump')} a process")
+        parts.append(f"at most {plural(control['max_dumps'], 'dump')} an actor")
     if control["max_bytes"] is not None:
-        parts.append(f"at most {human_bytes(control['max_bytes'])} a process")
+        parts.append(f"at most {human_bytes(control['max_bytes'])} an actor")
     parts.append(f"disk floor {human_bytes(control['free_floor_bytes'])}")
     if control["with_outputs"]:
         parts.append("with outputs")

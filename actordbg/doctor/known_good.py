@@ -42,6 +42,7 @@ PACKAGES = (
     Package("sqlmodel", None, Need.DESK),
     Package("alembic", None, Need.DESK),
     Package("sqlglot", None, Need.DESK),
+    Package("msgspec", None, Need.DESK),
     Package("torch", "2.13.0", Need.REPLAY),
     Package("openrlhf", "0.11.2", Need.REPLAY),
     Package("deepspeed", "0.19.6", Need.REPLAY),
