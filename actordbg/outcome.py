@@ -30,6 +30,8 @@ PASSED = "passed"
 FAILED = "failed"
 CRASHED = "crashed"
 HUNG = "hung"
+
+
 @dataclass(frozen=True)
 class ReplayConfig:
     """A replay's configuration as asked for. None means: as the dump's own record has it, else the backend's default.

@@ -7,7 +7,7 @@
     "unreadable"  loading raises                           "tainted"  it raises and leaves the engine unusable
     "late-fail"   it fails without taking part in the collective
 
-`"open"` in the script makes opening the actor do that. `"collective": true` makes every input end in a barrier of all ranks:
+`"open"` in the script makes opening the actor do that, `"open again"` opening it a second time. `"collective": true` makes every input end in a barrier of all ranks:
 like a real one, it is left only when every rank has come, and its frame has the file name of torch's collectives.
 
 Started as a program it is a worker; with `--as-launcher N` it is a launcher that, like deepspeed's, starts N workers, looks at
@@ -48,7 +48,9 @@ class ScriptedEngine:
         self._calls = 0
 
     def open(self) -> dict[str, Any]:
-        self._act(self.script.get("open", ""))
+        opened = self.folder / f"opened-{self.rank}"
+        self._act(self.script.get("open again" if opened.exists() else "open", ""))
+        opened.touch()
         return {"model": "fake", "pid": os.getpid()}
 
     def load(self, item: ReplayInput) -> str:

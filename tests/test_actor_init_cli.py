@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from actordbg.cli.replay_options import build_config
 from actordbg.errors import UsageError
 from actordbg.outcome import ReplayConfig
+from actordbg.replay.processes import end_session, read_stat, session_members
 
 PROGRAM = """
 import sys
@@ -80,6 +83,35 @@ def test_what_the_model_raises_is_the_answer(tmp_path: Path):
     assert not answer["ok"]
     assert "OSError" in answer["error"]
     assert answer["signature"].startswith("OSError: ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
+def test_no_worker_outlives_the_command(tmp_path: Path, number: signal.Signals):
+    """A worker with minutes of work; after a SIGKILL, where nobody ends it, it notices within seconds."""
+    command = [sys.executable, "-m", "actordbg", "--store", str(tmp_path), "actor", "init", "--backward"]
+    command += ["--batch-size", "16", "--seq-len", "4096", "--timeout", "600"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
+    running = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (workers := workers_of(running.pid)):
+        assert running.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    running.send_signal(number)
+    assert running.wait(timeout=20) == (-9 if number == signal.SIGKILL else 130)
+    deadline = time.monotonic() + 15
+    try:
+        while any(session_members(worker) for worker in workers):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    finally:
+        for worker in workers:
+            end_session(worker, grace_s=0)
+
+
+def workers_of(pid: int) -> list[int]:
+    """The workers that the command with this pid started; each leads a session."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [child for child in map(int, children) if (stat := read_stat(child)) and stat.session == child]
 
 
 def test_flags_win_over_the_file_and_the_file_over_the_default():

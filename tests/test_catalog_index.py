@@ -141,13 +141,49 @@ def test_a_damaged_dump_is_a_warning_with_its_reason(
     cases.publish(store, good)
     summary = refresh(store)
     assert summary.added == 1
-    assert [item[0] for item in summary.damaged] == [store.relative(path)]
-    assert reason in summary.damaged[0][1]
+    assert [item.path for item in summary.damaged] == [store.relative(path)]
+    assert reason in summary.damaged[0].reason
     assert refresh(store).damaged == summary.damaged, "it is still known after the second look"
     path.write_bytes(blob)
     os.utime(path.parent)
     summary = refresh(store)
     assert (summary.added, summary.damaged) == (1, []), "a repaired file is good again"
+
+
+def test_a_file_that_may_become_readable_is_read_again_though_its_folder_did_not_change(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer, locked = cases.fill(store, 1)[0], cases.record(4)
+    good = store.dump_path(newer).read_bytes()
+    store.dump_path(newer).write_bytes(cases.with_record(good, b'"format_version":1', b'"format_version":9'))
+    cases.publish(store, locked)
+    really, path = headers.read_row, os.fspath(store.dump_path(locked))
+
+    def refused(name: str, *place: object) -> tuple[object, ...]:
+        if name == path:
+            raise PermissionError(13, "Permission denied")
+        return really(name, *place)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(headers, "read_row", refused)
+    cases.settle(store)
+    for _ in range(2):
+        assert [(item.path, item.code) for item in refresh(store).damaged] == [
+            (store.relative(store.dump_path(newer)), "newer-format"),
+            (store.relative(store.dump_path(locked)), "store"),
+        ]
+    monkeypatch.undo()
+    store.dump_path(newer).write_bytes(good)
+    assert (refresh(store).dumps, refresh(store).damaged) == (2, [])
+
+
+def test_a_folder_with_a_broken_file_is_settled(store: Store) -> None:
+    path = store.dump_path(cases.fill(store, 1)[0])
+    path.write_bytes(b"junk")
+    cases.settle(store)
+    assert [item.code for item in refresh(store).damaged] == ["corrupt-dump"]
+    with sqlite3.connect(store.catalog_path) as connection:
+        noted = connection.execute("SELECT mtime_ns FROM scanned_folder WHERE path LIKE 'dumps/%'").fetchall()
+    assert noted == [(path.parent.stat().st_mtime_ns,)]
 
 
 def test_a_damaged_file_that_goes_is_forgotten(store: Store) -> None:
@@ -167,7 +203,7 @@ def test_a_file_under_another_name_or_in_another_place_is_damaged(store: Store) 
     summary = refresh(store)
     assert summary.dumps == 1
     assert len(summary.damaged) == 3
-    assert all("belongs at" in reason for _, reason in summary.damaged)
+    assert all("belongs at" in item.reason and item.code == "store" for item in summary.damaged)
 
 
 def test_unfinished_and_foreign_files_are_no_dumps(store: Store) -> None:
@@ -305,7 +341,7 @@ def test_a_damaged_replay_is_a_warning(store: Store) -> None:
     make_replay(store, "r2", records)
     (folder / "spec.json").write_text("{")
     summary = refresh(store)
-    assert [path for path, _ in summary.damaged] == ["replays/r1"]
+    assert [item.path for item in summary.damaged] == ["replays/r1"]
     assert [replay.replay_id for replay in query.list_replays(store)] == ["r2"]
 
 

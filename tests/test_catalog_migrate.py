@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import re
 import shutil
@@ -220,3 +221,13 @@ def test_writers_begin_immediately(store: Store) -> None:
     with engine.transaction(store.catalog_path) as connection:
         assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
         assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == int(engine.BUSY_TIMEOUT_S * 1000)
+
+
+def test_a_file_system_without_locks_is_an_error_with_a_remedy(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(migrate.fcntl, "flock", none)
+    with pytest.raises(CatalogProblem, match=r"cannot lock .*No locks available") as problem:
+        migrate.ensure(store)
+    assert "file system" in problem.value.hint

@@ -263,3 +263,36 @@ def test_a_query_that_gives_nothing_for_too_long_is_stopped(tmp_path: Path) -> N
 def test_a_summary_is_not_needed_to_read(catalog: query.Catalog) -> None:
     refresh(catalog.store)
     assert query.damaged_files(query.Catalog(catalog.store, IndexSummary())) == []
+
+
+@pytest.mark.parametrize("where", ["abs(-9223372036854775807 - 1) > 0", f"rank{' / 2' * 590} > 0"])
+def test_what_sqlite_cannot_compute_is_the_conditions_fault(catalog: query.Catalog, where: str) -> None:
+    with pytest.raises(WhereError):
+        query.select_dumps(catalog, where)
+    with pytest.raises(WhereError):
+        query.count_dumps(catalog, where)
+
+
+def test_long_sums_and_chains_are_answered(catalog: query.Catalog, rows: list[Row]) -> None:
+    start = time.perf_counter()
+    assert query.count_dumps(catalog, "seq_len" + " + 1" * 150 + " > 150") == len(rows)
+    assert query.count_dumps(catalog, " or ".join(["replayable"] * 299)) == len(rows)
+    assert time.perf_counter() - start < 2
+
+
+def test_extent_bytes_and_paths_are_those_of_the_rows(catalog: query.Catalog) -> None:
+    found = query.select_dumps(catalog)
+    lengths = [row.seq_len for row in found]
+    assert query.dump_extent(catalog) == (len(found), min(lengths), max(lengths))
+    assert query.dump_bytes(catalog) == sum(row.bytes for row in found)
+    assert query.dump_paths(catalog) == [row.path for row in found]
+    assert query.dump_paths(catalog, "rank=0") == [row.path for row in query.select_dumps(catalog, "rank=0")]
+    middle = found[len(found) // 2]
+    assert query.dump_files(catalog, before=middle.timestamp, run=middle.run) == [
+        (row.path, row.bytes) for row in found if row.timestamp < middle.timestamp and row.run == middle.run
+    ]
+
+
+def test_an_empty_store_has_no_extent(store: Store) -> None:
+    assert query.dump_extent(store) == (0, 0, 0)
+    assert (query.dump_bytes(store), query.dump_paths(store)) == (0, [])

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import catalogcases as cases
 import pytest
@@ -14,6 +14,8 @@ import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
+from actordbg import dumpfile
+from actordbg.catalog import headers, prune, query
 from actordbg.catalog.index import refresh
 from actordbg.cli import dump_ls, dump_prune, dump_show, dump_verify, index
 from actordbg.errors import ActordbgError, UsageError, WhereError
@@ -55,6 +57,14 @@ def test_ls_lists_and_says_how_many_more_there_are(store: Store) -> None:
     assert [line.split()[0] for line in result.stdout.splitlines()[2:5]] == [r.dump_id for r in records[:3]]
     assert "4 more; --limit 0 shows all" in result.stderr
     assert len(run(store, "ls", "--limit", "0").stdout.strip().splitlines()) == 9
+
+
+def test_ls_json_is_not_cut_in_silence(store: Store) -> None:
+    cases.fill(store, 7)
+    result = run(store, "ls", "--limit", "3", "--json")
+    assert len(json.loads(result.stdout)) == 3
+    assert "4 more; --limit 0 shows all" in result.stderr
+    assert "more;" not in run(store, "ls", "--limit", "0", "--json").stderr
 
 
 def test_ls_json_is_an_array_of_rows(store: Store) -> None:
@@ -189,3 +199,31 @@ def test_prune_never_follows_a_link_out_of_the_store(store: Store, tmp_path: Pat
 def test_prune_refuses_what_it_does_not_understand(store: Store, words: tuple[str, ...]) -> None:
     with pytest.raises(UsageError):
         run(store, "prune", *words)
+
+
+def test_prune_damaged_takes_only_what_is_broken(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    junk, newer, misplaced, mended, locked = (store.dump_path(r) for r in cases.fill(store, 5, rank=0))
+    junk.write_bytes(b"junk")
+    newer.write_bytes(cases.with_record(newer.read_bytes(), b'"format_version":1', b'"format_version":9'))
+    misplaced = misplaced.rename(misplaced.with_name(f"renamed{dumpfile.SUFFIX}"))
+    good = mended.read_bytes()
+    mended.write_bytes(b"torn")
+    really = headers.read_row
+
+    def refused(name: str, *place: Any) -> tuple[Any, ...]:
+        if name == os.fspath(locked):
+            raise OSError(5, "Input/output error")
+        return really(name, *place)
+
+    monkeypatch.setattr(headers, "read_row", refused)
+    result = run(store, "index", "--quiet")
+    assert [line.partition(":")[0] for line in result.stdout.splitlines()[1:]].count("damaged") == 2
+    assert result.stdout.count("not usable: ") == 3
+    catalog = query.open_fresh(store)
+    mended.write_bytes(good)
+    plan = prune.plan_prune(catalog, damaged=True, healthy=False)
+    assert [item.path for item in plan.files] == [store.relative(junk)]
+    answer = json.loads(run(store, "prune", "--damaged", "--yes", "--json").stdout)
+    assert [item["path"] for item in answer["files"]] == [store.relative(junk)]
+    assert not junk.exists()
+    assert all(path.exists() for path in (newer, misplaced, mended, locked))

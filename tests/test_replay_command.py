@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,16 @@ from replaycases import publish
 from typer.testing import CliRunner
 
 from actordbg.cli.app import app
-from actordbg.errors import ActordbgError, Unsupported, UsageError
-from actordbg.replay.journal import read_events, read_results
+from actordbg.cli.replay_answer import answer_of, render
+from actordbg.errors import ActordbgError, LaunchProblem, StoreProblem, Unsupported, UsageError, WhereError
+from actordbg.outcome import ReplayConfig, ReplaySpec, ResultRecord
+from actordbg.record import now_timestamp
+from actordbg.replay import supervise
+from actordbg.replay.journal import SPEC, Journal, read_events, read_results
+from actordbg.replay.launch import launch
+from actordbg.replay.plan import new_replay_id
 from actordbg.replay.processes import session_members
-from actordbg.store import Store
+from actordbg.store import Store, make_folder
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +50,70 @@ def invoke(store: Store, *arguments: str) -> Result:
 def planned(store: Store, *arguments: str) -> dict[str, Any]:
     answer: dict[str, Any] = json.loads(invoke(store, "--dry-run", "--json", *arguments).stdout)
     return answer
+
+
+def written_spec(store: Store) -> ReplaySpec:
+    """A replay of three inputs that has not begun."""
+    spec = ReplaySpec(new_replay_id(), now_timestamp(), ReplayConfig(), tuple(publish(store, 3)))
+    make_folder(store.replays / spec.replay_id)
+    (store.replays / spec.replay_id / SPEC).write_text(spec.to_json())
+    return spec
+
+
+def test_a_bad_condition_is_refused_before_anything_is_indexed(store: Store) -> None:
+    publish(store, 1)
+    with pytest.raises(WhereError):
+        invoke(store, "--where", "seq_length>3")
+    assert not store.catalog_path.exists()
+
+
+def test_a_store_that_cannot_take_a_replay_says_so(store: Store) -> None:
+    publish(store, 1)
+    store.replays.write_text("")
+    with pytest.raises(StoreProblem, match="cannot write the replay's folder"):
+        invoke(store)
+
+
+class TestAReplayThatIsGivenUp:
+    """The second worker dies on start-up, three times: what the first one found is answered before the error."""
+
+    @pytest.fixture
+    def spec(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> ReplaySpec:
+        spec = written_spec(store)
+        script = {spec.inputs[1].dump_id: "kill", "open again": "kill"}
+        (store.replays / spec.replay_id / "script.json").write_text(json.dumps(script))
+        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=os.pathsep)
+        started = partial(launch, module="fake_worker")
+        monkeypatch.setattr(supervise, "run_replay", partial(supervise.run_replay, launcher=started))
+        return spec
+
+    def test_the_answer_has_what_is_done_and_the_error_comes_after(self, store: Store, spec: ReplaySpec) -> None:
+        arguments = ["--store", str(store.root), "replay", "--resume", spec.replay_id, "--json"]
+        result = CliRunner().invoke(app, arguments)
+        assert isinstance(result.exception, LaunchProblem)
+        answer = json.loads(result.stdout)
+        assert (answer["status"], answer["passed"], answer["crashed"], answer["not_run"]) == ("failed", 1, 1, 1)
+        assert answer["restarts"] == 3
+
+    def test_as_text_and_in_the_catalog_too(self, store: Store, spec: ReplaySpec) -> None:
+        result = CliRunner().invoke(app, ["--store", str(store.root), "replay", "--resume", spec.replay_id])
+        assert isinstance(result.exception, LaunchProblem)
+        assert "(failed): 3 inputs, 1 passed, 1 crashed, 1 not run" in result.stdout
+        with sqlite3.connect(store.catalog_path) as catalog:
+            rows = catalog.execute("SELECT status FROM result ORDER BY status").fetchall()
+        assert rows == [("crashed",), ("passed",)]
+
+
+def test_folded_ids_are_said_with_the_number_of_inputs(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = written_spec(store)
+    journal = Journal(store.replays / spec.replay_id / "rank0.jsonl")
+    for item, folded in zip(spec.inputs, (True, False, True), strict=True):
+        record = ResultRecord(spec.replay_id, item.dump_id, "passed", logprob_count=3, folded_ids=folded)
+        journal.append("end", **record.to_dict())
+    answer = answer_of(store, spec, 0)
+    assert answer.folded_ids == 2
+    render(answer)
+    assert "token ids of 2 inputs into the model's vocabulary" in capsys.readouterr().out
 
 
 def test_a_condition_selects_and_max_inputs_cuts(store: Store) -> None:
@@ -95,6 +167,11 @@ def test_a_pickle_is_never_read(store: Store, tmp_path: Path) -> None:
         (["--where", "rank=0", "--input-file", "x.safetensors.zst"], "exclude each other"),
         (["--input-file", "nowhere.safetensors.zst"], "not a file"),
         (["--resume", "last", "--dtype", "bf16"], "--dtype"),
+        (["--resume", "last", "--zero-stage", "0"], "--zero-stage cannot"),
+        (["--resume", "last", "--seed", "0"], "--seed cannot"),
+        (["--resume", "last", "--no-packing"], "--no-packing cannot"),
+        (["--resume", "last", "--no-flash-attn", "--random-seed", "42"], "--random-seed, --no-flash-attn cannot"),
+        (["--resume", "last", "--max-inputs", "1", "--where", "rank=0"], "--where, --max-inputs cannot"),
         (["--zero-stage", "3"], "needs DeepSpeed"),
     ],
 )
@@ -148,6 +225,16 @@ class TestUnderALauncher:
             monkeypatch.setenv(name, value)
         with pytest.raises(Unsupported, match="one machine"):
             invoke(store)
+
+    def test_resume_goes_on_under_the_replays_own_configuration(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spec = written_spec(store)
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE"):
+            monkeypatch.setenv(name, "2" if name in ("WORLD_SIZE", "LOCAL_SIZE") else "0")
+        assert "1 worker (plain)" in planned(store, "--resume", spec.replay_id)["note"]
+        with pytest.raises(UsageError, match="--nproc cannot"):
+            planned(store, "--resume", spec.replay_id, "--nproc", "2")
 
 
 def test_the_command_is_in_the_application() -> None:

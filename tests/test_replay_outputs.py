@@ -7,7 +7,7 @@ import hashlib
 import pytest
 import torch
 
-from actordbg.replay.outputs import compare_with_golden, summarise, verdict_of
+from actordbg.replay.outputs import compare_with_golden, golden_of, summarise, verdict_of
 
 VALUES = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, float("nan"), -6.0]])
 MASK = torch.tensor([[True, True, False], [True, False, True]])
@@ -63,3 +63,10 @@ def test_golden_log_probs_are_compared_token_by_token_and_only_where_the_shapes_
     assert compared["golden_max_abs"] == pytest.approx(0.5)
     assert compared["golden_mean_abs"] == pytest.approx(0.75 / 4)
     assert compare_with_golden(VALUES, MASK, golden[:, :2]) == {}
+
+
+def test_the_golden_log_probs_are_those_of_the_actions_where_the_call_had_a_mask() -> None:
+    actions, every = VALUES[:, -2:], VALUES
+    assert golden_of({"action_log_probs": actions, "entropy": every}) is actions
+    assert golden_of({"log_probs": every}) is every
+    assert golden_of({"entropy": every}) is None

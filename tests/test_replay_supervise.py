@@ -23,7 +23,7 @@ from actordbg.replay.journal import Journal, read_events, read_results
 from actordbg.replay.launch import Group, Launched, _start, child_environment, launch
 from actordbg.replay.plan import new_replay_id
 from actordbg.replay.processes import session_members, start_ticks
-from actordbg.replay.supervise import Progress, ReplayOutcome, load_spec, run_replay
+from actordbg.replay.supervise import Progress, ReplayOutcome, interruptible, load_spec, run_replay
 from actordbg.store import Store, make_folder
 
 TESTS = Path(__file__).parent
@@ -180,14 +180,49 @@ def test_three_crashes_on_start_up_stop_it_and_blame_no_input(bench: Bench) -> N
     assert read_events(bench.store.replays / spec.replay_id / "supervisor.jsonl")[-1]["status"] == "failed"
 
 
-def test_ten_crashes_without_a_single_success_stop_it_and_resume_goes_on(bench: Bench) -> None:
-    spec = make_spec(12)
-    with pytest.raises(LaunchProblem, match="no input passed") as caught:
-        bench.run(spec, {f"d{n}": "kill" for n in range(12)})
-    assert f"--resume {spec.replay_id}" in caught.value.hint
-    assert len(read_results(bench.store.replays / spec.replay_id)) == 10
-    outcome = bench.run(load_spec(bench.store, "last"), {"d10": "kill"})
-    assert outcome.counts == {"crashed": 11, "passed": 1}
+def test_a_dozen_crashes_in_a_row_cost_a_dozen_inputs_and_the_last_one_still_runs(bench: Bench) -> None:
+    outcome = bench.run(make_spec(13), {f"d{n}": "kill" for n in range(12)})
+    assert outcome.counts == {"crashed": 12, "passed": 1}
+    assert outcome.status == "complete" and outcome.restarts == 12
+
+
+def test_crashes_on_start_up_after_results_stop_it_and_resume_goes_on(bench: Bench) -> None:
+    spec = make_spec(3)
+    with pytest.raises(LaunchProblem, match="3 attempts in a row"):
+        bench.run(spec, {"d1": "kill", "open again": "kill"})
+    assert sorted(read_results(bench.store.replays / spec.replay_id)) == ["d0", "d1"]
+    assert len(bench.sessions) == 4 and bench.left_running() == []
+    assert bench.run(load_spec(bench.store, "last"), {}).counts == {"passed": 2, "crashed": 1}
+
+
+def test_a_replay_whose_folder_cannot_be_made_is_a_store_problem(bench: Bench) -> None:
+    bench.store.replays.write_text("")
+    with pytest.raises(StoreProblem, match="cannot write the replay's folder") as caught:
+        run_replay(bench.store, make_spec(1))
+    assert str(bench.store.replays) in caught.value.hint
+
+
+def test_a_journal_that_cannot_be_opened_is_a_store_problem(bench: Bench) -> None:
+    spec = make_spec(1)
+    make_folder(bench.store.replays / spec.replay_id / "supervisor.jsonl")
+    with pytest.raises(StoreProblem, match="directory"):
+        bench.run(spec, {})
+    assert bench.sessions == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_that_ends_a_process_interrupts_unless_it_is_ignored_as_under_nohup(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    try:
+        with pytest.raises(KeyboardInterrupt), interruptible():
+            os.kill(os.getpid(), number)
+        signal.signal(number, signal.SIG_IGN)
+        with interruptible():
+            os.kill(os.getpid(), number)
+            assert signal.getsignal(number) is signal.SIG_IGN
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
 
 
 def test_a_start_that_never_ends_is_given_up(bench: Bench) -> None:

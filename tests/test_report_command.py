@@ -91,6 +91,12 @@ def test_where_keeps_the_inputs_of_the_dumps_it_selects(replayed: Store):
         load(replayed, ["r1"], "typo>1")
 
 
+def test_a_bad_condition_is_refused_before_anything_is_indexed(store: Store):
+    with pytest.raises(WhereError):
+        load(store, where="typo>1")
+    assert not store.catalog_path.exists()
+
+
 def test_a_replay_whose_specification_is_gone_is_noted_and_the_others_are_reported(replayed: Store):
     load(replayed)
     (replayed.replays / "r1" / "spec.json").write_text("{")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
 import time
 from datetime import datetime, timezone
 
@@ -206,3 +208,41 @@ def test_durations(text: str, seconds: float) -> None:
 def test_what_is_not_a_duration_is_refused(text: str) -> None:
     with pytest.raises(WhereError):
         parse_duration(text)
+
+
+def test_a_long_sum_is_written_once_and_without_nesting() -> None:
+    start = time.perf_counter()
+    condition = compile_where(" + ".join(["seq_len", *map(str, range(149))]) + " > 4")
+    assert time.perf_counter() - start < 1
+    assert condition.sql == f"((d.seq_len{' + ?' * 149}) > ?)"
+    assert condition.params == (*range(149), 4)
+
+
+def test_a_sum_groups_as_it_is_written() -> None:
+    assert compile_where("1 - 2 + 3 - (4 - 5) > 2 * 3 / 4").sql == (
+        "((? - ? + ? - (? - ?)) > (CAST((? * ?) AS REAL) / ?))"
+    )
+
+
+@pytest.mark.parametrize("word", ["or", "and"])
+def test_a_long_chain_of_conditions_is_one_flat_chain(word: str) -> None:
+    condition = compile_where(f" {word} ".join(["replayable"] * 299))
+    assert condition.sql == f"({f' {word.upper()} '.join(['d.replayable'] * 299)})"
+
+
+def test_every_part_of_a_chain_is_checked() -> None:
+    with pytest.raises(WhereError, match="needs a condition"):
+        compile_where("replayable or replayable or rank or replayable")
+    with pytest.raises(WhereError, match="computes with"):
+        compile_where("seq_len + 1 + host + 1 > 4")
+
+
+def test_what_is_nested_too_deep_for_python_is_refused() -> None:
+    text, before = "replayable" + " is true" * 299, sys.getrecursionlimit()
+    assert compile_where("replayable" + " is true" * 20).columns == {"replayable"}
+    sys.setrecursionlimit(len(inspect.stack(0)) + 400)
+    try:
+        with pytest.raises(WhereError, match="nested too deep"):
+            compile_where(text)
+    finally:
+        sys.setrecursionlimit(before)

@@ -1,9 +1,10 @@
 """The process behind `actordbg actor init`: build the actor, run one forward on a dummy input, say what came of it.
 
-    python -m actordbg.actor.init_worker --work ORDER.json
+    python -m actordbg.replay.init_program --work ORDER.json
 
 A launcher starts one for each rank. Each writes `rank<N>.json` beside the order: an InitResult. A process of its own, since
-building an actor changes the process (CPU support, DeepSpeed's process group, compiled kernels) and may crash it.
+building an actor changes the process (CPU support, DeepSpeed's process group, compiled kernels) and may crash it. The program
+itself is `actordbg.replay.init_program`, which adds how a replay's worker watches its supervisor.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,17 @@ from actordbg.outcome import ReplayConfig
 
 @dataclass(frozen=True)
 class InitOrder:
-    """What to build and to try. `models` is the folder for built models, `save` where to write the model, if anywhere."""
+    """What to build and to try. `models` is the folder for built models, `save` where to write the model, if anywhere.
+
+    supervisor: (pid, start ticks) of the process that waits for the results; a worker ends with it. None: it does not.
+    """
 
     config: dict[str, Any]
     models: str
     batch_size: int
     seq_len: int
     save: str | None = None
+    supervisor: tuple[int, int] | None = None
 
 
 @dataclass
@@ -94,13 +99,19 @@ def dummy_input(batch_size: int, seq_len: int, vocab_size: int, seed: int) -> An
     return Dump(record, tensors)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the order; the result says what happened, the exit code only whether it was written."""
-    parser = argparse.ArgumentParser(prog="actordbg.actor.init_worker")
+def main(end_with: Callable[[tuple[int, int]], None], arguments: Sequence[str] | None = None) -> int:
+    """Run the order; the result says what happened, the exit code only whether it was written.
+
+    `end_with(supervisor)` has to see to it that this process ends with that one.
+    """
+    parser = argparse.ArgumentParser(prog="actordbg.replay.init_program")
     parser.add_argument("--work", type=Path, required=True, help="an InitOrder as JSON")
     parser.add_argument("--local_rank", help="given by launchers; LOCAL_RANK says the same")
     options = parser.parse_args(arguments)
     order = InitOrder(**json.loads(options.work.read_text()))
+    if order.supervisor is not None:
+        pid, ticks = order.supervisor  # a list, as JSON has it
+        end_with((pid, ticks))
     result = InitResult(rank=int(os.environ.get("RANK", "0")))
     try:
         try_actor(order, result)
@@ -123,10 +134,3 @@ def _fill_in(result: InitResult, error: Exception) -> None:
     result.trace = "".join(traceback.format_exception(error))
     result.signature = signature_of(result.error_class, result.error, result.trace)
     sys.stderr.write(result.trace)
-
-
-if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # what torch and gloo do at interpreter exit can hang or crash, and the result is on disk

@@ -148,7 +148,6 @@ class ActorSession:
         except Exception:
             self._backend.recover()
             raise
-        self.resolved["ids_folded"] |= outcome.folded
         if keep:
             outcome.tensors = _worth_keeping(outcome)
         return outcome
@@ -229,7 +228,6 @@ class ActorSession:
             "parameters": parameter_count(model),
             "num_layers": getattr(config, "num_hidden_layers", None),
             "vocab_size": int(config.vocab_size),
-            "ids_folded": False,
             "dtype": resolved_dtype(model),
             "attn": resolved_attention(model),
             "packing": bool(getattr(self._backend.actor, "packing_samples", False)),

@@ -36,6 +36,8 @@ class Part:
     literal: Any = None
     bare: bool = False
     """A comparison without parentheses around it."""
+    chain: str = ""
+    """A sum's SQL without the outer parentheses, so that a longer sum does not nest them."""
 
 
 class ExpressionWriter:
@@ -51,11 +53,8 @@ class ExpressionWriter:
         handler = _HANDLERS.get(name)
         if handler is None:
             raise _refused(node)
-        method, arguments = handler
-        for key, value in node.args.items():
-            if key not in arguments and value not in (None, False, [], ""):
-                raise _refused(value) if _is_query(value) else refusal(f"{_sql(node)!r} is not allowed here ({key})")
-        part: Part = getattr(self, method)(node)
+        _check_arguments(node)
+        part: Part = getattr(self, handler[0])(node)
         return part
 
     def column(self, node: Any) -> Part:
@@ -84,8 +83,11 @@ class ExpressionWriter:
 
     def connect(self, node: Any) -> Part:
         word = type(node).__name__.upper()
-        left, right = (self._condition(side, word.lower()) for side in (node.this, node.expression))
-        return Part(f"({left.sql} {word} {right.sql})", BOOL, left.params + right.params)
+        first, others = _left_spine(node, (type(node).__name__,))
+        parts = [self._condition(side, word.lower()) for side in (first, *(one.expression for one in others))]
+        return Part(
+            f"({f' {word} '.join(part.sql for part in parts)})", BOOL, [v for part in parts for v in part.params]
+        )
 
     def negate(self, node: Any) -> Part:
         inner = self._condition(node.this, "not")
@@ -145,15 +147,27 @@ class ExpressionWriter:
         return Part(f"(- {inner.sql})", NUMBER, inner.params, literal=value)
 
     def arithmetic(self, node: Any) -> Part:
-        sign = {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "Mod": "%"}[type(node).__name__]
-        left, right = self.write(node.this), self.write(node.expression)
+        first, others = _left_spine(node, tuple(_SIGNS))
+        part = self.write(first)
+        for one in others:
+            part = self._compute(part, self.write(one.expression), one)
+        return part
+
+    def _compute(self, left: Part, right: Part, node: Any) -> Part:
+        """Two parts that are already written, under one sign; each node is written once, however long a sum is."""
+        sign = _SIGNS[type(node).__name__]
         if sign in "+-" and right.kind == TEXT and (left.kind == TIME or parse_moment(left.literal) is not None):
             return self._shift(left, right, sign, node)
-        left, right = self._numeric(node.this, node), self._numeric(node.expression, node)
+        _require_number(left, node.this, node)
+        _require_number(right, node.expression, node)
         if sign in "/%" and right.literal == 0:
             raise refusal(f"{_sql(node)!r} divides by zero")
+        params = left.params + right.params
+        if sign in "+-":
+            chain = f"{left.chain or left.sql} {sign} {right.sql}"
+            return Part(f"({chain})", NUMBER, params, chain=chain)
         divided = f"CAST({left.sql} AS REAL)" if sign == "/" else left.sql
-        return Part(f"({divided} {sign} {right.sql})", NUMBER, left.params + right.params)
+        return Part(f"({divided} {sign} {right.sql})", NUMBER, params)
 
     def function(self, node: Any) -> Part:
         name = (node.this if type(node).__name__ == "Anonymous" else _FUNCTION_NODES[type(node).__name__]).lower()
@@ -197,8 +211,7 @@ class ExpressionWriter:
 
     def _numeric(self, node: Any, parent: Any) -> Part:
         part = self.write(node)
-        if part.kind != NUMBER:
-            raise refusal(f"{_sql(parent)!r} computes with {_sql(node)!r}, which is a {part.kind}")
+        _require_number(part, node, parent)
         return part
 
     def _alike(self, left: Part, right: Part, node: Any) -> tuple[Part, Part]:
@@ -243,6 +256,7 @@ class ExpressionWriter:
             raise refusal(f"{_sql(node)!r} is outside of the calendar") from None
 
 
+_SIGNS = {"Add": "+", "Sub": "-", "Mul": "*", "Div": "/", "Mod": "%"}
 _BINARY = ("this", "expression")
 _HANDLERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "Column": ("column", ("this",)),
@@ -260,7 +274,7 @@ _HANDLERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "Neg": ("sign", ("this",)),
     "Anonymous": ("function", ("this", "expressions")),
     **dict.fromkeys(("EQ", "NEQ", "GT", "GTE", "LT", "LTE"), ("compare", _BINARY)),
-    **dict.fromkeys(("Add", "Sub", "Mul", "Mod"), ("arithmetic", _BINARY)),
+    **dict.fromkeys(_SIGNS, ("arithmetic", _BINARY)),
     "Div": ("arithmetic", (*_BINARY, "typed", "safe")),
 }
 """Every kind of node that may occur: the method that spells it out, and the arguments that it may have."""
@@ -279,6 +293,29 @@ _HANDLERS |= {
 
 
 _QUERIES = ("Subquery", "Select", "Exists", "Union")
+
+
+def _check_arguments(node: Any) -> None:
+    """Refuse a node that has an argument which is not on the list."""
+    arguments = _HANDLERS[type(node).__name__][1]
+    for key, value in node.args.items():
+        if key not in arguments and value not in (None, False, [], ""):
+            raise _refused(value) if _is_query(value) else refusal(f"{_sql(node)!r} is not allowed here ({key})")
+
+
+def _left_spine(node: Any, names: tuple[str, ...]) -> tuple[Any, list[Any]]:
+    """`a + b + c`, parsed as `(a + b) + c`, as a and the nodes [a + b, (a + b) + c]: without recursion, all checked."""
+    spine = []
+    while type(node).__name__ in names:
+        _check_arguments(node)
+        spine.append(node)
+        node = node.this
+    return node, spine[::-1]
+
+
+def _require_number(part: Part, node: Any, parent: Any) -> None:
+    if part.kind != NUMBER:
+        raise refusal(f"{_sql(parent)!r} computes with {_sql(node)!r}, which is a {part.kind}")
 
 
 def _as_flag(part: Part) -> Part:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from actordbg import dumpfile
-from actordbg.errors import CorruptDump
+from actordbg.errors import CorruptDump, StoreProblem
 from actordbg.record import (
     DEFAULTS,
     OUTPUT_PREFIX,
@@ -90,7 +90,8 @@ _decode = msgspec.json.Decoder(_Columns).decode
 def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, ...]:
     """The row of the dump file at `path`, which by its place is called `dump_id` and belongs to `run` and `rank`.
 
-    Raises CorruptDump or NewerFormat for a file that is not what it should be, OSError if it cannot be read.
+    Raises CorruptDump or NewerFormat for a file that is not what it should be, a plain StoreProblem for a sound one in the
+    wrong place, OSError if it cannot be read.
     """
     header, size = _header(path)
     text = dumpfile.record_line(header, "header")
@@ -99,7 +100,7 @@ def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, 
         values = _checked(text)
     *columns, tensors, arguments, versions, _ = values
     if columns[0] != dump_id or columns[1] != run or columns[2] != rank:
-        raise CorruptDump(
+        raise StoreProblem(
             f"its record belongs at dumps/{columns[1]}/rank{columns[2]:04d}/{columns[0]}{dumpfile.SUFFIX}"
         )
     columns.append(columns[4] * columns[5] - columns[6])

@@ -5,7 +5,8 @@
 * a folder of dumps is listed again only if its modification time is not the one that was noted when it was listed. A
   time that was younger than two seconds at the listing is not noted: file systems keep coarse times, and a file that
   arrived in the same tick would be missed. So a refresh with nothing new costs one `stat` for each folder;
-* of a new dump only the header is read; of a vanished one the row goes; a damaged one is noted with its reason;
+* of a new dump only the header is read; of a vanished one the row goes; a damaged one is noted with its reason. One that
+  may become readable without a change of its folder (a newer format, a failed read) leaves the folder to be listed again;
 * journals of replays are read on from where the last refresh stopped.
 
 Many processes may refresh at once. Files are read outside of any transaction, in batches; each batch is one immediate
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import os
 import re
+import sqlite3
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -30,7 +32,7 @@ from typing import Any
 from actordbg.catalog import engine, headers, migrate, replays
 from actordbg.catalog.replays import Known, News
 from actordbg.dumpfile import SUFFIX
-from actordbg.errors import StoreProblem
+from actordbg.errors import NewerFormat, StoreProblem
 from actordbg.store import Store
 
 BATCH = 4096
@@ -46,16 +48,29 @@ Progress = Callable[[int, int], None]
 _RANK = re.compile(r"rank(\d{4,})\Z")
 
 
+@dataclass(frozen=True)
+class Damaged:
+    """One file that cannot be used: its path below the store, the code of the error it gives, and what is wrong.
+
+    code: "corrupt-dump" for what is broken itself, "newer-format" for what a newer actordbg wrote, "store" for what cannot
+    be read or lies in the wrong place.
+    """
+
+    path: str
+    code: str
+    reason: str
+
+
 @dataclass
 class IndexSummary:
-    """What a refresh did. `damaged` lists every damaged dump or replay that is known, with its reason."""
+    """What a refresh did. `damaged` lists every dump or replay that is known and could not be indexed."""
 
     added: int = 0
     removed: int = 0
     results: int = 0
     replays: int = 0
     events: int = 0
-    damaged: list[tuple[str, str]] = field(default_factory=list)
+    damaged: list[Damaged] = field(default_factory=list)
     skipped_lines: int = 0
     dumps: int = 0
     seconds: float = 0.0
@@ -91,25 +106,30 @@ def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = 
         _refresh_replays(store, summary)
         _refresh_events(store, summary)
     with engine.connect_readonly(store.catalog_path) as reader:
-        summary.damaged += reader.execute("SELECT path, reason FROM damaged_file ORDER BY path").fetchall()
+        summary.damaged += read_damaged(reader)
         summary.dumps = reader.execute("SELECT count(*) FROM dump").fetchone()[0]
     summary.seconds = time.perf_counter() - start
     return summary
+
+
+def read_damaged(reader: sqlite3.Connection) -> list[Damaged]:
+    """Every dump file that is noted as damaged."""
+    return [Damaged(*row) for row in reader.execute("SELECT path, code, reason FROM damaged_file ORDER BY path")]
 
 
 def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | None) -> None:
     folders, gone = _changed_folders(store)
     total, done = sum(len(folder.new) for folder in folders), 0
     for folder in folders:
-        readable = True
+        final = True
         for batch in _batches(folder.new):
-            rows, damaged, unreadable = _read_batch(store, folder, batch)
-            readable = readable and not unreadable
+            rows, damaged, passing = _read_batch(store, folder, batch)
+            final = final and not passing
             summary.added += _write_batch(store, folder, rows, damaged)
             done += len(batch)
             if on_progress:
                 on_progress(done, total)
-        summary.removed += _settle(store, folder, readable)
+        summary.removed += _settle(store, folder, final)
     for path in gone:
         summary.removed += _drop_folder(store, path)
     if summary.added >= ANALYZE_FROM:
@@ -168,46 +188,47 @@ def _batches(names: list[str]) -> Iterator[list[str]]:
         yield names[first : first + BATCH]
 
 
-def _read_batch(
-    store: Store, folder: _Folder, names: list[str]
-) -> tuple[list[tuple[Any, ...]], list[tuple[str, str, str]], bool]:
-    """Rows of the good ones, (path, folder, reason) of the damaged ones, and whether any could not be read at all."""
-    rows, damaged, unreadable = [], [], False
+def _read_batch(store: Store, folder: _Folder, names: list[str]) -> tuple[list[tuple[Any, ...]], list[Damaged], bool]:
+    """Rows of the good ones, the damaged ones, and whether any of these may become good without a change of the folder."""
+    rows, damaged, passing = [], [], False
     prefix = f"{store.root}/{folder.path}/"
     for name in names:
+        path = _printable(f"{folder.path}/{name}{SUFFIX}")
         try:
             rows.append(headers.read_row(f"{prefix}{name}{SUFFIX}", name, folder.run, folder.rank))
         except StoreProblem as error:
-            damaged.append((_printable(f"{folder.path}/{name}{SUFFIX}"), folder.path, error.message))
+            passing = passing or isinstance(error, NewerFormat)
+            damaged.append(Damaged(path, error.code, error.message))
         except FileNotFoundError:
             continue
         except OSError as error:
-            unreadable = True
-            reason = f"cannot be read: {error.strerror}"
-            damaged.append((_printable(f"{folder.path}/{name}{SUFFIX}"), folder.path, reason))
-    return rows, damaged, unreadable
+            passing = True
+            damaged.append(Damaged(path, StoreProblem.code, f"cannot be read: {error.strerror}"))
+    return rows, damaged, passing
 
 
 def _printable(path: str) -> str:
     return path.encode("utf-8", "backslashreplace").decode()
 
 
-def _write_batch(
-    store: Store, folder: _Folder, rows: list[tuple[Any, ...]], damaged: list[tuple[str, str, str]]
-) -> int:
+def _write_batch(store: Store, folder: _Folder, rows: list[tuple[Any, ...]], damaged: list[Damaged]) -> int:
     from actordbg.catalog import writer
 
     with engine.transaction(store.catalog_path) as connection:
         writer.forget_folder(connection, folder.path)
-        writer.put_damaged(connection, damaged, [f"{folder.path}/{row[0]}{SUFFIX}" for row in rows])
+        noted = [(item.path, folder.path, item.code, item.reason) for item in damaged]
+        writer.put_damaged(connection, noted, [f"{folder.path}/{row[0]}{SUFFIX}" for row in rows])
         return writer.put_dumps(connection, folder.run, rows)
 
 
-def _settle(store: Store, folder: _Folder, readable: bool) -> int:
-    """The last transaction of a folder: rows of vanished files go, and its modification time is noted."""
+def _settle(store: Store, folder: _Folder, final: bool) -> int:
+    """The last transaction of a folder: rows of vanished files go, and its modification time is noted.
+
+    `final`: what was read of its files will be the same as long as the modification time is.
+    """
     from actordbg.catalog import writer
 
-    settled = readable and time.time_ns() - folder.mtime_ns >= SETTLED_NS
+    settled = final and time.time_ns() - folder.mtime_ns >= SETTLED_NS
     with engine.transaction(store.catalog_path) as connection:
         missing = [name for name in writer.known_dumps(connection, folder.run, folder.rank) if name not in folder.names]
         missing = [name for name in missing if not os.path.lexists(f"{store.root}/{folder.path}/{name}{SUFFIX}")]
@@ -251,10 +272,11 @@ def _refresh_replays(store: Store, summary: IndexSummary) -> None:
         try:
             news = replays.read_news(store.root, replay_id, paths, known)
         except StoreProblem as error:
-            summary.damaged.append((f"replays/{replay_id}", error.message))
+            summary.damaged.append(Damaged(f"replays/{replay_id}", error.code, error.message))
             continue
         except OSError as error:
-            summary.damaged.append((f"replays/{replay_id}", f"cannot be read: {error.strerror}"))
+            reason = f"cannot be read: {error.strerror}"
+            summary.damaged.append(Damaged(f"replays/{replay_id}", StoreProblem.code, reason))
             continue
         _write_replay(store, news, {path: known.get(path) for path in news.files})
         summary.replays += 1

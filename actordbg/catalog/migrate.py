@@ -189,7 +189,13 @@ def _lock(store: Store) -> Iterator[None]:
             f"cannot open {path}: {error.strerror}", hint="the store's folder must be writable for you"
         ) from None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            raise CatalogProblem(
+                f"cannot lock {path}: {error.strerror}",
+                hint="the store's file system has no locks, which a catalog needs: use a store on another one",
+            ) from None
         yield
     finally:
         os.close(descriptor)

@@ -237,12 +237,13 @@ class PatchEvent(SQLModel, table=True):
 
 
 class DamagedFile(SQLModel, table=True):
-    """A dump file that could not be indexed; it is read again when its folder changes."""
+    """A dump file that could not be indexed; read again when its folder changes; each time if it is newer or unreadable."""
 
     __tablename__ = "damaged_file"
 
     path: str = _text("path below the store", primary_key=True, nullable=False)
     folder: str = _text("its folder below the store", nullable=False)
+    code: str = _text("corrupt-dump: broken; newer-format; store: unreadable, or in the wrong place", nullable=False)
     reason: str = _text("what is wrong with it", nullable=False)
 
 

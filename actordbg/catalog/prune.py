@@ -12,8 +12,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
-from actordbg.catalog.query import Catalog, DumpRow, damaged_files, select_dumps
-from actordbg.errors import Refused, UsageError
+from actordbg.catalog import headers
+from actordbg.catalog.query import Catalog, damaged_files, dump_bytes, dump_files
+from actordbg.dumpfile import SUFFIX
+from actordbg.errors import CorruptDump, Refused, StoreProblem
 from actordbg.record import format_timestamp
 from actordbg.store import Store
 
@@ -21,17 +23,6 @@ LEFTOVER_AGE_S = 3600.0
 """A temporary file older than this belongs to a writer that died."""
 
 _TEMPORARY = ".tmp-"
-_SIZES = {
-    "B": 1,
-    "KB": 10**3,
-    "MB": 10**6,
-    "GB": 10**9,
-    "TB": 10**12,
-    "KIB": 2**10,
-    "MIB": 2**20,
-    "GIB": 2**30,
-    "TIB": 2**40,
-}
 
 
 @dataclass(frozen=True)
@@ -65,18 +56,19 @@ def plan_prune(
     now: datetime | None = None,
 ) -> PrunePlan:
     """Files that all given conditions select (`where`, `older_than_s`, `run`); of these, with `keep_bytes`, the oldest
-    until the store's dumps take no more than that. `damaged` adds files that could not be indexed, and without `healthy`
-    only those go. Leftover temporary files are always part of the plan.
+    until the store's dumps take no more than that. `damaged` adds files that are broken (not those that only a newer
+    actordbg can read, nor unreadable ones), and without `healthy` only those go. Leftover temporary files are always part
+    of the plan.
     """
     doomed = {item.path: item for item in _leftovers(catalog.store)}
     if damaged:
         doomed |= {item.path: item for item in _damaged(catalog, run)}
     if healthy:
-        rows = _selected(catalog, where, older_than_s, run, now or datetime.now(timezone.utc))
+        chosen = _selected(catalog, where, older_than_s, run, now or datetime.now(timezone.utc))
         if keep_bytes is not None:
-            rows = _beyond(rows, sum(row.bytes for row in select_dumps(catalog)) - keep_bytes)
+            chosen = _beyond(chosen, dump_bytes(catalog) - keep_bytes)
         reason = "selected" if keep_bytes is None else "over the size to keep"
-        doomed |= {row.path: Doomed(row.path, row.bytes, reason) for row in rows}
+        doomed |= {path: Doomed(path, size, reason) for path, size in chosen}
     files = [doomed[path] for path in sorted(doomed)]
     return PrunePlan(files, sum(item.bytes for item in files))
 
@@ -96,48 +88,45 @@ def apply(store: Store, plan: PrunePlan) -> PrunePlan:
     return PrunePlan(removed, sum(item.bytes for item in removed), True, failed)
 
 
-def parse_size(text: str) -> int:
-    """'10GB' (powers of 1000) or '10GiB' (powers of 1024) in bytes; UsageError otherwise."""
-    compact = text.strip().replace(" ", "").upper()
-    digits = compact.rstrip("BKMGTI")
-    unit = compact[len(digits) :] or "B"
-    try:
-        size = float(digits)
-        if not 0 <= size < 1e15:
-            raise ValueError
-        return int(size * _SIZES[unit if unit.endswith("B") else f"{unit}B"])
-    except (ValueError, KeyError):
-        raise UsageError(f"{text!r:.40} is not a size", hint="like 500MB, 10GB, 2GiB") from None
-
-
 def _selected(
     catalog: Catalog, where: str | None, older_than_s: float | None, run: str | None, now: datetime
-) -> list[DumpRow]:
-    rows = select_dumps(catalog, where)
+) -> list[tuple[str, int]]:
+    before = None
     if older_than_s is not None:
-        limit = format_timestamp(datetime.fromtimestamp(max(0.0, now.timestamp() - older_than_s), timezone.utc))
-        rows = [row for row in rows if row.timestamp < limit]
-    return [row for row in rows if run is None or row.run == run]
+        before = format_timestamp(datetime.fromtimestamp(max(0.0, now.timestamp() - older_than_s), timezone.utc))
+    return dump_files(catalog, where, before=before, run=run)
 
 
-def _beyond(rows: list[DumpRow], excess: int) -> list[DumpRow]:
-    """The oldest rows that together free at least `excess` bytes."""
-    taken: list[DumpRow] = []
-    for row in rows:
+def _beyond(files: list[tuple[str, int]], excess: int) -> list[tuple[str, int]]:
+    """The oldest files that together free at least `excess` bytes."""
+    taken = []
+    for path, size in files:
         if excess <= 0:
             break
-        taken.append(row)
-        excess -= row.bytes
+        taken.append((path, size))
+        excess -= size
     return taken
 
 
 def _damaged(catalog: Catalog, run: str | None) -> list[Doomed]:
+    """Files that are broken, and are still so now: not those that are newer, unreadable, or in the wrong place."""
     found = []
-    for path, reason in damaged_files(catalog):
-        if run is None or path.split("/")[1] == run:
-            full = catalog.store.root / path
-            found.append(Doomed(path, full.lstat().st_size if os.path.lexists(full) else 0, reason))
+    for item in damaged_files(catalog):
+        full = catalog.store.root / item.path
+        if item.code == CorruptDump.code and (run is None or item.path.split("/")[1] == run) and _is_corrupt(full):
+            found.append(Doomed(item.path, full.lstat().st_size, item.reason))
     return found
+
+
+def _is_corrupt(path: Path) -> bool:
+    """Whether a file is broken, read again: one that was mended in place leaves no trace in its folder."""
+    try:
+        headers.read_row(os.fspath(path), path.name.removesuffix(SUFFIX), path.parent.parent.name, None)
+    except CorruptDump:
+        return True
+    except (StoreProblem, OSError):
+        return False
+    return False
 
 
 def _leftovers(store: Store) -> list[Doomed]:

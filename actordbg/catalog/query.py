@@ -140,6 +140,8 @@ _DUMP_SQL = ", ".join(
     if f.name != "path"
 )
 
+_PLACE_SQL = "d.dump_id, d.run, d.rank"
+
 
 def open_fresh(store: Store, where: str | None = None, on_progress: index.Progress | None = None) -> Catalog:
     """Index what is new and return the catalog; the store must be there (StoreProblem otherwise).
@@ -196,6 +198,46 @@ def count_dumps(source: Store | Catalog, where: str | None = None) -> int:
         return int(next(box.rows(sql, condition.params))[0])
 
 
+def dump_extent(source: Store | Catalog) -> tuple[int, int, int]:
+    """How many dumps there are, and the shortest and longest `seq_len`; (0, 0, 0) if there are none."""
+    sql = "SELECT count(*), coalesce(min(seq_len), 0), coalesce(max(seq_len), 0) FROM dump"
+    with _reader(_catalog(source)) as reader:
+        count, shortest, longest = reader.execute(sql).fetchone()
+    return count, shortest, longest
+
+
+def dump_bytes(source: Store | Catalog) -> int:
+    """What all dumps of the store take, in bytes."""
+    with _reader(_catalog(source)) as reader:
+        return int(reader.execute("SELECT coalesce(sum(bytes), 0) FROM dump").fetchone()[0])
+
+
+def dump_paths(source: Store | Catalog, where: str | None = None) -> list[str]:
+    """Paths below the store of the dumps that a condition selects, the oldest first."""
+    return [path for path, _ in dump_files(source, where)]
+
+
+def dump_files(
+    source: Store | Catalog, where: str | None = None, *, before: str | None = None, run: str | None = None
+) -> list[tuple[str, int]]:
+    """(path below the store, bytes) of the dumps that all conditions select, the oldest first.
+
+    before: a record's timestamp; only older dumps. run: name of a training run; only its dumps.
+    """
+    condition = compile_where(where) if where is not None else None
+    catalog = _catalog(source)
+    with sandbox.guarded(catalog.store.catalog_path) as box:
+        source_sql, params = _source(box, condition, "time")
+        found = box.rows(
+            f"SELECT {_PLACE_SQL}, d.timestamp, d.bytes FROM {source_sql} ORDER BY {ORDERS['time']}", params
+        )
+        return [
+            (dump_path(dump_id, of_run, rank), size)
+            for dump_id, of_run, rank, timestamp, size in found
+            if (before is None or timestamp < before) and (run is None or of_run == run)
+        ]
+
+
 def get_dump(source: Store | Catalog, dump_id: str) -> DumpRow:
     """The dump of this id, or the only one whose id begins so; UsageError if there is none or more than one."""
     found = _by_prefix(_catalog(source), "dump", "dump_id", dump_id)
@@ -240,10 +282,15 @@ def patch_events(source: Store | Catalog) -> list[PatchEventRow]:
         return [PatchEventRow(*row) for row in reader.execute(f"SELECT {names} FROM patch_event ORDER BY name")]
 
 
-def damaged_files(source: Store | Catalog) -> list[tuple[str, str]]:
-    """(path below the store, reason) of every dump file that could not be indexed."""
+def damaged_files(source: Store | Catalog) -> list[index.Damaged]:
+    """Every dump file that could not be indexed; only those of code "corrupt-dump" are broken themselves."""
     with _reader(_catalog(source)) as reader:
-        return reader.execute("SELECT path, reason FROM damaged_file ORDER BY path").fetchall()
+        return index.read_damaged(reader)
+
+
+def dump_path(dump_id: str, run: str, rank: int) -> str:
+    """A dump's path below the store: "dumps/ppo-1/rank0000/<dump_id>.safetensors.zst"."""
+    return f"dumps/{run}/rank{rank:04d}/{dump_id}{SUFFIX}"
 
 
 def _catalog(source: Store | Catalog) -> Catalog:
@@ -264,7 +311,7 @@ def _dump_row(row: tuple[Any, ...]) -> DumpRow:
     values = list(row)
     for place in _FLAGS:
         values[place] = None if values[place] is None else bool(values[place])
-    values.append(f"dumps/{row[1]}/rank{row[2]:04d}/{row[0]}{SUFFIX}")
+    values.append(dump_path(*row[:3]))
     return DumpRow(*values)
 
 

@@ -40,6 +40,16 @@ _LIMITS = {
     "SQLITE_LIMIT_WORKER_THREADS": 0,
 }
 
+_FAULTS = (
+    "integer overflow",
+    "expression tree is too large",
+    "parser stack overflow",
+    "too many",
+    "too big",
+    "too complex",
+)
+"""Parts of SQLite's messages about an expression; any other error is one of the catalog."""
+
 
 class Sandbox:
     """A guarded connection; `rows` runs one query on it."""
@@ -57,20 +67,23 @@ class Sandbox:
         connection.set_authorizer(_authorize)
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
-        """The rows of one query, fetched in batches; WhereError if it takes longer than the limit to give any."""
+        """The rows of one query, fetched in batches; WhereError if it takes longer than the limit to give any, or overflows."""
         try:
             self._deadline = time.monotonic() + self._limit
             cursor = self._connection.execute(sql, params)
             while batch := cursor.fetchmany(_FETCH):
                 yield from batch
                 self._deadline = time.monotonic() + self._limit
-        except sqlite3.OperationalError as error:
-            if "interrupted" not in str(error):
-                raise
-            raise WhereError(
-                f"--where: the query was stopped after {self._limit:g} s",
-                hint="narrow it by rank, seq_len, timestamp, tokens, step or run, which have indexes",
-            ) from None
+        except (sqlite3.OperationalError, sqlite3.DataError) as error:
+            text = str(error)
+            if "interrupted" in text:
+                raise WhereError(
+                    f"--where: the query was stopped after {self._limit:g} s",
+                    hint="narrow it by rank, seq_len, timestamp, tokens, step or run, which have indexes",
+                ) from None
+            if any(fault in text.lower() for fault in _FAULTS):
+                raise WhereError(f"--where: SQLite cannot compute it: {text}", hint="make it simpler") from None
+            raise
 
     def _late(self) -> int:
         return time.monotonic() > self._deadline

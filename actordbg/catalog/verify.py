@@ -10,28 +10,19 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 from actordbg import dumpfile
-from actordbg.catalog.query import Catalog, damaged_files, select_dumps
+from actordbg.catalog.index import Damaged
+from actordbg.catalog.query import Catalog, damaged_files, dump_paths
 from actordbg.errors import CorruptDump, StoreProblem
 from actordbg.record import DumpRecord
 from actordbg.store import Store
 
 
-@dataclass(frozen=True)
-class Damaged:
-    """One damaged file: its path below the store, the error's code, and what is wrong."""
-
-    path: str
-    code: str
-    reason: str
-
-
 def paths_to_verify(catalog: Catalog, where: str | None) -> list[str]:
     """Paths below the store of the dumps that a condition selects; without one of all files, the damaged ones too."""
-    paths = [row.path for row in select_dumps(catalog, where)]
-    return paths if where is not None else sorted({*paths, *(path for path, _ in damaged_files(catalog))})
+    paths = dump_paths(catalog, where)
+    return paths if where is not None else sorted({*paths, *(item.path for item in damaged_files(catalog))})
 
 
 def verify_files(store: Store, paths: list[str], jobs: int = 0) -> Iterator[tuple[str, int, Damaged | None]]:
@@ -46,11 +37,11 @@ def _verify(store: Store, path: str) -> tuple[str, int, Damaged | None]:
         record, payload = dumpfile.read_payload(store.root / path)
         check_payload(record, payload)
         if store.relative(store.dump_path(record)) != path:
-            raise CorruptDump(f"its record belongs at {store.relative(store.dump_path(record))}")
+            raise StoreProblem(f"its record belongs at {store.relative(store.dump_path(record))}")
     except StoreProblem as error:
         return path, 0, Damaged(path, error.code, error.message.removeprefix(f"{store.root / path}: "))
     except OSError as error:
-        return path, 0, Damaged(path, "store", f"cannot be read: {error.strerror}")
+        return path, 0, Damaged(path, StoreProblem.code, f"cannot be read: {error.strerror}")
     return path, size, None
 
 

@@ -28,6 +28,7 @@ from typing import Any
 from actordbg.catalog.columns import BOOL, COLUMNS
 from actordbg.catalog.expression import MAX_ITEMS, ExpressionWriter
 from actordbg.catalog.moments import refusal, shortened
+from actordbg.errors import WhereError
 
 MAX_LENGTH = 20_000
 MAX_DEPTH = 16
@@ -53,7 +54,10 @@ def compile_where(text: str, *, now: datetime | None = None) -> Condition:
     _bound(text)
     tree = _parse(text)
     writer = ExpressionWriter(now or datetime.now(timezone.utc))
-    part = writer.write(tree)
+    try:
+        part = writer.write(tree)
+    except RecursionError:
+        raise _too_deep() from None
     if part.kind != BOOL:
         raise refusal(
             f"{shortened(text)!r} is a {part.kind}, not a condition", "compare it with something: seq_len > 4096"
@@ -100,10 +104,14 @@ def _parse(text: str) -> Any:
     except SqlglotError as error:
         raise refusal(f"cannot be understood: {_reason(error, text)}") from None
     except RecursionError:
-        raise refusal("the expression is nested too deep") from None
+        raise _too_deep() from None
     if len(trees) != 1 or trees[0] is None:
         raise refusal("one expression is allowed")
     return trees[0]
+
+
+def _too_deep() -> WhereError:
+    return refusal("the expression is nested too deep")
 
 
 def _check_tokens(tokens: list[Any], text: str) -> None:

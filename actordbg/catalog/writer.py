@@ -81,8 +81,8 @@ def known_dumps(connection: Connection, run_name: str, rank: int | None) -> list
     return list(connection.scalars(query)) if rank is not None else []
 
 
-def put_damaged(connection: Connection, rows: Sequence[tuple[str, str, str]], sound: Iterable[str]) -> None:
-    """Note damaged files (path, folder, reason), and forget those at the paths `sound`."""
+def put_damaged(connection: Connection, rows: Sequence[tuple[str, str, str, str]], sound: Iterable[str]) -> None:
+    """Note damaged files (path, folder, code, reason), and forget those at the paths `sound`."""
     if connection.execute(select(damaged.c.path).limit(1)).first():
         paths = [{"sound": path} for path in sound]
         if paths:
@@ -90,9 +90,11 @@ def put_damaged(connection: Connection, rows: Sequence[tuple[str, str, str]], so
     if rows:
         statement = insert(damaged)
         statement = statement.on_conflict_do_update(
-            index_elements=[damaged.c.path], set_={"reason": statement.excluded.reason}
+            index_elements=[damaged.c.path], set_={name: statement.excluded[name] for name in ("code", "reason")}
         )
-        connection.execute(statement, [dict(zip(("path", "folder", "reason"), row, strict=True)) for row in rows])
+        connection.execute(
+            statement, [dict(zip(("path", "folder", "code", "reason"), row, strict=True)) for row in rows]
+        )
 
 
 def known_damaged(connection: Connection, path: str) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,13 +19,14 @@ from actordbg.errors import ActordbgError, LaunchProblem
 if TYPE_CHECKING:
     from actordbg.actor.init_worker import InitOrder, InitResult
     from actordbg.outcome import ReplayConfig
+    from actordbg.replay.launch import Launched
 
-INIT_MODULE = "actordbg.actor.init_worker"
+INIT_MODULE = "actordbg.replay.init_program"
 _LOG_TAIL = 3000
 _GRACE_S = 5.0
 
 
-@dataclass(frozen=True)
+@dataclass
 class InitAnswer:
     """What was built, as read off the built model on rank 0, and what one forward took; times in seconds, memory in bytes.
 
@@ -106,23 +108,30 @@ def init(
 def run_init(config: ReplayConfig, order: InitOrder) -> list[InitResult]:
     """Start the workers with the launchers that a replay uses, wait for them, and return every rank's result.
 
-    Raises LaunchProblem when one ends, or hangs past the configuration's timeout, without a result.
+    Raises LaunchProblem when one ends, or hangs past the configuration's timeout, without a result; KeyboardInterrupt after
+    Ctrl-C, SIGTERM or SIGHUP. No worker is left in any case: if this process is killed outright, they notice and end.
     """
     import tempfile
 
     from actordbg.replay.launch import groups_of, launch
-    from actordbg.replay.processes import end_session
+    from actordbg.replay.processes import end_session, start_ticks
+    from actordbg.replay.supervise import interruptible, undisturbed
 
-    with tempfile.TemporaryDirectory(prefix="actordbg-init-") as folder:
+    me = os.getpid()
+    order = replace(order, models=str(Path(order.models).absolute()), supervisor=(me, start_ticks(me)))
+    started: list[Launched] = []
+    with interruptible(), tempfile.TemporaryDirectory(prefix="actordbg-init-") as folder:
         work = Path(folder) / "order.json"
-        work.write_text(json.dumps(asdict(order) | {"models": str(Path(order.models).absolute())}))
-        started = [launch(config, group, work, INIT_MODULE) for group in groups_of(config)]
+        work.write_text(json.dumps(asdict(order)))
         try:
+            for group in groups_of(config):
+                started.append(launch(config, group, work, INIT_MODULE))
             return _collect(Path(folder), config, started)
         finally:
-            for one in started:
-                end_session(one.session)
-                one.process.wait()
+            with undisturbed():
+                for one in started:
+                    end_session(one.session)
+                    one.process.wait()
 
 
 def _collect(folder: Path, config: ReplayConfig, started: list[Any]) -> list[InitResult]:

@@ -9,23 +9,23 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from actordbg.cli.options import Json, store_of
 from actordbg.cli.output import emit, human_bytes, note, plural, say, table
 from actordbg.errors import CorruptDump, NewerFormat, StoreProblem, UsageError
-from actordbg.record import is_plain_name, now_timestamp, parse_timestamp
-from actordbg.store import Store
+
+if TYPE_CHECKING:
+    from actordbg.store import Store
+from actordbg.units import parse_size
 
 STALE_SECONDS = 30.0
 """A process that has not published for so long, and did not say that it ended, is called lost."""
 
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
-
-@dataclass(frozen=True)
+@dataclass
 class Switch:
     """The answer of `enable` and `disable`: the store, whether recording is on, and `control.json` as it is now."""
 
@@ -35,7 +35,7 @@ class Switch:
     control: dict[str, Any] | None
 
 
-@dataclass(frozen=True)
+@dataclass
 class ProcessRow:
     """One recording actor of one process. `state`: on, off, ended, lost. `age_s`: since its counters were published."""
 
@@ -60,7 +60,7 @@ class ProcessRow:
     sampled_out_by: dict[str, int]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Status:
     """The answer of `dump status`. `total` sums the rows; `unreadable` counts counters files that were skipped."""
 
@@ -99,6 +99,7 @@ def enable(
     Example: actordbg dump enable --run ppo-7b --every 10 --max-bytes 20GB --ranks 0-3
     """
     from actordbg.capture.control import Control, write_control
+    from actordbg.record import is_plain_name, now_timestamp
 
     store = store_of(ctx).create()
     before = _control_before(store)
@@ -114,11 +115,11 @@ def enable(
         generation=before.generation + 1 if before else 1,
         every=every,
         max_dumps=max_dumps,
-        max_bytes=parse_bytes("--max-bytes", max_bytes) if max_bytes else None,
+        max_bytes=parse_size("--max-bytes", max_bytes) if max_bytes else None,
         ranks=parse_ranks(ranks) if ranks else None,
         min_seq_len=min_seq_len,
         max_seq_len=max_seq_len,
-        free_floor_bytes=parse_bytes("--free-floor", free_floor),
+        free_floor_bytes=parse_size("--free-floor", free_floor),
         level=level,
         with_outputs=with_outputs,
     )
@@ -132,6 +133,7 @@ def disable(ctx: typer.Context, as_json: Json = False) -> None:
     Example: actordbg dump disable
     """
     from actordbg.capture.control import write_control
+    from actordbg.record import now_timestamp
 
     store = store_of(ctx).require()
     before = _control_before(store)
@@ -199,14 +201,6 @@ def default_run_name() -> str:
     return f"run-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
 
 
-def parse_bytes(option: str, text: str) -> int:
-    """`10GB` (10**9), `10GiB` (2**30) or a plain number, as bytes. Raises UsageError."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", text.lower())
-    if not match:
-        raise UsageError(f"{option} {text!r} is not a size", hint="write it like 500MB, 10GB or 5GiB")
-    return int(float(match[1]) * _UNITS[match[2] or ""])
-
-
 def parse_ranks(text: str) -> tuple[int, ...]:
     """`0,1,4-7` as (0, 1, 4, 5, 6, 7). Raises UsageError."""
     ranks: set[int] = set()
@@ -238,6 +232,8 @@ def _as_dict(control: Any) -> dict[str, Any]:
 
 
 def _row(data: dict[str, Any], now: datetime) -> ProcessRow:
+    from actordbg.record import parse_timestamp
+
     age = (now - parse_timestamp(data["heartbeat"])).total_seconds()
     lost = data["state"] == "on" and age > STALE_SECONDS
     return ProcessRow(

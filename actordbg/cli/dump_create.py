@@ -11,7 +11,7 @@ from actordbg.cli import output
 from actordbg.cli.options import Json, Quiet, store_of
 
 
-@dataclass(frozen=True)
+@dataclass
 class CreateAnswer:
     """The dumps that were made: their ids, and bytes on disk."""
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actordbg.cli import output
 from actordbg.cli.options import Json, Limit, Quiet, Where, store_of
-from actordbg.dumpfile import SUFFIX
 from actordbg.errors import Conflict, StoreProblem, UsageError
-from actordbg.store import Store
+
+if TYPE_CHECKING:
+    from actordbg.store import Store
 
 
-@dataclass(frozen=True)
+@dataclass
 class Exported:
     """One exported dump: its id, the file written, and that file's bytes."""
 
@@ -25,7 +26,7 @@ class Exported:
     bytes: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Damaged:
     """A dump that could not be read, and why."""
 
@@ -34,7 +35,7 @@ class Damaged:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class ExportAnswer:
     """What an export wrote, and which dumps it could not read."""
 
@@ -68,7 +69,7 @@ def export(
 
     store = store_of(ctx).require()
     paths = _selected(store, dump_ids or [], where, limit)
-    targets = [exporting.export_path(path.name.removesuffix(SUFFIX), out, format) for path in paths]
+    targets = [exporting.export_path(_dump_id(path), out, format) for path in paths]
     taken = [target for target in targets if target.exists()]
     if taken and not force:
         raise Conflict(f"{taken[0]} exists", hint="choose another folder with --out, or overwrite with --force")
@@ -111,8 +112,14 @@ def _selected(store: Store, dump_ids: Sequence[str], where: str | None, limit: i
     return list(dict.fromkeys(_find(known, dump_id) for dump_id in dump_ids))
 
 
+def _dump_id(path: Path) -> str:
+    from actordbg.dumpfile import SUFFIX
+
+    return path.name.removesuffix(SUFFIX)
+
+
 def _find(known: list[Path], dump_id: str) -> Path:
-    exact = [path for path in known if path.name == f"{dump_id}{SUFFIX}"]
+    exact = [path for path in known if _dump_id(path) == dump_id]
     found = exact or [path for path in known if path.name.startswith(dump_id)]
     if len(found) != 1:
         what = "none" if not found else str(len(found))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SHOWN = 50
 
 
-@dataclass(frozen=True)
+@dataclass
 class ImportAnswer:
     """What an import did; `refused` names each file that was skipped, with the error code and the reason."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,14 +17,6 @@ if TYPE_CHECKING:
 
 _SHORT = 30
 _WIDE = 100
-
-
-@dataclass(frozen=True)
-class Listing:
-    """The rows to show, and how many there are in all."""
-
-    rows: list[DumpRow]
-    total: int
 
 
 def ls(
@@ -47,28 +38,25 @@ def ls(
 
     catalog = open_fresh(store_of(ctx), where)
     rows = select_dumps(catalog, where, order=order, limit=limit or None)
-    total = count_dumps(catalog, where) if limit and len(rows) == limit and not as_json else len(rows)
+    total = count_dumps(catalog, where) if limit and len(rows) == limit else len(rows)
     warn_damaged(catalog.summary)
-    if as_json:
-        output.emit(rows, lambda _: None, as_json)
-    else:
-        _render(Listing(rows, total), where)
+    output.emit(rows, lambda shown: _render(shown, where), as_json)
+    if total > len(rows):
+        output.note(f"{total - len(rows):,} more; --limit 0 shows all")
 
 
-def _render(listing: Listing, where: str | None) -> None:
-    if not listing.rows:
+def _render(rows: list[DumpRow], where: str | None) -> None:
+    if not rows:
         output.say(f"no dump matches {where}" if where else "there are no dumps in this store yet")
         return
-    ids = shown_ids([row.dump_id for row in listing.rows], _width())
+    ids = shown_ids([row.dump_id for row in rows], _width())
     output.table(
         ("dump", "rank", "role", "B", "S", "tokens", "last"),
         [
             (dump_id, row.rank, row.role, row.batch_size, row.seq_len, row.tokens, row.status)
-            for dump_id, row in zip(ids, listing.rows, strict=True)
+            for dump_id, row in zip(ids, rows, strict=True)
         ],
     )
-    if listing.total > len(listing.rows):
-        output.note(f"{listing.total - len(listing.rows):,} more; --limit 0 shows all")
 
 
 def shown_ids(dump_ids: list[str], width: int) -> list[str]:

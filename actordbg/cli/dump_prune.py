@@ -9,6 +9,7 @@ import typer
 from actordbg.cli import output
 from actordbg.cli.options import Json, Where, Yes, store_of
 from actordbg.errors import UsageError
+from actordbg.units import parse_size
 
 if TYPE_CHECKING:
     from actordbg.catalog.prune import PrunePlan
@@ -26,7 +27,10 @@ def prune(
         str | None, typer.Option("--keep", metavar="SIZE", help="The oldest, until dumps take at most this: 10GB.")
     ] = None,
     run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="Of this training run only.")] = None,
-    damaged: Annotated[bool, typer.Option("--damaged", help="Files that could not be indexed.")] = False,
+    damaged: Annotated[
+        bool,
+        typer.Option("--damaged", help="Files that are broken; not those of a newer actordbg, nor unreadable ones."),
+    ] = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -44,7 +48,7 @@ def prune(
     if where is None and older_than is None and keep is None and run is None and not damaged:
         raise UsageError("say what may go: --where, --older-than, --keep, --run or --damaged", hint="see --help")
     age = parse_duration(older_than).total_seconds() if older_than is not None else None
-    size = pruning.parse_size(keep) if keep is not None else None
+    size = parse_size("--keep", keep) if keep is not None else None
     catalog = open_fresh(store_of(ctx), where)
     selects_dumps = where is not None or age is not None or size is not None or (run is not None and not damaged)
     plan = pruning.plan_prune(

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from actordbg.record import DumpRecord
 
 
-@dataclass(frozen=True)
+@dataclass
 class TensorSummary:
     """One tensor; min, max and nonzero only with --values."""
 
@@ -30,7 +30,7 @@ class TensorSummary:
     nonzero: int | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class DumpAnswer:
     """One dump: its record, its tensors, and what became of it in replays, the newest first."""
 

@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actordbg.cli import output
+from actordbg.cli.index import damage_line
 from actordbg.cli.options import Json, Quiet, Where, store_of
+from actordbg.errors import CorruptDump
 
 if TYPE_CHECKING:
-    from actordbg.catalog.verify import Damaged
+    from actordbg.catalog.index import Damaged
 
 
-@dataclass(frozen=True)
+@dataclass
 class VerifyAnswer:
     """How many files were read whole, and which of them are damaged."""
 
@@ -54,11 +56,11 @@ def verify(
 
 def _render(answer: VerifyAnswer) -> None:
     for item in answer.damaged:
-        output.say(f"damaged: {item.path}: {item.reason}")
+        output.say(damage_line(item))
     good = answer.checked - len(answer.damaged)
     output.say(
         f"{output.plural(answer.checked, 'dump')} checked ({output.human_bytes(answer.bytes)}): "
         f"{good:,} good, {len(answer.damaged):,} damaged"
     )
-    if answer.damaged:
-        output.note("`actordbg dump prune --damaged` removes them")
+    if any(item.code == CorruptDump.code for item in answer.damaged):
+        output.note("`actordbg dump prune --damaged` removes those whose header is broken")

@@ -8,9 +8,10 @@ import typer
 
 from actordbg.cli import output
 from actordbg.cli.options import Json, Quiet, store_of
+from actordbg.errors import CorruptDump
 
 if TYPE_CHECKING:
-    from actordbg.catalog.index import IndexSummary
+    from actordbg.catalog.index import Damaged, IndexSummary
 
 
 def index(
@@ -42,9 +43,18 @@ def index(
 
 
 def warn_damaged(summary: IndexSummary) -> None:
-    """Say on standard error that there are damaged dumps; commands that read the catalog call this."""
-    if summary.damaged:
-        output.note(f"warning: {output.plural(len(summary.damaged), 'damaged file')}; `actordbg index` lists them")
+    """Say on standard error what could not be indexed; commands that read the catalog call this."""
+    broken = sum(item.code == CorruptDump.code for item in summary.damaged)
+    others = len(summary.damaged) - broken
+    found = [output.plural(broken, "damaged file")] if broken else []
+    found += [f"{output.plural(others, 'file')} that cannot be used"] if others else []
+    if found:
+        output.note(f"warning: {' and '.join(found)}; `actordbg index` lists them")
+
+
+def damage_line(item: Damaged) -> str:
+    """One line about a file that cannot be used; "damaged" only if it is broken itself."""
+    return f"{'damaged' if item.code == CorruptDump.code else 'not usable'}: {item.path}: {item.reason}"
 
 
 def _render(summary: IndexSummary) -> None:
@@ -55,5 +65,5 @@ def _render(summary: IndexSummary) -> None:
     )
     if summary.skipped_lines:
         output.say(f"{output.plural(summary.skipped_lines, 'journal line')} could not be read and were skipped")
-    for path, reason in summary.damaged:
-        output.say(f"damaged: {path}: {reason}")
+    for item in summary.damaged:
+        output.say(damage_line(item))

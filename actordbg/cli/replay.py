@@ -16,7 +16,7 @@ from actordbg.cli import output
 from actordbg.cli import replay_options as opt
 from actordbg.cli.options import Json, Quiet, Where, settings_of, store_of
 from actordbg.cli.replay_answer import ReplayAnswer, answer_of, render
-from actordbg.errors import Unsupported, UsageError
+from actordbg.errors import ActordbgError, Unsupported, UsageError
 
 if TYPE_CHECKING:
     from actordbg.outcome import ReplayConfig, ReplaySpec
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from actordbg.store import Store
 
 _PANEL = "The inputs"
+_BESIDE_RESUME = ("resume", "dry_run", "quiet", "as_json")
 
 MaxInputs = Annotated[
     int | None,
@@ -114,14 +115,15 @@ def replay(
     store = store_of(ctx).require()
     chosen = _order(order, shuffle_inputs)
     if resume is not None:
-        given = {name: value for name, value in flags.items() if value is not None}
-        _only_resume(given | {"where": where, "max_inputs": max_inputs, "input_file": input_file, "order": order})
+        _only_resume(ctx)
         plan = _resumed(store, resume)
     else:
         config = opt.build_config(settings_of(ctx).replay, flags, no_flash_attn=no_flash_attn)
         plan = _planned(store, config, where, input_file or [], chosen, max_inputs, random_seed)
-    answer = _run(store, plan, dry_run=dry_run, quiet=quiet or as_json)
+    answer, problem = _run(store, plan, dry_run=dry_run, quiet=quiet or as_json)
     output.emit(answer, render, as_json)
+    if problem is not None:
+        raise problem
     if answer.status == "interrupted":
         raise typer.Exit(130)
     if not answer.good and not dry_run:
@@ -162,13 +164,23 @@ def _is_left_to_rank_0(flags: dict[str, Any]) -> bool:
     return False
 
 
-def _only_resume(given: dict[str, Any]) -> None:
-    named = [f"--{name.replace('_', '-')}" for name, value in given.items() if value not in (None, [], False)]
+def _only_resume(ctx: typer.Context) -> None:
+    """Refuse what was typed beside --resume and would have no effect. What a launcher around us implies was not typed."""
+    named = [
+        (option.secondary_opts if ctx.params[option.name] is False and option.secondary_opts else option.opts)[0]
+        for option in ctx.command.params
+        if option.name in ctx.params and option.name not in _BESIDE_RESUME and _was_typed(ctx, option.name)
+    ]
     if named:
         raise UsageError(
             f"--resume goes on under the replay's own configuration, so {', '.join(named)} cannot be given",
             hint="leave it out, or start a new replay",
         )
+
+
+def _was_typed(ctx: typer.Context, name: str) -> bool:
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _planned(
@@ -188,7 +200,7 @@ def _planned(
     if files and where is not None:
         raise UsageError("--where and --input-file exclude each other", hint="give one of them")
     rows: Sequence[Row]
-    rows = rows_of_files(store, files) if files else rows_of_catalog(open_fresh(store), where, order, max_inputs)
+    rows = rows_of_files(store, files) if files else rows_of_catalog(open_fresh(store, where), where, order, max_inputs)
     return make_plan(
         rows,
         config,
@@ -208,13 +220,15 @@ def _resumed(store: Store, name: str) -> Plan:
     return Plan(load_spec(store, name))
 
 
-def _run(store: Store, plan: Plan, *, dry_run: bool, quiet: bool) -> ReplayAnswer:
+def _run(store: Store, plan: Plan, *, dry_run: bool, quiet: bool) -> tuple[ReplayAnswer, Exception | None]:
+    """The answer, and the error that ended the replay before every input had its result, if one did."""
     from actordbg.actor.known import check_config, refuse_findings
     from actordbg.replay.selection import defaults_of
 
     spec = plan.spec
     if not spec.inputs:
-        return ReplayAnswer(None, "nothing to replay", 0, skipped=plan.skipped, note=_what_there_is(store, spec.where))
+        note = _what_there_is(store, spec.where)
+        return ReplayAnswer(None, "nothing to replay", 0, skipped=plan.skipped, note=note), None
     findings = check_config(spec.config, defaults=defaults_of(store.root, spec.inputs))
     refuse_findings(findings)
     for finding in findings if not quiet else ():
@@ -225,12 +239,16 @@ def _run(store: Store, plan: Plan, *, dry_run: bool, quiet: bool) -> ReplayAnswe
     if dry_run:
         return ReplayAnswer(
             None, "planned", len(spec.inputs), skipped=plan.skipped, findings=known, note=_plan_text(spec)
-        )
-    return replace(_supervised(store, spec, quiet), skipped=plan.skipped, findings=known)
+        ), None
+    answer, problem = _supervised(store, spec, quiet)
+    return replace(answer, skipped=plan.skipped, findings=known), problem
 
 
-def _supervised(store: Store, spec: ReplaySpec, quiet: bool) -> ReplayAnswer:
-    """Run it with a progress bar, and read the answer from the store, also after a Ctrl-C."""
+def _supervised(store: Store, spec: ReplaySpec, quiet: bool) -> tuple[ReplayAnswer, Exception | None]:
+    """Run it with a progress bar, and read the answer from the store, also after a Ctrl-C or a launch that went wrong.
+
+    What goes wrong before anything was started (its folder cannot be written, another process runs it) is raised.
+    """
     from actordbg.replay.journal import read_results
     from actordbg.replay.live import LiveCatalog
     from actordbg.replay.supervise import run_replay
@@ -238,24 +256,32 @@ def _supervised(store: Store, spec: ReplaySpec, quiet: bool) -> ReplayAnswer:
     folder = store.replays / spec.replay_id
     done = len(read_results(folder))
     catalog = LiveCatalog(store)
+    problem: Exception | None = None
+    begun = False
     restarts = 0
+
+    def on_event(event: Progress) -> None:
+        nonlocal begun, restarts
+        begun = True
+        restarts += event.kind == "attempt" and bool(event.text)
+        if event.kind == "result":
+            catalog.touch()
+        _show(event, advance)
+
     try:
         with output.progress("replaying", len(spec.inputs), quiet=quiet) as advance:
             advance(done, note="starting the workers")
-
-            def on_event(event: Progress) -> None:
-                if event.kind == "result":
-                    catalog.touch()
-                _show(event, advance)
-
-            outcome = run_replay(store, spec, on_event, on_tick=catalog.tick)
-            restarts = outcome.restarts
+            run_replay(store, spec, on_event, on_tick=catalog.tick)
     except KeyboardInterrupt:
         output.note(f"interrupted; what is done is kept, `actordbg replay --resume {spec.replay_id}` goes on")
+    except (ActordbgError, OSError) as error:
+        if not begun:
+            raise
+        problem = error
     catalog.flush()
     if catalog.problem is not None:
-        output.note(f"the catalog could not be updated ({catalog.problem.message}); the results are in {folder}")
-    return answer_of(store, spec, restarts)
+        output.note(f"the catalog could not be updated ({catalog.problem}); the results are in {folder}")
+    return answer_of(store, spec, restarts), problem
 
 
 def _show(event: Progress, advance: Any) -> None:
@@ -269,16 +295,13 @@ def _show(event: Progress, advance: Any) -> None:
 
 def _what_there_is(store: Store, where: str | None) -> str:
     """Why nothing matched, in terms of what the store holds."""
-    from actordbg.catalog.query import open_fresh, select_dumps
+    from actordbg.catalog.query import dump_extent
 
-    catalog = open_fresh(store)
-    lengths = [row.seq_len for row in select_dumps(catalog)]
-    if not lengths:
+    count, shortest, longest = dump_extent(store)
+    if not count:
         return "the store holds no dumps: `actordbg dump enable`, `dump import` or `dump create` bring some"
     what = f"no dump matches {where}" if where else "no dump can be replayed"
-    return (
-        f"{what}; the store holds {output.plural(len(lengths), 'dump')} with seq_len {min(lengths)} to {max(lengths)}"
-    )
+    return f"{what}; the store holds {output.plural(count, 'dump')} with seq_len {shortest} to {longest}"
 
 
 def _plan_text(spec: ReplaySpec) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from actordbg.store import Store
 
 
-@dataclass(frozen=True)
+@dataclass
 class FailureAnswer:
     """Inputs that failed alike. `signature` is a known failure's id or the error without what varies in it."""
 
@@ -27,11 +27,12 @@ class FailureAnswer:
     examples: tuple[str, ...]
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReplayAnswer:
     """What a replay came to. Times in seconds over steady inputs (see `actordbg report`); `replay_id` None: nothing matched.
 
-    `selected` counts the dumps that were chosen, `skipped` why others of them were left out. `folder` has the journals and logs.
+    `selected` counts the dumps that were chosen, `skipped` why others of them were left out. `folded_ids` counts the inputs with
+    token ids outside of the model's vocabulary, which were folded into it. `folder` has the journals and logs.
     """
 
     replay_id: str | None
@@ -49,6 +50,7 @@ class ReplayAnswer:
     backward_median_s: float | None = None
     tokens_per_s: float | None = None
     peak_memory_bytes: int | None = None
+    folded_ids: int = 0
     failures: tuple[FailureAnswer, ...] = ()
     findings: tuple[dict[str, Any], ...] = ()
     resolved: dict[str, Any] = field(default_factory=dict)
@@ -91,6 +93,7 @@ def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
         backward_median_s=summary.backward.median,
         tokens_per_s=summary.tokens_per_s.median,
         peak_memory_bytes=summary.peak_memory_bytes,
+        folded_ids=summary.logprobs.folded_ids if summary.logprobs else 0,
         failures=tuple(
             FailureAnswer(one.name, one.count, one.statuses, one.cause, one.explanation, one.ways_out, one.examples)
             for one in summary.failures
@@ -148,6 +151,10 @@ def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
         lines.append(("restarts", str(answer.restarts)))
     if answer.resolved:
         lines.append(("configuration", _configuration(answer.resolved)))
+    if answer.folded_ids:
+        lines.append(
+            ("ids folded", f"token ids of {output.plural(answer.folded_ids, 'input')} into the model's vocabulary")
+        )
     lines.append(("journals, logs", str(answer.folder)))
     return lines
 
@@ -161,5 +168,4 @@ def _configuration(resolved: dict[str, Any]) -> str:
         f"on {resolved.get('device_name')}",
     ]
     parts += ["compiled"] * bool(resolved.get("compile")) + ["deepcompiled"] * bool(resolved.get("deepcompile"))
-    parts += ["ids folded"] * bool(resolved.get("ids_folded"))
     return ", ".join(parts)

@@ -16,12 +16,14 @@ A flag wins over the file, the file over ReplayConfig's own default. What is sti
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from actordbg.errors import UsageError
-from actordbg.outcome import ReplayConfig
+
+if TYPE_CHECKING:
+    from actordbg.outcome import ReplayConfig
 
 
 def _option(*names: str, help: str, metavar: str | None = None) -> Any:
@@ -119,6 +121,7 @@ def build_config(defaults: Mapping[str, Any], flags: Mapping[str, Any], *, no_fl
     Both use the options' names, with `-` or `_`. Raises UsageError for unknown keys, wrong types and values that mean nothing.
     """
     from actordbg.actor.choices import validate
+    from actordbg.outcome import ReplayConfig
 
     values = _from_file(defaults) | {name: value for name, value in flags.items() if value is not None}
     if no_flash_attn:

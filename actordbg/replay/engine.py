@@ -65,12 +65,12 @@ class ActorEngine:
         return self.root / item.path
 
     def _fields(self, dump: Dump, outcome: ForwardOutcome) -> dict[str, Any]:
-        from actordbg.replay.outputs import compare_with_golden, summarise, verdict_of
+        from actordbg.replay.outputs import compare_with_golden, golden_of, summarise, verdict_of
 
         tokens = dump.record.tokens
         fields = summarise(outcome.log_probs, outcome.mask, outcome.entropy)
         fields |= verdict_of(fields, outcome.loss, outcome.grad_norm)
-        golden = dump.outputs.get("log_probs")
+        golden = golden_of(dump.outputs)
         if golden is not None and self._session.resolved["model"] != TINY:
             fields |= compare_with_golden(outcome.log_probs, outcome.mask, golden)
         seconds = outcome.forward_s + (outcome.backward_s or 0.0)

@@ -7,7 +7,7 @@
     an input had its time                stacks are taken, the culprits hung; the rest is run again
     a rank wrote `restart`               nobody is blamed; the rest is run again
     a rank wrote `broken`                the actor cannot be built: the replay stops
-    three attempts without any result    the replay stops (LaunchProblem); so do ten without an input that passed
+    three such attempts in a row          the replay stops (LaunchProblem) if none of them brought a result
 
 A verdict is written only after the whole session of the attempt has been ended and its journals were read to
 the end: a result that was written a moment before counts.
@@ -24,7 +24,7 @@ from typing import Protocol
 from actordbg import errors
 from actordbg.actor.signatures import signature_of
 from actordbg.errors import ActordbgError, LaunchProblem
-from actordbg.outcome import CRASHED, HUNG, PASSED, ReplaySpec, ResultRecord
+from actordbg.outcome import CRASHED, HUNG, ReplaySpec, ResultRecord
 from actordbg.record import now_timestamp
 from actordbg.replay import verdict
 from actordbg.replay.failure import EXCERPT
@@ -41,9 +41,7 @@ from actordbg.store import atomic_write
 START_TIMEOUT_S = 1800.0
 """How long building the actor, or anything else outside of an input, may take."""
 FRUITLESS_LIMIT = 3
-"""Attempts in a row that may end without a single result."""
-HOPELESS_LIMIT = 10
-"""Attempts in a row that may end early without a single input that passed: each start takes its seconds."""
+"""Attempts in a row that may end without a single result: they died before any input. A crash in an input is a result."""
 LEAVE_S = 15.0
 """How long processes may take to leave after their last result."""
 
@@ -89,7 +87,6 @@ class GroupRun:
     _launched: Launched | None = None
     _watch: DeathWatch = field(default_factory=DeathWatch)
     _fruitless: int = 0
-    _hopeless: int = 0
     _pending_before: int = 0
     _leaving_since: float = 0.0
 
@@ -169,7 +166,6 @@ class GroupRun:
         elif kind == "end":
             record = result_of(event)
             self._forget(record.dump_id)
-            self._hopeless = 0 if record.status == PASSED else self._hopeless
             self.reporter.on_result(record)
 
     def _forget(self, dump_id: str) -> None:
@@ -276,17 +272,10 @@ class GroupRun:
         log = self._last_words()
         self.stop()
         self._fruitless = self._fruitless + 1 if len(self.pending) == self._pending_before else 0
-        self._hopeless += 1
         if self._fruitless >= FRUITLESS_LIMIT:
             raise LaunchProblem(
                 f"{FRUITLESS_LIMIT} attempts in a row ended without a result; the last one: {reason}\n{log}".rstrip(),
                 hint=f"the logs are in {self.folder}; `actordbg doctor` checks this environment",
-            )
-        if self._hopeless >= HOPELESS_LIMIT and self.pending:
-            raise LaunchProblem(
-                f"the workers had to be started again {HOPELESS_LIMIT} times and no input passed; the last time: {reason}",
-                hint=f"`actordbg report {self.spec.replay_id}` shows what was found so far; "
-                f"`actordbg replay --resume {self.spec.replay_id}` goes on all the same",
             )
         self.start(reason)
 

@@ -1,15 +1,15 @@
 """The catalog kept up to date while a replay runs, by the only process that may write it.
 
 Results are in the workers' journals first; the catalog follows, at most twice a second, and spends at most a twentieth
-of the time on it. A catalog that cannot be written (locked, full disk) never stops a replay: it can be made again from
-the journals at any time.
+of the time on it. A catalog that cannot be brought up to date (locked, full disk, a store that cannot be read) never stops a
+replay: it can be made again from the journals at any time.
 """
 
 from __future__ import annotations
 
 import time
 
-from actordbg.errors import CatalogProblem
+from actordbg.errors import ActordbgError
 from actordbg.store import Store
 
 INTERVAL_S = 0.5
@@ -18,10 +18,10 @@ SHARE = 0.05
 
 
 class LiveCatalog:
-    """`touch` when there is something new, `tick` often, `flush` at the end. `problem` is the last thing that went wrong."""
+    """`touch` when there is something new, `tick` often, `flush` at the end. `problem`: what went wrong last, in words."""
 
     def __init__(self, store: Store) -> None:
-        self.problem: CatalogProblem | None = None
+        self.problem: str | None = None
         self._store = store
         self._stale = True
         self._next = 0.0
@@ -43,8 +43,8 @@ class LiveCatalog:
         try:
             refresh(self._store)
             self.problem = None
-        except CatalogProblem as problem:
-            self.problem = problem
+        except (ActordbgError, OSError) as problem:
+            self.problem = str(problem)
         self._stale = False
         now = time.monotonic()
         self._next = now + max(INTERVAL_S, (now - began) / SHARE)

@@ -89,17 +89,29 @@ def run_replay(
 ) -> ReplayOutcome:
     """Run every input of `spec` that has no result yet. `on_tick` is called about 20 times a second.
 
-    Raises LaunchProblem, or the worker's own error, when the actor cannot be built; KeyboardInterrupt passes through
-    after every process of the replay was ended.
+    Raises StoreProblem when its folder cannot be written, LaunchProblem, or the worker's own error, when the actor cannot
+    be built; KeyboardInterrupt passes through after every process of the replay was ended.
     """
     folder = store.replays / spec.replay_id
+    with interruptible():
+        try:
+            _prepare(folder, spec)
+            supervisor = Supervisor(folder, spec, on_event, on_tick, launcher, start_timeout_s)
+        except OSError as error:
+            raise StoreProblem(
+                f"cannot write the replay's folder {folder}: {error.strerror or error}",
+                hint=f"check that {store.replays} is a folder that you may write, and the free space of its disk",
+            ) from None
+        return supervisor.run()
+
+
+def _prepare(folder: Path, spec: ReplaySpec) -> None:
+    """The replay's folder with its specification, unless it is there."""
     if not (folder / SPEC).exists():
         make_folder(folder)
         if spec.config.keep_tensors:
             make_folder(folder / TENSORS)
         atomic_write(folder / SPEC, spec.to_json().encode())
-    with interruptible():
-        return Supervisor(folder, spec, on_event, on_tick, launcher, start_timeout_s).run()
 
 
 def load_spec(store: Store, name: str) -> ReplaySpec:
@@ -194,11 +206,15 @@ class Supervisor:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP (a closed terminal) inside the block are a Ctrl-C, so that they clean up too."""
+    """SIGTERM and SIGHUP (a closed terminal) inside the block are a Ctrl-C, so that they clean up too.
+
+    A signal that is ignored (SIGHUP under nohup) stays ignored.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
+    heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _interrupt) for number in heeded}
     try:
         yield
     finally:

@@ -35,7 +35,7 @@ def load(store: Store, names: Sequence[str] = (), where: str | None = None) -> M
     `where` keeps the inputs whose dumps it selects. Raises StoreProblem without a store, UsageError for an unknown
     replay, WhereError for a condition that is not allowed. No replay at all is an empty Material.
     """
-    catalog = query.open_fresh(store)
+    catalog = query.open_fresh(store, where)
     rows = _chosen(catalog, list(names) or [LAST])
     replays, notes = [], []
     for row in rows:

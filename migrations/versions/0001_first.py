@@ -183,6 +183,7 @@ STATEMENTS: tuple[str, ...] = (
     CREATE TABLE damaged_file (
         path VARCHAR NOT NULL,  -- path below the store
         folder VARCHAR NOT NULL,  -- its folder below the store
+        code VARCHAR NOT NULL,  -- corrupt-dump: broken; newer-format; store: unreadable, or in the wrong place
         reason VARCHAR NOT NULL,  -- what is wrong with it
         PRIMARY KEY (path)
     )

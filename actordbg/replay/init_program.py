@@ -1,0 +1,20 @@
+"""The program of `actordbg actor init`'s workers: `actordbg.actor.init_worker`, made to end with its supervisor.
+
+    python -m actordbg.replay.init_program --work ORDER.json
+
+A terminal that is killed outright leaves nobody to end the workers, so each looks once a second whether its supervisor lives.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from actordbg.actor.init_worker import main
+from actordbg.replay.worker import end_with
+
+if __name__ == "__main__":
+    code = main(end_with)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # what torch and gloo do at interpreter exit can hang or crash, and the result is on disk
