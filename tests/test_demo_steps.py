@@ -18,8 +18,9 @@ import pytest
 
 from actordbg.demo import steps
 from actordbg.demo.steps import Demo, FileState, require_modules
-from actordbg.demo.training import Progress, session_members
+from actordbg.demo.training import Progress
 from actordbg.errors import EnvironmentProblem, LaunchProblem
+from actordbg.replay.processes import session_members
 
 ROOT = Path(__file__).resolve().parents[1]
 

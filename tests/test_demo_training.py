@@ -12,8 +12,9 @@ import pytest
 
 from actordbg.demo import training
 from actordbg.demo.driver import ON_CPU
-from actordbg.demo.training import Progress, TrainingJob, copy_openrlhf, read_progress, session_members
+from actordbg.demo.training import Progress, TrainingJob, copy_openrlhf, read_progress
 from actordbg.errors import EnvironmentProblem, LaunchProblem
+from actordbg.replay.processes import session_members
 
 PPO_LOG = """\
 2026-11-20 12:09:27,399 INFO worker.py:2012 -- Started a local Ray instance.

@@ -15,7 +15,6 @@ import torch
 
 from actordbg.demo import vllm_standin
 from actordbg.demo.assets import build_assets
-from actordbg.demo.training import _free_port
 from actordbg.demo.vllm_standin import (
     AsyncEngineArgs,
     AsyncLLMEngine,
@@ -24,6 +23,7 @@ from actordbg.demo.vllm_standin import (
     SamplingParams,
     StatelessProcessGroup,
 )
+from actordbg.replay.launch import free_port
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -62,7 +62,7 @@ def test_samples_differ_unless_only_the_likeliest_token_counts(engine: AsyncLLME
 
 def test_a_broadcast_weight_is_the_weight_that_the_engine_samples_with(engine: AsyncLLMEngine) -> None:
     """As OpenRLHF does it: rank 0 (the policy) broadcasts, the engine is told name, dtype and shape and receives."""
-    port = _free_port()
+    port = free_port()
     name = "lm_head.weight"
     weight = torch.zeros(512, 64, dtype=torch.bfloat16)
     weight[77] = 1.0

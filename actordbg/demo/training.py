@@ -21,7 +21,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -35,6 +34,8 @@ from actordbg.demo.assets import build_assets
 from actordbg.demo.driver import ON_CPU, RAY_TEMP_VARIABLE
 from actordbg.demo.recipes import PPO_PROMPTS, SFT_CONVERSATIONS, Trainer, ppo_command, sft_command
 from actordbg.errors import EnvironmentProblem, LaunchProblem
+from actordbg.replay.launch import free_port
+from actordbg.replay.processes import session_members
 
 Phase = Literal["starting", "loading", "step", "ended"]
 
@@ -149,7 +150,7 @@ def start_training(trainer: Trainer, workdir: Path, package_dir: Path, env: Mapp
     if trainer == "ppo":
         command = ppo_command(assets, workdir / "checkpoint")
     else:
-        command = sft_command(assets, workdir / "checkpoint", port=_free_port())
+        command = sft_command(assets, workdir / "checkpoint", port=free_port())
     log = workdir / f"{trainer}.log"
     empty = workdir / "cwd"  # `python -m` puts the working directory on sys.path: let there be nothing in it
     empty.mkdir(exist_ok=True)
@@ -214,35 +215,6 @@ def read_progress(text: str) -> Iterator[Progress]:
             yield Progress("step", epoch * of + done, f"loss {float(found[4]):.3f}")
 
 
-def session_members(session: int) -> list[int]:
-    """Pids of the processes, zombies aside, whose session was started by process `session`."""
-    return [pid for pid in _running() if _session_of(pid) == session]
-
-
-def _running() -> Iterator[int]:
-    """Pids of all processes that are not zombies: from /proc, or from `ps` where there is none."""
-    if not Path("/proc/self/stat").exists():
-        listed = subprocess.run(["ps", "-A", "-o", "pid=,stat="], capture_output=True, text=True, check=True).stdout
-        rows = (line.split()[:2] for line in listed.splitlines())
-        yield from (int(pid) for pid, state in rows if not state.startswith("Z"))
-        return
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:  # it ended while we looked
-                continue
-            if state != "Z":
-                yield int(entry.name)
-
-
-def _session_of(pid: int) -> int | None:
-    try:
-        return os.getsid(pid)
-    except OSError:  # it ended, or it is not ours to ask about
-        return None
-
-
 def _kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
@@ -261,10 +233,3 @@ def _short_temporary_directory() -> Path:
     """A directory for Ray, whose socket paths must stay under 107 bytes, 70 of them its own."""
     usual = tempfile.gettempdir()
     return Path(tempfile.mkdtemp(prefix="adbg-", dir=usual if len(usual) <= 20 else "/tmp"))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
