@@ -35,7 +35,7 @@ def index(
 
         def report(done: int, total: int) -> None:
             nonlocal seen
-            advance(done - seen, f"of {total:,}")
+            advance(done - seen, total=total)
             seen = done
 
         summary = refresh(store_of(ctx), rebuild=rebuild, on_progress=report)

@@ -88,9 +88,10 @@ def plural(count: int, noun: str) -> str:
 
 @contextmanager
 def progress(label: str, total: int | None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
-    """A progress bar on standard error while the block runs; yields `advance(n=1, note="")`. A no-op with `quiet`."""
+    """A progress bar on standard error while the block runs; yields `advance(n=1, note="", total=None)`, where a
+    total that is given replaces the one that the bar began with. A no-op with `quiet`."""
     if quiet:
-        yield lambda n=1, note="": None
+        yield lambda n=1, note="", total=None: None
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -101,7 +102,9 @@ def progress(label: str, total: int | None, *, quiet: bool = False) -> Iterator[
     )  # fmt: skip
     with bar:
         task = bar.add_task(label, total=total, note="")
-        yield lambda n=1, note="": bar.update(task, advance=n, **({"note": note} if note else {}))
+        yield lambda n=1, note="", total=None: bar.update(
+            task, advance=n, total=total, **({"note": note} if note else {})
+        )
 
 
 def _plain(value: Any) -> Any:
