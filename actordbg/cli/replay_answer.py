@@ -47,6 +47,7 @@ class ReplayAnswer:
     restarts: int = 0
     forward_median_s: float | None = None
     forward_p95_s: float | None = None
+    first_forward_s: float | None = None
     backward_median_s: float | None = None
     tokens_per_s: float | None = None
     peak_memory_bytes: int | None = None
@@ -90,6 +91,7 @@ def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
         restarts=restarts,
         forward_median_s=summary.forward.median,
         forward_p95_s=summary.forward.p95,
+        first_forward_s=summary.warm_up.first_forward.median,
         backward_median_s=summary.backward.median,
         tokens_per_s=summary.tokens_per_s.median,
         peak_memory_bytes=summary.peak_memory_bytes,
@@ -139,6 +141,10 @@ def render(answer: ReplayAnswer) -> None:
 
 def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
     lines = []
+    if answer.first_forward_s is not None:
+        lines.append(
+            ("first forward", f"{answer.first_forward_s:.3f} s, not in the figures below (compiling, warming up)")
+        )
     if answer.forward_median_s is not None:
         lines.append(("forward", f"median {answer.forward_median_s:.3f} s, p95 {answer.forward_p95_s or 0:.3f} s"))
     if answer.backward_median_s is not None:
