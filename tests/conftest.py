@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,14 @@ import pytest
 from actordbg.store import Store
 
 SHARED_DUMPS = Path(__file__).resolve().parents[2] / "shared" / "data" / "input_dumps"
+
+
+def pytest_configure() -> None:
+    """Signals as a terminal has them: a test run in the background inherits an ignored SIGINT (nohup: SIGHUP), and so would
+    the commands that tests interrupt, which leave ignored signals alone."""
+    for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, usual)
 
 
 @pytest.fixture
