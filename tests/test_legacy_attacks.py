@@ -159,7 +159,9 @@ def storage_of(numel: int) -> bytes:
 def truncated() -> dict[str, bytes]:
     whole = genuine()
     return {
-        f"first {cut} of {len(whole)} bytes": whole[:cut] for cut in (1, 2, 40, 200, len(whole) // 2, len(whole) - 1)
+        **{f"first {cut} bytes": whole[:cut] for cut in (1, 2, 40, 200)},
+        "first half": whole[: len(whole) // 2],
+        "all but the last byte": whole[:-1],
     }
 
 
