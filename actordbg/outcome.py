@@ -126,7 +126,8 @@ class ResultRecord:
 
     Log-prob figures are over the tokens that the action mask selects (all real tokens without one). `loss` and
     `grad_norm` are None without backward. `output_digest` is the SHA-256 of the log-probs' bytes in float32.
-    `golden_*` compare with the log-probs that the training run itself recorded, where it did.
+    `golden_*` compare with the log-probs (and entropies) that the training run itself recorded, where it did; `rng_match`
+    says whether the generators ended in the states that it recorded.
     `graphs` and `graph_breaks` count what torch.compile did for this input; `extra` holds what has no column.
     """
 
@@ -164,6 +165,8 @@ class ResultRecord:
     golden_count: int | None = None
     golden_max_abs: float | None = None
     golden_mean_abs: float | None = None
+    golden_entropy_max_abs: float | None = None
+    rng_match: bool | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:

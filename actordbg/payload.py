@@ -28,7 +28,7 @@ import torch
 
 from actordbg import dumpfile
 from actordbg.errors import CorruptDump
-from actordbg.record import OUTPUT_PREFIX, UINT24, DumpRecord, TensorSpec, contiguous_strides
+from actordbg.record import OUTPUT_PREFIX, RNG_PREFIX, UINT24, DumpRecord, TensorSpec, contiguous_strides
 
 _HINT = "run `actordbg dump verify` to list every damaged file"
 _DTYPES = {
@@ -53,12 +53,20 @@ class Dump:
     @property
     def inputs(self) -> dict[str, torch.Tensor]:
         """The tensors that the call received."""
-        return {name: t for name, t in self.tensors.items() if not name.startswith(OUTPUT_PREFIX)}
+        return {name: self.tensors[name] for name in self.record.input_names}
 
     @property
     def outputs(self) -> dict[str, torch.Tensor]:
         """The tensors that the call returned, where they were recorded, without their prefix."""
-        return {name[len(OUTPUT_PREFIX) :]: t for name, t in self.tensors.items() if name.startswith(OUTPUT_PREFIX)}
+        return self._named(OUTPUT_PREFIX)
+
+    @property
+    def rng(self) -> dict[str, torch.Tensor]:
+        """Generator states (uint8) before the call by device ("cpu", "cuda:0"), where they were recorded."""
+        return self._named(RNG_PREFIX)
+
+    def _named(self, prefix: str) -> dict[str, torch.Tensor]:
+        return {name[len(prefix) :]: t for name, t in self.tensors.items() if name.startswith(prefix)}
 
 
 def storable(tensor: torch.Tensor) -> bool:

@@ -37,6 +37,12 @@ RECORD_VERSION = 1
 OUTPUT_PREFIX = "output."
 """Tensors whose name begins so are what the call returned (`dump enable --with-outputs`), not what it received."""
 
+RNG_PREFIX = "rng."
+"""Tensors whose name begins so are generator states before the call (`dump enable --with-rng`): `rng.cpu`, `rng.cuda:0`."""
+
+IN_FLIGHT, RECENT = "in_flight", "recent"
+"""`recovered` of a dump that came out of a dead process's ring: it was running, or it was one of the last calls."""
+
 UINT24 = "uint24"
 """`stored` of token ids below 2**24: low 16 and high 8 bits as two tensors, which compress 8 % better than int32."""
 
@@ -81,6 +87,10 @@ class DumpRecord:
     `action_len` A of `action_mask` [B, A] or None. `arguments` holds the call's plain arguments by name, `extra` the
     names of arguments that could not be stored with the reason, in which case `replayable` is False. `step` is the
     DeepSpeed engine's `global_steps` at the call, where there was one.
+
+    `triggered` names the trigger that kept the dump (nan, exception, oom, slow, logprobs; before: it came before such a call),
+    `trigger_facts` says what it saw. `pinned` dumps survive rotation. `recovered`: see IN_FLIGHT, RECENT. `rng` holds by
+    device the SHA-256 of the generator's state after the call, where the states were recorded.
     """
 
     dump_id: str
@@ -110,19 +120,24 @@ class DumpRecord:
     model_name: str | None = None
     model_dtype: str | None = None
     replayable: bool = True
+    pinned: bool = False
+    triggered: str | None = None
+    recovered: str | None = None
     arguments: dict[str, Any] = field(default_factory=dict)
     tensors: dict[str, TensorSpec] = field(default_factory=dict)
     process_groups: dict[str, Any] = field(default_factory=dict)
     extra: dict[str, str] = field(default_factory=dict)
     actor: dict[str, Any] = field(default_factory=dict)
     origin: dict[str, Any] = field(default_factory=dict)
+    trigger_facts: dict[str, Any] = field(default_factory=dict)
+    rng: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     payload_sha256: str = ""
 
     @property
     def input_names(self) -> tuple[str, ...]:
         """Names of the tensors that the call received."""
-        return tuple(name for name in self.tensors if not name.startswith(OUTPUT_PREFIX))
+        return tuple(name for name in self.tensors if not name.startswith((OUTPUT_PREFIX, RNG_PREFIX)))
 
     @property
     def padding(self) -> int:
@@ -178,9 +193,10 @@ _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("rank", "batch_size", "seq_len", "tokens", "format_version"), _COUNT),
     **dict.fromkeys(("world_size", "local_rank", "call_index", "monotonic_ns", "pid", "action_len", "step"), _COUNT),
     **dict.fromkeys(("dump_id", "run", "timestamp", "source", "payload_sha256", "host", "role", "instance"), _TEXT),
-    **dict.fromkeys(("autocast_dtype", "model_name", "model_dtype"), _TEXT),
-    **dict.fromkeys(("training", "grad_enabled", "packing_samples", "replayable"), _FLAG),
+    **dict.fromkeys(("autocast_dtype", "model_name", "model_dtype", "triggered", "recovered"), _TEXT),
+    **dict.fromkeys(("training", "grad_enabled", "packing_samples", "replayable", "pinned"), _FLAG),
     **dict.fromkeys(("arguments", "tensors", "process_groups", "extra", "actor", "origin", "versions"), _OBJECT),
+    **dict.fromkeys(("trigger_facts", "rng"), _OBJECT),
     "temperature": (int, float),
 }
 _NONE_ALLOWED = frozenset(name for name, value in DEFAULTS.items() if value is None)
@@ -208,7 +224,7 @@ def _checked(cls: type[DumpRecord], data: dict[str, Any]) -> DumpRecord:
         if name not in data:
             values[name] = {}
     values["tensors"] = {name: _spec(name, spec) for name, spec in values["tensors"].items()}
-    record = object.__new__(cls)  # 37 fields: the frozen __init__ takes longer than everything above
+    record = object.__new__(cls)  # 42 fields: the frozen __init__ takes longer than everything above
     vars(record).update(values)
     return record
 

@@ -2,6 +2,7 @@
 
     store/FORMAT                                     {"format": 1}
     store/control.json                               the dump switch, replaced atomically
+    store/controls/<run>.json                        the switch of one job that has a name of its own
     store/counters/<run>/<rank>-<host>-<pid>-<instance>.json   what each recording actor counted, replaced by its writer
     store/dumps/<run>/rank0003/<dump_id>.safetensors.zst
     store/replays/<replay>/spec.json, rank0.jsonl, rank0.log, supervisor.jsonl, tensors/
@@ -48,6 +49,8 @@ class Store:
         self.models = self.root / "models"
         self.format_path = self.root / "FORMAT"
         self.control_path = self.root / "control.json"
+        self.controls = self.root / "controls"
+        self.packs = self.root / "packs"
         self.catalog_path = self.root / "catalog.db"
 
     def __repr__(self) -> str:
@@ -92,6 +95,10 @@ class Store:
                 hint="upgrade actordbg: pip install --upgrade actordbg",
             )
         return self
+
+    def control_of(self, job: str | None = None) -> Path:
+        """The switch that a job of this name follows where the file is there; without a name, the store's."""
+        return self.controls / f"{job}.json" if job else self.control_path
 
     def dump_folder(self, run: str, rank: int) -> Path:
         """The folder of one rank's dumps of one run."""

@@ -14,8 +14,9 @@ from typer.testing import CliRunner
 
 from actordbg.capture.control import read_control
 from actordbg.capture.ledger import Identity, Ledger
-from actordbg.cli import dump_control
-from actordbg.cli.dump_control import parse_ranks, process_rows
+from actordbg.cli import dump_status, dump_switch
+from actordbg.cli.capture_options import parse_ranks
+from actordbg.cli.dump_status import process_rows
 from actordbg.errors import NewerFormat, StoreProblem, UsageError
 from actordbg.store import Store
 
@@ -27,7 +28,7 @@ def run(store: Store, *arguments: str, fails: type[Exception] | None = None) -> 
     @app.callback()
     def root(store: Annotated[Path | None, typer.Option()] = None) -> None: ...
 
-    for command in (dump_control.enable, dump_control.disable, dump_control.status):
+    for command in (dump_switch.enable, dump_switch.disable, dump_status.status):
         app.command()(command)
     result = CliRunner().invoke(app, ["--store", str(store.root), *arguments])
     if fails is not None:

@@ -31,6 +31,9 @@ class Clock:
         Control(True, "run-1", SINCE),
         Control(False, "r", SINCE, 7, 10, 5, 10**12, (0, 3), 1, 4096, 0, 19, True),
         Control(True, "r", SINCE, ranks=()),
+        Control(
+            True, "r", SINCE, every=0, triggers=("nan", "slow:3x"), before=4, keep_bytes=10**10, ring=0, with_rng=True
+        ),
     ],
 )
 def test_what_is_written_is_read(store: Store, control: Control):
@@ -50,9 +53,10 @@ def text(**changes: object) -> str:
 @pytest.mark.parametrize(
     "wrong",
     [
-        "", "[]", "{}", "not json", "[" * 100_000, text(every=0), text(every="2"), text(every=True), text(max_dumps=-1),
+        "", "[]", "{}", "not json", "[" * 100_000, text(every=-1), text(every="2"), text(every=True), text(max_dumps=-1),
         text(ranks=[-1]), text(ranks="0"), text(run="../x"), text(run=None), text(level=23), text(enabled="yes"),
-        text(surprise=1), text(free_floor_bytes=None), text(with_outputs=1),
+        text(surprise=1), text(free_floor_bytes=None), text(with_outputs=1), text(with_rng="no"),
+        text(triggers="nan"), text(triggers=["slow:0.5x"]), text(triggers=["often"]), text(ring=257), text(ring_dir=3), text(on={}),
     ],
 )  # fmt: skip
 def test_what_is_not_a_control_file_is_refused(wrong: str):
@@ -62,7 +66,7 @@ def test_what_is_not_a_control_file_is_refused(wrong: str):
 
 def test_another_format_is_refused_with_the_remedy():
     with pytest.raises(NewerFormat) as caught:
-        Control.from_json(text(format=2))
+        Control.from_json(text(format=3))
     assert "version" in caught.value.hint
 
 

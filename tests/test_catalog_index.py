@@ -457,7 +457,7 @@ def test_a_result_keeps_every_field(store: Store) -> None:
     dump = cases.fill(store, 1)[0]
     full = ResultRecord(
         "r1", dump.dump_id, "passed", 2, 1, 3, "2025-07-01T00", "2025-07-01T01", "ValueError", "why", "sig", "log", 0.1, 0.2, 0.3,
-        13, 65.0, 1 << 30, 12, -1.5, 0.5, -9.0, -0.1, 0, 2.5, 0.7, 1.1, "ab" * 32, 1, 0, True, 12, 0.01, 0.001, {"a": [1]},
+        13, 65.0, 1 << 30, 12, -1.5, 0.5, -9.0, -0.1, 0, 2.5, 0.7, 1.1, "ab" * 32, 1, 0, True, 12, 0.01, 0.001, 0.02, False, {"a": [1]},
     )  # fmt: skip
     folder = cases.write_spec(store, cases.spec("r1", [dump]))
     cases.append(folder / "rank1.jsonl", full)

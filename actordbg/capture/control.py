@@ -1,8 +1,10 @@
 """The dump switch: `control.json` in the store, and how a running job notices that it changed.
 
-`actordbg dump enable` and `disable` replace the file atomically; every capturing process looks at it from its own
-`Actor.forward`, at most twice a second and with one `stat`, and parses it only when it changed. Nothing is sent to the
-job, so the switch works from any host that sees the store.
+`actordbg dump enable` and `disable` replace the file atomically; a thread of every capturing process looks at it twice a
+second, and parses it only when it changed. Nothing is sent to the job, so the switch works from any host that sees the store.
+
+A job that has a name of its own (`actordbg run --run NAME`, or ACTORDBG_RUN=NAME) follows `controls/NAME.json` where that
+file is there, so that several jobs with different limits can share a store; else it follows `control.json` like everybody.
 
 Invariant: whatever is in the file, a training job goes on. A file that is missing means *off*; one that cannot be read,
 or that a newer actordbg wrote, also means off, with one warning.
@@ -12,9 +14,10 @@ and count from the last `dump enable` (its `generation`).
 
 Example::
 
-    {"format": 1, "enabled": true, "generation": 3, "run": "run-20261120T120854Z", "since": "2026-11-20T12:08:54.000000Z",
+    {"format": 2, "enabled": true, "generation": 3, "run": "run-20261120T120854Z", "since": "2026-11-20T12:08:54.000000Z",
      "every": 1, "max_dumps": null, "max_bytes": null, "ranks": [0, 1], "min_seq_len": null, "max_seq_len": null,
-     "free_floor_bytes": 5368709120, "level": 3, "with_outputs": false}
+     "free_floor_bytes": 5368709120, "level": 3, "with_outputs": false, "with_rng": false, "triggers": ["nan", "slow:3x"],
+     "before": 0, "max_triggered": 100, "keep_bytes": null, "ring": 8, "ring_bytes": 67108864, "ring_dir": null}
 """
 
 from __future__ import annotations
@@ -23,15 +26,23 @@ import json
 import os
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from actordbg.capture.triggers import Triggers, parse
 from actordbg.errors import ActordbgError, NewerFormat, StoreProblem
 from actordbg.record import is_plain_name
 from actordbg.store import Store, atomic_write
 
-CONTROL_FORMAT = 1
+CONTROL_FORMAT = 2
+_READABLE = (1, 2)
+"""Format 1 had no triggers and no ring; what it says is understood."""
+DEFAULT_RING = 8
+"""Calls whose inputs stay in the ring after they returned."""
+DEFAULT_RING_BYTES = 64 * 2**20
+"""Most bytes that the ring keeps for them and for the call in flight."""
+DEFAULT_MAX_TRIGGERED = 100
 DEFAULT_FREE_FLOOR = 5 * 2**30
 """Capture stops while the store's file system has less free space than this, in bytes."""
 POLL_SECONDS = 0.5
@@ -44,9 +55,14 @@ _HINT = "write it again with `actordbg dump enable` or `actordbg dump disable`"
 class Control:
     """What to record. `None` is no limit.
 
-    `every`: one call in so many, the first included. `max_dumps`, `max_bytes` (of files): per actor instance and process.
+    `every`: one call in so many, the first included; 0: only what a trigger keeps. `max_dumps`, `max_bytes` (of files): per
+    actor instance and process.
     `ranks`: only these. `min_seq_len`, `max_seq_len`: S of `sequences`, both included. `level`: of zstd.
-    `with_outputs`: store what the call returned, too. `generation` counts the changes of this file.
+    `with_outputs`: store what the call returned, too; `with_rng`: the generator states before it. `triggers`: see
+    `actordbg.capture.triggers`; `before`: with each triggered call, so many before it (out of the ring); `max_triggered`: per
+    actor and trigger, since `dump enable`. `keep_bytes`: rotation, the run's dumps take at most so much, the oldest unpinned go
+    first. `ring`, `ring_bytes`: the last calls kept in memory that outlives the process, 0 for no ring; `ring_dir`: where, None
+    for the default. `generation` counts the changes of this file.
     """
 
     enabled: bool
@@ -62,10 +78,26 @@ class Control:
     free_floor_bytes: int = DEFAULT_FREE_FLOOR
     level: int = 3
     with_outputs: bool = False
+    with_rng: bool = False
+    triggers: tuple[str, ...] = ()
+    before: int = 0
+    max_triggered: int | None = DEFAULT_MAX_TRIGGERED
+    keep_bytes: int | None = None
+    ring: int = DEFAULT_RING
+    ring_bytes: int = DEFAULT_RING_BYTES
+    ring_dir: str | None = None
+    on: Triggers = field(default=Triggers(), init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "on", parse(self.triggers))
 
     def to_json(self) -> str:
         """The file's text."""
-        return json.dumps({"format": CONTROL_FORMAT, **asdict(self)}, indent=1, allow_nan=False) + "\n"
+        return json.dumps({"format": CONTROL_FORMAT, **self.to_dict()}, indent=1, allow_nan=False) + "\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The fields as plain data."""
+        return {name: value for name, value in asdict(self).items() if name != "on"}
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Control:
@@ -76,7 +108,7 @@ class Control:
             raise StoreProblem(f"control.json is not JSON: {error}", hint=_HINT) from None
         if not isinstance(data, dict) or not isinstance(data.get("format"), int):
             raise StoreProblem("control.json has no format", hint=_HINT)
-        if data.pop("format") != CONTROL_FORMAT:
+        if data.pop("format") not in _READABLE:
             raise NewerFormat(
                 "control.json was written by another version of actordbg",
                 hint="use one version of actordbg in the shell and in the training environment",
@@ -96,19 +128,27 @@ class Control:
 
 _COUNTS = {  # field: least value
     "generation": 0,
-    "every": 1,
+    "every": 0,
     "max_dumps": 0,
     "max_bytes": 0,
     "min_seq_len": 0,
     "max_seq_len": 0,
     "free_floor_bytes": 0,
     "level": 1,
+    "before": 0,
+    "max_triggered": 0,
+    "keep_bytes": 0,
+    "ring": 0,
+    "ring_bytes": 0,
 }
-_MAY_BE_NONE = {"max_dumps", "max_bytes", "min_seq_len", "max_seq_len"}
+_MAY_BE_NONE = {"max_dumps", "max_bytes", "min_seq_len", "max_seq_len", "max_triggered", "keep_bytes"}
+_FLAGS = ("enabled", "with_outputs", "with_rng")
+MAX_RING = 256
+"""Most calls that a ring keeps."""
 
 
 def _checked(data: dict[str, Any]) -> dict[str, Any]:
-    unknown = data.keys() - Control.__dataclass_fields__.keys()
+    unknown = data.keys() - Control.__dataclass_fields__.keys() | ({"on"} & data.keys())
     if unknown:
         raise StoreProblem(f"control.json has unknown keys: {', '.join(sorted(unknown))}", hint=_HINT)
     for name, least in _COUNTS.items():
@@ -118,8 +158,12 @@ def _checked(data: dict[str, Any]) -> dict[str, Any]:
         raise StoreProblem(f"control.json: {name} is {value!r:.40}", hint=_HINT)
     if data.get("level", 3) > 22:
         raise StoreProblem(f"control.json: level is {data['level']}", hint=_HINT)
-    if not isinstance(data.get("enabled"), bool) or not isinstance(data.get("with_outputs", False), bool):
-        raise StoreProblem("control.json: enabled and with_outputs are true or false", hint=_HINT)
+    if data.get("ring", 0) > MAX_RING:
+        raise StoreProblem(f"control.json: ring is {data['ring']}, at most {MAX_RING} calls are kept", hint=_HINT)
+    if not all(isinstance(data.get(name, name != "enabled"), bool) for name in _FLAGS):
+        raise StoreProblem(f"control.json: {', '.join(_FLAGS)} are true or false", hint=_HINT)
+    if not isinstance(data.get("ring_dir"), str | None):
+        raise StoreProblem("control.json: ring_dir is not a folder", hint=_HINT)
     if not isinstance(data.get("run"), str) or not is_plain_name(data["run"]) or not isinstance(data.get("since"), str):
         raise StoreProblem("control.json: run is not a plain name", hint=_HINT)
     ranks = data.get("ranks")
@@ -127,28 +171,36 @@ def _checked(data: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(ranks, list) or not all(type(rank) is int and rank >= 0 for rank in ranks):
             raise StoreProblem("control.json: ranks is not a list of ranks", hint=_HINT)
         data["ranks"] = tuple(ranks)
+    triggers = data.get("triggers", [])
+    if not isinstance(triggers, list) or not all(isinstance(word, str) for word in triggers):
+        raise StoreProblem("control.json: triggers is not a list of words", hint=_HINT)
+    try:
+        parse(triggers)
+    except ValueError as error:
+        raise StoreProblem(f"control.json: {error}", hint=_HINT) from None
+    data["triggers"] = tuple(triggers)
     return data
 
 
-def read_control(store: Store) -> Control | None:
-    """The store's switch, or None where it was never touched. Raises StoreProblem or NewerFormat."""
+def read_control(store: Store, job: str | None = None) -> Control | None:
+    """The store's switch, or that of one named job; None where it was never touched. Raises StoreProblem or NewerFormat."""
+    path = store.control_of(job)
     try:
-        return Control.from_json(store.control_path.read_bytes())
+        return Control.from_json(path.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise StoreProblem(
-            f"cannot read {store.control_path}: {error.strerror}", hint="check its permissions"
-        ) from None
+        raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
 
 
-def write_control(store: Store, control: Control) -> None:
-    """Replace the store's switch. Running jobs see it within about half a second of their next forward."""
+def write_control(store: Store, control: Control, job: str | None = None) -> None:
+    """Replace the store's switch, or that of one named job. Running jobs see it within about half a second."""
+    path = store.control_of(job)
     try:
-        atomic_write(store.control_path, control.to_json().encode())
+        atomic_write(path, control.to_json().encode())
     except OSError as error:
         raise StoreProblem(
-            f"cannot write {store.control_path}: {error.strerror}", hint="check the folder's permissions and free space"
+            f"cannot write {path}: {error.strerror}", hint="check the folder's permissions and free space"
         ) from None
 
 

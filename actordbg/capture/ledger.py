@@ -151,6 +151,8 @@ class Ledger:
             return "ranks"
         if seq_len is not None and not control.admits_seq_len(seq_len):
             return "seq_len"
+        if not control.every:
+            return "armed"
         self._eligible += 1
         if (self._eligible - 1) % control.every:
             return "every"

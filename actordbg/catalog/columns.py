@@ -69,7 +69,12 @@ COLUMNS: dict[str, WhereColumn] = {
         _dump("torch_version", TEXT, "version of torch in the run"),
         _dump("transformers_version", TEXT, "version of transformers in the run"),
         _dump("deepspeed_version", TEXT, "version of deepspeed in the run"),
-        _dump("bytes", NUMBER, "size of the dump file"),
+        _dump("bytes", NUMBER, "size of the dump file; of a packed dump its share of the pack"),
+        _dump("pinned", BOOL, "rotation spares it"),
+        _dump("triggered", TEXT, "the trigger that kept it: nan, exception, oom, slow, logprobs, before; null if none"),
+        _dump("recovered", TEXT, "in_flight or recent: out of the ring of a process that died; null otherwise"),
+        _dump("with_rng", BOOL, "the generator states were recorded too"),
+        _dump("pack", TEXT, "the pack file that holds it, below the store; null for a file of its own"),
         WhereColumn("status", TEXT, "r.status", "last result: passed, failed, crashed or hung; null if never replayed"),
         WhereColumn("error", TEXT, "r.error_class", "last result: class of the exception"),
         WhereColumn("signature", TEXT, "r.signature", "last result: short name of the kind of failure"),
@@ -82,6 +87,10 @@ COLUMNS: dict[str, WhereColumn] = {
         WhereColumn(
             "golden_max_abs", NUMBER, "r.golden_max_abs", "last result: largest difference from the run's own log-probs"
         ),
+        WhereColumn(
+            "golden_entropy_max_abs", NUMBER, "r.golden_entropy_max_abs", "last result: the same for entropies"
+        ),
+        WhereColumn("rng_match", BOOL, "r.rng_match", "last result: generators ended in the run's own states"),
         WhereColumn("replay", TEXT, "r.replay_id", "last result: the replay it came from"),
         WhereColumn("replayed_at", TIME, "r.finished_at", "last result: UTC time of its end"),
     )

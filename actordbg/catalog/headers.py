@@ -20,6 +20,7 @@ from actordbg.record import (
     DEFAULTS,
     OUTPUT_PREFIX,
     RECORD_VERSION,
+    RNG_PREFIX,
     DumpRecord,
     format_timestamp,
     is_plain_name,
@@ -30,19 +31,20 @@ RECORD_FIELDS = (
     "dump_id", "run", "rank", "timestamp", "batch_size", "seq_len", "tokens", "source", "action_len", "role", "step",
     "world_size", "local_rank", "host", "pid", "call_index", "instance", "training", "grad_enabled", "packing_samples",
     "autocast_dtype", "temperature", "model_name", "model_dtype", "replayable",
+    "pinned", "triggered", "recovered",
 )  # fmt: skip
 """Columns of `dump` that are fields of the record, in this order."""
 
 CALL_FLAGS = ("return_output", "return_logprobs", "return_entropy", "allgather_logits")
 VERSIONS = ("openrlhf", "torch", "transformers", "deepspeed")
 DUMP_COLUMNS = (
-    *RECORD_FIELDS, "padding", *CALL_FLAGS, "with_outputs", *(f"{name}_version" for name in VERSIONS), "bytes",
+    *RECORD_FIELDS, "padding", *CALL_FLAGS, "with_outputs", "with_rng", *(f"{name}_version" for name in VERSIONS), "bytes",
 )  # fmt: skip
 """Columns of the rows that `read_row` makes, in this order."""
 
 _FIRST_READ = 8192
 _INT64 = 2**63
-_OUTPUT_KEY = f'"{OUTPUT_PREFIX}'.encode()
+_OUTPUT_KEY, _RNG_KEY = f'"{OUTPUT_PREFIX}'.encode(), f'"{RNG_PREFIX}'.encode()
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z")
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=_INT64 - 1)]
@@ -51,7 +53,7 @@ _COUNTS = {"rank", "tokens", "pid", "call_index"}
 _SIZES = {"batch_size", "seq_len"}
 _OPTIONAL_COUNTS = {"action_len", "step", "world_size", "local_rank"}
 _OPTIONAL_FLAGS = {"training", "grad_enabled", "packing_samples"}
-_OPTIONAL_TEXTS = {"role", "instance", "autocast_dtype", "model_name", "model_dtype"}
+_OPTIONAL_TEXTS = {"role", "instance", "autocast_dtype", "model_name", "model_dtype", "triggered", "recovered"}
 
 
 def _kind(name: str) -> Any:
@@ -63,7 +65,7 @@ def _kind(name: str) -> Any:
         return bool | None
     if name in _OPTIONAL_TEXTS:
         return str | None
-    return {"temperature": float | None, "replayable": bool}.get(name, str)
+    return {"temperature": float | None, "replayable": bool, "pinned": bool}.get(name, str)
 
 
 def _column(name: str, kind: Any) -> tuple[Any, ...]:
@@ -107,7 +109,8 @@ def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, 
     for name in CALL_FLAGS:
         value = arguments.get(name)
         columns.append(value if value is True or value is False else None)
-    columns.append(_OUTPUT_KEY in text and any(name.startswith(OUTPUT_PREFIX) for name in tensors))
+    for key, prefix in ((_OUTPUT_KEY, OUTPUT_PREFIX), (_RNG_KEY, RNG_PREFIX)):
+        columns.append(key in text and any(name.startswith(prefix) for name in tensors))
     for name in VERSIONS:
         value = versions.get(name)
         columns.append(value if type(value) is str else None)

@@ -81,6 +81,7 @@ class Dump(SQLModel, table=True):
         Index("ix_dump_tokens", "tokens"),
         Index("ix_dump_step", "step"),
         Index("ix_dump_run_rank", "run", "rank"),
+        Index("ix_dump_pack", "pack", sqlite_where=text("pack IS NOT NULL")),
         Index("ix_dump_last_result", "last_result", sqlite_where=text("last_result IS NOT NULL")),
     )
 
@@ -119,7 +120,12 @@ class Dump(SQLModel, table=True):
     torch_version: str | None = _text("version of torch in the run")
     transformers_version: str | None = _text("version of transformers in the run")
     deepspeed_version: str | None = _text("version of deepspeed in the run")
-    bytes: int = _integer("size of the dump file in bytes", nullable=False)
+    bytes: int = _integer("size of the dump file in bytes; of a packed dump its share of the pack", nullable=False)
+    pinned: int = _flag("whether rotation spares it", nullable=False)
+    triggered: str | None = _text("the trigger that kept it: nan, exception, oom, slow, logprobs, before; NULL if none")
+    recovered: str | None = _text("in_flight or recent: out of the ring of a process that died; NULL otherwise")
+    with_rng: int = _flag("whether the generator states were recorded too", nullable=False)
+    pack: str | None = _text("the pack file that holds it, below the store; NULL for a file of its own")
     last_result: int | None = _integer("newest result of this dump", ForeignKey("result.id", ondelete="SET NULL"))
 
 
@@ -202,6 +208,8 @@ class Result(SQLModel, table=True):
     golden_count: int | None = _integer("log-probs compared with those that the run recorded")
     golden_max_abs: float | None = _real("largest absolute difference from them, nats")
     golden_mean_abs: float | None = _real("mean absolute difference from them, nats")
+    golden_entropy_max_abs: float | None = _real("largest absolute difference from the run's own entropies, nats")
+    rng_match: int | None = _flag("whether the generators ended in the run's own states; NULL if not comparable")
     extra: Any = _json("what has no column")
 
 
@@ -214,7 +222,7 @@ class Comparison(SQLModel, table=True):
     id: int | None = _integer("number of the row", primary_key=True, autoincrement=True, nullable=False)
     replay_id: str = _text("the replay", ForeignKey("replay.replay_id", ondelete="CASCADE"), nullable=False)
     dump_id: str = _text("the dump", nullable=False)
-    against: str = _text("golden: the log-probs that the training run itself recorded", nullable=False)
+    against: str = _text("golden: the run's own log-probs; golden-entropy: its entropies", nullable=False)
     count: int = _integer("values compared", nullable=False)
     max_abs: float | None = _real("largest absolute difference; NULL if not finite")
     mean_abs: float | None = _real("mean absolute difference; NULL if not finite")

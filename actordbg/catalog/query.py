@@ -76,6 +76,11 @@ class DumpRow:
     replayable: bool
     return_output: bool | None
     with_outputs: bool
+    with_rng: bool
+    pinned: bool
+    triggered: str | None
+    recovered: str | None
+    pack: str | None
     bytes: int
     status: str | None
     error: str | None
@@ -363,6 +368,6 @@ def _results(catalog: Catalog, where: str, value: str) -> list[ResultRecord]:
 
 def _result(values: dict[str, Any]) -> ResultRecord:
     values["extra"] = json.loads(values["extra"]) if values["extra"] else {}
-    if values["folded_ids"] is not None:
-        values["folded_ids"] = bool(values["folded_ids"])
+    for name in ("folded_ids", "rng_match"):
+        values[name] = None if values[name] is None else bool(values[name])
     return ResultRecord(**values)

@@ -13,13 +13,14 @@ from actordbg.cli import (
     actor_init,
     demo,
     doctor,
-    dump_control,
     dump_create,
     dump_export,
     dump_import,
     dump_ls,
     dump_prune,
     dump_show,
+    dump_status,
+    dump_switch,
     dump_verify,
     index,
     patch,
@@ -68,9 +69,9 @@ app.command("patch", short_help="Append the capture hook to OpenRLHF's actor.py.
 app.command("unpatch", short_help="Take it out again, byte for byte.")(unpatch.unpatch)
 app.command("status", short_help="Is actor.py patched, and is dumping enabled?")(status.status)
 app.add_typer(dump_app)
-dump_app.command("enable", short_help="Start recording, in running jobs too.")(dump_control.enable)
-dump_app.command("disable", short_help="Stop recording.")(dump_control.disable)
-dump_app.command("status", short_help="What each rank recorded.")(dump_control.status)
+dump_app.command("enable", short_help="Start recording, in running jobs too.")(dump_switch.enable)
+dump_app.command("disable", short_help="Stop recording.")(dump_switch.disable)
+dump_app.command("status", short_help="What each rank recorded.")(dump_status.status)
 dump_app.command("import", short_help="Bring old pickles in, without executing them.")(dump_import.import_)
 dump_app.command("create", short_help="Make random inputs of chosen shapes.")(dump_create.create)
 dump_app.command("ls", short_help="List dumps.")(dump_ls.ls)

@@ -1,0 +1,198 @@
+"""The options that say what to record, shared by `dump enable` and `run`, and how they become a Control."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from actordbg.cli.output import human_bytes, plural
+from actordbg.errors import UsageError
+from actordbg.units import parse_size
+
+if TYPE_CHECKING:
+    from actordbg.capture.control import Control
+
+_TRIGGERS, _RING = "What happens in a call", "The flight recorder"
+
+Run = Annotated[str | None, typer.Option("--run", help="Name of the run; dumps lie under it. Default: run-<utc>.")]
+Every = Annotated[
+    int | None,
+    typer.Option(
+        "--every", min=0, help="Record one call in N; 0: only what --on keeps (the default with --on, else 1)."
+    ),
+]
+MaxDumps = Annotated[
+    int | None, typer.Option("--max-dumps", min=0, help="At most N dumps from each actor of each process.")
+]
+MaxBytes = Annotated[
+    str | None, typer.Option("--max-bytes", help="At most this much from each actor of each process, e.g. 10GB.")
+]
+Keep = Annotated[
+    str | None,
+    typer.Option(
+        "--keep", metavar="SIZE", help="The run's dumps take at most this: the oldest unpinned go, e.g. 10GB."
+    ),
+]
+Ranks = Annotated[str | None, typer.Option("--ranks", help="Only these ranks, e.g. 0,1,4-7.")]
+MinSeqLen = Annotated[int | None, typer.Option("--min-seq-len", min=0, help="Only calls with S of at least N.")]
+MaxSeqLen = Annotated[int | None, typer.Option("--max-seq-len", min=0, help="Only calls with S of at most N.")]
+FreeFloor = Annotated[str, typer.Option("--free-floor", help="Stop while the disk has less free space than this.")]
+Level = Annotated[int, typer.Option("--level", min=1, max=22, help="zstd level.")]
+WithOutputs = Annotated[
+    bool, typer.Option("--with-outputs", help="Store the log-probs (and entropy) that the call returned, too.")
+]
+WithRng = Annotated[bool, typer.Option("--with-rng", help="Store the random generators' states before the call, too.")]
+On = Annotated[
+    str | None,
+    typer.Option(
+        "--on",
+        metavar="TRIGGER,...",
+        help="Keep and pin calls with: nan, exception, oom, slow:3x, logprobs:LOW:HIGH.",
+        rich_help_panel=_TRIGGERS,
+    ),
+]
+Before = Annotated[
+    int,
+    typer.Option("--before", min=0, help="With each call that --on keeps, the N before it.", rich_help_panel=_TRIGGERS),
+]
+MaxTriggered = Annotated[
+    int,
+    typer.Option(
+        "--max-triggered", min=0, help="At most N from each actor for each trigger.", rich_help_panel=_TRIGGERS
+    ),
+]
+Ring = Annotated[
+    int,
+    typer.Option(
+        "--ring",
+        min=0,
+        help="Keep the inputs of the last N calls, and of the call in flight, where a kill cannot reach them; 0: none.",
+        rich_help_panel=_RING,
+    ),
+]
+RingBytes = Annotated[
+    str, typer.Option("--ring-bytes", help="At most this much for them, in each process.", rich_help_panel=_RING)
+]
+RingDir = Annotated[
+    str | None,
+    typer.Option(
+        "--ring-dir",
+        metavar="DIR|store",
+        help="Where rings lie (default: shared memory; `store`: store/rings, which outlives the machine).",
+        rich_help_panel=_RING,
+    ),
+]
+
+
+def control_from(
+    *,
+    run: str,
+    generation: int,
+    every: int | None,
+    max_bytes: str | None,
+    keep: str | None,
+    ranks: str | None,
+    free_floor: str,
+    on: str | None,
+    before: int,
+    ring: int,
+    ring_bytes: str,
+    ring_dir: str | None,
+    **rest: Any,
+) -> Control:
+    """The options of a command as a Control that is on from now. Raises UsageError for what makes no sense."""
+    from pathlib import Path
+
+    from actordbg.capture.control import MAX_RING, Control
+    from actordbg.capture.triggers import FORMS, parse
+    from actordbg.record import now_timestamp
+
+    low, high = rest["min_seq_len"], rest["max_seq_len"]
+    if low is not None and high is not None and low > high:
+        raise UsageError("--min-seq-len is larger than --max-seq-len", hint="swap them")
+    words = tuple(word.strip() for word in on.split(",") if word.strip()) if on else ()
+    try:
+        parse(words)
+    except ValueError as error:
+        raise UsageError(f"--on: {error}", hint=f"for example --on nan,exception,slow:3x; triggers: {FORMS}") from None
+    if on is not None and not words:
+        raise UsageError("--on names no trigger", hint=f"triggers: {FORMS}")
+    if before and not words:
+        raise UsageError("--before goes with --on", hint="for example --on nan,exception --before 4")
+    if before > ring:
+        raise UsageError(f"--before {before} asks for more calls than --ring {ring} keeps", hint="raise --ring")
+    if ring > MAX_RING:
+        raise UsageError(f"--ring {ring}: at most {MAX_RING} calls are kept", hint="--every 1 records every call")
+    if ring_dir is not None and ring_dir != "store":
+        ring_dir = str(Path(ring_dir).absolute())
+    return Control(
+        enabled=True,
+        run=run,
+        since=now_timestamp(),
+        generation=generation,
+        every=every if every is not None else 0 if words else 1,
+        max_bytes=parse_size("--max-bytes", max_bytes) if max_bytes else None,
+        keep_bytes=parse_size("--keep", keep) if keep else None,
+        ranks=parse_ranks(ranks) if ranks else None,
+        free_floor_bytes=parse_size("--free-floor", free_floor),
+        triggers=words,
+        before=before,
+        ring=ring,
+        ring_bytes=parse_size("--ring-bytes", ring_bytes),
+        ring_dir=ring_dir,
+        **rest,
+    )
+
+
+def checked_run_name(run: str | None) -> str | None:
+    """The name of a run, if it can be one. Raises UsageError."""
+    from actordbg.record import is_plain_name
+
+    if run is not None and not is_plain_name(run):
+        raise UsageError(f"{run!r} cannot name a run", hint="letters, digits and ._+- only, at most 128")
+    return run
+
+
+def default_run_name() -> str:
+    """`run-20261120T120854Z`: the moment in UTC."""
+    return f"run-{datetime.now(timezone.utc):%Y%m%dT%H%M%SZ}"
+
+
+def parse_ranks(text: str) -> tuple[int, ...]:
+    """`0,1,4-7` as (0, 1, 4, 5, 6, 7). Raises UsageError."""
+    ranks: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,6})(?:\s*-\s*(\d{1,6}))?\s*", part)
+        if not match or (match[2] and int(match[2]) < int(match[1])):
+            raise UsageError(f"--ranks {text!r} is not a list of ranks", hint="write it like 0,1,4-7")
+        ranks.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return tuple(sorted(ranks))
+
+
+def limits_in_words(control: dict[str, Any]) -> str:
+    """What a control (as plain data) records, in one line."""
+    every = control["every"]
+    parts = ["every call" if every == 1 else f"one call in {every}"] if every else []
+    if control["triggers"]:
+        parts.append("on " + ", ".join(control["triggers"]))
+        if control["before"]:
+            parts.append(f"with the {control['before']} before")
+    parts = parts or ["nothing"]
+    if control["ranks"] is not None:
+        parts.append("ranks " + ",".join(map(str, control["ranks"])))
+    low, high = control["min_seq_len"], control["max_seq_len"]
+    if low is not None or high is not None:
+        parts.append(f"seq_len {'' if low is None else low}..{'' if high is None else high}")
+    if control["max_dumps"] is not None:
+        parts.append(f"at most {plural(control['max_dumps'], 'dump')} an actor")
+    if control["max_bytes"] is not None:
+        parts.append(f"at most {human_bytes(control['max_bytes'])} an actor")
+    if control["keep_bytes"] is not None:
+        parts.append(f"the newest {human_bytes(control['keep_bytes'])}")
+    parts.append(f"ring of {control['ring']}" if control["ring"] else "no ring")
+    parts.append(f"disk floor {human_bytes(control['free_floor_bytes'])}")
+    parts += [name for name, key in (("with outputs", "with_outputs"), ("with rng", "with_rng")) if control[key]]
+    return ", ".join(parts)

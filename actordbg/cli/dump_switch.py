@@ -1,0 +1,149 @@
+"""`actordbg dump enable` and `dump disable`: the switch that running jobs look at. Neither talks to a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from actordbg.cli import capture_options as opt
+from actordbg.cli.options import Json, store_of
+from actordbg.cli.output import emit, note, say
+from actordbg.errors import NewerFormat, StoreProblem
+
+if TYPE_CHECKING:
+    from actordbg.capture.control import Control
+    from actordbg.store import Store
+
+
+@dataclass
+class Switch:
+    """The answer of `enable` and `disable`: the store, whether recording is on, and the switch as it is now.
+
+    `job`: the one job whose own switch it is; None for the store's.
+    """
+
+    store: str
+    enabled: bool
+    changed: bool
+    control: dict[str, Any] | None
+    job: str | None = None
+
+
+def enable(
+    ctx: typer.Context,
+    run: opt.Run = None,
+    every: opt.Every = None,
+    max_dumps: opt.MaxDumps = None,
+    max_bytes: opt.MaxBytes = None,
+    keep: opt.Keep = None,
+    ranks: opt.Ranks = None,
+    min_seq_len: opt.MinSeqLen = None,
+    max_seq_len: opt.MaxSeqLen = None,
+    free_floor: opt.FreeFloor = "5GiB",
+    level: opt.Level = 3,
+    with_outputs: opt.WithOutputs = False,
+    with_rng: opt.WithRng = False,
+    on: opt.On = None,
+    before: opt.Before = 0,
+    max_triggered: opt.MaxTriggered = 100,
+    ring: opt.Ring = 8,
+    ring_bytes: opt.RingBytes = "64MiB",
+    ring_dir: opt.RingDir = None,
+    as_json: Json = False,
+) -> None:
+    """Switch recording on, also in jobs that are running. Makes the store if there is none.
+
+    Enabling again replaces the limits and starts them anew; the run goes on unless --run names another. --run with the name of
+    a job that `actordbg run` started changes the limits of that job alone.
+
+    Example: actordbg dump enable --run ppo-7b --on nan,exception,slow:3x --before 4 --keep 20GB
+    """
+    options = {name: value for name, value in locals().items() if name not in ("ctx", "run", "as_json")}
+    store = store_of(ctx).create()
+    name = opt.checked_run_name(run)
+    job = name if name is not None and store.control_of(name).exists() else None
+    previous = _control_before(store, job)
+    going_on = previous.run if previous is not None and previous.enabled else None
+    control = opt.control_from(
+        run=name or going_on or opt.default_run_name(),
+        generation=previous.generation + 1 if previous else 1,
+        **options,
+    )
+    switch_on(store, control, job)
+    emit(Switch(str(store.root), True, True, control.to_dict(), job), _say_enabled, as_json)
+
+
+def switch_on(store: Store, control: Control, job: str | None) -> None:
+    """Write a switch."""
+    from actordbg.capture.control import write_control
+
+    write_control(store, control, job)
+
+
+def disable(
+    ctx: typer.Context,
+    run: Annotated[str | None, typer.Option("--run", help="Only the job of this name.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Switch recording off, also in jobs that are running, those of `actordbg run` too. What is recorded stays.
+
+    Example: actordbg dump disable
+    """
+    store = store_of(ctx).require()
+    name = opt.checked_run_name(run)
+    own = name is not None and store.control_of(name).exists()
+    jobs = [name if own else None] if name is not None else [None, *job_names(store)]
+    changed = [_switch_off(store, job) for job in jobs]
+    control = _control_before(store, jobs[0])
+    answer = Switch(str(store.root), False, any(changed), control.to_dict() if control else None, name if own else None)
+    emit(answer, _say_disabled, as_json)
+
+
+def job_names(store: Store) -> list[str]:
+    """The jobs of this store that have a switch of their own."""
+    return sorted(path.stem for path in store.controls.glob("*.json") if not path.name.startswith("."))
+
+
+def _switch_off(store: Store, job: str | None) -> bool:
+    """Whether it was on."""
+    from actordbg.capture.control import write_control
+    from actordbg.record import now_timestamp
+
+    before = _control_before(store, job)
+    if before is None or not before.enabled:
+        return False
+    write_control(store, replace(before, enabled=False, since=now_timestamp(), generation=before.generation + 1), job)
+    return True
+
+
+def _control_before(store: Store, job: str | None) -> Control | None:
+    """The switch as it was; None where there was none or it is damaged (it is about to be replaced)."""
+    from actordbg.capture.control import read_control
+
+    try:
+        return read_control(store, job)
+    except NewerFormat:
+        raise
+    except StoreProblem as error:
+        note(f"{store.control_of(job).name} was damaged and is replaced: {error.message}")
+        return None
+
+
+def _say_enabled(answer: Switch) -> None:
+    assert answer.control is not None
+    say(f"Recording is on: run {answer.control['run']} in {answer.store}")
+    say(f"  {opt.limits_in_words(answer.control)}")
+    if answer.job:
+        say(f"Only the job {answer.job} follows this switch; it notices within a second.")
+        return
+    say("Jobs started with a patched openrlhf notice within a second.")
+    note("next: `actordbg dump status` says what they record; `actordbg dump disable` stops it")
+    note("      `actordbg status` says whether openrlhf is patched (`actordbg patch` does it)")
+
+
+def _say_disabled(answer: Switch) -> None:
+    say("Recording is off." if answer.changed else "Recording was off already.")
+    if answer.changed:
+        note("next: `actordbg dump ls` shows what was recorded")
