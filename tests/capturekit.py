@@ -11,6 +11,7 @@ import torch
 
 from actordbg import payload
 from actordbg.capture.control import Control, write_control
+from actordbg.capture.guard import Notices
 from actordbg.capture.hook import Slot, wrap
 from actordbg.capture.recorder import Recorder
 from actordbg.capture.snapshot import Copier
@@ -235,9 +236,11 @@ class Recording:
         self.generation = 0
         self.set(**limits)
         self.slot = Slot(store, None)
-        recorder = self.slot.recorder
-        writer = Writer(store, recorder.notices, publisher=publisher, capacity=capacity, still_on=lambda: True)
-        self.slot.recorder = Recorder(store, writer=writer, copier=copier)
+        notices = Notices()
+        writer = Writer(store, notices, publisher=publisher, capacity=capacity)
+        recorder = Recorder(store, writer=writer, copier=copier, notices=notices, on_change=self.slot._follow)
+        self.slot._use(recorder)
+        recorder.look()
 
     @property
     def recorder(self) -> Recorder:
@@ -245,7 +248,7 @@ class Recording:
 
     @property
     def ledgers(self) -> list[Any]:
-        return self.recorder.writer._watched()
+        return self.recorder.writer.watched()
 
     def set(self, *, enabled: bool = True, run: str = "r", **limits: Any) -> None:
         """Replace the switch; the recorder looks at once."""
@@ -253,7 +256,7 @@ class Recording:
         limits.setdefault("free_floor_bytes", 0)
         write_control(self.store, Control(enabled, run, "2026-11-20T12:00:00.000000Z", self.generation, **limits))
         if hasattr(self, "slot"):
-            self.recorder.watcher.next_look = self.recorder.off_until = float("-inf")
+            self.recorder.look()
 
     def forward(self, actor: Any, *args: Any, **kwargs: Any) -> Any:
         """`actor.forward(...)`, hooked."""

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +22,16 @@ def pytest_configure() -> None:
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ring_folder() -> Iterator[Path]:
+    """Rings of this test process and of the processes that it starts lie in a folder that goes with it."""
+    memory = Path("/dev/shm")
+    folder = Path(tempfile.mkdtemp(prefix="actordbg-tests-", dir=memory if os.access(memory, os.W_OK) else None))
+    os.environ["ACTORDBG_RING_DIR"] = str(folder)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

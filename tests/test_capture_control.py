@@ -15,16 +15,6 @@ from actordbg.store import Store
 SINCE = "2026-11-20T12:00:00.000000Z"
 
 
-class Clock:
-    """A clock that only moves when told."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.mark.parametrize(
     "control",
     [
@@ -76,51 +66,55 @@ def test_seq_len_limits_include_both_ends():
 
 
 def test_a_running_process_sees_enable_and_disable(store: Store):
-    clock = Clock()
-    watcher = ControlWatcher(store, clock=clock)
+    watcher = ControlWatcher(store)
     assert watcher.poll() is None
     on = Control(True, "r", SINCE)
     write_control(store, on)
-    assert watcher.poll() is None  # too early for a second look
-    clock.now += module.POLL_SECONDS
     assert watcher.poll() == on
     write_control(store, Control(False, "r", SINCE, 2))
-    clock.now += module.POLL_SECONDS
     assert watcher.poll() is None
 
 
-def test_it_looks_at_most_twice_a_second_and_parses_only_changes(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_only_changes_are_parsed_and_an_unchanged_switch_stays_the_same_object(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+):
     write_control(store, Control(True, "r", SINCE))
-    looks, parses = [], []
-    stat, parse = os.stat, Control.from_json
-    monkeypatch.setattr(module.os, "stat", lambda path: (looks.append(path), stat(path))[1])
+    parses, parse = [], Control.from_json
     monkeypatch.setattr(module.Control, "from_json", lambda text: (parses.append(1), parse(text))[1])
-    clock = Clock()
-    watcher = ControlWatcher(store, clock=clock)
-    for _ in range(1000):
-        watcher.poll()
-        clock.now += 0.01
-    assert len([path for path in looks if str(path).endswith("control.json")]) <= 21
-    assert len(parses) == 1
+    watcher = ControlWatcher(store)
+    assert len({id(watcher.poll()) for _ in range(10)}) == len(parses) == 1
+
+
+def test_a_named_job_follows_its_own_switch_where_there_is_one(store: Store):
+    own, everybody = ControlWatcher(store, job="night"), ControlWatcher(store)
+    write_control(store, Control(True, "r", SINCE))
+    assert own.poll() == everybody.poll() == Control(True, "r", SINCE)
+    write_control(store, Control(True, "night", SINCE, every=7), "night")
+    assert own.poll() == Control(True, "night", SINCE, every=7)
+    write_control(store, Control(False, "night", SINCE, 2), "night")
+    assert own.poll() is None and everybody.poll() is not None
 
 
 def test_a_damaged_file_means_off_with_one_complaint_until_it_is_mended(store: Store):
-    clock, said = Clock(), []
-    watcher = ControlWatcher(store, said.append, clock)
+    said: list[str] = []
+    watcher = ControlWatcher(store, said.append)
     write_control(store, Control(True, "r", SINCE))
     assert watcher.poll() is not None
     store.control_path.write_text("{")
     for _ in range(5):
-        clock.now += 1
         assert watcher.poll() is None
     assert len(said) == watcher.problems == 1
     write_control(store, Control(True, "r", SINCE, 2))
-    clock.now += 1
     assert watcher.poll() is not None
     store.control_path.write_text(text(format=99))
-    clock.now += 1
     assert watcher.poll() is None
     assert watcher.problems == 2
+
+
+def test_a_switch_of_the_first_format_is_understood(store: Store):
+    first = {"format": 1, "enabled": True, "run": "r", "since": SINCE, "generation": 3, "every": 2, "max_dumps": None}
+    store.control_path.write_text(json.dumps(first))
+    assert ControlWatcher(store).poll() == Control(True, "r", SINCE, 3, 2)
 
 
 def test_a_store_of_a_newer_format_is_not_written_to(store: Store):

@@ -24,10 +24,8 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from actordbg.capture.triggers import Triggers, parse
@@ -46,7 +44,8 @@ DEFAULT_MAX_TRIGGERED = 100
 DEFAULT_FREE_FLOOR = 5 * 2**30
 """Capture stops while the store's file system has less free space than this, in bytes."""
 POLL_SECONDS = 0.5
-"""Least time between two looks at the file."""
+"""Time between two looks at the file."""
+_LARGEST = 2**20
 
 _HINT = "write it again with `actordbg dump enable` or `actordbg dump disable`"
 
@@ -205,48 +204,47 @@ def write_control(store: Store, control: Control, job: str | None = None) -> Non
 
 
 class ControlWatcher:
-    """The switch as a running process sees it. `poll` costs a clock read; at most twice a second a `stat` as well.
+    """The switch as a running process sees it. `poll` opens and stats the file, and parses it only if it changed.
 
-    `current` is the Control in force, or None while recording is off; `next_look` is when the file is looked at again
-    (`time.monotonic`). `on_problem` is called with a sentence once for each change to an unreadable state; `problems`
-    counts those changes.
+    It is opened, not only looked at: a network file system may answer a `stat` from what it remembers, for up to a minute, but
+    asks the server when a file is opened. `job`: a switch of this name comes before the store's own. `current` is the Control in
+    force, None while recording is off. `on_problem` is called with a sentence once for each change to an unreadable state;
+    `problems` counts those changes.
     """
 
-    def __init__(
-        self, store: Store, on_problem: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, store: Store, on_problem: Callable[[str], None] | None = None, job: str | None = None) -> None:
         self.current: Control | None = None
         self.problems = 0
         self._store = store
-        self._path = os.fspath(store.control_path)
+        self._paths = [os.fspath(store.control_of(name)) for name in ((job, None) if job else (None,))]
         self._on_problem = on_problem
-        self._clock = clock
-        self.next_look = float("-inf")
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: tuple[object, ...] | None = None
         self._problem: str | None = None
 
     def poll(self) -> Control | None:
-        """The Control in force, looked up again if the last look is old enough. Raises nothing of the file's doing."""
-        now = self._clock()
-        if now < self.next_look:
-            return self.current
-        self.next_look = now + POLL_SECONDS
-        try:
-            stat = os.stat(self._path)
-        except FileNotFoundError:
-            self._seen, self._problem, self.current = None, None, None
-            return None
-        except OSError as error:
-            self._unreadable(f"cannot stat {self._path}: {error.strerror}")
-            return None
-        seen = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
-        if seen != self._seen:
-            self._reload(seen)
-        return self.current
+        """The Control in force, looked up now. Raises nothing of the file's doing."""
+        for path in self._paths:
+            try:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._unreadable(f"cannot open {path}: {error.strerror}")
+                return None
+            try:
+                return self._look(path, descriptor)
+            finally:
+                os.close(descriptor)
+        self._seen, self._problem, self.current = None, None, None
+        return None
 
-    def _reload(self, seen: tuple[int, int, int]) -> None:
+    def _look(self, path: str, descriptor: int) -> Control | None:
         try:
-            control = Control.from_json(Path(self._path).read_bytes())
+            stat = os.fstat(descriptor)
+            seen = (path, stat.st_mtime_ns, stat.st_size, stat.st_ino)
+            if seen == self._seen:
+                return self.current
+            control = Control.from_json(os.read(descriptor, _LARGEST))
             if control.enabled:
                 self._store.require()
         except ActordbgError as error:
@@ -254,10 +252,11 @@ class ControlWatcher:
             self._unreadable(error.message)
         except OSError as error:
             self._seen = None  # it may become readable without changing: look again
-            self._unreadable(f"cannot read {self._path}: {error.strerror}")
+            self._unreadable(f"cannot read {path}: {error.strerror}")
         else:
             self._seen, self._problem = seen, None
             self.current = control if control.enabled else None
+        return self.current
 
     def _unreadable(self, problem: str) -> None:
         self.current = None

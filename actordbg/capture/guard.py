@@ -41,22 +41,22 @@ def describe(error: BaseException) -> str:
 
 
 class Notices:
-    """Warnings for the training job's log, one for each change of state."""
+    """Warnings for the training job's log, one for each change of state. `active`: the kinds of trouble that are there now."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._active: set[str] = set()
+        self.active: set[str] = set()
         self._said: dict[str, float] = {}
 
     def warn(self, kind: str, message: str) -> None:
         """This kind of trouble is there (still or again)."""
         now = self._clock()
-        if kind in self._active or now - self._said.get(kind, float("-inf")) < REPEAT_SECONDS:
+        if kind in self.active or now - self._said.get(kind, float("-inf")) < REPEAT_SECONDS:
             return
-        self._active.add(kind)
+        self.active.add(kind)
         self._said[kind] = now
         _log.warning("actordbg: %s", message)
 
     def over(self, *kinds: str) -> None:
         """These kinds of trouble have passed."""
-        self._active.difference_update(kinds)
+        self.active.difference_update(kinds)

@@ -5,9 +5,9 @@
 
 What the training job can rely on:
 
-- **Off** (no `control.json`, or `dump disable`): one clock read per call and a `stat` at most twice a second.
-- **On**: the call's tensors are copied and queued; the thread that trains never waits for a disk, and what does not fit is
-  dropped and counted. Outputs, gradients and random states are those of a run without the hook.
+- **Off** (no `control.json`, or `dump disable`): one attribute is read per call; a thread looks at the switch twice a second.
+- **On**: the call's tensors are copied and queued; the thread that trains touches no file and never waits for a disk, and what
+  does not fit is dropped and counted. Outputs, gradients and random states are those of a run without the hook.
 - **Broken**: whatever fails in the recorder is swallowed, counted, and reported once (`actordbg.capture.guard`).
 - `ACTORDBG_DISABLE=1` leaves the class alone. `ACTORDBG_STORE` and `ACTORDBG_RUN` override the store and the run's name.
 - **torch.compile**: `actor.model.compile()` (what OpenRLHF and DeepSpeed do) is not affected, the hook is outside of it. Where
@@ -19,17 +19,17 @@ What the training job can rely on:
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import logging
 import os
 from collections.abc import Callable
-from time import monotonic
 from typing import Any
 
 from torch.compiler import is_compiling
 
 from actordbg.capture.binding import Binder
-from actordbg.capture.guard import attempt
+from actordbg.capture.item import Item
 from actordbg.capture.recorder import Recorder
 from actordbg.record import is_plain_name
 from actordbg.store import Store
@@ -38,21 +38,47 @@ MARK = "__actordbg_forward__"
 """Attribute of a wrapped `forward`: the original. Its presence makes `install` idempotent."""
 
 _log = logging.getLogger("actordbg")
+Enter = Callable[[Binder, Any, tuple[Any, ...], dict[str, Any]], "Item | None"]
 
 
 class Slot:
-    """Where a wrapped forward finds its process's recorder; renewed in a forked child."""
+    """Where a wrapped forward finds its process's recorder; renewed in a forked child.
+
+    `enter` is what a call has to do first, None while recording is off. Before the first call it is `_arrive`, which starts the
+    thread that looks at the switch. `strays` counts calls that failed before the recorder could see them.
+    """
 
     def __init__(self, store: Store, run: str | None) -> None:
-        self.recorder = Recorder(store, run)
         self._store = store
         self._run = run
         self._left_to_parent: list[Recorder] = []
+        self._use(Recorder(store, run, on_change=self._follow))
 
     def renew(self) -> None:
         """Forget the parent's recorder. It is kept, untouched: its locks may be held, and pinned memory is not ours to free."""
         self._left_to_parent.append(self.recorder)
-        self.recorder = Recorder(self._store, self._run)
+        self.recorder.forked()
+        self._use(Recorder(self._store, self._run, on_change=self._follow))
+
+    def fault(self, error: BaseException) -> None:
+        """The recorder could not even begin: count the call for it."""
+        self.recorder.stray += 1
+        self.recorder.fault(error)
+
+    def _use(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.enter: Enter | None = self._arrive
+
+    def _arrive(self, binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
+        self.enter = None
+        self.recorder.watch.start()
+        self._follow()
+        return self.recorder.enter(binder, actor, args, kwargs)
+
+    def _follow(self) -> None:
+        """Do what the recorder's switch says."""
+        if self.enter != self._arrive:
+            self.enter = self.recorder.enter if self.recorder.control is not None else None
 
 
 _slots: dict[str, Slot] = {}
@@ -92,21 +118,38 @@ def wrap(original: Callable[..., Any], slot: Slot) -> Callable[..., Any]:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_compiling():
             return original(self, *args, **kwargs)
-        recorder = slot.recorder
-        if monotonic() < recorder.off_until:
+        enter = slot.enter
+        if enter is None:
             return original(self, *args, **kwargs)
-        item = attempt(lambda: recorder.begin(binder, self, args, kwargs), recorder.fault, None)
+        item = None
+        try:
+            item = enter(binder, self, args, kwargs)
+        except Exception as fault:  # noqa: BLE001  # `enter` raises none of its own: this is about its very first step
+            _note(slot, fault)
         if item is None:
             return original(self, *args, **kwargs)
-        output = None
+        output = error = None
         try:
             output = original(self, *args, **kwargs)
+            return output
+        except BaseException as raised:
+            error = raised
+            raise
         finally:
-            attempt(lambda: slot.recorder.end(item, output), recorder.fault, None)
-        return output
+            try:
+                slot.recorder.leave(item, output, error)
+            except Exception as fault:  # noqa: BLE001  # as above
+                _note(slot, fault)
+            del error  # or the traceback would keep this frame, and this frame the traceback, with all their tensors
 
     setattr(forward, MARK, original)
     return forward
+
+
+def _note(slot: Slot, fault: Exception) -> None:
+    """Count what went wrong in the recorder; nothing of it reaches the training."""
+    with contextlib.suppress(Exception):
+        slot.fault(fault)
 
 
 def _slot(root: str) -> Slot:

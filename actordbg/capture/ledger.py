@@ -1,11 +1,16 @@
-"""The books of one recording actor: every call is captured, dropped, sampled out, or still in the queue. Exactly.
+"""The books of one recording actor: every call is captured, dropped, sampled out, or still open. Exactly.
 
-    calls = captured + dropped + sampled_out + pending        at any moment, under the ledger's lock
-    calls = captured + dropped + sampled_out                  once the process has ended in an orderly way
+    calls = captured + dropped + sampled_out + pending        at any moment
+    calls = captured + dropped + sampled_out                  once the process has ended in an orderly way, or, after
+                                                              `dump recover`, in whatever way
 
 *Dropped* was wanted and lost (queue full, disk under its floor, write failed, ...); *sampled out* was not wanted, by a
-limit that the user set (every, ranks, seq_len, max_dumps, max_bytes). A call made while recording is off is not a call
-in these books. Both are kept by reason.
+limit that the user set (every, ranks, seq_len, max_dumps, max_bytes), or because only triggers keep calls (`armed`) and none
+fired. A call made while recording is off is not a call in these books. Both are kept by reason. A sampled-out call that a
+trigger keeps after all becomes pending again (`promote`).
+
+The sums hold whatever fails inside: what may raise comes first, and the counting itself is a few plain additions. The counts are
+mirrored in the ring file as they change, so that a kill does not lose them.
 
 A ledger is published as one small JSON file per actor instance and process, replaced at most once a second by the
 process's writer thread: `dump status` reads these files and never talks to the job.
@@ -15,6 +20,7 @@ process's writer thread: `dump status` reads these files and never talks to the 
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from dataclasses import dataclass, field
@@ -24,9 +30,11 @@ from typing import Any
 from actordbg.capture.control import Control
 from actordbg.errors import CorruptDump
 from actordbg.record import now_timestamp
+from actordbg.ringfile import PLACE
 from actordbg.store import Store, atomic_write
 
 COUNTERS_FORMAT = 1
+_serials = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,9 @@ class Identity:
 class Ledger:
     """Counts of one actor instance in one run. All methods are safe from any thread.
 
-    `closed` says that no call will come any more (the run's name changed, or the process ends).
+    `closed` says that no call will come any more (the run's name changed, or the process ends). `rotated` counts dumps that
+    were captured and have made room for newer ones since; `triggered` counts captured calls by trigger. `faulted` counts
+    dropped calls whose books could not be closed in any other way.
     """
 
     identity: Identity
@@ -54,53 +64,112 @@ class Ledger:
     calls: int = 0
     captured: int = 0
     bytes: int = 0
-    pending: int = 0
     outputs_dropped: int = 0
+    rotated: int = 0
+    rotated_bytes: int = 0
+    faulted: int = 0
     dropped: dict[str, int] = field(default_factory=dict)
     sampled_out: dict[str, int] = field(default_factory=dict)
+    triggered: dict[str, int] = field(default_factory=dict)
     last_error: str | None = None
-    generation: int = 0
+    generation: int = -1
     changed: bool = True
     closed: bool = False
+    serial: int = field(default_factory=lambda: next(_serials))
+    book: int = -1
+    _mirror: memoryview | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _admitted_before: int = 0
     _eligible: int = 0
     _bytes_before: int = 0
     _bytes_full: bool = False
+    _triggered_before: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def pending(self) -> int:
+        """Calls that are neither captured nor dropped nor sampled out yet."""
+        closed = self.captured + self.faulted + sum(self.dropped.values()) + sum(self.sampled_out.values())
+        return self.calls - closed
+
+    def mirror(self, number: int, counts: memoryview | None) -> None:
+        """Keep the counts in a ring's books from now on, too. `number`: of the book there."""
+        with self._lock:
+            self.book, self._mirror = number, counts
+            if counts is None:
+                return
+            for name, value in (("calls", self.calls), ("captured", self.captured), ("bytes", self.bytes)):
+                counts[PLACE[name]] = value
+            for kind, reasons in (("dropped", self.dropped), ("sampled_out", self.sampled_out)):
+                for reason, value in reasons.items():
+                    counts[_place(kind, reason)] += value
 
     def open(self, control: Control, seq_len: int | None) -> tuple[int, str | None]:
         """Count a call. Returns its number (from 0) and why it is sampled out, or None if it is to be recorded.
 
-        In the second case it is pending until `capture` or `drop` closes it. `seq_len` is None where there is no telling.
+        In the second case it is pending until `capture`, `drop` or `sample` closes it. `seq_len` is None where there is no
+        telling. If it raises, nothing is counted.
         """
         with self._lock:
-            self.changed = True
             if control.generation != self.generation:
                 self._begin(control.generation)
-            number = self.calls
-            self.calls += 1
             reason = self._unwanted(control, seq_len)
+            number, mirror = self.calls, self._mirror
             if reason is None:
-                self.pending += 1
-            else:
-                self.sampled_out[reason] = self.sampled_out.get(reason, 0) + 1
+                self.changed, self.calls = True, number + 1
+                if mirror is not None:
+                    mirror[0] = number + 1
+                return number, None
+            count, place = self.sampled_out.get(reason, 0) + 1, _place("sampled_out", reason)
+            self.changed, self.calls = True, number + 1
+            self.sampled_out[reason] = count
+            if mirror is not None:
+                mirror[0] = number + 1
+                mirror[place] += 1
             return number, reason
 
-    def capture(self, nbytes: int) -> None:
+    def lost(self, calls: int, reason: str, error: str | None = None) -> None:
+        """Count calls that were not even opened, because the recorder itself failed."""
+        with self._lock:
+            self.calls += calls
+            if self._mirror is not None:
+                self._mirror[0] = self.calls
+            self._close("dropped", self.dropped, reason, calls)
+            self.last_error = error or self.last_error
+
+    def capture(self, nbytes: int, trigger: str | None = None) -> None:
         """Close a pending call: its file of `nbytes` is published."""
         with self._lock:
-            self.pending -= 1
+            if trigger is not None:
+                self.triggered[trigger] = self.triggered.get(trigger, 0) + 1
             self.captured += 1
             self.bytes += nbytes
             self.changed = True
+            if self._mirror is not None:
+                self._mirror[1] = self.captured
+                self._mirror[2] = self.bytes
 
     def drop(self, reason: str, error: str | None = None) -> None:
         """Close a pending call: it was wanted and is lost."""
         with self._lock:
-            self.pending -= 1
-            self.dropped[reason] = self.dropped.get(reason, 0) + 1
+            self._close("dropped", self.dropped, reason, 1)
             self.last_error = error or self.last_error
-            self.changed = True
+
+    def sample(self, reason: str) -> None:
+        """Close a pending call: it was not wanted after all."""
+        with self._lock:
+            self._close("sampled_out", self.sampled_out, reason, 1)
+
+    def promote(self, reason: str) -> None:
+        """A call that was sampled out for this reason is wanted after all: it is pending again."""
+        with self._lock:
+            self._close("sampled_out", self.sampled_out, reason, -1)
+
+    def admits_trigger(self, control: Control, trigger: str) -> bool:
+        """Whether one more call may be kept for this trigger, since the last `dump enable`."""
+        with self._lock:
+            if control.max_triggered is None or control.generation != self.generation:
+                return control.max_triggered is None or control.max_triggered > 0
+            return self.triggered.get(trigger, 0) - self._triggered_before.get(trigger, 0) < control.max_triggered
 
     def over_max_bytes(self, control: Control, nbytes: int) -> bool:
         """Whether a file of `nbytes` would pass `max_bytes`; if so the pending call is closed as sampled out."""
@@ -110,10 +179,15 @@ class Ledger:
             if self.bytes - self._bytes_before + nbytes <= control.max_bytes:
                 return False
             self._bytes_full = True
-            self.pending -= 1
-            self.sampled_out["max_bytes"] = self.sampled_out.get("max_bytes", 0) + 1
-            self.changed = True
+            self._close("sampled_out", self.sampled_out, "max_bytes", 1)
             return True
+
+    def rotate(self, nbytes: int) -> None:
+        """A captured file of `nbytes` made room for newer ones."""
+        with self._lock:
+            self.rotated += 1
+            self.rotated_bytes += nbytes
+            self.changed = True
 
     def lost_outputs(self) -> None:
         """A call is kept, but its outputs are not."""
@@ -124,26 +198,32 @@ class Ledger:
     def path(self, store: Store) -> Path:
         """Where the counters of this ledger are published."""
         who = self.identity
-        return store.counters / who.run / f"{who.rank:04d}-{who.host}-{who.pid}-{who.instance}.json"
+        return counters_path(store, who.run, who.rank, who.host, who.pid, who.instance)
 
-    def publish(self, store: Store, queue_bytes: int, on: bool) -> None:
-        """Write the counters file; `queue_bytes` waits in the process's queue, `on` is the switch. OSError passes through."""
+    def publish(self, store: Store, on: bool, process: dict[str, Any]) -> None:
+        """Write the counters file. `on` is the switch, `process` what is said of the whole process. OSError passes through."""
         with self._lock:
             self.changed = False
-            text = json.dumps(self._as_dict(queue_bytes, on), sort_keys=True)
+            data = self._as_dict(on)
         try:
-            atomic_write(self.path(store), text.encode())
-        except OSError:
+            atomic_write(self.path(store), json.dumps(data | process, sort_keys=True).encode())
+        except BaseException:
             self.changed = True
             raise
 
+    def _close(self, kind: str, reasons: dict[str, int], reason: str, by: int) -> None:
+        place, count = _place(kind, reason), reasons.get(reason, 0) + by
+        self.changed = True
+        reasons[reason] = count
+        if self._mirror is not None:
+            self._mirror[place] += by
+
     def _begin(self, generation: int) -> None:
         """Limits count from the last `dump enable`."""
-        self.generation = generation
-        self._eligible = 0
-        self._admitted_before = self.captured + self.pending
-        self._bytes_before = self.bytes
-        self._bytes_full = False
+        admitted = self.captured + self.pending
+        before = dict(self.triggered)
+        self.generation, self._eligible, self._admitted_before = generation, 0, admitted
+        self._bytes_before, self._bytes_full, self._triggered_before = self.bytes, False, before
 
     def _unwanted(self, control: Control, seq_len: int | None) -> str | None:
         """Who may record comes first, then what; `every` counts only the calls that got so far."""
@@ -161,8 +241,10 @@ class Ledger:
         full = self._bytes_full or control.max_bytes == 0
         return "max_bytes" if full and control.max_bytes is not None else None
 
-    def _as_dict(self, queue_bytes: int, on: bool) -> dict[str, Any]:
-        who = self.identity
+    def _as_dict(self, on: bool) -> dict[str, Any]:
+        who, pending, dropped = self.identity, self.pending, dict(self.dropped)
+        if self.faulted:
+            dropped["error"] = dropped.get("error", 0) + self.faulted
         return {
             "format": COUNTERS_FORMAT,
             "run": who.run,
@@ -172,20 +254,33 @@ class Ledger:
             "pid": who.pid,
             "instance": who.instance,
             "role": self.role,
-            "state": "ended" if self.closed and not self.pending else "on" if on else "off",
+            "state": "ended" if self.closed and not pending else "on" if on else "off",
             "since": self.since,
             "heartbeat": now_timestamp(),
-            "generation": self.generation,
+            "generation": max(self.generation, 0),
             "calls": self.calls,
             "captured": self.captured,
             "bytes": self.bytes,
-            "pending": self.pending,
-            "queue_bytes": queue_bytes,
-            "dropped": self.dropped,
-            "sampled_out": self.sampled_out,
+            "pending": pending,
+            "dropped": {reason: count for reason, count in dropped.items() if count},
+            "sampled_out": {reason: count for reason, count in self.sampled_out.items() if count},
+            "triggered": dict(self.triggered),
+            "rotated": self.rotated,
+            "rotated_bytes": self.rotated_bytes,
             "outputs_dropped": self.outputs_dropped,
             "last_error": self.last_error,
         }
+
+
+def counters_path(store: Store, run: str, rank: int, host: str, pid: int, instance: str) -> Path:
+    """Where the counters of one actor instance lie."""
+    return store.counters / run / f"{rank:04d}-{host}-{pid}-{instance}.json"
+
+
+def _place(kind: str, reason: str) -> int:
+    """Where the count of a reason lies in a ring's books."""
+    place = PLACE.get(f"{kind}.{reason}")
+    return PLACE[f"{kind}.other"] if place is None else place
 
 
 def read_counters(path: Path) -> dict[str, Any]:

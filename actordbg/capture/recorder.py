@@ -1,34 +1,47 @@
-"""What happens around one call of `Actor.forward` while recording is on: count, select, copy, enqueue.
+"""What happens around one call of `Actor.forward` while recording is on: count, select, copy, hand over.
 
 A Recorder belongs to one process and one store. It knows the actors it has met by weak reference: each gets an instance id
 (a DPO process holds a policy and a reference), facts read once, and a ledger per run.
 
-    begin(...)    before forward: returns None if nothing is left to do, or the call if its outputs are wanted
-    end(...)      after forward: adds the outputs, or only hands over what `begin` took if forward raised
+    look()         the switch, twice a second, in the watch thread: arms or disarms, makes the ring, starts the writer
+    enter(...)     before forward: None if nothing is left to do, or the Item that `leave` is to be called with
+    leave(...)     after forward returned or raised
 
-The inputs are copied and, unless outputs are wanted, enqueued *before* forward runs, so that a forward that kills the
-process loses its input only if the writer thread had no time for it.
+The training thread touches no file: `enter` reads what the watch thread found, copies the inputs into the ring and appends
+to the queue. Unless something of the call's end is wanted (outputs, generator states, triggers), it is queued *before* forward
+runs. A kill inside forward finds the input in the ring in either case.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import secrets
 import weakref
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from actordbg.capture import facts
+from actordbg.capture import facts, generators
 from actordbg.capture.binding import Binder, Bound
 from actordbg.capture.control import Control, ControlWatcher
 from actordbg.capture.guard import Notices, attempt, describe
+from actordbg.capture.item import Item
+from actordbg.capture.kinds import OWN_NUMBERS, Kinds, numbers
 from actordbg.capture.ledger import Identity, Ledger
+from actordbg.capture.outputs import named_outputs, wants_actions
+from actordbg.capture.ring import Ring
+from actordbg.capture.rings import RingKeeper
+from actordbg.capture.scrub import scrub
 from actordbg.capture.snapshot import Copier, PoolExhausted, cost
-from actordbg.capture.writer import EXIT_SECONDS, ITEM_BYTES, Item, Writer
-from actordbg.payload import storable
-from actordbg.record import OUTPUT_PREFIX
+from actordbg.capture.verdicts import Outcome, error_facts, kind_of
+from actordbg.capture.watch import Watch
+from actordbg.capture.writer import EXIT_SECONDS, ITEM_BYTES, Writer
+from actordbg.record import RNG_PREFIX
+from actordbg.ringfile import DROPPED, OPEN, SAMPLED, aligned
 from actordbg.store import Store
 
 
@@ -51,114 +64,252 @@ class Instance:
 class Recorder:
     """Everything that one process needs to record into one store. Not used across a fork: the child makes a new one.
 
-    `off_until`: until then (`time.monotonic`) recording is known to be off, and `begin` need not be called.
+    `control` is what is recorded now, None while recording is off; `on_change` is called when that may have changed. `stray`
+    counts calls in which the recorder failed before it could count them.
     """
 
     def __init__(
-        self, store: Store, run: str | None = None, *, writer: Writer | None = None, copier: Copier | None = None
+        self,
+        store: Store,
+        run: str | None = None,
+        *,
+        writer: Writer | None = None,
+        copier: Copier | None = None,
+        notices: Notices | None = None,
+        on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.pid = os.getpid()
-        self.faults = 0
-        self.notices = Notices()
-        self.watcher = ControlWatcher(store, on_problem=lambda text: self.notices.warn("control", text))
-        self.writer = writer or Writer(store, self.notices, still_on=lambda: self.watcher.current is not None)
+        self.faults = self.stray = 0
+        self.control: Control | None = None
+        self.ring: Ring | None = None
         self.closed = False
-        self.off_until = float("-inf")
-        self._store = store
+        self.notices = notices or Notices()
+        self.watcher = ControlWatcher(store, on_problem=lambda text: self.notices.warn("control", text), job=run)
+        self.writer = writer or Writer(store, self.notices)
+        self.writer.process = self._of_the_process
+        self.watch = Watch(self.look, self.fault)
+        self._on_change = on_change
         self._run = run
         self._copier = copier or Copier()
         self._host = facts.host_name()
         self._token = secrets.token_hex(4)
+        self._dump_tokens = itertools.count(int(secrets.token_hex(4), 16))
+        self._rings = RingKeeper(store, self._host, self._token, self.notices)
+        self._kinds = Kinds()
+        self._last: deque[Item] = deque(maxlen=0)
         self._instances: weakref.WeakKeyDictionary[Any, Instance] = weakref.WeakKeyDictionary()
         self._met = 0
 
-    def begin(self, binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
-        """Count and, if it is wanted, copy a call that is about to run. May raise; the books are right even then."""
-        control = self.watcher.poll()
-        if control is None or self.closed:
-            self.off_until = float("inf") if self.closed else self.watcher.next_look
-            return None
-        instance = self._instance(actor, control)
-        ledger = instance.ledger
-        limited = control.min_seq_len is not None or control.max_seq_len is not None
-        number, unwanted = ledger.open(control, _peek_seq_len(binder, args, kwargs) if limited else None)
-        if unwanted:
-            self._start()
-            return None
-        try:
-            self._start()
-            item, reason = self._take(control, instance, number, actor, binder.bind(args, kwargs))
-        except BaseException as error:
-            ledger.drop("error", describe(error))
-            raise
-        if item is None:
-            ledger.drop(reason)
-            self.notices.warn(reason, f"dropping dumps ({reason.replace('_', ' ')}); training goes on")
-            return None
-        self.notices.over("queue_full")
-        if control.with_outputs:
-            return item
-        self.writer.put(item)
-        return None
+    def look(self) -> None:
+        """Read the switch and follow it. Called by the watch thread; may raise."""
+        control = None if self.closed else self.watcher.poll()
+        if control is not None and control is not self.control:
+            ring = self._rings.ring_for(control, self.writer.capacity)
+            if ring is not self.ring:
+                for ledger in self.writer.watched():
+                    ledger.mirror(*ring.add_ledger(_identity(ledger)))
+            if control.before != self._last.maxlen:
+                self._last = deque(maxlen=control.before)
+            self.ring = self.writer.ring = ring
+            self.writer.control = control
+            self.writer.start()
+        if control is not self.control:
+            self.control = self.writer.control = control
+            self.notices.over("control")
+            self._on_change()
+            self._rings.complete()
 
-    def end(self, item: Item, output: Any) -> None:
-        """Hand over a call that `begin` kept for its outputs; `output` is None if forward raised. May raise."""
-        if item.ledger.identity.pid != self.pid:
+    def enter(self, binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
+        """Count and, if it is wanted, copy a call that is about to run. Raises nothing that is an Exception."""
+        control, ring = self.control, self.ring
+        if control is None or ring is None:
+            return None
+        ledger = item = reason = None
+        try:
+            instance = self._instance(actor, control)
+            limited = control.min_seq_len is not None or control.max_seq_len is not None
+            seq_len = _peek_seq_len(binder, args, kwargs) if limited else None
+            number, reason = instance.ledger.open(control, seq_len)
+            ledger = instance.ledger
+            if reason is not None and not ring.keep and not control.triggers:
+                return None
+            item = self._copy(control, ring, instance, number, reason, actor, binder.bind(args, kwargs))
+            return self._hand_over(item) if item is not None else None
+        except BaseException as error:
+            self._failed(ledger, reason, item, error)
+            if not isinstance(error, Exception):
+                raise
+            return None
+
+    def leave(self, item: Item, output: Any, error: BaseException | None) -> None:
+        """The call of an item returned, or raised. Raises nothing that is an Exception."""
+        if item.pid != os.getpid():
             return  # forked inside forward: the parent hands it over
         try:
-            outputs = named_outputs(output, _wants_actions(item))
-            nbytes = cost(outputs)
-            if outputs and not self.writer.reserve(nbytes):
-                item.ledger.lost_outputs()
-            elif outputs:
-                self._add(item, outputs, nbytes)
+            if error is not None:
+                item.error = error_facts(error, item.device)
+                item.ring.set_end(item.entry, item.error)
+            if item.deferred:
+                self._note_end(item, output, error)
+        except BaseException as fault:
+            self.fault(fault)
+            if not isinstance(fault, Exception):
+                raise
         finally:
-            self.writer.put(item)
+            item.ring.leave(item.entry, error is not None)
+            if item.deferred and not item.queued:
+                item.queued = True
+                self.writer.put(item)
 
-    def fault(self, error: Exception) -> None:
+    def fault(self, error: BaseException) -> None:
         """Something in the recorder itself went wrong and was kept from the training."""
         self.faults += 1
         self.notices.warn("fault", f"recording failed: {describe(error)}; training goes on")
 
+    def forked(self) -> None:
+        """In a forked child: leave the ring's file to the parent."""
+        self._rings.forked()
+
     def close(self, timeout: float = EXIT_SECONDS) -> bool:
         """Stop recording and write what is queued, within `timeout` seconds. True if all was written."""
         self.closed = True
-        return self.writer.close(timeout)
+        self.control = None
+        self._on_change()
+        self.watch.stop()
+        self._count_strays()
+        written = self.writer.close(timeout)
+        self._rings.close(written)
+        return written
 
-    def _take(
-        self, control: Control, instance: Instance, number: int, actor: Any, bound: Bound
-    ) -> tuple[Item | None, str]:
-        """Copy one call, or say why it has to be dropped."""
-        if not self._copier.may_copy(bound.tensors):
-            return None, "cuda_graph"
-        call = facts.facts_of_call(actor)
+    def _copy(
+        self,
+        control: Control,
+        ring: Ring,
+        instance: Instance,
+        number: int,
+        reason: str | None,
+        actor: Any,
+        bound: Bound,
+    ) -> Item | None:
+        """Copy one call into the ring, and reserve its place in the queue. None, and counted, if that cannot be."""
+        tensors, ledger = bound.tensors, instance.ledger
+        call, shape = facts.facts_of_call(actor), bound.shape()
         instance.observe(call)
         if instance.about is None:
             unknown = facts.ActorFacts(None, None, {})
             instance.about = attempt(lambda: facts.facts_of_actor(actor), self.fault, unknown)
-        nbytes = max(ITEM_BYTES, cost(bound.tensors) + bound.argument_bytes)
-        if not self.writer.reserve(nbytes):
-            return None, "queue_full"
+        if control.with_rng:
+            device = next((t.device for t in tensors.values() if t.is_cuda), None)
+            states = generators.states((device,) if device is not None else ())
+            tensors.update({RNG_PREFIX + name: state for name, state in states.items()})
+        described, offsets, total, dtypes, device = _layout(tensors)
+        if device is not None and not self._copier.may_copy(tensors):
+            self._refuse(ledger, reason, "cuda_graph")
+            return None
+        kind = self._kinds.of(ledger, instance, call, bound, dtypes)
+        at = kind.place_in(ring)
+        entry = ring.open(OWN_NUMBERS + len(described), total if at[1] else total + aligned(len(kind.text)))
+        if entry is None:
+            self._refuse(ledger, reason, "queue_full")
+            return None
+        nbytes = 0
         try:
-            snapshot = self._copier.snapshot(bound.tensors)
-        except PoolExhausted:
-            self.writer.release(nbytes)
-            return None, "queue_full"
+            if reason is None or control.triggers:
+                nbytes = max(ITEM_BYTES, total + bound.argument_bytes)
+                nbytes = nbytes if self.writer.reserve(nbytes) else 0
+            snapshot = self._copier.place(tensors, ring.arena, entry.data, offsets)
+            if not at[1]:
+                at = ring.write(entry.data + total, kind.text)
+            token = next(self._dump_tokens) & 0xFFFFFFFF
+            standing = SAMPLED if reason is not None else OPEN if nbytes else DROPPED
+            own = numbers(call, number, token, shape, described)
+            ring.commit(entry, ledger.book, standing, at, own, whole=not snapshot.on_its_way)
+            item = Item(
+                self.pid, ledger, control, ring, entry, kind, call, number, token, shape, standing, reason, nbytes, device,
+                snapshot,
+            )  # fmt: skip
+            if control.on.slow is not None:
+                item.timer = self._copier.timer(device)
         except BaseException:
-            self.writer.release(nbytes)
+            if nbytes:
+                self.writer.release(nbytes)
+            ring.abandon(entry)
             raise
-        shape, bound.tensors = bound.shape(), {}
-        return (
-            Item(
-                instance.ledger, control, number, shape, bound, call, instance.about,
-                instance.rank, instance.role, snapshot, nbytes,
-            ),
-            "",
-        )  # fmt: skip
+        if standing == DROPPED:
+            self._refuse(ledger, reason, "queue_full")
+            item.reason = "queue_full"
+        elif "queue_full" in self.notices.active:
+            self.notices.over("queue_full")
+        bound.tensors = {}
+        return item
 
-    def _add(self, item: Item, outputs: dict[str, torch.Tensor], nbytes: int) -> None:
+    def _hand_over(self, item: Item) -> Item | None:
+        """Queue what can be queued at once. Returns the item if its end has to be told."""
+        control, ring = item.control, item.ring
+        if item.nbytes:
+            ring.hold(item.entry)
+            item.deferred = bool(control.with_outputs or control.with_rng or control.triggers)
+            if not item.deferred:
+                self.writer.put(item)
+                item.queued = True
+        if ring.keep or item.deferred:
+            return item
+        ring.leave(item.entry, False)
+        return None
+
+    def _refuse(self, ledger: Ledger, reason: str | None, why: str) -> None:
+        """A call cannot be copied or queued: a drop, if it was wanted."""
+        if reason is None:
+            ledger.drop(why)
+            self.notices.warn(why, f"dropping dumps ({why.replace('_', ' ')}); training goes on")
+
+    def _failed(self, ledger: Ledger | None, reason: str | None, item: Item | None, error: BaseException) -> None:
+        """Put the books right after a failure in `enter`, whatever else fails."""
         try:
-            item.snapshot.merge(self._copier.snapshot(outputs))
+            if ledger is None:
+                self.stray += 1
+            elif item is None and reason is None and not getattr(error, "counted", False):
+                ledger.drop("error", scrub(describe(error)))
+            elif item is not None and not item.queued:
+                self._take_back(item, scrub(describe(error)))
+        except Exception:  # noqa: BLE001  # counting the fault failed as well: what is left cannot fail
+            if item is not None:
+                item.close_somehow()
+            elif ledger is not None and reason is None:
+                ledger.faulted += 1
+        self.fault(error)
+
+    def _take_back(self, item: Item, why: str) -> None:
+        """An item that could not be handed over."""
+        if item.standing == OPEN:
+            item.dropped("error", why)
+        item.ring.abandon(item.entry)
+        if item.nbytes:
+            self.writer.release(item.nbytes)
+
+    def _note_end(self, item: Item, output: Any, error: BaseException | None) -> None:
+        """Take what is wanted of the end: time, outputs, generator states, the calls before."""
+        control = item.control
+        seconds = item.timer.stop() if item.timer is not None else None
+        kind = kind_of(item.ledger.identity.instance, item.call.grad_enabled, item.shape)
+        item.outcome = Outcome(kind, seconds, item.error)
+        if control.before:
+            item.previous = tuple([one for one in self._last if one.ring.hold(one.entry)])
+            self._last.append(item)
+        if control.with_rng:
+            item.rng_after = generators.states((item.device,) if item.device is not None else ())
+        if error is None and (control.with_outputs or control.on.of_outputs):
+            self._add_outputs(item, named_outputs(output, wants_actions(item.kind), logits=control.on.nan))
+
+    def _add_outputs(self, item: Item, outputs: dict[str, torch.Tensor]) -> None:
+        nbytes = cost(outputs)
+        if not outputs:
+            return
+        if not self.writer.reserve(nbytes):
+            item.ledger.lost_outputs()
+            return
+        try:
+            item.outputs = self._copier.snapshot(outputs)
         except BaseException as error:
             self.writer.release(nbytes)
             item.ledger.lost_outputs()
@@ -176,47 +327,63 @@ class Recorder:
             known.ledger.closed = known.ledger.changed = True
             known.ledger = self._open_ledger(known.name, known.rank, known.role, run)
             return known
-        name = f"actor{self._met}-{self._token}"
-        self._met += 1
         rank = facts.rank_of_process()
         role = attempt(facts.role_from_ray, self.fault, None)
+        name = f"actor{self._met}-{self._token}"
         made = Instance(name, rank, role, self._open_ledger(name, rank, role, run))
+        self._met += 1
         self._instances[actor] = made
         return made
 
     def _open_ledger(self, name: str, rank: facts.Rank, role: str | None, run: str) -> Ledger:
         ledger = Ledger(Identity(run, rank.rank, rank.world_size, self._host, self.pid, name), role=role)
+        if self.ring is not None:
+            ledger.mirror(*self.ring.add_ledger(_identity(ledger)))
         self.writer.watch(ledger)
+        if not self._met:
+            _at_exit_of_child(self)
         return ledger
 
-    def _start(self) -> None:
-        if self.writer.start():
-            _at_exit_of_child(self)
+    def _count_strays(self) -> None:
+        """Give calls that the recorder failed to count to the books, if there are any."""
+        ledgers = self.writer.watched()
+        if self.stray and ledgers:
+            stray, self.stray = self.stray, 0
+            ledgers[0].lost(stray, "error")
+
+    def _of_the_process(self) -> dict[str, Any]:
+        """What counters files say of the process."""
+        attempt(self._count_strays, self.fault, None)
+        return {"faults": self.faults, "ring": self._rings.about()}
 
 
-def named_outputs(output: Any, of_actions: bool) -> dict[str, torch.Tensor]:
-    """The small tensors of what `forward` returned, named `output.<name>`; logits (B x S x V) are never among them.
-
-    OpenRLHF returns log-probs, `(log-probs, model output)` or the model output. `of_actions` says whether log-probs are those
-    of the actions. Since 0.7.2 the model output may carry `entropy`.
-    """
-    found: dict[str, Any] = {}
-    parts = list(output) if isinstance(output, (tuple, list)) and not hasattr(output, "logits") else [output]
-    if parts and isinstance(parts[0], torch.Tensor):
-        found["action_log_probs" if of_actions else "log_probs"] = parts.pop(0)
-    for part in parts:
-        found.setdefault("entropy", getattr(part, "entropy", None))
+def _identity(ledger: Ledger) -> dict[str, Any]:
+    who = ledger.identity
     return {
-        OUTPUT_PREFIX + name: value
-        for name, value in found.items()
-        if type(value) is torch.Tensor and storable(value) and value.device.type != "meta"
-    }
+        "run": who.run, "rank": who.rank, "world_size": who.world_size, "host": who.host, "pid": who.pid,
+        "instance": who.instance, "role": ledger.role, "since": ledger.since,
+    }  # fmt: skip
 
 
-def _wants_actions(item: Item) -> bool:
-    """OpenRLHF returns log-probs of the actions if the call had an `action_mask`, or `num_actions` before 0.7."""
-    masked = "action_mask" in item.snapshot.names or "action_mask" in item.bound.extra
-    return masked or item.bound.arguments.get("num_actions") is not None
+def _layout(
+    tensors: dict[str, torch.Tensor],
+) -> tuple[list[int], list[int], int, tuple[torch.dtype, ...], torch.device | None]:
+    """Of tensors that are placed one behind another: what `kinds.numbers` says of them, their offsets, bytes in all, dtypes, and
+    the GPU that one of them is on.
+    """
+    described: list[int] = []
+    offsets: list[int] = []
+    dtypes: list[torch.dtype] = []
+    end, device = 0, None
+    for tensor in tensors.values():
+        shape, nbytes = tensor.shape, tensor.nbytes
+        described += (len(shape), *shape, *tensor.stride(), end, nbytes)
+        offsets.append(end)
+        dtypes.append(tensor.dtype)
+        end += aligned(nbytes)
+        if tensor.is_cuda:
+            device = tensor.device
+    return described, offsets, end, tuple(dtypes), device
 
 
 def _peek_seq_len(binder: Binder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:

@@ -1,7 +1,8 @@
 """A private copy of a call's tensors, taken in the training thread without making it wait.
 
-A copy has to be taken at once: training may change its tensors in place after the call. It goes into one host buffer, taken
-from a pool that is bounded in bytes and whose memory is used again (fresh memory costs a page fault for every 4 kB).
+A copy has to be taken at once: training may change its tensors in place after the call. Inputs go into an extent of the ring
+(`place`); what a call returned goes into a buffer from a pool (`snapshot`). Both are bounded in bytes and use their memory
+again (fresh memory costs a page fault for every 4 kB).
 
 - **CPU**, contiguous: `memmove`, with the GIL held: for 135 kB that is a few microseconds, and a GIL that is let go may come
   back only after the 5 ms of a switch interval. Other layouts are cloned by torch.
@@ -19,17 +20,20 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 import torch
+
+from actordbg.capture.arena import Arena
+from actordbg.ringfile import ALIGNMENT, aligned
 
 POOL_BYTES = 512 * 2**20
 """Most bytes of host memory held for copies at once, a factor of two for rounding included."""
 KEEP_BYTES = 32 * 2**20
 """Most bytes of unused buffers that are kept for the next calls."""
 _SMALLEST_BUFFER = 2**14
-_ALIGNMENT = 64
 
 _memmove = ctypes.PyDLL(None).memmove  # PyDLL: keeps the GIL
 _memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -38,6 +42,22 @@ _memmove.restype = ctypes.c_void_p
 
 class PoolExhausted(Exception):
     """Every buffer is in use and the pool may not grow: this call cannot be copied now."""
+
+
+class Timer:
+    """Times one call. On a CPU by the clock; on a device by two events, since a call returns before the device is done."""
+
+    def __init__(self, device: Device | None) -> None:
+        self._device = device
+        self._start = device.event() if device is not None else time.perf_counter()
+
+    def stop(self) -> Callable[[], float]:
+        """The call returned. The function says how many seconds it took, and waits for the device if it has to."""
+        start, device = self._start, self._device
+        if device is not None:
+            return device.seconds_between(start, device.event())
+        seconds = time.perf_counter() - start
+        return lambda: seconds
 
 
 class Device(Protocol):
@@ -51,6 +71,12 @@ class Device(Protocol):
 
     def copy(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
         """Queue copies (host, device) that see the present values; return a function that waits until they are done."""
+
+    def event(self) -> Any:
+        """Mark this moment of the device's work."""
+
+    def seconds_between(self, start: Any, end: Any) -> Callable[[], float]:
+        """A function that waits for the device and says how long it took from one moment to another."""
 
 
 class CudaDevice:
@@ -76,6 +102,18 @@ class CudaDevice:
             event.record(self._stream)
         current.wait_event(event)
         return event.synchronize
+
+    def event(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def seconds_between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> Callable[[], float]:
+        def seconds() -> float:
+            end.synchronize()
+            return float(start.elapsed_time(end)) / 1000
+
+        return seconds
 
 
 class Pool:
@@ -135,10 +173,11 @@ class Snapshot:
     `names` are those of the tensors. `strides` are, by name, those that the original had where the copy's are others.
     """
 
-    __slots__ = ("_buffers", "_done", "_parts", "_waits", "strides")
+    __slots__ = ("_buffers", "_done", "_landings", "_parts", "_waits", "strides")
 
     def __init__(self) -> None:
         self.strides: dict[str, tuple[int, ...]] = {}
+        self._landings: list[tuple[str, Arena, int]] = []
         self._parts: dict[str, _Part] = {}
         self._done: dict[str, torch.Tensor] = {}
         self._waits: list[Callable[[], None]] = []
@@ -153,6 +192,22 @@ class Snapshot:
         for wait in self._waits:
             wait()
         self._waits.clear()
+
+    @property
+    def on_its_way(self) -> bool:
+        """Whether some copies have not arrived in the ring yet."""
+        return bool(self._landings)
+
+    def land(self) -> None:
+        """Wait for copies from a device, and bring them over to their places in the ring."""
+        self.wait()
+        landings, self._landings = self._landings, []
+        for name, arena, offset in landings:
+            source = _view(*self._parts[name])
+            room = arena.tensor[offset : offset + source.nbytes].view(source.dtype).view(source.shape)
+            room.copy_(source)
+            self.strides[name] = source.stride()
+            self._parts[name] = (arena.tensor, offset, source.nbytes, source.dtype, source.shape, None)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The copies by name; valid until `release`."""
@@ -172,6 +227,7 @@ class Snapshot:
         self._parts.update(other._parts)
         self._done.update(other._done)
         self._waits += other._waits
+        self._landings += other._landings
         self._buffers += other._buffers
 
 
@@ -207,29 +263,62 @@ class Copier:
             raise
         return taken
 
+    def place(self, tensors: dict[str, torch.Tensor], arena: Arena, first: int, offsets: list[int]) -> Snapshot:
+        """Copy tensors as they are now into an arena, to these offsets behind `first`. Those of a device come later
+        (`Snapshot.land`).
+        """
+        taken, memory, base = Snapshot(), arena.tensor, arena.address
+        parts = taken._parts
+        by_device: dict[torch.device, dict[str, torch.Tensor]] = {}
+        try:
+            for (name, tensor), offset in zip(tensors.items(), offsets, strict=True):
+                offset += first
+                if tensor.is_cuda:
+                    by_device.setdefault(tensor.device, {})[name] = tensor
+                    taken._landings.append((name, arena, offset))
+                    continue
+                size = tensor.nbytes
+                if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+                    if size:
+                        _memmove(base + offset, _address(tensor), size)
+                else:
+                    taken.strides[name] = tensor.stride()
+                    _copy_to(memory[offset : offset + size], tensor)
+                parts[name] = (memory, offset, size, tensor.dtype, tensor.shape, None)
+            for device, group in by_device.items():
+                self._copy_from_device(device, group, taken)
+        except BaseException:
+            taken.release()
+            raise
+        return taken
+
     def may_copy(self, tensors: dict[str, torch.Tensor]) -> bool:
         """Whether copies can be queued now: False during a CUDA graph capture."""
         return not any(t.is_cuda and self._device(t.device)[0].capturing() for t in tensors.values())
 
+    def timer(self, device: torch.device | None) -> Timer:
+        """A timer that runs from now on; `device`: where the call's inputs are, None for a CPU."""
+        return Timer(self._device(device)[0] if device is not None else None)
+
     def _copy_flat(self, tensors: dict[str, torch.Tensor], nbytes: int, taken: Snapshot) -> None:
-        buffer = self._room(nbytes + _ALIGNMENT * len(tensors), self._host, taken)
+        buffer = self._room(nbytes + ALIGNMENT * len(tensors), self._host, taken)
         base, offset = buffer.data_ptr(), 0
         for name, tensor in tensors.items():
             size = tensor.nbytes
             if size:
                 _memmove(base + offset, _address(tensor), size)
             taken._parts[name] = (buffer, offset, size, tensor.dtype, tensor.shape, None)
-            offset = _aligned(offset + size)
+            offset = aligned(offset + size)
 
     def _copy_from_device(self, where: torch.device, tensors: dict[str, torch.Tensor], taken: Snapshot) -> None:
         device, pool = self._device(where)
         sizes = {name: span_bytes(tensor) for name, tensor in tensors.items()}
-        buffer, offset, pairs = self._room(sum(map(_aligned, sizes.values())), pool, taken), 0, []
+        buffer, offset, pairs = self._room(sum(map(aligned, sizes.values())), pool, taken), 0, []
         for name, tensor in tensors.items():
             size = sizes[name]
             pairs.append((buffer[offset : offset + size].view(tensor.dtype), span(tensor)))
             taken._parts[name] = (buffer, offset, size, tensor.dtype, tensor.shape, tensor.stride())
-            offset = _aligned(offset + size)
+            offset = aligned(offset + size)
         taken._waits.append(device.copy(pairs))
 
     def _room(self, nbytes: int, pool: Pool, taken: Snapshot) -> torch.Tensor:
@@ -265,10 +354,6 @@ def span(tensor: torch.Tensor) -> torch.Tensor:
     return base.as_strided((span_bytes(tensor) // tensor.element_size(),), (1,))  # type: ignore[no-any-return]
 
 
-def _aligned(nbytes: int) -> int:
-    return (nbytes + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
-
-
 def _view(
     buffer: torch.Tensor, offset: int, size: int, dtype: torch.dtype, shape: torch.Size, stride: tuple[int, ...] | None
 ) -> torch.Tensor:
@@ -285,6 +370,13 @@ def _address(tensor: torch.Tensor) -> int:
     if not tensor.untyped_storage().nbytes():
         raise ValueError(f"the memory of a tensor of shape {tuple(tensor.shape)} was freed")
     return tensor.data_ptr()
+
+
+def _copy_to(room: torch.Tensor, tensor: torch.Tensor) -> None:
+    """Copy a tensor of any layout into a stretch of bytes, contiguously."""
+    if tensor.numel():
+        _address(tensor)
+        room.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor:

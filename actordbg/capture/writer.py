@@ -1,44 +1,50 @@
-"""From the queue to the disk: a bounded queue and the one daemon thread that encodes, publishes and keeps the books.
+"""From the queue to the disk: a bounded queue and the one daemon thread that judges, encodes, publishes and keeps the books.
 
-The training thread only reserves bytes and puts. Everything slow is here: waiting for device copies, counting tokens,
-narrowing, hashing, compressing (most of it outside the GIL), writing, fsync, renaming.
+The training thread only reserves bytes and appends. Everything slow is here: waiting for device copies, judging triggers,
+counting tokens, narrowing, hashing, compressing (most of it outside the GIL), writing, fsync, renaming.
 
 Invariants:
 
 - The queue is bounded in *bytes* of copies, plain arguments included, and no call counts as less than ITEM_BYTES: so calls
   without tensors do not queue up for ever either. `reserve` says no when it is full; nobody ever waits for it.
-- A call that got in is closed exactly once: captured, dropped with a reason, or sampled out by `max_bytes`.
+- A call that got in is closed exactly once: captured, dropped with a reason, or sampled out.
 - The thread outlives every error of an item. A stuck disk stops only this thread.
 - `close` returns within its timeout: what is not written by then is dropped as `exit`, and counted.
 - Counters files are replaced at most once a second while something changes, every 10 s otherwise (not while recording
   is off), and at the end.
 
-A process that is killed loses what was in the queue. The thread writes as soon as something is there, so that is
-normally the last call or none.
+The thread looks at the queue 20 times a second instead of being woken for each call (waking it costs the training thread 10 to
+25 us); it is woken only when much waits, or when copies from a device do. A kill meanwhile loses nothing: the ring has it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
-import queue
-import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import replace
+from typing import Any, Protocol
 
 import torch
 
-from actordbg import payload
-from actordbg.capture.binding import Bound
+from actordbg import dumpfile, payload
+from actordbg.capture import generators
 from actordbg.capture.control import Control
-from actordbg.capture.facts import ActorFacts, CallFacts, Rank, versions
+from actordbg.capture.facts import versions
 from actordbg.capture.guard import Notices, attempt, describe
+from actordbg.capture.item import Item
 from actordbg.capture.ledger import Ledger
-from actordbg.capture.snapshot import Snapshot
-from actordbg.record import DumpRecord, make_dump_id
+from actordbg.capture.ring import Ring
+from actordbg.capture.rotation import Rotation
+from actordbg.capture.scrub import scrub
+from actordbg.capture.triggers import BEFORE
+from actordbg.capture.verdicts import LOGITS_SUM, Judge, Verdict
+from actordbg.record import OUTPUT_PREFIX, DumpRecord
+from actordbg.ringfile import OPEN
 from actordbg.store import Store
 
 QUEUE_BYTES = 256 * 2**20
@@ -47,65 +53,13 @@ ITEM_BYTES = 16 * 2**10
 """Least that a waiting call counts as, whatever it holds: so at most 16,384 of them wait."""
 EXIT_SECONDS = 5.0
 """Longest time that the end of the process waits for the queue."""
+LOOK_SECONDS = 0.05
+"""How long a call may wait in the queue before the thread looks at it."""
+IDLE_SECONDS = 0.5
 PUBLISH_SECONDS = 1.0
 HEARTBEAT_SECONDS = 10.0
 _FLOOR_SECONDS = 1.0
 _FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
-
-
-@dataclass(slots=True)
-class Item:
-    """One call on its way to disk: its books, its switch, its copies, and the facts that its record needs."""
-
-    ledger: Ledger
-    control: Control
-    number: int
-    shape: tuple[int, int]
-    bound: Bound
-    call: CallFacts
-    actor: ActorFacts
-    rank: Rank
-    role: str | None
-    snapshot: Snapshot
-    nbytes: int
-
-    def record(self, tensors: dict[str, torch.Tensor], found_versions: dict[str, str]) -> DumpRecord:
-        """The record of this call with these (complete) copies, all but what `payload.encode` fills in."""
-        who, (batch, seq_len) = self.ledger.identity, self.shape
-        attention, action = tensors.get("attention_mask"), tensors.get("action_mask")
-        timestamp = self.call.timestamp
-        return DumpRecord(
-            dump_id=make_dump_id(timestamp, self.number, who.pid, secrets.token_hex(4)),
-            run=who.run,
-            rank=self.rank.rank,
-            world_size=self.rank.world_size,
-            local_rank=self.rank.local_rank,
-            host=who.host,
-            pid=who.pid,
-            instance=who.instance,
-            role=self.role,
-            timestamp=timestamp,
-            monotonic_ns=self.call.monotonic_ns,
-            call_index=self.number,
-            batch_size=batch,
-            seq_len=seq_len,
-            action_len=action.shape[-1] if action is not None and action.dim() else None,
-            tokens=int(attention.count_nonzero()) if attention is not None else batch * seq_len,
-            arguments=self.bound.arguments,
-            process_groups=self.bound.groups,
-            extra=self.bound.extra,
-            replayable=not self.bound.extra and bool(seq_len),
-            training=self.call.training,
-            grad_enabled=self.call.grad_enabled,
-            autocast_dtype=self.call.autocast_dtype,
-            packing_samples=self.call.packing_samples,
-            temperature=self.call.temperature,
-            step=self.call.step,
-            model_name=self.actor.model_name,
-            model_dtype=self.actor.model_dtype,
-            actor=self.actor.facts,
-            versions=found_versions,
-        )
 
 
 class Publisher(Protocol):
@@ -118,26 +72,28 @@ class Publisher(Protocol):
 
 
 class Writer:
-    """The queue and its thread, of one process. Not used across a fork: the child makes a new one."""
+    """The queue and its thread, of one process. Not used across a fork: the child makes a new one.
+
+    `control` and `ring` are the recorder's; `process` says what counters files say of the process.
+    """
 
     def __init__(
-        self,
-        store: Store,
-        notices: Notices,
-        *,
-        publisher: Publisher | None = None,
-        capacity: int = QUEUE_BYTES,
-        still_on: Callable[[], bool] = lambda: True,
+        self, store: Store, notices: Notices, *, publisher: Publisher | None = None, capacity: int = QUEUE_BYTES
     ) -> None:
+        self.capacity = capacity
+        self.control: Control | None = None
+        self.ring: Ring | None = None
+        self.process: Callable[[], dict[str, Any]] = dict
         self._store = store
         self._publisher: Publisher = publisher or store
         self._notices = notices
-        self._capacity = capacity
-        self._still_on = still_on
-        self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._queue: deque[Item] = deque()
+        self._wake = threading.Event()
         self._lock = threading.Lock()
         self._bytes = 0
         self._ledgers: list[Ledger] = []
+        self._rotations: dict[int, Rotation] = {}
+        self._judge = Judge()
         self._thread: threading.Thread | None = None
         self._deadline: float | None = None
         self._give_up = 0.0
@@ -150,7 +106,7 @@ class Writer:
     def reserve(self, nbytes: int) -> bool:
         """Take room for `nbytes` of copies; False, at once, if the queue is full."""
         with self._lock:
-            if self._bytes + nbytes > self._capacity:
+            if self._bytes + nbytes > self.capacity:
                 return False
             self._bytes += nbytes
             return True
@@ -162,24 +118,27 @@ class Writer:
 
     def put(self, item: Item) -> None:
         """Hand over an item whose bytes are reserved. Never waits."""
-        self._queue.put(item)
+        self._queue.append(item)
+        if self._bytes * 4 > self.capacity or item.device is not None:
+            self._wake.set()
 
     def watch(self, ledger: Ledger) -> None:
         """Publish this ledger's counters from now on."""
         with self._lock:
             self._ledgers.append(ledger)
 
-    def start(self) -> bool:
-        """Start the thread if it is not running. True if this call started it."""
-        if self._thread is not None:
-            return False
+    def watched(self) -> list[Ledger]:
+        """The ledgers whose counters are published."""
         with self._lock:
-            if self._thread is not None:
-                return False
-            thread = threading.Thread(target=self._run, name="actordbg-writer", daemon=True)
-            thread.start()
-            self._thread = thread
-            return True
+            return list(self._ledgers)
+
+    def start(self) -> None:
+        """Start the thread if it is not running."""
+        with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="actordbg-writer", daemon=True)
+                thread.start()
+                self._thread = thread
 
     def close(self, timeout: float = EXIT_SECONDS) -> bool:
         """Write what is queued, as far as `timeout` seconds allow, publish the final counters, and stop. True if it did.
@@ -191,60 +150,146 @@ class Writer:
             return True
         now = time.monotonic()
         if self._deadline is None:
-            self._deadline, self._give_up = now + 0.8 * timeout, now + timeout
-            self._queue.put(None)
+            self._give_up = now + timeout
+            self._deadline = now + 0.8 * timeout
+            self._wake.set()
         thread.join(max(0.0, self._give_up - now))
         return not thread.is_alive()
 
     def _run(self) -> None:
         while True:
-            try:
-                item = self._queue.get(timeout=PUBLISH_SECONDS)
-            except queue.Empty:
+            attempt(self._rest, self._counters_fault, None)
+            while self._queue:
+                self._handle(self._queue.popleft())
                 attempt(self._tick, self._counters_fault, None)
-                continue
-            if item is None:
-                break
-            self._handle(item)
-            del item
             attempt(self._tick, self._counters_fault, None)
-        for ledger in self._watched():
+            if self._deadline is not None and not self._queue:
+                break
+        for ledger in self._ledgers:
             ledger.closed = ledger.changed = True
         attempt(lambda: self._publish(heartbeat=True), self._counters_fault, None)
 
+    def _rest(self) -> None:
+        if self._deadline is None and not self._queue:
+            self._wake.wait(LOOK_SECONDS if self.control is not None else IDLE_SECONDS)
+        self._wake.clear()
+
     def _handle(self, item: Item) -> None:
-        def fault(error: Exception) -> None:
-            reason = _reason(error)
-            item.ledger.drop(reason, describe(error))
-            self._notices.warn(reason, f"a dump was lost: {describe(error)}; training goes on")
-
         try:
-            attempt(lambda: self._write(item), fault, None)
-            attempt(item.snapshot.release, lambda error: self._notices.warn("release", describe(error)), None)
+            attempt(lambda: self._settle(item), lambda error: self._lost(item, error), None)
         finally:
-            self.release(item.nbytes)
+            item.close_somehow()
+            attempt(lambda: self._let_go(item), lambda error: self._notices.warn("release", describe(error)), None)
 
-    def _write(self, item: Item) -> None:
+    def _settle(self, item: Item) -> None:
+        """Judge an item, and publish it if it is wanted. Closes its books, or raises with its books still open."""
+        assert item.snapshot is not None
+        if item.snapshot.on_its_way:
+            item.snapshot.land()
+            item.ring.arrived(item.entry)
+        if item.outputs is not None:
+            item.outputs.wait()
+        verdict = self._verdict(item) if item.outcome is not None and item.control.triggers else None
+        if verdict is not None:
+            item.reopen()
+        if item.standing != OPEN:
+            return
+        self._write(item, verdict)
+        if verdict is not None and item.path is not None:
+            for one in item.previous:
+                attempt(lambda one=one: self._keep_too(one, item), lambda error, one=one: self._lost(one, error), None)  # type: ignore[misc]
+                one.close_somehow()
+
+    def _verdict(self, item: Item) -> Verdict | None:
+        """The trigger that keeps an item, if it may keep one more."""
+        assert item.outcome is not None and item.snapshot is not None
+        tensors = item.outputs.tensors() if item.outputs is not None else {}
+        mask = item.snapshot.tensors().get("action_mask") if item.control.on.logprobs is not None else None
+        verdict = self._judge.verdict(item.control.on, item.outcome, tensors, mask)
+        return verdict if verdict and item.ledger.admits_trigger(item.control, verdict.trigger) else None
+
+    def _keep_too(self, one: Item, item: Item) -> None:
+        """Keep a call that came before a triggered one: publish it, or pin what was published."""
+        facts = {"before": item.written[0].dump_id} if item.written else {}
+        if one.written is None:
+            one.reopen()
+            if one.standing == OPEN:
+                self._write(one, Verdict(BEFORE, facts))
+            return
+        record, data = one.written
+        if not record.pinned and one.path is not None:
+            record = replace(record, pinned=True, triggered=BEFORE, trigger_facts=facts)
+            self._publisher.publish_dump(record, dumpfile.pack(record, data, one.control.level))
+            one.written = (record, data)
+            self._rotation(one.ledger).spare(one.path)
+
+    def _write(self, item: Item, verdict: Verdict | None) -> None:
         """Encode and publish one item. Closes its call as the last thing it does, or raises with the call still open."""
         if self._deadline is not None and time.monotonic() > self._deadline:
-            return item.ledger.drop("exit", "the process ended before the queue was written")
-        if not self._above_floor(item.control.free_floor_bytes):
-            self._notices.warn(
-                "disk_floor", f"free space is under {item.control.free_floor_bytes} bytes: dropping dumps"
-            )
-            return item.ledger.drop("disk_floor", f"only {self._free} bytes free")
-        item.snapshot.wait()
-        if self._versions is None:
-            self._versions = versions()
-        tensors = item.snapshot.tensors()
-        record = item.record(tensors, self._versions)
-        record, blob = payload.encode(record, tensors, item.control.level, item.snapshot.strides)
-        if item.ledger.over_max_bytes(item.control, len(blob)):
+            return item.dropped("exit", "the process ended before the queue was written")
+        control = item.control
+        if not self._above_floor(control.free_floor_bytes):
+            self._notices.warn("disk_floor", f"free space is under {control.free_floor_bytes} bytes: dropping dumps")
+            return item.dropped("disk_floor", f"only {self._free} bytes free")
+        record, data, strides = self._describe(item, verdict)
+        record, payload_bytes = payload.serialize(record, data, strides)
+        plain = verdict is None and item.rng_after is None
+        blob = dumpfile.pack(record, payload_bytes, control.level, known_good=plain and item.kind.known_good)
+        item.kind.known_good = item.kind.known_good or (plain and item.kind.shared)
+        if verdict is None and item.over_max_bytes(len(blob)):
             return None
         self._publisher.publish_dump(record, blob)
-        item.ledger.capture(len(blob))
+        item.path = self._store.dump_path(record)
+        item.captured(len(blob), verdict.trigger if verdict else None)
+        if control.before:
+            item.written = (record, payload_bytes)
         self._notices.over("disk_full", "write_error", "error", "disk_floor")
+        if control.keep_bytes is not None and not record.pinned:
+            rotation = self._rotation(item.ledger)
+            rotation.add(item.path, len(blob))
+            rotation.apply(control.keep_bytes)
         return None
+
+    def _describe(
+        self, item: Item, verdict: Verdict | None
+    ) -> tuple[DumpRecord, dict[str, torch.Tensor], dict[str, tuple[int, ...]]]:
+        """The record, the tensors and the strides of what is stored."""
+        if self._versions is None:
+            self._versions = versions()
+        assert item.snapshot is not None
+        tensors, strides = item.snapshot.tensors(), item.snapshot.strides
+        record = item.record(tensors, self._versions, verdict)
+        if item.outputs is not None and item.control.with_outputs:
+            outputs = item.outputs.tensors()
+            outputs.pop(OUTPUT_PREFIX + LOGITS_SUM, None)
+            tensors, strides = tensors | outputs, strides | item.outputs.strides
+        if item.rng_after is not None:
+            record = replace(record, rng=generators.digests(item.rng_after))
+        return record, tensors, strides
+
+    def _lost(self, item: Item, error: Exception) -> None:
+        """Something failed on the way: the call is captured if its file is there, else dropped."""
+        reason = _reason(error)
+        if item.standing == OPEN and item.path is not None:
+            item.captured(0, None)
+        elif item.standing == OPEN:
+            item.dropped(reason, scrub(describe(error)))
+        self._notices.warn(reason, f"a dump was lost: {scrub(describe(error))}; training goes on")
+
+    def _let_go(self, item: Item) -> None:
+        """Free what the item holds, all of it even if one thing fails."""
+        with contextlib.ExitStack() as stack:
+            stack.callback(self.release, item.nbytes)
+            stack.callback(item.ring.release, item.entry)
+            for one in item.previous:
+                stack.callback(one.ring.release, one.entry)
+            for snapshot in (item.snapshot, item.outputs):
+                if snapshot is not None:
+                    stack.callback(snapshot.release)
+            item.previous = ()
+
+    def _rotation(self, ledger: Ledger) -> Rotation:
+        return self._rotations.setdefault(ledger.serial, Rotation(self._store, ledger))
 
     def _above_floor(self, floor: int) -> bool:
         now = time.monotonic()
@@ -257,22 +302,21 @@ class Writer:
         now = time.monotonic()
         if now - self._published < PUBLISH_SECONDS:
             return
-        on = self._still_on()
+        on = self.control is not None
         beat = on != self._was_on or (on and now - self._heartbeat >= HEARTBEAT_SECONDS)
         if beat:
             self._heartbeat, self._was_on = now, on
         self._published = now
         self._publish(beat)
+        if self.ring is not None and not self._queue:
+            self.ring.trim()
 
     def _publish(self, heartbeat: bool) -> None:
-        for ledger in self._watched():
+        process = self.process() | {"queue_bytes": self._bytes}
+        for ledger in self.watched():
             if ledger.changed or (heartbeat and not ledger.closed):
-                ledger.publish(self._store, self._bytes, self._was_on)
+                ledger.publish(self._store, self._was_on, process)
         self._notices.over("counters")
-
-    def _watched(self) -> list[Ledger]:
-        with self._lock:
-            return list(self._ledgers)
 
     def _counters_fault(self, error: Exception) -> None:
         self._notices.warn("counters", f"counters could not be published: {describe(error)}; training goes on")

@@ -25,7 +25,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,6 +110,17 @@ def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = 
         summary.dumps = reader.execute("SELECT count(*) FROM dump").fetchone()[0]
     summary.seconds = time.perf_counter() - start
     return summary
+
+
+def forget_dumps(store: Store, dump_ids: Iterable[str], folders: Iterable[str]) -> None:
+    """Forget dumps whose files were replaced, and that their folders (paths below the store) were listed: read them again."""
+    from actordbg.catalog import writer
+
+    migrate.ensure(store)
+    with engine.transaction(store.catalog_path) as connection:
+        writer.remove_dumps(connection, dump_ids)
+        for folder in folders:
+            writer.forget_folder(connection, folder)
 
 
 def read_damaged(reader: sqlite3.Connection) -> list[Damaged]:

@@ -18,6 +18,7 @@ from actordbg.cli import (
     dump_import,
     dump_ls,
     dump_prune,
+    dump_recover,
     dump_show,
     dump_status,
     dump_switch,
@@ -72,6 +73,7 @@ app.add_typer(dump_app)
 dump_app.command("enable", short_help="Start recording, in running jobs too.")(dump_switch.enable)
 dump_app.command("disable", short_help="Stop recording.")(dump_switch.disable)
 dump_app.command("status", short_help="What each rank recorded.")(dump_status.status)
+dump_app.command("recover", short_help="Turn what dead processes had in hand into dumps.")(dump_recover.recover)
 dump_app.command("import", short_help="Bring old pickles in, without executing them.")(dump_import.import_)
 dump_app.command("create", short_help="Make random inputs of chosen shapes.")(dump_create.create)
 dump_app.command("ls", short_help="List dumps.")(dump_ls.ls)

@@ -1,0 +1,366 @@
+"""The flight recorder: the inputs of the last calls, and of the call in flight, in a file that outlives the process.
+
+Every copy of a call's inputs is made once, into an extent of the ring. The writer thread encodes from there; when it is done,
+and the call is not one of the last `keep`, the extent is free again. So keeping the input that a kill is about to lose costs no
+second copy, and what waits in the queue survives a kill too.
+
+The ring lies in shared memory (tmpfs) unless told otherwise: storing into it never waits for a disk or a server, and it
+survives everything but the machine (or the container). `--ring-dir store` trades that for `store/rings`.
+
+    place(store, control)      where rings of a store lie
+    Ring.create(...)           a file that others can read (`actordbg.ringfile`), held by this process
+    Ring.private(...)          the same without a file: for `--ring 0`, and where no file can be made
+    open, commit, leave        one call: room for it; its copies are whole; it returned or raised
+    hold, release              the writer needs it; the writer is done with it
+
+All methods are safe from any thread, and never wait for more than a few instructions of another thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import mmap
+import os
+import struct
+import threading
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from actordbg import ringfile
+from actordbg.capture.arena import CHUNK, Arena
+from actordbg.capture.control import Control
+from actordbg.ringfile import DONE, END, FREE, IN_FLIGHT, OPEN, RAISED, SLOT, WRITING, head_bytes
+from actordbg.store import Store, make_folder
+
+_MADV_POPULATE_WRITE, _MAP_NORESERVE = 23, 0x4000
+_NUMBERS = {count: struct.Struct(f"<{count}q") for count in range(64)}
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class Entry:
+    """One call's place in a ring. `offset`: of its extent in the mapping; `data`: of its first tensor.
+
+    `sequence` counts the calls of the process. `holds`: how many reasons there are to keep it. `whole`: its tensors are there.
+    """
+
+    __slots__ = ("count", "data", "holds", "offset", "sequence", "size", "slot", "state", "whole")
+
+    def __init__(self, slot: int, offset: int, size: int, count: int, sequence: int) -> None:
+        self.slot, self.offset, self.size, self.count, self.sequence = slot, offset, size, count, sequence
+        self.data = offset + head_bytes(count)
+        self.holds = 1
+        self.state = IN_FLIGHT
+        self.whole = False
+
+
+class Ring:
+    """The extents, slots, kinds and books of one process. Made by `create` or `private`."""
+
+    def __init__(self, memory: mmap.mmap, arena: Arena, path: Path | None, descriptor: int | None, kept: int) -> None:
+        self.path = path
+        self.keep = 0
+        self.kept_bytes = kept
+        self.arena = arena
+        self.missed = 0
+        self._memory = memory
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+        self._free = list(range(ringfile.SLOTS - 1, -1, -1))
+        self._recent: deque[Entry] = deque()
+        self._recent_bytes = 0
+        self._running: dict[int, Entry] = {}
+        self._kinds_end = ringfile.KINDS_AT
+        self._ledgers = 0
+        self._sequence = 0
+        self._words = memoryview(memory)[: ringfile.SLOTS_AT].cast("Q")
+
+    @classmethod
+    def create(cls, folder: Path, name: str, facts: Mapping[str, Any], kept: int, queued: int) -> Ring:
+        """A ring file in `folder`, with room for `kept` bytes of last calls and `queued` bytes that wait to be written.
+
+        OSError if there is no file, no lock or no memory to be had; then nothing is left behind.
+        """
+        path = folder / f"{name}{ringfile.SUFFIX}"
+        descriptor = _new_file(path)
+        try:
+            ringfile.hold(descriptor)
+            size = ringfile.DATA + -(-(kept + queued) // CHUNK) * CHUNK
+            os.ftruncate(descriptor, size)
+            backed = ringfile.DATA + (CHUNK if in_shared_memory(folder) else min(kept, size - ringfile.DATA))
+            backed = -(-backed // CHUNK) * CHUNK
+            os.posix_fallocate(descriptor, 0, backed)
+            memory = mmap.mmap(descriptor, size)
+            _touch(memory, 0, backed)
+            memory[: ringfile.HEADER] = ringfile.header_bytes(facts).ljust(ringfile.HEADER, b"\0")
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            os.close(descriptor)
+            raise
+
+        def grow(end: int) -> None:
+            if not in_shared_memory(folder):
+                raise OSError("a ring on a disk does not grow: that could wait for the disk")
+            os.posix_fallocate(descriptor, arena.limit, end - arena.limit)
+            _touch(memory, arena.limit, end - arena.limit)
+
+        arena = Arena(memory, ringfile.DATA, backed, grow)
+        return cls(memory, arena, path, descriptor, kept)
+
+    @classmethod
+    def private(cls, kept: int, queued: int) -> Ring:
+        """A ring without a file: it dies with the process."""
+        size = ringfile.DATA + -(-(kept + queued) // CHUNK) * CHUNK
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
+        memory = mmap.mmap(-1, size, flags)
+        return cls(memory, Arena(memory, ringfile.DATA, ringfile.DATA + CHUNK, None), None, None, kept)
+
+    @property
+    def running(self) -> list[Entry]:
+        """The calls in flight, the oldest first."""
+        with self._lock:
+            return sorted(self._running.values(), key=lambda entry: entry.sequence)
+
+    def describe(self, facts: Mapping[str, Any]) -> None:
+        """Replace the header."""
+        self._memory[: ringfile.HEADER] = ringfile.header_bytes(facts).ljust(ringfile.HEADER, b"\0")
+
+    def add_ledger(self, identity: Mapping[str, Any]) -> tuple[int, memoryview | None]:
+        """The number of a new ledger and its counts (u64) in the books; (-1, None) if there is no more room for one."""
+        text = json.dumps(identity, separators=(",", ":")).encode()
+        with self._lock:
+            if self._ledgers >= ringfile.MAX_LEDGERS or len(text) > ringfile.IDENTITY:
+                return -1, None
+            number, self._ledgers = self._ledgers, self._ledgers + 1
+        first = ringfile.BOOKS + number * ringfile.BOOK
+        words = self._words[(first + ringfile.IDENTITY) // 8 : (first + ringfile.BOOK) // 8]
+        self._memory[first : first + len(text)] = text
+        return number, words
+
+    def add_kind(self, text: bytes) -> tuple[int, int]:
+        """Write down what many calls have in common; (offset, length), or (0, 0) if the ring has no more room for it."""
+        with self._lock:
+            offset = self._kinds_end
+            if offset + len(text) > ringfile.DATA:
+                return 0, 0
+            self._kinds_end = offset + len(text)
+            self._memory[offset : offset + len(text)] = text
+        return offset, len(text)
+
+    def open(self, count: int, tensor_bytes: int) -> Entry | None:
+        """Room for a call with `count` numbers and `tensor_bytes` of tensors (aligned each); None if there is none.
+
+        The entry is held once, for the call itself. The oldest of the last calls make room if they have to.
+        """
+        size = head_bytes(count) + tensor_bytes
+        with self._lock:
+            offset = self.arena.take(size)
+            while offset is None and self._recent:
+                self._forget_oldest()
+                offset = self.arena.take(size)
+            if offset is None:
+                self.missed += 1
+                return None
+            if not self._free:
+                self._forget_oldest()
+            if not self._free:
+                self.arena.give_back(offset)
+                self.missed += 1
+                return None
+            self._sequence += 1
+            entry = Entry(self._free.pop(), offset, size, count, self._sequence)
+            self._running[entry.sequence] = entry
+            return entry
+
+    def commit(
+        self, entry: Entry, ledger: int, book: int, kind: tuple[int, int], numbers: tuple[int, ...], *, whole: bool
+    ) -> None:
+        """Write down all but the tensors; if these are in place (`whole`), at last that the call is in flight."""
+        memory, at = self._memory, ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE
+        packer = _NUMBERS.get(entry.count) or struct.Struct(f"<{entry.count}q")
+        packer.pack_into(memory, entry.offset, *numbers)
+        SLOT.pack_into(
+            memory, at, WRITING, book, ledger, 0, entry.sequence, entry.offset, entry.size, *kind, entry.count
+        )
+        if whole:
+            entry.whole = True
+            memory[at] = IN_FLIGHT
+
+    def arrived(self, entry: Entry) -> None:
+        """The tensors that came from a device are in place now."""
+        with self._lock:
+            entry.whole = True
+            self._memory[ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE] = entry.state
+
+    def leave(self, entry: Entry, raised: bool) -> None:
+        """The call returned or raised: it is one of the last ones now."""
+        with self._lock:
+            entry.state = RAISED if raised else DONE
+            if entry.whole:
+                self._memory[ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE] = entry.state
+            self._running.pop(entry.sequence, None)
+            self._recent.append(entry)
+            self._recent_bytes += entry.size
+            while self._recent and (len(self._recent) > self.keep or self._recent_bytes > self.kept_bytes):
+                self._forget_oldest()
+
+    def write(self, offset: int, data: bytes) -> tuple[int, int]:
+        """Write into an extent; where, and how much."""
+        self._memory[offset : offset + len(data)] = data
+        return offset, len(data)
+
+    def abandon(self, entry: Entry) -> None:
+        """The call could not be copied: its place is free again."""
+        with self._lock:
+            if self._running.pop(entry.sequence, None) is not None:
+                self._release(entry)
+
+    def set_book(self, entry: Entry, book: int) -> None:
+        """How the call stands in the books now."""
+        self._memory[ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE + 1] = book
+
+    def set_end(self, entry: Entry, what: Mapping[str, Any]) -> None:
+        """What came of the call, as JSON; cut down to its first fields if there is too much."""
+        text = json.dumps(what, separators=(",", ":")).encode()
+        if len(text) > END:
+            return
+        at = ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE
+        first = entry.offset + 8 * entry.count
+        self._memory[first : first + len(text)] = text
+        struct.pack_into("<I", self._memory, at + 4, len(text))
+
+    def hold(self, entry: Entry) -> bool:
+        """Somebody else needs the entry, too. False if it is gone."""
+        with self._lock:
+            entry.holds += entry.holds > 0
+            return entry.holds > 0
+
+    def release(self, entry: Entry) -> None:
+        """Somebody does not need the entry any more."""
+        with self._lock:
+            self._release(entry)
+
+    def trim(self) -> None:
+        """Give up memory that is not needed any more."""
+        with self._lock:
+            self.arena.trim()
+
+    def forget(self) -> None:
+        """Forget all last calls."""
+        with self._lock:
+            while self._recent:
+                self._forget_oldest()
+
+    def is_worth_keeping(self) -> bool:
+        """Whether the file has something that is nowhere else: a call that runs, that raised, or that waits to be written."""
+        with self._lock:
+            if self._running or any(entry.state == RAISED for entry in self._recent):
+                return True
+        return bool(self._recent) and any(self._memory[at] == OPEN for at in self._book_bytes())
+
+    def _book_bytes(self) -> list[int]:
+        with self._lock:
+            return [ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE + 1 for entry in self._recent]
+
+    def remove(self) -> None:
+        """Remove the file; the memory lives on until nobody uses it."""
+        if self.path is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+                self.path.parent.rmdir()  # if it was the last one
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close the descriptor, and with it this process's claim to the file. Also what a forked child does."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+    def _forget_oldest(self) -> None:
+        if self._recent:
+            entry = self._recent.popleft()
+            self._recent_bytes -= entry.size
+            self._release(entry)
+
+    def _release(self, entry: Entry) -> None:
+        entry.holds -= 1
+        if entry.holds == 0:
+            self._memory[ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE] = FREE
+            self.arena.give_back(entry.offset)
+            self._free.append(entry.slot)
+
+
+def _new_file(path: Path) -> int:
+    """A descriptor of a new file. Its folder may vanish meanwhile, with another process's last ring: then it is made again."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    for _ in range(10):
+        make_folder(path.parent)
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(path, flags, 0o600)
+    return os.open(path, flags, 0o600)
+
+
+def place(store: Store, control: Control) -> Path:
+    """The folder for the rings of a store, on this machine: as the switch says, else shared memory, else the store."""
+    if control.ring_dir == "store":
+        return store.root / "rings"
+    if control.ring_dir is not None:
+        return Path(control.ring_dir) / _folder_name(store)
+    return default_place(store)
+
+
+def default_place(store: Store) -> Path:
+    """Where rings lie unless the switch says otherwise. ACTORDBG_RING_DIR overrides it on a machine."""
+    named = os.environ.get("ACTORDBG_RING_DIR")
+    if named:
+        return Path(named) / _folder_name(store)
+    if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) and in_shared_memory(SHARED_MEMORY):
+        return SHARED_MEMORY / _folder_name(store)
+    return store.root / "rings"
+
+
+def forget_old(folder: Path, most: int = 64) -> None:
+    """Remove the oldest rings of dead processes beyond `most`: a job that is killed every night must not fill the memory."""
+    dead = []
+    for path in ringfile.ring_paths(folder):
+        with contextlib.suppress(OSError):
+            if not ringfile.is_held(path):
+                dead.append(path)
+    for path in dead[: max(0, len(dead) - most)]:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def in_shared_memory(folder: Path) -> bool:
+    """Whether storing there never waits for a disk: its file system is a tmpfs."""
+    return _file_system(folder) in ("tmpfs", "ramfs")
+
+
+def _folder_name(store: Store) -> str:
+    digest = hashlib.sha256(os.fsencode(os.path.realpath(store.root))).hexdigest()[:16]
+    return f"actordbg-{os.getuid()}-{digest}"
+
+
+def _file_system(folder: Path) -> str:
+    """The kind of the file system that a folder (or its nearest parent that is there) lies on, from the mount table."""
+    real = os.path.realpath(folder)
+    best, kind = "", ""
+    with contextlib.suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
+        for line in mounts:
+            _, point, found, *_ = line.split(" ", 3)
+            point = point.replace("\\040", " ")
+            inside = real == point or real.startswith(point.rstrip("/") + "/")
+            if inside and len(point) >= len(best):
+                best, kind = point, found
+    return kind
+
+
+def _touch(memory: mmap.mmap, first: int, length: int) -> None:
+    """Map the pages now, so that the thread that trains does not take their faults; an older kernel has no such advice."""
+    with contextlib.suppress(OSError):
+        memory.madvise(_MADV_POPULATE_WRITE, first, length)

@@ -1,0 +1,117 @@
+"""`actordbg dump recover`: the inputs that processes had in hand when they died, as dumps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actordbg.cli.options import Json, store_of
+from actordbg.cli.output import emit, note, plural, say, table
+from actordbg.errors import UsageError
+
+if TYPE_CHECKING:
+    from actordbg.recover import RingReport
+    from actordbg.store import Store
+
+
+@dataclass
+class RecoverAnswer:
+    """The rings of this machine. `recovered` counts dumps, `in_flight` those whose call was running."""
+
+    store: str
+    host: str
+    recovered: int
+    in_flight: int
+    rings: list[RingReport]
+
+
+def recover(
+    ctx: typer.Context,
+    rings: Annotated[
+        list[Path] | None, typer.Argument(metavar="[RING]...", help="Ring files; default: all on this machine.")
+    ] = None,
+    live: Annotated[
+        bool, typer.Option("--live", help="Read rings of processes that are still there, too (a hang); they stay.")
+    ] = False,
+    keep_rings: Annotated[bool, typer.Option("--keep-rings", help="Leave the ring files where they are.")] = False,
+    discard: Annotated[
+        bool, typer.Option("--discard", help="Remove the rings of dead processes, and make no dumps.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Turn what dead processes had in hand into dumps: the call in flight, and the last ones before it.
+
+    Rings lie in the shared memory of the machine that the process ran on: run this there, before the machine goes. Recovered
+    dumps are marked: --where "recovered='in_flight'" selects what was running. Exit code 1 if a ring could not be read.
+
+    Example: actordbg dump recover
+    """
+    if discard and (live or keep_rings):
+        raise UsageError("--discard goes without --live and --keep-rings", hint="leave one of them out")
+    store = store_of(ctx).require()
+    answer = recovered_from(store, rings, live=live, keep_rings=keep_rings, discard=discard)
+    emit(answer, _render, as_json)
+    if any(report.problem for report in answer.rings):
+        raise typer.Exit(1)
+
+
+def recovered_from(
+    store: Store,
+    rings: list[Path] | None = None,
+    *,
+    live: bool = False,
+    keep_rings: bool = False,
+    discard: bool = False,
+) -> RecoverAnswer:
+    """Recover rings, all of this machine's by default, and let the catalog know."""
+    from actordbg import recover as recovering
+    from actordbg.capture.facts import host_name
+    from actordbg.catalog.index import forget_dumps
+
+    for path in rings or []:
+        if not path.is_file():
+            raise UsageError(f"{path} is not a file", hint="`actordbg dump status` names the rings")
+    paths = rings or recovering.find_rings(store)
+    if discard:
+        reports = list(recovering.discard(paths))
+    else:
+        reports = list(recovering.recover(store, paths, live=live, keep_rings=keep_rings))
+    dumps = [dump for report in reports for dump in report.dumps]
+    if dumps:
+        folders = {str(Path(dump.path).parent) for dump in dumps}
+        forget_dumps(store, [dump.dump_id for dump in dumps if dump.recorded], folders)
+    flying = sum(dump.recovered == "in_flight" for dump in dumps)
+    return RecoverAnswer(str(store.root), host_name(), len(dumps), flying, reports)
+
+
+def _render(answer: RecoverAnswer) -> None:
+    for report in answer.rings:
+        _say_ring(report)
+    dumps = [dump for report in answer.rings for dump in report.dumps]
+    if dumps:
+        say()
+        rows = [(d.rank, d.role, d.recovered, d.batch_size, d.seq_len, d.dump_id) for d in dumps]
+        table(("rank", "role", "was", "B", "S", "dump"), rows)
+        for dump in dumps:
+            if dump.error:
+                say(f"{dump.dump_id} raised {dump.error}")
+        say(f"{plural(len(dumps), 'dump')} recovered, {answer.in_flight} of a call in flight")
+        note("next: actordbg replay --where \"recovered='in_flight'\"")
+    elif not answer.rings:
+        say(f"No process left a ring on {answer.host}.")
+        note("rings lie where the process ran: run this on that machine; `actordbg dump status` names them")
+
+
+def _say_ring(report: RingReport) -> None:
+    who = f"pid {report.pid}" if report.pid else Path(report.path).name
+    if report.problem:
+        return say(f"{who}: {report.problem}")
+    if report.alive and not report.dumps:
+        return say(f"{who} is alive: its ring is left alone (--live reads it)")
+    if not report.dumps and report.removed:
+        return say(f"{who}: removed {report.path}")
+    lost = f", {plural(report.killed, 'wanted call')} lost with the process" if report.killed else ""
+    return say(f"{who}: {plural(len(report.dumps), 'input')}{lost}")
