@@ -125,7 +125,9 @@ def _replayed(model: Path, cache: Path, dump: Dump, **config: Any) -> dict[str, 
     from actordbg.outcome import ReplayConfig
     from actordbg.replay.golden import check
 
-    with open_actor(ReplayConfig(model=str(model), **config), defaults=dump.record, model_cache=cache) as session:
+    with open_actor(
+        ReplayConfig(model=str(model), attn="sdpa", **config), defaults=dump.record, model_cache=cache
+    ) as session:
         outcome = session.run(dump, backward=session.backward_for(dump.record))
         checked = check(dump, outcome, own_model=True)
         drawn = outcome.randomness

@@ -157,7 +157,7 @@ def test_a_ring_of_ranks_is_noted_and_computed_whole():
 def test_recorded_outputs_and_generator_states_are_not_inputs():
     dump = make_dump(0)
     plain = make_call(signature(Released011), dump, 4096, CPU).arguments.keys()
-    dump.tensors |= {"output.log_probs": torch.zeros(3, 8), "rng.cpu": torch.get_rng_state()}
+    dump.tensors.update({"output.log_probs": torch.zeros(3, 8), "rng.cpu": torch.get_rng_state()})
     assert make_call(signature(Released011), dump, 4096, CPU).arguments.keys() == plain
     assert (dump.outputs.keys(), dump.rng.keys()) == ({"log_probs"}, {"cpu"})
 
