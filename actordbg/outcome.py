@@ -37,6 +37,7 @@ class ReplayConfig:
     """A replay's configuration as asked for. None means: as the dump's own record has it, else the backend's default.
 
     model: "tiny", a path, or a hub name. dtype: "bf16", "fp16" or "fp32". attn: "flash_attention_2", "sdpa", "eager".
+    seed: None means the generator states that a dump recorded, and 0 where it has none.
     compile_backend: torch.compile's: "inductor"; "aot_eager" (graphs and autograd tracing, no code); "eager" (graphs only).
     timeout_s: seconds that one input may take, compile time included.
     """
@@ -54,7 +55,7 @@ class ReplayConfig:
     backward: bool | None = None
     num_layers: int | None = None
     temperature: float | None = None
-    seed: int = 0
+    seed: int | None = None
     timeout_s: float = 600.0
     keep_tensors: bool = False
 
@@ -126,9 +127,11 @@ class ResultRecord:
 
     Log-prob figures are over the tokens that the action mask selects (all real tokens without one). `loss` and
     `grad_norm` are None without backward. `output_digest` is the SHA-256 of the log-probs' bytes in float32.
-    `golden_*` compare with the log-probs (and entropies) that the training run itself recorded, where it did; `rng_match`
-    says whether the generators ended in the states that it recorded.
-    `graphs` and `graph_breaks` count what torch.compile did for this input; `extra` holds what has no column.
+    `golden_*` compare with the log-probs (and entropies) that the training run itself recorded, where it did: a value that is
+    not finite is equal to the same value only. `rng_match` says whether the generators, restored to the states that it recorded,
+    ended in those that it recorded.
+    `graphs` and `graph_breaks` count what torch.compile did for this input; `extra` holds what has no column:
+    `not_compared`, by what was recorded, says why it was not compared.
     """
 
     replay_id: str
@@ -165,7 +168,9 @@ class ResultRecord:
     golden_count: int | None = None
     golden_max_abs: float | None = None
     golden_mean_abs: float | None = None
+    golden_entropy_count: int | None = None
     golden_entropy_max_abs: float | None = None
+    golden_entropy_mean_abs: float | None = None
     rng_match: bool | None = None
     extra: dict[str, Any] = field(default_factory=dict)
 

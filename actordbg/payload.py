@@ -56,7 +56,7 @@ class Dump:
     @property
     def inputs(self) -> dict[str, torch.Tensor]:
         """The tensors that the call received."""
-        return {name: self.tensors[name] for name in self.record.input_names}
+        return {name: t for name, t in self.tensors.items() if not name.startswith((OUTPUT_PREFIX, RNG_PREFIX))}
 
     @property
     def outputs(self) -> dict[str, torch.Tensor]:

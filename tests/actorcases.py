@@ -394,8 +394,10 @@ def spy(ran: list[str], name: str, original: Callable[..., Any]) -> Callable[...
     return attention
 
 
-def run_scenario(name: str, cache: Path, *, world: int | None = None, **environment: str) -> list[dict[str, Any]]:
-    """Run a scenario in `world` processes (None: one, without rank variables), and return what each found."""
+def run_scenario(
+    name: str, cache: Path, *, world: int | None = None, program: str = __file__, **environment: str
+) -> list[dict[str, Any]]:
+    """Run a scenario of `program` in `world` processes (None: one, without rank variables), and return what each found."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -409,7 +411,7 @@ def run_scenario(name: str, cache: Path, *, world: int | None = None, **environm
     for rank in range(world or 1):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world or 1)} if world else {}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        command = [sys.executable, str(Path(__file__).resolve()), name, str(cache)]
+        command = [sys.executable, str(Path(program).resolve()), name, str(cache)]
         started.append(
             subprocess.Popen(command, env=base | place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )
@@ -427,9 +429,9 @@ def finished(process: subprocess.Popen[str]) -> dict[str, Any]:
     return found
 
 
-def main(arguments: Sequence[str]) -> None:
+def main(arguments: Sequence[str], scenarios: dict[str, Any] | None = None) -> None:
     name, cache = arguments
-    print("\n" + json.dumps(globals()[name](Path(cache))), flush=True)
+    print("\n" + json.dumps((scenarios or globals())[name](Path(cache))), flush=True)
     os._exit(0)
 
 

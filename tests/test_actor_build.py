@@ -154,10 +154,12 @@ def test_a_ring_of_ranks_is_noted_and_computed_whole():
     assert "ring_attn_group of 2 ranks" in call.notes[0]
 
 
-def test_recorded_outputs_are_not_inputs():
+def test_recorded_outputs_and_generator_states_are_not_inputs():
     dump = make_dump(0)
-    dump.tensors["output.log_probs"] = torch.zeros(3, 8)
-    assert "output.log_probs" not in make_call(signature(Released011), dump, 4096, CPU).arguments
+    plain = make_call(signature(Released011), dump, 4096, CPU).arguments.keys()
+    dump.tensors.update({"output.log_probs": torch.zeros(3, 8), "rng.cpu": torch.get_rng_state()})
+    assert make_call(signature(Released011), dump, 4096, CPU).arguments.keys() == plain
+    assert (dump.outputs.keys(), dump.rng.keys()) == ({"log_probs"}, {"cpu"})
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.bool, torch.float32])

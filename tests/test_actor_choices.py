@@ -27,6 +27,7 @@ def test_without_a_record_the_machine_decides():
     assert (laptop.dtype, laptop.attn) == ("fp32", "sdpa")
     assert (server.dtype, server.attn) == ("bf16", "flash_attention_2")
     assert (laptop.model, laptop.packing, laptop.temperature, laptop.backward) == ("tiny", False, 1.0, False)
+    assert (laptop.seed, choose(ReplayConfig(seed=7), None, LAPTOP).seed) == (0, 7)
 
 
 def test_on_a_cpu_only_the_tiny_model_is_fp32_by_default():

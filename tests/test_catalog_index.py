@@ -251,7 +251,9 @@ def make_replay(store: Store, replay_id: str, records: list[DumpRecord], **value
 
 def test_results_and_what_the_workers_resolved_come_from_the_journals(store: Store) -> None:
     records = cases.fill(store, 3)
-    folder = make_replay(store, "r1", records, golden_count=5, golden_max_abs=0.25)
+    own = {"golden_count": 5, "golden_max_abs": 0.25, "rng_match": False}
+    own |= {"golden_entropy_count": 5, "golden_entropy_max_abs": 0.5, "golden_entropy_mean_abs": 0.125}
+    folder = make_replay(store, "r1", records, **own)
     summary = refresh(store)
     assert (summary.results, summary.replays) == (3, 1)
     replay = query.get_replay(store, "last")
@@ -270,12 +272,9 @@ def test_results_and_what_the_workers_resolved_come_from_the_journals(store: Sto
     refresh(store)
     replay = query.get_replay(store, "r")
     assert (replay.status, replay.finished_at, replay.dtype) == ("complete", "2025-07-01T02", "fp32")
-    assert query.results_for(store, "r1")[0] == cases.result(
-        "r1", records[0].dump_id, forward_s=0.5, golden_count=5, golden_max_abs=0.25
-    )
-    assert contents(store)["comparison"] == sorted(
-        (("r1", r.dump_id, "golden", 5, 0.25, None) for r in records), key=repr
-    )
+    assert query.results_for(store, "r1")[0] == cases.result("r1", records[0].dump_id, forward_s=0.5, **own)
+    rows = (("golden", 5, 0.25, None), ("golden-entropy", 5, 0.5, 0.125))
+    assert contents(store)["comparison"] == sorted((("r1", r.dump_id, *row) for r in records for row in rows), key=repr)
 
 
 def test_a_growing_journal_is_read_on_and_a_cut_line_waits(store: Store) -> None:
@@ -457,7 +456,7 @@ def test_a_result_keeps_every_field(store: Store) -> None:
     dump = cases.fill(store, 1)[0]
     full = ResultRecord(
         "r1", dump.dump_id, "passed", 2, 1, 3, "2025-07-01T00", "2025-07-01T01", "ValueError", "why", "sig", "log", 0.1, 0.2, 0.3,
-        13, 65.0, 1 << 30, 12, -1.5, 0.5, -9.0, -0.1, 0, 2.5, 0.7, 1.1, "ab" * 32, 1, 0, True, 12, 0.01, 0.001, 0.02, False, {"a": [1]},
+        13, 65.0, 1 << 30, 12, -1.5, 0.5, -9.0, -0.1, 0, 2.5, 0.7, 1.1, "ab" * 32, 1, 0, True, 12, 0.01, 0.001, 12, 0.02, 0.002, False, {"a": [1]},
     )  # fmt: skip
     folder = cases.write_spec(store, cases.spec("r1", [dump]))
     cases.append(folder / "rank1.jsonl", full)

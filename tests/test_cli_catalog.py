@@ -10,11 +10,12 @@ from typing import Annotated, Any
 
 import catalogcases as cases
 import pytest
+import torch
 import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
-from actordbg import dumpfile
+from actordbg import dumpfile, payload
 from actordbg.catalog import headers, prune, query
 from actordbg.catalog.index import refresh
 from actordbg.cli import dump_ls, dump_prune, dump_show, dump_verify, index
@@ -111,6 +112,36 @@ def test_show_tells_record_tensors_and_results(store: Store) -> None:
     assert answer["results"][0]["status"] == "failed"
     with pytest.raises(UsageError):
         run(store, "show", "nope")
+
+
+def test_show_tells_inputs_from_what_was_recorded_beside_them(store: Store) -> None:
+    described = cases.record(0, rng={"cpu": "0" * 64})
+    tensors = {
+        "rng.cpu": torch.arange(16, dtype=torch.uint8), "output.entropy": torch.ones(2, 7), "output.log_probs": -torch.ones(2, 7),
+        "sequences": torch.arange(16).view(2, 8),
+    }  # fmt: skip
+    store.publish_dump(*payload.encode(described, tensors))
+    own = {"golden_count": 14, "golden_max_abs": 0.25, "golden_entropy_max_abs": 0.125, "rng_match": False}
+    folder = cases.write_spec(store, cases.spec("r1", [described]))
+    cases.append(folder / "rank0.jsonl", cases.result("r1", described.dump_id, **own))
+    out = run(store, "show", described.dump_id, "--values").stdout
+    assert "what the call returned (entropy, log_probs); random generators before it (cpu)" in out
+    for word in ("log-probs off", "0.25", "entropy off", "0.125", "same draws", "no"):
+        assert word in out
+    folder = cases.write_spec(store, cases.spec("r2", [described]))
+    unlike = cases.result(
+        "r2",
+        described.dump_id,
+        finished_at="2999",
+        extra={"not_compared": {"log-probs": "because", "entropies": "because"}},
+    )
+    cases.append(folder / "rank0.jsonl", unlike)
+    assert run(store, "show", described.dump_id).stdout.count("not compared in r2: because") == 1
+    shown = json.loads(run(store, "show", described.dump_id, "--values", "--json").stdout)["tensors"]
+    assert [(one["name"], one["kind"], one["nonzero"]) for one in shown] == [
+        ("sequences", "input", 15), ("output.entropy", "output", 14), ("output.log_probs", "output", 14),
+        ("rng.cpu", "generator", None),
+    ]  # fmt: skip
 
 
 def test_verify_names_every_damaged_file_and_exits_1(store: Store) -> None:

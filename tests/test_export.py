@@ -34,6 +34,7 @@ def dump(store: Store) -> Dump:
         "sequences": torch.arange(20).reshape(2, 10)[:, ::2],
         "action_mask": torch.ones(2, 3, dtype=torch.bfloat16),
         "output.log_probs": torch.randn(2, 3),
+        "rng.cpu": torch.get_rng_state(),
     }
     finished, blob = payload.encode(record, tensors)
     return payload.load(store.publish_dump(finished, blob))
@@ -42,7 +43,9 @@ def dump(store: Store) -> Dump:
 def test_safetensors_holds_logical_dtypes_and_the_record(dump: Dump, tmp_path: Path):
     path = export_dump(dump, tmp_path / "new" / "folder", "safetensors")
     assert path == tmp_path / "new" / "folder" / "d1.safetensors"
-    for name, tensor in load_file(path).items():
+    exported = load_file(path)
+    assert exported.keys() == dump.tensors.keys() >= {"output.log_probs", "rng.cpu"}
+    for name, tensor in exported.items():
         assert tensor.dtype == dump.tensors[name].dtype and torch.equal(tensor, dump.tensors[name])
     with safetensors.safe_open(path, "pt") as file:
         assert DumpRecord.from_json(file.metadata()["actordbg"]) == dump.record

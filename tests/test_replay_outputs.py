@@ -7,7 +7,7 @@ import hashlib
 import pytest
 import torch
 
-from actordbg.replay.outputs import compare_with_golden, golden_of, summarise, verdict_of
+from actordbg.replay.outputs import summarise, verdict_of
 
 VALUES = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, float("nan"), -6.0]])
 MASK = torch.tensor([[True, True, False], [True, False, True]])
@@ -54,19 +54,3 @@ def test_an_input_without_a_single_token_passes_with_nothing_to_say() -> None:
 def test_entropy_is_averaged_over_the_same_tokens() -> None:
     entropy = torch.tensor([[1.0, 2.0, 99.0], [3.0, 99.0, 6.0]])
     assert summarise(VALUES, MASK, entropy)["entropy_mean"] == pytest.approx(3.0)
-
-
-def test_golden_log_probs_are_compared_token_by_token_and_only_where_the_shapes_agree() -> None:
-    golden = VALUES.nan_to_num(0.0) + torch.tensor([[0.5, 0.0, 9.0], [-0.25, 9.0, 0.0]])
-    compared = compare_with_golden(VALUES, MASK, golden)
-    assert compared["golden_count"] == 4
-    assert compared["golden_max_abs"] == pytest.approx(0.5)
-    assert compared["golden_mean_abs"] == pytest.approx(0.75 / 4)
-    assert compare_with_golden(VALUES, MASK, golden[:, :2]) == {}
-
-
-def test_the_golden_log_probs_are_those_of_the_actions_where_the_call_had_a_mask() -> None:
-    actions, every = VALUES[:, -2:], VALUES
-    assert golden_of({"action_log_probs": actions, "entropy": every}) is actions
-    assert golden_of({"log_probs": every}) is every
-    assert golden_of({"entropy": every}) is None

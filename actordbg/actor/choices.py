@@ -12,6 +12,7 @@ anything starts and the worker decides the same.
 | packing | `packing_samples` | off |
 | temperature | `temperature` | 1.0 |
 | backward | `grad_enabled`: a training pass is replayed with its backward | off |
+| seed | before each forward the generator states of *its* dump (`actordbg.actor.randomness`) | 0 |
 
 Packing, temperature and backward follow *each* dump's record where the configuration leaves them open (see
 `ActorSession.run`); what is decided here from the first dump decides how the engine is built.
@@ -43,6 +44,7 @@ BACKENDS = ("plain", "deepspeed")
 COMPILE_BACKENDS = ("inductor", "aot_eager", "eager")
 """What torch.compile may hand its graphs to; each runs one stage less, which tells which stage breaks."""
 TINY = "tiny"
+DEFAULT_SEED = 0
 
 _PACKAGES = ("openrlhf", "torch", "transformers", "deepspeed", "flash-attn", "safetensors")
 
@@ -98,6 +100,7 @@ class Choices:
     temperature: float
     backward: bool
     num_layers: int | None = None
+    seed: int = DEFAULT_SEED
 
 
 def choose(config: ReplayConfig, defaults: DumpRecord | None, facts: Facts) -> Choices:
@@ -111,6 +114,7 @@ def choose(config: ReplayConfig, defaults: DumpRecord | None, facts: Facts) -> C
         temperature=_first(config.temperature, defaults and defaults.temperature, 1.0),
         backward=_first(config.backward, defaults and defaults.grad_enabled, False),
         num_layers=config.num_layers,
+        seed=_first(config.seed, DEFAULT_SEED),
     )
 
 

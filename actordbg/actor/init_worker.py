@@ -65,7 +65,7 @@ def try_actor(order: InitOrder, result: InitResult) -> None:
 
     with open_actor(ReplayConfig.from_dict(order.config), model_cache=Path(order.models)) as session:
         result.resolved = session.resolved
-        dump = dummy_input(order.batch_size, order.seq_len, session.resolved["vocab_size"], session.config.seed)
+        dump = dummy_input(order.batch_size, order.seq_len, session.resolved["vocab_size"], session.choices.seed)
         outcome = session.run(dump, backward=session.choices.backward)
         for name in ("forward_s", "backward_s", "peak_memory_bytes", "loss", "grad_norm", "graphs"):
             setattr(result, name, getattr(outcome, name))

@@ -6,8 +6,9 @@ arguments that were captured. Three properties are what a replay is worth:
 * **What is reported is what ran.** `session.resolved` is read off the built model (`config._attn_implementation`, the
   parameters' dtype, the engine's ZeRO stage), never copied from the flags: OpenRLHF's Actor swallows arguments that it does
   not know, and a fallback to another attention would go unseen.
-* **Inputs do not influence each other.** The seed is set before each input, no optimizer step ever changes a weight, and no
-  gradient is left behind. So a replay of one input gives what the replay of all gave for it.
+* **Inputs do not influence each other.** The generators are set before each input (as the run recorded them, else to the seed),
+  no optimizer step ever changes a weight, and no gradient is left behind. So a replay of one input gives what the replay of all
+  gave for it.
 * **Memory does not grow.** Logits are released before `run` returns; what stays is the log-probs of one input.
 
 Example:
@@ -31,7 +32,7 @@ from typing import Any
 
 import torch
 
-from actordbg.actor import known, measure
+from actordbg.actor import known, measure, randomness
 from actordbg.actor.backends.base import Place, set_seed
 from actordbg.actor.backends.choose import open_backend
 from actordbg.actor.build import parameter_count, resolved_attention, resolved_dtype, text_config
@@ -39,6 +40,7 @@ from actordbg.actor.call import Call, Signature, make_call, read_result
 from actordbg.actor.choices import COMPILE_BACKENDS, choose, gather_facts
 from actordbg.actor.compiling import CompileCount
 from actordbg.actor.cpu import allow_fp32_actor, install_cpu_support, stand_in_for_flash_attn
+from actordbg.actor.randomness import Randomness
 from actordbg.errors import UsageError
 from actordbg.outcome import ReplayConfig
 from actordbg.payload import Dump
@@ -54,6 +56,7 @@ class ForwardOutcome:
     recorded call asked for it. Times in seconds, device work included; `backward_s` includes clearing the gradients.
     `peak_memory_bytes`: CUDA memory allocated, or resident memory of the process on a CPU, at its highest in this input.
     `graphs`, `graph_breaks`: what torch.compile did in this input, None where nothing is compiled.
+    `randomness`: where its random numbers came from, None where the dump says nothing about them.
     `folded`: token ids were outside the vocabulary and were folded into it. `notes`: where the call differs from the record.
     `tensors`: with `keep`, what is worth storing, by name.
     """
@@ -68,6 +71,7 @@ class ForwardOutcome:
     peak_memory_bytes: int | None = None
     graphs: int | None = None
     graph_breaks: int | None = None
+    randomness: Randomness | None = None
     folded: bool = False
     packing: bool = False
     temperature: float = 1.0
@@ -109,7 +113,7 @@ class ActorSession:
         self._facts = gather_facts(cuda=torch.cuda.is_available(), gpus=torch.cuda.device_count())
         self.choices = choose(config, defaults, self._facts)
         known.refuse(config, self.choices, self._facts)
-        set_seed(config.seed)
+        set_seed(self.choices.seed)
         self._backend = open_backend(config, self.choices, model_cache)
         self._signature = Signature.of(self._backend.actor)
         self.resolved: dict[str, Any] = self._describe() | {"load_s": time.perf_counter() - began}
@@ -144,7 +148,7 @@ class ActorSession:
         call = make_call(self._signature, dump, self.resolved["vocab_size"], self._backend.device)
         settings = self._follow(dump.record, backward)
         try:
-            outcome = self._run(call, settings, dump.record, backward)
+            outcome = self._run(call, settings, dump, backward)
         except Exception:
             self._backend.recover()
             raise
@@ -160,19 +164,20 @@ class ActorSession:
         """Free the model. A process group lives as long as its process."""
         self._backend.close()
 
-    def _run(
-        self, call: Call, settings: tuple[bool, float, bool], record: DumpRecord, backward: bool
-    ) -> ForwardOutcome:
+    def _run(self, call: Call, settings: tuple[bool, float, bool], dump: Dump, backward: bool) -> ForwardOutcome:
         device = self._backend.device
         packing, temperature, training = settings
-        set_seed(self.config.seed)
+        set_seed(self.choices.seed)
+        drawn = randomness.restore(dump, device, self.config.seed)
         measure.reset_peak(device)
         compiled = CompileCount.now()
         began = measure.now(device)
-        with torch.set_grad_enabled(backward), self._autocast(record):
+        with torch.set_grad_enabled(backward), self._autocast(dump.record):
             log_probs, entropy = read_result(self._backend.actor(**call.arguments), call.mask)
+        forward_s = measure.now(device) - began
         outcome = ForwardOutcome(
-            forward_s=measure.now(device) - began,
+            forward_s=forward_s,
+            randomness=drawn and randomness.check(drawn, dump, device),
             log_probs=log_probs.detach().float().cpu(),
             mask=call.mask.cpu(),
             entropy=None if entropy is None else entropy.detach().float().cpu(),
@@ -233,7 +238,7 @@ class ActorSession:
             "packing": bool(getattr(self._backend.actor, "packing_samples", False)),
             "temperature": float(getattr(self._backend.actor, "temperature", 1.0)),
             "backward": self.choices.backward,
-            "seed": self.config.seed,
+            "seed": self.choices.seed,
             "device": str(self._backend.device),
             "device_name": torch.cuda.get_device_name() if self._backend.device.type == "cuda" else "cpu",
             "threads": torch.get_num_threads(),

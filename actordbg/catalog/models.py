@@ -208,7 +208,9 @@ class Result(SQLModel, table=True):
     golden_count: int | None = _integer("log-probs compared with those that the run recorded")
     golden_max_abs: float | None = _real("largest absolute difference from them, nats")
     golden_mean_abs: float | None = _real("mean absolute difference from them, nats")
-    golden_entropy_max_abs: float | None = _real("largest absolute difference from the run's own entropies, nats")
+    golden_entropy_count: int | None = _integer("entropies compared with those that the run recorded")
+    golden_entropy_max_abs: float | None = _real("largest absolute difference from them, nats")
+    golden_entropy_mean_abs: float | None = _real("mean absolute difference from them, nats")
     rng_match: int | None = _flag("whether the generators ended in the run's own states; NULL if not comparable")
     extra: Any = _json("what has no column")
 

@@ -24,6 +24,9 @@ EVENT_COLUMNS = (
     "event", "timestamp", "target", "sha256_before", "sha256_after", "python", "openrlhf_version", "actordbg_version",
 )  # fmt: skip
 
+GOLDEN = {"golden": "golden", "golden-entropy": "golden_entropy"}
+"""What a comparison is against, and how the columns of `result` that it is made from begin."""
+
 _FINISHED_LATER = "(excluded.finished_at, excluded.attempt) >= (result.finished_at, result.attempt)"
 
 
@@ -180,15 +183,16 @@ def _put_results(connection: Connection, news: News) -> None:
 
 def _compare_with_golden(connection: Connection, replay_id: str, dump_ids: Sequence[str]) -> None:
     which = [(replay_id, dump_id) for dump_id in dump_ids]
-    connection.exec_driver_sql(
-        "DELETE FROM comparison WHERE replay_id = ? AND dump_id = ? AND against = 'golden'", which
-    )
-    connection.exec_driver_sql(
-        "INSERT INTO comparison (replay_id, dump_id, against, count, max_abs, mean_abs) "
-        "SELECT replay_id, dump_id, 'golden', golden_count, golden_max_abs, golden_mean_abs FROM result "
-        "WHERE replay_id = ? AND dump_id = ? AND golden_count IS NOT NULL",
-        which,
-    )
+    for against, column in GOLDEN.items():
+        connection.exec_driver_sql(
+            f"DELETE FROM comparison WHERE replay_id = ? AND dump_id = ? AND against = '{against}'", which
+        )
+        connection.exec_driver_sql(
+            "INSERT INTO comparison (replay_id, dump_id, against, count, max_abs, mean_abs) "
+            f"SELECT replay_id, dump_id, '{against}', {column}_count, {column}_max_abs, {column}_mean_abs FROM result "
+            f"WHERE replay_id = ? AND dump_id = ? AND {column}_count IS NOT NULL",
+            which,
+        )
 
 
 def _point_to_last_result(connection: Connection, dump_ids: Sequence[str]) -> None:

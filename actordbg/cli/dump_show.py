@@ -17,11 +17,18 @@ if TYPE_CHECKING:
     from actordbg.record import DumpRecord
 
 
+INPUT, OUTPUT, GENERATOR = _KINDS = ("input", "output", "generator")
+
+
 @dataclass
 class TensorSummary:
-    """One tensor; min, max and nonzero only with --values."""
+    """One tensor. `kind`: "input"; "output", what the call returned; "generator", a random generator's state before it.
+
+    min, max and nonzero only with --values, and not of a generator's state, whose bytes are no figures.
+    """
 
     name: str
+    kind: str
     dtype: str
     shape: tuple[int, ...]
     stored: str
@@ -67,22 +74,32 @@ def show(
 
 
 def _specs(record: DumpRecord) -> list[TensorSummary]:
-    return [TensorSummary(name, spec.dtype, spec.shape, spec.stored) for name, spec in record.tensors.items()]
+    return [
+        TensorSummary(name, _kind(name), spec.dtype, spec.shape, spec.stored)
+        for name, spec in sorted(record.tensors.items(), key=lambda item: _KINDS.index(_kind(item[0])))
+    ]
 
 
 def _with_values(path: Path) -> list[TensorSummary]:
     from actordbg.payload import load
 
     dump = load(path)
-    summaries = []
-    for name, tensor in dump.tensors.items():
-        spec = dump.record.tensors[name]
-        figures: tuple[Any, ...] = (None, None, 0)
+    summaries = _specs(dump.record)
+    for summary in summaries:
+        if summary.kind == GENERATOR:
+            continue
+        tensor, summary.nonzero = dump.tensors[summary.name], 0
         if tensor.numel() and not tensor.is_complex():
             wide = tensor.double() if tensor.is_floating_point() else tensor.long()
-            figures = (wide.min().item(), wide.max().item(), int(tensor.count_nonzero()))
-        summaries.append(TensorSummary(name, spec.dtype, spec.shape, spec.stored, *map(_finite, figures)))
+            summary.min, summary.max = _finite(wide.min().item()), _finite(wide.max().item())
+            summary.nonzero = int(tensor.count_nonzero())
     return summaries
+
+
+def _kind(name: str) -> str:
+    from actordbg.record import OUTPUT_PREFIX, RNG_PREFIX
+
+    return OUTPUT if name.startswith(OUTPUT_PREFIX) else GENERATOR if name.startswith(RNG_PREFIX) else INPUT
 
 
 def _finite(value: Any) -> Any:
@@ -109,10 +126,29 @@ def _render(answer: DumpAnswer) -> None:
     if not answer.results:
         output.say("no result yet: `actordbg replay --where \"dump_id='...'\"`")
         return
+    own = _own_columns(answer)
     output.table(
-        ("replay", "status", "forward s", "backward s", "mean log-prob", "error"),
-        [(r.replay_id, r.status, r.forward_s, r.backward_s, r.logprob_mean, r.error_class) for r in answer.results],
+        ("replay", "status", "forward s", "backward s", "mean log-prob", *own, "error"),
+        [
+            (r.replay_id, r.status, r.forward_s, r.backward_s, r.logprob_mean)
+            + (*(getattr(r, name) for name in own.values()), r.error_class)
+            for r in answer.results
+        ],
     )
+    if own:
+        output.say("off: largest difference from what the run itself recorded, in nats; - was not compared")
+    newest = answer.results[0]
+    for reason in dict.fromkeys((newest.extra.get("not_compared") or {}).values()):
+        output.say(f"not compared in {newest.replay_id}: {reason}")
+
+
+def _own_columns(answer: DumpAnswer) -> dict[str, str]:
+    """Heading -> field of a result, for what the run recorded of its own results."""
+    kinds = {tensor.kind for tensor in answer.tensors}
+    own = {"log-probs off": "golden_max_abs"} if OUTPUT in kinds else {}
+    if "output.entropy" in answer.record.tensors:
+        own["entropy off"] = "golden_entropy_max_abs"
+    return own | ({"same draws": "rng_match"} if GENERATOR in kinds else {})
 
 
 def _facts(answer: DumpAnswer) -> list[tuple[str, str]]:
@@ -131,9 +167,19 @@ def _facts(answer: DumpAnswer) -> list[tuple[str, str]]:
         "mode": f"training {output.cell(record.training)}, grad {output.cell(record.grad_enabled)}, "
         f"packing {output.cell(record.packing_samples)}, autocast {record.autocast_dtype or '-'}",
         "temperature": record.temperature,
+        "recorded too": _recorded_too(answer.tensors),
         "arguments": ", ".join(f"{name}={value}" for name, value in sorted(record.arguments.items())),
         "source": record.source + (f" ({record.origin['name']})" if "name" in record.origin else ""),
         "versions": ", ".join(f"{name} {version}" for name, version in sorted(record.versions.items())),
         "replayable": "yes" if record.replayable else f"no: {', '.join(f'{k} ({v})' for k, v in record.extra.items())}",
     }
     return [(name, str(value)) for name, value in facts.items() if value not in (None, "")]
+
+
+def _recorded_too(tensors: list[TensorSummary]) -> str:
+    names = {
+        kind: ", ".join(t.name.partition(".")[2] for t in tensors if t.kind == kind) for kind in (OUTPUT, GENERATOR)
+    }
+    parts = [f"what the call returned ({names[OUTPUT]})"] * bool(names[OUTPUT])
+    parts += [f"random generators before it ({names[GENERATOR]})"] * bool(names[GENERATOR])
+    return "; ".join(parts)

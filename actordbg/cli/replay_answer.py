@@ -10,7 +10,7 @@ from actordbg.cli import output
 
 if TYPE_CHECKING:
     from actordbg.outcome import ReplaySpec, ResultRecord
-    from actordbg.report.model import ReplaySummary
+    from actordbg.report.model import Generators, Golden, NotCompared, ReplaySummary
     from actordbg.store import Store
 
 
@@ -32,7 +32,9 @@ class ReplayAnswer:
     """What a replay came to. Times in seconds over steady inputs (see `actordbg report`); `replay_id` None: nothing matched.
 
     `selected` counts the dumps that were chosen, `skipped` why others of them were left out. `folded_ids` counts the inputs with
-    token ids outside of the model's vocabulary, which were folded into it. `folder` has the journals and logs.
+    token ids outside of the model's vocabulary, which were folded into it. `golden`, `golden_entropy` and `generators` say how
+    far what came out is from what the run itself recorded (None: nothing to compare), `not_compared` what was recorded
+    and could not be compared. `folder` has the journals and logs.
     """
 
     replay_id: str | None
@@ -52,6 +54,10 @@ class ReplayAnswer:
     tokens_per_s: float | None = None
     peak_memory_bytes: int | None = None
     folded_ids: int = 0
+    golden: Golden | None = None
+    golden_entropy: Golden | None = None
+    generators: Generators | None = None
+    not_compared: tuple[NotCompared, ...] = ()
     failures: tuple[FailureAnswer, ...] = ()
     findings: tuple[dict[str, Any], ...] = ()
     resolved: dict[str, Any] = field(default_factory=dict)
@@ -96,6 +102,10 @@ def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
         tokens_per_s=summary.tokens_per_s.median,
         peak_memory_bytes=summary.peak_memory_bytes,
         folded_ids=summary.logprobs.folded_ids if summary.logprobs else 0,
+        golden=summary.golden,
+        golden_entropy=summary.golden_entropy,
+        generators=summary.generators,
+        not_compared=summary.not_compared,
         failures=tuple(
             FailureAnswer(one.name, one.count, one.statuses, one.cause, one.explanation, one.ways_out, one.examples)
             for one in summary.failures
@@ -140,6 +150,8 @@ def render(answer: ReplayAnswer) -> None:
 
 
 def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
+    from actordbg.report.golden import against_the_run
+
     lines = []
     if answer.first_forward_s is not None:
         lines.append(
@@ -161,6 +173,8 @@ def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
         lines.append(
             ("ids folded", f"token ids of {output.plural(answer.folded_ids, 'input')} into the model's vocabulary")
         )
+    own = against_the_run(answer.golden, answer.golden_entropy, answer.generators, answer.not_compared)
+    lines += [("the run's own", text) for text in own]
     lines.append(("journals, logs", str(answer.folder)))
     return lines
 

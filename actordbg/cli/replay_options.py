@@ -86,7 +86,12 @@ Backward = Annotated[
     bool | None,
     _option("--backward/--no-backward", help="Backward too (default: where the recorded call had gradients)."),
 ]
-Seed = Annotated[int | None, _option("--seed", metavar="N", help="Set before each input (default 0).")]
+Seed = Annotated[
+    int | None,
+    _option(
+        "--seed", metavar="N", help="Set before each input (default: the generator states that were recorded, else 0)."
+    ),
+]
 Temperature = Annotated[
     float | None, _option("--temperature", help="Divides the logits (default: as recorded, else 1).")
 ]

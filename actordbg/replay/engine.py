@@ -65,14 +65,14 @@ class ActorEngine:
         return self.root / item.path
 
     def _fields(self, dump: Dump, outcome: ForwardOutcome) -> dict[str, Any]:
-        from actordbg.replay.outputs import compare_with_golden, golden_of, summarise, verdict_of
+        from actordbg.replay import golden
+        from actordbg.replay.outputs import summarise, verdict_of
 
         tokens = dump.record.tokens
         fields = summarise(outcome.log_probs, outcome.mask, outcome.entropy)
         fields |= verdict_of(fields, outcome.loss, outcome.grad_norm)
-        golden = golden_of(dump.outputs)
-        if golden is not None and self._session.resolved["model"] != TINY:
-            fields |= compare_with_golden(outcome.log_probs, outcome.mask, golden)
+        checked = golden.check(dump, outcome, own_model=self._session.resolved["model"] != TINY)
+        fields |= checked.fields
         seconds = outcome.forward_s + (outcome.backward_s or 0.0)
         return fields | {
             "forward_s": outcome.forward_s,
@@ -85,7 +85,7 @@ class ActorEngine:
             "graphs": outcome.graphs,
             "graph_breaks": outcome.graph_breaks,
             "folded_ids": outcome.folded,
-            "extra": _extra(outcome),
+            "extra": _extra(outcome, checked.not_compared),
         }
 
     def _keep(self, item: ReplayInput, outcome: ForwardOutcome) -> None:
@@ -112,12 +112,16 @@ class ActorEngine:
         return False
 
 
-def _extra(outcome: ForwardOutcome) -> dict[str, Any]:
+def _extra(outcome: ForwardOutcome, not_compared: dict[str, str]) -> dict[str, Any]:
     extra: dict[str, Any] = {
         "packing": outcome.packing,
         "temperature": outcome.temperature,
         "training": outcome.training,
     }
+    if outcome.randomness and outcome.randomness.restored:
+        extra["restored"] = list(outcome.randomness.restored)
+    if not_compared:
+        extra["not_compared"] = not_compared
     if outcome.notes:
         extra["notes"] = list(outcome.notes)
     return extra

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -35,28 +34,6 @@ def summarise(log_probs: torch.Tensor, mask: torch.Tensor, entropy: torch.Tensor
     if entropy is not None and entropy.shape == mask.shape:
         fields["entropy_mean"] = _finite_mean(entropy[mask.bool()])
     return fields
-
-
-def golden_of(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
-    """The log-probs that the recorded call returned, if they were recorded: of the actions [B, A], or of all next tokens.
-
-    The recorder names them `action_log_probs` where the call had an action mask (PPO's do), else `log_probs` [B, S-1].
-    """
-    return outputs.get("action_log_probs", outputs.get("log_probs"))
-
-
-def compare_with_golden(log_probs: torch.Tensor, mask: torch.Tensor, golden: torch.Tensor) -> dict[str, Any]:
-    """`golden_*` fields against the log-probs that the training run recorded; empty where the shapes differ."""
-    if golden.shape != log_probs.shape:
-        return {}
-    difference = (log_probs.double() - golden.double()).abs()[mask.bool()]
-    if not difference.numel():
-        return {"golden_count": 0}
-    return {
-        "golden_count": difference.numel(),
-        "golden_max_abs": float(difference.max()),
-        "golden_mean_abs": float(difference.mean()),
-    }
 
 
 def verdict_of(fields: dict[str, Any], loss: float | None, grad_norm: float | None) -> dict[str, Any]:

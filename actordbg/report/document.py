@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actordbg.report.figures import Spread
+from actordbg.report.golden import against_the_run
 from actordbg.report.model import Against, Counts, FailureGroup, ReplaySummary, Summary
 from actordbg.report.words import memory, number, plural, rate, ratio, seconds, setting
 
@@ -126,6 +127,9 @@ def _compared(one: ReplaySummary, against: Against) -> tuple[str, ...]:
 
 def _configured(one: ReplaySummary, against: Against) -> str:
     text = f"{one.label}  {one.replay_id}: {_settings(against.differs, others=True) or 'the same configuration'}"
+    if one.golden and one.golden.max_abs is not None:
+        text += f"; log-probs at most {number(one.golden.max_abs, 3)} nats from the run's own"
+        text += f" ({plural(one.golden.nonfinite, 'input')} not finite on one side)" * bool(one.golden.nonfinite)
     if one.label == "A" or against.mean_moved is None:
         return text
     return f"{text}; mean log-prob of an input moved by at most {number(against.mean_moved, 3)} nats"
@@ -271,12 +275,8 @@ def _numbers(one: ReplaySummary) -> list[Block]:
             lines.append(f"entropy: mean {number(p.entropy_mean)} nats")
         if p.folded_ids:
             lines.append(f"token ids of {plural(p.folded_ids, 'input')} were folded into the model's vocabulary")
-    if one.golden:
-        g = one.golden
-        lines.append(
-            f"against the log-probs that the run recorded: {plural(g.results, 'input')}, {plural(g.count, 'token')};"
-            f" |difference| mean {number(g.mean_abs)}, largest {number(g.max_abs)} nats in {g.worst_dump or '-'}"
-        )
+    own = against_the_run(one.golden, one.golden_entropy, one.generators, one.not_compared)
+    lines += [f"against the run's own {text}" for text in own]
     if one.compiled:
         c = one.compiled
         lines.append(f"torch.compile: {plural(c.graphs, 'graph')}, {plural(c.graph_breaks, 'graph break')}")

@@ -133,17 +133,44 @@ class LogProbs:
 
 @dataclass(frozen=True)
 class Golden:
-    """Distance to the log-probs that the training run itself recorded: how many inputs and tokens, absolute values.
+    """Distance to the log-probs, or entropies, that the training run itself recorded, in absolute values.
 
-    The two were computed by different weights, kernels or dtypes unless the replay used the training's own: a large
-    distance is a finding only where they should be equal.
+    `results` inputs, `count` tokens; `equal` inputs do not differ in any of them, `nonfinite` ones have a token that is finite
+    on one side only, and the figures are over the others. The two were computed by different weights, kernels or dtypes
+    unless the replay used the training's own: a large distance is a finding only where they should be equal.
     """
 
     results: int
+    equal: int
+    nonfinite: int
     count: int
     max_abs: float | None
     mean_abs: float | None
     worst_dump: str | None
+
+
+@dataclass(frozen=True)
+class Generators:
+    """Random generators that were set to the states that the run recorded before the call.
+
+    `restored`: inputs with at least one such generator, `devices` of which kind; `matched`, `differed`: inputs whose generators
+    ended in the run's own states, or in others (the replay drew other numbers); the rest cannot be told.
+    """
+
+    restored: int
+    devices: tuple[str, ...]
+    matched: int
+    differed: int
+    example: str | None
+
+
+@dataclass(frozen=True)
+class NotCompared:
+    """`count` inputs whose `what` (log-probs, entropies, generators) the run recorded, and why they were not compared."""
+
+    what: str
+    count: int
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -183,6 +210,9 @@ class ReplaySummary:
     slowest_are_steady: bool
     logprobs: LogProbs | None
     golden: Golden | None
+    golden_entropy: Golden | None
+    generators: Generators | None
+    not_compared: tuple[NotCompared, ...]
     compiled: Compiled | None
 
 

@@ -32,11 +32,11 @@ from actordbg.report.figures import (
     spread,
     weighted_mean,
 )
+from actordbg.report.golden import generators_of, golden_of, not_compared_of
 from actordbg.report.model import (
     BucketFigures,
     Compiled,
     Counts,
-    Golden,
     Inputs,
     LogProbs,
     ReplayData,
@@ -124,7 +124,10 @@ def _replay(data: ReplayData, name: str, slowest: int, explain: Explain) -> Repl
         slowest=_slowest(steady or measured, by_id, slowest),
         slowest_are_steady=bool(steady),
         logprobs=_logprobs(results),
-        golden=_golden(results),
+        golden=golden_of(results, "golden"),
+        golden_entropy=golden_of(results, "golden_entropy"),
+        generators=generators_of(results),
+        not_compared=not_compared_of(results),
         compiled=_compiled(results),
     )
 
@@ -244,21 +247,6 @@ def _logprobs(results: Sequence[ResultRecord]) -> LogProbs | None:
         nonfinite=sum(one.nonfinite or 0 for one in known),
         entropy_mean=weighted_mean((one.entropy_mean, one.logprob_count) for one in known),
         folded_ids=sum(bool(one.folded_ids) for one in known),
-    )
-
-
-def _golden(results: Sequence[ResultRecord]) -> Golden | None:
-    known = [one for one in results if one.golden_count]
-    if not known:
-        return None
-    measured = [one for one in known if finite([one.golden_max_abs])]
-    worst = max(measured, key=lambda one: one.golden_max_abs or 0.0, default=None)
-    return Golden(
-        results=len(known),
-        count=sum(one.golden_count or 0 for one in known),
-        max_abs=worst.golden_max_abs if worst else None,
-        mean_abs=weighted_mean((one.golden_mean_abs, one.golden_count) for one in known),
-        worst_dump=worst.dump_id if worst else None,
     )
 
 

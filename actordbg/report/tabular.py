@@ -31,7 +31,9 @@ RESULT = (
     "logprob_mean", "logprob_std", "logprob_min", "logprob_max", "nonfinite", "entropy_mean", "loss", "grad_norm",
     "output_digest", "graphs", "graph_breaks", "folded_ids", "golden_count", "golden_max_abs", "golden_mean_abs",
 )  # fmt: skip
-COLUMNS = (*RESULT, *INPUT, "warm_up", *CONFIGURATION)
+LATER = ("golden_entropy_count", "golden_entropy_max_abs", "golden_entropy_mean_abs", "rng_match")
+"""Fields of a result that came when the columns above had their places."""
+COLUMNS = (*RESULT, *INPUT, "warm_up", *CONFIGURATION, *LATER)
 """Every column of the CSV, in order."""
 
 
@@ -56,7 +58,7 @@ def _rows(data: ReplayData) -> Iterator[dict[str, Any]]:
     settings = configuration(data)
     for one in data.results:
         kind = "first" if one.dump_id in first else "compiled" if one.dump_id in compiling else ""
-        row = {name: value for name, value in one.to_dict().items() if name in RESULT}
+        row = {name: value for name, value in one.to_dict().items() if name in RESULT or name in LATER}
         row |= _input(by_id.get(one.dump_id)) | {name: settings.get(name) for name in CONFIGURATION}
         yield {name: _cell(value) for name, value in (row | {"warm_up": kind}).items()}
 

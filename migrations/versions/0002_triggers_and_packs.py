@@ -62,7 +62,9 @@ STATEMENTS: tuple[str, ...] = (
         golden_count INTEGER,  -- log-probs compared with those that the run recorded
         golden_max_abs FLOAT,  -- largest absolute difference from them, nats
         golden_mean_abs FLOAT,  -- mean absolute difference from them, nats
-        golden_entropy_max_abs FLOAT,  -- largest absolute difference from the run's own entropies, nats
+        golden_entropy_count INTEGER,  -- entropies compared with those that the run recorded
+        golden_entropy_max_abs FLOAT,  -- largest absolute difference from them, nats
+        golden_entropy_mean_abs FLOAT,  -- mean absolute difference from them, nats
         rng_match INTEGER,  -- whether the generators ended in the run's own states; NULL if not comparable (1 yes, 0 no)
         extra JSON,  -- what has no column
         PRIMARY KEY (id),

@@ -219,7 +219,7 @@ def make_strategy(choices: Choices, config: ReplayConfig) -> Any:
     )
     place = Place.from_environment()
     options = {
-        "seed": config.seed,
+        "seed": choices.seed,
         "max_norm": 1.0,
         "micro_train_batch_size": 1,
         "train_batch_size": place.world_size,
