@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, List, Optional, Union
 
@@ -304,3 +305,39 @@ class FailingStore(Store):
         if self.first < self.seen <= self.last:
             raise self.error
         return super().publish_dump(record, blob)
+
+
+class LaterDevice:
+    """A device whose copies happen only when somebody waits for them. Guarantees: `copies` counts those that happened."""
+
+    def __init__(self) -> None:
+        self.copies = 0
+        self.allocated = 0
+        self.graph = False
+        self.lost_after = -1
+
+    def pinned(self, nbytes: int) -> torch.Tensor:
+        self.allocated += nbytes
+        return torch.full((nbytes,), 0xEE, dtype=torch.uint8)
+
+    def capturing(self) -> bool:
+        return self.graph
+
+    def copy(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
+        pairs = [(host, source) for host, source in pairs]
+
+        def wait() -> None:
+            for host, source in pairs:
+                assert source.is_contiguous() and source.dim() == 1, "a device-side copy would be needed"
+                host.copy_(source)
+                self.copies += 1
+                if self.lost_after == self.copies:
+                    raise RuntimeError("CUDA error: device-side assert triggered")
+
+        return wait
+
+    def event(self) -> float:
+        return 0.0
+
+    def seconds_between(self, start: float, end: float) -> Callable[[], float]:
+        return lambda: 0.25

@@ -16,6 +16,7 @@ from capturekit import (
     SIGNATURES,
     FailingStore,
     ForkWithTypingDefault,
+    LaterDevice,
     Recording,
     SignatureA,
     SignatureH,
@@ -29,6 +30,7 @@ from capturekit import (
 from actordbg.capture import hook, recorder
 from actordbg.capture.control import Control, write_control
 from actordbg.capture.hook import MARK, install, uninstall
+from actordbg.capture.snapshot import Copier
 from actordbg.capture.writer import ITEM_BYTES
 from actordbg.store import Store
 
@@ -549,6 +551,22 @@ def test_after_closing_calls_are_not_counted(recording: Recording):
     recording.close()
     recording.forward(actor, ids())
     assert recording.ledgers[0].calls == 1
+
+
+def test_inputs_on_a_device_reach_the_ring_when_the_writer_has_seen_them(store: Store, monkeypatch: pytest.MonkeyPatch):
+    """The CUDA path, on a device made of CPU tensors: queued for the writer even where the call is sampled out."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
+    device = LaterDevice()
+    recording = Recording(store, copier=Copier(lambda _: device), every=2, ring=8)
+    actor = SignatureH()
+    for seed in range(4):
+        recording.forward(actor, ids(2, 9, seed))
+    monkeypatch.undo()
+    assert recording.close()
+    ring = recording.recorder.ring
+    assert [dump.tensors["sequences"].equal(ids(2, 9, 2 * n)) for n, dump in enumerate(recording.dumps())] == [True] * 2
+    assert ring is not None and ring.running == []
+    assert all(entry.whole for entry in ring._recent)
 
 
 def test_during_a_graph_capture_calls_are_dropped(recording: Recording, monkeypatch: pytest.MonkeyPatch):

@@ -2,40 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import mmap
 from unittest import mock
 
 import pytest
 import torch
+from capturekit import LaterDevice
 
+from actordbg.capture.arena import Arena
 from actordbg.capture.snapshot import Copier, Pool, PoolExhausted, Snapshot, cost, span, span_bytes
-
-
-class LaterDevice:
-    """A device whose copies happen only when somebody waits for them. Guarantees: `copies` counts those that happened."""
-
-    def __init__(self) -> None:
-        self.copies = 0
-        self.allocated = 0
-        self.graph = False
-
-    def pinned(self, nbytes: int) -> torch.Tensor:
-        self.allocated += nbytes
-        return torch.full((nbytes,), 0xEE, dtype=torch.uint8)
-
-    def capturing(self) -> bool:
-        return self.graph
-
-    def copy(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
-        pairs = [(host, source) for host, source in pairs]
-
-        def wait() -> None:
-            for host, source in pairs:
-                assert source.is_contiguous() and source.dim() == 1, "a device-side copy would be needed"
-                host.copy_(source)
-                self.copies += 1
-
-        return wait
 
 
 @pytest.fixture
@@ -97,7 +72,7 @@ def test_nobody_waits_for_the_device_until_the_writer_does(on_device: None):
     assert device.copies == 0
     taken.wait()
     taken.wait()
-    assert device.copies == 2
+    assert device.copies == 3, "two tensors, and the mark that says that they are complete"
 
 
 def test_pinned_buffers_are_used_again(on_device: None):
@@ -125,7 +100,7 @@ def test_a_full_pool_says_so_at_once_and_takes_nothing(on_device: None):
 
 
 def test_a_pool_makes_room_for_a_larger_buffer(on_device: None):
-    copier = Copier(lambda _: LaterDevice(), 2**16)
+    copier = Copier(lambda _: LaterDevice(), 2**17)
     for elements in (10, 2**14, 10, 2**13, 2**14):
         taken = copier.snapshot({"x": torch.ones(elements)})
         taken.wait()
@@ -182,6 +157,42 @@ def test_a_tensor_whose_memory_is_gone_does_not_crash_the_process():
         layout.untyped_storage().resize_(0)
         with pytest.raises(ValueError, match="freed"):
             Copier().snapshot({"x": layout})
+
+
+@pytest.fixture
+def arena() -> Arena:
+    memory = mmap.mmap(-1, 2**20)
+    return Arena(memory, 0, 2**20, None)
+
+
+@pytest.mark.parametrize("name", layouts())
+def test_copies_of_a_device_land_in_the_ring(name: str, on_device: None, arena: Arena):
+    tensor, device = layouts()[name], LaterDevice()
+    taken = Copier(lambda _: device).place({"x": tensor}, arena, 64, [0])
+    assert taken.on_its_way and device.copies == 0
+    taken.land()
+    assert not taken.on_its_way and torch.equal(taken.tensors()["x"], tensor)
+    assert taken.strides["x"] == tensor.stride()
+    assert (
+        bytes(arena.memory[64 : 64 + tensor.nbytes]) == tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    )
+
+
+def test_copies_that_were_complete_before_the_device_was_lost_are_good(on_device: None, arena: Arena):
+    device = LaterDevice()
+    device.lost_after = 3
+    copier = Copier(lambda _: device)
+    taken = copier.place({"x": torch.arange(5), "y": torch.ones(3, dtype=torch.bool)}, arena, 0, [0, 64])
+    taken.land()
+    assert taken.tensors()["x"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_copies_that_were_not_complete_are_not_trusted(on_device: None, arena: Arena):
+    device = LaterDevice()
+    device.lost_after = 2
+    taken = Copier(lambda _: device).place({"x": torch.arange(5), "y": torch.ones(3)}, arena, 0, [0, 64])
+    with pytest.raises(RuntimeError, match="CUDA"):
+        taken.land()
 
 
 def test_two_snapshots_merge():

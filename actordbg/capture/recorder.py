@@ -214,9 +214,13 @@ class Recorder:
             return None
         nbytes = 0
         try:
-            if reason is None or control.triggers:
+            if reason is None or control.triggers or device is not None:
                 nbytes = max(ITEM_BYTES, total + bound.argument_bytes)
                 nbytes = nbytes if self.writer.reserve(nbytes) else 0
+            if device is not None and not nbytes:  # nobody would bring the copy over into the ring
+                ring.abandon(entry)
+                self._refuse(ledger, reason, "queue_full")
+                return None
             snapshot = self._copier.place(tensors, ring.arena, entry.data, offsets)
             if not at[1]:
                 at = ring.write(entry.data + total, kind.text)
@@ -230,11 +234,14 @@ class Recorder:
             )  # fmt: skip
             if control.on.slow is not None:
                 item.timer = self._copier.timer(device)
-        except BaseException:
+        except BaseException as error:
             if nbytes:
                 self.writer.release(nbytes)
             ring.abandon(entry)
-            raise
+            if not isinstance(error, PoolExhausted):
+                raise
+            self._refuse(ledger, reason, "queue_full")
+            return None
         if standing == DROPPED:
             self._refuse(ledger, reason, "queue_full")
             item.reason = "queue_full"
@@ -248,7 +255,8 @@ class Recorder:
         control, ring = item.control, item.ring
         if item.nbytes:
             ring.hold(item.entry)
-            item.deferred = bool(control.with_outputs or control.with_rng or control.triggers)
+            wanted = item.standing == OPEN
+            item.deferred = bool(control.triggers or (wanted and (control.with_outputs or control.with_rng)))
             if not item.deferred:
                 self.writer.put(item)
                 item.queued = True

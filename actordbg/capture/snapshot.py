@@ -34,6 +34,8 @@ POOL_BYTES = 512 * 2**20
 KEEP_BYTES = 32 * 2**20
 """Most bytes of unused buffers that are kept for the next calls."""
 _SMALLEST_BUFFER = 2**14
+_CANARY = 0xEE
+"""No byte of a mask, nor the first one of a token id."""
 
 _memmove = ctypes.PyDLL(None).memmove  # PyDLL: keeps the GIL
 _memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -173,11 +175,12 @@ class Snapshot:
     `names` are those of the tensors. `strides` are, by name, those that the original had where the copy's are others.
     """
 
-    __slots__ = ("_buffers", "_done", "_landings", "_parts", "_waits", "strides")
+    __slots__ = ("_buffers", "_done", "_landings", "_marks", "_parts", "_waits", "strides")
 
     def __init__(self) -> None:
         self.strides: dict[str, tuple[int, ...]] = {}
         self._landings: list[tuple[str, Arena, int]] = []
+        self._marks: list[torch.Tensor] = []
         self._parts: dict[str, _Part] = {}
         self._done: dict[str, torch.Tensor] = {}
         self._waits: list[Callable[[], None]] = []
@@ -199,8 +202,12 @@ class Snapshot:
         return bool(self._landings)
 
     def land(self) -> None:
-        """Wait for copies from a device, and bring them over to their places in the ring."""
-        self.wait()
+        """Wait for copies from a device, and bring them over to their places in the ring. Their buffers are free again."""
+        try:
+            self.wait()
+        except RuntimeError:  # the device is lost, but these copies may have been complete before
+            if not self._marks or any(mark.eq(_CANARY).all() for mark in self._marks):
+                raise
         landings, self._landings = self._landings, []
         for name, arena, offset in landings:
             source = _view(*self._parts[name])
@@ -208,6 +215,19 @@ class Snapshot:
             room.copy_(source)
             self.strides[name] = source.stride()
             self._parts[name] = (arena.tensor, offset, source.nbytes, source.dtype, source.shape, None)
+        self._give_back()
+
+    def _mark_the_end(self, room: torch.Tensor, sources: list[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """One more copy, of a single element that is there anyway, to be queued behind the others: when its bytes are not the
+        canary any more, all copies before it are complete. So a copy can be trusted even if the device can not.
+        """
+        for source in sources:
+            if source.numel():
+                mark = room[: source.element_size()]
+                mark.fill_(_CANARY)
+                self._marks.append(mark)
+                return [(mark.view(source.dtype), source[:1])]
+        return []
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The copies by name; valid until `release`."""
@@ -216,8 +236,11 @@ class Snapshot:
     def release(self) -> None:
         """Give the buffers back."""
         self.wait()
-        buffers, self._buffers = self._buffers, []
         self._parts, self._done = {}, {}
+        self._give_back()
+
+    def _give_back(self) -> None:
+        buffers, self._buffers = self._buffers, []
         for pool, buffer in buffers:
             pool.give_back(buffer)
 
@@ -313,12 +336,14 @@ class Copier:
     def _copy_from_device(self, where: torch.device, tensors: dict[str, torch.Tensor], taken: Snapshot) -> None:
         device, pool = self._device(where)
         sizes = {name: span_bytes(tensor) for name, tensor in tensors.items()}
-        buffer, offset, pairs = self._room(sum(map(aligned, sizes.values())), pool, taken), 0, []
+        buffer = self._room(sum(map(aligned, sizes.values())) + ALIGNMENT, pool, taken)
+        offset, pairs = 0, []
         for name, tensor in tensors.items():
             size = sizes[name]
             pairs.append((buffer[offset : offset + size].view(tensor.dtype), span(tensor)))
             taken._parts[name] = (buffer, offset, size, tensor.dtype, tensor.shape, tensor.stride())
             offset = aligned(offset + size)
+        pairs += taken._mark_the_end(buffer[offset:], [source for _, source in pairs])
         taken._waits.append(device.copy(pairs))
 
     def _room(self, nbytes: int, pool: Pool, taken: Snapshot) -> torch.Tensor:

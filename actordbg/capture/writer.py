@@ -283,9 +283,10 @@ class Writer:
             stack.callback(item.ring.release, item.entry)
             for one in item.previous:
                 stack.callback(one.ring.release, one.entry)
-            for snapshot in (item.snapshot, item.outputs):
-                if snapshot is not None:
-                    stack.callback(snapshot.release)
+            if item.outputs is not None:
+                stack.callback(item.outputs.release)
+            if item.snapshot is not None and item.snapshot.on_its_way:
+                stack.callback(item.snapshot.release)
             item.previous = ()
 
     def _rotation(self, ledger: Ledger) -> Rotation:
