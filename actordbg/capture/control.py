@@ -218,7 +218,10 @@ class ControlWatcher:
         self.current: Control | None = None
         self.problems = 0
         self._store = store
-        self._path = os.fspath(store.control_path)
+        job = os.environ.get("ACTORDBG_RUN")
+        self._own = os.fspath(store.control_of(job)) if job and is_plain_name(job) else None
+        self._common = os.fspath(store.control_path)
+        self._path = self._common
         self._on_problem = on_problem
         self._clock = clock
         self.next_look = float("-inf")
@@ -231,6 +234,7 @@ class ControlWatcher:
         if now < self.next_look:
             return self.current
         self.next_look = now + POLL_SECONDS
+        self._path = self._own if self._own is not None and os.path.exists(self._own) else self._common
         try:
             stat = os.stat(self._path)
         except FileNotFoundError:
