@@ -49,7 +49,7 @@ def _init(ray: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
     def init(*args: Any, **kwargs: Any) -> Any:
         try:
             address = kwargs.get("address", args[0] if args else None)
-            changed, job = prepared(kwargs, os.environ, takes_hook=_takes_hook(ray, address))
+            changed, job = prepared(kwargs, os.environ, takes_hook=_takes_hook(ray, address, kwargs.get("job_config")))
         except Exception as error:  # noqa: BLE001  # ours, not the user's: call Ray as they did
             _tell(error)
             return original(*args, **kwargs)
@@ -128,11 +128,11 @@ def worker_setup(users_own: Callable[[], Any] | str | None, folder: str) -> Call
     return actordbg_worker_setup
 
 
-def _takes_hook(ray: ModuleType, address: str | None) -> bool:
-    """Whether this Ray sends set-up hooks to the workers of the cluster at `address` (not through Ray client)."""
+def _takes_hook(ray: ModuleType, address: str | None, job_config: Any) -> bool:
+    """Whether this Ray sends functions as set-up hooks, which neither side of Ray client does (nor versions before 2.8)."""
     named = os.environ.get("RAY_ADDRESS") if address in (None, "auto") else address
     known: set[str] = getattr(ray.runtime_env.RuntimeEnv, "known_fields", set())
-    return "://" not in (named or "") and HOOK in known
+    return HOOK in known and "://" not in (named or "") and not getattr(job_config, "_client_job", False)
 
 
 def _hook_is_taken(job: Mapping[str, Any], own: Mapping[str, Any]) -> bool:

@@ -152,7 +152,8 @@ def _say_recorded(answer: Recorded) -> None:
         note(f"next: actordbg dump ls --where \"run='{answer.run}'\"")
     elif answer.switched_off:
         note(f"actordbg: run {answer.run}: no process called OpenRLHF's Actor.forward where actordbg could see it")
-        note("actordbg: a python with -I, -E or -S does not look at PYTHONPATH; `actordbg doctor` checks the rest")
+        if answer.exit_code == 0:
+            note("actordbg: a python with -I, -E or -S does not look at PYTHONPATH; `actordbg doctor` checks the rest")
     for row in answer.processes:
         for line in trouble_of(row):
             note(f"actordbg: {line}")
