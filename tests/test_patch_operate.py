@@ -364,7 +364,24 @@ def test_a_folder_that_cannot_be_written_is_named(
     with pytest.raises(EnvironmentProblem, match=str(actor.parent)) as problem:
         operate.patch(_target(actor), store)
     assert problem.value.exit_code == 4
+    assert (str(actor) + " is read-only here" in problem.value.message) == (code != errno.ENOSPC)
+    assert ("actordbg run -- COMMAND" in problem.value.hint) == (code != errno.ENOSPC)
     assert _facts(actor) == before and history.events(store) == []
+
+
+def test_a_read_only_file_that_is_patched_cannot_be_unpatched_and_run_is_no_help(
+    actor: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operate.patch(_target(actor), store)
+    patched = _facts(actor)
+
+    def refuse(*_: Any) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(EnvironmentProblem, match="is read-only here: Read-only file system") as problem:
+        operate.unpatch(_target(actor), store)
+    assert "actordbg run" not in problem.value.hint and _facts(actor) == patched
 
 
 def test_a_really_read_only_folder_is_named() -> None:

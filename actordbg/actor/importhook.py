@@ -16,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 Before = Callable[[], object]
@@ -50,11 +50,21 @@ class _WaitingFinder(MetaPathFinder):
             action()
         if fullname not in self.after:
             return None
-        spec = PathFinder.find_spec(fullname, path)
-        if spec is None or spec.loader is None:
-            return None
-        self._wrap(fullname, spec)
+        spec = self._found_behind_me(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            self._wrap(fullname, spec)
         return spec
+
+    def _found_behind_me(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
+    ) -> ModuleSpec | None:
+        """What the finders after this one say: another that waits for the same module (`actordbg run`) gets its turn, too."""
+        finders = list(sys.meta_path)
+        for finder in finders[finders.index(self) + 1 :]:
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                return spec
+        return None
 
     def _wrap(self, fullname: str, spec: ModuleSpec) -> None:
         loader = spec.loader

@@ -27,6 +27,7 @@ from actordbg.cli import (
     patch,
     replay,
     report,
+    run,
     status,
     unpatch,
 )
@@ -69,6 +70,9 @@ app.command("demo", short_help="The whole way on a real training with a tiny mod
 app.command("patch", short_help="Append the capture hook to OpenRLHF's actor.py.")(patch.patch)
 app.command("unpatch", short_help="Take it out again, byte for byte.")(unpatch.unpatch)
 app.command("status", short_help="Is actor.py patched, and is dumping enabled?")(status.status)
+app.command("run", short_help="Record a job without patching it.", context_settings={"allow_interspersed_args": False})(
+    run.run
+)
 app.add_typer(dump_app)
 dump_app.command("enable", short_help="Start recording, in running jobs too.")(dump_switch.enable)
 dump_app.command("disable", short_help="Stop recording.")(dump_switch.disable)

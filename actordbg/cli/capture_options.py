@@ -86,6 +86,12 @@ RingDir = Annotated[
     ),
 ]
 
+NAMES = (
+    "every", "max_dumps", "max_bytes", "keep", "ranks", "min_seq_len", "max_seq_len", "free_floor", "level", "with_outputs",
+    "with_rng", "on", "before", "max_triggered", "ring", "ring_bytes", "ring_dir",
+)  # fmt: skip
+"""The parameters of a command that go into `control_from`."""
+
 
 def control_from(
     *,

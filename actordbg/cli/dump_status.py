@@ -81,10 +81,7 @@ def status(
         enabled=control is not None and control.enabled,
         control=control.to_dict() if control else None,
         processes=rows,
-        total={
-            name: sum(getattr(row, name) for row in rows)
-            for name in ("calls", "captured", "dropped", "sampled_out", "pending", "bytes")
-        },
+        total=total_of(rows),
         unreadable=unreadable,
     )
     emit(answer, _say_status, as_json)
@@ -105,6 +102,21 @@ def process_rows(store: Store, now: datetime) -> tuple[list[ProcessRow], int]:
     return sorted(
         rows, key=lambda row: (row.run, row.rank, row.role or "", row.host, row.pid, row.instance)
     ), unreadable
+
+
+def total_of(rows: list[ProcessRow]) -> dict[str, int]:
+    """The counts of all rows together."""
+    names = ("calls", "captured", "dropped", "sampled_out", "pending", "bytes")
+    return {name: sum(getattr(row, name) for row in rows) for name in names}
+
+
+def totals_in_words(total: dict[str, int]) -> str:
+    """`42 calls = 42 captured + 0 dropped + 0 sampled out`."""
+    queued = f" + {total['pending']:,} queued" if total["pending"] else ""
+    return (
+        f"{total['calls']:,} calls = {total['captured']:,} captured + {total['dropped']:,} dropped"
+        f" + {total['sampled_out']:,} sampled out{queued}"
+    )
 
 
 def _row(data: dict[str, Any], now: datetime) -> ProcessRow:
@@ -146,15 +158,11 @@ def _say_status(answer: Status) -> None:
         ("rank", "role", "state", "calls", "captured", "dropped", "sampled", "size"),
         [_cells(row) for row in answer.processes],
     )
-    total = answer.total
-    say(
-        f"{plural(len(answer.processes), 'recording actor')}: {total['calls']:,} calls = {total['captured']:,} captured"
-        f" + {total['dropped']:,} dropped + {total['sampled_out']:,} sampled out"
-        + (f" + {total['pending']:,} queued" if total["pending"] else "")
-    )
-    say(f"{human_bytes(total['bytes'])} on disk; counted {min(row.age_s for row in answer.processes):.0f} s ago")
+    say(f"{plural(len(answer.processes), 'recording actor')}: {totals_in_words(answer.total)}")
+    say(f"{human_bytes(answer.total['bytes'])} on disk; counted {min(row.age_s for row in answer.processes):.0f} s ago")
     for row in answer.processes:
-        _say_trouble(row)
+        for line in trouble_of(row):
+            say(line)
     if answer.unreadable:
         note(f"{plural(answer.unreadable, 'counters file')} could not be read")
 
@@ -164,12 +172,17 @@ def _cells(row: ProcessRow) -> tuple[Any, ...]:
     return (row.rank, row.role, row.state, *counts, human_bytes(row.bytes))
 
 
-def _say_trouble(row: ProcessRow) -> None:
+def trouble_of(row: ProcessRow) -> list[str]:
+    """What a user should know about one recording actor, in sentences: calls that were lost, or are not written yet."""
     who = f"rank {row.rank} {row.role or 'actor'} ({row.host}, pid {row.pid})"
+    lines = []
     if row.dropped:
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(row.dropped_by.items()))
-        say(f"{who} dropped: {reasons}" + (f"; last: {row.last_error}" if row.last_error else ""))
+        lines.append(f"{who} dropped: {reasons}" + (f"; last: {row.last_error}" if row.last_error else ""))
     if row.pending:
-        say(f"{who} has {plural(row.pending, 'call')} in its queue, {human_bytes(row.queue_bytes)} of its process")
+        lines.append(
+            f"{who} has {plural(row.pending, 'call')} in its queue, {human_bytes(row.queue_bytes)} of its process"
+        )
     if row.state == "lost":
-        say(f"{who} is lost: silent for {row.age_s:.0f} s; it may have been killed, or cannot write here")
+        lines.append(f"{who} is lost: silent for {row.age_s:.0f} s; it may have been killed, or cannot write here")
+    return lines

@@ -60,11 +60,12 @@ def enable(
 
     Example: actordbg dump enable --run ppo-7b --on nan,exception,slow:3x --before 4 --keep 20GB
     """
-    options = {name: value for name, value in locals().items() if name not in ("ctx", "run", "as_json")}
+    given = dict(locals())
+    options = {name: given[name] for name in opt.NAMES}
     store = store_of(ctx).create()
     name = opt.checked_run_name(run)
     job = name if name is not None and store.control_of(name).exists() else None
-    previous = _control_before(store, job)
+    previous = control_before(store, job)
     going_on = previous.run if previous is not None and previous.enabled else None
     control = opt.control_from(
         run=name or going_on or opt.default_run_name(),
@@ -95,8 +96,8 @@ def disable(
     name = opt.checked_run_name(run)
     own = name is not None and store.control_of(name).exists()
     jobs = [name if own else None] if name is not None else [None, *job_names(store)]
-    changed = [_switch_off(store, job) for job in jobs]
-    control = _control_before(store, jobs[0])
+    changed = [switch_off(store, job) for job in jobs]
+    control = control_before(store, jobs[0])
     answer = Switch(str(store.root), False, any(changed), control.to_dict() if control else None, name if own else None)
     emit(answer, _say_disabled, as_json)
 
@@ -106,19 +107,19 @@ def job_names(store: Store) -> list[str]:
     return sorted(path.stem for path in store.controls.glob("*.json") if not path.name.startswith("."))
 
 
-def _switch_off(store: Store, job: str | None) -> bool:
-    """Whether it was on."""
+def switch_off(store: Store, job: str | None) -> bool:
+    """Switch the store's switch off, or that of one job. Whether it was on."""
     from actordbg.capture.control import write_control
     from actordbg.record import now_timestamp
 
-    before = _control_before(store, job)
+    before = control_before(store, job)
     if before is None or not before.enabled:
         return False
     write_control(store, replace(before, enabled=False, since=now_timestamp(), generation=before.generation + 1), job)
     return True
 
 
-def _control_before(store: Store, job: str | None) -> Control | None:
+def control_before(store: Store, job: str | None) -> Control | None:
     """The switch as it was; None where there was none or it is damaged (it is about to be replaced)."""
     from actordbg.capture.control import read_control
 

@@ -23,10 +23,10 @@ PIPE_WIDTH = 200
 """Columns that a table may take when standard output is not a terminal."""
 
 
-def emit(answer: T, render: Callable[[T], None], as_json: bool) -> None:
-    """Print `answer` as JSON, or hand it to `render`."""
+def emit(answer: T, render: Callable[[T], None], as_json: bool, *, err: bool = False) -> None:
+    """Print `answer` as JSON (with `err` on standard error), or hand it to `render`."""
     if as_json:
-        typer.echo(json.dumps(answer, default=_plain, indent=2, ensure_ascii=False, allow_nan=False))
+        typer.echo(json.dumps(answer, default=_plain, indent=2, ensure_ascii=False, allow_nan=False), err=err)
     else:
         render(answer)
 

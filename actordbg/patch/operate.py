@@ -32,6 +32,8 @@ from actordbg.patch.target import Target, require_hook
 from actordbg.patch.trailer import Inspection, State
 from actordbg.store import Store
 
+WITHOUT_A_PATCH = "`actordbg run -- COMMAND` records a job without a patch"
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -129,7 +131,7 @@ def _plan_patch(found: Inspection, old: files.Snapshot, store: Store) -> tuple[s
 @contextmanager
 def _undone_unless_finished(old: files.Snapshot, data: bytes) -> Iterator[None]:
     """Put `data` in place; take it back, modification time included, if the block does not end well."""
-    files.replace(old, data)
+    files.replace(old, data, way_out=WITHOUT_A_PATCH)
     finished = False
     try:
         yield

@@ -16,6 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import os
@@ -32,6 +33,7 @@ from actordbg.store import sync_folder
 
 LOCK_SECONDS = 120.0
 _TEMPORARY = ".actordbg-"
+_NOT_OURS_TO_WRITE = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @dataclass(frozen=True)
@@ -72,11 +74,12 @@ def locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def replace(old: Snapshot, data: bytes, *, mtime_ns: int | None = None) -> None:
+def replace(old: Snapshot, data: bytes, *, mtime_ns: int | None = None, way_out: str = "") -> None:
     """Put `data` in the place of the file that `old` was read from, with its mode, owner and extended attributes.
 
-    `mtime_ns`: the new file's modification time; None for now. Conflict if the file changed since `old` was read,
-    EnvironmentProblem if the folder cannot be written or the owner cannot be kept; the file is as it was then.
+    `mtime_ns`: the new file's modification time; None for now. `way_out`: what to do where nothing can be written, for the
+    hint. Conflict if the file changed since `old` was read, EnvironmentProblem if the folder cannot be written or the
+    owner cannot be kept; the file is as it was then.
     """
     temporary = old.path.with_name(f"{_TEMPORARY}{old.path.name}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
@@ -84,9 +87,12 @@ def replace(old: Snapshot, data: bytes, *, mtime_ns: int | None = None) -> None:
         _require_unchanged(old)
         os.replace(temporary, old.path)
     except OSError as error:
+        read_only = error.errno in _NOT_OURS_TO_WRITE
         raise EnvironmentProblem(
-            f"cannot change {old.path}: {error.strerror} (a new file must be written into {old.path.parent})",
-            hint="run this as the owner of that environment, with the folder writable and space on its disk",
+            f"{f'{old.path} is read-only here' if read_only else f'cannot change {old.path}'}: {error.strerror}"
+            f" (a new file must be written into {old.path.parent})",
+            hint=(f"{way_out}; or " if way_out and read_only else "")
+            + "run this as the owner of that environment, with the folder writable and space on its disk",
         ) from None
     finally:
         with contextlib.suppress(OSError):

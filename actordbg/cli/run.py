@@ -1,0 +1,161 @@
+"""`actordbg run`: a job recorded without a patched actor.py, through what its Python processes import at start.
+
+The job gets a switch of its own (`store/controls/<run>.json`), so `dump enable --run NAME` and `dump disable --run NAME` reach it
+while it runs, and other jobs in the same store are not affected. Standard output belongs to COMMAND; what we say goes to
+standard error.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shlex
+import shutil
+import time
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from actordbg.cli import capture_options as opt
+from actordbg.cli.dump_status import ProcessRow, process_rows, total_of, totals_in_words, trouble_of
+from actordbg.cli.dump_switch import control_before, switch_off, switch_on
+from actordbg.cli.options import store_of
+from actordbg.cli.output import emit, human_bytes, note, plural
+from actordbg.errors import LaunchProblem
+
+if TYPE_CHECKING:
+    from actordbg.store import Store
+
+LAST_WORDS_SECONDS = 3.0
+"""How long processes that still end (Ray's, for example) may take to publish their last counters."""
+
+
+@dataclass
+class Recorded:
+    """The answer of `run`: how COMMAND ended, and what its processes counted.
+
+    `switched_off` is false where the job goes on elsewhere, and so does its recording.
+    """
+
+    store: str
+    run: str
+    command: list[str]
+    exit_code: int
+    switched_off: bool
+    processes: list[ProcessRow]
+    total: dict[str, int]
+    unreadable: int
+
+
+def run(
+    ctx: typer.Context,
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The job: a program and its arguments.")],
+    run: opt.Run = None,
+    every: opt.Every = None,
+    max_dumps: opt.MaxDumps = None,
+    max_bytes: opt.MaxBytes = None,
+    keep: opt.Keep = None,
+    ranks: opt.Ranks = None,
+    min_seq_len: opt.MinSeqLen = None,
+    max_seq_len: opt.MaxSeqLen = None,
+    free_floor: opt.FreeFloor = "5GiB",
+    level: opt.Level = 3,
+    with_outputs: opt.WithOutputs = False,
+    with_rng: opt.WithRng = False,
+    on: opt.On = None,
+    before: opt.Before = 0,
+    max_triggered: opt.MaxTriggered = 100,
+    ring: opt.Ring = 8,
+    ring_bytes: opt.RingBytes = "64MiB",
+    ring_dir: opt.RingDir = None,
+    leave_on: Annotated[
+        bool, typer.Option("--leave-on", help="Do not switch recording off at the end: the job goes on elsewhere.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Say at the end as JSON, on standard error, what was recorded.")
+    ] = False,
+) -> None:
+    """Run a job and record it, without touching its actor.py: for read-only images, and for a single run.
+
+    COMMAND is what you would type without us (torchrun, deepspeed, python, a script, ray job submit). Its Python processes,
+    Ray workers on other nodes included, wrap OpenRLHF's Actor when they import it. Exits as COMMAND does.
+
+    Example: actordbg run --run ppo-7b --max-dumps 200 -- bash train_ppo.sh
+    """
+    from actordbg.attach import carried, ray_submit
+    from actordbg.attach.foreground import run_in_foreground
+
+    given = dict(locals())
+    options = {name: given[name] for name in opt.NAMES}
+    if shutil.which(command[0]) is None:
+        hint = "what follows `--` is a program and its arguments"
+        raise LaunchProblem(f"there is no program {command[0]}", hint=hint)
+    store = store_of(ctx).create()
+    name = opt.checked_run_name(run) or _new_run_name()
+    environment = carried.child_environment(os.environ, str(store.root), name)
+    known = {_key(row) for row in process_rows(store, datetime.now(timezone.utc))[0]}
+    _start_recording(store, name, options)
+    try:
+        end = run_in_foreground(ray_submit.rewritten(command, carried.carried(environment)), environment)
+    except LaunchProblem:
+        switch_off(store, name)
+        raise
+    goes_on = leave_on or ray_submit.goes_on(command) or (end.interrupted and ray_submit.is_submission(command))
+    if not goes_on:
+        switch_off(store, name)
+    rows, unreadable = after_the_job(store, name, known, wait=not goes_on)
+    answer = Recorded(str(store.root), name, command, end.code, not goes_on, rows, total_of(rows), unreadable)
+    emit(answer, _say_recorded, as_json, err=True)
+    raise typer.Exit(end.code)
+
+
+def after_the_job(store: Store, run: str, known: set[tuple[Any, ...]], *, wait: bool) -> tuple[list[ProcessRow], int]:
+    """What is to be done when a job's command has ended; the rows of the processes that were not `known` before it."""
+    deadline = time.monotonic() + LAST_WORDS_SECONDS
+    while True:
+        everything, unreadable = process_rows(store, datetime.now(timezone.utc))
+        rows = [row for row in everything if row.run == run and _key(row) not in known]
+        if not wait or time.monotonic() > deadline or all(row.state in ("ended", "lost") for row in rows):
+            return rows, unreadable
+        time.sleep(0.1)
+
+
+def _start_recording(store: Store, run: str, options: dict[str, Any]) -> None:
+    """Write the job's own switch, and say so."""
+    previous = control_before(store, run)
+    if previous is not None and previous.enabled:
+        note(f"actordbg: run {run} was on since {previous.since}: its limits are replaced")
+    control = opt.control_from(run=run, generation=previous.generation + 1 if previous else 1, **options)
+    switch_on(store, control, run)
+    note(f"actordbg: recording run {run} in {store.root}: {opt.limits_in_words(control.to_dict())}")
+    if os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0"):
+        note("actordbg: ACTORDBG_DISABLE is set, so nothing will be recorded")
+
+
+def _new_run_name() -> str:
+    """Jobs that start in the same second get different names: each has a switch of its own."""
+    return f"{opt.default_run_name()}-{secrets.token_hex(2)}"
+
+
+def _key(row: ProcessRow) -> tuple[Any, ...]:
+    return (row.run, row.rank, row.host, row.pid, row.instance)
+
+
+def _say_recorded(answer: Recorded) -> None:
+    note(f"actordbg: {shlex.join(answer.command)[:120]} ended with exit code {answer.exit_code}")
+    if answer.processes:
+        actors = plural(len(answer.processes), "recording actor")
+        note(f"actordbg: run {answer.run}, {actors}: {totals_in_words(answer.total)}")
+        note(f"actordbg: {human_bytes(answer.total['bytes'])} in {answer.store}")
+        note(f"next: actordbg dump ls --where \"run='{answer.run}'\"")
+    elif answer.switched_off:
+        note(f"actordbg: run {answer.run}: no process called OpenRLHF's Actor.forward where actordbg could see it")
+        if answer.exit_code == 0:
+            note("actordbg: a python with -I, -E or -S does not look at PYTHONPATH; `actordbg doctor` checks the rest")
+    for row in answer.processes:
+        for line in trouble_of(row):
+            note(f"actordbg: {line}")
+    if not answer.switched_off:
+        note(f"actordbg: recording stays on for run {answer.run}; `actordbg dump disable --run {answer.run}` ends it")
