@@ -22,7 +22,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,7 +105,7 @@ def serialize(
     entries: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         stored, parts = _narrow(tensor)
-        layout = known.get(name, tuple(tensor.stride()))
+        layout = _layout(tuple(tensor.shape), known.get(name, tuple(tensor.stride())))
         specs[name] = spec = TensorSpec(dtype_name(tensor.dtype), tuple(tensor.shape), layout, stored)
         entries |= {key: part.contiguous() for (key, _), part in zip(spec.parts(name), parts, strict=True)}
     data = _safetensors(entries, {"actordbg": _label(record)})
@@ -217,8 +217,23 @@ def _with_strides(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
 
 
 def _refuse_overlap(shape: list[int], spec: TensorSpec) -> None:
+    if _overlap(shape, spec.strides):
+        raise CorruptDump(f"a tensor's strides {spec.strides} overlap for shape {spec.shape}", hint=_HINT)
+
+
+def _layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides to store: windows that overlap (`unfold`) come back as a contiguous tensor of the same values."""
+    if strides == contiguous_strides(shape):
+        return strides
+    apart = [1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)]
+    return contiguous_strides(shape) if _overlap(apart, strides) else strides
+
+
+def _overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements may share memory (true for some rare layouts in which none do)."""
     reach = 0
-    for stride, size in sorted((s, n) for n, s in zip(shape, spec.strides, strict=True) if n > 1):
+    for stride, size in sorted((s, n) for n, s in zip(shape, strides, strict=True) if n > 1):
         if stride <= reach:
-            raise CorruptDump(f"a tensor's strides {spec.strides} overlap for shape {spec.shape}", hint=_HINT)
+            return True
         reach += stride * (size - 1)
+    return False
