@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import mmap
 import os
 import struct
@@ -33,7 +32,7 @@ from typing import Any
 from actordbg import ringfile
 from actordbg.capture.arena import CHUNK, Arena
 from actordbg.capture.control import Control
-from actordbg.ringfile import DONE, END, FREE, IN_FLIGHT, OPEN, RAISED, SLOT, WRITING, head_bytes
+from actordbg.ringfile import DONE, END, FREE, IN_FLIGHT, OPEN, RAISED, SLOT, WRITING, head_bytes, sealed, slot_check
 from actordbg.store import Store, make_folder
 
 _MADV_POPULATE_WRITE, _MAP_NORESERVE = 23, 0x4000
@@ -135,7 +134,7 @@ class Ring:
 
     def add_ledger(self, identity: Mapping[str, Any]) -> tuple[int, memoryview | None]:
         """The number of a new ledger and its counts (u64) in the books; (-1, None) if there is no more room for one."""
-        text = json.dumps(identity, separators=(",", ":")).encode()
+        text = sealed(identity)
         with self._lock:
             if not self._books or len(text) > ringfile.IDENTITY:
                 return -1, None
@@ -197,10 +196,10 @@ class Ring:
         """Write down all but the tensors; if these are in place (`whole`), at last that the call is in flight."""
         memory, at = self._memory, ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE
         packer = _NUMBERS.get(entry.count) or struct.Struct(f"<{entry.count}q")
-        packer.pack_into(memory, entry.offset, *numbers)
-        SLOT.pack_into(
-            memory, at, WRITING, book, ledger, 0, entry.sequence, entry.offset, entry.size, *kind, entry.count
-        )
+        packed = packer.pack(*numbers)
+        memory[entry.offset : entry.offset + len(packed)] = packed
+        fixed = (entry.sequence, entry.offset, entry.size, *kind, entry.count)
+        SLOT.pack_into(memory, at, WRITING, book, ledger, 0, *fixed, slot_check(ledger, *fixed, packed))
         if whole:
             entry.whole = True
             memory[at] = IN_FLIGHT
@@ -239,8 +238,8 @@ class Ring:
         self._memory[ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE + 1] = book
 
     def set_end(self, entry: Entry, what: Mapping[str, Any]) -> None:
-        """What came of the call, as JSON; cut down to its first fields if there is too much."""
-        text = json.dumps(what, separators=(",", ":")).encode()
+        """What came of the call, as JSON; nothing if that is too much."""
+        text = sealed(what)
         if len(text) > END:
             return
         at = ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE
