@@ -340,7 +340,7 @@ def test_two_recoveries_at_once_come_to_what_one_comes_to(
     recovered(once)
     wanted = result(once)
     assert len(wanted["dumps"]) == sum(job.calls + 1 for job in pids.values()) and not wanted["rings"]
-    for trial in range(10):
+    for trial in range(5):
         copy = planted(folder / f"twice{trial}", store, rings)
         assert [victims.wait(pid) for pid in [victims.start(Job("recovers", str(copy.root))) for _ in range(2)]] == [
             0,
