@@ -19,6 +19,7 @@ All methods are safe from any thread, and never wait for more than a few instruc
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import mmap
 import os
@@ -94,7 +95,7 @@ class Ring:
             os.ftruncate(descriptor, size)
             backed = ringfile.DATA + (CHUNK if in_shared_memory(folder) else min(kept, size - ringfile.DATA))
             backed = min(size, -(-backed // CHUNK) * CHUNK)
-            os.posix_fallocate(descriptor, 0, backed)
+            _back(descriptor, folder, 0, backed)
             memory = mmap.mmap(descriptor, size)
             _touch(memory, 0, backed)
             memory[: ringfile.HEADER] = ringfile.header_bytes(facts).ljust(ringfile.HEADER, b"\0")
@@ -108,7 +109,7 @@ class Ring:
         def grow(end: int) -> None:
             if not in_shared_memory(folder):
                 raise OSError("a ring on a disk does not grow: that could wait for the disk")
-            os.posix_fallocate(descriptor, arena.limit, end - arena.limit)
+            _back(descriptor, folder, arena.limit, end - arena.limit)
             _touch(memory, arena.limit, end - arena.limit)
 
         arena = Arena(memory, ringfile.DATA, backed, grow)
@@ -375,6 +376,17 @@ def _file_system(folder: Path) -> str:
             if inside and len(point) >= len(best):
                 best, kind = point, found
     return kind
+
+
+def _back(descriptor: int, folder: Path, first: int, length: int) -> None:
+    """Take memory (or disk) for a stretch of a ring. OSError if there is none, or only what others of the job may need: data
+    loaders and NCCL use shared memory as well, and a container has 64 MB of it.
+    """
+    space = os.fstatvfs(descriptor)
+    left = space.f_bavail * space.f_frsize - length
+    if in_shared_memory(folder) and space.f_blocks and left < space.f_blocks * space.f_frsize // 4:
+        raise OSError(errno.ENOSPC, "a quarter of the shared memory is left to others")
+    os.posix_fallocate(descriptor, first, length)
 
 
 def _touch(memory: mmap.mmap, first: int, length: int) -> None:
