@@ -449,6 +449,25 @@ def test_a_ring_in_a_full_folder_costs_a_warning(victims: Victims, quick_store: 
         assert not [path for path in (tmp_path / "full").rglob("*") if path.is_file()]
 
 
+def test_rings_leave_a_quarter_of_the_shared_memory_to_others(victims: Victims, quick_store: Store, tmp_path: Path):
+    with mounted(tmp_path / "small", "size=16m"):
+        switch(quick_store, every=0, triggers=("nan",), ring_dir=str(tmp_path / "small"))
+        jobs = {}
+        for _ in range(3):  # one after another: two that look at the same moment may both take what is there
+            job = Job("large", str(quick_store.root), calls=9)
+            jobs[victims.start(job)] = job
+            wait_for(lambda job=job: job.entered == 10)
+        space = os.statvfs(tmp_path / "small")
+        assert space.f_bavail >= space.f_blocks // 4
+        for pid in jobs:
+            os.kill(pid, signal.SIGKILL)
+            victims.wait(pid)
+        recovered(quick_store)
+        for mine in by_pid(quick_store).values():
+            (last,) = in_flight(mine)
+            assert last.record.call_index == 9
+
+
 def test_a_ring_in_a_read_only_folder_costs_a_warning(victims: Victims, quick_store: Store, tmp_path: Path):
     with mounted(tmp_path / "closed", "size=8m,ro"):
         switch(quick_store, ring_dir=str(tmp_path / "closed"))
