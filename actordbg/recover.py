@@ -69,7 +69,7 @@ class RingReport:
 def find_rings(store: Store) -> list[Path]:
     """Rings of a store that are on this machine: where they lie by default, where the switches and the counters say."""
     from actordbg.capture.control import read_control
-    from actordbg.capture.ring import default_place, place
+    from actordbg.capture.places import default_place, place
 
     folders = {default_place(store), store.root / "rings"}
     for job in (None, *(path.stem for path in store.controls.glob("*.json"))):
@@ -251,8 +251,8 @@ def _settle(store: Store, who: dict[str, Any], counts: dict[str, int], unresolve
 
 def _rings_of_counters(store: Store) -> Iterator[Path]:
     """Rings that processes of this machine published in their counters."""
-    from actordbg.capture.facts import host_name
     from actordbg.capture.ledger import read_counters
+    from actordbg.capture.places import host_name
 
     for path in store.counters.glob("*/*.json"):
         with contextlib.suppress(CorruptDump):

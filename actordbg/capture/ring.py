@@ -7,7 +7,6 @@ second copy, and what waits in the queue survives a kill too.
 The ring lies in shared memory (tmpfs) unless told otherwise: storing into it never waits for a disk or a server, and it
 survives everything but the machine (or the container). `--ring-dir store` trades that for `store/rings`.
 
-    place(store, control)      where rings of a store lie
     Ring.create(...)           a file that others can read (`actordbg.ringfile`), held by this process
     Ring.private(...)          the same without a file: for `--ring 0`, and where no file can be made
     open, commit, leave        one call: room for it; its copies are whole; it returned or raised
@@ -19,12 +18,12 @@ All methods are safe from any thread, and never wait for more than a few instruc
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import mmap
 import os
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,13 +31,12 @@ from typing import Any
 
 from actordbg import ringfile
 from actordbg.capture.arena import CHUNK, Arena
-from actordbg.capture.control import Control
+from actordbg.capture.places import in_shared_memory
 from actordbg.ringfile import DONE, END, FREE, IN_FLIGHT, OPEN, RAISED, SLOT, WRITING, head_bytes
-from actordbg.store import Store, make_folder
+from actordbg.store import make_folder
 
 _MADV_POPULATE_WRITE, _MAP_NORESERVE = 23, 0x4000
 _NUMBERS = {count: struct.Struct(f"<{count}q") for count in range(64)}
-SHARED_MEMORY = Path("/dev/shm")
 
 
 class Entry:
@@ -93,7 +91,7 @@ class Ring:
             backed = ringfile.DATA + (CHUNK if in_shared_memory(folder) else min(kept, size - ringfile.DATA))
             backed = -(-backed // CHUNK) * CHUNK
             os.posix_fallocate(descriptor, 0, backed)
-            memory = mmap.mmap(descriptor, size)
+            memory = _mapped(path, size)
             _touch(memory, 0, backed)
             memory[: ringfile.HEADER] = ringfile.header_bytes(facts).ljust(ringfile.HEADER, b"\0")
         except BaseException:
@@ -124,6 +122,11 @@ class Ring:
         """The calls in flight, the oldest first."""
         with self._lock:
             return sorted(self._running.values(), key=lambda entry: entry.sequence)
+
+    def seconds_in(self, entry: Entry) -> float:
+        """How long a call has been running: its third number is the monotonic time of its begin, in ns."""
+        began: int = struct.unpack_from("<q", self._memory, entry.offset + 16)[0]
+        return round((time.monotonic_ns() - began) / 1e9, 3)
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Replace the header."""
@@ -305,23 +308,15 @@ def _new_file(path: Path) -> int:
     return os.open(path, flags, 0o600)
 
 
-def place(store: Store, control: Control) -> Path:
-    """The folder for the rings of a store, on this machine: as the switch says, else shared memory, else the store."""
-    if control.ring_dir == "store":
-        return store.root / "rings"
-    if control.ring_dir is not None:
-        return Path(control.ring_dir) / _folder_name(store)
-    return default_place(store)
-
-
-def default_place(store: Store) -> Path:
-    """Where rings lie unless the switch says otherwise. ACTORDBG_RING_DIR overrides it on a machine."""
-    named = os.environ.get("ACTORDBG_RING_DIR")
-    if named:
-        return Path(named) / _folder_name(store)
-    if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) and in_shared_memory(SHARED_MEMORY):
-        return SHARED_MEMORY / _folder_name(store)
-    return store.root / "rings"
+def _mapped(path: Path, size: int) -> mmap.mmap:
+    """The file's mapping. It is opened once more for it: mmap keeps a descriptor of its own, and that must not be the one that
+    holds the lock, or a forked child would keep its parent's ring for alive.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)
 
 
 def forget_old(folder: Path, most: int = 64) -> None:
@@ -334,30 +329,6 @@ def forget_old(folder: Path, most: int = 64) -> None:
     for path in dead[: max(0, len(dead) - most)]:
         with contextlib.suppress(OSError):
             os.unlink(path)
-
-
-def in_shared_memory(folder: Path) -> bool:
-    """Whether storing there never waits for a disk: its file system is a tmpfs."""
-    return _file_system(folder) in ("tmpfs", "ramfs")
-
-
-def _folder_name(store: Store) -> str:
-    digest = hashlib.sha256(os.fsencode(os.path.realpath(store.root))).hexdigest()[:16]
-    return f"actordbg-{os.getuid()}-{digest}"
-
-
-def _file_system(folder: Path) -> str:
-    """The kind of the file system that a folder (or its nearest parent that is there) lies on, from the mount table."""
-    real = os.path.realpath(folder)
-    best, kind = "", ""
-    with contextlib.suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
-        for line in mounts:
-            _, point, found, *_ = line.split(" ", 3)
-            point = point.replace("\\040", " ")
-            inside = real == point or real.startswith(point.rstrip("/") + "/")
-            if inside and len(point) >= len(best):
-                best, kind = point, found
-    return kind
 
 
 def _touch(memory: mmap.mmap, first: int, length: int) -> None:
