@@ -169,11 +169,8 @@ def test_forged_strides_never_allocate_or_alias(strides: tuple[int, int]):
     record, blob = payload.encode(BASE, {"x": torch.arange(6.0).reshape(2, 3)})
     _, plain = dumpfile.unpack(blob)
     forged = replace(record, tensors={"x": replace(record.tensors["x"], strides=strides)})
-    if strides == (0, 1):
-        assert payload.widen(forged, plain).tensors["x"].shape == (2, 3)
-    else:
-        with pytest.raises(CorruptDump):
-            payload.widen(forged, plain)
+    with pytest.raises(CorruptDump):
+        payload.widen(forged, plain)
 
 
 def test_a_missing_file_is_a_store_problem(tmp_path: Path):
