@@ -56,6 +56,10 @@ def check(
     for key, entry in entries.items():
         if entry.dtype == "bool":
             _check_truths(key, entry, payload, name)
+    for tensor, spec in record.tensors.items():
+        if 0 in spec.strides:
+            for key, _ in spec.parts(tensor):
+                _check_expanded(key, spec, entries[key], payload, name)
     return entries
 
 
@@ -72,7 +76,7 @@ def _room(tensor: str, spec: TensorSpec, name: str) -> int:
     reach = 0
     for stride, size in steps:
         if stride == 0:
-            continue  # expanded; `payload` sees to it that there is one value only
+            continue  # expanded: `_check_expanded`
         if stride <= reach:
             raise CorruptDump(f"{name}: the strides of tensor {tensor!r:.80} overlap", hint=_HINT)
         reach += stride * (size - 1)
@@ -89,3 +93,15 @@ def _check_truths(key: str, entry: dumpfile.Entry, payload: bytes, name: str) ->
     stored = payload[entry.offset : entry.offset + math.prod(entry.shape)]
     if stored.translate(None, b"\0\1"):
         raise CorruptDump(f"{name}: {key!r:.80} holds bytes that are neither true nor false", hint=_HINT)
+
+
+def _check_expanded(key: str, spec: TensorSpec, entry: dumpfile.Entry, payload: bytes, name: str) -> None:
+    """Along a dimension of stride 0 there is one value only, and the payload holds it as often as the dimension is long."""
+    stored = memoryview(payload)[entry.offset : entry.offset + _WIDTHS[entry.dtype] * math.prod(entry.shape)]
+    for dim, (stride, size) in enumerate(zip(spec.strides, spec.shape, strict=True)):
+        if stride or size < 2:
+            continue
+        inner = _WIDTHS[entry.dtype] * math.prod(spec.shape[dim + 1 :])
+        for first in range(0, len(stored), inner * size):
+            if stored[first : first + inner * (size - 1)] != stored[first + inner : first + inner * size]:
+                raise CorruptDump(f"{name}: tensor {key!r:.80} claims one value where it has several", hint=_HINT)

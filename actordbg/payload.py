@@ -27,7 +27,6 @@ import safetensors.torch
 import torch
 
 from actordbg import contents, dumpfile
-from actordbg.errors import CorruptDump
 from actordbg.record import OUTPUT_PREFIX, RNG_PREFIX, UINT24, DumpRecord, TensorSpec, contiguous_strides
 
 _HINT = "run `actordbg dump verify` to list every damaged file"
@@ -40,7 +39,6 @@ _DTYPES = {
 }  # fmt: skip
 
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 
@@ -113,7 +111,7 @@ def widen(record: DumpRecord, payload: bytes, name: str = "dump", max_bytes: int
     """Tensors as captured from a record and its checked safetensors payload."""
     entries = contents.check(record, payload, name, max_bytes)
     stored = bytearray(payload)  # tensors must be able to write to their memory
-    return Dump(record, {key: _widen(key, stored, entries, spec, name) for key, spec in record.tensors.items()})
+    return Dump(record, {key: _widen(key, stored, entries, spec) for key, spec in record.tensors.items()})
 
 
 def _narrow(tensor: torch.Tensor) -> tuple[str, tuple[torch.Tensor, ...]]:
@@ -141,9 +139,7 @@ def _narrow_ids(tensor: torch.Tensor, low: int, high: int) -> tuple[str, tuple[t
     return dtype_name(tensor.dtype), (tensor,)
 
 
-def _widen(
-    key: str, stored: bytearray, entries: dict[str, dumpfile.Entry], spec: TensorSpec, name: str
-) -> torch.Tensor:
+def _widen(key: str, stored: bytearray, entries: dict[str, dumpfile.Entry], spec: TensorSpec) -> torch.Tensor:
     dtype = _DTYPES[spec.dtype]
     parts = [_view(stored, entries[part]) for part, _ in spec.parts(key)]
     tensor = parts[0].to(dtype)
@@ -153,11 +149,7 @@ def _widen(
         return tensor
     if tensor.numel() == 0:
         return torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
-    laid_out = _with_strides(tensor, spec)
-    bits = _BITS[dtype.itemsize]
-    if 0 in spec.strides and not torch.equal(laid_out.view(bits), tensor.view(bits)):
-        raise CorruptDump(f"{name}: tensor {key!r:.80} claims one value where it has several", hint=_HINT)
-    return laid_out
+    return _with_strides(tensor, spec)
 
 
 def _view(stored: bytearray, entry: dumpfile.Entry) -> torch.Tensor:
