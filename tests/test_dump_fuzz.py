@@ -198,7 +198,7 @@ def run(store: Store, *words: str) -> tuple[int, str]:
 
 def test_commands_over_a_store_of_mutants(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """200 mutants of 200 dumps: `ls`, `index`, `verify`, `show`, `export` and `replay` go on, and say which are damaged."""
-    kinds = sorted(mutants.KINDS)
+    kinds = sorted(set(mutants.KINDS) - {"wide_tensors"})  # gigabytes are allowed under the cap that commands have
     good: dict[str, bool] = {}
     for number in range(200):
         original = mutants.Original.make(1, number)
