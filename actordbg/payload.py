@@ -27,6 +27,7 @@ import safetensors.torch
 import torch
 
 from actordbg import contents, dumpfile
+from actordbg.errors import Unsupported
 from actordbg.record import OUTPUT_PREFIX, RNG_PREFIX, UINT24, DumpRecord, TensorSpec, contiguous_strides
 
 _HINT = "run `actordbg dump verify` to list every damaged file"
@@ -95,7 +96,12 @@ def encode(
         stored, parts = _narrow(tensor)
         layout = known.get(name, tuple(tensor.stride()))
         specs[name] = spec = TensorSpec(dtype_name(tensor.dtype), tuple(tensor.shape), layout, stored)
-        entries |= {key: part.contiguous() for (key, _), part in zip(spec.parts(name), parts, strict=True)}
+        for (key, _), part in zip(spec.parts(name), parts, strict=True):
+            if key in entries:
+                raise Unsupported(
+                    f"two tensors of one call would both be stored as {key!r:.80}", hint="rename one of them"
+                )
+            entries[key] = part.contiguous()
     payload = safetensors.torch.save(entries, metadata={"actordbg": contents.label(record)})
     finished = record.with_payload(specs, hashlib.sha256(payload).hexdigest())
     return finished, dumpfile.pack(finished, payload, level)

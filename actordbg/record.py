@@ -237,6 +237,8 @@ def _checked(cls: type[DumpRecord], data: dict[str, Any]) -> DumpRecord:
 
 
 def _spec(name: str, data: Any) -> TensorSpec:
+    if name == "__metadata__":  # safetensors keeps it for itself
+        raise CorruptDump(f"the record has a tensor named {name}", hint=_VERIFY_HINT)
     if type(data) is not list or len(data) not in (3, 4) or type(data[0]) is not str or type(data[1]) is not str:
         raise CorruptDump(f"tensor {name!r:.80} of the record is not described", hint=_VERIFY_HINT)
     dtype, stored, shape, *rest = data

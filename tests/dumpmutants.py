@@ -665,6 +665,15 @@ def parts_that_differ(chance: Chance) -> Mutant:
     return Mutant(with_payload(plain_of(header, A.data()), said), None)
 
 
+def renamed_metadata(chance: Chance) -> Mutant:
+    """A tensor that is called what safetensors calls its metadata; its two parts have names that nobody minds."""
+    header, said = A.header(), A.said()
+    for part in ("lo", "hi"):
+        header[f"__metadata__.{part}"] = header.pop(f"sequences.{part}")
+    said["tensors"]["__metadata__"] = said["tensors"].pop("sequences")
+    return Mutant(with_payload(plain_of(header, A.data()), said), None)
+
+
 def renamed_everywhere(chance: Chance) -> Mutant:
     """A tensor by a nasty name in record and payload alike: consistent, so it may load, by that name."""
     header, said, name = A.header(), A.said(), chance.choice([name for name in NAMES if name != "__metadata__"])
@@ -718,7 +727,7 @@ KINDS: dict[str, Callable[[Chance], Mutant]] = {
         other_encoding, deep_nesting, many_values, long_number, long_text, duplicate_keys, not_a_record, forged_crc, hostile_shape, hostile_strides,
         wrong_dtype, wrong_stored, not_a_spec, other_tensors, retold_dtype, retold_strides, hostile_header_value, hostile_offsets,
         hostile_entry_shape, true_for_one, overlapping_entries, hostile_header_text, not_utf8_header, forged_header_size,
-        cut_payload, neither_true_nor_false, parts_that_differ, renamed_everywhere, other_values, other_payload, unhashed_payload, forged_hash,
+        cut_payload, neither_true_nor_false, parts_that_differ, renamed_metadata, renamed_everywhere, other_values, other_payload, unhashed_payload, forged_hash,
         wide_tensors,
     )
 }  # fmt: skip

@@ -120,6 +120,12 @@ def test_more_tensors_than_a_reader_accepts_are_not_written():
         dumpfile.pack(BASE, len(header).to_bytes(8, "little") + header)
 
 
+def test_two_tensors_that_would_be_stored_under_one_name_are_not_written():
+    ids = torch.tensor([[70_000]])
+    with pytest.raises(Unsupported, match="both be stored"):
+        payload.encode(BASE, {"sequences": ids, "sequences.lo": torch.tensor([[7]])})
+
+
 def damaged() -> dict[str, bytes]:
     record, blob = payload.encode(BASE, typical())
     size = 8 + struct.unpack("<I", blob[4:8])[0]
