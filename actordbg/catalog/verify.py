@@ -11,11 +11,10 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from actordbg import dumpfile
+from actordbg import contents, dumpfile
 from actordbg.catalog.index import Damaged
 from actordbg.catalog.query import Catalog, damaged_files, dump_paths
-from actordbg.errors import CorruptDump, StoreProblem
-from actordbg.record import DumpRecord
+from actordbg.errors import StoreProblem
 from actordbg.store import Store
 
 
@@ -25,17 +24,19 @@ def paths_to_verify(catalog: Catalog, where: str | None) -> list[str]:
     return paths if where is not None else sorted({*paths, *(item.path for item in damaged_files(catalog))})
 
 
-def verify_files(store: Store, paths: list[str], jobs: int = 0) -> Iterator[tuple[str, int, Damaged | None]]:
+def verify_files(
+    store: Store, paths: list[str], jobs: int = 0, max_bytes: int = dumpfile.DEFAULT_CAP
+) -> Iterator[tuple[str, int, Damaged | None]]:
     """(path, bytes read, what is wrong or None) for each file, as they are done. `jobs` threads, 0 for all processors."""
     with ThreadPoolExecutor(jobs or min(os.cpu_count() or 1, 16)) as pool:
-        yield from pool.map(lambda path: _verify(store, path), paths)
+        yield from pool.map(lambda path: _verify(store, path, max_bytes), paths)
 
 
-def _verify(store: Store, path: str) -> tuple[str, int, Damaged | None]:
+def _verify(store: Store, path: str, max_bytes: int) -> tuple[str, int, Damaged | None]:
     try:
         size = (store.root / path).stat().st_size
-        record, payload = dumpfile.read_payload(store.root / path)
-        check_payload(record, payload)
+        record, payload = dumpfile.read_payload(store.root / path, max_bytes)
+        contents.check(record, payload, str(store.root / path), max_bytes)
         if store.relative(store.dump_path(record)) != path:
             raise StoreProblem(f"its record belongs at {store.relative(store.dump_path(record))}")
     except StoreProblem as error:
@@ -43,14 +44,3 @@ def _verify(store: Store, path: str) -> tuple[str, int, Damaged | None]:
     except OSError as error:
         return path, 0, Damaged(path, StoreProblem.code, f"cannot be read: {error.strerror}")
     return path, size, None
-
-
-def check_payload(record: DumpRecord, payload: bytes) -> None:
-    """Hold a safetensors payload against its record; CorruptDump if they differ."""
-    found = {key: (entry.dtype, entry.shape) for key, entry in dumpfile.payload_entries(payload, "payload").items()}
-    wanted = {key: (kind, spec.shape) for name, spec in record.tensors.items() for key, kind in spec.parts(name)}
-    if found.keys() != wanted.keys():
-        raise CorruptDump("the payload's tensors are not those of its record")
-    for key, entry in found.items():
-        if entry != wanted[key]:
-            raise CorruptDump(f"tensor {key!r} is not what the record says")

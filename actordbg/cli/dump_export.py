@@ -89,6 +89,8 @@ def _export(paths: list[Path], out: Path, format: str, advance: Callable[..., No
     for path in paths:
         try:
             dump = payload.load(path)
+            if dump.record.dump_id != _dump_id(path):  # its export would take another dump's name
+                raise StoreProblem(f"{path}: its record is of dump {dump.record.dump_id}", hint="move the file there")
         except StoreProblem as error:
             damaged.append(Damaged(str(path), error.code, error.message))
         else:

@@ -21,6 +21,8 @@ import typer
 T = TypeVar("T")
 PIPE_WIDTH = 200
 """Columns that a table may take when standard output is not a terminal."""
+CELL_WIDTH = 1000
+"""Characters of a value that a table shows; folding a longer one takes seconds, and nobody reads it there."""
 
 
 def emit(answer: T, render: Callable[[T], None], as_json: bool, *, err: bool = False) -> None:
@@ -70,7 +72,8 @@ def cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return str(value)
+    text = str(value)
+    return text if len(text) <= CELL_WIDTH else text[: CELL_WIDTH - 1] + "…"
 
 
 def human_bytes(count: float | None) -> str:
