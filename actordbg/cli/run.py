@@ -101,14 +101,13 @@ def run(
     environment = carried.child_environment(os.environ, str(store.root), name)
     known = {_key(row) for row in process_rows(store, datetime.now(timezone.utc))[0]}
     _start_recording(store, name, options)
+    goes_on = False
     try:
         end = run_in_foreground(ray_submit.rewritten(command, carried.carried(environment)), environment)
-    except LaunchProblem:
-        switch_off(store, name)
-        raise
-    goes_on = leave_on or ray_submit.goes_on(command) or (end.interrupted and ray_submit.is_submission(command))
-    if not goes_on:
-        switch_off(store, name)
+        goes_on = leave_on or ray_submit.goes_on(command) or (end.interrupted and ray_submit.is_submission(command))
+    finally:
+        if not goes_on:
+            switch_off(store, name)
     recovered = None if goes_on else recovered_from_rings(store, name)
     rows, unreadable = after_the_job(store, name, known, wait=not goes_on)
     answer = Recorded(
