@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import safetensors.torch
 import torch
 
-from actordbg import dumpfile
+from actordbg import dumpfile, places
 from actordbg.errors import CorruptDump
 from actordbg.record import OUTPUT_PREFIX, RNG_PREFIX, UINT24, DumpRecord, TensorSpec, contiguous_strides
 
@@ -108,8 +108,11 @@ def _label(record: DumpRecord) -> str:
 
 
 def load(path: str | os.PathLike[str], max_bytes: int = dumpfile.DEFAULT_CAP) -> Dump:
-    """Read, check and widen one dump file. Raises CorruptDump, NewerFormat or StoreProblem; never returns wrong tensors."""
-    record, payload = dumpfile.read_payload(path, max_bytes, hash_too=False)
+    """Read, check and widen one dump, from its file or out of a pack (`actordbg.places`).
+
+    Raises CorruptDump, NewerFormat or StoreProblem; never returns wrong tensors.
+    """
+    record, payload = places.read_payload(path, max_bytes, hash_too=False)
     return widen(record, payload, str(path), max_bytes)
 
 
