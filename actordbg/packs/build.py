@@ -101,7 +101,7 @@ class PackBuilder:
         ends = [*(entry.offset for entry in entries.values()), len(payload)][1:]
         for (kind, entry), end in zip(entries.items(), ends, strict=True):
             refs += self._add_tensor(kind, entry, payload[entry.offset : end])
-        self._dumps.append((dump_id, line, header, tuple(refs), zlib.crc32(payload)))
+        self._dumps.append((dump_id, line, header, tuple(refs), zlib.crc32(payload, zlib.crc32(line))))
         self._references += len(refs)
         self._texts += len(line) + len(header)
         self.figures.dumps += 1

@@ -17,7 +17,7 @@ padding is one element, repeated). A piece that occurs again is stored once. The
     ids                         the dump ids, a newline behind each
     u32 columns                 blocks: stored bytes, content bytes
                                 pieces: block, bytes, times
-                                dumps:  bytes of line, bytes of header, references, CRC-32 of the payload
+                                dumps:  bytes of line, bytes of header, references, CRC-32 of line and payload
                                 references: piece numbers, dump by dump, in the order of the payload
 
 All numbers are little endian. A column is written as four planes (all low bytes first, all high bytes last), because they
@@ -87,7 +87,7 @@ class Foot(NamedTuple):
 class Index:
     """What a pack holds. By piece: `piece_block`, `piece_start` (in the block's content), `piece_bytes`, `piece_times`.
     By dump: where its texts begin (`line_start`, `head_start`) and its references (`first_ref`); `line_start` and `first_ref`
-    have one item more, the end. `crc` is of the payload.
+    have one item more, the end. `crc`: CRC-32 of line and payload.
     """
 
     blocks: list[Block]

@@ -1,9 +1,9 @@
 """How a tensor's stored bytes are cut into pieces, so that the same row is found again wherever it is padded differently.
 
-A tensor is cut into its rows (dim 0). From each row the padding goes: a run of one element at the beginning or the end that
-is known as padding of this tensor, because some row had it there more than once. OpenRLHF pads with the end-of-text token, so
-a row without padding still ends in one such element; that it counts as padding is what makes both rows equal in the middle.
-What is left is the row's core: one piece, stored once. A core that is one element repeated (the middle of a mask) is a run too.
+A tensor is cut into its rows (dim 0). From each row the padding goes: a run, be it of one, at the beginning or the end, of an
+element that often pads this kind of tensor on that side. OpenRLHF pads with the end-of-text token, so a row without padding still
+ends in one such element; that it counts as padding is what makes both rows equal in the middle. What is left is the row's core:
+one piece, stored once. A row of a few runs (a mask) is just these runs.
 
     row    0 0 0 0 17 4 8 4 9 9      pieces    (0, 4 times)  (17 4 8 4, once)  (9, 2 times)
 
@@ -12,6 +12,7 @@ Pieces are put together again by repeating and joining, whatever rule made them:
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 MIN_ROW = 64
@@ -21,6 +22,8 @@ MAX_ROWS = 4096
 MAX_PIECE = 2**20
 """Longer cores are cut into pieces of this many bytes."""
 
+MAX_RUNS = 3
+"""A mask: padding, sample, padding."""
 MAX_TIMES = 2**31
 """Longer runs are cut, so that their length fits into 32 bits."""
 
@@ -38,34 +41,52 @@ def rows_of(data: bytes, shape: Sequence[int]) -> list[bytes]:
 
 
 class Cutter:
-    """Cuts the rows of one kind of tensor; remembers which elements pad them."""
+    """Cuts the rows of one kind of tensor; learns which elements pad them, on either side, as they come."""
 
     def __init__(self) -> None:
-        self._padding: set[bytes] = set()
+        self._lead: Counter[bytes] = Counter()
+        self._trail: Counter[bytes] = Counter()
 
     def cut(self, rows: Sequence[bytes], width: int) -> list[list[Piece]]:
         """For each row (of elements of `width` bytes) its pieces."""
         for row in rows:
-            if leading_run(row, width) > width:
-                self._padding.add(row[:width])
-            if trailing_run(row, width) > width:
-                self._padding.add(row[-width:])
-        return [list(self._pieces(row, width)) for row in rows]
+            for edge, run, element in (
+                (self._lead, leading_run(row, width), row[:width]),
+                (self._trail, trailing_run(row, width), row[-width:]),
+            ):
+                if width < run < len(row):
+                    edge[element] += run
+        lead, trail = (_padding(edge) for edge in (self._lead, self._trail))
+        return [few_runs(row, width) or list(_trimmed(row, width, lead, trail)) for row in rows]
 
-    def _pieces(self, row: bytes, width: int) -> Iterator[Piece]:
-        lead = leading_run(row, width) if row[:width] in self._padding else 0
-        if lead:
-            yield from _run(row[:width], lead // width)
-            row = row[lead:]
-        trail = trailing_run(row, width) if row and row[-width:] in self._padding else 0
-        core = row[: len(row) - trail]
-        if core and leading_run(core, width) == len(core):
-            yield from _run(core[:width], len(core) // width)
-        else:
-            for at in range(0, len(core), MAX_PIECE):
-                yield core[at : at + MAX_PIECE], 1
-        if trail:
-            yield from _run(row[-width:], trail // width)
+
+def _padding(edge: Counter[bytes]) -> set[bytes]:
+    """The elements that make up a good part of all runs on one side. Chance runs of other elements do not."""
+    enough = edge.total() / 16
+    return {element for element, total in edge.items() if total >= enough}
+
+
+def few_runs(row: bytes, width: int) -> list[Piece]:
+    """The row as runs, as a mask is, if it has at most MAX_RUNS of them; else nothing."""
+    runs: list[Piece] = []
+    at = 0
+    while at < len(row):
+        if len(runs) == MAX_RUNS:
+            return []
+        size = leading_run(row[at:], width)
+        runs += _run(row[at : at + width], size // width)
+        at += size
+    return runs
+
+
+def _trimmed(row: bytes, width: int, lead: set[bytes], trail: set[bytes]) -> Iterator[Piece]:
+    """Padding, core, padding."""
+    before = leading_run(row, width) if row[:width] in lead else 0
+    after = trailing_run(row, width) if row[-width:] in trail else 0
+    yield from _run(row[:width], before // width)
+    for at in range(before, len(row) - after, MAX_PIECE):
+        yield row[at : min(at + MAX_PIECE, len(row) - after)], 1
+    yield from _run(row[-width:], after // width)
 
 
 def _run(element: bytes, times: int) -> Iterator[Piece]:

@@ -1,7 +1,7 @@
 """Reads a pack: its index when it is opened, and of its rows only the blocks that a dump needs.
 
 Nothing is trusted: sizes are checked against caps before anything is allocated, every number of the index against the others
-(`layout`), every block by zstd's checksum, the index by a CRC-32 and a checksum, and a payload that was put together by its own
+(`layout`), every block by zstd's checksum, the index by a CRC-32 and a checksum, and a dump that was put together by its own
 CRC-32. Damage is a CorruptDump that names the dump; never wrong tensors. `dump verify` checks the SHA-256 as well.
 
 Blocks stay in a cache that all packs of the process share (CACHE_BYTES, the longest unused go first), so a replay in order of
@@ -126,8 +126,8 @@ class Pack:
             piece = block[start : start + index.piece_bytes[ref]]
             parts.append(piece if times == 1 else piece * times)
         payload = b"".join(parts)
-        if zlib.crc32(payload) != index.crc[place]:
-            raise CorruptDump(f"{name}: the payload's CRC-32 is not that of the index", hint=layout.HINT)
+        if zlib.crc32(payload, zlib.crc32(line)) != index.crc[place]:
+            raise CorruptDump(f"{name}: damaged (its CRC-32 does not match)", hint=layout.HINT)
         return line, payload
 
     def shares(self) -> list[int]:
