@@ -145,13 +145,13 @@ def _follow(place: str | os.PathLike[str], read: Callable[[str], T]) -> T:
     try:
         return read(name)
     except StoreProblem as error:
-        if error.code != StoreProblem.code or is_there(name):
+        if error.code != StoreProblem.code:
             raise
         for other in (found for _ in range(_ROUNDS) for found in _elsewhere(name) if is_there(found)):
             try:
                 return read(other)
-            except StoreProblem:
-                if is_there(other):
+            except StoreProblem as later:
+                if later.code != StoreProblem.code:
                     raise
         raise
 

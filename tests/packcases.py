@@ -54,10 +54,10 @@ def publish(store: Store, index: int, tensors: dict[str, torch.Tensor], **change
     return store.publish_dump(*payload.encode(described, tensors))
 
 
-def fill_ppo(store: Store, calls: int = 12, size: int = 4, **changes: Any) -> None:
-    """`calls` batches, each recorded twice: in the log-prob pass, and in the training pass in halves with other padding."""
+def fill_ppo(store: Store, calls: int = 12, size: int = 4, first: int = 0, **changes: Any) -> None:
+    """`calls` batches, each recorded twice: in the log-prob pass, and in the training pass in halves with other padding. `first`: number of the first dump."""
     pool = samples(calls * size)
-    number = 0
+    number = first
     for call in range(calls):
         rows = pool[call * size : (call + 1) * size]
         for part, left, right in ((rows, 30, 40), (rows[: size // 2], 7, 5), (rows[size // 2 :], 0, 11)):
