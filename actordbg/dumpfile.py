@@ -67,8 +67,13 @@ def pack(record: DumpRecord, payload: bytes, level: int = 3, *, known_good: bool
     record was packed before, so that only sizes have to be checked.
     """
     line = record.to_json().encode()
+    _refuse_unreadable(record.dump_id, line, len(line) + 9, int.from_bytes(payload[:8], "little"), known_good)
+    return pack_line(line, payload, level)
+
+
+def pack_line(line: bytes, payload: bytes, level: int = 3) -> bytes:
+    """The same from the exact line of a record that was read before."""
     header = b"%b\n%08x" % (line, zlib.crc32(line))
-    _refuse_unreadable(record.dump_id, line, len(header), int.from_bytes(payload[:8], "little"), known_good)
     compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
     return b"".join((MAGIC, struct.pack("<I", len(header)), header, compressor.compress(payload)))
 
@@ -138,9 +143,20 @@ def unpack(
         raise CorruptDump(f"{name}: ends inside its record", hint=HINT)
     record = _parse(data[8 : 8 + size], name)
     payload = _decompress(memoryview(data)[8 + size :], name, max_bytes)
-    if hash_too and hashlib.sha256(payload).hexdigest() != record.payload_sha256:
-        raise CorruptDump(f"{name}: the payload's SHA-256 is not the record's", hint=HINT)
+    if hash_too:
+        check_hash(record, payload, name)
     return record, payload
+
+
+def line_of(data: bytes, name: str | os.PathLike[str] = "dump") -> bytes:
+    """The exact line of JSON that a dump file's bytes begin with, its CRC-32 checked."""
+    return record_line(data[8 : 8 + _record_size(data[:8], name)], name)
+
+
+def check_hash(record: DumpRecord, payload: bytes, name: str | os.PathLike[str] = "dump") -> None:
+    """CorruptDump unless the payload is the one that the record names by its SHA-256."""
+    if hashlib.sha256(payload).hexdigest() != record.payload_sha256:
+        raise CorruptDump(f"{name}: the payload's SHA-256 is not the record's", hint=_HINT)
 
 
 def payload_entries(payload: bytes, name: str | os.PathLike[str] = "dump") -> dict[str, Entry]:
@@ -186,8 +202,13 @@ def _record_size(head: bytes, name: str | os.PathLike[str]) -> int:
 
 
 def _parse(header: bytes, name: str | os.PathLike[str]) -> DumpRecord:
+    return parse_line(record_line(header, name), name)
+
+
+def parse_line(line: bytes, name: str | os.PathLike[str] = "dump") -> DumpRecord:
+    """The record that a line of JSON holds; what is wrong with it is said of `name`."""
     try:
-        return DumpRecord.from_json(record_line(header, name))
+        return DumpRecord.from_json(line)
     except StoreProblem as error:
         prefix = "" if error.message.startswith(f"{name}: ") else f"{name}: "
         raise type(error)(f"{prefix}{error.message}", hint=error.hint) from None

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from actordbg import contents, dumpfile
+from actordbg import contents, dumpfile, places
 from actordbg.errors import Unsupported
 from actordbg.record import OUTPUT_PREFIX, RNG_PREFIX, UINT24, DumpRecord, TensorSpec, contiguous_strides
 
@@ -136,8 +136,11 @@ def _safetensors(entries: Mapping[str, torch.Tensor], metadata: Mapping[str, str
 
 
 def load(path: str | os.PathLike[str], max_bytes: int = dumpfile.DEFAULT_CAP) -> Dump:
-    """Read, check and widen one dump file. Raises CorruptDump, NewerFormat or StoreProblem; never returns wrong tensors."""
-    record, payload = dumpfile.read_payload(path, max_bytes, hash_too=False)
+    """Read, check and widen one dump, from its file or out of a pack (`actordbg.places`).
+
+    Raises CorruptDump, NewerFormat or StoreProblem; never returns wrong tensors.
+    """
+    record, payload = places.read_payload(path, max_bytes, hash_too=False)
     return widen(record, payload, str(path), max_bytes)
 
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actordbg import dumpfile
+from actordbg import dumpfile, places
 from actordbg.errors import ActordbgError, CorruptDump, StoreProblem
 from actordbg.record import IN_FLIGHT, RECENT, DumpRecord, format_timestamp, make_dump_id, now_timestamp
 from actordbg.ringfile import DONE, OPEN, RAISED, RingFile, Slot, head_bytes, read_ring, ring_paths
@@ -69,7 +69,7 @@ class RingReport:
 def find_rings(store: Store) -> list[Path]:
     """Rings of a store that are on this machine: where they lie by default, where the switches and the counters say."""
     from actordbg.capture.control import read_control
-    from actordbg.capture.places import default_place, place
+    from actordbg.capture.machine import default_place, place
 
     folders = {default_place(store), store.root / "rings"}
     for job in (None, *(path.stem for path in store.controls.glob("*.json"))):
@@ -147,9 +147,12 @@ def _dump(store: Store, ring: RingFile, slot: Slot, mark: str) -> tuple[Recovere
     """Publish one slot as a dump, or mark the dump that it is already; and the size of its file."""
     tensors = _tensors(ring, slot)
     record = _record(ring, slot, tensors, mark)
-    path = store.dump_path(record)
+    path, packed = store.dump_path(record), _packed_place(store, record)
     recorded = path.is_file()
-    if recorded:
+    blob = b""
+    if packed is not None and not recorded:
+        recorded, path = True, packed  # packs are immutable: it is there, and goes without the mark
+    elif recorded:
         before, data = dumpfile.read_payload(path)
         record = replace(before, recovered=mark, pinned=before.pinned or record.pinned)
         record = replace(record, trigger_facts=before.trigger_facts or slot.end)
@@ -159,12 +162,22 @@ def _dump(store: Store, ring: RingFile, slot: Slot, mark: str) -> tuple[Recovere
 
         strides = dict(zip(tensors, (strides for _, strides, _, _ in _described(slot)), strict=True))
         record, blob = payload.encode(record, tensors, strides=strides)
-    store.publish_dump(record, blob)
+    if blob:
+        store.publish_dump(record, blob)
     error = f"{slot.end['error']}: {slot.end.get('message', '')}" if "error" in slot.end else None
     return Recovered(
         record.dump_id, mark, record.run, record.rank, record.role, record.batch_size, record.seq_len, record.timestamp,
         store.relative(path), recorded, error,
     ), len(blob)  # fmt: skip
+
+
+def _packed_place(store: Store, record: DumpRecord) -> Path | None:
+    """Where the dump lies, if it was packed already."""
+    for pack in store.iter_packs(record.run):
+        place = Path(places.packed_place(str(pack), record.dump_id))
+        if places.is_there(place):
+            return place
+    return None
 
 
 def _described(slot: Slot) -> list[tuple[tuple[int, ...], tuple[int, ...], int, int]]:
@@ -252,7 +265,7 @@ def _settle(store: Store, who: dict[str, Any], counts: dict[str, int], unresolve
 def _rings_of_counters(store: Store) -> Iterator[Path]:
     """Rings that processes of this machine published in their counters."""
     from actordbg.capture.ledger import read_counters
-    from actordbg.capture.places import host_name
+    from actordbg.capture.machine import host_name
 
     for path in store.counters.glob("*/*.json"):
         with contextlib.suppress(CorruptDump):

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 
 from actordbg.capture.control import Control, read_control, write_control
 from actordbg.capture.ledger import Identity, Ledger
-from actordbg.capture.places import default_place
+from actordbg.capture.machine import default_place
 from actordbg.capture.ring import Ring
 from actordbg.cli import dump_status, dump_switch
 from actordbg.cli.capture_options import parse_ranks

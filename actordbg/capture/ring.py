@@ -31,7 +31,7 @@ from typing import Any
 
 from actordbg import ringfile
 from actordbg.capture.arena import CHUNK, Arena
-from actordbg.capture.places import in_shared_memory
+from actordbg.capture.machine import in_shared_memory
 from actordbg.ringfile import DONE, END, FREE, IN_FLIGHT, OPEN, RAISED, SLOT, WRITING, head_bytes
 from actordbg.store import make_folder
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg import __version__
-from actordbg.capture import places
+from actordbg.capture import machine
 from actordbg.capture import ring as rings
 from actordbg.capture.control import Control
 from actordbg.capture.facts import versions
@@ -84,7 +84,7 @@ class RingKeeper:
     def _make(self, control: Control, queued: int) -> Ring:
         if not control.ring:
             return Ring.private(control.ring_bytes, queued)
-        folder = places.place(self._store, control)
+        folder = machine.place(self._store, control)
         self._made += 1
         name = f"{self._host}-{os.getpid()}-{self._token}-{self._made}"
         try:

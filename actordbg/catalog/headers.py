@@ -1,4 +1,4 @@
-"""One dump file's header to one row of the catalog: the path that runs 100,000 times.
+"""One dump's header to one row of the catalog: the path that runs 100,000 times.
 
 The full check of a record (`DumpRecord.from_json`) builds dataclasses in Python. Here msgspec parses the JSON straight into
 the columns and checks their types and ranges on the way, in C. What it refuses goes through the full check, which
@@ -39,8 +39,9 @@ CALL_FLAGS = ("return_output", "return_logprobs", "return_entropy", "allgather_l
 VERSIONS = ("openrlhf", "torch", "transformers", "deepspeed")
 DUMP_COLUMNS = (
     *RECORD_FIELDS, "padding", *CALL_FLAGS, "with_outputs", "with_rng", *(f"{name}_version" for name in VERSIONS), "bytes",
+    "pack",
 )  # fmt: skip
-"""Columns of the rows that `read_row` makes, in this order."""
+"""Columns of the rows that `read_row` and `row_of` make, in this order."""
 
 _FIRST_READ = 8192
 _INT64 = 2**63
@@ -96,16 +97,21 @@ def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, 
     wrong place, OSError if it cannot be read.
     """
     header, size = _header(path)
-    text = dumpfile.record_line(header, "header")
+    row = row_of(dumpfile.record_line(header, "header"), size)
+    if row[0] != dump_id or row[1] != run or row[2] != rank:
+        raise StoreProblem(f"its record belongs at dumps/{row[1]}/rank{row[2]:04d}/{row[0]}{dumpfile.SUFFIX}")
+    return row
+
+
+def row_of(text: bytes, size: int, pack: str | None = None) -> tuple[Any, ...]:
+    """The row of a record's line of JSON; `size`: bytes that the dump takes, `pack`: where it lies if not in a file of its own.
+
+    Raises CorruptDump or NewerFormat for a line that is not a sound record.
+    """
     values = _quickly(text)
     if values is None:
         values = _checked(text)
     *columns, tensors, arguments, versions, _ = values
-    if columns[0] != dump_id or columns[1] != run or columns[2] != rank:
-        raise StoreProblem(
-            f"its record belongs at dumps/{columns[1]}/rank{columns[2]:04d}/{columns[0]}{dumpfile.SUFFIX}",
-            hint="move it there, or import its original again",
-        )
     columns.append(columns[4] * columns[5] - columns[6])
     for name in CALL_FLAGS:
         value = arguments.get(name)
@@ -115,7 +121,7 @@ def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, 
     for name in VERSIONS:
         value = versions.get(name)
         columns.append(value if type(value) is str else None)
-    columns.append(size)
+    columns += (size, pack)
     return tuple(columns)
 
 

@@ -39,7 +39,7 @@ class TensorSummary:
 
 @dataclass
 class DumpAnswer:
-    """One dump: its record, its tensors, and what became of it in replays, the newest first."""
+    """One dump: its record, its tensors, and what became of it in replays, the newest first. A packed dump's bytes: its share."""
 
     path: str
     bytes: int
@@ -61,7 +61,7 @@ def show(
     Example: actordbg dump show 20250619T052608 --values
     """
     from actordbg.catalog.query import get_dump, open_fresh, results_of_dump
-    from actordbg.dumpfile import read_record
+    from actordbg.places import read_record
 
     catalog = open_fresh(store_of(ctx))
     row = get_dump(catalog, dump_id)
