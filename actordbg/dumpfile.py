@@ -156,7 +156,7 @@ def line_of(data: bytes, name: str | os.PathLike[str] = "dump") -> bytes:
 def check_hash(record: DumpRecord, payload: bytes, name: str | os.PathLike[str] = "dump") -> None:
     """CorruptDump unless the payload is the one that the record names by its SHA-256."""
     if hashlib.sha256(payload).hexdigest() != record.payload_sha256:
-        raise CorruptDump(f"{name}: the payload's SHA-256 is not the record's", hint=_HINT)
+        raise CorruptDump(f"{name}: the payload's SHA-256 is not the record's", hint=HINT)
 
 
 def payload_entries(payload: bytes, name: str | os.PathLike[str] = "dump") -> dict[str, Entry]:

@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from actordbg import dumpfile, places
+from actordbg import contents, dumpfile, places
 from actordbg.catalog.damage import Damaged
 from actordbg.catalog.query import dump_files, open_fresh
-from actordbg.catalog.verify import check_payload, check_place
+from actordbg.catalog.verify import check_place
 from actordbg.dumpfile import SUFFIX
 from actordbg.errors import ActordbgError, StoreProblem
 from actordbg.packs.build import DEFAULT_LEVEL, PackFigures
@@ -170,7 +170,7 @@ class _Packing:
             except FileNotFoundError:
                 return
             record, payload = dumpfile.unpack(data, path)
-            check_payload(record, payload)
+            contents.check(record, payload, str(path))
             check_place(self.store, record, place)
             if self._writer is None:
                 self._writer = PackWriter(self.store.packs / self.run, self.level)
@@ -239,7 +239,7 @@ def _restore(store: Store, pack: str, dump_id: str, level: int, summary: UnpackS
     place = places.packed_place(pack, dump_id)
     try:
         record, line, payload = _read_packed(store.root / pack, dump_id)
-        check_payload(record, payload)
+        contents.check(record, payload, place)
         check_place(store, record, place)
         path = store.dump_path(record)
         if not path.exists():

@@ -84,13 +84,14 @@ def export(
 def _export(paths: list[Path], out: Path, format: str, advance: Callable[..., None]) -> ExportAnswer:
     from actordbg import export as exporting
     from actordbg import payload
+    from actordbg.places import dump_id_of
 
     exported: list[Exported] = []
     damaged: list[Damaged] = []
     for path in paths:
         try:
             dump = payload.load(path)
-            if dump.record.dump_id != _dump_id(path):  # its export would take another dump's name
+            if dump.record.dump_id != dump_id_of(path):  # its export would take another dump's name
                 raise StoreProblem(f"{path}: its record is of dump {dump.record.dump_id}", hint="move the file there")
         except StoreProblem as error:
             damaged.append(Damaged(str(path), error.code, error.message))
