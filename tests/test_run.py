@@ -201,15 +201,12 @@ def test_an_environment_without_actordbg_gets_it_lent_and_nothing_else(
     assert done.stdout == "[True, True]\n" and records(store) == [("a", 0)] * 5
 
 
-@pytest.mark.parametrize("missing", ["zstandard", "safetensors"])
-def test_an_environment_that_lacks_what_the_hook_needs_trains_on(
-    store: Store, tree: Path, tmp_path: Path, missing: str
-) -> None:
-    environment = TrainingEnvironment(tmp_path / "env", without=(missing,))
+def test_an_environment_that_lacks_what_the_hook_needs_trains_on(store: Store, tree: Path, tmp_path: Path) -> None:
+    environment = TrainingEnvironment(tmp_path / "env", without=("zstandard",))
     done = run_job(store, "--", environment.python, "train.py", path=tree, cwd=tree, CODE="5")
     assert done.returncode == 5 and records(store) == []
     (line,) = [line for line in done.stderr.splitlines() if "not recording" in line]
-    assert f"No module named '{missing}" in line and f"-m pip install {missing}" in line
+    assert "No module named 'zstandard" in line and "-m pip install zstandard" in line
 
 
 @pytest.mark.parametrize("launcher", ["script", "module", "spawn", "torchrun"])
