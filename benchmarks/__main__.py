@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 
-NAMES = ("capture", "formats", "load", "index", "cli", "replay", "training")
+NAMES = ("capture", "formats", "load", "pack", "index", "cli", "replay", "training")
 
 
 def main() -> None:

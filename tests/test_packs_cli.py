@@ -94,10 +94,11 @@ def test_ls_show_verify_export_index_and_report_read_packed_dumps_alike(ppo: Sto
         rows = json.loads(run(ppo, "dump", "ls", "--where", "seq_len > 300", "--json", "--limit", "0").stdout)
         first = json.loads(run(ppo, "dump", "show", rows[0]["dump_id"], "--values", "--json").stdout)
         checked = json.loads(run(ppo, "dump", "verify", "--json").stdout)
+        report = json.loads(run(ppo, "report", "--json").stdout)
         for row in (*rows, first):
             for name in ("path", "pack", "bytes"):
                 row.pop(name, None)
-        return [rows, first, checked["checked"], checked["damaged"], run(ppo, "report", "--json").stdout]
+        return [rows, first, checked["checked"], checked["damaged"], report["replays"], report["totals"]]
 
     ids = [row.dump_id for row in query.select_dumps(ppo)]
     run(ppo, "dump", "export", ids[3], "--out", tmp_path / "files", "--quiet")
@@ -174,7 +175,7 @@ def test_replay_takes_packs_by_name(ppo: Store, spelling: str):
     rows = rows_of_files(ppo, names)
     assert [row.path for row in rows] == (paths if spelling == "whole pack" else [paths[2]])
     answer = json.loads(run(ppo, "replay", "--input-file", names[0], "--dry-run", "--max-inputs", "2", "--json").stdout)
-    assert answer["inputs"] == min(2, len(rows))
+    assert answer["selected"] == min(2, len(rows))
     assert defaults_of(ppo.root, rows) == rows[0].record
 
 

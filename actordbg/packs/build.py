@@ -29,7 +29,7 @@ from actordbg.packs.pieces import MAX_PIECE, MAX_ROWS, Cutter, Piece, rows_of
 DEFAULT_LEVEL = 19
 """zstd level of a pack: on the real dumps 8 % smaller than level 12 and 12 % smaller than level 3, and read as fast."""
 BLOCK = 2 * 2**20
-"""A block's content, in bytes. Smaller blocks cost size (256 KiB: 5 % on the real dumps), larger ones time to load one dump."""
+"""A block's content, in bytes. Smaller blocks cost size (256 KiB: 6 % on the real dumps), larger ones time to load one dump."""
 MOST_DUMPS = 4096
 MOST_CONTENT = 64 * 2**20
 """A pack is full when its distinct pieces have so many bytes: a reader's cache holds all blocks of one pack."""
