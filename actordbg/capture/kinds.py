@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 NO_STEP = -1
 OWN_NUMBERS = 7
 """Numbers of a call before those of its tensors."""
+MOST_DIMS = 64
+"""torch has no tensors of more dimensions."""
 MOST_KINDS = 512
 """Kinds that are remembered; with more than these, arguments are different for each call."""
 
@@ -127,10 +129,12 @@ def numbers(
 
 
 def tensors_of(numbers: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int, int]]:
-    """(shape, strides, offset, bytes) of each tensor that `numbers` describes."""
+    """(shape, strides, offset, bytes) of each tensor that `numbers` describes. ValueError for numbers that describe none."""
     place = OWN_NUMBERS
     while place < len(numbers):
         dims = numbers[place]
+        if not 0 <= dims <= MOST_DIMS or min(numbers[place:], default=0) < 0:
+            raise ValueError("a tensor has an impossible shape")
         shape = tuple(numbers[place + 1 : place + 1 + dims])
         strides = tuple(numbers[place + 1 + dims : place + 1 + 2 * dims])
         offset, nbytes = numbers[place + 1 + 2 * dims : place + 3 + 2 * dims]

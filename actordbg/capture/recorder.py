@@ -216,7 +216,7 @@ class Recorder:
         try:
             if reason is None or control.triggers or device is not None:
                 nbytes = max(ITEM_BYTES, total + bound.argument_bytes)
-                nbytes = nbytes if self.writer.reserve(nbytes) else 0
+                nbytes = nbytes if ring.admits() and self.writer.reserve(nbytes) else 0
             if device is not None and not nbytes:  # nobody would bring the copy over into the ring
                 ring.abandon(entry)
                 self._refuse(ledger, reason, "queue_full")

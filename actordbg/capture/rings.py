@@ -89,7 +89,7 @@ class RingKeeper:
         name = f"{self._host}-{os.getpid()}-{self._token}-{self._made}"
         try:
             ring = Ring.create(folder, name, self._facts(), control.ring_bytes, queued)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a path too long for the header
             self._notices.warn(
                 "ring", f"no ring in {folder}: {describe(error)}; the inputs of a process that is killed will be lost"
             )

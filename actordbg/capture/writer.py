@@ -50,7 +50,7 @@ from actordbg.store import Store
 QUEUE_BYTES = 256 * 2**20
 """Most bytes of copied tensors and arguments that wait to be written."""
 ITEM_BYTES = 16 * 2**10
-"""Least that a waiting call counts as, whatever it holds: so at most 16,384 of them wait."""
+"""Least that a waiting call counts as, whatever it holds. (The ring's slots are the other bound: under a thousand wait.)"""
 EXIT_SECONDS = 5.0
 """Longest time that the end of the process waits for the queue."""
 LOOK_SECONDS = 0.05

@@ -172,7 +172,7 @@ def process_rows(store: Store, now: datetime) -> tuple[list[ProcessRow], int]:
     from actordbg.capture.ledger import read_counters
 
     rows, unreadable = [], 0
-    for path in sorted(store.counters.glob("*/*.json")):
+    for path in sorted(store.counters.glob("*/[!.]*.json")):
         if path.name.startswith("."):
             continue
         try:
