@@ -12,7 +12,7 @@
         │   ├── CorruptDump       corrupt-dump          4   a dump file is not what its header says
         │   └── NewerFormat       newer-format          4   written by a newer actordbg
         ├── CatalogProblem        catalog               4   the catalog cannot be opened or upgraded
-        └── LaunchProblem         launch                4   a replay's processes could not be started
+        └── LaunchProblem         launch                4   a replay's or a job's processes could not be started
 
 Each carries a message (what and why) and a hint (what to do next). The command line catches the root once
 (`actordbg.cli.app.main`), prints `error[code]: message` and `hint: ...`, and exits with `exit_code`.

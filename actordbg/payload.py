@@ -22,14 +22,14 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from actordbg import dumpfile
-from actordbg.errors import CorruptDump
+from actordbg import contents, dumpfile, places
+from actordbg.errors import Unsupported
 from actordbg.record import OUTPUT_PREFIX, RNG_PREFIX, UINT24, DumpRecord, TensorSpec, contiguous_strides
 
 _HINT = "run `actordbg dump verify` to list every damaged file"
@@ -107,8 +107,13 @@ def serialize(
         stored, parts = _narrow(tensor)
         layout = _layout(tuple(tensor.shape), known.get(name, tuple(tensor.stride())))
         specs[name] = spec = TensorSpec(dtype_name(tensor.dtype), tuple(tensor.shape), layout, stored)
-        entries |= {key: part.contiguous() for (key, _), part in zip(spec.parts(name), parts, strict=True)}
-    data = _safetensors(entries, {"actordbg": _label(record)})
+        for (key, _), part in zip(spec.parts(name), parts, strict=True):
+            if key in entries:
+                raise Unsupported(
+                    f"two tensors of one call would both be stored as {key!r:.80}", hint="rename one of them"
+                )
+            entries[key] = part.contiguous()
+    data = _safetensors(entries, {"actordbg": contents.label(record)})
     return record.with_payload(specs, hashlib.sha256(data).hexdigest()), data
 
 
@@ -130,25 +135,20 @@ def _safetensors(entries: Mapping[str, torch.Tensor], metadata: Mapping[str, str
     return b"".join((len(text).to_bytes(8, "little"), text, *parts))
 
 
-def _label(record: DumpRecord) -> str:
-    """What a payload taken out of its file says of itself. The whole record would make the real dumps 7 % larger."""
-    return f"dump {record.dump_id} of run {record.run}, rank {record.rank}, record version {record.format_version}"
-
-
 def load(path: str | os.PathLike[str], max_bytes: int = dumpfile.DEFAULT_CAP) -> Dump:
-    """Read, check and widen one dump file. Raises CorruptDump, NewerFormat or StoreProblem; never returns wrong tensors."""
-    record, payload = dumpfile.read_payload(path, max_bytes, hash_too=False)
+    """Read, check and widen one dump, from its file or out of a pack (`actordbg.places`).
+
+    Raises CorruptDump, NewerFormat or StoreProblem; never returns wrong tensors.
+    """
+    record, payload = places.read_payload(path, max_bytes, hash_too=False)
     return widen(record, payload, str(path), max_bytes)
 
 
 def widen(record: DumpRecord, payload: bytes, name: str = "dump", max_bytes: int = dumpfile.DEFAULT_CAP) -> Dump:
     """Tensors as captured from a record and its checked safetensors payload."""
-    entries = dumpfile.payload_entries(payload, name)
-    wanted = {key: (kind, spec.shape) for tensor, spec in record.tensors.items() for key, kind in spec.parts(tensor)}
-    if {key: entry[:2] for key, entry in entries.items()} != wanted:
-        raise CorruptDump(f"{name}: the payload's tensors are not those of its record", hint=_HINT)
+    entries = contents.check(record, payload, name, max_bytes)
     stored = bytearray(payload)  # tensors must be able to write to their memory
-    return Dump(record, {key: _widen(key, stored, entries, spec, max_bytes) for key, spec in record.tensors.items()})
+    return Dump(record, {key: _widen(key, stored, entries, spec) for key, spec in record.tensors.items()})
 
 
 def _narrow(tensor: torch.Tensor) -> tuple[str, tuple[torch.Tensor, ...]]:
@@ -176,12 +176,8 @@ def _narrow_ids(tensor: torch.Tensor, low: int, high: int) -> tuple[str, tuple[t
     return dtype_name(tensor.dtype), (tensor,)
 
 
-def _widen(
-    key: str, stored: bytearray, entries: dict[str, dumpfile.Entry], spec: TensorSpec, max_bytes: int
-) -> torch.Tensor:
-    dtype = _DTYPES.get(spec.dtype)
-    if dtype is None:
-        raise CorruptDump(f"tensor {key!r} has the unknown dtype {spec.dtype!r:.40}", hint=_HINT)
+def _widen(key: str, stored: bytearray, entries: dict[str, dumpfile.Entry], spec: TensorSpec) -> torch.Tensor:
+    dtype = _DTYPES[spec.dtype]
     parts = [_view(stored, entries[part]) for part, _ in spec.parts(key)]
     tensor = parts[0].to(dtype)
     if len(parts) == 2:
@@ -190,9 +186,6 @@ def _widen(
         return tensor
     if tensor.numel() == 0:
         return torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
-    extent = 1 + sum((n - 1) * s for n, s in zip(spec.shape, spec.strides, strict=True))
-    if extent * dtype.itemsize > max_bytes:
-        raise CorruptDump(f"tensor {key!r} claims strides that span {extent} elements", hint=_HINT)
     return _with_strides(tensor, spec)
 
 
@@ -211,29 +204,9 @@ def _with_strides(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
         if stride == 0 and size > 1:
             base, shape[dim] = base.narrow(dim, 0, 1), 1
     laid_out = torch.empty_strided(shape, spec.strides, dtype=tensor.dtype)
-    if any(n > 1 for n in shape):
-        _refuse_overlap(shape, spec)
     return laid_out.copy_(base).expand(spec.shape)
-
-
-def _refuse_overlap(shape: list[int], spec: TensorSpec) -> None:
-    if _overlap(shape, spec.strides):
-        raise CorruptDump(f"a tensor's strides {spec.strides} overlap for shape {spec.shape}", hint=_HINT)
 
 
 def _layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
     """The strides to store: windows that overlap (`unfold`) come back as a contiguous tensor of the same values."""
-    if strides == contiguous_strides(shape):
-        return strides
-    apart = [1 if stride == 0 else size for size, stride in zip(shape, strides, strict=True)]
-    return contiguous_strides(shape) if _overlap(apart, strides) else strides
-
-
-def _overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether two elements may share memory (true for some rare layouts in which none do)."""
-    reach = 0
-    for stride, size in sorted((s, n) for n, s in zip(shape, strides, strict=True) if n > 1):
-        if stride <= reach:
-            return True
-        reach += stride * (size - 1)
-    return False
+    return contiguous_strides(shape) if contents.reach_of(shape, strides) is None else strides

@@ -25,14 +25,19 @@ Example::
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from typing import Any
 
+from actordbg import strictjson
 from actordbg.errors import CorruptDump, NewerFormat
 
 RECORD_VERSION = 1
+
+MAX_DIMS = 16
+"""Most dimensions of a tensor."""
 
 OUTPUT_PREFIX = "output."
 """Tensors whose name begins so are what the call returned (`dump enable --with-outputs`), not what it received."""
@@ -46,6 +51,7 @@ IN_FLIGHT, RECENT = "in_flight", "recent"
 UINT24 = "uint24"
 """`stored` of token ids below 2**24: low 16 and high 8 bits as two tensors, which compress 8 % better than int32."""
 
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z", re.ASCII)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\Z")
 
 
@@ -162,13 +168,13 @@ class DumpRecord:
         Raises NewerFormat for a version this program does not know and CorruptDump for anything that is not a record.
         """
         try:
-            data = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            data = strictjson.loads(text.encode() if isinstance(text, str) else text)
+        except ValueError as error:
             raise CorruptDump(f"the record is not JSON: {error}", hint=_VERIFY_HINT) from None
         if not isinstance(data, dict):
             raise CorruptDump("the record is not a JSON object", hint=_VERIFY_HINT)
         version = data.get("format_version")
-        if not isinstance(version, int):
+        if type(version) is not int or not 0 <= version < 2**31:
             raise CorruptDump("the record has no format version", hint=_VERIFY_HINT)
         if version != RECORD_VERSION:
             raise NewerFormat(
@@ -178,6 +184,7 @@ class DumpRecord:
         return _checked(cls, data)
 
 
+_MAX_SIZE, _PLAIN = 2**48, {int}
 _VERIFY_HINT = "run `actordbg dump verify` to find every damaged file"
 
 DEFAULTS: dict[str, Any] = {
@@ -210,8 +217,8 @@ def _checked(cls: type[DumpRecord], data: dict[str, Any]) -> DumpRecord:
             continue
         if type(value) not in kinds and not (value is None and name in _NONE_ALLOWED):
             raise CorruptDump(f"the record's {name} has the wrong type: {value!r:.80}", hint=_VERIFY_HINT)
-        if kinds is _COUNT and value is not None and not 0 <= value < 2**63:
-            raise CorruptDump(f"the record's {name} is out of range: {value}", hint=_VERIFY_HINT)
+        if type(value) is int and not (0 if kinds is _COUNT else -(2**63)) <= value < 2**63:
+            raise CorruptDump(f"the record's {name} is out of range: {value!r:.80}", hint=_VERIFY_HINT)
         values[name] = value
     missing = _REQUIRED - values.keys()
     if missing:
@@ -230,22 +237,31 @@ def _checked(cls: type[DumpRecord], data: dict[str, Any]) -> DumpRecord:
 
 
 def _spec(name: str, data: Any) -> TensorSpec:
-    try:
-        dtype, stored, shape, *rest = data
-        shape = tuple(shape)
-        strides = tuple(rest[0]) if rest else contiguous_strides(shape)
-    except (TypeError, ValueError) as error:
-        raise CorruptDump(f"tensor {name!r} of the record is not described: {error}", hint=_VERIFY_HINT) from None
-    plain = all(type(n) is int and 0 <= n < 2**48 for n in (*shape, *strides))
-    if not plain or len(shape) != len(strides) or len(shape) > 16 or type(dtype) is not str or type(stored) is not str:
-        raise CorruptDump(f"tensor {name!r} of the record has an impossible shape", hint=_VERIFY_HINT)
-    return TensorSpec(dtype, shape, strides, stored)
+    if name == "__metadata__":  # safetensors keeps it for itself
+        raise CorruptDump(f"the record has a tensor named {name}", hint=_VERIFY_HINT)
+    if type(data) is not list or len(data) not in (3, 4) or type(data[0]) is not str or type(data[1]) is not str:
+        raise CorruptDump(f"tensor {name!r:.80} of the record is not described", hint=_VERIFY_HINT)
+    dtype, stored, shape, *rest = data
+    strides = rest[0] if rest else []
+    if not _are_sizes(shape) or not _are_sizes(strides) or (rest and len(strides) != len(shape)):
+        raise CorruptDump(f"tensor {name!r:.80} of the record has an impossible shape", hint=_VERIFY_HINT)
+    shape = tuple(shape)
+    if math.prod(filter(None, shape)) >= _MAX_SIZE:
+        raise CorruptDump(f"tensor {name!r:.80} of the record has too many elements", hint=_VERIFY_HINT)
+    return TensorSpec(dtype, shape, tuple(strides) if rest else contiguous_strides(shape), stored)
+
+
+def _are_sizes(values: Any) -> bool:
+    """Whether this is a shape, or strides: few plain integers that torch can count with."""
+    if type(values) is not list or len(values) > MAX_DIMS or not {*map(type, values)} <= _PLAIN:
+        return False
+    return not values or (min(values) >= 0 and max(values) < _MAX_SIZE)
 
 
 def parse_timestamp(text: str) -> datetime:
     """An ISO-8601 UTC timestamp of a record ("2025-06-19T05:26:08.430740Z") as an aware datetime; CorruptDump otherwise."""
     try:
-        if len(text) == 27 and text[10] == "T" and text[19] == "." and text[26] == "Z":
+        if _MOMENT.match(text):
             return datetime.fromisoformat(text[:26]).replace(tzinfo=timezone.utc)
     except ValueError:
         pass

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actordbg import dumpfile
+from actordbg import dumpfile, places
 from actordbg.errors import ActordbgError, CorruptDump, StoreProblem, Unsupported
 from actordbg.record import IN_FLIGHT, RECENT, DumpRecord, format_timestamp, make_dump_id, now_timestamp
 from actordbg.ringfile import DONE, OPEN, RAISED, RingFile, Slot, head_bytes, read_ring, remove_unfinished, ring_paths
@@ -69,7 +69,7 @@ class RingReport:
 def find_rings(store: Store) -> list[Path]:
     """Rings of a store that are on this machine: where they lie by default, where the switches and the counters say."""
     from actordbg.capture.control import read_control
-    from actordbg.capture.ring import default_place, place
+    from actordbg.capture.machine import default_place, place
 
     folders = {default_place(store), store.root / "rings"}
     for job in (None, *(path.stem for path in store.controls.glob("[!.]*.json"))):
@@ -157,8 +157,8 @@ def _dump(store: Store, ring: RingFile, slot: Slot, mark: str) -> tuple[Recovere
     try:
         tensors = _tensors(ring, slot)
         record = _record(ring, slot, tensors, mark)
-        found = _written(store.dump_path(record))
-        recorded = found is not None
+        path, found = store.dump_path(record), _written(store.dump_path(record))
+        packed = _packed_place(store, record) if found is None else None
         if found is not None:
             before, data = found
             record = replace(before, recovered=mark, pinned=before.pinned or record.pinned)
@@ -170,12 +170,24 @@ def _dump(store: Store, ring: RingFile, slot: Slot, mark: str) -> tuple[Recovere
         raise CorruptDump(f"{ring.path}: a call in it is damaged: {error}", hint=HINT) from None
     if ring.alive and not ring.still_has(slot):
         raise CorruptDump(f"{ring.path}: its process wrote over a call", hint="")
-    path = store.publish_dump(record, blob)
+    if packed is None:
+        store.publish_dump(record, blob)
+    path = packed or path  # packs are immutable: the dump is there, and goes without the mark
+    recorded = found is not None or packed is not None
     raised = f"{slot.end['error']}: {slot.end.get('message', '')}" if "error" in slot.end else None
     return Recovered(
         record.dump_id, mark, record.run, record.rank, record.role, record.batch_size, record.seq_len, record.timestamp,
         store.relative(path), recorded, raised,
     ), len(blob)  # fmt: skip
+
+
+def _packed_place(store: Store, record: DumpRecord) -> Path | None:
+    """Where the dump lies, if it was packed already."""
+    for pack in store.iter_packs(record.run):
+        place = Path(places.packed_place(str(pack), record.dump_id))
+        if places.is_there(place):
+            return place
+    return None
 
 
 def _written(path: Path) -> tuple[DumpRecord, bytes] | None:
@@ -278,8 +290,8 @@ def _settle(store: Store, who: dict[str, Any], counts: dict[str, int], unresolve
 
 def _rings_of_counters(store: Store) -> Iterator[Path]:
     """Rings that processes of this machine published in their counters."""
-    from actordbg.capture.facts import host_name
     from actordbg.capture.ledger import read_counters
+    from actordbg.capture.machine import host_name
 
     for path in store.counters.glob("*/[!.]*.json"):
         with contextlib.suppress(CorruptDump):

@@ -5,6 +5,7 @@
     store/controls/<run>.json                        the switch of one job that has a name of its own
     store/counters/<run>/<rank>-<host>-<pid>-<instance>.json   what each recording actor counted, replaced by its writer
     store/dumps/<run>/rank0003/<dump_id>.safetensors.zst
+    store/packs/<run>/<utc>-<sha256>.pack            many dumps in one file (`dump pack`)
     store/replays/<replay>/spec.json, rank0.jsonl, rank0.log, supervisor.jsonl, tensors/
     store/events/<utc>-<pid>-<rand>.json             one immutable file for each patch and unpatch
     store/backups/<sha256>/actor.py + origin.json    the original of every patched file
@@ -32,7 +33,8 @@ from actordbg.errors import NewerFormat, StoreProblem
 from actordbg.record import DumpRecord, is_plain_name
 
 FORMAT = 1
-_TEMPORARY = ".tmp-"
+TEMPORARY = ".tmp-"
+"""How the names of unfinished files begin."""
 
 
 class Store:
@@ -108,10 +110,20 @@ class Store:
         """Where the dump of this record lies or will lie."""
         return self.dump_folder(record.run, record.rank) / f"{record.dump_id}{SUFFIX}"
 
-    def dump_folders(self) -> Iterator[Path]:
-        """Every rank folder, sorted."""
-        for run in _folders(self.dumps):
-            yield from _folders(run)
+    def dump_folders(self, run: str | None = None) -> Iterator[Path]:
+        """Every rank folder, or those of one run, sorted."""
+        for folder in _folders(self.dumps) if run is None else [self.dumps / run]:
+            yield from _folders(folder)
+
+    def pack_folders(self) -> Iterator[Path]:
+        """Every run's folder of packs, sorted."""
+        yield from _folders(self.packs)
+
+    def iter_packs(self, run: str | None = None) -> Iterator[Path]:
+        """Every published pack, or those of one run, sorted."""
+        for folder in _folders(self.packs) if run is None else [self.packs / run]:
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                yield from sorted(path for path in folder.iterdir() if path.suffix == ".pack" and path.name[0] != ".")
 
     def iter_dumps(self) -> Iterator[Path]:
         """Every published dump file, folder by folder, in name (time) order; unfinished temporary files are left out."""
@@ -133,7 +145,7 @@ class Store:
 
 def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Write `data` to `path`, whole or not at all: temporary name, fsync, rename, fsync of the folder."""
-    temporary = path.with_name(f"{_TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}-{path.name[:80]}")
+    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}-{path.name[:80]}")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
     try:
         descriptor = os.open(temporary, flags, mode)

@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 
-NAMES = ("capture", "load", "index", "cli", "replay")
+NAMES = ("capture", "formats", "load", "pack", "index", "cli", "replay", "training")
 
 
 def main() -> None:

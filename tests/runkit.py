@@ -45,9 +45,10 @@ def fake_openrlhf(folder: Path, actor: str = ACTOR) -> Path:
 
 
 def clean_environment(**more: str) -> dict[str, str]:
-    """The environment of a user who set nothing of ours, whose python writes no .pyc."""
+    """The environment of a user who set nothing of ours (but rings lie where tests keep them), whose python writes no .pyc."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("ACTORDBG_", "RAY_", "PYTHON"))}
-    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "NO_COLOR": "1", **more}
+    rings = {name: os.environ[name] for name in ("ACTORDBG_RING_DIR",) if name in os.environ}
+    return {**kept, **rings, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "NO_COLOR": "1", **more}
 
 
 def below_run(store: Path | str, *path: Path | str, run: str = "r", **more: str) -> dict[str, str]:

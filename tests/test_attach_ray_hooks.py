@@ -13,7 +13,7 @@ import pytest
 from runkit import below_run, python
 
 from actordbg.attach import ray_hooks
-from actordbg.attach.carried import FOLDER, merged
+from actordbg.attach.carried import FOLDER, NAMES, merged
 from actordbg.attach.ray_hooks import HOOK, JOB_CONFIG, prepared, take_along
 
 OURS = {"ACTORDBG_STORE": "/s", "ACTORDBG_RUN": "r"}
@@ -23,7 +23,7 @@ OPENRLHF = {"env_vars": {"TOKENIZERS_PARALLELISM": "true", "NCCL_DEBUG": "WARN"}
 @pytest.fixture(autouse=True)
 def below(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process is below `run`."""
-    for name in (*OURS, JOB_CONFIG, "RAY_ADDRESS"):
+    for name in (*NAMES, JOB_CONFIG, "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in OURS.items():
         monkeypatch.setenv(name, value)
@@ -56,6 +56,13 @@ def test_a_driver_passes_ours_on_with_its_own() -> None:
     assert ray.runtime_environment["env_vars"] == merged(OPENRLHF, OURS)["env_vars"]
     assert callable(ray.runtime_environment[HOOK])
     assert OPENRLHF["env_vars"].keys() == {"TOKENIZERS_PARALLELISM", "NCCL_DEBUG"}
+
+
+def test_a_folder_for_rings_goes_along_where_the_user_set_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACTORDBG_RING_DIR", "/scratch")
+    ray = FakeRay()
+    ray.init()
+    assert ray.runtime_environment["env_vars"]["ACTORDBG_RING_DIR"] == "/scratch"
 
 
 def test_init_is_wrapped_once_and_keeps_its_name() -> None:

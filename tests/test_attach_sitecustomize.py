@@ -159,7 +159,7 @@ def test_it_waits_only_where_there_is_a_store_and_nobody_disabled_it(changed: di
 def test_a_process_that_imports_no_openrlhf_loads_nothing_of_ours() -> None:
     code = "import sys; print('\\n'.join(sys.modules))"
     added = set(python(code, below_run("/s")).split()) - set(python(code, clean_environment()).split())
-    assert added <= {"sitecustomize", "__future__"}
+    assert added <= {"sitecustomize"}
 
 
 def test_the_program_sees_the_path_that_it_would_have_had(tmp_path: Path) -> None:

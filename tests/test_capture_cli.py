@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,13 +17,17 @@ import typer
 from capturekit import Recording, SignatureH, ids
 from typer.testing import CliRunner
 
-from actordbg.capture.control import read_control
+from actordbg.capture.control import Control, read_control, write_control
 from actordbg.capture.ledger import Identity, Ledger
+from actordbg.capture.machine import default_place
+from actordbg.capture.ring import Ring
 from actordbg.cli import dump_status, dump_switch
 from actordbg.cli.capture_options import parse_ranks
 from actordbg.cli.dump_status import process_rows
 from actordbg.errors import NewerFormat, StoreProblem, UsageError
 from actordbg.store import Store
+
+ROOT = Path(__file__).parents[1]
 
 
 def run(store: Store, *arguments: str, fails: type[Exception] | None = None) -> Any:
@@ -135,7 +144,7 @@ def ledger(store: Store, run_name: str, rank: int, **changes: Any) -> Ledger:
     made = Ledger(Identity(run_name, rank, 2, "host", 100 + rank, f"actor0-{rank:08x}"))
     for name, value in changes.items():
         setattr(made, name, value)
-    made.publish(store, 0, on=True)
+    made.publish(store, True, {"queue_bytes": 0})
     return made
 
 
@@ -173,5 +182,45 @@ def test_the_table_fits_eighty_columns(store: Store, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("actordbg.cli.output.PIPE_WIDTH", 80)
     lines = run(store, "status").splitlines()
     heading = next(i for i, line in enumerate(lines) if line.startswith("rank"))
-    assert all(len(line) <= 80 for line in lines[heading : heading + 3])
-    assert lines[heading + 2].startswith("1023") and "1234567" in lines[heading + 2]
+    assert all(len(line) <= 80 for line in lines[heading : heading + 2])
+    assert lines[heading + 1].startswith("1023") and "1234567" in lines[heading + 1]
+
+
+def test_status_names_the_rings_of_dead_processes_and_what_jobs_have_switches(store: Store, tmp_path: Path):
+    run(store, "enable", "--run", "a")
+    write_control(store, replace(Control(True, "night", "2026-11-20T12:00:00.000000Z"), every=7), "night")
+    ring = Ring.create(default_place(store), "host-4711-x-1", {"pid": 4711}, 2**20, 2**20)
+    assert [row["alive"] for row in run(store, "status", "--json")["rings"]] == [True]
+    ring.let_go()
+    answer = run(store, "status", "--json")
+    assert [(row["pid"], row["alive"], row["inputs"]) for row in answer["rings"]] == [(4711, False, 0)]
+    assert [job["run"] for job in answer["jobs"]] == ["night"]
+    out = run(store, "status")
+    assert "a dead process's ring: 0 inputs" in out and "job night alone" in out and "one call in 7" in out
+    ring.remove()
+
+
+def test_disable_reaches_every_job_or_one(store: Store):
+    for job in ("one", "two"):
+        write_control(store, Control(True, job, "2026-11-20T12:00:00.000000Z"), job)
+    run(store, "enable", "--run", "a")
+    run(store, "disable", "--run", "one")
+    assert not read_control(store, "one").enabled and read_control(store, "two").enabled
+    run(store, "enable", "--run", "two", "--every", "9")
+    assert read_control(store, "two").every == 9 and read_control(store).run == "a"
+    run(store, "disable")
+    assert not read_control(store, "two").enabled and not read_control(store).enabled
+
+
+def test_watch_shows_it_again_and_again_until_it_is_interrupted(store: Store):
+    run(store, "enable", "--run", "a")
+    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "dump", "status", "--watch", "--interval", "0.1", "--json"]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert process.stdout is not None
+    first = json.loads(process.stdout.readline())
+    ledger(store, "a", 3, calls=5, captured=5)
+    while not (seen := json.loads(process.stdout.readline()))["processes"]:
+        pass
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+    assert first["processes"] == [] and seen["processes"][0]["calls"] == 5

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from actordbg.capture import facts
+from actordbg.capture import facts, machine
 from actordbg.record import parse_timestamp
 from actordbg.store import Store
 
@@ -71,8 +71,8 @@ def test_without_a_launcher_the_rank_is_zero(monkeypatch: pytest.MonkeyPatch, va
 
 
 def test_host_names_can_be_part_of_a_file_name(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(facts.socket, "gethostname", lambda: "a/b c" * 50)
-    assert facts.host_name().startswith("a_b_c") and len(facts.host_name()) == 64
+    monkeypatch.setattr(machine.socket, "gethostname", lambda: "a/b c" * 50)
+    assert machine.host_name().startswith("a_b_c") and len(machine.host_name()) == 64
 
 
 def test_a_timestamp_has_the_microseconds_of_the_clock():

@@ -244,14 +244,28 @@ def test_a_running_job_is_switched_on_and_off_without_restart(store: Store):
 
 
 def test_no_secret_of_the_environment_is_in_any_byte_written(store: Store):
-    switch(store, with_outputs=True)
+    switch(store, with_outputs=True, with_rng=True, triggers=("exception", "nan"), ring_dir="store")
     secrets = {
         "HF_TOKEN": "hf_PLANTEDSECRETONE", "WANDB_API_KEY": "PLANTEDSECRETTWO", "RANK": "0",
         "AWS_SECRET_ACCESS_KEY": "PLANTEDSECRETTHREE", "ACTORDBG_RUN": "night",
     }  # fmt: skip
-    finish(start(store, "actor = Actor()\nactor(ids(), None, os.environ)\nactor(ids())", **secrets))
+    body = """
+class Failing(SignatureH):
+    def forward(self, sequences, note=None): raise RuntimeError("401 for " + os.environ["HF_TOKEN"])
+hook.install(Failing, store=ROOT)
+actor = Actor()
+actor(ids(), None, os.environ)
+actor(ids(), None, None, "note: " + os.environ["WANDB_API_KEY"])
+failing = Failing()
+try: failing(ids(), "a " + os.environ["AWS_SECRET_ACCESS_KEY"])
+except RuntimeError: pass
+time.sleep(1.5)  # the counters, too
+os._exit(0)  # leaves its ring
+""".replace("ROOT", repr(str(store.root)))
+    finish(start(store, body, **secrets))
     files = [path for path in store.root.rglob("*") if path.is_file()]
-    assert len(list(store.iter_dumps())) == 2
+    assert len(list(store.iter_dumps())) == 3
+    assert {path.suffix for path in files} >= {".ring", ".json", ".zst"}
     for path in files:
         data = path.read_bytes()
         if path.name.endswith(".zst"):

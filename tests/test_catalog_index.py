@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import sqlite3
-import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -127,7 +126,7 @@ def test_a_folder_that_has_just_changed_is_not_relied_on(store: Store) -> None:
         (lambda blob: cases.with_record(blob, b'"tokens":13', b'"tokens":[]'), "tokens"),
         (lambda blob: cases.with_record(blob, b"2025-06-19T05", b"2025-16-19T05"), "timestamp"),
         (lambda blob: cases.with_record(blob, b'"host":"node-0"', b'"host":"\\ud80"'), "not JSON"),
-        (lambda blob: cases.with_record(blob, b'"node-0"', b'"\\udc00"'), "Unicode"),
+        (lambda blob: cases.with_record(blob, b'"node-0"', b'"\\udc00"'), "surrogates not allowed"),
         (lambda blob: cases.with_record(blob, b'"role":"reference"', b'"role":7          '), "role"),
     ],
 )  # fmt: skip
@@ -228,18 +227,15 @@ def test_records_are_held_to_the_full_check_also_on_the_fast_path(store: Store) 
             headers.read_row(str(path), good.dump_id, good.run, 0)
 
 
-def test_a_timestamp_of_another_spelling_is_normalised_or_refused(store: Store) -> None:
-    """Python 3.11 reads week dates; as text they would not sort, so they are spelled as the others."""
+def test_a_timestamp_of_another_spelling_is_refused(store: Store) -> None:
+    """Python 3.11 reads week dates; as text they would not sort, and Python 3.10 does not know them."""
     good = cases.record(0)
     data = json.loads(good.to_json()) | {"timestamp": "2025-W25-4T05:26:08.430740Z"}
     path = store.dump_path(good)
     path.parent.mkdir(parents=True)
     path.write_bytes(cases.header_frame(json.dumps(data).encode()) + b"payload")
-    if sys.version_info < (3, 11):
-        with pytest.raises(StoreProblem):
-            headers.read_row(str(path), good.dump_id, good.run, 0)
-    else:
-        assert headers.read_row(str(path), good.dump_id, good.run, 0)[3] == good.timestamp
+    with pytest.raises(StoreProblem):
+        headers.read_row(str(path), good.dump_id, good.run, 0)
 
 
 def make_replay(store: Store, replay_id: str, records: list[DumpRecord], **values: object) -> Path:

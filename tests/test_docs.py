@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -219,15 +220,37 @@ def test_the_store_format_page_reads_a_real_dump(store: Store, capsys: pytest.Ca
     )
     _, blob = payload.encode(record, {"sequences": torch.arange(16).reshape(2, 8) * 5000})
     names = {"path": store.publish_dump(record, blob)}
-    page = ROOT / "docs" / "reference" / "store-format.md"
-    code = [block.text for block in docpages.blocks(page) if block.mode == "run-python"]
-    assert len(code) == 2
-    for text in code:
-        exec(text, names)  # the page's own code, nothing else
+    code = python_of_the_store_page()
+    for name in ("header", "payload"):
+        exec(code[name], names)  # the page's own code, nothing else
     assert capsys.readouterr().out.split() == ["run", "3", "2", "8", "16"]
     assert any(key.startswith("sequences") for key in names["stored"])
     magic = (ROOT / "docs" / "reference" / "store-format.md").read_text().partition("| 4 | `")[2][:11]
     assert bytes.fromhex(magic) == names["path"].read_bytes()[:4]
+
+
+def python_of_the_store_page() -> dict[str, str]:
+    page = ROOT / "docs" / "reference" / "store-format.md"
+    code = {block.name: block.text for block in docpages.blocks(page) if block.mode == "run-python"}
+    assert list(code) == ["header", "payload", "pack"]
+    return code
+
+
+def test_the_store_format_page_reads_a_real_pack(store: Store):
+    packcases = pytest.importorskip("packcases")
+    from actordbg.catalog.packing import pack_dumps
+
+    packcases.fill_ppo(store, calls=3)
+    expected = packcases.contents(store)
+    pack_dumps(store)
+    names = {"pack": next(store.iter_packs())}
+    exec(python_of_the_store_page()["pack"], names)  # the page's own code, nothing else
+    found = {dump_id: hashlib.sha256(payload).hexdigest() for dump_id, payload in names["payloads"].items()}
+    assert found == {dump_id: sha256 for dump_id, (_, sha256) in expected.items()}
+    magic = (
+        (ROOT / "docs" / "reference" / "store-format.md").read_text().partition("skippable zstd frame, magic `")[2][:11]
+    )
+    assert bytes.fromhex(magic) == names["data"][:4]
 
 
 def test_the_store_format_page_names_every_field_of_a_record():

@@ -151,3 +151,11 @@ def test_a_damaged_dump_is_named_and_the_others_exported(store: Store, made: lis
 def test_without_a_store_the_command_says_so(tmp_path: Path):
     done = cli("--store", tmp_path / "none", "export", "x")
     assert isinstance(done.exception, ActordbgError) and "no store" in str(done.exception)
+
+
+def test_a_file_that_holds_another_dump_is_damaged_and_takes_no_name(store: Store, made: list[Path], tmp_path: Path):
+    made[1].write_bytes(made[0].read_bytes())
+    result = cli("--store", store.root, "export", ids(made)[1], "--out", tmp_path / "out", "--json")
+    answer = json.loads(result.stdout)
+    assert result.exit_code == 1 and answer["exported"] == [] and "is of dump" in answer["damaged"][0]["reason"]
+    assert not (tmp_path / "out").exists()

@@ -59,6 +59,11 @@ def test_the_wheel_carries_the_migrations(wheel: zipfile.ZipFile):
     )
 
 
+def test_the_wheel_carries_what_run_puts_on_the_path_alone_in_its_folder(wheel: zipfile.ZipFile):
+    folder = "actordbg/attach/pythonpath/"
+    assert [name for name in wheel.namelist() if name.startswith(folder)] == [f"{folder}sitecustomize.py"]
+
+
 def test_the_wheel_installs_one_package(wheel: zipfile.ZipFile):
     assert {name.split("/")[0] for name in wheel.namelist() if "dist-info" not in name} == {"actordbg"}
 

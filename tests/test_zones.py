@@ -65,6 +65,7 @@ DESK_COMMANDS = {
     "show": ("dump", "show", "DUMP"),
     "verify": ("dump", "verify"),
     "index": ("index",),
+    "run": ("run", "true"),
     "dump status": ("dump", "status"),
     "report": ("report",),
     "report json": ("report", "--json"),

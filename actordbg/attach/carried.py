@@ -2,6 +2,7 @@
 
     ACTORDBG_STORE=/shared/actordbg       where to record
     ACTORDBG_RUN=ppo-7b                   the run's name, and so its switch (store/controls/ppo-7b.json)
+    ACTORDBG_RING_DIR=/scratch            only if the user set it
     PYTHONPATH=<FOLDER>:...               the folder with our sitecustomize in front, the user's entries behind
 
 Children get them from `child_environment`. Ray's workers get them through a *runtime environment* (`merged`), which Ray puts
@@ -21,7 +22,7 @@ from typing import Any
 
 from actordbg.errors import EnvironmentProblem
 
-NAMES = ("ACTORDBG_STORE", "ACTORDBG_RUN")
+NAMES = ("ACTORDBG_STORE", "ACTORDBG_RUN", "ACTORDBG_RING_DIR")
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pythonpath")
 _OURS = os.path.join("actordbg", "attach", "pythonpath")
 _NODES_OWN = "${PYTHONPATH}"

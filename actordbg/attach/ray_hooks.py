@@ -9,7 +9,7 @@ Two doors lead to a cluster, and both get a wrapper when their module is importe
   the variables, so its driver is a process below `run`, and its `ray.init` does the rest.
 
 What can go wrong, and does not: a worker whose node has no actordbg starts and trains (the hook is sent by value and imports
-nothing before it looks); a hook is not added where Ray takes none (Ray client, containers, versions before 2.8); a failure of
+nothing before it looks); a hook is not added where Ray takes none (Ray client, containers, old versions); a failure of
 ours is a line on standard error, and Ray is called as the user called it.
 """
 
@@ -129,7 +129,7 @@ def worker_setup(users_own: Callable[[], Any] | str | None, folder: str) -> Call
 
 
 def _takes_hook(ray: ModuleType, address: str | None, job_config: Any) -> bool:
-    """Whether this Ray sends functions as set-up hooks, which neither side of Ray client does (nor versions before 2.8)."""
+    """Whether this Ray sends functions as set-up hooks, which neither side of Ray client does (nor old versions)."""
     named = os.environ.get("RAY_ADDRESS") if address in (None, "auto") else address
     known: set[str] = getattr(ray.runtime_env.RuntimeEnv, "known_fields", set())
     return HOOK in known and "://" not in (named or "") and not getattr(job_config, "_client_job", False)

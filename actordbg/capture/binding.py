@@ -30,6 +30,7 @@ from typing import Any
 
 import torch
 
+from actordbg.capture.scrub import scrub
 from actordbg.payload import storable
 
 MAX_STRING = 4096
@@ -164,7 +165,7 @@ def _plain(value: Any, room: list[int], depth: int = 0) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else _UNSTORABLE
     if isinstance(value, str):
-        return str(value) if _fits(value, room) else _TOO_LARGE
+        return scrub(str(value)) if _fits(value, room) else _TOO_LARGE
     if isinstance(value, (list, tuple)):
         return _plain_list(value, room, depth)
     if isinstance(value, dict):

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import re
-import socket
 import sys
 import time
 from dataclasses import dataclass
@@ -81,11 +79,6 @@ def rank_of_process() -> Rank:
     if dist is not None and dist.is_available() and dist.is_initialized():
         return Rank(dist.get_rank(), dist.get_world_size(), local_rank)
     return Rank(_number("RANK") or 0, _number("WORLD_SIZE"), local_rank)
-
-
-def host_name() -> str:
-    """This machine's name, as far as it can be part of a file name."""
-    return re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())[:64] or "host"
 
 
 def versions() -> dict[str, str]:

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from actordbg.capture import facts, generators
+from actordbg.capture import facts, generators, machine
 from actordbg.capture.binding import Binder, Bound
 from actordbg.capture.control import Control, ControlWatcher
 from actordbg.capture.guard import Notices, attempt, describe
@@ -95,7 +95,7 @@ class Recorder:
         self._on_change = on_change
         self._run = run
         self._copier = copier or Copier()
-        self._host = facts.host_name()
+        self._host = machine.host_name()
         self._token = secrets.token_hex(4)
         self._dump_tokens = itertools.count(int(secrets.token_hex(4), 16))
         self._rings = RingKeeper(store, self._host, self._token, self.notices)

@@ -7,7 +7,6 @@ second copy, and what waits in the queue survives a kill too.
 The ring lies in shared memory (tmpfs) unless told otherwise: storing into it never waits for a disk or a server, and it
 survives everything but the machine (or the container). `--ring-dir store` trades that for `store/rings`.
 
-    place(store, control)      where rings of a store lie
     Ring.create(...)           a file that others can read (`actordbg.ringfile`), held by this process
     Ring.private(...)          the same without a file: for `--ring 0`, and where no file can be made
     open, commit, leave        one call: room for it; its copies are whole; it returned or raised
@@ -20,11 +19,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import mmap
 import os
 import struct
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,13 +31,12 @@ from typing import Any
 
 from actordbg import ringfile
 from actordbg.capture.arena import CHUNK, Arena
-from actordbg.capture.control import Control
+from actordbg.capture.machine import in_shared_memory
 from actordbg.ringfile import DONE, END, FREE, IN_FLIGHT, OPEN, RAISED, SLOT, WRITING, head_bytes, sealed, slot_check
-from actordbg.store import Store, make_folder
+from actordbg.store import make_folder
 
 _MADV_POPULATE_WRITE, _MAP_NORESERVE = 23, 0x4000
 _NUMBERS = {count: struct.Struct(f"<{count}q") for count in range(64)}
-SHARED_MEMORY = Path("/dev/shm")
 MOST_RUNNING = 64
 """Slots that are left to calls in flight when many calls wait to be written."""
 
@@ -96,7 +94,7 @@ class Ring:
             backed = ringfile.DATA + (CHUNK if in_shared_memory(folder) else min(kept, size - ringfile.DATA))
             backed = min(size, -(-backed // CHUNK) * CHUNK)
             _back(descriptor, folder, 0, backed)
-            memory = mmap.mmap(descriptor, size)
+            memory = _mapped(unfinished, size)
             _touch(memory, 0, backed)
             memory[: ringfile.HEADER] = ringfile.header_bytes(facts).ljust(ringfile.HEADER, b"\0")
             unfinished.rename(path)
@@ -109,11 +107,14 @@ class Ring:
         def grow(end: int) -> None:
             if not in_shared_memory(folder):
                 raise OSError("a ring on a disk does not grow: that could wait for the disk")
-            _back(descriptor, folder, arena.limit, end - arena.limit)
+            if made._descriptor is None:  # the number may be another file's by now
+                raise OSError("the ring is closed")
+            _back(made._descriptor, folder, arena.limit, end - arena.limit)
             _touch(memory, arena.limit, end - arena.limit)
 
         arena = Arena(memory, ringfile.DATA, backed, grow)
-        return cls(memory, arena, path, descriptor, kept)
+        made = cls(memory, arena, path, descriptor, kept)
+        return made
 
     @classmethod
     def private(cls, kept: int, queued: int) -> Ring:
@@ -128,6 +129,11 @@ class Ring:
         """The calls in flight, the oldest first."""
         with self._lock:
             return sorted(self._running.values(), key=lambda entry: entry.sequence)
+
+    def seconds_in(self, entry: Entry) -> float:
+        """How long a call has been running: its third number is the monotonic time of its begin, in ns."""
+        began: int = struct.unpack_from("<q", self._memory, entry.offset + 16)[0]
+        return round((time.monotonic_ns() - began) / 1e9, 3)
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Replace the header."""
@@ -320,23 +326,15 @@ def _new_file(path: Path) -> int:
     return os.open(path, flags, 0o600)
 
 
-def place(store: Store, control: Control) -> Path:
-    """The folder for the rings of a store, on this machine: as the switch says, else shared memory, else the store."""
-    if control.ring_dir == "store":
-        return store.root / "rings"
-    if control.ring_dir is not None:
-        return Path(control.ring_dir) / _folder_name(store)
-    return default_place(store)
-
-
-def default_place(store: Store) -> Path:
-    """Where rings lie unless the switch says otherwise. ACTORDBG_RING_DIR overrides it on a machine."""
-    named = os.environ.get("ACTORDBG_RING_DIR")
-    if named:
-        return Path(named) / _folder_name(store)
-    if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) and in_shared_memory(SHARED_MEMORY):
-        return SHARED_MEMORY / _folder_name(store)
-    return store.root / "rings"
+def _mapped(path: Path, size: int) -> mmap.mmap:
+    """The file's mapping. It is opened once more for it: mmap keeps a descriptor of its own, and that must not be the one that
+    holds the lock, or a forked child would keep its parent's ring for alive.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)
 
 
 def forget_old(folder: Path, most: int = 64) -> None:
@@ -352,30 +350,6 @@ def forget_old(folder: Path, most: int = 64) -> None:
     for path in dead[: max(0, len(dead) - most)]:
         with contextlib.suppress(OSError):
             os.unlink(path)
-
-
-def in_shared_memory(folder: Path) -> bool:
-    """Whether storing there never waits for a disk: its file system is a tmpfs."""
-    return _file_system(folder) in ("tmpfs", "ramfs")
-
-
-def _folder_name(store: Store) -> str:
-    digest = hashlib.sha256(os.fsencode(os.path.realpath(store.root))).hexdigest()[:16]
-    return f"actordbg-{os.getuid()}-{digest}"
-
-
-def _file_system(folder: Path) -> str:
-    """The kind of the file system that a folder (or its nearest parent that is there) lies on, from the mount table."""
-    real = os.path.realpath(folder)
-    best, kind = "", ""
-    with contextlib.suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
-        for line in mounts:
-            _, point, found, *_ = line.split(" ", 3)
-            point = point.replace("\\040", " ")
-            inside = real == point or real.startswith(point.rstrip("/") + "/")
-            if inside and len(point) >= len(best):
-                best, kind = point, found
-    return kind
 
 
 def _back(descriptor: int, folder: Path, first: int, length: int) -> None:

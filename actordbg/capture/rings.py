@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg import __version__
+from actordbg.capture import machine
 from actordbg.capture import ring as rings
 from actordbg.capture.control import Control
 from actordbg.capture.facts import versions
@@ -61,6 +62,7 @@ class RingKeeper:
             "bytes": ring.arena.limit,
             "missed": ring.missed,
             "in_flight": len(running),
+            "in_flight_s": ring.seconds_in(running[0]) if running else None,
         }
 
     def forked(self) -> None:
@@ -82,7 +84,7 @@ class RingKeeper:
     def _make(self, control: Control, queued: int) -> Ring:
         if not control.ring:
             return Ring.private(control.ring_bytes, queued)
-        folder = rings.place(self._store, control)
+        folder = machine.place(self._store, control)
         self._made += 1
         name = f"{self._host}-{os.getpid()}-{self._token}-{self._made}"
         try:

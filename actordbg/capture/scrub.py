@@ -16,6 +16,8 @@ HIDDEN = "[hidden]"
 
 def scrub(text: str) -> str:
     """`text` with every secret of the environment replaced."""
+    if len(text) < _SHORTEST:
+        return text
     for name, value in os.environ.items():
         if len(value) >= _SHORTEST and value in text and _NAMES.search(name):
             text = text.replace(value, HIDDEN)

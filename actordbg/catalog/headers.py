@@ -1,4 +1,4 @@
-"""One dump file's header to one row of the catalog: the path that runs 100,000 times.
+"""One dump's header to one row of the catalog: the path that runs 100,000 times.
 
 The full check of a record (`DumpRecord.from_json`) builds dataclasses in Python. Here msgspec parses the JSON straight into
 the columns and checks their types and ranges on the way, in C. What it refuses goes through the full check, which
@@ -39,13 +39,14 @@ CALL_FLAGS = ("return_output", "return_logprobs", "return_entropy", "allgather_l
 VERSIONS = ("openrlhf", "torch", "transformers", "deepspeed")
 DUMP_COLUMNS = (
     *RECORD_FIELDS, "padding", *CALL_FLAGS, "with_outputs", "with_rng", *(f"{name}_version" for name in VERSIONS), "bytes",
+    "pack",
 )  # fmt: skip
-"""Columns of the rows that `read_row` makes, in this order."""
+"""Columns of the rows that `read_row` and `row_of` make, in this order."""
 
 _FIRST_READ = 8192
 _INT64 = 2**63
 _OUTPUT_KEY, _RNG_KEY = f'"{OUTPUT_PREFIX}'.encode(), f'"{RNG_PREFIX}'.encode()
-_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z")
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z", re.ASCII)
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=_INT64 - 1)]
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -96,15 +97,21 @@ def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, 
     wrong place, OSError if it cannot be read.
     """
     header, size = _header(path)
-    text = dumpfile.record_line(header, "header")
+    row = row_of(dumpfile.record_line(header, "header"), size)
+    if row[0] != dump_id or row[1] != run or row[2] != rank:
+        raise StoreProblem(f"its record belongs at dumps/{row[1]}/rank{row[2]:04d}/{row[0]}{dumpfile.SUFFIX}")
+    return row
+
+
+def row_of(text: bytes, size: int, pack: str | None = None) -> tuple[Any, ...]:
+    """The row of a record's line of JSON; `size`: bytes that the dump takes, `pack`: where it lies if not in a file of its own.
+
+    Raises CorruptDump or NewerFormat for a line that is not a sound record.
+    """
     values = _quickly(text)
     if values is None:
         values = _checked(text)
     *columns, tensors, arguments, versions, _ = values
-    if columns[0] != dump_id or columns[1] != run or columns[2] != rank:
-        raise StoreProblem(
-            f"its record belongs at dumps/{columns[1]}/rank{columns[2]:04d}/{columns[0]}{dumpfile.SUFFIX}"
-        )
     columns.append(columns[4] * columns[5] - columns[6])
     for name in CALL_FLAGS:
         value = arguments.get(name)
@@ -114,7 +121,7 @@ def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, 
     for name in VERSIONS:
         value = versions.get(name)
         columns.append(value if type(value) is str else None)
-    columns.append(size)
+    columns += (size, pack)
     return tuple(columns)
 
 
@@ -125,19 +132,21 @@ def _header(path: str) -> tuple[bytes, int]:
         head = os.read(descriptor, _FIRST_READ)
         length = int.from_bytes(head[4:8], "little")
         if len(head) < 8 or head[:4] != dumpfile.MAGIC:
-            raise CorruptDump("not an actordbg dump (wrong magic)")
+            raise CorruptDump("not an actordbg dump (wrong magic)", hint=dumpfile.HINT)
         if length > dumpfile.MAX_RECORD:
-            raise CorruptDump(f"its record claims {length} bytes, over the limit of {dumpfile.MAX_RECORD}")
+            raise CorruptDump(
+                f"its record claims {length} bytes, over the limit of {dumpfile.MAX_RECORD}", hint=dumpfile.HINT
+            )
         while len(head) < 8 + length:
             more = os.read(descriptor, 8 + length - len(head))
             if not more:
-                raise CorruptDump("ends inside its record")
+                raise CorruptDump("ends inside its record", hint=dumpfile.HINT)
             head += more
         size = os.fstat(descriptor).st_size
     finally:
         os.close(descriptor)
     if size <= 8 + length:
-        raise CorruptDump("ends after its record: the payload is missing")
+        raise CorruptDump("ends after its record: the payload is missing", hint=dumpfile.HINT)
     return head[8 : 8 + length], size
 
 
@@ -151,29 +160,11 @@ def _quickly(text: bytes) -> tuple[Any, ...] | None:
     return values if _MOMENT.match(values[3]) and is_plain_name(values[0]) and is_plain_name(values[1]) else None
 
 
-def _fits(v: tuple[Any, ...]) -> bool:
-    """Whether the optional integers (and a temperature written as one) fit into SQLite's 64 bits."""
-    for value in (v[8], v[10], v[11], v[12], v[14], v[15], v[21]):
-        if value is not None and not -_INT64 <= value < _INT64:
-            return False
-    return True
-
-
 def _checked(text: bytes) -> tuple[Any, ...]:
     """The same values through the full check."""
     record = DumpRecord.from_json(text)
     values = tuple(getattr(record, name) for name in RECORD_FIELDS)
     values = (*values[:3], format_timestamp(parse_timestamp(record.timestamp)), *values[4:])
-    if not _fits(values) or record.batch_size * record.seq_len >= _INT64:
-        raise CorruptDump("the record has a number that does not fit into 64 bits")
-    if not _encodable((*values, *record.versions.values())):
-        raise CorruptDump("the record has a text that is not Unicode")
+    if record.batch_size * record.seq_len >= _INT64:
+        raise CorruptDump("the record has a number that does not fit into 64 bits", hint=dumpfile.HINT)
     return (*values, record.tensors, record.arguments, record.versions, record.format_version)
-
-
-def _encodable(values: tuple[Any, ...]) -> bool:
-    try:
-        "".join([value for value in values if isinstance(value, str)]).encode()
-    except UnicodeEncodeError:
-        return False
-    return True

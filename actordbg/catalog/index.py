@@ -5,6 +5,7 @@
 * a folder of dumps is listed again only if its modification time is not the one that was noted when it was listed. A
   time that was younger than two seconds at the listing is not noted: file systems keep coarse times, and a file that
   arrived in the same tick would be missed. So a refresh with nothing new costs one `stat` for each folder;
+* packs come first (`packed`): a dump that lies in a pack and in a file is one row, the packed one;
 * of a new dump only the header is read; of a vanished one the row goes; a damaged one is noted with its reason. One that
   may become readable without a change of its folder (a newer format, a failed read) leaves the folder to be listed again;
 * journals of replays are read on from where the last refresh stopped.
@@ -29,7 +30,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from actordbg.catalog import engine, headers, migrate, replays
+from actordbg.catalog import engine, headers, migrate, packed, replays
+from actordbg.catalog.damage import Damaged
 from actordbg.catalog.replays import Known, News
 from actordbg.dumpfile import SUFFIX
 from actordbg.errors import NewerFormat, StoreProblem
@@ -46,19 +48,6 @@ Progress = Callable[[int, int], None]
 """Called with (dumps read, dumps to read) after each batch."""
 
 _RANK = re.compile(r"rank(\d{4,})\Z")
-
-
-@dataclass(frozen=True)
-class Damaged:
-    """One file that cannot be used: its path below the store, the code of the error it gives, and what is wrong.
-
-    code: "corrupt-dump" for what is broken itself, "newer-format" for what a newer actordbg wrote, "store" for what cannot
-    be read or lies in the wrong place.
-    """
-
-    path: str
-    code: str
-    reason: str
 
 
 @dataclass
@@ -129,8 +118,17 @@ def read_damaged(reader: sqlite3.Connection) -> list[Damaged]:
 
 
 def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | None) -> None:
+    done = 0
+
+    def count(read: int) -> None:
+        nonlocal done
+        done += read
+        if on_progress and read:
+            on_progress(done, done)
+
+    summary.added, summary.removed = packed.refresh_packs(store, SETTLED_NS, _folder_names, count)
     folders, gone = _changed_folders(store)
-    total, done = sum(len(folder.new) for folder in folders), 0
+    total = done + sum(len(folder.new) for folder in folders)
     for folder in folders:
         final = True
         for batch in _batches(folder.new):

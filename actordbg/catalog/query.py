@@ -23,10 +23,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from actordbg.catalog import engine, index, sandbox
+from actordbg.catalog.damage import Damaged
 from actordbg.catalog.where import Condition, compile_where
 from actordbg.dumpfile import SUFFIX
 from actordbg.errors import UsageError
 from actordbg.outcome import ResultRecord
+from actordbg.places import packed_place
 from actordbg.store import Store
 
 ORDERS = {"time": "d.timestamp, d.dump_id", "length": "d.seq_len, d.timestamp, d.dump_id"}
@@ -49,7 +51,7 @@ class Catalog:
 class DumpRow:
     """One dump as the catalog knows it. `path` is relative to the store; from `status` on: its last result, if any.
 
-    bytes: size of the file. forward_s, backward_s: seconds. peak_memory: bytes.
+    bytes: size of the file, or the share of the pack. forward_s, backward_s: seconds. peak_memory: bytes.
     """
 
     dump_id: str
@@ -145,7 +147,8 @@ _DUMP_SQL = ", ".join(
     if f.name != "path"
 )
 
-_PLACE_SQL = "d.dump_id, d.run, d.rank"
+_PLACE_SQL = "d.dump_id, d.run, d.rank, d.pack"
+_PACK = [f.name for f in fields(DumpRow)].index("pack")
 
 
 def open_fresh(store: Store, where: str | None = None, on_progress: index.Progress | None = None) -> Catalog:
@@ -223,23 +226,31 @@ def dump_paths(source: Store | Catalog, where: str | None = None) -> list[str]:
 
 
 def dump_files(
-    source: Store | Catalog, where: str | None = None, *, before: str | None = None, run: str | None = None
+    source: Store | Catalog,
+    where: str | None = None,
+    *,
+    before: str | None = None,
+    run: str | None = None,
+    pinned: bool | None = None,
 ) -> list[tuple[str, int]]:
     """(path below the store, bytes) of the dumps that all conditions select, the oldest first.
 
-    before: a record's timestamp; only older dumps. run: name of a training run; only its dumps.
+    before: a record's timestamp; only older dumps. run: name of a training run; only its dumps. pinned: only dumps that are, or
+    are not. The path of a packed dump is a place in its pack (`actordbg.places`), its bytes are its share.
     """
     condition = compile_where(where) if where is not None else None
     catalog = _catalog(source)
     with sandbox.guarded(catalog.store.catalog_path) as box:
         source_sql, params = _source(box, condition, "time")
         found = box.rows(
-            f"SELECT {_PLACE_SQL}, d.timestamp, d.bytes FROM {source_sql} ORDER BY {ORDERS['time']}", params
+            f"SELECT {_PLACE_SQL}, d.timestamp, d.bytes, d.pinned FROM {source_sql} ORDER BY {ORDERS['time']}", params
         )
         return [
-            (dump_path(dump_id, of_run, rank), size)
-            for dump_id, of_run, rank, timestamp, size in found
-            if (before is None or timestamp < before) and (run is None or of_run == run)
+            (dump_path(dump_id, of_run, rank, pack), size)
+            for dump_id, of_run, rank, pack, timestamp, size, pins in found
+            if (before is None or timestamp < before)
+            and (run is None or of_run == run)
+            and (pinned is None or pinned == bool(pins))
         ]
 
 
@@ -287,14 +298,16 @@ def patch_events(source: Store | Catalog) -> list[PatchEventRow]:
         return [PatchEventRow(*row) for row in reader.execute(f"SELECT {names} FROM patch_event ORDER BY name")]
 
 
-def damaged_files(source: Store | Catalog) -> list[index.Damaged]:
-    """Every dump file that could not be indexed; only those of code "corrupt-dump" are broken themselves."""
+def damaged_files(source: Store | Catalog) -> list[Damaged]:
+    """Every dump file, pack or packed dump that could not be indexed; only those of code "corrupt-dump" are broken themselves."""
     with _reader(_catalog(source)) as reader:
         return index.read_damaged(reader)
 
 
-def dump_path(dump_id: str, run: str, rank: int) -> str:
-    """A dump's path below the store: "dumps/ppo-1/rank0000/<dump_id>.safetensors.zst"."""
+def dump_path(dump_id: str, run: str, rank: int, pack: str | None = None) -> str:
+    """A dump's path below the store: "dumps/ppo-1/rank0000/<dump_id>.safetensors.zst", or its place in its pack."""
+    if pack is not None:
+        return packed_place(pack, dump_id)
     return f"dumps/{run}/rank{rank:04d}/{dump_id}{SUFFIX}"
 
 
@@ -316,7 +329,7 @@ def _dump_row(row: tuple[Any, ...]) -> DumpRow:
     values = list(row)
     for place in _FLAGS:
         values[place] = None if values[place] is None else bool(values[place])
-    values.append(dump_path(*row[:3]))
+    values.append(dump_path(row[0], row[1], row[2], row[_PACK]))
     return DumpRow(*values)
 
 

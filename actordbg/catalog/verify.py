@@ -1,6 +1,6 @@
-"""Whole checks of dump files, many at once.
+"""Whole checks of dumps, many at once, in files of their own and in packs.
 
-`dumpfile.read_payload` checks frame, sizes, checksum and SHA-256; here the payload's safetensors header is held against the
+`places.read_payload` checks frame, sizes, checksum and SHA-256; here the payload's safetensors header is held against the
 record too: same tensors, same stored dtypes and shapes, offsets that cover the data exactly. No torch: the header is
 JSON. Threads are enough, since reading, hashing and decompressing release the interpreter's lock.
 """
@@ -11,10 +11,12 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from actordbg import dumpfile
-from actordbg.catalog.index import Damaged
+from actordbg import contents, dumpfile, places
+from actordbg.catalog.damage import Damaged
 from actordbg.catalog.query import Catalog, damaged_files, dump_paths
-from actordbg.errors import CorruptDump, StoreProblem
+from actordbg.errors import StoreProblem
+from actordbg.packs.layout import PACK_SUFFIX
+from actordbg.packs.reader import open_pack
 from actordbg.record import DumpRecord
 from actordbg.store import Store
 
@@ -25,19 +27,26 @@ def paths_to_verify(catalog: Catalog, where: str | None) -> list[str]:
     return paths if where is not None else sorted({*paths, *(item.path for item in damaged_files(catalog))})
 
 
-def verify_files(store: Store, paths: list[str], jobs: int = 0) -> Iterator[tuple[str, int, Damaged | None]]:
-    """(path, bytes read, what is wrong or None) for each file, as they are done. `jobs` threads, 0 for all processors."""
+def verify_files(
+    store: Store, paths: list[str], jobs: int = 0, max_bytes: int = dumpfile.DEFAULT_CAP
+) -> Iterator[tuple[str, int, Damaged | None]]:
+    """(path, bytes, what is wrong or None) for each dump, as they are done; bytes of the file, of a packed one of its payload.
+
+    `jobs` threads, 0 for all processors.
+    """
     with ThreadPoolExecutor(jobs or min(os.cpu_count() or 1, 16)) as pool:
-        yield from pool.map(lambda path: _verify(store, path), paths)
+        yield from pool.map(lambda path: _verify(store, path, max_bytes), paths)
 
 
-def _verify(store: Store, path: str) -> tuple[str, int, Damaged | None]:
+def _verify(store: Store, path: str, max_bytes: int) -> tuple[str, int, Damaged | None]:
     try:
-        size = (store.root / path).stat().st_size
-        record, payload = dumpfile.read_payload(store.root / path)
-        check_payload(record, payload)
-        if store.relative(store.dump_path(record)) != path:
-            raise StoreProblem(f"its record belongs at {store.relative(store.dump_path(record))}")
+        packed = places.split_place(path)
+        if packed is None and path.endswith(PACK_SUFFIX):
+            return path, open_pack(store.root / path).bytes, None
+        record, payload = places.read_payload(store.root / path, max_bytes)
+        contents.check(record, payload, str(store.root / path), max_bytes)
+        size = len(payload) if packed else (store.root / path).stat().st_size
+        check_place(store, record, path)
     except StoreProblem as error:
         return path, 0, Damaged(path, error.code, error.message.removeprefix(f"{store.root / path}: "))
     except OSError as error:
@@ -45,12 +54,9 @@ def _verify(store: Store, path: str) -> tuple[str, int, Damaged | None]:
     return path, size, None
 
 
-def check_payload(record: DumpRecord, payload: bytes) -> None:
-    """Hold a safetensors payload against its record; CorruptDump if they differ."""
-    found = {key: (entry.dtype, entry.shape) for key, entry in dumpfile.payload_entries(payload, "payload").items()}
-    wanted = {key: (kind, spec.shape) for name, spec in record.tensors.items() for key, kind in spec.parts(name)}
-    if found.keys() != wanted.keys():
-        raise CorruptDump("the payload's tensors are not those of its record")
-    for key, entry in found.items():
-        if entry != wanted[key]:
-            raise CorruptDump(f"tensor {key!r} is not what the record says")
+def check_place(store: Store, record: DumpRecord, path: str) -> None:
+    """StoreProblem if a record does not belong where it was read."""
+    packed = places.split_place(path) is not None
+    belongs = f"packs/{record.run}" if packed else store.relative(store.dump_path(record))
+    if belongs != (os.path.dirname(path) if packed else path):
+        raise StoreProblem(f"its record belongs at {belongs}")

@@ -27,6 +27,7 @@ EVENT_COLUMNS = (
 GOLDEN = {"golden": "golden", "golden-entropy": "golden_entropy"}
 """What a comparison is against, and how the columns of `result` that it is made from begin."""
 
+_BYTES = DUMP_COLUMNS.index("bytes")
 _FINISHED_LATER = "(excluded.finished_at, excluded.attempt) >= (result.finished_at, result.attempt)"
 
 
@@ -45,7 +46,7 @@ dump, run, replay, result, comparison, event, damaged, folder, file = map(
 
 
 def put_dumps(connection: Connection, run_name: str, rows: Sequence[tuple[Any, ...]]) -> int:
-    """Add rows of `headers.read_row`, all of one run; returns how many were not there yet."""
+    """Add rows of `headers.read_row` or `row_of`, all of one run; returns how many were not there yet."""
     if not rows:
         return 0
     connection.execute(insert(run).values(name=run_name).on_conflict_do_nothing())
@@ -78,9 +79,36 @@ def remove_dumps(connection: Connection, dump_ids: Iterable[str]) -> None:
         connection.execute(delete(run).where(~select(dump.c.run).where(dump.c.run == run.c.name).exists()))
 
 
+def take_into_pack(connection: Connection, pack: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Rows that are there as files, or of this pack or one that is not noted any more, become rows of this pack."""
+    if not rows:
+        return
+    connection.exec_driver_sql(
+        "UPDATE dump SET pack = ?1, bytes = ?2 WHERE dump_id = ?3 AND run = ?4 AND rank = ?5 "
+        "AND (pack IS NULL OR pack = ?1 OR pack NOT IN (SELECT path FROM scanned_folder))",
+        [(pack, row[_BYTES], row[0], row[1], row[2]) for row in rows],
+    )
+
+
+def packed_dumps(connection: Connection, pack: str) -> list[str]:
+    """Ids of the dumps whose rows say that they lie in this pack."""
+    return list(connection.scalars(select(dump.c.dump_id).where(dump.c.pack == pack)))
+
+
+def forget_damaged_pack(connection: Connection, pack: str) -> None:
+    """Forget what was noted of a pack, and of dumps in it."""
+    inside = damaged.c.path.startswith(f"{pack}#", autoescape=True)
+    connection.execute(delete(damaged).where((damaged.c.path == pack) | inside))
+
+
+def forget_folders_of(connection: Connection, run_name: str) -> None:
+    """Forget the modification times of a run's folders of dump files, so that they are listed again."""
+    connection.execute(delete(folder).where(folder.c.path.startswith(f"dumps/{run_name}/", autoescape=True)))
+
+
 def known_dumps(connection: Connection, run_name: str, rank: int | None) -> list[str]:
-    """Ids of the dumps of one folder."""
-    query = select(dump.c.dump_id).where(dump.c.run == run_name, dump.c.rank == rank)
+    """Ids of the dumps that have a file of their own in one folder."""
+    query = select(dump.c.dump_id).where(dump.c.run == run_name, dump.c.rank == rank, dump.c.pack.is_(None))
     return list(connection.scalars(query)) if rank is not None else []
 
 

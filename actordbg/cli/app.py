@@ -17,11 +17,13 @@ from actordbg.cli import (
     dump_export,
     dump_import,
     dump_ls,
+    dump_pack,
     dump_prune,
     dump_recover,
     dump_show,
     dump_status,
     dump_switch,
+    dump_unpack,
     dump_verify,
     index,
     patch,
@@ -84,6 +86,8 @@ dump_app.command("ls", short_help="List dumps.")(dump_ls.ls)
 dump_app.command("show", short_help="Everything about one dump.")(dump_show.show)
 dump_app.command("verify", short_help="Check dump files for damage.")(dump_verify.verify)
 dump_app.command("export", short_help="Write dumps as .safetensors or .pt.")(dump_export.export)
+dump_app.command("pack", short_help="Many dumps in one file, every row once.")(dump_pack.pack)
+dump_app.command("unpack", short_help="Packed dumps as files of their own again.")(dump_unpack.unpack)
 dump_app.command("prune", short_help="Remove dumps.")(dump_prune.prune)
 app.command("index", short_help="Index what is new in the store.")(index.index)
 app.add_typer(actor_app)

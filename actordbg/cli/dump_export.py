@@ -66,10 +66,11 @@ def export(
     Example: actordbg dump export --where "seq_len>1800 and rank=0" --out exported --format pt
     """
     from actordbg import export as exporting
+    from actordbg.places import dump_id_of
 
     store = store_of(ctx).require()
     paths = _selected(store, dump_ids or [], where, limit)
-    targets = [exporting.export_path(_dump_id(path), out, format) for path in paths]
+    targets = [exporting.export_path(dump_id_of(path), out, format) for path in paths]
     taken = [target for target in targets if target.exists()]
     if taken and not force:
         raise Conflict(f"{taken[0]} exists", hint="choose another folder with --out, or overwrite with --force")
@@ -83,12 +84,15 @@ def export(
 def _export(paths: list[Path], out: Path, format: str, advance: Callable[..., None]) -> ExportAnswer:
     from actordbg import export as exporting
     from actordbg import payload
+    from actordbg.places import dump_id_of
 
     exported: list[Exported] = []
     damaged: list[Damaged] = []
     for path in paths:
         try:
             dump = payload.load(path)
+            if dump.record.dump_id != dump_id_of(path):  # its export would take another dump's name
+                raise StoreProblem(f"{path}: its record is of dump {dump.record.dump_id}", hint="move the file there")
         except StoreProblem as error:
             damaged.append(Damaged(str(path), error.code, error.message))
         else:
@@ -108,19 +112,17 @@ def _selected(store: Store, dump_ids: Sequence[str], where: str | None, limit: i
         from actordbg.catalog.query import select_dumps
 
         return [store.root / row.path for row in select_dumps(store, where=where, limit=limit or None)]
-    known = list(store.iter_dumps())
+    from actordbg.places import places_of
+
+    known = list(places_of(store))
     return list(dict.fromkeys(_find(known, dump_id) for dump_id in dump_ids))
 
 
-def _dump_id(path: Path) -> str:
-    from actordbg.dumpfile import SUFFIX
-
-    return path.name.removesuffix(SUFFIX)
-
-
 def _find(known: list[Path], dump_id: str) -> Path:
-    exact = [path for path in known if _dump_id(path) == dump_id]
-    found = exact or [path for path in known if path.name.startswith(dump_id)]
+    from actordbg.places import dump_id_of
+
+    exact = [path for path in known if dump_id_of(path) == dump_id]
+    found = exact or [path for path in known if dump_id_of(path).startswith(dump_id)]
     if len(found) != 1:
         what = "none" if not found else str(len(found))
         raise UsageError(f"the id {dump_id!r:.80} fits {what} of {len(known)}", hint="`actordbg dump ls` lists the ids")

@@ -51,12 +51,17 @@ def _render(rows: list[DumpRow], where: str | None) -> None:
         return
     ids = shown_ids([row.dump_id for row in rows], _width())
     output.table(
-        ("dump", "rank", "role", "B", "S", "tokens", "last"),
+        ("dump", "rank", "role", "B", "S", "tokens", "mark", "last"),
         [
-            (dump_id, row.rank, row.role, row.batch_size, row.seq_len, row.tokens, row.status)
+            (dump_id, row.rank, row.role, row.batch_size, row.seq_len, row.tokens, _mark(row), row.status)
             for dump_id, row in zip(ids, rows, strict=True)
         ],
     )
+
+
+def _mark(row: DumpRow) -> str | None:
+    """Why a dump is a special one: the trigger that kept it, or the ring that it came out of."""
+    return row.triggered or row.recovered or ("pinned" if row.pinned else None)
 
 
 def shown_ids(dump_ids: list[str], width: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -31,13 +32,15 @@ def prune(
         bool,
         typer.Option("--damaged", help="Files that are broken; not those of a newer actordbg, nor unreadable ones."),
     ] = False,
+    pinned: Annotated[bool, typer.Option("--pinned", help="Pinned dumps too; without this they always stay.")] = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
     """Remove dumps. Without --yes it only says what would go.
 
-    Conditions narrow each other. Unfinished files older than an hour, left by writers that died, always go too. Results
-    of replays stay.
+    Conditions narrow each other. Packed dumps go by writing their pack again without them. Pinned dumps (kept by a trigger,
+    or recovered) stay unless --pinned is given. Unfinished files older than an hour, left by writers that died, always go
+    too. Results of replays stay.
 
     Example: actordbg dump prune --older-than 7d --keep 10GB --yes
     """
@@ -51,24 +54,31 @@ def prune(
     size = parse_size("--keep", keep) if keep is not None else None
     catalog = open_fresh(store_of(ctx), where)
     selects_dumps = where is not None or age is not None or size is not None or (run is not None and not damaged)
-    plan = pruning.plan_prune(
-        catalog,
+    choose = partial(
+        pruning.plan_prune,
         where=where,
         older_than_s=age,
         keep_bytes=size,
         run=run,
         damaged=damaged,
         healthy=selects_dumps,
+        pinned=pinned,
     )
+    plan = choose(catalog)
     if yes:
         plan = pruning.apply(catalog.store, plan)
-        open_fresh(catalog.store)
+        catalog = open_fresh(catalog.store)
+        while size is not None and not plan.failed and (more := choose(catalog)).files:
+            plan = plan.followed_by(pruning.apply(catalog.store, more))
+            catalog = open_fresh(catalog.store)
     output.emit(plan, _render, as_json)
     if plan.failed:
         raise typer.Exit(1)
 
 
 def _render(plan: PrunePlan) -> None:
+    if plan.spared:
+        output.note(f"{output.plural(plan.spared, 'pinned dump')} among them stay; --pinned takes them too")
     if not plan.files and not plan.failed:
         output.say("nothing to remove")
         return

@@ -68,7 +68,7 @@ def recovered_from(
 ) -> RecoverAnswer:
     """Recover rings, all of this machine's by default, and let the catalog know."""
     from actordbg import recover as recovering
-    from actordbg.capture.facts import host_name
+    from actordbg.capture.machine import host_name
     from actordbg.catalog.index import forget_dumps
 
     for path in rings or []:

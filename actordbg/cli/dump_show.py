@@ -39,7 +39,7 @@ class TensorSummary:
 
 @dataclass
 class DumpAnswer:
-    """One dump: its record, its tensors, and what became of it in replays, the newest first."""
+    """One dump: its record, its tensors, and what became of it in replays, the newest first. A packed dump's bytes: its share."""
 
     path: str
     bytes: int
@@ -61,7 +61,7 @@ def show(
     Example: actordbg dump show 20250619T052608 --values
     """
     from actordbg.catalog.query import get_dump, open_fresh, results_of_dump
-    from actordbg.dumpfile import read_record
+    from actordbg.places import read_record
 
     catalog = open_fresh(store_of(ctx))
     row = get_dump(catalog, dump_id)
@@ -167,6 +167,7 @@ def _facts(answer: DumpAnswer) -> list[tuple[str, str]]:
         "mode": f"training {output.cell(record.training)}, grad {output.cell(record.grad_enabled)}, "
         f"packing {output.cell(record.packing_samples)}, autocast {record.autocast_dtype or '-'}",
         "temperature": record.temperature,
+        "kept because": _kept_because(record),
         "recorded too": _recorded_too(answer.tensors),
         "arguments": ", ".join(f"{name}={value}" for name, value in sorted(record.arguments.items())),
         "source": record.source + (f" ({record.origin['name']})" if "name" in record.origin else ""),
@@ -174,6 +175,17 @@ def _facts(answer: DumpAnswer) -> list[tuple[str, str]]:
         "replayable": "yes" if record.replayable else f"no: {', '.join(f'{k} ({v})' for k, v in record.extra.items())}",
     }
     return [(name, str(value)) for name, value in facts.items() if value not in (None, "")]
+
+
+def _kept_because(record: DumpRecord) -> str:
+    """What marks a dump: the trigger that kept it and what that saw, the ring that it came out of, the pin."""
+    marks = [f"{record.triggered}" if record.triggered else ""]
+    if record.recovered:
+        marks.append("it was in flight" if record.recovered == "in_flight" else "it was one of the last calls")
+        marks[-1] += " when its process died"
+    if record.trigger_facts:
+        marks.append(", ".join(f"{name} {output.cell(value)}" for name, value in record.trigger_facts.items()))
+    return "; ".join(filter(None, [*marks, "pinned" if record.pinned else ""]))
 
 
 def _recorded_too(tensors: list[TensorSummary]) -> str:

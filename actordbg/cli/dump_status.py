@@ -1,28 +1,42 @@
-"""`actordbg dump status`: what each recording actor counted, from the counters that it publishes. Nothing talks to a job."""
+"""`actordbg dump status`: what each recording actor counted, from the counters that it publishes. Nothing talks to a job.
+
+The rings of dead processes are looked for on this machine; of others, the counters say where they were.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+import sys
+import time
+from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from actordbg.cli.capture_options import limits_in_words
 from actordbg.cli.options import Json, store_of
-from actordbg.cli.output import emit, human_bytes, note, plural, say, table
+from actordbg.cli.output import emit, human_bytes, note, plural, say, short_bytes, table
 from actordbg.errors import CorruptDump
 
 if TYPE_CHECKING:
     from actordbg.store import Store
 
+LONG_CALL_SECONDS = 60.0
+"""A call in flight for longer is worth a line."""
+CLEAR = "\x1b[H\x1b[2J"
 STALE_SECONDS = 30.0
 """A process that has not published for so long, and did not say that it ended, is called lost."""
 
 
 @dataclass
 class ProcessRow:
-    """One recording actor of one process. `state`: on, off, ended, lost. `age_s`: since its counters were published."""
+    """One recording actor of one process. `state`: on, off, ended, killed, lost. `age_s`: since its counters were published.
+
+    `triggered_by` counts captured calls by trigger, `rotated` dumps that made room for newer ones. `ring`: the file of the
+    process's last inputs; `in_flight_s`: how long its oldest running call had been running.
+    """
 
     run: str
     rank: int
@@ -43,11 +57,32 @@ class ProcessRow:
     last_error: str | None
     dropped_by: dict[str, int]
     sampled_out_by: dict[str, int]
+    triggered_by: dict[str, int] = field(default_factory=dict)
+    rotated: int = 0
+    rotated_bytes: int = 0
+    outputs_dropped: int = 0
+    ring: str | None = None
+    in_flight_s: float | None = None
+
+
+@dataclass
+class RingRow:
+    """A ring file on this machine. `inputs` counts the calls in it, `in_flight` those that were running."""
+
+    path: str
+    pid: int
+    alive: bool
+    inputs: int
+    in_flight: int
+    problem: str | None = None
 
 
 @dataclass
 class Status:
-    """The answer of `dump status`. `total` sums the rows; `unreadable` counts counters files that were skipped."""
+    """The answer of `dump status`. `total` sums the rows; `unreadable` counts counters files that were skipped.
+
+    `jobs` are the switches of jobs that have one of their own. `rings` are those on this machine.
+    """
 
     store: str
     enabled: bool
@@ -55,36 +90,81 @@ class Status:
     processes: list[ProcessRow]
     total: dict[str, int]
     unreadable: int
+    jobs: list[dict[str, Any]]
+    rings: list[RingRow]
 
 
 def status(
     ctx: typer.Context,
     everything: Annotated[bool, typer.Option("--all", help="Processes of earlier runs, too.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")] = False,
+    interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks of --watch.")] = 1.0,
     as_json: Json = False,
 ) -> None:
     """Say whether recording is on, and what each process captured, dropped and sampled out.
 
     calls = captured + dropped + sampled out + what is still queued. Shown are the processes of the current run, and
-    those of other runs that are still recording.
+    those of other runs that are still recording; and the rings that dead processes left on this machine.
 
-    Example: actordbg dump status --json
+    Example: actordbg dump status --watch
     """
-    from actordbg.capture.control import read_control
-
     store = store_of(ctx).require()
+    if not watch:
+        return emit(status_of(store, everything), _say_status, as_json)
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            answer = status_of(store, everything)
+            if as_json:
+                import json
+
+                say(json.dumps(asdict(answer)))
+            else:
+                typer.echo(CLEAR if sys.stdout.isatty() else "", nl=False)
+                _say_status(answer)
+            sys.stdout.flush()
+            time.sleep(interval)
+    return None
+
+
+def status_of(store: Store, everything: bool) -> Status:
+    """What is known of a store's recording now."""
+    from actordbg.capture.control import read_control
+    from actordbg.cli.dump_switch import job_names
+
     control = read_control(store)
+    jobs = [job for name in job_names(store) if (job := read_control(store, name)) is not None and job.enabled]
     rows, unreadable = process_rows(store, datetime.now(timezone.utc))
-    if not everything and control is not None:
-        rows = [row for row in rows if row.run == control.run or row.state == "on"]
-    answer = Status(
+    if not everything and (control is not None or jobs):
+        current = {one.run for one in (control, *jobs) if one is not None}
+        rows = [row for row in rows if row.run in current or row.state == "on"]
+    return Status(
         store=str(store.root),
         enabled=control is not None and control.enabled,
         control=control.to_dict() if control else None,
         processes=rows,
         total=total_of(rows),
         unreadable=unreadable,
+        jobs=[job.to_dict() for job in jobs],
+        rings=ring_rows(store),
     )
-    emit(answer, _say_status, as_json)
+
+
+def ring_rows(store: Store) -> list[RingRow]:
+    """The rings of a store that are on this machine."""
+    from actordbg.errors import StoreProblem
+    from actordbg.recover import find_rings
+    from actordbg.ringfile import IN_FLIGHT, read_ring
+
+    rows = []
+    for path in find_rings(store):
+        try:
+            ring = read_ring(path)
+        except StoreProblem as error:
+            rows.append(RingRow(str(path), 0, False, 0, 0, error.message))
+        else:
+            flying = sum(slot.state == IN_FLIGHT for slot in ring.slots)
+            rows.append(RingRow(str(path), int(ring.facts.get("pid", 0)), ring.alive, len(ring.slots), flying))
+    return rows
 
 
 def process_rows(store: Store, now: datetime) -> tuple[list[ProcessRow], int]:
@@ -123,6 +203,7 @@ def _row(data: dict[str, Any], now: datetime) -> ProcessRow:
     from actordbg.record import parse_timestamp
 
     age = (now - parse_timestamp(data["heartbeat"])).total_seconds()
+    ring = data.get("ring") or {}
     lost = data["state"] == "on" and age > STALE_SECONDS
     return ProcessRow(
         **{
@@ -139,37 +220,69 @@ def _row(data: dict[str, Any], now: datetime) -> ProcessRow:
         last_error=data.get("last_error"),
         dropped_by=data["dropped"],
         sampled_out_by=data["sampled_out"],
+        triggered_by=data.get("triggered") or {},
+        rotated=data.get("rotated", 0),
+        rotated_bytes=data.get("rotated_bytes", 0),
+        outputs_dropped=data.get("outputs_dropped", 0),
+        ring=ring.get("path"),
+        in_flight_s=ring.get("in_flight_s"),
     )
 
 
 def _say_status(answer: Status) -> None:
-    if answer.control is None:
-        say(f"Recording is off: it was never on in {answer.store}")
-        note("next: `actordbg dump enable`")
-    else:
+    if answer.control is None and not answer.jobs:
+        never = "" if answer.processes else ": it was never on"
+        say(f"Recording is off{never} in {answer.store}")
+        note("next: `actordbg dump enable`, or `actordbg run -- COMMAND`")
+    if answer.control is not None:
         state = "on" if answer.enabled else "off"
         say(f"Recording is {state}: run {answer.control['run']}, since {answer.control['since']}")
         say(f"  {limits_in_words(answer.control)}")
-    if not answer.processes:
-        say("No process has reported yet." if answer.enabled else "No process has reported.")
-        return
-    say()
-    table(
-        ("rank", "role", "state", "calls", "captured", "dropped", "sampled", "size"),
-        [_cells(row) for row in answer.processes],
-    )
-    say(f"{plural(len(answer.processes), 'recording actor')}: {totals_in_words(answer.total)}")
-    say(f"{human_bytes(answer.total['bytes'])} on disk; counted {min(row.age_s for row in answer.processes):.0f} s ago")
-    for row in answer.processes:
-        for line in trouble_of(row):
-            say(line)
+    for job in answer.jobs:
+        say(f"Recording is on for the job {job['run']} alone, since {job['since']}")
+        say(f"  {limits_in_words(job)}")
+    if answer.processes:
+        _say_processes(answer)
+    else:
+        on = answer.enabled or answer.jobs
+        say("No process has reported yet." if on else "No process has reported.")
+    _say_rings(answer)
     if answer.unreadable:
         note(f"{plural(answer.unreadable, 'counters file')} could not be read")
 
 
+def _say_processes(answer: Status) -> None:
+    say()
+    names = ("rank", "role", "state", "calls", "captured", "dropped", "sampled", "queue", "size", "since")
+    table(names, [_cells(row) for row in answer.processes], tight=True)
+    say(f"{plural(len(answer.processes), 'recording actor')}: {totals_in_words(answer.total)}")
+    say(f"{human_bytes(answer.total['bytes'])} written; counted {min(row.age_s for row in answer.processes):.0f} s ago")
+    for row in answer.processes:
+        for line in trouble_of(row):
+            say(line)
+
+
+def _say_rings(answer: Status) -> None:
+    dead = [ring for ring in answer.rings if not ring.alive]
+    for ring in dead:
+        flying = f", {ring.in_flight} in flight" if ring.in_flight else ""
+        what = ring.problem or f"a dead process's ring: {plural(ring.inputs, 'input')}{flying}"
+        say(f"pid {ring.pid}: {what} ({ring.path})" if ring.pid else f"{Path(ring.path).name}: {what}")
+    if dead:
+        note("next: `actordbg dump recover` turns rings into dumps")
+
+
 def _cells(row: ProcessRow) -> tuple[Any, ...]:
     counts = (row.calls, row.captured, row.dropped, row.sampled_out)
-    return (row.rank, row.role, row.state, *counts, human_bytes(row.bytes))
+    return (
+        row.rank,
+        row.role,
+        row.state,
+        *counts,
+        short_bytes(row.queue_bytes),
+        short_bytes(row.bytes),
+        row.since[11:19],
+    )
 
 
 def trouble_of(row: ProcessRow) -> list[str]:
@@ -183,6 +296,20 @@ def trouble_of(row: ProcessRow) -> list[str]:
         lines.append(
             f"{who} has {plural(row.pending, 'call')} in its queue, {human_bytes(row.queue_bytes)} of its process"
         )
+    elif row.last_error and not row.dropped:
+        lines.append(f"{who} last error: {row.last_error}")
+    if row.triggered_by:
+        kept = ", ".join(f"{trigger} {count}" for trigger, count in sorted(row.triggered_by.items()))
+        lines.append(f"{who} kept for triggers: {kept}")
+    if row.rotated:
+        lines.append(f"{who} rotated {plural(row.rotated, 'dump')} out, {human_bytes(row.rotated_bytes)}")
+    if row.outputs_dropped:
+        lines.append(f"{who} kept {plural(row.outputs_dropped, 'dump')} without outputs: the queue was full")
+    if row.in_flight_s is not None and row.in_flight_s > LONG_CALL_SECONDS:
+        lines.append(
+            f"{who} has been in one call for {row.in_flight_s + row.age_s:.0f} s: `dump recover --live` gives its input"
+        )
     if row.state == "lost":
-        lines.append(f"{who} is lost: silent for {row.age_s:.0f} s; it may have been killed, or cannot write here")
+        where = f"; `dump recover` on {row.host} gives its last inputs" if row.ring else ""
+        lines.append(f"{who} is lost: silent for {row.age_s:.0f} s; killed, or it cannot write here{where}")
     return lines

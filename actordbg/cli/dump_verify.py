@@ -13,7 +13,7 @@ from actordbg.cli.options import Json, Quiet, Where, store_of
 from actordbg.errors import CorruptDump
 
 if TYPE_CHECKING:
-    from actordbg.catalog.index import Damaged
+    from actordbg.catalog.damage import Damaged
 
 
 @dataclass

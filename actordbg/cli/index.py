@@ -11,7 +11,8 @@ from actordbg.cli.options import Json, Quiet, store_of
 from actordbg.errors import CorruptDump
 
 if TYPE_CHECKING:
-    from actordbg.catalog.index import Damaged, IndexSummary
+    from actordbg.catalog.damage import Damaged
+    from actordbg.catalog.index import IndexSummary
 
 
 def index(

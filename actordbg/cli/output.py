@@ -21,6 +21,8 @@ import typer
 T = TypeVar("T")
 PIPE_WIDTH = 200
 """Columns that a table may take when standard output is not a terminal."""
+CELL_WIDTH = 1000
+"""Characters of a value that a table shows; folding a longer one takes seconds, and nobody reads it there."""
 
 
 def emit(answer: T, render: Callable[[T], None], as_json: bool, *, err: bool = False) -> None:
@@ -41,14 +43,18 @@ def note(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None) -> None:
-    """Print rows under headings; numbers are aligned to the right. Wide, not cut, when piped."""
+def table(
+    columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None, *, tight: bool = False
+) -> None:
+    """Print rows under headings; numbers are aligned to the right. Wide, not cut, when piped. `tight`: one space between."""
     from rich import box
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    grid = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    look = {"box": box.SIMPLE_HEAD, "pad_edge": False, "show_edge": False}
+    look |= {"box": None, "padding": (0, 1, 0, 0), "header_style": "bold"} if tight else {}
+    grid = Table(title=title, title_justify="left", **look)  # type: ignore[arg-type]
     for index, name in enumerate(columns):
         numeric = bool(rows) and all(isinstance(row[index], int | float) or row[index] is None for row in rows)
         grid.add_column(name, justify="right" if numeric else "left", overflow="fold")
@@ -66,7 +72,8 @@ def cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}"
-    return str(value)
+    text = str(value)
+    return text if len(text) <= CELL_WIDTH else text[: CELL_WIDTH - 1] + "…"
 
 
 def human_bytes(count: float | None) -> str:
@@ -76,6 +83,15 @@ def human_bytes(count: float | None) -> str:
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024 or unit == "GiB":
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    raise AssertionError("unreachable")
+
+
+def short_bytes(count: float) -> str:
+    """12345 as "12.1K": four or five characters."""
+    for unit in ("", "K", "M", "G"):
+        if abs(count) < 1000 or unit == "G":
+            return f"{count:.0f}{unit}" if not unit or count >= 100 else f"{count:.1f}{unit}"
         count /= 1024
     raise AssertionError("unreachable")
 

@@ -36,7 +36,10 @@ MaxInputs = Annotated[
 InputFile = Annotated[
     list[Path] | None,
     typer.Option(
-        "--input-file", metavar="FILE", rich_help_panel=_PANEL, help="Replay this dump file; may be repeated."
+        "--input-file",
+        metavar="FILE",
+        rich_help_panel=_PANEL,
+        help="Replay this dump file, pack, or PACK#ID; may be repeated.",
     ),
 ]
 Order = Annotated[

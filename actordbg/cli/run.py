@@ -7,6 +7,7 @@ standard error.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import shlex
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actordbg.cli import capture_options as opt
+from actordbg.cli.dump_recover import RecoverAnswer, recovered_from
 from actordbg.cli.dump_status import ProcessRow, process_rows, total_of, totals_in_words, trouble_of
 from actordbg.cli.dump_switch import control_before, switch_off, switch_on
 from actordbg.cli.options import store_of
@@ -36,7 +38,8 @@ LAST_WORDS_SECONDS = 3.0
 class Recorded:
     """The answer of `run`: how COMMAND ended, and what its processes counted.
 
-    `switched_off` is false where the job goes on elsewhere, and so does its recording.
+    `switched_off` is false where the job goes on elsewhere, and so does its recording. `recovered`: what its dead processes had
+    in hand; None if they left nothing.
     """
 
     store: str
@@ -47,6 +50,7 @@ class Recorded:
     processes: list[ProcessRow]
     total: dict[str, int]
     unreadable: int
+    recovered: RecoverAnswer | None = None
 
 
 def run(
@@ -97,18 +101,42 @@ def run(
     environment = carried.child_environment(os.environ, str(store.root), name)
     known = {_key(row) for row in process_rows(store, datetime.now(timezone.utc))[0]}
     _start_recording(store, name, options)
+    goes_on = False
     try:
         end = run_in_foreground(ray_submit.rewritten(command, carried.carried(environment)), environment)
-    except LaunchProblem:
-        switch_off(store, name)
-        raise
-    goes_on = leave_on or ray_submit.goes_on(command) or (end.interrupted and ray_submit.is_submission(command))
-    if not goes_on:
-        switch_off(store, name)
+        goes_on = leave_on or ray_submit.goes_on(command) or (end.interrupted and ray_submit.is_submission(command))
+    finally:
+        if not goes_on:
+            switch_off(store, name)
+    recovered = None if goes_on else recovered_from_rings(store, name)
     rows, unreadable = after_the_job(store, name, known, wait=not goes_on)
-    answer = Recorded(str(store.root), name, command, end.code, not goes_on, rows, total_of(rows), unreadable)
+    answer = Recorded(
+        str(store.root), name, command, end.code, not goes_on, rows, total_of(rows), unreadable, recovered
+    )
     emit(answer, _say_recorded, as_json, err=True)
     raise typer.Exit(end.code)
+
+
+def recovered_from_rings(store: Store, run: str) -> RecoverAnswer | None:
+    """Recover what processes of this run that died on this machine had in hand, before the machine goes."""
+    from actordbg.errors import StoreProblem
+    from actordbg.recover import find_rings
+    from actordbg.ringfile import read_ring
+
+    paths = []
+    for path in find_rings(store):
+        with contextlib.suppress(StoreProblem):
+            ring = read_ring(path)
+            if not ring.alive and any(books.identity.get("run") == run for books in ring.books.values()):
+                paths.append(path)
+    if not paths:
+        return None
+    try:
+        return recovered_from(store, paths)
+    except ModuleNotFoundError as error:
+        note(f"actordbg: dead processes left {plural(len(paths), 'ring')}; without {error.name} here they stay")
+        note("next: `actordbg dump recover` in the training environment, on this machine")
+        return None
 
 
 def after_the_job(store: Store, run: str, known: set[tuple[Any, ...]], *, wait: bool) -> tuple[list[ProcessRow], int]:
@@ -154,6 +182,9 @@ def _say_recorded(answer: Recorded) -> None:
         note(f"actordbg: run {answer.run}: no process called OpenRLHF's Actor.forward where actordbg could see it")
         if answer.exit_code == 0:
             note("actordbg: a python with -I, -E or -S does not look at PYTHONPATH; `actordbg doctor` checks the rest")
+    if answer.recovered is not None and answer.recovered.recovered:
+        flying = f", {answer.recovered.in_flight} of a call in flight" if answer.recovered.in_flight else ""
+        note(f"actordbg: recovered {plural(answer.recovered.recovered, 'input')} of processes that died{flying}")
     for row in answer.processes:
         for line in trouble_of(row):
             note(f"actordbg: {line}")

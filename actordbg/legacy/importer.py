@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from actordbg.dumpfile import SUFFIX
 from actordbg.errors import ActordbgError, LaunchProblem, StoreProblem, UsageError
 from actordbg.legacy.decode import parse_stamp
 from actordbg.legacy.pool import LegacyReader, Limits
+from actordbg.places import dump_id_of, places_of
 from actordbg.record import is_plain_name, make_dump_id
 from actordbg.store import Store
 
@@ -111,7 +111,7 @@ class _Import:
 
     def __init__(self, store: Store, reader: LegacyReader, run: str | None, worlds: dict[str, int]) -> None:
         self.store, self.reader, self.run, self.worlds = store, reader, run, worlds
-        self.known = {path.name.removesuffix(SUFFIX) for path in store.iter_dumps()}
+        self.known = {dump_id_of(place) for place in places_of(store)}
         self.summary = ImportSummary()
 
     def take(self, path: Path) -> None:

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actordbg.dumpfile import SUFFIX, read_record
+from actordbg.dumpfile import SUFFIX
 from actordbg.errors import StoreProblem, UsageError
 from actordbg.outcome import ReplayInput
+from actordbg.packs.layout import PACK_SUFFIX
+from actordbg.packs.reader import open_pack
+from actordbg.places import packed_place, read_record, split_place
 from actordbg.record import DumpRecord
 from actordbg.store import Store
 
@@ -22,7 +25,7 @@ _PICKLES = (".pkl", ".pickle", ".pt", ".pth")
 
 @dataclass(frozen=True)
 class FileRow:
-    """A dump file that was named, as planning wants to see it. `path`: relative to the store if it is in it, else absolute."""
+    """A named dump, as planning wants to see it. `path`: its place, relative to the store if it is in it, else absolute."""
 
     record: DumpRecord
     path: str
@@ -65,26 +68,43 @@ def defaults_of(root: Path, inputs: Sequence[ReplayInput]) -> DumpRecord | None:
 
 
 def rows_of_files(store: Store, files: Sequence[Path]) -> list[FileRow]:
-    """The named dump files, each dump once. UsageError for what is not a dump file, CorruptDump for a damaged one."""
+    """The named dumps, each once: dump files, dumps of a pack (`FILE.pack#ID`), or all dumps of a pack.
+
+    UsageError for what is none of these, CorruptDump for a damaged one.
+    """
     rows: dict[str, FileRow] = {}
-    for file in files:
-        path = file.absolute()
-        if not path.is_file():
-            raise UsageError(
-                f"--input-file {file} is not a file", hint="`actordbg dump ls --json` has every dump's path"
-            )
-        if path.suffix in _PICKLES:
-            raise UsageError(
-                f"--input-file {file} is a pickle, which is never read directly",
-                hint=f"actordbg dump import {file}, then replay it by --where",
-            )
-        if not path.name.endswith(SUFFIX):
-            raise UsageError(f"--input-file {file} is not a dump file (*{SUFFIX})", hint="name files below store/dumps")
-        record = read_record(path)
-        inside = path.resolve().is_relative_to(store.root.resolve())
-        place = path.resolve().relative_to(store.root.resolve()).as_posix() if inside else str(path)
-        rows.setdefault(record.dump_id, FileRow(record, place))
+    for place in (place for file in files for place in _places(file)):
+        record = read_record(place)
+        rows.setdefault(record.dump_id, FileRow(record, _in_store(store, place)))
     return list(rows.values())
+
+
+def _places(file: Path) -> list[Path]:
+    """What a named file stands for."""
+    packed = split_place(file)
+    path = (Path(packed[0]) if packed else file).absolute()
+    if not path.is_file():
+        raise UsageError(f"--input-file {file} is not a file", hint="`actordbg dump ls --json` has every dump's path")
+    if path.suffix in _PICKLES:
+        raise UsageError(
+            f"--input-file {file} is a pickle, which is never read directly",
+            hint=f"actordbg dump import {file}, then replay it by --where",
+        )
+    if packed:
+        return [Path(packed_place(str(path), packed[1]))]
+    if path.name.endswith(PACK_SUFFIX):
+        return [Path(packed_place(str(path), dump_id)) for dump_id in open_pack(path).dump_ids]
+    if not path.name.endswith(SUFFIX):
+        raise UsageError(
+            f"--input-file {file} is neither a dump file (*{SUFFIX}) nor a pack (*{PACK_SUFFIX})",
+            hint="name files below store/dumps or store/packs",
+        )
+    return [path]
+
+
+def _in_store(store: Store, place: Path) -> str:
+    path, root = place.parent.resolve() / place.name, store.root.resolve()
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(place)
 
 
 def rows_of_catalog(catalog: Catalog, where: str | None, order: str, max_inputs: int | None) -> list[DumpRow]:

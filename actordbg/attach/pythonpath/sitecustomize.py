@@ -15,9 +15,9 @@ Whatever fails here is one line on standard error; the program runs on, unrecord
 
 Where PYTHONPATH was lost on the way (a Ray actor with an environment of its own), `actordbg.attach.ray_hooks` executes this file
 under another name, and only the first two happen.
-"""
 
-from __future__ import annotations
+Annotations are in quotes, and nothing here is newer than Python 3.6: it is not only the trainer's interpreter that runs this.
+"""
 
 import os
 import sys
@@ -51,27 +51,27 @@ def install() -> None:
             guarded(action, sys.modules[name])
 
 
-def record(module: ModuleType) -> None:
+def record(module: "ModuleType") -> None:
     """`openrlhf.models.actor` has run: wrap its Actor, unless a patched file did it already."""
     from actordbg.capture.hook import install
 
     install(module.Actor, store=os.environ["ACTORDBG_STORE"])
 
 
-def take_ray_along(module: ModuleType) -> None:
+def take_ray_along(module: "ModuleType") -> None:
     """`ray` or `ray.job_submission` has run: its workers are to get what this process has."""
     from actordbg.attach import ray_hooks
 
     ray_hooks.take_along(module)
 
 
-def take_deepspeed_along(module: ModuleType) -> None:
+def take_deepspeed_along(module: "ModuleType") -> None:
     """The deepspeed launcher hands only variables with certain beginnings to other nodes, PYTHONPATH among them."""
     if "ACTORDBG_" not in module.EXPORT_ENVS:
         module.EXPORT_ENVS.append("ACTORDBG_")
 
 
-DOORS: dict[str, Callable[[ModuleType], object]] = {
+DOORS: "dict[str, Callable[[ModuleType], object]]" = {
     "openrlhf.models.actor": record,
     "ray": take_ray_along,
     "ray.job_submission": take_ray_along,
@@ -83,8 +83,8 @@ class ActordbgFinder:
     """Finds nothing by itself: asks the finders behind it, and has the loader that they name call us when the module has run."""
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+        self, fullname: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
         if fullname not in DOORS:
             return None
         finders: list[object] = list(sys.meta_path)
@@ -102,8 +102,8 @@ class PackageFinder:
     """Where no other finder knows a package `actordbg`: the one that this file belongs to."""
 
     def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+        self, fullname: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
         if fullname != "actordbg":
             return None
         from importlib.util import spec_from_file_location
@@ -112,20 +112,20 @@ class PackageFinder:
         return spec_from_file_location(fullname, init, submodule_search_locations=[PACKAGE])
 
 
-def call_after(spec: ModuleSpec, action: Callable[[ModuleType], object]) -> None:
+def call_after(spec: "ModuleSpec", action: "Callable[[ModuleType], object]") -> None:
     """Wrap `exec_module` of this one loader instance."""
     loader = spec.loader
     assert loader is not None
     execute = loader.exec_module
 
-    def exec_module(module: ModuleType) -> None:
+    def exec_module(module: "ModuleType") -> None:
         execute(module)
         guarded(action, module)
 
     loader.exec_module = exec_module  # type: ignore[method-assign]
 
 
-def guarded(action: Callable[..., object], *arguments: object) -> None:
+def guarded(action: "Callable[..., object]", *arguments: object) -> None:
     """`action(*arguments)`; what it raises is told and goes no further."""
     try:
         action(*arguments)

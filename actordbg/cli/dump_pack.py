@@ -1,0 +1,116 @@
+"""`actordbg dump pack`: many dumps in one file, every row once, without loss."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actordbg.cli import output
+from actordbg.cli.index import damage_line
+from actordbg.cli.options import Json, Quiet, Where, store_of
+
+if TYPE_CHECKING:
+    from actordbg.catalog.damage import Damaged
+    from actordbg.catalog.packing import PackSummary
+
+SHOWN = 20
+
+
+@dataclass
+class PackAnswer:
+    """What was packed. Bytes: `files_bytes` of the dump files before; `content_bytes` of their records and payloads; of these
+    `distinct_bytes` were left when what repeats is stored once, and `packed_bytes` is what the packs take. So
+    `dedup_ratio` times `compression_ratio` is how much smaller than their content the dumps are now.
+
+    `finished`: dump files removed that an interrupted run had packed already. `kept`: what stays a file, with the reason.
+    """
+
+    dumps: int
+    packs: list[str]
+    rows: int
+    distinct_rows: int
+    files_bytes: int
+    content_bytes: int
+    distinct_bytes: int
+    packed_bytes: int
+    dedup_ratio: float | None
+    compression_ratio: float | None
+    finished: int
+    kept: list[Damaged]
+
+
+def pack(
+    ctx: typer.Context,
+    where: Where = None,
+    run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="Of this training run only.")] = None,
+    level: Annotated[
+        int, typer.Option("--level", min=1, max=22, help="zstd level; lower is faster and a few percent larger.")
+    ] = 19,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Move dumps into packs: each row of each tensor is stored once, and many are compressed together.
+
+    Without --where all dumps that are files of their own. Nothing is lost: every pack is read again and verified (SHA-256 of
+    every dump) before a file goes, and a run that was killed is finished by the next one. Every command reads packed dumps like
+    others. What is damaged stays a file and is named; exit code 1 then.
+
+    Example: actordbg dump pack --where "timestamp < now() - '1d'"
+    """
+    from actordbg.catalog.packing import pack_dumps
+
+    with output.progress("packing", None, quiet=quiet or as_json) as advance:
+        summary = pack_dumps(store_of(ctx), where, run, level, on_progress=lambda done, total: advance(1, total=total))
+    answer = _answer(summary)
+    output.emit(answer, _render, as_json)
+    if answer.kept:
+        raise typer.Exit(1)
+
+
+def _answer(summary: PackSummary) -> PackAnswer:
+    figures = summary.figures
+    return PackAnswer(
+        figures.dumps,
+        summary.packs,
+        figures.rows,
+        figures.distinct_rows,
+        summary.loose_bytes,
+        figures.content,
+        figures.distinct,
+        figures.stored,
+        _ratio(figures.content, figures.distinct),
+        _ratio(figures.distinct, figures.stored),
+        summary.finished,
+        summary.kept,
+    )
+
+
+def _ratio(before: int, after: int) -> float | None:
+    return round(before / after, 3) if after else None
+
+
+def _render(answer: PackAnswer) -> None:
+    for item in answer.kept[:SHOWN]:
+        output.note(f"stays a file: {damage_line(item)}")
+    if len(answer.kept) > SHOWN:
+        output.note(f"... and {len(answer.kept) - SHOWN:,} more; --json lists them all")
+    if answer.finished:
+        output.say(f"{output.plural(answer.finished, 'file')} removed that an interrupted run had packed")
+    if not answer.dumps:
+        output.say("nothing to pack")
+        return
+    size = output.human_bytes
+    output.say(
+        f"{output.plural(answer.dumps, 'dump')} in {output.plural(len(answer.packs), 'pack')}: "
+        f"{size(answer.files_bytes)} of files became {size(answer.packed_bytes)} "
+        f"({answer.files_bytes / answer.packed_bytes:.1f} times smaller)"
+    )
+    output.say(
+        f"deduplication: {answer.distinct_rows:,} of {answer.rows:,} rows are distinct; {size(answer.content_bytes)} of "
+        f"records and tensors became {size(answer.distinct_bytes)} ({answer.dedup_ratio:.1f} times)"
+    )
+    output.say(
+        f"compression: {size(answer.distinct_bytes)} became {size(answer.packed_bytes)} ({answer.compression_ratio:.1f} times)"
+    )
