@@ -10,8 +10,9 @@ process died, however it died: what a process stored into a shared mapping befor
     262,144  data       an extent for each slot: NUMBERS as int64, END bytes for what came of the call, then its tensors
 
 A slot's state byte is written last, after everything that it vouches for, and is cleared first; so a slot that says IN_FLIGHT,
-DONE or RAISED is whole. Processor stores of one thread are seen in order, and a kill falls between two of them. There is no
-checksum over the tensors: it would cost the training thread more than the copy.
+DONE or RAISED is whole. Processor stores of one thread are seen in order, and a kill falls between two of them. Each JSON ends
+with its CRC-32 (8 hex digits), and a slot has one over its numbers: what says where tensors are is believed only if it is
+undamaged. There is no checksum over the tensors: it would cost the training thread more than the copy.
 
 Standard library only: both zones use this.
 """
@@ -54,8 +55,11 @@ FREE, WRITING, IN_FLIGHT, DONE, RAISED = range(5)
 OPEN, CAPTURED, DROPPED, SAMPLED = range(4)
 """How a slot's call stands in the books: not closed yet, or closed so."""
 
-SLOT = struct.Struct("<BBhIQQQIII")
-"""state, book, ledger, end length, sequence number, extent's offset, its size, kind's offset, kind's length, count of NUMBERS."""
+SLOT = struct.Struct("<BBhIQQQQIII")
+"""state, book, ledger, end length, sequence number, extent's offset, its size, kind's offset, kind's length, count of NUMBERS,
+and a CRC-32: see `slot_check`.
+"""
+_FIXED = struct.Struct("<hQQQQII")
 
 DROP_REASONS = (
     "queue_full", "disk_floor", "disk_full", "write_error", "error", "exit", "cuda_graph", "killed", "other",
@@ -94,6 +98,19 @@ def header_bytes(facts: Mapping[str, Any]) -> bytes:
         raise ValueError("the ring's header does not fit into its page")
     head = _HEAD.pack(MAGIC, VERSION, len(text)) + text
     return head + struct.pack("<I", zlib.crc32(head))
+
+
+def sealed(data: Mapping[str, Any]) -> bytes:
+    """JSON with its CRC-32 behind it."""
+    text = json.dumps(data, separators=(",", ":")).encode()
+    return b"%b%08x" % (text, zlib.crc32(text))
+
+
+def slot_check(
+    ledger: int, sequence: int, offset: int, size: int, kind_at: int, kind_len: int, count: int, numbers: bytes
+) -> int:
+    """The CRC-32 of all that does not change while a call is in its slot."""
+    return zlib.crc32(numbers, zlib.crc32(_FIXED.pack(ledger, sequence, offset, size, kind_at, kind_len, count)))
 
 
 @dataclass(frozen=True)
@@ -276,7 +293,7 @@ def _slots(descriptor: int, path: Path, damaged: list[str]) -> Iterator[Slot]:
 
 def _slot(
     descriptor: int, path: Path, place: int, state: int, book: int, ledger: int, end: int, sequence: int, offset: int,
-    length: int, kind_at: int, kind_len: int, count: int,
+    length: int, kind_at: int, kind_len: int, count: int, check: int,
 ) -> Slot:  # fmt: skip
     size = os.fstat(descriptor).st_size
     inside = offset >= DATA and offset + length <= min(size, MAX_FILE) and head_bytes(count) <= length
@@ -284,7 +301,10 @@ def _slot(
     known = state in (IN_FLIGHT, DONE, RAISED) and book <= SAMPLED and -1 <= ledger < MAX_LEDGERS
     if not inside or not described or not known or end > END:
         raise CorruptDump(f"{path}: a slot points outside of the ring", hint="`dump recover --discard` removes it")
-    numbers = struct.unpack(f"<{count}q", _exactly(descriptor, offset, 8 * count, path))
+    packed = _exactly(descriptor, offset, 8 * count, path)
+    if check != slot_check(ledger, sequence, offset, length, kind_at, kind_len, count, packed):
+        raise CorruptDump(f"{path}: a call in it is damaged", hint="`dump recover --discard` removes it")
+    numbers = struct.unpack(f"<{count}q", packed)
     text = _exactly(descriptor, offset + 8 * count, end, path)
     kind = _json(_exactly(descriptor, kind_at, kind_len, path), path)
     end_facts = _json(text, path) if end else {}
@@ -292,10 +312,10 @@ def _slot(
 
 
 def _json(text: bytes, path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
-        data = None
+    """What `sealed` made."""
+    data = None
+    with contextlib.suppress(ValueError, RecursionError):
+        data = json.loads(text[:-8]) if int(text[-8:], 16) == zlib.crc32(text[:-8]) else None
     if not isinstance(data, dict):
         raise CorruptDump(f"{path}: what describes a call is damaged", hint="`dump recover --discard` removes it")
     return data

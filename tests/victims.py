@@ -44,6 +44,7 @@ from actordbg import payload
 from actordbg.capture import hook, writer
 from actordbg.capture.facts import versions
 from actordbg.record import DumpRecord
+from actordbg.recover import find_rings, recover
 from actordbg.store import Store
 
 SHARED, ACKED = 2**17, 64
@@ -245,6 +246,39 @@ def stuck(actor: Actor) -> None:
     actor.call(actor.job.calls)
 
 
+def patient(actor: Actor) -> None:
+    """Many calls, none of which finds the queue full."""
+    recorder = hook._slots[actor.job.store].recorder
+    for seed in range(actor.job.calls):
+        actor.call(actor.job.seed + seed)
+        wait_for(lambda: len(recorder.writer._queue) < 500)
+    os._exit(0 if recorder.close(120) else 3)  # the interpreter's own end costs more than a thousand calls
+
+
+def sizes(actor: Actor) -> None:
+    """Calls whose inputs take from 40 bytes to 400 kB."""
+    for seed in range(actor.job.calls):
+        given = torch.full((1 + seed % 5, 1 + (seed * 7919) % 10_000), seed)
+        actor.shared.add(0)
+        actor(given)
+
+
+def large(actor: Actor) -> None:
+    """Calls with a megabyte of input each; it stays inside of the last one."""
+    for seed in range(actor.job.calls + 1):
+        if seed == actor.job.calls:
+            actor.inside = lambda: time.sleep(600)
+        actor.shared.add(0)
+        actor(torch.full((2, 60_000), seed))
+
+
+def recovers(actor: Actor) -> None:
+    """Recovers what there is in its store, and its rings folder."""
+    store = Store(actor.job.store)
+    problems = [report.problem for report in recover(store, find_rings(store)) if report.problem]
+    os._exit(3 if problems else 0)
+
+
 def wait_for(condition: Any, seconds: float = 60) -> None:
     """Wait until a condition holds; fails after a while."""
     end = time.monotonic() + seconds
@@ -274,7 +308,10 @@ DEATHS = {
     "sys.exit": lambda: sys.exit(0),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
 }
-BODIES = {body.__name__: body for body in (calls, dies_inside, dies_after, ends, hangs, stuck)}
+BODIES = {
+    body.__name__: body
+    for body in (calls, dies_inside, dies_after, ends, hangs, stuck, patient, sizes, large, recovers)
+}
 
 
 def _live(job: Job) -> None:

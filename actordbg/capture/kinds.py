@@ -10,7 +10,6 @@ JSON, so that a call in flight is described without the training thread writing 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from actordbg.capture.binding import Bound
 from actordbg.capture.facts import ActorFacts, CallFacts, Rank
 from actordbg.capture.ledger import Ledger
 from actordbg.payload import dtype_name
+from actordbg.ringfile import sealed
 
 if TYPE_CHECKING:
     from actordbg.capture.ring import Ring
@@ -90,8 +90,7 @@ class Kinds:
         who, rank, about = ledger.identity, instance.rank, instance.about
         fields = _fields(who, rank, instance.role, call, bound, about)
         tensors = tuple((name, dtype_name(dtype)) for name, dtype in zip(bound.tensors, dtypes, strict=True))
-        text = json.dumps({"fields": fields, "tensors": tensors}, separators=(",", ":")).encode()
-        return Kind(fields, tensors, text)
+        return Kind(fields, tensors, sealed({"fields": fields, "tensors": tensors}))
 
 
 def _fields(who: Any, rank: Rank, role: str | None, call: CallFacts, bound: Bound, about: ActorFacts) -> dict[str, Any]:

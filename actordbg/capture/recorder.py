@@ -17,10 +17,11 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -47,13 +48,16 @@ from actordbg.store import Store
 
 @dataclass
 class Instance:
-    """One actor of this process as the recorder knows it. `about` is read at its first recorded call."""
+    """One actor of this process as the recorder knows it. `about` is read at its first recorded call; `ledgers`, by run, are
+    those that it had.
+    """
 
     name: str
     rank: facts.Rank
     role: str | None
     ledger: Ledger
     about: facts.ActorFacts | None = None
+    ledgers: dict[str, Ledger] = field(default_factory=dict)
 
     def observe(self, call: facts.CallFacts) -> None:
         """An actor that runs forward in training mode with gradients is being trained: the policy."""
@@ -99,6 +103,7 @@ class Recorder:
         self._last: deque[Item] = deque(maxlen=0)
         self._instances: weakref.WeakKeyDictionary[Any, Instance] = weakref.WeakKeyDictionary()
         self._met = 0
+        self._meeting = threading.Lock()
 
     def look(self) -> None:
         """Read the switch and follow it. Called by the watch thread; may raise."""
@@ -107,7 +112,8 @@ class Recorder:
             ring = self._rings.ring_for(control, self.writer.capacity)
             if ring is not self.ring:
                 for ledger in self.writer.watched():
-                    ledger.mirror(*ring.add_ledger(_identity(ledger)))
+                    done = ledger.closed and not ledger.pending
+                    ledger.mirror(*(ring.add_ledger(_identity(ledger)) if not done else (-1, None)))
             if control.before != self._last.maxlen:
                 self._last = deque(maxlen=control.before)
             self.ring = self.writer.ring = ring
@@ -331,14 +337,26 @@ class Recorder:
         known = self._instances.get(actor)
         if known is not None and known.ledger.identity.run == run:
             return known
+        with self._meeting:  # two threads may meet an actor at once, and it has one ledger
+            return self._meet(actor, run)
+
+    def _meet(self, actor: Any, run: str) -> Instance:
+        known = self._instances.get(actor)
+        if known is not None and known.ledger.identity.run == run:
+            return known
         if known is not None:
             known.ledger.closed = known.ledger.changed = True
-            known.ledger = self._open_ledger(known.name, known.rank, known.role, run)
+            before = known.ledgers.get(run)  # the run's counters file goes on where it stopped
+            known.ledger = (
+                self._reopen(before) if before else self._open_ledger(known.name, known.rank, known.role, run)
+            )
+            known.ledgers[run] = known.ledger
             return known
         rank = facts.rank_of_process()
         role = attempt(facts.role_from_ray, self.fault, None)
         name = f"actor{self._met}-{self._token}"
         made = Instance(name, rank, role, self._open_ledger(name, rank, role, run))
+        made.ledgers[run] = made.ledger
         self._met += 1
         self._instances[actor] = made
         return made
@@ -350,6 +368,12 @@ class Recorder:
         self.writer.watch(ledger)
         if not self._met:
             _at_exit_of_child(self)
+        return ledger
+
+    def _reopen(self, ledger: Ledger) -> Ledger:
+        ledger.closed, ledger.changed = False, True
+        if self.ring is not None and ledger.book < 0:
+            ledger.mirror(*self.ring.add_ledger(_identity(ledger)))
         return ledger
 
     def _count_strays(self) -> None:

@@ -18,7 +18,7 @@ All methods are safe from any thread, and never wait for more than a few instruc
 from __future__ import annotations
 
 import contextlib
-import json
+import errno
 import mmap
 import os
 import struct
@@ -32,7 +32,7 @@ from typing import Any
 from actordbg import ringfile
 from actordbg.capture.arena import CHUNK, Arena
 from actordbg.capture.machine import in_shared_memory
-from actordbg.ringfile import DONE, END, FREE, IN_FLIGHT, OPEN, RAISED, SLOT, WRITING, head_bytes
+from actordbg.ringfile import DONE, END, FREE, IN_FLIGHT, OPEN, RAISED, SLOT, WRITING, head_bytes, sealed, slot_check
 from actordbg.store import make_folder
 
 _MADV_POPULATE_WRITE, _MAP_NORESERVE = 23, 0x4000
@@ -93,7 +93,7 @@ class Ring:
             os.ftruncate(descriptor, size)
             backed = ringfile.DATA + (CHUNK if in_shared_memory(folder) else min(kept, size - ringfile.DATA))
             backed = min(size, -(-backed // CHUNK) * CHUNK)
-            os.posix_fallocate(descriptor, 0, backed)
+            _back(descriptor, folder, 0, backed)
             memory = _mapped(unfinished, size)
             _touch(memory, 0, backed)
             memory[: ringfile.HEADER] = ringfile.header_bytes(facts).ljust(ringfile.HEADER, b"\0")
@@ -107,11 +107,14 @@ class Ring:
         def grow(end: int) -> None:
             if not in_shared_memory(folder):
                 raise OSError("a ring on a disk does not grow: that could wait for the disk")
-            os.posix_fallocate(descriptor, arena.limit, end - arena.limit)
+            if made._descriptor is None:  # the number may be another file's by now
+                raise OSError("the ring is closed")
+            _back(made._descriptor, folder, arena.limit, end - arena.limit)
             _touch(memory, arena.limit, end - arena.limit)
 
         arena = Arena(memory, ringfile.DATA, backed, grow)
-        return cls(memory, arena, path, descriptor, kept)
+        made = cls(memory, arena, path, descriptor, kept)
+        return made
 
     @classmethod
     def private(cls, kept: int, queued: int) -> Ring:
@@ -138,7 +141,7 @@ class Ring:
 
     def add_ledger(self, identity: Mapping[str, Any]) -> tuple[int, memoryview | None]:
         """The number of a new ledger and its counts (u64) in the books; (-1, None) if there is no more room for one."""
-        text = json.dumps(identity, separators=(",", ":")).encode()
+        text = sealed(identity)
         with self._lock:
             if not self._books or len(text) > ringfile.IDENTITY:
                 return -1, None
@@ -200,10 +203,10 @@ class Ring:
         """Write down all but the tensors; if these are in place (`whole`), at last that the call is in flight."""
         memory, at = self._memory, ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE
         packer = _NUMBERS.get(entry.count) or struct.Struct(f"<{entry.count}q")
-        packer.pack_into(memory, entry.offset, *numbers)
-        SLOT.pack_into(
-            memory, at, WRITING, book, ledger, 0, entry.sequence, entry.offset, entry.size, *kind, entry.count
-        )
+        packed = packer.pack(*numbers)
+        memory[entry.offset : entry.offset + len(packed)] = packed
+        fixed = (entry.sequence, entry.offset, entry.size, *kind, entry.count)
+        SLOT.pack_into(memory, at, WRITING, book, ledger, 0, *fixed, slot_check(ledger, *fixed, packed))
         if whole:
             entry.whole = True
             memory[at] = IN_FLIGHT
@@ -242,8 +245,8 @@ class Ring:
         self._memory[ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE + 1] = book
 
     def set_end(self, entry: Entry, what: Mapping[str, Any]) -> None:
-        """What came of the call, as JSON; cut down to its first fields if there is too much."""
-        text = json.dumps(what, separators=(",", ":")).encode()
+        """What came of the call, as JSON; nothing if that is too much."""
+        text = sealed(what)
         if len(text) > END:
             return
         at = ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE
@@ -347,6 +350,17 @@ def forget_old(folder: Path, most: int = 64) -> None:
     for path in dead[: max(0, len(dead) - most)]:
         with contextlib.suppress(OSError):
             os.unlink(path)
+
+
+def _back(descriptor: int, folder: Path, first: int, length: int) -> None:
+    """Take memory (or disk) for a stretch of a ring. OSError if there is none, or only what others of the job may need: data
+    loaders and NCCL use shared memory as well, and a container has 64 MB of it.
+    """
+    space = os.fstatvfs(descriptor)
+    left = space.f_bavail * space.f_frsize - length
+    if in_shared_memory(folder) and space.f_blocks and left < space.f_blocks * space.f_frsize // 4:
+        raise OSError(errno.ENOSPC, "a quarter of the shared memory is left to others")
+    os.posix_fallocate(descriptor, first, length)
 
 
 def _touch(memory: mmap.mmap, first: int, length: int) -> None:

@@ -317,7 +317,14 @@ class Writer:
         for ledger in self.watched():
             if ledger.changed or (heartbeat and not ledger.closed):
                 ledger.publish(self._store, self._was_on, process)
+                self._close_book(ledger)
         self._notices.over("counters")
+
+    def _close_book(self, ledger: Ledger) -> None:
+        """A job that is given a new run each night shall not run out of books in its ring."""
+        ring, number = self.ring, ledger.leave_mirror()
+        if ring is not None and number >= 0:
+            ring.close_book(number)
 
     def _counters_fault(self, error: Exception) -> None:
         self._notices.warn("counters", f"counters could not be published: {describe(error)}; training goes on")
