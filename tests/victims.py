@@ -23,6 +23,7 @@ Example::
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import json
 import mmap
@@ -48,6 +49,7 @@ from actordbg.recover import find_rings, recover
 from actordbg.store import Store
 
 SHARED, ACKED = 2**17, 64
+PR_SET_PDEATHSIG = 1
 _numbers = itertools.count()
 
 
@@ -292,8 +294,6 @@ def _raise() -> None:
 
 
 def _segfault() -> None:
-    import ctypes
-
     ctypes.string_at(0)
 
 
@@ -315,13 +315,14 @@ BODIES = {
 
 
 def _live(job: Job) -> None:
-    """The life of a victim."""
+    """The life of a victim. It never outlives the fork server, whatever becomes of the test."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.dup2(os.open(job.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
     os.environ.update(job.environment)
     torch.set_num_threads(1)
     writer.PUBLISH_SECONDS = job.publish_seconds
     shared = Reporting(job.shared)
-    Store.publish_dump = shared.publish and (lambda store, record, blob: shared.publish(store, record, blob))  # type: ignore[method-assign]
+    Store.publish_dump = lambda store, record, blob: shared.publish(store, record, blob)  # type: ignore[method-assign]
     assert hook.install(Actor, store=job.store)
     BODIES[job.body](Actor(job, shared))
 
