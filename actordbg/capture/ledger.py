@@ -130,10 +130,10 @@ class Ledger:
     def lost(self, calls: int, reason: str, error: str | None = None) -> None:
         """Count calls that were not even opened, because the recorder itself failed."""
         with self._lock:
+            self._close("dropped", self.dropped, reason, calls)
             self.calls += calls
             if self._mirror is not None:
                 self._mirror[0] = self.calls
-            self._close("dropped", self.dropped, reason, calls)
             self.last_error = error or self.last_error
 
     def capture(self, nbytes: int, trigger: str | None = None) -> None:

@@ -49,11 +49,12 @@ class Rotation:
         """Remove the oldest until this actor's share holds; the newest always stays."""
         share = keep_bytes // self._count_actors()
         while self.bytes > share and len(self.files) > 1:
-            path, nbytes = self.files.popleft()
-            self.bytes -= nbytes
+            path, nbytes = self.files[0]
             with contextlib.suppress(FileNotFoundError):  # packed or pruned meanwhile
                 os.unlink(path)
             self.ledger.rotate(nbytes)
+            del self.files[0]  # now, and not before: what could not be removed is tried again
+            self.bytes -= nbytes
 
     def _count_actors(self) -> int:
         now = time.monotonic()
