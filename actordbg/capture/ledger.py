@@ -182,10 +182,10 @@ class Ledger:
             self._close("sampled_out", self.sampled_out, "max_bytes", 1)
             return True
 
-    def rotate(self, nbytes: int) -> None:
-        """A captured file of `nbytes` made room for newer ones."""
+    def rotate(self, nbytes: int, files: int = 1) -> None:
+        """A captured file of `nbytes` made room for newer ones (or is back: -nbytes, -1)."""
         with self._lock:
-            self.rotated += 1
+            self.rotated += files
             self.rotated_bytes += nbytes
             self.changed = True
 
