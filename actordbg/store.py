@@ -153,7 +153,12 @@ def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:
         make_folder(path.parent)
         descriptor = os.open(temporary, flags, mode)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        try:
+            file = os.fdopen(descriptor, "wb")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        with file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -50,8 +50,12 @@ class Arena:
             if found is None:
                 return None
             place, offset = found
-        self._offsets.insert(place, offset)
         self._ends.insert(place, offset + nbytes)
+        try:
+            self._offsets.insert(place, offset)
+        except BaseException:
+            del self._ends[place]
+            raise
         self._at = place + 1
         return offset
 

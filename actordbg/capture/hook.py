@@ -19,7 +19,6 @@ What the training job can rely on:
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import logging
 import os
@@ -45,7 +44,7 @@ class Slot:
     """Where a wrapped forward finds its process's recorder; renewed in a forked child.
 
     `enter` is what a call has to do first, None while recording is off. Before the first call it is `_arrive`, which starts the
-    thread that looks at the switch. `strays` counts calls that failed before the recorder could see them.
+    thread that looks at the switch.
     """
 
     def __init__(self, store: Store, run: str | None) -> None:
@@ -60,19 +59,18 @@ class Slot:
         self.recorder.forked()
         self._use(Recorder(self._store, self._run, on_change=self._follow))
 
-    def fault(self, error: BaseException) -> None:
-        """The recorder could not even begin: count the call for it."""
-        self.recorder.stray += 1
-        self.recorder.fault(error)
-
     def _use(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.enter: Enter | None = self._arrive
 
     def _arrive(self, binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
         self.enter = None
-        self.recorder.watch.start()
-        self._follow()
+        try:
+            self.recorder.watch.start()
+            self._follow()
+        except BaseException:
+            self.enter = self._arrive  # the next call tries again
+            raise
         return self.recorder.enter(binder, actor, args, kwargs)
 
     def _follow(self) -> None:
@@ -125,7 +123,12 @@ def wrap(original: Callable[..., Any], slot: Slot) -> Callable[..., Any]:
         try:
             item = enter(binder, self, args, kwargs)
         except Exception as fault:  # noqa: BLE001  # `enter` raises none of its own: this is about its very first step
-            _note(slot, fault)
+            recorder = slot.recorder
+            recorder.stray += 1
+            try:
+                recorder.fault(fault)
+            except Exception:  # noqa: BLE001  # it is counted, and cannot be told
+                pass
         if item is None:
             return original(self, *args, **kwargs)
         output = error = None
@@ -138,18 +141,16 @@ def wrap(original: Callable[..., Any], slot: Slot) -> Callable[..., Any]:
         finally:
             try:
                 slot.recorder.leave(item, output, error)
-            except Exception as fault:  # noqa: BLE001  # as above
-                _note(slot, fault)
+            except Exception as fault:  # noqa: BLE001  # nor does `leave`
+                try:
+                    slot.recorder.give_up(item, fault)
+                except Exception:  # noqa: BLE001  # the books are all that is left to do
+                    if not item.queued:
+                        item.close_somehow()
             del error  # or the traceback would keep this frame, and this frame the traceback, with all their tensors
 
     setattr(forward, MARK, original)
     return forward
-
-
-def _note(slot: Slot, fault: Exception) -> None:
-    """Count what went wrong in the recorder; nothing of it reaches the training."""
-    with contextlib.suppress(Exception):
-        slot.fault(fault)
 
 
 def _slot(root: str) -> Slot:
@@ -171,8 +172,13 @@ def _after_fork_in_child() -> None:
 
 
 def _at_exit() -> None:
-    for slot in _slots.values():
-        slot.recorder.close()
+    for key in _slots:
+        for _ in (1, 2):  # `close` raises nothing: a second chance for the call itself
+            try:
+                _slots[key].recorder.close()
+                break
+            except Exception:  # noqa: BLE001  # the process ends as it would without us
+                continue
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

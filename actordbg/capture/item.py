@@ -24,7 +24,8 @@ class Item:
     """One call. `standing` in the books: OPEN (wanted, nothing is decided), CAPTURED, DROPPED or SAMPLED, the last two for a
     `reason`.
 
-    `nbytes`: reserved in the queue; 0 for a call that only the ring keeps. `deferred`: it is queued when it has run. `queued`:
+    `nbytes`: reserved in the queue; 0 for a call that only the ring keeps. `held`: so is its place in the ring, for the writer.
+    `deferred`: it is queued when it has run. `queued`:
     the writer has it, or had it. `previous`: the calls before it, held in the ring. `path`, `written`: its dump file, once
     published, its record and its safetensors bytes (the latter only where calls before a trigger are wanted).
     """
@@ -50,6 +51,7 @@ class Item:
     outcome: Outcome | None = None
     rng_after: dict[str, torch.Tensor] | None = None
     previous: tuple[Item, ...] = ()
+    held: bool = False
     deferred: bool = False
     queued: bool = False
     path: Path | None = None
@@ -58,29 +60,36 @@ class Item:
     def captured(self, nbytes: int, trigger: str | None) -> None:
         """Close the call: its file is published."""
         self.ledger.capture(nbytes, trigger)
-        self._stand(CAPTURED, None)
+        self.standing, self.reason = CAPTURED, None
+        self._mirror()
 
     def dropped(self, reason: str, error: str | None = None) -> None:
         """Close the call: it was wanted and is lost."""
         self.ledger.drop(reason, error)
-        self._stand(DROPPED, reason)
+        self.standing, self.reason = DROPPED, reason
+        self._mirror()
 
     def over_max_bytes(self, nbytes: int) -> bool:
         """Close the call as sampled out if its file of `nbytes` would pass `max_bytes`."""
         over = self.ledger.over_max_bytes(self.control, nbytes)
         if over:
-            self._stand(SAMPLED, "max_bytes")
+            self.standing, self.reason = SAMPLED, "max_bytes"
+            self._mirror()
         return over
 
     def reopen(self) -> None:
         """A trigger wants a call that was sampled out."""
         if self.standing == SAMPLED and self.reason is not None:
             self.ledger.promote(self.reason)
-            self._stand(OPEN, None)
+            self.standing, self.reason = OPEN, None
+            self._mirror()
 
     def close_somehow(self) -> None:
         """Close a call whose books nothing else could close. Calls nothing, so nothing in here can fail."""
-        if self.standing == OPEN:
+        if self.standing == OPEN and self.path is not None:
+            self.ledger.captured += 1
+            self.standing = CAPTURED
+        elif self.standing == OPEN:
             self.ledger.faulted += 1
             self.standing, self.reason = DROPPED, "error"
 
@@ -107,6 +116,6 @@ class Item:
             **fields,
         )
 
-    def _stand(self, standing: int, reason: str | None) -> None:
-        self.standing, self.reason = standing, reason
-        self.ring.set_book(self.entry, standing)
+    def _mirror(self) -> None:
+        """Say in the ring how the call stands. The ledger and the item agree before that, so that nothing is counted twice."""
+        self.ring.set_book(self.entry, self.standing)

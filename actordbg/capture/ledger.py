@@ -138,10 +138,10 @@ class Ledger:
     def lost(self, calls: int, reason: str, error: str | None = None) -> None:
         """Count calls that were not even opened, because the recorder itself failed."""
         with self._lock:
+            self._close("dropped", self.dropped, reason, calls)
             self.calls += calls
             if self._mirror is not None:
                 self._mirror[0] = self.calls
-            self._close("dropped", self.dropped, reason, calls)
             self.last_error = error or self.last_error
 
     def capture(self, nbytes: int, trigger: str | None = None) -> None:
@@ -190,10 +190,10 @@ class Ledger:
             self._close("sampled_out", self.sampled_out, "max_bytes", 1)
             return True
 
-    def rotate(self, nbytes: int) -> None:
-        """A captured file of `nbytes` made room for newer ones."""
+    def rotate(self, nbytes: int, files: int = 1) -> None:
+        """A captured file of `nbytes` made room for newer ones (or is back: -nbytes, -1)."""
         with self._lock:
-            self.rotated += 1
+            self.rotated += files
             self.rotated_bytes += nbytes
             self.changed = True
 

@@ -84,6 +84,7 @@ class Recorder:
     ) -> None:
         self.pid = os.getpid()
         self.faults = self.stray = 0
+        self._strays_booked = 0
         self.control: Control | None = None
         self.ring: Ring | None = None
         self.closed = False
@@ -142,35 +143,58 @@ class Recorder:
             item = self._copy(control, ring, instance, number, reason, actor, binder.bind(args, kwargs))
             return self._hand_over(item) if item is not None else None
         except BaseException as error:
-            self._failed(ledger, reason, item, error)
+            try:
+                self._failed(ledger, reason, item, error)
+            except Exception:  # noqa: BLE001  # `_failed` raises nothing: this is about calling it. No call can fail from here on
+                if item is not None and not item.queued:
+                    item.close_somehow()
+                elif ledger is None:
+                    self.stray += 1
+                elif item is None and reason is None:
+                    ledger.faulted += 1
             if not isinstance(error, Exception):
                 raise
             return None
 
     def leave(self, item: Item, output: Any, error: BaseException | None) -> None:
         """The call of an item returned, or raised. Raises nothing that is an Exception."""
-        if item.pid != os.getpid():
+        if item.pid != self.pid:
             return  # forked inside forward: the parent hands it over
+        fault: BaseException | None = None
         try:
             if error is not None:
                 item.error = error_facts(error, item.device)
                 item.ring.set_end(item.entry, item.error)
             if item.deferred:
                 self._note_end(item, output, error)
-        except BaseException as fault:
-            self.fault(fault)
-            if not isinstance(fault, Exception):
-                raise
-        finally:
+        except BaseException as raised:  # noqa: BLE001  # kept: the item goes its way without what is missing of its end
+            fault = raised
+        try:
             item.ring.leave(item.entry, error is not None)
+        except BaseException as raised:  # noqa: BLE001  # kept for the end
+            fault = raised
+        try:
             if item.deferred and not item.queued:
-                item.queued = True
                 self.writer.put(item)
+            if fault is not None:
+                self.fault(fault)
+        except BaseException as raised:  # noqa: BLE001  # kept for the end
+            fault = raised
+            self.give_up(item, raised)
+        if fault is not None and not isinstance(fault, Exception):
+            raise fault
+
+    def give_up(self, item: Item, error: BaseException) -> None:
+        """The end of a call could not be told."""
+        self._failed(item.ledger, item.reason, item, error)
 
     def fault(self, error: BaseException) -> None:
-        """Something in the recorder itself went wrong and was kept from the training."""
+        """Something in the recorder itself went wrong and was kept from the training. Raises nothing that is an Exception."""
         self.faults += 1
-        self.notices.warn("fault", f"recording failed: {describe(error)}; training goes on")
+        try:
+            self.notices.warn("fault", f"recording failed: {describe(error)}; training goes on")
+        except Exception:  # noqa: BLE001  # it is counted, and cannot be told
+            pass
 
     def forked(self) -> None:
         """In a forked child: leave the ring's file to the parent."""
@@ -180,12 +204,26 @@ class Recorder:
         """Stop recording and write what is queued, within `timeout` seconds. True if all was written."""
         self.closed = True
         self.control = None
-        self._on_change()
-        self.watch.stop()
-        self._count_strays()
-        written = self.writer.close(timeout)
-        self._rings.close(written)
-        return written
+        written: list[bool] = []
+        steps: tuple[Callable[[], object], ...] = (
+            self._on_change,
+            self.watch.stop,
+            self._count_strays,
+            lambda: written.append(self.writer.close(timeout)),
+            lambda: self._rings.close(bool(written and written[0])),
+        )
+        for step in steps:
+            for _ in (1, 2):  # there is no later time to try again
+                try:
+                    step()
+                    break
+                except Exception as error:  # noqa: BLE001  # the next steps are wanted all the same, and the process ends anyway
+                    fault = error
+                try:
+                    self.fault(fault)
+                except Exception:  # noqa: BLE001  # cannot be told
+                    pass
+        return bool(written and written[0])
 
     def _copy(
         self,
@@ -240,6 +278,13 @@ class Recorder:
             )  # fmt: skip
             if control.on.slow is not None:
                 item.timer = self._copier.timer(device)
+            if standing != DROPPED and "queue_full" in self.notices.active:
+                self.notices.over("queue_full")
+            bound.tensors = {}
+            if standing == DROPPED:  # comes last: what fails before it finds the call open
+                self._refuse(ledger, reason, "queue_full")
+                item.reason = "queue_full"
+            return item
         except BaseException as error:
             if nbytes:
                 self.writer.release(nbytes)
@@ -248,58 +293,60 @@ class Recorder:
                 raise
             self._refuse(ledger, reason, "queue_full")
             return None
-        if standing == DROPPED:
-            self._refuse(ledger, reason, "queue_full")
-            item.reason = "queue_full"
-        elif "queue_full" in self.notices.active:
-            self.notices.over("queue_full")
-        bound.tensors = {}
-        return item
 
     def _hand_over(self, item: Item) -> Item | None:
         """Queue what can be queued at once. Returns the item if its end has to be told."""
         control, ring = item.control, item.ring
         if item.nbytes:
-            ring.hold(item.entry)
+            item.held = ring.hold(item.entry)
             wanted = item.standing == OPEN
             item.deferred = bool(control.triggers or (wanted and (control.with_outputs or control.with_rng)))
             if not item.deferred:
                 self.writer.put(item)
-                item.queued = True
         if ring.keep or item.deferred:
             return item
         ring.leave(item.entry, False)
         return None
 
     def _refuse(self, ledger: Ledger, reason: str | None, why: str) -> None:
-        """A call cannot be copied or queued: a drop, if it was wanted."""
-        if reason is None:
-            ledger.drop(why)
+        """A call cannot be copied or queued: a drop, if it was wanted. If it raises, nothing is counted."""
+        if reason is not None:
+            return
+        ledger.drop(why)
+        try:
             self.notices.warn(why, f"dropping dumps ({why.replace('_', ' ')}); training goes on")
+        except Exception:  # noqa: BLE001  # it is counted, and cannot be told
+            pass
 
     def _failed(self, ledger: Ledger | None, reason: str | None, item: Item | None, error: BaseException) -> None:
-        """Put the books right after a failure in `enter`, whatever else fails."""
+        """Put the books right after a failure, whatever else fails. Raises nothing that is an Exception."""
         try:
             if ledger is None:
                 self.stray += 1
-            elif item is None and reason is None and not getattr(error, "counted", False):
+            elif item is None and reason is None:
                 ledger.drop("error", scrub(describe(error)))
-            elif item is not None and not item.queued:
-                self._take_back(item, scrub(describe(error)))
+            elif item is not None and item.queued:
+                item.ring.leave(item.entry, False)  # the writer has it; what may be missing is that it left
+            elif item is not None:
+                self._take_back(item, error)
         except Exception:  # noqa: BLE001  # counting the fault failed as well: what is left cannot fail
-            if item is not None:
+            if item is not None and not item.queued:
                 item.close_somehow()
-            elif ledger is not None and reason is None:
+            elif item is None and ledger is not None and reason is None:
                 ledger.faulted += 1
-        self.fault(error)
+        try:
+            self.fault(error)
+        except Exception:  # noqa: BLE001  # it is counted, and cannot be told
+            pass
 
-    def _take_back(self, item: Item, why: str) -> None:
+    def _take_back(self, item: Item, error: BaseException) -> None:
         """An item that could not be handed over."""
-        if item.standing == OPEN:
-            item.dropped("error", why)
-        item.ring.abandon(item.entry)
-        if item.nbytes:
-            self.writer.release(item.nbytes)
+        try:
+            if item.standing == OPEN:
+                item.dropped("error", scrub(describe(error)))
+        finally:
+            item.ring.abandon(item.entry)
+            self.writer.let_go(item)
 
     def _note_end(self, item: Item, output: Any, error: BaseException | None) -> None:
         """Take what is wanted of the end: time, outputs, generator states, the calls before."""
@@ -308,7 +355,9 @@ class Recorder:
         kind = kind_of(item.ledger.identity.instance, item.call.grad_enabled, item.shape)
         item.outcome = Outcome(kind, seconds, item.error)
         if control.before:
-            item.previous = tuple([one for one in self._last if one.ring.hold(one.entry)])
+            for one in self._last:
+                if one.ring.hold(one.entry):
+                    item.previous = (*item.previous, one)  # one by one: what is held can be let go, whatever fails
             self._last.append(item)
         if control.with_rng:
             item.rng_after = generators.states((item.device,) if item.device is not None else ())
@@ -365,9 +414,9 @@ class Recorder:
         ledger = Ledger(Identity(run, rank.rank, rank.world_size, self._host, self.pid, name), role=role)
         if self.ring is not None:
             ledger.mirror(*self.ring.add_ledger(_identity(ledger)))
-        self.writer.watch(ledger)
         if not self._met:
-            _at_exit_of_child(self)
+            attempt(lambda: _at_exit_of_child(self), self.fault, None)
+        self.writer.watch(ledger)
         return ledger
 
     def _reopen(self, ledger: Ledger) -> Ledger:
@@ -379,9 +428,10 @@ class Recorder:
     def _count_strays(self) -> None:
         """Give calls that the recorder failed to count to the books, if there are any."""
         ledgers = self.writer.watched()
-        if self.stray and ledgers:
-            stray, self.stray = self.stray, 0
+        stray = self.stray - self._strays_booked
+        if stray and ledgers:
             ledgers[0].lost(stray, "error")
+            self._strays_booked += stray
 
     def _of_the_process(self) -> dict[str, Any]:
         """What counters files say of the process."""

@@ -91,30 +91,34 @@ class Ring:
             ringfile.hold(descriptor)
             size = ringfile.DATA + -(-(kept + queued) // CHUNK) * CHUNK
             os.ftruncate(descriptor, size)
-            backed = ringfile.DATA + (CHUNK if in_shared_memory(folder) else min(kept, size - ringfile.DATA))
+            shared = in_shared_memory(folder)
+            backed = ringfile.DATA + (CHUNK if shared else min(kept, size - ringfile.DATA))
             backed = min(size, -(-backed // CHUNK) * CHUNK)
-            _back(descriptor, folder, 0, backed)
+            _back(descriptor, shared, 0, backed)
             memory = _mapped(unfinished, size)
             _touch(memory, 0, backed)
             memory[: ringfile.HEADER] = ringfile.header_bytes(facts).ljust(ringfile.HEADER, b"\0")
+
+            def grow(end: int) -> None:
+                if not shared:
+                    raise OSError("a ring on a disk does not grow: that could wait for the disk")
+                if made._descriptor is None:  # the number may be another file's by now
+                    raise OSError("the ring is closed")
+                _back(made._descriptor, shared, arena.limit, end - arena.limit)
+                _touch(memory, arena.limit, end - arena.limit)
+
+            arena = Arena(memory, ringfile.DATA, backed, grow)
+            made = cls(memory, arena, path, descriptor, kept)
             unfinished.rename(path)
+            return made
         except BaseException:
-            with contextlib.suppress(OSError):
+            try:
                 os.unlink(unfinished)
-            os.close(descriptor)
+            except OSError:
+                pass
+            finally:
+                os.close(descriptor)
             raise
-
-        def grow(end: int) -> None:
-            if not in_shared_memory(folder):
-                raise OSError("a ring on a disk does not grow: that could wait for the disk")
-            if made._descriptor is None:  # the number may be another file's by now
-                raise OSError("the ring is closed")
-            _back(made._descriptor, folder, arena.limit, end - arena.limit)
-            _touch(memory, arena.limit, end - arena.limit)
-
-        arena = Arena(memory, ringfile.DATA, backed, grow)
-        made = cls(memory, arena, path, descriptor, kept)
-        return made
 
     @classmethod
     def private(cls, kept: int, queued: int) -> Ring:
@@ -192,9 +196,14 @@ class Ring:
                 self.arena.give_back(offset)
                 self.missed += 1
                 return None
+            try:
+                entry = Entry(self._free[-1], offset, size, count, self._sequence + 1)
+                self._running[entry.sequence] = entry
+            except BaseException:
+                self.arena.give_back(offset)
+                raise
+            del self._free[-1]
             self._sequence += 1
-            entry = Entry(self._free.pop(), offset, size, count, self._sequence)
-            self._running[entry.sequence] = entry
             return entry
 
     def commit(
@@ -223,9 +232,10 @@ class Ring:
             entry.state = RAISED if raised else DONE
             if entry.whole:
                 self._memory[ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE] = entry.state
-            self._running.pop(entry.sequence, None)
-            self._recent.append(entry)
-            self._recent_bytes += entry.size
+            if entry.sequence in self._running:  # a second time, if the first one failed half way, does no harm
+                self._recent.append(entry)
+                self._recent_bytes += entry.size
+                del self._running[entry.sequence]
             while self._recent and (len(self._recent) > self.keep or self._recent_bytes > self.kept_bytes):
                 self._forget_oldest()
 
@@ -237,8 +247,9 @@ class Ring:
     def abandon(self, entry: Entry) -> None:
         """The call could not be copied: its place is free again."""
         with self._lock:
-            if self._running.pop(entry.sequence, None) is not None:
+            if entry.sequence in self._running:
                 self._release(entry)
+                del self._running[entry.sequence]
 
     def set_book(self, entry: Entry, book: int) -> None:
         """How the call stands in the books now."""
@@ -289,31 +300,37 @@ class Ring:
 
     def remove(self) -> None:
         """Remove the file; the memory lives on until nobody uses it."""
-        if self.path is not None:
-            with contextlib.suppress(OSError):
+        try:
+            if self.path is not None:
                 os.unlink(self.path)
                 self.path.parent.rmdir()  # if it was the last one
-        self.let_go()
+        except OSError:
+            pass
+        finally:
+            self.let_go()
 
     def let_go(self) -> None:
         """Close the descriptor, and with it this process's claim to the file. Also what a forked child does."""
         descriptor, self._descriptor = self._descriptor, None
-        if descriptor is not None:
-            with contextlib.suppress(OSError):
+        try:
+            if descriptor is not None:
                 os.close(descriptor)
+        except OSError:
+            pass
 
     def _forget_oldest(self) -> None:
         if self._recent:
-            entry = self._recent.popleft()
-            self._recent_bytes -= entry.size
+            entry = self._recent[0]
             self._release(entry)
+            del self._recent[0]
+            self._recent_bytes -= entry.size
 
     def _release(self, entry: Entry) -> None:
-        entry.holds -= 1
-        if entry.holds == 0:
+        if entry.holds == 1:
             self._memory[ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE] = FREE
-            self.arena.give_back(entry.offset)
-            self._free.append(entry.slot)
+            self.arena.give_back(entry.offset)  # before anything changes: it can be tried again if this fails
+            self._free += (entry.slot,)
+        entry.holds -= 1
 
 
 def _new_file(path: Path) -> int:
@@ -352,13 +369,13 @@ def forget_old(folder: Path, most: int = 64) -> None:
             os.unlink(path)
 
 
-def _back(descriptor: int, folder: Path, first: int, length: int) -> None:
-    """Take memory (or disk) for a stretch of a ring. OSError if there is none, or only what others of the job may need: data
-    loaders and NCCL use shared memory as well, and a container has 64 MB of it.
+def _back(descriptor: int, shared: bool, first: int, length: int) -> None:
+    """Take memory (`shared`) or disk for a stretch of a ring. OSError if there is none, or only what others of the job may need:
+    data loaders and NCCL use shared memory as well, and a container has 64 MB of it.
     """
     space = os.fstatvfs(descriptor)
     left = space.f_bavail * space.f_frsize - length
-    if in_shared_memory(folder) and space.f_blocks and left < space.f_blocks * space.f_frsize // 4:
+    if shared and space.f_blocks and left < space.f_blocks * space.f_frsize // 4:
         raise OSError(errno.ENOSPC, "a quarter of the shared memory is left to others")
     os.posix_fallocate(descriptor, first, length)
 

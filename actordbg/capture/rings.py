@@ -89,15 +89,17 @@ class RingKeeper:
         name = f"{self._host}-{os.getpid()}-{self._token}-{self._made}"
         try:
             ring = Ring.create(folder, name, self._facts(), control.ring_bytes, queued)
-        except (OSError, ValueError) as error:  # ValueError: a path too long for the header
+        except Exception as error:  # noqa: BLE001  # whatever it is: calls are recorded without a ring, too
             self._notices.warn(
                 "ring", f"no ring in {folder}: {describe(error)}; the inputs of a process that is killed will be lost"
             )
             return Ring.private(control.ring_bytes, queued)
         self._incomplete = True
-        self._notices.over("ring")
-        with contextlib.suppress(OSError):
+        try:
+            self._notices.over("ring")
             rings.forget_old(folder)
+        except Exception:  # noqa: BLE001  # the ring is there; the old ones are forgotten another time
+            pass
         return ring
 
     def _facts(self) -> dict[str, Any]:

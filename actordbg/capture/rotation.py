@@ -21,14 +21,19 @@ COUNT_SECONDS = 10.0
 """How old the count of the run's actors may be."""
 
 
+REMEMBERED = 256
+"""Removed files that a trigger may still want back (`--before`)."""
+
+
 @dataclass
 class Rotation:
-    """The unpinned dumps that one ledger wrote, oldest first: path and bytes."""
+    """The unpinned dumps that one ledger wrote, oldest first: path and bytes. `removed`: the last ones that made room."""
 
     store: Store
     ledger: Ledger
     files: deque[tuple[Path, int]] = field(default_factory=deque)
     bytes: int = 0
+    removed: deque[tuple[Path, int]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     _actors: int = 1
     _counted: float = float("-inf")
 
@@ -38,22 +43,29 @@ class Rotation:
         self.bytes += nbytes
 
     def spare(self, path: Path) -> None:
-        """This file is pinned after all."""
+        """This file is pinned after all; if it was removed already, it has just been written again."""
         for item in self.files:
             if item[0] == path:
                 self.files.remove(item)
                 self.bytes -= item[1]
+                return
+        for item in self.removed:
+            if item[0] == path:
+                self.removed.remove(item)
+                self.ledger.rotate(-item[1], -1)
                 return
 
     def apply(self, keep_bytes: int) -> None:
         """Remove the oldest until this actor's share holds; the newest always stays."""
         share = keep_bytes // self._count_actors()
         while self.bytes > share and len(self.files) > 1:
-            path, nbytes = self.files.popleft()
-            self.bytes -= nbytes
+            path, nbytes = self.files[0]
             with contextlib.suppress(FileNotFoundError):  # packed or pruned meanwhile
                 os.unlink(path)
             self.ledger.rotate(nbytes)
+            self.removed.append((path, nbytes))
+            del self.files[0]  # now, and not before: what could not be removed is tried again
+            self.bytes -= nbytes
 
     def _count_actors(self) -> int:
         now = time.monotonic()

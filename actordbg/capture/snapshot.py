@@ -135,8 +135,9 @@ class Pool:
         with self._lock:
             fitting = self._free.get(size)
             if fitting:
+                buffer = fitting.pop()
                 self._idle -= size
-                return fitting.pop()
+                return buffer
             if self._held + size > self._capacity:
                 self._forget_idle()
             if self._held + size > self._capacity:
@@ -240,8 +241,9 @@ class Snapshot:
         self._give_back()
 
     def _give_back(self) -> None:
-        buffers, self._buffers = self._buffers, []
-        for pool, buffer in buffers:
+        while self._buffers:
+            pool, buffer = self._buffers[-1]
+            del self._buffers[-1]
             pool.give_back(buffer)
 
     def merge(self, other: Snapshot) -> None:

@@ -19,7 +19,6 @@ The thread looks at the queue 20 times a second instead of being woken for each 
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import threading
@@ -35,7 +34,7 @@ from actordbg import dumpfile, payload
 from actordbg.capture import generators
 from actordbg.capture.control import Control
 from actordbg.capture.facts import versions
-from actordbg.capture.guard import Notices, attempt, describe
+from actordbg.capture.guard import Notices, describe
 from actordbg.capture.item import Item
 from actordbg.capture.ledger import Ledger
 from actordbg.capture.ring import Ring
@@ -118,9 +117,17 @@ class Writer:
 
     def put(self, item: Item) -> None:
         """Hand over an item whose bytes are reserved. Never waits."""
-        self._queue.append(item)
+        item.queued = True
+        try:
+            self._queue.append(item)
+        except BaseException:
+            item.queued = False
+            raise
         if self._bytes * 4 > self.capacity or item.device is not None:
-            self._wake.set()
+            try:
+                self._wake.set()
+            except Exception:  # noqa: BLE001  # the item is in the queue, and the thread looks at it soon in any case
+                pass
 
     def watch(self, ledger: Ledger) -> None:
         """Publish this ledger's counters from now on."""
@@ -152,22 +159,55 @@ class Writer:
         if self._deadline is None:
             self._give_up = now + timeout
             self._deadline = now + 0.8 * timeout
-            self._wake.set()
+        self._wake.set()
         thread.join(max(0.0, self._give_up - now))
         return not thread.is_alive()
 
     def _run(self) -> None:
-        while True:
-            attempt(self._rest, self._counters_fault, None)
+        """Rest, handle, publish, until `close`. Guarded in place: even calling a function may fail (MemoryError), and the calls
+        in the queue must not be lost with this thread.
+        """
+        while self._deadline is None or self._queue:
+            fault: Exception | None = None
+            try:
+                self._rest()
+            except Exception as error:  # noqa: BLE001  # see above
+                fault = error
             while self._queue:
-                self._handle(self._queue.popleft())
-                attempt(self._tick, self._counters_fault, None)
-            attempt(self._tick, self._counters_fault, None)
-            if self._deadline is not None and not self._queue:
-                break
+                item = self._queue[0]
+                del self._queue[0]
+                try:
+                    self._handle(item)
+                    self._tick()
+                except Exception as error:  # noqa: BLE001  # see above
+                    fault = error
+                    item.close_somehow()
+                    try:
+                        self.let_go(item)
+                    except Exception:  # noqa: BLE001  # its memory is lost; its books are closed
+                        pass
+            try:
+                self._tick()
+            except Exception as error:  # noqa: BLE001  # see above
+                fault = error
+            if fault is not None:
+                try:
+                    self._trouble(fault)
+                    time.sleep(LOOK_SECONDS)  # it may be the rest that failed
+                except Exception:  # noqa: BLE001  # there is nothing left to do
+                    pass
         for ledger in self._ledgers:
             ledger.closed = ledger.changed = True
-        attempt(lambda: self._publish(heartbeat=True), self._counters_fault, None)
+        for _ in (1, 2):  # there is no later time to try again
+            try:
+                self._publish(heartbeat=True)
+                break
+            except Exception as error:  # noqa: BLE001  # see above
+                fault = error
+            try:
+                self._counters_fault(fault)
+            except Exception:  # noqa: BLE001  # it cannot be told
+                pass
 
     def _rest(self) -> None:
         if self._deadline is None and not self._queue:
@@ -175,11 +215,17 @@ class Writer:
         self._wake.clear()
 
     def _handle(self, item: Item) -> None:
+        """Close an item's books one way or another, and free what it holds."""
         try:
-            attempt(lambda: self._settle(item), lambda error: self._lost(item, error), None)
-        finally:
-            item.close_somehow()
-            attempt(lambda: self._let_go(item), lambda error: self._notices.warn("release", describe(error)), None)
+            self._settle(item)
+        except Exception as error:  # noqa: BLE001  # as `attempt`, which is a call and may fail itself
+            fault = error
+            try:
+                self._lost(item, fault)
+            except Exception:  # noqa: BLE001  # it is closed below
+                pass
+        item.close_somehow()
+        self.let_go(item)
 
     def _settle(self, item: Item) -> None:
         """Judge an item, and publish it if it is wanted. Closes its books, or raises with its books still open."""
@@ -197,7 +243,14 @@ class Writer:
         self._write(item, verdict)
         if verdict is not None and item.path is not None:
             for one in item.previous:
-                attempt(lambda one=one: self._keep_too(one, item), lambda error, one=one: self._lost(one, error), None)  # type: ignore[misc]
+                try:
+                    self._keep_too(one, item)
+                except Exception as error:  # noqa: BLE001  # as in `_handle`: each of them goes its own way
+                    fault = error
+                    try:
+                        self._lost(one, fault)
+                    except Exception:  # noqa: BLE001  # it is closed below
+                        pass
                 one.close_somehow()
 
     def _verdict(self, item: Item) -> Verdict | None:
@@ -238,15 +291,20 @@ class Writer:
         item.kind.known_good = item.kind.known_good or (plain and item.kind.shared)
         if verdict is None and item.over_max_bytes(len(blob)):
             return None
-        self._publisher.publish_dump(record, blob)
-        item.path = self._store.dump_path(record)
+        path = self._store.dump_path(record)
+        try:
+            self._publisher.publish_dump(record, blob)
+        except Exception:  # raised again, unless
+            if not os.path.exists(path):
+                raise  # what failed came after the file was published, complete
+        item.path = path
         item.captured(len(blob), verdict.trigger if verdict else None)
         if control.before:
             item.written = (record, payload_bytes)
         self._notices.over("disk_full", "write_error", "error", "disk_floor")
         if control.keep_bytes is not None and not record.pinned:
             rotation = self._rotation(item.ledger)
-            rotation.add(item.path, len(blob))
+            rotation.add(path, len(blob))
             rotation.apply(control.keep_bytes)
         return None
 
@@ -268,26 +326,40 @@ class Writer:
         return record, tensors, strides
 
     def _lost(self, item: Item, error: Exception) -> None:
-        """Something failed on the way: the call is captured if its file is there, else dropped."""
-        reason = _reason(error)
-        if item.standing == OPEN and item.path is not None:
-            item.captured(0, None)
-        elif item.standing == OPEN:
-            item.dropped(reason, scrub(describe(error)))
-        self._notices.warn(reason, f"a dump was lost: {scrub(describe(error))}; training goes on")
+        """Something failed on the way: say so, and close the books if they are open."""
+        if item.standing != OPEN:
+            return self._trouble(error)
+        reason = "error"
+        try:
+            reason = _reason(error)
+            if item.path is not None:
+                item.captured(0, None)
+            else:
+                item.dropped(reason, scrub(describe(error)))
+        finally:
+            item.close_somehow()
+            self._notices.warn(reason, f"a dump was lost: {scrub(describe(error))}; training goes on")
 
-    def _let_go(self, item: Item) -> None:
-        """Free what the item holds, all of it even if one thing fails."""
-        with contextlib.ExitStack() as stack:
-            stack.callback(self.release, item.nbytes)
-            stack.callback(item.ring.release, item.entry)
-            for one in item.previous:
-                stack.callback(one.ring.release, one.entry)
-            if item.outputs is not None:
-                stack.callback(item.outputs.release)
-            if item.snapshot is not None and item.snapshot.on_its_way:
-                stack.callback(item.snapshot.release)
-            item.previous = ()
+    def let_go(self, item: Item) -> None:
+        """Free what an item holds. If it raises, another call frees the rest."""
+        with self._lock:
+            self._bytes -= item.nbytes
+            item.nbytes = 0
+        try:
+            if item.held:
+                item.ring.release(item.entry)
+                item.held = False
+        finally:
+            try:
+                while item.previous:
+                    one = item.previous[0]
+                    item.previous = item.previous[1:]
+                    one.ring.release(one.entry)
+            finally:
+                if item.outputs is not None:
+                    item.outputs.release()
+                if item.snapshot is not None and item.snapshot.on_its_way:
+                    item.snapshot.release()
 
     def _rotation(self, ledger: Ledger) -> Rotation:
         return self._rotations.setdefault(ledger.serial, Rotation(self._store, ledger))
@@ -308,16 +380,25 @@ class Writer:
         if beat:
             self._heartbeat, self._was_on = now, on
         self._published = now
-        self._publish(beat)
+        try:
+            self._publish(beat)
+        except Exception as error:  # noqa: BLE001  # as `attempt`, which is a call and may fail itself
+            self._counters_fault(error)
         if self.ring is not None and not self._queue:
             self.ring.trim()
 
     def _publish(self, heartbeat: bool) -> None:
-        process = self.process() | {"queue_bytes": self._bytes}
+        process, fault = self.process() | {"queue_bytes": self._bytes}, None
         for ledger in self.watched():
-            if ledger.changed or (heartbeat and not ledger.closed):
+            if not ledger.changed and (ledger.closed or not heartbeat):
+                continue
+            try:
                 ledger.publish(self._store, self._was_on, process)
                 self._close_book(ledger)
+            except Exception as error:  # noqa: BLE001  # raised below: the other ledgers come first
+                fault = error
+        if fault is not None:
+            raise fault
         self._notices.over("counters")
 
     def _close_book(self, ledger: Ledger) -> None:
@@ -325,6 +406,9 @@ class Writer:
         ring, number = self.ring, ledger.leave_mirror()
         if ring is not None and number >= 0:
             ring.close_book(number)
+
+    def _trouble(self, error: Exception) -> None:
+        self._notices.warn("writer", f"the writer had a fault: {describe(error)}; it goes on")
 
     def _counters_fault(self, error: Exception) -> None:
         self._notices.warn("counters", f"counters could not be published: {describe(error)}; training goes on")
