@@ -11,6 +11,7 @@ about itself names this dump, so that two good halves of different files are not
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from actordbg import dumpfile
 from actordbg.errors import CorruptDump
@@ -72,15 +73,26 @@ def _room(tensor: str, spec: TensorSpec, name: str) -> int:
     room = width * count if spec.stored != spec.dtype else 0
     if spec.strides == contiguous_strides(spec.shape) or count == 0:
         return room
-    steps = sorted((stride, size) for stride, size in zip(spec.strides, spec.shape, strict=True) if size > 1)
-    reach = 0
-    for stride, size in steps:
-        if stride == 0:
-            continue  # expanded: `_check_expanded`
-        if stride <= reach:
-            raise CorruptDump(f"{name}: the strides of tensor {tensor!r:.80} overlap", hint=_HINT)
-        reach += stride * (size - 1)
+    reach = reach_of(spec.shape, spec.strides)
+    if reach is None:
+        raise CorruptDump(f"{name}: the strides of tensor {tensor!r:.80} overlap", hint=_HINT)
     return room + width * (reach + 1)
+
+
+def reach_of(shape: Sequence[int], strides: Sequence[int]) -> int | None:
+    """How far behind its first element a tensor's last one lies, in elements; None if elements may share memory.
+
+    Expanded dimensions (stride 0) count as one element: whether that is right, `_check_expanded` tells. None is said of some
+    rare layouts in which no elements share memory, too.
+    """
+    reach = 0
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1 and stride
+    ):
+        if stride <= reach:
+            return None
+        reach += stride * (size - 1)
+    return reach
 
 
 def _check_label(record: DumpRecord, payload: bytes, name: str) -> None:

@@ -105,7 +105,7 @@ def serialize(
     entries: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         stored, parts = _narrow(tensor)
-        layout = known.get(name, tuple(tensor.stride()))
+        layout = _layout(tuple(tensor.shape), known.get(name, tuple(tensor.stride())))
         specs[name] = spec = TensorSpec(dtype_name(tensor.dtype), tuple(tensor.shape), layout, stored)
         for (key, _), part in zip(spec.parts(name), parts, strict=True):
             if key in entries:
@@ -205,3 +205,8 @@ def _with_strides(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
             base, shape[dim] = base.narrow(dim, 0, 1), 1
     laid_out = torch.empty_strided(shape, spec.strides, dtype=tensor.dtype)
     return laid_out.copy_(base).expand(spec.shape)
+
+
+def _layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides to store: windows that overlap (`unfold`) come back as a contiguous tensor of the same values."""
+    return contiguous_strides(shape) if contents.reach_of(shape, strides) is None else strides

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actordbg import dumpfile, places
-from actordbg.errors import ActordbgError, CorruptDump, StoreProblem
+from actordbg.errors import ActordbgError, CorruptDump, StoreProblem, Unsupported
 from actordbg.record import IN_FLIGHT, RECENT, DumpRecord, format_timestamp, make_dump_id, now_timestamp
-from actordbg.ringfile import DONE, OPEN, RAISED, RingFile, Slot, head_bytes, read_ring, ring_paths
+from actordbg.ringfile import DONE, OPEN, RAISED, RingFile, Slot, head_bytes, read_ring, remove_unfinished, ring_paths
 from actordbg.store import Store, atomic_write
 
 if TYPE_CHECKING:
@@ -72,11 +72,13 @@ def find_rings(store: Store) -> list[Path]:
     from actordbg.capture.machine import default_place, place
 
     folders = {default_place(store), store.root / "rings"}
-    for job in (None, *(path.stem for path in store.controls.glob("*.json"))):
+    for job in (None, *(path.stem for path in store.controls.glob("[!.]*.json"))):
         with contextlib.suppress(ActordbgError):
             control = read_control(store, job)
             if control is not None:
                 folders.add(place(store, control))
+    for folder in folders:
+        remove_unfinished(folder)
     found = {path for folder in folders for path in ring_paths(folder)}
     found |= {path for path in _rings_of_counters(store) if path.is_file()}
     return sorted(found)
@@ -85,21 +87,23 @@ def find_rings(store: Store) -> list[Path]:
 def recover(
     store: Store, paths: Sequence[Path], *, live: bool = False, keep_rings: bool = False
 ) -> Iterator[RingReport]:
-    """Recover rings one after another. A damaged ring is reported (`problem`), and left alone."""
+    """Recover rings one after another. A damaged ring is reported (`problem`), and stays; what is whole in it is recovered."""
     for path in paths:
+        report = RingReport(str(path), "", 0, False)
         try:
             ring = read_ring(path)
-        except StoreProblem as error:
-            yield RingReport(str(path), "", 0, False, problem=error.message)
-            continue
-        report = RingReport(str(path), str(ring.facts.get("host")), int(ring.facts.get("pid", 0)), ring.alive)
-        if ring.alive and not live:
-            yield report
-            continue
-        try:
-            _recover(store, ring, report, keep_rings)
-        except (StoreProblem, OSError) as error:
-            report.problem = error.message if isinstance(error, StoreProblem) else str(error)
+            report.host, report.pid, report.alive = (
+                str(ring.facts.get("host")),
+                int(ring.facts.get("pid", 0)),
+                ring.alive,
+            )
+            if live or not ring.alive:
+                _recover(store, ring, report, keep_rings)
+        except (ActordbgError, OSError) as error:
+            if path.exists():
+                report.problem = error.message if isinstance(error, ActordbgError) else str(error)
+            else:  # another `dump recover` was quicker, or its process ended well
+                report.removed = True
         yield report
 
 
@@ -123,18 +127,21 @@ def _recover(store: Store, ring: RingFile, report: RingReport, keep_rings: bool)
         in_flight = slot.state not in (DONE, RAISED) or (slot.state == RAISED and slot.sequence == last)
         try:
             found, nbytes = _dump(store, ring, slot, IN_FLIGHT if in_flight else RECENT)
-        except CorruptDump:
-            if not ring.alive:
-                raise
-            continue  # a live process went on and wrote over it
+        except CorruptDump as error:
+            ring.damaged.append(error.message)
+            continue
         report.dumps.append(found)
         written.append(nbytes if slot.book == OPEN else 0)
     if ring.alive:
-        return
-    for number, books in enumerate(ring.books):
+        return  # what seems to be damaged is what it wrote over meanwhile
+    if ring.damaged:
+        more = f" ({len(ring.damaged)} calls in it are damaged)" if len(ring.damaged) > 1 else ""
+        raise CorruptDump(ring.damaged[0] + more, hint=HINT)
+    for number, books in ring.books.items():
         saved = [n for slot, n in zip(ring.slots, written, strict=True) if slot.ledger == number and slot.book == OPEN]
         report.killed += max(0, books.unresolved - len(saved))
-        roles = [slot.kind["fields"].get("role") for slot in ring.slots if slot.ledger == number]
+        instance = books.identity["instance"]
+        roles = [f.get("role") for f in (slot.kind["fields"] for slot in ring.slots) if f["instance"] == instance]
         who = books.identity | ({"role": roles[-1]} if roles else {})
         _settle(store, who, books.counts, books.unresolved, saved)
     if not keep_rings:
@@ -144,30 +151,33 @@ def _recover(store: Store, ring: RingFile, report: RingReport, keep_rings: bool)
 
 
 def _dump(store: Store, ring: RingFile, slot: Slot, mark: str) -> tuple[Recovered, int]:
-    """Publish one slot as a dump, or mark the dump that it is already; and the size of its file."""
-    tensors = _tensors(ring, slot)
-    record = _record(ring, slot, tensors, mark)
-    path, packed = store.dump_path(record), _packed_place(store, record)
-    recorded = path.is_file()
-    blob = b""
-    if packed is not None and not recorded:
-        recorded, path = True, packed  # packs are immutable: it is there, and goes without the mark
-    elif recorded:
-        before, data = dumpfile.read_payload(path)
-        record = replace(before, recovered=mark, pinned=before.pinned or record.pinned)
-        record = replace(record, trigger_facts=before.trigger_facts or slot.end)
+    """Publish one slot as a dump, or mark the dump that it is already; and the size of its file. CorruptDump, and nothing is
+    published, if the slot makes no dump that can be read.
+    """
+    try:
+        tensors = _tensors(ring, slot)
+        record = _record(ring, slot, tensors, mark)
+        path, found = store.dump_path(record), _written(store.dump_path(record))
+        packed = _packed_place(store, record) if found is None else None
+        if found is not None:
+            before, data = found
+            record = replace(before, recovered=mark, pinned=before.pinned or record.pinned)
+            record = replace(record, trigger_facts=before.trigger_facts or slot.end)
+        else:
+            record, data = _serialized(record, tensors, slot)
         blob = dumpfile.pack(record, data)
-    else:
-        from actordbg import payload
-
-        strides = dict(zip(tensors, (strides for _, strides, _, _ in _described(slot)), strict=True))
-        record, blob = payload.encode(record, tensors, strides=strides)
-    if blob:
+    except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError, Unsupported) as error:
+        raise CorruptDump(f"{ring.path}: a call in it is damaged: {error}", hint=HINT) from None
+    if ring.alive and not ring.still_has(slot):
+        raise CorruptDump(f"{ring.path}: its process wrote over a call", hint="")
+    if packed is None:
         store.publish_dump(record, blob)
-    error = f"{slot.end['error']}: {slot.end.get('message', '')}" if "error" in slot.end else None
+    path = packed or path  # packs are immutable: the dump is there, and goes without the mark
+    recorded = found is not None or packed is not None
+    raised = f"{slot.end['error']}: {slot.end.get('message', '')}" if "error" in slot.end else None
     return Recovered(
         record.dump_id, mark, record.run, record.rank, record.role, record.batch_size, record.seq_len, record.timestamp,
-        store.relative(path), recorded, error,
+        store.relative(path), recorded, raised,
     ), len(blob)  # fmt: skip
 
 
@@ -180,6 +190,23 @@ def _packed_place(store: Store, record: DumpRecord) -> Path | None:
     return None
 
 
+def _written(path: Path) -> tuple[DumpRecord, bytes] | None:
+    """The record and the payload of a dump that is there already, if it is and can be read."""
+    with contextlib.suppress(StoreProblem):
+        return dumpfile.read_payload(path) if path.is_file() else None
+    return None
+
+
+def _serialized(record: DumpRecord, tensors: dict[str, torch.Tensor], slot: Slot) -> tuple[DumpRecord, bytes]:
+    """The finished record and its payload; read back at once, since what cannot be read must not be published."""
+    from actordbg import payload
+
+    strides = dict(zip(tensors, (strides for _, strides, _, _ in _described(slot)), strict=True))
+    record, data = payload.serialize(record, tensors, strides)
+    payload.widen(record, data, record.dump_id)
+    return record, data
+
+
 def _described(slot: Slot) -> list[tuple[tuple[int, ...], tuple[int, ...], int, int]]:
     from actordbg.capture.kinds import tensors_of
 
@@ -187,25 +214,23 @@ def _described(slot: Slot) -> list[tuple[tuple[int, ...], tuple[int, ...], int, 
 
 
 def _tensors(ring: RingFile, slot: Slot) -> dict[str, torch.Tensor]:
-    """The tensors of a slot, contiguous. CorruptDump if they are not all inside of its extent."""
+    """The tensors of a slot, contiguous. ValueError, TypeError or RuntimeError if they are not all inside of its extent."""
     import torch
 
-    tensors = {}
-    first = slot.offset + head_bytes(len(slot.numbers))
-    try:
-        for (name, kind), (shape, _, offset, nbytes) in zip(slot.kind["tensors"], _described(slot), strict=True):
-            dtype = getattr(torch, kind)
-            if not 0 <= offset <= offset + nbytes <= slot.size:
-                raise ValueError(f"{name} lies outside of its extent")
-            data = bytearray(ring.bytes_at(first + offset, nbytes))
-            flat = torch.frombuffer(data, dtype=dtype) if nbytes else torch.empty(0, dtype=dtype)
-            tensors[name] = flat.view(shape)
-    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise CorruptDump(f"{ring.path}: a call in it is damaged: {error}", hint=HINT) from None
+    tensors: dict[str, torch.Tensor] = {}
+    head = head_bytes(len(slot.numbers))
+    for (name, kind), (shape, _, offset, nbytes) in zip(slot.kind["tensors"], _described(slot), strict=True):
+        dtype = getattr(torch, kind)
+        if head + offset + nbytes > slot.size or type(name) is not str or name in tensors:
+            raise ValueError(f"{name!r:.80} lies outside of its extent")
+        data = bytearray(ring.bytes_at(slot.offset + head + offset, nbytes))
+        flat = torch.frombuffer(data, dtype=dtype) if nbytes else torch.empty(0, dtype=dtype)
+        tensors[name] = flat.view(shape)
     return tensors
 
 
 def _record(ring: RingFile, slot: Slot, tensors: dict[str, torch.Tensor], mark: str) -> DumpRecord:
+    """The record of a slot's call, checked as one that is read from a file is."""
     from datetime import datetime, timezone
 
     number, time_ns, monotonic_ns, step, token, batch, seq_len = slot.numbers[:7]
@@ -213,7 +238,7 @@ def _record(ring: RingFile, slot: Slot, tensors: dict[str, torch.Tensor], mark: 
     moment = datetime.fromtimestamp(seconds, timezone.utc).replace(microsecond=rest // 1000)
     timestamp, fields = format_timestamp(moment), dict(slot.kind["fields"])
     attention, action = tensors.get("attention_mask"), tensors.get("action_mask")
-    return DumpRecord(
+    record = DumpRecord(
         dump_id=make_dump_id(timestamp, number, int(fields["pid"]), f"{token:08x}"),
         timestamp=timestamp,
         monotonic_ns=monotonic_ns,
@@ -230,6 +255,7 @@ def _record(ring: RingFile, slot: Slot, tensors: dict[str, torch.Tensor], mark: 
         versions=ring.facts.get("versions", {}),
         **fields,
     )
+    return DumpRecord.from_json(record.to_json())
 
 
 def _settle(store: Store, who: dict[str, Any], counts: dict[str, int], unresolved: int, saved: list[int]) -> None:
@@ -267,7 +293,7 @@ def _rings_of_counters(store: Store) -> Iterator[Path]:
     from actordbg.capture.ledger import read_counters
     from actordbg.capture.machine import host_name
 
-    for path in store.counters.glob("*/*.json"):
+    for path in store.counters.glob("*/[!.]*.json"):
         with contextlib.suppress(CorruptDump):
             data = read_counters(path)
             ring = data.get("ring")

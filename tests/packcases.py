@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,16 @@ def write_pack(folder: Path, dumps: list[tuple[DumpRecord, bytes]], level: int =
     for record, blob in dumps:
         writer.add(record, dumpfile.line_of(blob), dumpfile.unpack(blob)[1])
     return Pack(writer.publish().path)
+
+
+def blobs(path: Path, **changes: Any) -> list[tuple[DumpRecord, bytes]]:
+    """Records and dump files of what a pack holds, perhaps with other records."""
+    pack, found = Pack(path), []
+    for dump_id in pack.dump_ids:
+        line, data = pack.read(dump_id)
+        record = replace(dumpfile.parse_line(line), **changes)
+        found.append((record, dumpfile.pack(record, data)))
+    return found
 
 
 def contents(store: Store) -> dict[str, tuple[str, str]]:

@@ -229,12 +229,19 @@ def train(forward: Any, actor: TinyActor, steps: int = 4) -> tuple[list[torch.Te
     return seen + [p.detach().clone() for p in actor.parameters()], torch.get_rng_state()
 
 
-@pytest.mark.parametrize("outputs", [False, True])
-def test_outputs_gradients_weights_and_random_state_are_bit_identical(store: Store, outputs: bool):
+EVERYTHING = {
+    "with_outputs": True, "with_rng": True, "before": 2, "keep_bytes": 10**9,
+    "triggers": ("nan", "exception", "slow:3x", "logprobs:-40:0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("limits", [{}, {"with_outputs": True}, EVERYTHING, {"ring": 0}, EVERYTHING | {"every": 0}])
+def test_outputs_gradients_weights_and_random_state_are_bit_identical(store: Store, limits: dict[str, Any]):
     plain, plain_state = train(TinyActor.forward, TinyActor())
-    recording = Recording(store, with_outputs=outputs)
+    recording = Recording(store, **limits)
     hooked, hooked_state = train(recording.forward, TinyActor())
-    assert recording.close() and recording.ledgers[0].captured == 4
+    assert recording.close() and recording.ledgers[0].calls == 4 and balanced(recording.ledgers[0])
+    assert recording.ledgers[0].captured == (4 if limits.get("every", 1) else 0)
     assert all(torch.equal(a, b) for a, b in zip(plain, hooked, strict=True))
     assert torch.equal(plain_state, hooked_state)
 

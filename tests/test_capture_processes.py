@@ -16,6 +16,7 @@ import zstandard
 from actordbg import payload
 from actordbg.capture.control import Control, write_control
 from actordbg.capture.ledger import read_counters
+from actordbg.recover import find_rings
 from actordbg.store import Store
 
 SINCE = "2026-11-20T12:00:00.000000Z"
@@ -112,7 +113,7 @@ def test_a_killed_process_leaves_only_whole_files(store: Store):
     assert {dump.record.seq_len for dump in dumps} == {1000}
 
 
-def test_fifty_forks_while_the_queue_is_busy(store: Store):
+def test_two_hundred_forks_while_the_queue_is_busy(store: Store):
     switch(store)
     body = """
 import threading
@@ -120,34 +121,46 @@ actor, stop = Actor(), threading.Event()
 def busy():
     while not stop.is_set():
         actor(ids(4, 300))
-        time.sleep(0.001)
+        time.sleep(0.002)
 threads = [threading.Thread(target=busy) for _ in range(2)]
 for thread in threads: thread.start()
-while hook._slots[{store!r}].recorder.watcher.current is None: time.sleep(0.01)
-for n in range(50):
+slot = hook._slots[ROOT]
+while slot.recorder.watcher.current is None or slot.recorder.ring is None: time.sleep(0.01)
+mine = slot.recorder.ring.path
+held, made = mine.stat().st_ino, set()
+def child():
+    (parent,) = slot._left_to_parent
+    assert parent.ring._descriptor is None and parent.ring.path == mine
+    parent.ring.open = parent.ring.leave = parent.ring.commit = parent.ring._lock = None  # whoever touches it now fails
+    for _ in range(3): actor(ids(1, 7))
+    assert slot.recorder.faults == 0 and slot.recorder.ring.path != mine
+    return slot.recorder.close(20) and not slot.recorder.ring.path.exists()
+children = {}
+for n in range(200):
     pid = os.fork()
     if pid == 0:
-        parent = hook._slots[{store!r}]._left_to_parent
-        assert len(parent) == 1
-        for _ in range(3): actor(ids(1, 7))
-        written = hook._slots[{store!r}].recorder.close(20)
-        os._exit(0 if written else 3)
-    deadline = time.monotonic() + 20
-    while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done: break
-        if time.monotonic() > deadline:
-            os.kill(pid, 9)
-            sys.exit("a child hangs")
+        code = 3
+        try: code = 0 if child() else 4
+        finally: os._exit(code)
+    children[pid] = time.monotonic() + 60
+    while len(children) > (3 if n < 199 else 0):
+        for pid in list(children):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                del children[pid]
+                assert status == 0, status
+            elif time.monotonic() > children[pid]:
+                os.kill(pid, 9)
+                sys.exit("a child hangs")
         time.sleep(0.002)
-    assert status == 0, status
+assert mine.stat().st_ino == held
 stop.set()
 for thread in threads: thread.join()
 """
-    finish(start(store, body.replace("{store!r}", repr(str(store.root)))), timeout=150)
+    finish(start(store, body.replace("ROOT", repr(str(store.root)))), timeout=240)
     books = counters(store)
     children = [data for data in books if data["calls"] == data["captured"] == 3]
-    assert len(books) == 51 and len(children) == 50
+    assert len(books) == 201 and len(children) == 200
     assert all(balanced(data) for data in books)
     assert sum(data["captured"] for data in books) == len(list(store.iter_dumps()))
     by_pid: dict[int, int] = {}
@@ -155,6 +168,7 @@ for thread in threads: thread.join()
         pid = int(path.name.split("-")[2])
         by_pid[pid] = by_pid.get(pid, 0) + 1
     assert by_pid == {data["pid"]: data["captured"] for data in books}  # nothing of the parent's is written twice
+    assert not find_rings(store)
 
 
 def test_a_fork_inside_forward_leaves_the_call_to_the_parent(store: Store):
@@ -230,14 +244,28 @@ def test_a_running_job_is_switched_on_and_off_without_restart(store: Store):
 
 
 def test_no_secret_of_the_environment_is_in_any_byte_written(store: Store):
-    switch(store, with_outputs=True)
+    switch(store, with_outputs=True, with_rng=True, triggers=("exception", "nan"), ring_dir="store")
     secrets = {
         "HF_TOKEN": "hf_PLANTEDSECRETONE", "WANDB_API_KEY": "PLANTEDSECRETTWO", "RANK": "0",
         "AWS_SECRET_ACCESS_KEY": "PLANTEDSECRETTHREE", "ACTORDBG_RUN": "night",
     }  # fmt: skip
-    finish(start(store, "actor = Actor()\nactor(ids(), None, os.environ)\nactor(ids())", **secrets))
+    body = """
+class Failing(SignatureH):
+    def forward(self, sequences, note=None): raise RuntimeError("401 for " + os.environ["HF_TOKEN"])
+hook.install(Failing, store=ROOT)
+actor = Actor()
+actor(ids(), None, os.environ)
+actor(ids(), None, None, "note: " + os.environ["WANDB_API_KEY"])
+failing = Failing()
+try: failing(ids(), "a " + os.environ["AWS_SECRET_ACCESS_KEY"])
+except RuntimeError: pass
+time.sleep(1.5)  # the counters, too
+os._exit(0)  # leaves its ring
+""".replace("ROOT", repr(str(store.root)))
+    finish(start(store, body, **secrets))
     files = [path for path in store.root.rglob("*") if path.is_file()]
-    assert len(list(store.iter_dumps())) == 2
+    assert len(list(store.iter_dumps())) == 3
+    assert {path.suffix for path in files} >= {".ring", ".json", ".zst"}
     for path in files:
         data = path.read_bytes()
         if path.name.endswith(".zst"):

@@ -299,6 +299,7 @@ def test_mutated_packs_never_give_other_tensors(pack: Pack, tmp_path: Path):
         except StoreProblem:
             refused += 1
             continue
+        assert sum(opened.shares()) == len(data)
         for dump_id in opened.dump_ids:
             try:
                 found = opened.read(dump_id, max_bytes=2**24)

@@ -160,6 +160,18 @@ def test_killed_at_any_step_nothing_is_lost_and_the_next_run_finishes(
             assert len(again["loose"]) == 2 and len(again["packs"]) == 1
 
 
+def test_a_pack_that_an_interrupted_run_left_twice_goes(store: Store, ppo: dict[str, tuple[str, str]]):
+    packing.pack_dumps(store)
+    (whole,) = store.iter_packs()
+    part = packcases.write_pack(whole.parent, packcases.blobs(whole)[:5])
+    refresh(store)
+    strange = packcases.write_pack(whole.parent, packcases.blobs(whole, tokens=1)[5:7])
+    assert len(list(store.iter_packs())) == 3
+    packing.pack_dumps(store)
+    assert sorted(store.iter_packs()) == sorted([whole, Path(strange.path)]) and not os.path.exists(part.path)
+    assert query.count_dumps(store) == 12
+
+
 # ---- a dump that moved after it was looked up ----
 
 

@@ -69,6 +69,12 @@ DESK_COMMANDS = {
     "dump status": ("dump", "status"),
     "report": ("report",),
     "report json": ("report", "--json"),
+    "pack": ("dump", "pack"),
+    "ls packed": ("dump", "ls"),
+    "verify packed": ("dump", "verify"),
+    "show packed": ("dump", "show", "DUMP"),
+    "unpack": ("dump", "unpack", "--all"),
+    "prune": ("dump", "prune", "--where", "seq_len < 0", "--yes"),
 }
 
 

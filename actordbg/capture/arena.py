@@ -34,6 +34,7 @@ class Arena:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self.tensor = torch.frombuffer(memory, dtype=torch.uint8)
         self._grow = grow
+        self._keep = max(KEEP, limit - first)
         self._offsets: list[int] = []
         self._ends: list[int] = []
         self._at = 0
@@ -66,8 +67,8 @@ class Arena:
             self._at -= 1
 
     def trim(self) -> None:
-        """Give up backed memory behind the last extent, beyond KEEP, if it is not needed."""
-        wanted = max(self._ends[-1] if self._ends else 0, self.first + KEEP)
+        """Give up backed memory behind the last extent, beyond KEEP and what was backed at first, if it is not needed."""
+        wanted = max(self._ends[-1] if self._ends else 0, self.first + self._keep)
         wanted = -(-wanted // CHUNK) * CHUNK
         if wanted < self.limit:
             old, self.limit = self.limit, wanted

@@ -10,7 +10,6 @@ JSON, so that a call in flight is described without the training thread writing 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from actordbg.capture.binding import Bound
 from actordbg.capture.facts import ActorFacts, CallFacts, Rank
 from actordbg.capture.ledger import Ledger
 from actordbg.payload import dtype_name
+from actordbg.ringfile import sealed
 
 if TYPE_CHECKING:
     from actordbg.capture.ring import Ring
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 NO_STEP = -1
 OWN_NUMBERS = 7
 """Numbers of a call before those of its tensors."""
+MOST_DIMS = 64
+"""torch has no tensors of more dimensions."""
 MOST_KINDS = 512
 """Kinds that are remembered; with more than these, arguments are different for each call."""
 
@@ -88,8 +90,7 @@ class Kinds:
         who, rank, about = ledger.identity, instance.rank, instance.about
         fields = _fields(who, rank, instance.role, call, bound, about)
         tensors = tuple((name, dtype_name(dtype)) for name, dtype in zip(bound.tensors, dtypes, strict=True))
-        text = json.dumps({"fields": fields, "tensors": tensors}, separators=(",", ":")).encode()
-        return Kind(fields, tensors, text)
+        return Kind(fields, tensors, sealed({"fields": fields, "tensors": tensors}))
 
 
 def _fields(who: Any, rank: Rank, role: str | None, call: CallFacts, bound: Bound, about: ActorFacts) -> dict[str, Any]:
@@ -127,10 +128,12 @@ def numbers(
 
 
 def tensors_of(numbers: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int, int]]:
-    """(shape, strides, offset, bytes) of each tensor that `numbers` describes."""
+    """(shape, strides, offset, bytes) of each tensor that `numbers` describes. ValueError for numbers that describe none."""
     place = OWN_NUMBERS
     while place < len(numbers):
         dims = numbers[place]
+        if not 0 <= dims <= MOST_DIMS or min(numbers[place:], default=0) < 0:
+            raise ValueError("a tensor has an impossible shape")
         shape = tuple(numbers[place + 1 : place + 1 + dims])
         strides = tuple(numbers[place + 1 + dims : place + 1 + 2 * dims])
         offset, nbytes = numbers[place + 1 + 2 * dims : place + 3 + 2 * dims]

@@ -103,6 +103,14 @@ class Ledger:
                 for reason, value in reasons.items():
                     counts[_place(kind, reason)] += value
 
+    def leave_mirror(self) -> int:
+        """Give up the book if no call will come and all is published: its number, or -1 if it is needed or there is none."""
+        with self._lock:
+            if not self.closed or self.changed or self.pending:
+                return -1
+            number, self.book, self._mirror = self.book, -1, None
+            return number
+
     def open(self, control: Control, seq_len: int | None) -> tuple[int, str | None]:
         """Count a call. Returns its number (from 0) and why it is sampled out, or None if it is to be recorded.
 

@@ -17,10 +17,11 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -47,13 +48,16 @@ from actordbg.store import Store
 
 @dataclass
 class Instance:
-    """One actor of this process as the recorder knows it. `about` is read at its first recorded call."""
+    """One actor of this process as the recorder knows it. `about` is read at its first recorded call; `ledgers`, by run, are
+    those that it had.
+    """
 
     name: str
     rank: facts.Rank
     role: str | None
     ledger: Ledger
     about: facts.ActorFacts | None = None
+    ledgers: dict[str, Ledger] = field(default_factory=dict)
 
     def observe(self, call: facts.CallFacts) -> None:
         """An actor that runs forward in training mode with gradients is being trained: the policy."""
@@ -100,6 +104,7 @@ class Recorder:
         self._last: deque[Item] = deque(maxlen=0)
         self._instances: weakref.WeakKeyDictionary[Any, Instance] = weakref.WeakKeyDictionary()
         self._met = 0
+        self._meeting = threading.Lock()
 
     def look(self) -> None:
         """Read the switch and follow it. Called by the watch thread; may raise."""
@@ -108,7 +113,8 @@ class Recorder:
             ring = self._rings.ring_for(control, self.writer.capacity)
             if ring is not self.ring:
                 for ledger in self.writer.watched():
-                    ledger.mirror(*ring.add_ledger(_identity(ledger)))
+                    done = ledger.closed and not ledger.pending
+                    ledger.mirror(*(ring.add_ledger(_identity(ledger)) if not done else (-1, None)))
             if control.before != self._last.maxlen:
                 self._last = deque(maxlen=control.before)
             self.ring = self.writer.ring = ring
@@ -151,35 +157,28 @@ class Recorder:
             return None
 
     def leave(self, item: Item, output: Any, error: BaseException | None) -> None:
-        """The call of an item returned, or raised. Raises nothing that is an Exception."""
+        """The call of an item returned, or raised. If this raises, which takes a failure to call something, `give_up` is next."""
         if item.pid != self.pid:
             return  # forked inside forward: the parent hands it over
-        fault: BaseException | None = None
         try:
             if error is not None:
                 item.error = error_facts(error, item.device)
                 item.ring.set_end(item.entry, item.error)
             if item.deferred:
                 self._note_end(item, output, error)
-        except BaseException as raised:  # noqa: BLE001  # kept: the item goes its way without what is missing of its end
-            fault = raised
-        try:
-            item.ring.leave(item.entry, error is not None)
-        except BaseException as raised:  # noqa: BLE001  # kept for the end
-            fault = raised
-        try:
-            if item.deferred and not item.queued:
-                self.writer.put(item)
-            if fault is not None:
+        except Exception as fault:  # noqa: BLE001  # the item goes its way without what is missing of its end
+            self.fault(fault)
+        finally:
+            try:
+                item.ring.leave(item.entry, error is not None)
+            except Exception as fault:  # noqa: BLE001  # what it is in the ring does not matter to the writer
                 self.fault(fault)
-        except BaseException as raised:  # noqa: BLE001  # kept for the end
-            fault = raised
-            self.give_up(item, raised)
-        if fault is not None and not isinstance(fault, Exception):
-            raise fault
+            finally:
+                if item.deferred and not item.queued:
+                    self.writer.put(item)
 
     def give_up(self, item: Item, error: BaseException) -> None:
-        """The end of a call could not be told."""
+        """The end of a call could not be told. Raises nothing that is an Exception."""
         self._failed(item.ledger, item.reason, item, error)
 
     def fault(self, error: BaseException) -> None:
@@ -212,11 +211,10 @@ class Recorder:
                     step()
                     break
                 except Exception as error:  # noqa: BLE001  # the next steps are wanted all the same, and the process ends anyway
-                    fault = error
-                try:
-                    self.fault(fault)
-                except Exception:  # noqa: BLE001  # cannot be told
-                    pass
+                    try:
+                        self.fault(error)
+                    except Exception:  # noqa: BLE001  # cannot be told
+                        pass
         return bool(written and written[0])
 
     def _copy(
@@ -254,7 +252,7 @@ class Recorder:
         try:
             if reason is None or control.triggers or device is not None:
                 nbytes = max(ITEM_BYTES, total + bound.argument_bytes)
-                nbytes = nbytes if self.writer.reserve(nbytes) else 0
+                nbytes = nbytes if ring.admits() and self.writer.reserve(nbytes) else 0
             if device is not None and not nbytes:  # nobody would bring the copy over into the ring
                 ring.abandon(entry)
                 self._refuse(ledger, reason, "queue_full")
@@ -380,14 +378,26 @@ class Recorder:
         known = self._instances.get(actor)
         if known is not None and known.ledger.identity.run == run:
             return known
+        with self._meeting:  # two threads may meet an actor at once, and it has one ledger
+            return self._meet(actor, run)
+
+    def _meet(self, actor: Any, run: str) -> Instance:
+        known = self._instances.get(actor)
+        if known is not None and known.ledger.identity.run == run:
+            return known
         if known is not None:
             known.ledger.closed = known.ledger.changed = True
-            known.ledger = self._open_ledger(known.name, known.rank, known.role, run)
+            before = known.ledgers.get(run)  # the run's counters file goes on where it stopped
+            known.ledger = (
+                self._reopen(before) if before else self._open_ledger(known.name, known.rank, known.role, run)
+            )
+            known.ledgers[run] = known.ledger
             return known
         rank = facts.rank_of_process()
         role = attempt(facts.role_from_ray, self.fault, None)
         name = f"actor{self._met}-{self._token}"
         made = Instance(name, rank, role, self._open_ledger(name, rank, role, run))
+        made.ledgers[run] = made.ledger
         self._met += 1
         self._instances[actor] = made
         return made
@@ -399,6 +409,12 @@ class Recorder:
         if not self._met:
             attempt(lambda: _at_exit_of_child(self), self.fault, None)
         self.writer.watch(ledger)
+        return ledger
+
+    def _reopen(self, ledger: Ledger) -> Ledger:
+        ledger.closed, ledger.changed = False, True
+        if self.ring is not None and ledger.book < 0:
+            ledger.mirror(*self.ring.add_ledger(_identity(ledger)))
         return ledger
 
     def _count_strays(self) -> None:

@@ -18,7 +18,7 @@ All methods are safe from any thread, and never wait for more than a few instruc
 from __future__ import annotations
 
 import contextlib
-import json
+import errno
 import mmap
 import os
 import struct
@@ -32,11 +32,13 @@ from typing import Any
 from actordbg import ringfile
 from actordbg.capture.arena import CHUNK, Arena
 from actordbg.capture.machine import in_shared_memory
-from actordbg.ringfile import DONE, END, FREE, IN_FLIGHT, OPEN, RAISED, SLOT, WRITING, head_bytes
+from actordbg.ringfile import DONE, END, FREE, IN_FLIGHT, OPEN, RAISED, SLOT, WRITING, head_bytes, sealed, slot_check
 from actordbg.store import make_folder
 
 _MADV_POPULATE_WRITE, _MAP_NORESERVE = 23, 0x4000
 _NUMBERS = {count: struct.Struct(f"<{count}q") for count in range(64)}
+MOST_RUNNING = 64
+"""Slots that are left to calls in flight when many calls wait to be written."""
 
 
 class Entry:
@@ -72,7 +74,7 @@ class Ring:
         self._recent_bytes = 0
         self._running: dict[int, Entry] = {}
         self._kinds_end = ringfile.KINDS_AT
-        self._ledgers = 0
+        self._books = list(range(ringfile.MAX_LEDGERS - 1, -1, -1))
         self._sequence = 0
         self._words = memoryview(memory)[: ringfile.SLOTS_AT].cast("Q")
 
@@ -80,32 +82,37 @@ class Ring:
     def create(cls, folder: Path, name: str, facts: Mapping[str, Any], kept: int, queued: int) -> Ring:
         """A ring file in `folder`, with room for `kept` bytes of last calls and `queued` bytes that wait to be written.
 
-        OSError if there is no file, no lock or no memory to be had; then nothing is left behind.
+        It gets its name when it is locked and its header is there, so nobody ever meets an unfinished one. OSError if there is
+        no file, no lock or no memory to be had; then nothing is left behind.
         """
-        path = folder / f"{name}{ringfile.SUFFIX}"
-        descriptor = _new_file(path)
+        path, unfinished = folder / f"{name}{ringfile.SUFFIX}", folder / f"{name}{ringfile.UNFINISHED}"
+        descriptor = _new_file(unfinished)
         try:
             ringfile.hold(descriptor)
             size = ringfile.DATA + -(-(kept + queued) // CHUNK) * CHUNK
             os.ftruncate(descriptor, size)
             backed = ringfile.DATA + (CHUNK if in_shared_memory(folder) else min(kept, size - ringfile.DATA))
-            backed = -(-backed // CHUNK) * CHUNK
-            os.posix_fallocate(descriptor, 0, backed)
-            memory = _mapped(path, size)
+            backed = min(size, -(-backed // CHUNK) * CHUNK)
+            _back(descriptor, folder, 0, backed)
+            memory = _mapped(unfinished, size)
             _touch(memory, 0, backed)
             memory[: ringfile.HEADER] = ringfile.header_bytes(facts).ljust(ringfile.HEADER, b"\0")
 
             def grow(end: int) -> None:
                 if not in_shared_memory(folder):
                     raise OSError("a ring on a disk does not grow: that could wait for the disk")
-                os.posix_fallocate(descriptor, arena.limit, end - arena.limit)
+                if made._descriptor is None:  # the number may be another file's by now
+                    raise OSError("the ring is closed")
+                _back(made._descriptor, folder, arena.limit, end - arena.limit)
                 _touch(memory, arena.limit, end - arena.limit)
 
             arena = Arena(memory, ringfile.DATA, backed, grow)
-            return cls(memory, arena, path, descriptor, kept)
+            made = cls(memory, arena, path, descriptor, kept)
+            unfinished.rename(path)
+            return made
         except BaseException:
             try:
-                os.unlink(path)
+                os.unlink(unfinished)
             except OSError:
                 pass
             finally:
@@ -137,15 +144,22 @@ class Ring:
 
     def add_ledger(self, identity: Mapping[str, Any]) -> tuple[int, memoryview | None]:
         """The number of a new ledger and its counts (u64) in the books; (-1, None) if there is no more room for one."""
-        text = json.dumps(identity, separators=(",", ":")).encode()
+        text = sealed(identity)
         with self._lock:
-            if self._ledgers >= ringfile.MAX_LEDGERS or len(text) > ringfile.IDENTITY:
+            if not self._books or len(text) > ringfile.IDENTITY:
                 return -1, None
-            number, self._ledgers = self._ledgers, self._ledgers + 1
-        first = ringfile.BOOKS + number * ringfile.BOOK
-        words = self._words[(first + ringfile.IDENTITY) // 8 : (first + ringfile.BOOK) // 8]
-        self._memory[first : first + len(text)] = text
-        return number, words
+            number = self._books.pop()
+            first = ringfile.BOOKS + number * ringfile.BOOK
+            self._memory[first : first + ringfile.BOOK] = bytes(ringfile.BOOK)
+            self._memory[first + 1 : first + len(text)] = text[1:]
+            self._memory[first] = text[0]  # with it, the book is there
+        return number, self._words[(first + ringfile.IDENTITY) // 8 : (first + ringfile.BOOK) // 8]
+
+    def close_book(self, number: int) -> None:
+        """Nothing of a ledger is open, and its counters are published: its book is free."""
+        with self._lock:
+            self._memory[ringfile.BOOKS + number * ringfile.BOOK] = 0
+            self._books.append(number)
 
     def add_kind(self, text: bytes) -> tuple[int, int]:
         """Write down what many calls have in common; (offset, length), or (0, 0) if the ring has no more room for it."""
@@ -156,6 +170,10 @@ class Ring:
             self._kinds_end = offset + len(text)
             self._memory[offset : offset + len(text)] = text
         return offset, len(text)
+
+    def admits(self) -> bool:
+        """Whether one more call may wait to be written: however many wait, the last ones and those in flight get their slots."""
+        return len(self._free) > self.keep + MOST_RUNNING
 
     def open(self, count: int, tensor_bytes: int) -> Entry | None:
         """Room for a call with `count` numbers and `tensor_bytes` of tensors (aligned each); None if there is none.
@@ -171,7 +189,7 @@ class Ring:
             if offset is None:
                 self.missed += 1
                 return None
-            if not self._free:
+            while not self._free and self._recent:
                 self._forget_oldest()
             if not self._free:
                 self.arena.give_back(offset)
@@ -193,10 +211,10 @@ class Ring:
         """Write down all but the tensors; if these are in place (`whole`), at last that the call is in flight."""
         memory, at = self._memory, ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE
         packer = _NUMBERS.get(entry.count) or struct.Struct(f"<{entry.count}q")
-        packer.pack_into(memory, entry.offset, *numbers)
-        SLOT.pack_into(
-            memory, at, WRITING, book, ledger, 0, entry.sequence, entry.offset, entry.size, *kind, entry.count
-        )
+        packed = packer.pack(*numbers)
+        memory[entry.offset : entry.offset + len(packed)] = packed
+        fixed = (entry.sequence, entry.offset, entry.size, *kind, entry.count)
+        SLOT.pack_into(memory, at, WRITING, book, ledger, 0, *fixed, slot_check(ledger, *fixed, packed))
         if whole:
             entry.whole = True
             memory[at] = IN_FLIGHT
@@ -237,8 +255,8 @@ class Ring:
         self._memory[ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE + 1] = book
 
     def set_end(self, entry: Entry, what: Mapping[str, Any]) -> None:
-        """What came of the call, as JSON; cut down to its first fields if there is too much."""
-        text = json.dumps(what, separators=(",", ":")).encode()
+        """What came of the call, as JSON; nothing if that is too much."""
+        text = sealed(what)
         if len(text) > END:
             return
         at = ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE
@@ -336,7 +354,10 @@ def _mapped(path: Path, size: int) -> mmap.mmap:
 
 
 def forget_old(folder: Path, most: int = 64) -> None:
-    """Remove the oldest rings of dead processes beyond `most`: a job that is killed every night must not fill the memory."""
+    """Remove the oldest rings of dead processes beyond `most`: a job that is killed every night must not fill the memory. And
+    what is left of processes that were killed while they made theirs.
+    """
+    ringfile.remove_unfinished(folder)
     dead = []
     for path in ringfile.ring_paths(folder):
         with contextlib.suppress(OSError):
@@ -345,6 +366,17 @@ def forget_old(folder: Path, most: int = 64) -> None:
     for path in dead[: max(0, len(dead) - most)]:
         with contextlib.suppress(OSError):
             os.unlink(path)
+
+
+def _back(descriptor: int, folder: Path, first: int, length: int) -> None:
+    """Take memory (or disk) for a stretch of a ring. OSError if there is none, or only what others of the job may need: data
+    loaders and NCCL use shared memory as well, and a container has 64 MB of it.
+    """
+    space = os.fstatvfs(descriptor)
+    left = space.f_bavail * space.f_frsize - length
+    if in_shared_memory(folder) and space.f_blocks and left < space.f_blocks * space.f_frsize // 4:
+        raise OSError(errno.ENOSPC, "a quarter of the shared memory is left to others")
+    os.posix_fallocate(descriptor, first, length)
 
 
 def _touch(memory: mmap.mmap, first: int, length: int) -> None:

@@ -49,7 +49,7 @@ from actordbg.store import Store
 QUEUE_BYTES = 256 * 2**20
 """Most bytes of copied tensors and arguments that wait to be written."""
 ITEM_BYTES = 16 * 2**10
-"""Least that a waiting call counts as, whatever it holds: so at most 16,384 of them wait."""
+"""Least that a waiting call counts as, whatever it holds. (The ring's slots are the other bound: under a thousand wait.)"""
 EXIT_SECONDS = 5.0
 """Longest time that the end of the process waits for the queue."""
 LOOK_SECONDS = 0.05
@@ -186,6 +186,7 @@ class Writer:
                         self.let_go(item)
                     except Exception:  # noqa: BLE001  # its memory is lost; its books are closed
                         pass
+                del item
             try:
                 self._tick()
             except Exception as error:  # noqa: BLE001  # see above
@@ -203,11 +204,10 @@ class Writer:
                 self._publish(heartbeat=True)
                 break
             except Exception as error:  # noqa: BLE001  # see above
-                fault = error
-            try:
-                self._counters_fault(fault)
-            except Exception:  # noqa: BLE001  # it cannot be told
-                pass
+                try:
+                    self._counters_fault(error)
+                except Exception:  # noqa: BLE001  # it cannot be told
+                    pass
 
     def _rest(self) -> None:
         if self._deadline is None and not self._queue:
@@ -219,9 +219,8 @@ class Writer:
         try:
             self._settle(item)
         except Exception as error:  # noqa: BLE001  # as `attempt`, which is a call and may fail itself
-            fault = error
             try:
-                self._lost(item, fault)
+                self._lost(item, error)
             except Exception:  # noqa: BLE001  # it is closed below
                 pass
         item.close_somehow()
@@ -246,9 +245,8 @@ class Writer:
                 try:
                     self._keep_too(one, item)
                 except Exception as error:  # noqa: BLE001  # as in `_handle`: each of them goes its own way
-                    fault = error
                     try:
-                        self._lost(one, fault)
+                        self._lost(one, error)
                     except Exception:  # noqa: BLE001  # it is closed below
                         pass
                 one.close_somehow()
@@ -394,11 +392,21 @@ class Writer:
                 continue
             try:
                 ledger.publish(self._store, self._was_on, process)
+                self._close_book(ledger)
             except Exception as error:  # noqa: BLE001  # raised below: the other ledgers come first
                 fault = error
         if fault is not None:
-            raise fault
+            try:
+                raise fault
+            finally:
+                del fault  # or it and this frame would keep each other
         self._notices.over("counters")
+
+    def _close_book(self, ledger: Ledger) -> None:
+        """A job that is given a new run each night shall not run out of books in its ring."""
+        ring, number = self.ring, ledger.leave_mirror()
+        if ring is not None and number >= 0:
+            ring.close_book(number)
 
     def _trouble(self, error: Exception) -> None:
         self._notices.warn("writer", f"the writer had a fault: {describe(error)}; it goes on")

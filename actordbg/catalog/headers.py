@@ -99,7 +99,10 @@ def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, 
     header, size = _header(path)
     row = row_of(dumpfile.record_line(header, "header"), size)
     if row[0] != dump_id or row[1] != run or row[2] != rank:
-        raise StoreProblem(f"its record belongs at dumps/{row[1]}/rank{row[2]:04d}/{row[0]}{dumpfile.SUFFIX}")
+        raise StoreProblem(
+            f"its record belongs at dumps/{row[1]}/rank{row[2]:04d}/{row[0]}{dumpfile.SUFFIX}",
+            hint="move it there, or import its original again",
+        )
     return row
 
 

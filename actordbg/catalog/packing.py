@@ -22,10 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from actordbg import contents, dumpfile, places
+from actordbg.catalog import twins
 from actordbg.catalog.damage import Damaged
 from actordbg.catalog.query import dump_files, open_fresh
 from actordbg.catalog.verify import check_place
-from actordbg.dumpfile import SUFFIX
 from actordbg.errors import ActordbgError, StoreProblem
 from actordbg.packs.build import DEFAULT_LEVEL, PackFigures
 from actordbg.packs.publish import PackWriter, exclusive
@@ -79,7 +79,10 @@ def pack_dumps(
         catalog = open_fresh(store, where)
         chosen = [path for path, _ in dump_files(catalog, where, run=run)]
         loose = [path for path in chosen if places.split_place(path) is None]
-        summary.finished = _finish(store, [path for path in chosen if places.split_place(path)], summary.kept)
+        summary.finished = twins.remove_twins(
+            store, [path for path in chosen if places.split_place(path)], summary.kept
+        )
+        twins.remove_redundant(store, catalog)
         done = 0
         for of_run, paths in _by_run(loose).items():
             job = _Packing(store, of_run, level, summary)
@@ -194,44 +197,13 @@ class _Packing:
         self.summary.packs.append(self.store.relative(published.path))
         self.summary.figures += published.figures
         self.summary.loose_bytes += sum(size for _, size in self._going)
-        _remove([path for path, _ in self._going])
+        twins.remove_files([path for path, _ in self._going])
         self._going = []
 
     def close(self) -> None:
         """Give up what is not published."""
         if self._writer is not None:
             self._writer.discard()
-
-
-def _finish(store: Store, packed: Sequence[str], kept: list[Damaged]) -> int:
-    """Remove the files of packed dumps that an interrupted run left, after reading both: only if they are the same."""
-    removed = []
-    twins = _files_of(store, {Path(place).parent.name for place in packed}) if packed else {}
-    for place in packed:
-        for path in twins.get((Path(place).parent.name, places.dump_id_of(place)), []):
-            try:
-                record, _ = places.read_payload(store.root / place)
-                twin, _ = dumpfile.read_payload(path)
-                if twin.payload_sha256 != record.payload_sha256:
-                    raise StoreProblem(f"is another dump than {place}, which has its id")
-            except ActordbgError as error:
-                relative = store.relative(path)
-                kept.append(Damaged(relative, error.code, error.message.removeprefix(f"{path}: ")))
-            else:
-                removed.append(path)
-    _remove(removed)
-    return len(removed)
-
-
-def _files_of(store: Store, runs: Iterable[str]) -> dict[tuple[str, str], list[Path]]:
-    """Files by (run, dump id), of the runs named."""
-    found: dict[tuple[str, str], list[Path]] = defaultdict(list)
-    for run in runs:
-        for folder in store.dump_folders(run):
-            for name in os.listdir(folder):
-                if name.endswith(SUFFIX) and name[0] != ".":
-                    found[run, name.removesuffix(SUFFIX)].append(folder / name)
-    return found
 
 
 def _restore(store: Store, pack: str, dump_id: str, level: int, summary: UnpackSummary) -> bool:
@@ -245,7 +217,7 @@ def _restore(store: Store, pack: str, dump_id: str, level: int, summary: UnpackS
         if not path.exists():
             atomic_write(path, dumpfile.pack_line(line, payload, level))
         written, _ = dumpfile.read_payload(path)
-        if written.payload_sha256 != record.payload_sha256:
+        if written != record:
             raise StoreProblem(f"{store.relative(path)} exists and is another dump")
     except ActordbgError as error:
         summary.kept.append(Damaged(place, error.code, error.message.removeprefix(f"{store.root}/{place}: ")))
@@ -285,16 +257,3 @@ def _grouped(packed: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
     for pack, dump_id in packed:
         found[pack].append(dump_id)
     return found
-
-
-def _remove(paths: Sequence[Path]) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
-    for folder in {path.parent for path in paths}:
-        sync_folder(folder)
-
-
-def loose_twins(store: Store, packed: Sequence[str]) -> list[Path]:
-    """Files that an interrupted `pack` or `unpack` left of dumps that lie in a pack too."""
-    twins = _files_of(store, {Path(place).parent.name for place in packed})
-    return [path for place in packed for path in twins.get((Path(place).parent.name, places.dump_id_of(place)), [])]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 
-from actordbg.catalog import headers, packing
+from actordbg.catalog import headers, packing, twins
 from actordbg.catalog.query import Catalog, damaged_files, dump_bytes, dump_files
 from actordbg.dumpfile import SUFFIX
 from actordbg.errors import CorruptDump, Refused, StoreProblem
@@ -127,7 +127,7 @@ def _remove_packed(store: Store, items: list[Doomed]) -> tuple[list[Doomed], lis
     for pack, doomed in by_pack.items():
         try:
             _inside(store, pack)
-            for path in packing.loose_twins(store, [item.path for item in doomed]):
+            for path in twins.loose_twins(store, [item.path for item in doomed]):
                 path.unlink(missing_ok=True)
             packing.drop_from_pack(store, pack, [dump_id_of(item.path) for item in doomed])
         except OSError as error:

@@ -59,4 +59,4 @@ def check_place(store: Store, record: DumpRecord, path: str) -> None:
     packed = places.split_place(path) is not None
     belongs = f"packs/{record.run}" if packed else store.relative(store.dump_path(record))
     if belongs != (os.path.dirname(path) if packed else path):
-        raise StoreProblem(f"its record belongs at {belongs}")
+        raise StoreProblem(f"its record belongs at {belongs}", hint="move it there, or import its original again")

@@ -172,7 +172,7 @@ def process_rows(store: Store, now: datetime) -> tuple[list[ProcessRow], int]:
     from actordbg.capture.ledger import read_counters
 
     rows, unreadable = [], 0
-    for path in sorted(store.counters.glob("*/*.json")):
+    for path in sorted(store.counters.glob("*/[!.]*.json")):
         if path.name.startswith("."):
             continue
         try:
@@ -231,8 +231,9 @@ def _row(data: dict[str, Any], now: datetime) -> ProcessRow:
 
 def _say_status(answer: Status) -> None:
     if answer.control is None and not answer.jobs:
-        say(f"Recording is off: it was never on in {answer.store}")
-        note("next: `actordbg dump enable`")
+        never = "" if answer.processes else ": it was never on"
+        say(f"Recording is off{never} in {answer.store}")
+        note("next: `actordbg dump enable`, or `actordbg run -- COMMAND`")
     if answer.control is not None:
         state = "on" if answer.enabled else "off"
         say(f"Recording is {state}: run {answer.control['run']}, since {answer.control['since']}")

@@ -127,7 +127,7 @@ def recovered_from_rings(store: Store, run: str) -> RecoverAnswer | None:
     for path in find_rings(store):
         with contextlib.suppress(StoreProblem):
             ring = read_ring(path)
-            if not ring.alive and any(books.identity.get("run") == run for books in ring.books):
+            if not ring.alive and any(books.identity.get("run") == run for books in ring.books.values()):
                 paths.append(path)
     if not paths:
         return None

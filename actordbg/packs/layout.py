@@ -251,7 +251,9 @@ def _dump_ids(data: bytes, count: int, name: str) -> list[str]:
 
 
 def _place_blocks(stored: array[int], contents: array[int], end: int, name: str) -> list[Block]:
-    if sum(stored) != end - HEAD_BYTES or (stored and (min(stored) < _LEAST_FRAME or max(contents) > MAX_BLOCK)):
+    if sum(stored) != end - HEAD_BYTES or (
+        stored and (min(stored) < _LEAST_FRAME or not 0 < min(contents) <= max(contents) <= MAX_BLOCK)
+    ):
         raise CorruptDump(f"{name}: its blocks do not fill the file, or are over the limit", hint=HINT)
     offsets = itertools.accumulate(stored[:-1], initial=HEAD_BYTES)
     return [Block(*item) for item in zip(offsets, stored, contents, strict=True)] if stored else []
