@@ -61,7 +61,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     if os.geteuid() != 0:
         pytest.skip("only root can mount a file system of 300 kB")
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(folder)], capture_output=True, text=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(folder)], capture_output=True, text=True
+    )
     if mounted.returncode != 0:
         pytest.skip(f"a file system of 300 kB cannot be mounted here: {mounted.stderr.strip()}")
     yield folder
@@ -234,7 +236,9 @@ def test_a_disk_that_sleeps_for_ten_seconds_holds_up_nobody(tmp_path: Path):
 
     for one in told:
         assert one["slowest"] < one["usual"] + 1
-    assert told[0]["off_after"] < 2 and told[0]["on_after"] < 2  # twice a second, and a machine that does other things as well
+    assert (
+        told[0]["off_after"] < 2 and told[0]["on_after"] < 2
+    )  # twice a second, and a machine that does other things as well
     (data,) = [read_counters(path) for path in live.counters.rglob("*.json")]
     assert data["calls"] == told[0]["calls"] == data["captured"] == len(list(live.iter_dumps()))
     assert (data["pending"], data["dropped"], data["state"]) == (0, {}, "ended")

@@ -43,6 +43,7 @@ _MAX_BITS = 4096
 _VALUE = 64
 """What any value costs, its text aside: no less than its memory here, nor than a number's text in the record."""
 
+_Tensor, _strided = torch.Tensor, torch.strided
 _UNSTORABLE = object()
 _TOO_LARGE = object()
 _PLAIN_DTYPES: set[torch.dtype] = set()
@@ -88,34 +89,29 @@ class Binder:
         self._defaults = Bound()
         for parameter in parameters:
             if parameter.default is not inspect.Parameter.empty:
-                _sort_into(self._defaults, parameter.name, parameter.default)
+                _sort_rest_into(self._defaults, parameter.name, parameter.default)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
         """Sort the arguments of one call (`args` without `self`)."""
         known = self._defaults
         bound = Bound({}, known.arguments.copy(), known.groups.copy(), {}, self._first, known.room)
-        for name, value in zip(self.names, args, strict=False):
-            _sort_into(bound, name, value)
-        for name, value in kwargs.items():
-            _sort_into(bound, name, value)
+        tensors, arguments = bound.tensors, bound.arguments
+        for name, value in (*zip(self.names, args, strict=False), *kwargs.items()):
+            kind = type(value)  # the two most frequent kinds are sorted here, without one more call
+            if kind is _Tensor and value.dtype in _PLAIN_DTYPES and value.layout is _strided and not value.is_meta:
+                tensors[name] = value
+                arguments.pop(name, None)
+            elif kind is bool:
+                arguments[name] = value
+            else:
+                _sort_rest_into(bound, name, value)
         if len(args) > len(self.names):
             bound.extra[self._rest or "args"] = f"{len(args) - len(self.names)} positional arguments without a name"
         return bound
 
 
-def _sort_into(bound: Bound, name: str, value: Any) -> None:
-    kind = type(value)
-    if kind is torch.Tensor and value.dtype in _PLAIN_DTYPES and value.layout is torch.strided and not value.is_meta:
-        bound.tensors[name] = value
-        bound.arguments.pop(name, None)
-    elif kind is bool:
-        bound.arguments[name] = value
-    else:
-        _sort_rest_into(bound, name, value)
-
-
 def _sort_rest_into(bound: Bound, name: str, value: Any) -> None:
-    """What is not one of the two most frequent kinds."""
+    """Any argument into its place; see the table above."""
     if isinstance(value, torch.Tensor):
         bound.arguments.pop(name, None)
         reason = _unstorable_tensor(value)

@@ -91,19 +91,20 @@ class Ring:
             ringfile.hold(descriptor)
             size = ringfile.DATA + -(-(kept + queued) // CHUNK) * CHUNK
             os.ftruncate(descriptor, size)
-            backed = ringfile.DATA + (CHUNK if in_shared_memory(folder) else min(kept, size - ringfile.DATA))
+            shared = in_shared_memory(folder)
+            backed = ringfile.DATA + (CHUNK if shared else min(kept, size - ringfile.DATA))
             backed = min(size, -(-backed // CHUNK) * CHUNK)
-            _back(descriptor, folder, 0, backed)
+            _back(descriptor, shared, 0, backed)
             memory = _mapped(unfinished, size)
             _touch(memory, 0, backed)
             memory[: ringfile.HEADER] = ringfile.header_bytes(facts).ljust(ringfile.HEADER, b"\0")
 
             def grow(end: int) -> None:
-                if not in_shared_memory(folder):
+                if not shared:
                     raise OSError("a ring on a disk does not grow: that could wait for the disk")
                 if made._descriptor is None:  # the number may be another file's by now
                     raise OSError("the ring is closed")
-                _back(made._descriptor, folder, arena.limit, end - arena.limit)
+                _back(made._descriptor, shared, arena.limit, end - arena.limit)
                 _touch(memory, arena.limit, end - arena.limit)
 
             arena = Arena(memory, ringfile.DATA, backed, grow)
@@ -368,13 +369,13 @@ def forget_old(folder: Path, most: int = 64) -> None:
             os.unlink(path)
 
 
-def _back(descriptor: int, folder: Path, first: int, length: int) -> None:
-    """Take memory (or disk) for a stretch of a ring. OSError if there is none, or only what others of the job may need: data
-    loaders and NCCL use shared memory as well, and a container has 64 MB of it.
+def _back(descriptor: int, shared: bool, first: int, length: int) -> None:
+    """Take memory (`shared`) or disk for a stretch of a ring. OSError if there is none, or only what others of the job may need:
+    data loaders and NCCL use shared memory as well, and a container has 64 MB of it.
     """
     space = os.fstatvfs(descriptor)
     left = space.f_bavail * space.f_frsize - length
-    if in_shared_memory(folder) and space.f_blocks and left < space.f_blocks * space.f_frsize // 4:
+    if shared and space.f_blocks and left < space.f_blocks * space.f_frsize // 4:
         raise OSError(errno.ENOSPC, "a quarter of the shared memory is left to others")
     os.posix_fallocate(descriptor, first, length)
 
