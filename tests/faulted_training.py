@@ -42,7 +42,7 @@ faults.instrument("actordbg")
 import torch  # noqa: E402
 
 from actordbg import payload, ringfile  # noqa: E402
-from actordbg.capture import guard, hook, recorder, rotation, verdicts, watch, writer  # noqa: E402
+from actordbg.capture import binding, guard, hook, recorder, rotation, verdicts, watch, writer  # noqa: E402
 from actordbg.capture.control import Control  # noqa: E402
 from actordbg.capture.ledger import Ledger  # noqa: E402
 from actordbg.store import Store  # noqa: E402
@@ -204,6 +204,7 @@ class Run:
 
     def prepare(self) -> None:
         self.store.mkdir()
+        binding._PLAIN_DTYPES.clear()
         (self.store / "FORMAT").write_text('{"format": 1}\n')
         os.environ["ACTORDBG_RING_DIR"] = str(self.folder / "rings")
         self._generation = 0

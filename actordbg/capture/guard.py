@@ -1,7 +1,11 @@
-"""A debugger never harms the run: the one broad `except` of the package, and how it speaks.
+"""A debugger never harms the run: the broad `except` of the package, and how it speaks.
 
 Whatever goes wrong inside the recorder (a bug of ours, memory, disk, a library) ends here and not in the training loop.
 `attempt` runs a function and hands what it raised to `on_fault`. KeyboardInterrupt and SystemExit are the user's and pass.
+
+Even calling a function may fail (MemoryError), `attempt` included. So where books, locks or threads depend on it, the same is
+written out in place: in the wrapped `forward`, `Recorder.enter` and its `_failed`, `Recorder.close`, and the loops of the two threads.
+What such a place does last consists of assignments only. `tests/test_capture_faults.py` lets every call fail in turn.
 
 `Notices` keeps the log readable: one warning when a kind of trouble begins, not one for each call, and none again until
 that kind of trouble was over and a minute has passed.

@@ -141,7 +141,7 @@ def wrap(original: Callable[..., Any], slot: Slot) -> Callable[..., Any]:
         finally:
             try:
                 slot.recorder.leave(item, output, error)
-            except Exception as fault:  # noqa: BLE001  # nor does `leave`
+            except Exception as fault:  # noqa: BLE001  # whatever it is, it stays here
                 try:
                     slot.recorder.give_up(item, fault)
                 except Exception:  # noqa: BLE001  # the books are all that is left to do

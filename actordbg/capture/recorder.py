@@ -157,35 +157,28 @@ class Recorder:
             return None
 
     def leave(self, item: Item, output: Any, error: BaseException | None) -> None:
-        """The call of an item returned, or raised. Raises nothing that is an Exception."""
+        """The call of an item returned, or raised. If this raises, which takes a failure to call something, `give_up` is next."""
         if item.pid != self.pid:
             return  # forked inside forward: the parent hands it over
-        fault: BaseException | None = None
         try:
             if error is not None:
                 item.error = error_facts(error, item.device)
                 item.ring.set_end(item.entry, item.error)
             if item.deferred:
                 self._note_end(item, output, error)
-        except BaseException as raised:  # noqa: BLE001  # kept: the item goes its way without what is missing of its end
-            fault = raised
-        try:
-            item.ring.leave(item.entry, error is not None)
-        except BaseException as raised:  # noqa: BLE001  # kept for the end
-            fault = raised
-        try:
-            if item.deferred and not item.queued:
-                self.writer.put(item)
-            if fault is not None:
+        except Exception as fault:  # noqa: BLE001  # the item goes its way without what is missing of its end
+            self.fault(fault)
+        finally:
+            try:
+                item.ring.leave(item.entry, error is not None)
+            except Exception as fault:  # noqa: BLE001  # what it is in the ring does not matter to the writer
                 self.fault(fault)
-        except BaseException as raised:  # noqa: BLE001  # kept for the end
-            fault = raised
-            self.give_up(item, raised)
-        if fault is not None and not isinstance(fault, Exception):
-            raise fault
+            finally:
+                if item.deferred and not item.queued:
+                    self.writer.put(item)
 
     def give_up(self, item: Item, error: BaseException) -> None:
-        """The end of a call could not be told."""
+        """The end of a call could not be told. Raises nothing that is an Exception."""
         self._failed(item.ledger, item.reason, item, error)
 
     def fault(self, error: BaseException) -> None:
@@ -218,11 +211,10 @@ class Recorder:
                     step()
                     break
                 except Exception as error:  # noqa: BLE001  # the next steps are wanted all the same, and the process ends anyway
-                    fault = error
-                try:
-                    self.fault(fault)
-                except Exception:  # noqa: BLE001  # cannot be told
-                    pass
+                    try:
+                        self.fault(error)
+                    except Exception:  # noqa: BLE001  # cannot be told
+                        pass
         return bool(written and written[0])
 
     def _copy(

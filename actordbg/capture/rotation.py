@@ -51,8 +51,8 @@ class Rotation:
                 return
         for item in self.removed:
             if item[0] == path:
-                self.removed.remove(item)
                 self.ledger.rotate(-item[1], -1)
+                self.removed.remove(item)
                 return
 
     def apply(self, keep_bytes: int) -> None:
@@ -62,9 +62,9 @@ class Rotation:
             path, nbytes = self.files[0]
             with contextlib.suppress(FileNotFoundError):  # packed or pruned meanwhile
                 os.unlink(path)
-            self.ledger.rotate(nbytes)
             self.removed.append((path, nbytes))
-            del self.files[0]  # now, and not before: what could not be removed is tried again
+            self.ledger.rotate(nbytes)
+            del self.files[0]  # last: what failed half way is tried again
             self.bytes -= nbytes
 
     def _count_actors(self) -> int:

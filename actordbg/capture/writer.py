@@ -186,6 +186,7 @@ class Writer:
                         self.let_go(item)
                     except Exception:  # noqa: BLE001  # its memory is lost; its books are closed
                         pass
+                del item
             try:
                 self._tick()
             except Exception as error:  # noqa: BLE001  # see above
@@ -203,11 +204,10 @@ class Writer:
                 self._publish(heartbeat=True)
                 break
             except Exception as error:  # noqa: BLE001  # see above
-                fault = error
-            try:
-                self._counters_fault(fault)
-            except Exception:  # noqa: BLE001  # it cannot be told
-                pass
+                try:
+                    self._counters_fault(error)
+                except Exception:  # noqa: BLE001  # it cannot be told
+                    pass
 
     def _rest(self) -> None:
         if self._deadline is None and not self._queue:
@@ -219,9 +219,8 @@ class Writer:
         try:
             self._settle(item)
         except Exception as error:  # noqa: BLE001  # as `attempt`, which is a call and may fail itself
-            fault = error
             try:
-                self._lost(item, fault)
+                self._lost(item, error)
             except Exception:  # noqa: BLE001  # it is closed below
                 pass
         item.close_somehow()
@@ -246,9 +245,8 @@ class Writer:
                 try:
                     self._keep_too(one, item)
                 except Exception as error:  # noqa: BLE001  # as in `_handle`: each of them goes its own way
-                    fault = error
                     try:
-                        self._lost(one, fault)
+                        self._lost(one, error)
                     except Exception:  # noqa: BLE001  # it is closed below
                         pass
                 one.close_somehow()
@@ -398,7 +396,10 @@ class Writer:
             except Exception as error:  # noqa: BLE001  # raised below: the other ledgers come first
                 fault = error
         if fault is not None:
-            raise fault
+            try:
+                raise fault
+            finally:
+                del fault  # or it and this frame would keep each other
         self._notices.over("counters")
 
     def _close_book(self, ledger: Ledger) -> None:
