@@ -36,6 +36,7 @@ from actordbg.ringfile import DONE, END, FREE, IN_FLIGHT, OPEN, RAISED, SLOT, WR
 from actordbg.store import make_folder
 
 _MADV_POPULATE_WRITE, _MAP_NORESERVE = 23, 0x4000
+_SLOTS_AT, _SLOT_SIZE = ringfile.SLOTS_AT, ringfile.SLOT_SIZE
 _NUMBERS = {count: struct.Struct(f"<{count}q") for count in range(64)}
 MOST_RUNNING = 64
 """Slots that are left to calls in flight when many calls wait to be written."""
@@ -210,7 +211,7 @@ class Ring:
         self, entry: Entry, ledger: int, book: int, kind: tuple[int, int], numbers: tuple[int, ...], *, whole: bool
     ) -> None:
         """Write down all but the tensors; if these are in place (`whole`), at last that the call is in flight."""
-        memory, at = self._memory, ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE
+        memory, at = self._memory, _SLOTS_AT + entry.slot * _SLOT_SIZE
         packer = _NUMBERS.get(entry.count) or struct.Struct(f"<{entry.count}q")
         packed = packer.pack(*numbers)
         memory[entry.offset : entry.offset + len(packed)] = packed
@@ -224,14 +225,14 @@ class Ring:
         """The tensors that came from a device are in place now."""
         with self._lock:
             entry.whole = True
-            self._memory[ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE] = entry.state
+            self._memory[_SLOTS_AT + entry.slot * _SLOT_SIZE] = entry.state
 
     def leave(self, entry: Entry, raised: bool) -> None:
         """The call returned or raised: it is one of the last ones now."""
         with self._lock:
             entry.state = RAISED if raised else DONE
             if entry.whole:
-                self._memory[ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE] = entry.state
+                self._memory[_SLOTS_AT + entry.slot * _SLOT_SIZE] = entry.state
             if entry.sequence in self._running:  # a second time, if the first one failed half way, does no harm
                 self._recent.append(entry)
                 self._recent_bytes += entry.size
@@ -253,14 +254,14 @@ class Ring:
 
     def set_book(self, entry: Entry, book: int) -> None:
         """How the call stands in the books now."""
-        self._memory[ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE + 1] = book
+        self._memory[_SLOTS_AT + entry.slot * _SLOT_SIZE + 1] = book
 
     def set_end(self, entry: Entry, what: Mapping[str, Any]) -> None:
         """What came of the call, as JSON; nothing if that is too much."""
         text = sealed(what)
         if len(text) > END:
             return
-        at = ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE
+        at = _SLOTS_AT + entry.slot * _SLOT_SIZE
         first = entry.offset + 8 * entry.count
         self._memory[first : first + len(text)] = text
         struct.pack_into("<I", self._memory, at + 4, len(text))
@@ -296,7 +297,7 @@ class Ring:
 
     def _book_bytes(self) -> list[int]:
         with self._lock:
-            return [ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE + 1 for entry in self._recent]
+            return [_SLOTS_AT + entry.slot * _SLOT_SIZE + 1 for entry in self._recent]
 
     def remove(self) -> None:
         """Remove the file; the memory lives on until nobody uses it."""
@@ -327,7 +328,7 @@ class Ring:
 
     def _release(self, entry: Entry) -> None:
         if entry.holds == 1:
-            self._memory[ringfile.SLOTS_AT + entry.slot * ringfile.SLOT_SIZE] = FREE
+            self._memory[_SLOTS_AT + entry.slot * _SLOT_SIZE] = FREE
             self.arena.give_back(entry.offset)  # before anything changes: it can be tried again if this fails
             self._free += (entry.slot,)
         entry.holds -= 1

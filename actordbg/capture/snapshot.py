@@ -34,6 +34,8 @@ POOL_BYTES = 512 * 2**20
 KEEP_BYTES = 32 * 2**20
 """Most bytes of unused buffers that are kept for the next calls."""
 _SMALLEST_BUFFER = 2**14
+_LOW = 2**40
+"""An address below this may be the offset into a storage that was freed; it is looked at more closely."""
 _CANARY = 0xEE
 """No byte of a mask, nor the first one of a token id."""
 
@@ -305,7 +307,8 @@ class Copier:
                 size = tensor.nbytes
                 if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
                     if size:
-                        _memmove(base + offset, _address(tensor), size)
+                        address = tensor.data_ptr()
+                        _memmove(base + offset, address if address > _LOW else _address(tensor), size)
                 else:
                     taken.strides[name] = tensor.stride()
                     _copy_to(memory[offset : offset + size], tensor)
