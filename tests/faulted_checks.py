@@ -84,7 +84,8 @@ def _complaints(one: Run, wanted: list[Any], planned: tuple[Fault, ...]) -> list
         found += _books(one, one.recorder, planned)
         if all(not fault.lasting and fault.passed > fault.raised for fault in planned):
             found += _leaks(one.recorder)
-            found += _published(one, one.recorder)
+            if all(len(fault.errors) == 1 for fault in planned):
+                found += _published(one, one.recorder)  # the last ones are tried twice, not seven times
     return found
 
 

@@ -34,7 +34,7 @@ from actordbg.capture.ledger import Ledger  # noqa: E402
 
 def hasten() -> None:
     """The recorder's clock runs a few hundred times faster, so that a run takes milliseconds and passes every periodic task."""
-    watch.POLL_SECONDS, watch.FIRST_SECONDS = 0.001, 0.05
+    watch.POLL_SECONDS, watch.FIRST_SECONDS = 0.001, 0.5
     writer.LOOK_SECONDS, writer.IDLE_SECONDS, writer.PUBLISH_SECONDS = 0.001, 0.001, 0.002
     writer.HEARTBEAT_SECONDS, writer._FLOOR_SECONDS, rotation.COUNT_SECONDS = 0.004, 0, -1
     verdicts.MEDIAN_FROM = 2
