@@ -1,6 +1,6 @@
 """Faults in the hook and the writer: the training never notices, and the books are exact.
 
-- Every call that the recorder makes fails in turn, once and from then on, with each kind of error (`faulted_training`, in a process
+- Every call that the recorder makes fails in turn, once and from then on, with each kind of error (`faulted_runs`, in a process
   of its own, because there the package is loaded with fault points). `FAULTS=all` runs them one error at a time, in every configuration:
   about an hour.
 - A store on a file system of 300 kB: full, free again, full again.
@@ -38,7 +38,7 @@ TESTS = Path(__file__).parent
 def test_every_call_of_the_recorder_may_fail_once_or_for_ever(tmp_path: Path):
     mode = "all" if os.environ.get("FAULTS") == "all" else "quick"
     environment = {**os.environ, "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(TESTS / "faulted_training.py"), mode]
+    command = [sys.executable, str(TESTS / "faulted_runs.py"), mode]
     with open(tmp_path / "errors", "w+") as errors:
         done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
         errors.seek(0)
@@ -130,7 +130,7 @@ def test_a_full_disk_costs_dumps_and_nothing_else(small_disk: Path, caplog: pyte
     assert balanced(ledger) and ledger.calls == 90 and recording.recorder.stray == 0
     data = read_counters(ledger.path(store))
     assert (data["calls"], data["captured"], data["pending"], data["state"]) == (90, ledger.captured, 0, "ended")
-    assert not [path for path in small_disk.rglob(".tmp-*")]
+    assert not list(small_disk.rglob(".tmp-*"))
 
 
 # --- a disk that sleeps ---------------------------------------------------------------------------------------------------

@@ -3,8 +3,8 @@
 Whatever goes wrong inside the recorder (a bug of ours, memory, disk, a library) ends here and not in the training loop.
 `attempt` runs a function and hands what it raised to `on_fault`. KeyboardInterrupt and SystemExit are the user's and pass.
 
-Even calling a function may fail (MemoryError), `attempt` included. So where books, locks or threads depend on it, the same is
-written out in place: in the wrapped `forward`, `Recorder.enter` and its `_failed`, `Recorder.close`, and the loops of the two threads.
+Even calling a function may fail (MemoryError), `attempt` included. So where books, memory or threads depend on it, the same is
+written out in place: in the wrapped `forward`, in `Recorder.enter`, `leave` and `close`, and in the loops of the two threads.
 What such a place does last consists of assignments only. `tests/test_capture_faults.py` lets every call fail in turn.
 
 `Notices` keeps the log readable: one warning when a kind of trouble begins, not one for each call, and none again until

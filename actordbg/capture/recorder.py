@@ -171,7 +171,8 @@ class Recorder:
         finally:
             try:
                 item.ring.leave(item.entry, error is not None)
-            except Exception as fault:  # noqa: BLE001  # what it is in the ring does not matter to the writer
+            except Exception as fault:  # noqa: BLE001  # then it is none of the last calls
+                item.ring.abandon(item.entry)
                 self.fault(fault)
             finally:
                 if item.deferred and not item.queued:
@@ -251,8 +252,9 @@ class Recorder:
         nbytes = 0
         try:
             if reason is None or control.triggers or device is not None:
-                nbytes = max(ITEM_BYTES, total + bound.argument_bytes)
-                nbytes = nbytes if ring.admits() and self.writer.reserve(nbytes) else 0
+                wanted = max(ITEM_BYTES, total + bound.argument_bytes)
+                if ring.admits() and self.writer.reserve(wanted):
+                    nbytes = wanted
             if device is not None and not nbytes:  # nobody would bring the copy over into the ring
                 ring.abandon(entry)
                 self._refuse(ledger, reason, "queue_full")
@@ -318,7 +320,7 @@ class Recorder:
             elif item is None and reason is None:
                 ledger.drop("error", scrub(describe(error)))
             elif item is not None and item.queued:
-                item.ring.leave(item.entry, False)  # the writer has it; what may be missing is that it left
+                item.ring.abandon(item.entry)  # the writer has it, and goes on; it is none of the last calls
             elif item is not None:
                 self._take_back(item, error)
         except Exception:  # noqa: BLE001  # counting the fault failed as well: what is left cannot fail
@@ -388,16 +390,19 @@ class Recorder:
         if known is not None:
             known.ledger.closed = known.ledger.changed = True
             before = known.ledgers.get(run)  # the run's counters file goes on where it stopped
-            known.ledger = (
-                self._reopen(before) if before else self._open_ledger(known.name, known.rank, known.role, run)
-            )
-            known.ledgers[run] = known.ledger
+            ledger = self._reopen(before) if before else self._open_ledger(known.name, known.rank, known.role, run)
+            if not before:
+                self.writer.watch(ledger)
+            known.ledger = known.ledgers[run] = ledger
             return known
         rank = facts.rank_of_process()
         role = attempt(facts.role_from_ray, self.fault, None)
         name = f"actor{self._met}-{self._token}"
         made = Instance(name, rank, role, self._open_ledger(name, rank, role, run))
         made.ledgers[run] = made.ledger
+        self.writer.watch(
+            made.ledger
+        )  # when nothing can fail any more: counters of a ledger without calls would hide the real ones
         self._met += 1
         self._instances[actor] = made
         return made
@@ -408,7 +413,6 @@ class Recorder:
             ledger.mirror(*self.ring.add_ledger(_identity(ledger)))
         if not self._met:
             attempt(lambda: _at_exit_of_child(self), self.fault, None)
-        self.writer.watch(ledger)
         return ledger
 
     def _reopen(self, ledger: Ledger) -> Ledger:

@@ -60,9 +60,9 @@ class Rotation:
         share = keep_bytes // self._count_actors()
         while self.bytes > share and len(self.files) > 1:
             path, nbytes = self.files[0]
+            self.removed.append((path, nbytes))
             with contextlib.suppress(FileNotFoundError):  # packed or pruned meanwhile
                 os.unlink(path)
-            self.removed.append((path, nbytes))
             self.ledger.rotate(nbytes)
             del self.files[0]  # last: what failed half way is tried again
             self.bytes -= nbytes

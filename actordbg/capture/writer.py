@@ -351,8 +351,8 @@ class Writer:
             try:
                 while item.previous:
                     one = item.previous[0]
-                    item.previous = item.previous[1:]
                     one.ring.release(one.entry)
+                    item.previous = item.previous[1:]
             finally:
                 if item.outputs is not None:
                     item.outputs.release()
