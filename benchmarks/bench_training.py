@@ -8,6 +8,7 @@ comparison is left out (all are taken where fewer than three are left: then the 
 The same done with blocks that do not differ (off against off) is the noise: smaller differences mean nothing.
 
 - *on / off*: every call is recorded. Budget: 1 % more at most.
+- *armed / off*: `--on nan,exception,slow:10x --before 4`, and nothing happens: every call is copied and judged. The same budget.
 - *off / not installed*: what a patched `actor.py` costs while nobody records. Budget: not to be told from the noise.
 - *on, slow disk / off*: as the first, while every fsync takes 10 s.
 
@@ -61,15 +62,16 @@ class Comparison:
 
 
 def run(rounds: int = 12, steps: int = 24) -> list[Row]:
-    """Four rows. A round is a block each of off, on, off and not installed; half as many rounds with the slow disk."""
+    """Five rows. A round is a block each of off, on, off and not installed; half as many with triggers and the slow disk."""
     with tempfile.TemporaryDirectory() as folder:
         blocks, dumps = train(Path(folder) / "fast", ["off", "on", "off", "bare"] * rounds + ["off"], steps)
-        slow, late = train(Path(folder) / "slow", ["off", "slow"] * (rounds // 2) + ["off"], steps)
+        slow, late = train(Path(folder) / "slow", ["off", "armed", "off", "slow"] * (rounds // 2) + ["off"], steps)
     noise = compare(blocks, "off", "off")
     idle = compare(blocks, "bare", "off").turned()
     return [
         _row("step time, off / off (the noise)", noise, None, ""),
         _row("step time, recording on / off", compare(blocks, "on", "off"), 1.01, f"{dumps} dumps; "),
+        _row("step time, armed with triggers / off", compare(slow, "armed", "off"), 1.01, "nothing kept; "),
         _row("step time, hook off / not installed", idle, 1 + 2 * math.hypot(noise.error, idle.error), ""),
         _row("step time, on with 10 s an fsync / off", compare(slow, "slow", "off"), 1.01, f"{late} dumps; "),
     ]

@@ -17,7 +17,7 @@ import runpy
 import sys
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,9 @@ class Meter:
             hook.uninstall(self._actor_cls)
         else:
             hook.install(self._actor_cls, store=self._plan.store)
-        control = Control(state in ("on", "slow"), "bench", now_timestamp(), free_floor_bytes=0)
+        control = Control(state in ("on", "slow", "armed"), "bench", now_timestamp(), free_floor_bytes=0)
+        if state == "armed":
+            control = replace(control, every=0, triggers=("nan", "exception", "slow:10x"), before=4)
         write_control(self._store, control)
         self._since = time.perf_counter()
 
