@@ -158,7 +158,9 @@ class Session:
     def one(self, plan: Plan) -> Fault:
         planned = plan.faults()
         self.runs += 1
-        (self.root / "plan").write_text(f"{self.runs}: {plan}\n")  # for whoever finds the folder of runs that did not end
+        (self.root / "plan").write_text(
+            f"{self.runs}: {plan}\n"
+        )  # for whoever finds the folder of runs that did not end
         faulthandler.dump_traceback_later(30, exit=True)
         answer = run(self.root, CONFIGURATIONS[plan.configuration], self.wanted, planned)
         faulthandler.cancel_dump_traceback_later()

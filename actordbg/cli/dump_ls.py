@@ -56,6 +56,7 @@ def _render(rows: list[DumpRow], where: str | None) -> None:
             (dump_id, row.rank, row.role, row.batch_size, row.seq_len, row.tokens, _mark(row), row.status)
             for dump_id, row in zip(ids, rows, strict=True)
         ],
+        tight=True,
     )
 
 

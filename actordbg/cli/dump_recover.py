@@ -94,7 +94,7 @@ def _render(answer: RecoverAnswer) -> None:
     if dumps:
         say()
         rows = [(d.rank, d.role, d.recovered, d.batch_size, d.seq_len, d.dump_id) for d in dumps]
-        table(("rank", "role", "was", "B", "S", "dump"), rows)
+        table(("rank", "role", "was", "B", "S", "dump"), rows, tight=True)
         for dump in dumps:
             if dump.error:
                 say(f"{dump.dump_id} raised {dump.error}")
