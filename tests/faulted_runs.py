@@ -161,7 +161,7 @@ class Session:
         (self.root / "plan").write_text(
             f"{self.runs}: {plan}\n"
         )  # for whoever finds the folder of runs that did not end
-        faulthandler.dump_traceback_later(30, exit=True)
+        faulthandler.dump_traceback_later(120, exit=True)
         answer = run(self.root, CONFIGURATIONS[plan.configuration], self.wanted, planned)
         faulthandler.cancel_dump_traceback_later()
         self.injected += sum(fault.raised for fault in planned)

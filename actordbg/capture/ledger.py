@@ -211,8 +211,8 @@ class Ledger:
     def publish(self, store: Store, on: bool, process: dict[str, Any]) -> None:
         """Write the counters file. `on` is the switch, `process` what is said of the whole process. OSError passes through."""
         with self._lock:
-            self.changed = False
             data = self._as_dict(on)
+            self.changed = False
         try:
             atomic_write(self.path(store), json.dumps(data | process, sort_keys=True).encode())
         except BaseException:

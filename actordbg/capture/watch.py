@@ -51,9 +51,12 @@ class Watch:
             if fault is not None:
                 try:
                     self._on_fault(fault)
+                except Exception:  # noqa: BLE001  # it cannot be told
+                    pass
+                try:
                     time.sleep(POLL_SECONDS)  # it may be the pause that failed
                 except Exception:  # noqa: BLE001  # there is nothing left to do
-                    continue
+                    pass
 
     def _pause(self) -> None:
         self._stopped.wait(POLL_SECONDS)

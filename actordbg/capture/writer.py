@@ -194,6 +194,9 @@ class Writer:
             if fault is not None:
                 try:
                     self._trouble(fault)
+                except Exception:  # noqa: BLE001  # it cannot be told
+                    pass
+                try:
                     time.sleep(LOOK_SECONDS)  # it may be the rest that failed
                 except Exception:  # noqa: BLE001  # there is nothing left to do
                     pass
