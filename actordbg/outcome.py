@@ -40,6 +40,15 @@ class ReplayConfig:
     seed: None means the generator states that a dump recorded, and 0 where it has none.
     compile_backend: torch.compile's: "inductor"; "aot_eager" (graphs and autograd tracing, no code); "eager" (graphs only).
     timeout_s: seconds that one input may take, compile time included.
+    tp, ring: ranks of a tensor-parallel group and of a ring-attention group; both share one input. dist_backend: "gloo"
+    or "nccl".
+    align: which rank gets which input: "same", all the same; "rank", each its own rank's of the same call; "shuffle", each
+    its share in its own random order, without keeping numbers or lengths alike; None, each its share.
+    oracle: the dtype, "fp32" or "fp64", of the truth: each row alone, unpadded, eager attention, plain PyTorch; `dtype`
+    is then the
+    dtype that the weights are rounded to first.
+    vary: a way of running the same input differently (`actordbg noise`): "repeat", "repad", "rebatch", "reorder".
+    keep_tensors: log-probs, mask and entropies of each input, for `compare`. keep_gradients: each parameter's gradient too.
     """
 
     model: str = "tiny"
@@ -57,7 +66,26 @@ class ReplayConfig:
     temperature: float | None = None
     seed: int | None = None
     timeout_s: float = 600.0
-    keep_tensors: bool = False
+    keep_tensors: bool = True
+    keep_gradients: bool = False
+    tp: int = 1
+    ring: int = 1
+    dist_backend: str | None = None
+    align: str | None = None
+    oracle: str | None = None
+    vary: str | None = None
+
+    @property
+    def lane_width(self) -> int:
+        """How many ranks run one input together: a *lane*. Ranks of a lane are neighbours; its first one writes the
+        results.
+        """
+        return self.nproc if self.align == "same" else self.tp * self.ring
+
+    @property
+    def lanes(self) -> int:
+        """How many inputs run at a time."""
+        return self.nproc // self.lane_width
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -128,7 +156,8 @@ class ResultRecord:
     Log-prob figures are over the tokens that the action mask selects (all real tokens without one). `loss` and
     `grad_norm` are None without backward. `output_digest` is the SHA-256 of the log-probs' bytes in float32.
     `golden_*` compare with the log-probs (and entropies) that the training run itself recorded, where it did: a value that is
-    not finite is equal to the same value only. `rng_match` says whether the generators, restored to the states that it recorded,
+    not finite is equal to the same value only. `rng_match` says whether the generators, restored to the states that it
+    recorded,
     ended in those that it recorded.
     `graphs` and `graph_breaks` count what torch.compile did for this input; `extra` holds what has no column:
     `not_compared`, by what was recorded, says why it was not compared.

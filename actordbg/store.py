@@ -7,6 +7,7 @@
     store/dumps/<run>/rank0003/<dump_id>.safetensors.zst
     store/packs/<run>/<utc>-<sha256>.pack            many dumps in one file (`dump pack`)
     store/replays/<replay>/spec.json, rank0.jsonl, rank0.log, supervisor.jsonl, tensors/
+    store/comparisons/, noise/, matrices/            one JSON file for each (`actordbg.findings`)
     store/events/<utc>-<pid>-<rand>.json             one immutable file for each patch and unpatch
     store/backups/<sha256>/actor.py + origin.json    the original of every patched file
     store/models/                                    models that actordbg built itself (`tiny`)
@@ -44,6 +45,9 @@ class Store:
         self.root = Path(os.path.abspath(root))
         self.dumps = self.root / "dumps"
         self.replays = self.root / "replays"
+        self.comparisons = self.root / "comparisons"
+        self.noise = self.root / "noise"
+        self.matrices = self.root / "matrices"
         self.backups = self.root / "backups"
         self.reports = self.root / "reports"
         self.events = self.root / "events"

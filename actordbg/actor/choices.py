@@ -40,7 +40,11 @@ from actordbg.record import DumpRecord
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """OpenRLHF's name of a parameter dtype, and torch's."""
 ATTENTIONS = ("flash_attention_2", "sdpa", "eager")
-BACKENDS = ("plain", "deepspeed")
+BACKENDS = ("plain", "deepspeed", "fsdp2")
+DIST_BACKENDS = ("gloo", "nccl")
+ALIGNMENTS = ("same", "rank", "shuffle")
+ORACLES = ("fp32", "fp64")
+VARIATIONS = ("repeat", "repad", "rebatch", "reorder")
 COMPILE_BACKENDS = ("inductor", "aot_eager", "eager")
 """What torch.compile may hand its graphs to; each runs one stage less, which tells which stage breaks."""
 TINY = "tiny"
@@ -124,16 +128,28 @@ def validate(config: ReplayConfig) -> None:
     _one_of("--attn", config.attn, ATTENTIONS)
     _one_of("--backend", config.backend, BACKENDS)
     _one_of("--compile-backend", config.compile_backend, COMPILE_BACKENDS)
+    _one_of("--dist-backend", config.dist_backend, DIST_BACKENDS)
+    _one_of("--align", config.align, ALIGNMENTS)
+    _one_of("--oracle", config.oracle, ORACLES)
+    _one_of("--vary", config.vary, VARIATIONS)
     if config.compile_backend and not config.compile:
         raise UsageError("--compile-backend compiles nothing by itself", hint="add --compile")
     if config.zero_stage not in (0, 1, 2, 3):
         raise UsageError(f"--zero-stage {config.zero_stage} does not exist", hint="ZeRO stages are 0, 1, 2 and 3")
-    if config.backend == "plain" and config.zero_stage:
+    if config.backend != "deepspeed" and config.zero_stage:
         raise UsageError("--zero-stage needs DeepSpeed", hint="add --backend deepspeed, or leave --zero-stage out")
-    if config.backend == "plain" and config.deepcompile:
+    if config.backend != "deepspeed" and config.deepcompile:
         raise UsageError("--deepcompile needs DeepSpeed", hint="add --backend deepspeed, or use --compile")
     if config.nproc < 1:
         raise UsageError(f"--nproc {config.nproc} starts nothing", hint="--nproc 1 or more")
+    for option, size in (("--tp", config.tp), ("--ring", config.ring)):
+        if size < 1:
+            raise UsageError(f"{option} {size} makes no group", hint=f"{option} 1 or more")
+    if config.nproc % (config.tp * config.ring):
+        raise UsageError(
+            f"--nproc {config.nproc} cannot be divided into groups of {config.tp * config.ring} (--tp x --ring)",
+            hint=f"--nproc {config.tp * config.ring}, or a multiple of it",
+        )
     if config.num_layers is not None and config.num_layers < 1:
         raise UsageError(f"--num-layers {config.num_layers} leaves no model", hint="--num-layers 1 or more")
     if not config.timeout_s > 0:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from sqlalchemy import Connection
 
-HEAD = "0002"
+HEAD = "0003"
 """The revision that this program reads and writes: the newest migration."""
 
 _REBUILD = "the catalog is derived from the store's files: `actordbg index --rebuild` makes it again"

@@ -7,6 +7,8 @@ them again. So nothing is kept here alone, and no column needs to be precious.
              └── last_result  the newest result of that dump, so that `--where "status='failed'"` needs no search
     replay ──< result         one row for each dump that a replay got to
            └──< comparison    how far a result is from something else (`golden`: what the training run itself recorded)
+    matrix ──< matrix_cell    the same inputs under many configurations; each cell is a replay
+    noise_floor               how far a configuration moves by itself
     patch_event               what `patch` and `unpatch` did
     damaged_file              dump files that are not what they should be, with the reason
     scanned_folder, read_file bookkeeping: what need not be looked at again
@@ -158,6 +160,13 @@ class Replay(SQLModel, table=True):
     seed: int | None = _integer("random seed")
     timeout_s: float | None = _real("seconds that one input might take")
     keep_tensors: int | None = _flag("whether outputs were kept under tensors/")
+    keep_gradients: int | None = _flag("whether each parameter's gradient was kept there too")
+    tp: int | None = _integer("ranks of a tensor-parallel group")
+    ring: int | None = _integer("ranks of a ring-attention group")
+    dist_backend: str | None = _text("gloo or nccl; NULL for what suits the device")
+    align: str | None = _text("which rank gets which input: same, rank or shuffle; NULL for each its share")
+    oracle: str | None = _text("dtype of the truth, fp32 or fp64; NULL for a replay that is not one")
+    vary: str | None = _text("how inputs were varied to measure noise; NULL if they were not")
     config: Any = _json("the configuration as asked for")
     resolved: Any = _json("the configuration as it ran, everything the workers said about it; NULL before they did")
     versions: Any = _json("versions of the packages that ran it")
@@ -216,18 +225,97 @@ class Result(SQLModel, table=True):
 
 
 class Comparison(SQLModel, table=True):
-    """How far one result is from something else."""
+    """How far one result is from something else: by `compare`, or with every replay from what the run recorded (golden)."""
 
     __tablename__ = "comparison"
-    __table_args__ = (UniqueConstraint("replay_id", "dump_id", "against", name="uq_comparison"),)
+    __table_args__ = (
+        UniqueConstraint("replay_id", "dump_id", "against", name="uq_comparison"),
+        Index("ix_comparison_file", "comparison_id", sqlite_where=text("comparison_id IS NOT NULL")),
+    )
 
     id: int | None = _integer("number of the row", primary_key=True, autoincrement=True, nullable=False)
     replay_id: str = _text("the replay", ForeignKey("replay.replay_id", ondelete="CASCADE"), nullable=False)
     dump_id: str = _text("the dump", nullable=False)
-    against: str = _text("golden: the run's own log-probs; golden-entropy: its entropies", nullable=False)
+    against: str = _text(
+        "golden: the run's own log-probs; golden-entropy: its entropies; else the other replay's id", nullable=False
+    )
     count: int = _integer("values compared", nullable=False)
-    max_abs: float | None = _real("largest absolute difference; NULL if not finite")
-    mean_abs: float | None = _real("mean absolute difference; NULL if not finite")
+    max_abs: float | None = _real("largest absolute difference, nats; NULL if not finite")
+    mean_abs: float | None = _real("mean absolute difference, nats; NULL if not finite")
+    comparison_id: str | None = _text("its file under comparisons/; NULL if it came with the replay")
+    verdict: str | None = _text("match, within-noise, mismatch or not-compared; NULL if none was asked for")
+    p95_abs: float | None = _real("95th percentile of the absolute differences, nats")
+    p99_abs: float | None = _real("99th percentile of the absolute differences, nats")
+    max_rel: float | None = _real("largest relative difference")
+    p99_rel: float | None = _real("99th percentile of the relative differences")
+    cosine: float | None = _real("cosine of the two vectors of log-probs")
+    kl_k1: float | None = _real("KL estimate k1, nats")
+    kl_k3: float | None = _real("KL estimate k3, nats")
+    clip_share: float | None = _real("share of tokens whose ratio is outside 0.8 to 1.2")
+    max_ulp: int | None = _integer("largest distance in units of last place; NULL for unequal dtypes")
+    entropy_max_abs: float | None = _real("largest absolute difference of an entropy, nats")
+    loss_abs: float | None = _real("absolute difference of the losses")
+    grad_norm_rel: float | None = _real("relative difference of the gradient norms")
+    gradient_cosine: float | None = _real("cosine of the gradients of all parameters")
+    reasons: str | None = _text("what made it a mismatch, in words")
+
+
+class NoiseFloor(SQLModel, table=True):
+    """How far one configuration moves by itself (`actordbg noise`)."""
+
+    __tablename__ = "noise_floor"
+
+    noise_id: str = _text("its file under noise/", primary_key=True, nullable=False)
+    created_at: str = _text("UTC time", nullable=False)
+    replay_id: str = _text("the unchanged run", nullable=False)
+    label: str = _text("the configuration in words", nullable=False)
+    dtype: str | None = _text("bf16, fp16 or fp32")
+    inputs: int = _integer("dumps that it was measured on", nullable=False)
+    max_abs: float | None = _real("largest movement of a log-prob, nats")
+    p99_abs: float | None = _real("99th percentile of the movements, largest over dumps, nats")
+    mean_abs: float | None = _real("mean movement, largest over dumps, nats")
+    grad_norm_rel: float | None = _real("largest relative movement of the gradient norm")
+    floor: Any = _json("every figure of the floor")
+    config: Any = _json("the configuration as asked for")
+
+
+class Matrix(SQLModel, table=True):
+    """One `actordbg matrix`: the same inputs under the combinations of some settings."""
+
+    __tablename__ = "matrix"
+
+    matrix_id: str = _text("its file under matrices/", primary_key=True, nullable=False)
+    created_at: str = _text("UTC time of its start", nullable=False)
+    finished_at: str | None = _text("UTC time of its end; NULL while it runs, or if it was killed")
+    status: str = _text("running, complete, interrupted or failed", nullable=False)
+    inputs: int = _integer("dumps that each cell replays", nullable=False)
+    loads: int = _integer("how often an Actor was built", nullable=False)
+    selection: str | None = _text("the --where expression that selected them")
+    command: str | None = _text("the command line")
+    truth_id: str | None = _text("the replay that computed the truth")
+    baseline: str | None = _text("the replay or matrix that cells were compared with")
+    axes: Any = _json("values by axis")
+
+
+class MatrixCell(SQLModel, table=True):
+    """One combination of a matrix."""
+
+    __tablename__ = "matrix_cell"
+
+    matrix_id: str = _text(
+        "the matrix", ForeignKey("matrix.matrix_id", ondelete="CASCADE"), primary_key=True, nullable=False
+    )
+    cell: int = _integer("its number in the matrix, from 0", primary_key=True, nullable=False)
+    name: str = _text("the combination in words", nullable=False)
+    status: str = _text("passed, failed, unavailable or not run", nullable=False)
+    verdict: str | None = _text("against the truth: match, within-noise, mismatch, not-compared; NULL if not asked for")
+    replay_id: str | None = _text("its replay; NULL if nothing was started")
+    reason: str | None = _text("why it is unavailable, or was not run")
+    signature: str | None = _text("signature of the first failure")
+    max_abs: float | None = _real("largest difference of a log-prob from the truth, nats")
+    load_s: float | None = _real("seconds to build the Actor; 0 if another cell's was used")
+    regressed: str | None = _text("what got worse than the baseline; NULL if nothing did")
+    settings: Any = _json("the combination by axis")
 
 
 class PatchEvent(SQLModel, table=True):

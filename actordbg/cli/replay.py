@@ -64,7 +64,14 @@ Resume = Annotated[
     ),
 ]
 KeepTensors = Annotated[
-    bool | None, typer.Option("--keep-tensors", help="Keep each input's log-probs and entropies as a safetensors file.")
+    bool | None,
+    typer.Option(
+        "--keep-tensors/--no-keep-tensors",
+        help="Keep each input's log-probs and entropies, for `compare` (default: keep).",
+    ),
+]
+KeepGradients = Annotated[
+    bool | None, typer.Option("--keep-gradients", help="Keep each parameter's gradient too, whole or a fixed sample.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and start nothing.")]
 
@@ -92,8 +99,13 @@ def replay(
     backward: opt.Backward = None,
     seed: opt.Seed = None,
     temperature: opt.Temperature = None,
+    tp: opt.Tp = None,
+    ring: opt.Ring = None,
+    dist_backend: opt.DistBackend = None,
+    align: opt.Align = None,
     timeout: opt.Timeout = None,
     keep_tensors: KeepTensors = None,
+    keep_gradients: KeepGradients = None,
     resume: Resume = None,
     dry_run: DryRun = False,
     quiet: Quiet = False,
@@ -111,7 +123,8 @@ def replay(
         "model": model, "num_layers": num_layers, "dtype": dtype, "attn": attn, "packing": packing, "compile": compile,
         "compile_backend": compile_backend, "deepcompile": deepcompile, "backend": backend, "zero_stage": zero_stage,
         "nproc": nproc, "backward": backward, "seed": seed, "temperature": temperature, "timeout": timeout,
-        "keep_tensors": keep_tensors,
+        "keep_tensors": keep_tensors, "keep_gradients": keep_gradients, "tp": tp, "ring": ring,
+        "dist_backend": dist_backend, "align": align,
     }  # fmt: skip
     if _is_left_to_rank_0(flags):
         return

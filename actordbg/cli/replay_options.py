@@ -75,7 +75,9 @@ Deepcompile = Annotated[
 Backend = Annotated[
     str | None,
     _option(
-        "--backend", metavar="plain|deepspeed", help="OpenRLHF's Actor alone (default), or in its DeepSpeed strategy."
+        "--backend",
+        metavar="plain|deepspeed|fsdp2",
+        help="OpenRLHF's Actor alone (default), in its DeepSpeed strategy, or in PyTorch's fully_shard.",
     ),
 ]
 ZeroStage = Annotated[
@@ -100,6 +102,25 @@ Timeout = Annotated[
     _option("--timeout", metavar="SECONDS", help="One input may take this long, compiling included (default 600)."),
 ]
 
+Tp = Annotated[
+    int | None,
+    _option("--tp", metavar="N", help="Tensor parallelism over N processes, by the model's own plan (fsdp2)."),
+]
+Ring = Annotated[int | None, _option("--ring", metavar="N", help="Ring attention over N processes (needs --packing).")]
+DistBackend = Annotated[
+    str | None,
+    _option("--dist-backend", metavar="gloo|nccl", help="Of torch.distributed (default: nccl with CUDA, else gloo)."),
+]
+Align = Annotated[
+    str | None,
+    _option(
+        "--align",
+        metavar="same|rank|shuffle",
+        help="All processes the same input; each its own rank's of the same call; or each its share in an order of its "
+        "own, as many as it has, which may hang. Default: each its share, kept in step.",
+    ),
+]
+
 _KINDS: dict[str, tuple[type, ...]] = {
     "model": (str,),
     "num_layers": (int,),
@@ -117,6 +138,12 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "temperature": (int, float),
     "timeout": (int, float),
     "keep_tensors": (bool,),
+    "keep_gradients": (bool,),
+    "tp": (int,),
+    "ring": (int,),
+    "dist_backend": (str,),
+    "align": (str,),
+    "oracle": (str,),
 }
 
 
@@ -135,6 +162,8 @@ def build_config(defaults: Mapping[str, Any], flags: Mapping[str, Any], *, no_fl
                 f"--no-flash-attn and --attn {flags['attn']} contradict each other", hint="give one of them"
             )
         values["attn"] = "sdpa"
+    if "nproc" not in values:
+        values["nproc"] = values.get("tp", 1) * values.get("ring", 1)
     if "timeout" in values:
         values["timeout_s"] = float(values.pop("timeout"))
     config = ReplayConfig(**values)
