@@ -46,12 +46,19 @@ class ScriptedEngine:
         self.collective = bool(self.script.get("collective"))
         self.tainted = False
         self._calls = 0
+        self._loaded_for = spec.replay_id
 
     def open(self) -> dict[str, Any]:
         opened = self.folder / f"opened-{self.rank}"
         self._act(self.script.get("open again" if opened.exists() else "open", ""))
         opened.touch()
-        return {"model": "fake", "pid": os.getpid()}
+        return {"model": "fake", "pid": os.getpid(), "load_s": 1.0}
+
+    def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
+        self._calls, self.folder = 0, folder
+        self.script = json.loads((folder / "script.json").read_text())
+        self._act(self.script.get("switch", ""))
+        return {"model": "fake", "pid": os.getpid(), "load_s": 0.0, "load_shared_with": self._loaded_for}
 
     def load(self, item: ReplayInput) -> str:
         if self.script.get(item.dump_id) == "unreadable":

@@ -34,14 +34,15 @@ import torch
 
 from actordbg.actor import known, measure, randomness
 from actordbg.actor.backends.base import Place, set_seed
-from actordbg.actor.backends.choose import open_backend
-from actordbg.actor.build import parameter_count, resolved_attention, resolved_dtype, text_config
+from actordbg.actor.backends.choose import change_compilation, open_backend
+from actordbg.actor.build import change_attention, parameter_count, resolved_attention, resolved_dtype, text_config
 from actordbg.actor.call import Call, Signature, make_call, read_result
 from actordbg.actor.choices import COMPILE_BACKENDS, choose, gather_facts
 from actordbg.actor.compiling import CompileCount
 from actordbg.actor.cpu import allow_fp32_actor, install_cpu_support, stand_in_for_flash_attn
 from actordbg.actor.randomness import Randomness
-from actordbg.errors import UsageError
+from actordbg.actor.sharing import host_key
+from actordbg.errors import Unsupported, UsageError
 from actordbg.outcome import ReplayConfig
 from actordbg.payload import Dump
 from actordbg.record import DumpRecord
@@ -114,6 +115,7 @@ class ActorSession:
         self.choices = choose(config, defaults, self._facts)
         known.refuse(config, self.choices, self._facts)
         set_seed(self.choices.seed)
+        self._cache = model_cache
         self._backend = open_backend(config, self.choices, model_cache)
         self._signature = Signature.of(self._backend.actor)
         self.resolved: dict[str, Any] = self._describe() | {"load_s": time.perf_counter() - began}
@@ -155,6 +157,25 @@ class ActorSession:
         if keep:
             outcome.tensors = _worth_keeping(outcome)
         return outcome
+
+    def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
+        """Go on under another configuration on the loaded Actor: what runs next is, bit for bit, what a new session runs.
+
+        Raises Unsupported, before anything changed, for a configuration that needs another Actor (`sharing.host_key`) or that
+        is refused anyway; and where the model does not take the attention. `resolved` then says what is there.
+        """
+        choices = choose(config, defaults, self._facts)
+        known.refuse(config, choices, self._facts)
+        if host_key(config, choices) != host_key(self.config, self.choices):
+            raise Unsupported("this configuration needs an Actor of its own", hint="start another process for it")
+        before, self.config, self.choices = self.config, config, choices
+        change_attention(self._backend.model, choices)
+        if (config.compile or before.compile) and not config.deepcompile:
+            change_compilation(self._backend, config, self._cache)
+        self._backend.actor.packing_samples = choices.packing
+        self._backend.actor.temperature = choices.temperature
+        measure.release(self._backend.device)
+        self.resolved = self._describe() | {"load_s": 0.0}
 
     def save(self, folder: Path) -> None:
         """Write the model as `save_pretrained` does, in the dtype that it runs in. Every rank has to call it."""

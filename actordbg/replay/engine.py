@@ -27,6 +27,7 @@ class ActorEngine:
     def __init__(self, folder: Path, spec: ReplaySpec, rank: int) -> None:
         self.folder, self.spec, self.rank = folder, spec, rank
         self.root = folder.parent.parent
+        self._loaded_for = spec.replay_id
         self._resources = contextlib.ExitStack()
         self._session: ActorSession
 
@@ -45,6 +46,12 @@ class ActorEngine:
         opening = open_actor(self.spec.config, defaults=defaults, model_cache=self.root / "models")
         self._session = self._resources.enter_context(opening)
         return self._session.resolved
+
+    def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
+        """`load_s` is 0 and `load_shared_with` names the replay whose load it shares."""
+        self._session.switch(spec.config, defaults_of(self.root, spec.inputs))
+        self.folder, self.spec = folder, spec
+        return self._session.resolved | {"load_shared_with": self._loaded_for}
 
     def load(self, item: ReplayInput) -> Dump:
         from actordbg import payload

@@ -30,7 +30,7 @@ from actordbg.replay import verdict
 from actordbg.replay.failure import EXCERPT
 from actordbg.replay.journal import Event, result_of
 from actordbg.replay.launch import Group, Launched
-from actordbg.replay.logs import last_words, reported_by_launcher, take_stacks, was_told_to_end
+from actordbg.replay.logs import LAUNCHER_LOG, last_words, reported_by_launcher, take_stacks, was_told_to_end
 from actordbg.replay.order import WorkOrder
 from actordbg.replay.plan import slots_for
 from actordbg.replay.processes import STOPPED, TERMINATED, DeathWatch, describe_status, end_session, start_ticks
@@ -49,8 +49,15 @@ LEAVE_S = 15.0
 class Reporter(Protocol):
     """Where a group's news go; the supervisor is one."""
 
+    @property
+    def stays(self) -> bool:
+        """Whether groups are wanted for another replay when they have done their work."""
+
     def launch(self, group: Group, work: Path) -> Launched:
-        """Start the group's processes."""
+        """Start the group's processes, or give the work to a group that waits for some."""
+
+    def keep(self, group: Group, launched: Launched, work: Path) -> None:
+        """Take over a group that has done its work and waits."""
 
     def on_ready(self, event: Event) -> None:
         """A worker built its actor."""
@@ -85,6 +92,8 @@ class GroupRun:
     finished: bool = False
     _views: list[RankView] = field(default_factory=list)
     _launched: Launched | None = None
+    _work: Path = Path()
+    _launcher_log: Path = Path()
     _watch: DeathWatch = field(default_factory=DeathWatch)
     _fruitless: int = 0
     _pending_before: int = 0
@@ -103,7 +112,10 @@ class GroupRun:
         self._leaving_since = 0.0
         self._views = [RankView.begin(self.folder, rank) for rank in self.group.ranks]
         self.reporter.on_attempt(self.group, self.attempt, reason)
-        self._launched = self.reporter.launch(self.group, self._write_work())
+        self._work = self._write_work()
+        self._launcher_log = self.folder / LAUNCHER_LOG
+        self._launched = self.reporter.launch(self.group, self._work)
+        self._launcher_log = self._launched.log
 
     def step(self) -> None:
         """Read what is new and act on it."""
@@ -143,7 +155,13 @@ class GroupRun:
     def _write_work(self) -> Path:
         slots = slots_for(self.group.ranks, self.pending, self.spec.config.nproc)
         me = os.getpid()
-        order = WorkOrder(self.attempt, list(self.group.ranks), [list(slot) for slot in slots], (me, start_ticks(me)))
+        order = WorkOrder(
+            self.attempt,
+            list(self.group.ranks),
+            [list(slot) for slot in slots],
+            (me, start_ticks(me)),
+            self.reporter.stays,
+        )
         path = self.folder / f"work-{self.group.ranks[0]}-{self.attempt}.json"
         atomic_write(path, order.to_json().encode())
         return path
@@ -174,7 +192,14 @@ class GroupRun:
             self.pending.remove(index)
 
     def _let_leave(self) -> None:
-        """Everything is done; a launcher takes a second to notice."""
+        """Everything is done: the group waits for another replay's work, or leaves; a launcher takes a second to notice."""
+        if self.reporter.stays and not self._launcher_is_gone():
+            assert self._launched is not None
+            self.reporter.keep(self.group, self._launched, self._work)
+            self._launched = None
+            self._watch.clear()
+            self.finished = True
+            return
         self._leaving_since = self._leaving_since or time.monotonic()
         if self._launcher_is_gone() or time.monotonic() - self._leaving_since > LEAVE_S:
             self.stop()
@@ -224,7 +249,9 @@ class GroupRun:
         return [replace(one, wait_status=TERMINATED) if one.rank in unknown else one for one in seen]
 
     def _how_it_ended(self, seen: Seen) -> str:
-        return reported_by_launcher(self.folder) if seen.wait_status is None else describe_status(seen.wait_status)
+        return (
+            reported_by_launcher(self._launcher_log) if seen.wait_status is None else describe_status(seen.wait_status)
+        )
 
     def _judge_hang(self, late: list[int]) -> None:
         stacks = self._stacks()
@@ -280,7 +307,7 @@ class GroupRun:
         self.start(reason)
 
     def _last_words(self) -> str:
-        return last_words(self.folder, self.group.ranks)
+        return last_words(self._launcher_log, self.folder, self.group.ranks)
 
 
 def _or_later(before: Seen, after: Seen) -> Seen:

@@ -45,9 +45,13 @@ class Group:
 
 @dataclass
 class Launched:
-    """A running group: the launcher's process, which leads a session that holds every process of the group."""
+    """A running group: the launcher's process, which leads a session that holds every process of the group.
+
+    log: where the launcher's own output goes.
+    """
 
     process: subprocess.Popen[bytes]
+    log: Path
 
     @property
     def session(self) -> int:
@@ -173,4 +177,4 @@ def _start(command: list[str], environment: dict[str, str], log: Path) -> Launch
             )
         except OSError as error:
             raise LaunchProblem(f"cannot start {command[0]}: {error.strerror}", hint="see `actordbg doctor`") from None
-    return Launched(process)
+    return Launched(process, log)

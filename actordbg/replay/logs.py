@@ -36,9 +36,9 @@ def tail_of(path: Path, start: int = 0, limit: int = 65536) -> str:
         return ""
 
 
-def last_words(folder: Path, ranks: tuple[int, ...], each: int = 1500) -> str:
+def last_words(launcher: Path, folder: Path, ranks: tuple[int, ...], each: int = 1500) -> str:
     """The ends of the launcher's log and of the workers', under their names."""
-    paths = [folder / LAUNCHER_LOG, *(rank_log(folder, rank) for rank in ranks)]
+    paths = [launcher, *(rank_log(folder, rank) for rank in ranks)]
     texts = ((path.name, tail_of(path)[-each:].strip()) for path in paths)
     return "\n".join(f"--- {name}\n{text}" for name, text in texts if text)
 
@@ -48,9 +48,9 @@ def was_told_to_end(log: str) -> bool:
     return "(most recent call first)" in log and "Fatal Python error" not in log
 
 
-def reported_by_launcher(folder: Path) -> str:
-    """How the deepspeed launcher says that a worker ended, in words."""
-    codes = re.findall(r"exits with return code = (-?\d+)", tail_of(folder / LAUNCHER_LOG))
+def reported_by_launcher(launcher: Path) -> str:
+    """How the deepspeed launcher says in its log that a worker ended, in words."""
+    codes = re.findall(r"exits with return code = (-?\d+)", tail_of(launcher))
     if not codes:
         return describe_status(None)
     code = int(codes[-1])

@@ -20,12 +20,14 @@ class WorkOrder:
 
     ranks: the group, i.e. the workers that live and die together. slots: for each slot and each rank of the group an index
     into `spec.inputs`, or None for a filler. supervisor: pid and start time of who watches; workers end when it does.
+    stay: when all is done, wait for another replay's order (`mailbox`) instead of leaving.
     """
 
     attempt: int
     ranks: list[int]
     slots: list[list[int | None]]
     supervisor: tuple[int, int]
+    stay: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -33,7 +35,8 @@ class WorkOrder:
     @classmethod
     def from_json(cls, text: str) -> WorkOrder:
         data = json.loads(text)
-        return cls(data["attempt"], data["ranks"], data["slots"], (data["supervisor"][0], data["supervisor"][1]))
+        supervisor = (data["supervisor"][0], data["supervisor"][1])
+        return cls(data["attempt"], data["ranks"], data["slots"], supervisor, data.get("stay", False))
 
     def inputs_of(self, rank: int) -> list[tuple[int, int, bool]]:
         """(slot, input, is a filler) for this rank; a filler repeats the first input that a neighbour has in the slot."""

@@ -34,6 +34,7 @@ from actordbg.replay.launch import Group, Launched, groups_of, launch
 from actordbg.replay.order import WorkOrder
 from actordbg.replay.plan import owner
 from actordbg.replay.processes import start_ticks, state_of, wait_for_any
+from actordbg.replay.warm import WarmGroups
 from actordbg.store import Store, atomic_write, make_folder
 
 POLL_S = 0.05
@@ -86,8 +87,11 @@ def run_replay(
     on_tick: Callable[[], None] = lambda: None,
     launcher: Launcher = launch,
     start_timeout_s: float = START_TIMEOUT_S,
+    warm: WarmGroups | None = None,
 ) -> ReplayOutcome:
     """Run every input of `spec` that has no result yet. `on_tick` is called about 20 times a second.
+
+    `warm`: where workers come from whose Actor is loaded, and where they go when they are done, instead of `launcher`.
 
     Raises StoreProblem when its folder cannot be written, LaunchProblem, or the worker's own error, when the actor cannot
     be built; KeyboardInterrupt passes through after every process of the replay was ended.
@@ -96,7 +100,9 @@ def run_replay(
     with interruptible():
         try:
             _prepare(folder, spec)
-            supervisor = Supervisor(folder, spec, on_event, on_tick, launcher, start_timeout_s)
+            supervisor = Supervisor(
+                folder, spec, on_event, on_tick, warm.launch if warm else launcher, start_timeout_s, warm
+            )
         except OSError as error:
             raise StoreProblem(
                 f"cannot write the replay's folder {folder}: {error.strerror or error}",
@@ -137,9 +143,10 @@ class Supervisor:
         on_tick: Callable[[], None],
         launcher: Launcher,
         start_timeout_s: float,
+        warm: WarmGroups | None = None,
     ) -> None:
         self.spec, self.folder = spec, folder
-        self._on_event, self._on_tick, self._launcher = on_event, on_tick, launcher
+        self._on_event, self._on_tick, self._launcher, self._warm = on_event, on_tick, launcher, warm
         _refuse_a_second_supervisor(folder, spec.replay_id)
         done = read_results(folder)
         self.outcome = ReplayOutcome(spec.replay_id, folder, INTERRUPTED, len(spec.inputs), done)
@@ -178,8 +185,16 @@ class Supervisor:
         attempt = _attempts_so_far(self.folder, group)
         return GroupRun(self.folder, self.spec, group, pending, self, attempt, start_timeout_s)
 
+    @property
+    def stays(self) -> bool:
+        return self._warm is not None
+
     def launch(self, group: Group, work: Path) -> Launched:
         return self._launcher(self.spec.config, group, work)
+
+    def keep(self, group: Group, launched: Launched, work: Path) -> None:
+        if self._warm is not None:
+            self._warm.keep(group, launched, work)
 
     def on_attempt(self, group: Group, attempt: int, reason: str) -> None:
         self.journal.append("attempt", attempt=attempt, ranks=list(group.ranks), reason=reason)

@@ -44,6 +44,7 @@ from actordbg.outcome import ReplayInput, ReplaySpec, ResultRecord
 from actordbg.record import now_timestamp
 from actordbg.replay.failure import Failure, guarded
 from actordbg.replay.journal import SPEC, Journal, rank_journal, rank_log
+from actordbg.replay.mailbox import await_next
 from actordbg.replay.order import EXIT_BROKEN, EXIT_RESTART, WorkOrder
 from actordbg.replay.peers import Peer, Prefetch
 from actordbg.replay.processes import GONE, ZOMBIE, start_ticks, state_of
@@ -65,6 +66,9 @@ class Engine(Protocol):
 
     def open(self) -> dict[str, Any]:
         """Build the actor; returns its resolved configuration."""
+
+    def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
+        """Go on with another replay on the actor that is there; returns its resolved configuration."""
 
     def load(self, item: ReplayInput) -> Any:
         """Read one input. Runs in another thread, while the input before it is computed."""
@@ -90,13 +94,16 @@ class Worker:
         self.peers = [Peer(folder, other, order.attempt) for other in others]
         self._longest_s = 0.0
 
-    def run(self) -> int:
-        """Everything; returns the process's exit code."""
+    def run(self, switch_to: Path | None = None) -> int:
+        """Everything; returns the process's exit code. `switch_to`: another replay's folder, for the actor that is there."""
         pid = os.getpid()
         self._write("boot", pid=pid, ticks=start_ticks(pid))
-        opened = guarded(self.engine.open)
+        opened = guarded(lambda: self.engine.open() if switch_to is None else self.engine.switch(switch_to, self.spec))
         if isinstance(opened, Failure):
             sys.stderr.write(opened.trace)
+            if switch_to is not None:  # whether it can be built is for a process to say that builds it
+                self._write("restart", reason=f"the loaded actor cannot take the configuration: {opened.error[:500]}")
+                return EXIT_RESTART
             self._write("broken", **asdict(opened))
             return EXIT_BROKEN
         self._write("ready", pid=pid, resolved=opened)
@@ -106,6 +113,9 @@ class Worker:
             self._write("restart", reason=str(reason))
             return EXIT_RESTART
         self._write("done")
+        self.journal.close()
+        if self.order.stay:
+            return 0
         while any(peer.is_alive() and not peer.is_done() for peer in self.peers):
             time.sleep(0.02)  # the first rank serves the group's key-value store: nobody leaves before all are done
         self.engine.close()
@@ -253,7 +263,23 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine], arguments: Sequ
     order = WorkOrder.from_json(options.work.read_text())
     end_with(order.supervisor)
     spec = ReplaySpec.from_json((folder / SPEC).read_bytes())
-    return Worker(folder, spec, order, rank, make_engine(folder, spec, rank)).run()
+    engine = make_engine(folder, spec, rank)
+    code = Worker(folder, spec, order, rank, engine).run()
+    return _stay(options.work, order, rank, engine) if code == 0 and order.stay else code
+
+
+def _stay(work: Path, order: WorkOrder, rank: int, engine: Engine) -> int:
+    """Take one replay's order after another, on the actor that is loaded, until there is none or one goes wrong."""
+    while order.stay and (following := await_next(work)) is not None:
+        work, folder = following, following.parent
+        redirect_output(rank_log(folder, rank))
+        order = WorkOrder.from_json(work.read_text())
+        spec = ReplaySpec.from_json((folder / SPEC).read_bytes())
+        code = Worker(folder, spec, order, rank, engine).run(switch_to=folder)
+        if code != 0 or not order.stay:
+            return code
+    engine.close()
+    return 0
 
 
 def _run_as_program() -> None:

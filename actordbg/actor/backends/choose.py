@@ -26,6 +26,15 @@ def open_backend(config: ReplayConfig, choices: Choices, cache: Path) -> Backend
     return backend
 
 
+def change_compilation(backend: Backend, config: ReplayConfig, cache: Path) -> None:
+    """Compile a built backend's model as `config` says, or not at all, as if it never had been compiled otherwise."""
+    backend.uncompile()
+    compiling.forget()
+    if config.compile:
+        compiling.prepare(cache)
+        backend.compile(config.compile_backend or COMPILE_BACKENDS[0])
+
+
 def _build(path: str, config: ReplayConfig, choices: Choices) -> Backend:
     place = Place.from_environment()
     if config.backend == "plain":

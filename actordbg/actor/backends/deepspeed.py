@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 
+from actordbg.actor import compiling
 from actordbg.actor.backends.base import Place, gradient_norm
 from actordbg.actor.build import build_actor
 from actordbg.actor.choices import Choices
@@ -96,6 +97,14 @@ class DeepspeedBackend:
                 "DeepSpeed did not accept DeepCompile for this configuration, and fell back to torch.compile",
                 hint="--compile; rank 0's log has DeepSpeed's reason",
             )
+
+    def uncompile(self) -> None:
+        """The engine compiles its module in place and keeps two notes of it. DeepCompile cannot be undone."""
+        if self._deep:
+            raise Unsupported("DeepCompile cannot be taken off an engine", hint="a process of its own")
+        compiling.take_off(self.engine.module)
+        self.engine._is_compiled = False
+        self.engine._compile_kwargs = {}
 
     def _is_deep(self) -> bool:
         """Whether DeepCompile is on: DeepSpeed says so since 0.18; before, only whether it is configured."""
