@@ -29,9 +29,11 @@ T = TypeVar("T")
 
 ORDERS = ("time", "length", "shuffle")
 DEFAULT_SHUFFLE_SEED = 42
+FIXED = ("rank", "shuffle")
+"""Alignments that say which inputs run at the same time."""
 
 Slot = tuple[int | None, ...]
-"""For each rank of a group the index in `spec.inputs` to run, or None for a filler."""
+"""For each lane of a group the index in `spec.inputs` to run, or None for a filler; lanes beyond its end do nothing."""
 
 
 class Row(Protocol):
@@ -77,7 +79,7 @@ def make_plan(
     """Order the rows, leave out what cannot be replayed, cut to `max_inputs` (in all, not for each worker)."""
     rows = list(rows)
     usable = [row for row in rows if row.replayable]
-    inputs = [_input(row) for row in _ordered(usable, order, config.nproc, shuffle_seed)][:max_inputs]
+    inputs = [_input(row) for row in _ordered(usable, order, config.lanes, shuffle_seed)][:max_inputs]
     lost = len(rows) - len(usable)
     skipped = {"they hold arguments that could not be stored": lost} if lost else {}
     spec = ReplaySpec(
@@ -99,18 +101,27 @@ def new_replay_id(moment: datetime | None = None) -> str:
     return f"{moment.astimezone(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
 
 
-def owner(index: int, nproc: int) -> int:
-    """The worker that input `index` of a plan belongs to."""
-    return index % nproc
+def owner(index: int, lanes: int) -> int:
+    """The lane that input `index` of a plan belongs to."""
+    return index % lanes
 
 
-def slots_for(ranks: Sequence[int], pending: Sequence[int], nproc: int) -> list[Slot]:
-    """The slots in which `ranks` run the inputs `pending` (indices into `spec.inputs`, in order) that belong to them."""
-    queues = ([index for index in pending if owner(index, nproc) == rank] for rank in ranks)
-    return list(zip_longest(*queues))
+def slots_for(config: ReplayConfig, lanes: Sequence[int], pending: Sequence[int], total: int) -> list[Slot]:
+    """The slots in which `lanes` run the inputs `pending` (indices into the `total` inputs of the plan, in order) of theirs.
+
+    Where the alignment says which inputs meet (`FIXED`), slots stay those of the whole plan: a filler stands in for an input
+    that has its result already, never for one that the plan does not have. Else each lane goes on with its next input.
+    """
+    if config.align not in FIXED:
+        queues = ([index for index in pending if owner(index, config.lanes) == lane] for lane in lanes)
+        return list(zip_longest(*queues))
+    left = set(pending)
+    rows = (range(first, min(first + config.lanes, total)) for first in range(0, total, config.lanes))
+    mine = ([index for index in row if owner(index, config.lanes) in lanes] for row in rows)
+    return [tuple(index if index in left else None for index in row) for row in mine if left.intersection(row)]
 
 
-def _ordered(rows: list[Row], order: str, nproc: int, seed: int) -> list[Row]:
+def _ordered(rows: list[Row], order: str, lanes: int, seed: int) -> list[Row]:
     by_time = sorted(rows, key=lambda row: (row.timestamp, row.dump_id))
     if order == "time":
         return by_time
@@ -118,14 +129,14 @@ def _ordered(rows: list[Row], order: str, nproc: int, seed: int) -> list[Row]:
         return sorted(by_time, key=lambda row: row.seq_len)
     if order != "shuffle":
         raise ValueError(f"order {order!r} is none of {ORDERS}")
-    return _shuffled_per_worker(by_time, nproc, seed)
+    return _shuffled_per_lane(by_time, lanes, seed)
 
 
-def _shuffled_per_worker(rows: list[T], nproc: int, seed: int) -> list[T]:
-    queues = [rows[rank::nproc] for rank in range(nproc)]
-    for rank, queue in enumerate(queues):
-        random.Random(seed + rank).shuffle(queue)
-    return [queues[index % nproc][index // nproc] for index in range(len(rows))]
+def _shuffled_per_lane(rows: list[T], lanes: int, seed: int) -> list[T]:
+    queues = [rows[lane::lanes] for lane in range(lanes)]
+    for lane, queue in enumerate(queues):
+        random.Random(seed + lane).shuffle(queue)
+    return [queues[index % lanes][index // lanes] for index in range(len(rows))]
 
 
 def _input(row: Row) -> ReplayInput:
