@@ -112,7 +112,7 @@ def combinations(base: ReplayConfig, axes: Axes) -> list[Combination]:
     for values in product(*axes.values()):
         asked = dict(zip(axes, values, strict=True))
         meant = _collapse(base, asked)
-        settings = {name: asked[name] if getattr(meant, name) == asked[name] else None for name in asked}
+        settings = {name: value if _applies(name, meant) else None for name, value in asked.items()}
         found.setdefault(meant, Combination(name_of(settings, axes), settings, meant))
     return list(found.values())
 
@@ -132,7 +132,7 @@ def words(name: str, value: Any) -> str:
 
 
 _SWITCHED = {
-    "compile": ("eager mode", "compiled"),
+    "compile": ("not compiled", "compiled"),
     "packing": ("not packed", "packed"),
     "deepcompile": ("no DeepCompile", "DeepCompile"),
 }
@@ -143,12 +143,21 @@ _SHORT = {"flash_attention_2": "flash"}
 def _collapse(base: ReplayConfig, asked: Mapping[str, Any]) -> ReplayConfig:
     """The configuration that was asked for, without what its backend takes no notice of."""
     config = replace(base, **asked)
-    if config.backend != "deepspeed":
-        config = replace(config, zero_stage=0, deepcompile=False)
-    if config.backend == "plain":
-        config = replace(config, tp=1, ring=1)
-    if not config.compile:
-        config = replace(config, compile_backend=None)
+    idle: dict[str, Any] = {name: value for name, value in _NOTHING.items() if not _applies(name, config)}
+    config = replace(config, **idle)
     if "nproc" not in asked and config.nproc < config.tp * config.ring:
         config = replace(config, nproc=config.tp * config.ring)
     return config
+
+
+_NOTHING = {"zero_stage": 0, "deepcompile": False, "tp": 1, "ring": 1, "compile_backend": None}
+"""What an axis collapses to where it does not apply."""
+
+
+def _applies(name: str, config: ReplayConfig) -> bool:
+    """Whether the setting means anything under this configuration."""
+    if name in ("zero_stage", "deepcompile"):
+        return config.backend == "deepspeed"
+    if name in ("tp", "ring"):
+        return config.backend != "plain"
+    return name != "compile_backend" or config.compile
