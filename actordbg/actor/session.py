@@ -28,7 +28,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -37,7 +37,7 @@ from actordbg.actor.backends.base import Place, set_seed
 from actordbg.actor.backends.choose import open_backend
 from actordbg.actor.build import parameter_count, resolved_attention, resolved_dtype, text_config
 from actordbg.actor.call import Call, Signature, make_call, read_result
-from actordbg.actor.choices import COMPILE_BACKENDS, choose, gather_facts
+from actordbg.actor.choices import COMPILE_BACKENDS, Choices, choose, gather_facts
 from actordbg.actor.compiling import CompileCount
 from actordbg.actor.cpu import allow_fp32_actor, install_cpu_support, stand_in_for_flash_attn
 from actordbg.actor.randomness import Randomness
@@ -58,7 +58,8 @@ class ForwardOutcome:
     `graphs`, `graph_breaks`: what torch.compile did in this input, None where nothing is compiled.
     `randomness`: where its random numbers came from, None where the dump says nothing about them.
     `folded`: token ids were outside the vocabulary and were folded into it. `notes`: where the call differs from the record.
-    `tensors`: with `keep`, what is worth storing, by name.
+    `tensors`: with `keep`, what is worth storing, by name. `gradients`: size and norm of the gradients among them, by
+    parameter (`actordbg.actor.gradients`).
     """
 
     log_probs: torch.Tensor
@@ -78,13 +79,28 @@ class ForwardOutcome:
     training: bool = False
     notes: tuple[str, ...] = ()
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    gradients: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+class Session(Protocol):
+    """A built model that replays dumps: OpenRLHF's Actor (`ActorSession`) or the truth (`actordbg.actor.oracle`)."""
+
+    resolved: dict[str, Any]
+    choices: Choices
+
+    @property
+    def is_collective(self) -> bool: ...
+    @property
+    def tainted(self) -> bool: ...
+    def backward_for(self, record: DumpRecord) -> bool: ...
+    def run(self, dump: Dump, *, backward: bool, keep: bool = False) -> ForwardOutcome: ...
+    def save(self, folder: Path) -> None: ...
+    def close(self) -> None: ...
 
 
 @contextlib.contextmanager
-def open_actor(
-    config: ReplayConfig, *, defaults: DumpRecord | None = None, model_cache: Path
-) -> Iterator[ActorSession]:
-    """Build the actor that `config` describes, and close it afterwards.
+def open_actor(config: ReplayConfig, *, defaults: DumpRecord | None = None, model_cache: Path) -> Iterator[Session]:
+    """Build the actor that `config` describes (or the truth, where it asks for that), and close it afterwards.
 
     `defaults` is the record of the first dump to be replayed (see `actordbg.actor.choices`), `model_cache` a folder for what
     is built on the way: the tiny model, truncated models, compiled kernels. Rank and world size come from RANK, LOCAL_RANK
@@ -93,11 +109,19 @@ def open_actor(
     Raises UsageError, Unsupported (a combination known to fail or to be wrong here), EnvironmentProblem (openrlhf or the
     model is missing); whatever torch, transformers or DeepSpeed raise while building passes through.
     """
-    session = ActorSession(config, defaults, model_cache)
+    session = _kind_of(config)(config, defaults, model_cache)
     try:
         yield session
     finally:
         session.close()
+
+
+def _kind_of(config: ReplayConfig) -> type[Any]:
+    if config.oracle is None:
+        return ActorSession
+    from actordbg.actor.oracle import OracleSession
+
+    return OracleSession
 
 
 class ActorSession:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from actordbg.replay.selection import defaults_of
 from actordbg.store import atomic_write
 
 if TYPE_CHECKING:
-    from actordbg.actor.session import ActorSession, ForwardOutcome
+    from actordbg.actor.session import ForwardOutcome, Session
     from actordbg.payload import Dump
 
 
@@ -28,7 +29,7 @@ class ActorEngine:
         self.folder, self.spec, self.rank = folder, spec, rank
         self.root = folder.parent.parent
         self._resources = contextlib.ExitStack()
-        self._session: ActorSession
+        self._session: Session
 
     @property
     def collective(self) -> bool:
@@ -93,7 +94,10 @@ class ActorEngine:
         import safetensors.torch
 
         plain = {name: tensor.detach().contiguous() for name, tensor in outcome.tensors.items()}
-        blob = safetensors.torch.save(plain, metadata={"dump_id": item.dump_id, "replay_id": self.spec.replay_id})
+        metadata = {"dump_id": item.dump_id, "replay_id": self.spec.replay_id}
+        if outcome.gradients:
+            metadata["gradients"] = json.dumps(outcome.gradients)
+        blob = safetensors.torch.save(plain, metadata=metadata)
         atomic_write(self.folder / TENSORS / f"{item.dump_id}.safetensors", blob)
 
     def _device_is_lost(self) -> bool:
