@@ -25,7 +25,7 @@ import hashlib
 import inspect
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -80,6 +80,14 @@ class ForwardOutcome:
     notes: tuple[str, ...] = ()
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     gradients: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def apply(self, layout: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Bring every tensor of the mask's shape into another layout (see `actordbg.actor.variants`)."""
+        self.log_probs, self.mask = layout(self.log_probs), layout(self.mask)
+        self.entropy = None if self.entropy is None else layout(self.entropy)
+        for name in ("log_probs", "mask", "entropy"):
+            if name in self.tensors:
+                self.tensors[name] = layout(self.tensors[name])
 
 
 class Session(Protocol):

@@ -53,8 +53,12 @@ class ActorEngine:
         return payload.load(self._path(item))
 
     def run(self, item: ReplayInput, loaded: Dump) -> dict[str, Any]:
+        from actordbg.actor.variants import vary
+
         keep = self.spec.config.keep_tensors
-        outcome = self._session.run(loaded, backward=self._session.backward_for(loaded.record), keep=keep)
+        varied, undo = vary(loaded, self.spec.config.vary)
+        outcome = self._session.run(varied, backward=self._session.backward_for(loaded.record), keep=keep)
+        outcome.apply(undo)
         if keep:
             self._keep(item, outcome)
         return self._fields(loaded, outcome)
