@@ -1,32 +1,66 @@
-"""Parameters' gradients, small enough to keep: whole up to a limit, beyond it a fixed sample, and the norm of the whole.
+"""Gradients worth keeping: a fixed sample of each parameter's full gradient, and the norm of all of it.
 
-In a replay's tensors they are `grad/<parameter>`, float32 and flat; the file's metadata `gradients` says of each
-parameter how many elements it has and its L2 norm. The sample depends on the number of elements alone, so two configurations'
-samples are of the same elements.
+To say *which* parameter two configurations disagree on, a comparison needs gradients of single parameters. Kept whole they
+would be as large as the model for every input. So of a parameter with more than `GRADIENT_SAMPLE` elements every n-th is kept,
+at places that depend on its size alone: the same places in every backend, so the samples compare element by element.
+
+Backends hand full gradients over one at a time (`GradientKeeper.take`): never is more than one parameter's gradient in memory
+beside what the backend itself holds.
+
+    store/replays/<id>/tensors/<dump>.safetensors
+        grad/<name>                   float32, [min(numel, GRADIENT_SAMPLE)]
+        metadata "gradients"          {"<name>": {"numel": 262144, "norm": 0.0171}}
 
 Example:
-    >>> sample(torch.arange(200_000.0)).shape
-    torch.Size([65536])
+    >>> keeper = GradientKeeper()
+    >>> keeper.take("module.lm_head.weight", torch.ones(2, 3))
+    >>> keeper.facts
+    {'lm_head.weight': {'numel': 6, 'norm': 2.449489742783178}}
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from typing import Any
+
 import torch
+from torch import Tensor
 
 GRADIENT_SAMPLE = 65_536
-"""Elements of a parameter's gradient that are kept at most: those at floor(i * numel / GRADIENT_SAMPLE)."""
+"""Elements that are kept of one parameter's gradient."""
 PREFIX = "grad/"
+_WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
-def sample(gradient: torch.Tensor) -> torch.Tensor:
-    """The flattened gradient as float32 on the CPU: all of it, or GRADIENT_SAMPLE elements at fixed places."""
+@dataclass
+class GradientKeeper:
+    """Collects one input's gradients. `records` False: takes part (collectives need every rank) and keeps nothing.
+
+    tensors: by `grad/<name>`, float32, 1-D, on the CPU. facts: by name, `numel` of the whole gradient and its L2 `norm`.
+    """
+
+    records: bool = True
+    tensors: dict[str, Tensor] = field(default_factory=dict)
+    facts: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def take(self, name: str, gradient: Tensor) -> None:
+        """Keep a parameter's full gradient, of any shape, dtype and device."""
+        if self.records:
+            plain = plain_name(name)
+            self.tensors[PREFIX + plain] = sample(gradient).to("cpu", torch.float32, copy=True)
+            norm = torch.linalg.vector_norm(gradient.detach(), dtype=torch.float64)
+            self.facts[plain] = {"numel": gradient.numel(), "norm": float(norm)}
+
+
+def sample(gradient: Tensor) -> Tensor:
+    """The elements that are kept, in order: all of at most GRADIENT_SAMPLE, else those at floor(i * numel / GRADIENT_SAMPLE)."""
     flat = gradient.detach().reshape(-1)
-    if flat.numel() > GRADIENT_SAMPLE:
-        places = torch.arange(GRADIENT_SAMPLE, device=flat.device) * flat.numel() // GRADIENT_SAMPLE
-        flat = flat[places]
-    return flat.float().cpu().clone()
+    if flat.numel() <= GRADIENT_SAMPLE:
+        return flat
+    places = torch.arange(GRADIENT_SAMPLE, device=flat.device) * flat.numel() // GRADIENT_SAMPLE
+    return flat[places]
 
 
-def norm(gradient: torch.Tensor) -> float:
-    """L2 norm of the whole gradient, computed in float64."""
-    return float(torch.linalg.vector_norm(gradient.detach(), dtype=torch.float64))
+def plain_name(name: str) -> str:
+    """A parameter's name in the transformers model, without what engines and compilers put between."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)

@@ -29,11 +29,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actordbg.actor import gradients, known, measure, oracle_model
+from actordbg.actor import known, measure, oracle_model
 from actordbg.actor.backends.base import Place, set_seed
 from actordbg.actor.build import parameter_count, resolved_attention, text_config
 from actordbg.actor.call import Call, Signature, make_call
 from actordbg.actor.choices import DTYPES, choose, gather_facts
+from actordbg.actor.gradients import GradientKeeper
 from actordbg.actor.models import locate
 from actordbg.actor.session import ForwardOutcome
 from actordbg.errors import Unsupported
@@ -161,14 +162,14 @@ class OracleSession:
 
     def _take_gradients(self, outcome: ForwardOutcome, *, keep: bool) -> None:
         """The norm over all parameters, and with `keep` each parameter's gradient as `actordbg.actor.gradients` has it."""
+        keeper = GradientKeeper()
         squares = 0.0
         for name, parameter in self._model.named_parameters():
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            size = gradients.norm(gradient)
-            squares += size * size
+            squares += float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
             if keep:
-                outcome.tensors[gradients.PREFIX + name] = gradients.sample(gradient)
-                outcome.gradients[name] = {"numel": gradient.numel(), "norm": size}
+                keeper.take(name, gradient)
+        outcome.tensors, outcome.gradients = keeper.tensors, keeper.facts
         outcome.grad_norm = math.sqrt(squares)
 
     def _call(self, dump: Dump) -> Call:

@@ -59,7 +59,7 @@ class ActorEngine:
         varied, undo = vary(loaded, self.spec.config.vary)
         outcome = self._session.run(varied, backward=self._session.backward_for(loaded.record), keep=keep)
         outcome.apply(undo)
-        if keep:
+        if outcome.tensors:
             self._keep(item, outcome)
         return self._fields(loaded, outcome)
 
@@ -98,10 +98,10 @@ class ActorEngine:
         import safetensors.torch
 
         plain = {name: tensor.detach().contiguous() for name, tensor in outcome.tensors.items()}
-        metadata = {"dump_id": item.dump_id, "replay_id": self.spec.replay_id}
+        about = {"dump_id": item.dump_id, "replay_id": self.spec.replay_id}
         if outcome.gradients:
-            metadata["gradients"] = json.dumps(outcome.gradients)
-        blob = safetensors.torch.save(plain, metadata=metadata)
+            about["gradients"] = json.dumps(outcome.gradients)
+        blob = safetensors.torch.save(plain, metadata=about)
         atomic_write(self.folder / TENSORS / f"{item.dump_id}.safetensors", blob)
 
     def _device_is_lost(self) -> bool:
@@ -128,6 +128,8 @@ def _extra(outcome: ForwardOutcome, not_compared: dict[str, str]) -> dict[str, A
     }
     if outcome.randomness and outcome.randomness.restored:
         extra["restored"] = list(outcome.randomness.restored)
+    if outcome.gradient_over:
+        extra["gradient_over"] = list(outcome.gradient_over)
     if not_compared:
         extra["not_compared"] = not_compared
     if outcome.notes:
