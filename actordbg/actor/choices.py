@@ -14,6 +14,9 @@ anything starts and the worker decides the same.
 | backward | `grad_enabled`: a training pass is replayed with its backward | off |
 | seed | before each forward the generator states of *its* dump (`actordbg.actor.randomness`) | 0 |
 
+The truth (`oracle`) decides more by itself: no packing, eager attention, nothing around the model. Its `dtype` is the one that
+the weights are rounded to before they are raised.
+
 Packing, temperature and backward follow *each* dump's record where the configuration leaves them open (see
 `ActorSession.run`); what is decided here from the first dump decides how the engine is built.
 
@@ -113,8 +116,8 @@ def choose(config: ReplayConfig, defaults: DumpRecord | None, facts: Facts) -> C
     return Choices(
         model=config.model,
         dtype=config.dtype or _dtype(config, defaults, facts),
-        attn=config.attn or default_attention(facts),
-        packing=_first(config.packing, defaults and defaults.packing_samples, False),
+        attn="eager" if config.oracle else config.attn or default_attention(facts),
+        packing=not config.oracle and _first(config.packing, defaults and defaults.packing_samples, False),
         temperature=_first(config.temperature, defaults and defaults.temperature, 1.0),
         backward=_first(config.backward, defaults and defaults.grad_enabled, False),
         num_layers=config.num_layers,
@@ -132,6 +135,7 @@ def validate(config: ReplayConfig) -> None:
     _one_of("--align", config.align, ALIGNMENTS)
     _one_of("--oracle", config.oracle, ORACLES)
     _one_of("--vary", config.vary, VARIATIONS)
+    _only_the_truth(config)
     if config.compile_backend and not config.compile:
         raise UsageError("--compile-backend compiles nothing by itself", hint="add --compile")
     if config.zero_stage not in (0, 1, 2, 3):
@@ -156,6 +160,36 @@ def validate(config: ReplayConfig) -> None:
         raise UsageError(f"--timeout {config.timeout_s:g} gives no input a chance", hint="seconds, more than 0")
     if config.temperature is not None and not config.temperature > 0:
         raise UsageError(f"--temperature {config.temperature} divides by nothing", hint="a temperature above 0")
+
+
+BESIDE_ORACLE: Mapping[str, tuple[Any, ...]] = {
+    "attn": (None, "eager"),
+    "packing": (None, False),
+    "compile": (False,),
+    "compile_backend": (None,),
+    "deepcompile": (False,),
+    "backend": ("plain",),
+    "zero_stage": (0,),
+    "tp": (1,),
+    "ring": (1,),
+    "align": (None,),
+}
+"""What the truth decides by itself, and the values that do not contradict it."""
+
+
+def _only_the_truth(config: ReplayConfig) -> None:
+    """Refuse what contradicts --oracle: a truth that was packed, compiled or sharded would be none."""
+    if config.oracle is None:
+        return
+    for name, allowed in BESIDE_ORACLE.items():
+        value = getattr(config, name)
+        if value not in allowed:
+            option = "--" + name.replace("_", "-") + ("" if value is True else f" {value}")
+            raise UsageError(
+                f"--oracle and {option} contradict each other: the truth is each row alone, unpadded, with eager "
+                "attention in plain PyTorch",
+                hint=f"leave {option} out",
+            )
 
 
 def default_attention(facts: Facts) -> str:

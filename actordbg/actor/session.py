@@ -25,10 +25,10 @@ import hashlib
 import inspect
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -37,9 +37,10 @@ from actordbg.actor.backends.base import Place, set_seed
 from actordbg.actor.backends.choose import change_compilation, open_backend
 from actordbg.actor.build import change_attention, parameter_count, resolved_attention, resolved_dtype, text_config
 from actordbg.actor.call import Call, Signature, make_call, read_result
-from actordbg.actor.choices import COMPILE_BACKENDS, choose, gather_facts
+from actordbg.actor.choices import COMPILE_BACKENDS, Choices, choose, gather_facts
 from actordbg.actor.compiling import CompileCount
 from actordbg.actor.cpu import allow_fp32_actor, install_cpu_support, stand_in_for_flash_attn
+from actordbg.actor.gradients import GradientKeeper
 from actordbg.actor.randomness import Randomness
 from actordbg.actor.sharing import host_key
 from actordbg.errors import Unsupported, UsageError
@@ -59,7 +60,9 @@ class ForwardOutcome:
     `graphs`, `graph_breaks`: what torch.compile did in this input, None where nothing is compiled.
     `randomness`: where its random numbers came from, None where the dump says nothing about them.
     `folded`: token ids were outside the vocabulary and were folded into it. `notes`: where the call differs from the record.
-    `tensors`: with `keep`, what is worth storing, by name.
+    `tensors`: with `keep`, what is worth storing, by name. `gradients`: with `keep_gradients`, each parameter's `numel` and
+    `norm`.
+    `gradient_over`: the dumps whose gradients were averaged into this one's, one for each lane, where they were not all the same.
     """
 
     log_probs: torch.Tensor
@@ -79,13 +82,38 @@ class ForwardOutcome:
     training: bool = False
     notes: tuple[str, ...] = ()
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    gradients: dict[str, dict[str, Any]] = field(default_factory=dict)
+    gradient_over: tuple[str, ...] = ()
+
+    def apply(self, layout: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Bring every tensor of the mask's shape into another layout (see `actordbg.actor.variants`)."""
+        self.log_probs, self.mask = layout(self.log_probs), layout(self.mask)
+        self.entropy = None if self.entropy is None else layout(self.entropy)
+        for name in ("log_probs", "mask", "entropy"):
+            if name in self.tensors:
+                self.tensors[name] = layout(self.tensors[name])
+
+
+class Session(Protocol):
+    """A built model that replays dumps: OpenRLHF's Actor (`ActorSession`) or the truth (`actordbg.actor.oracle`)."""
+
+    resolved: dict[str, Any]
+    choices: Choices
+
+    @property
+    def is_collective(self) -> bool: ...
+    @property
+    def tainted(self) -> bool: ...
+    def backward_for(self, record: DumpRecord) -> bool: ...
+    def run(self, dump: Dump, *, backward: bool, keep: bool = False) -> ForwardOutcome: ...
+    def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None: ...
+    def save(self, folder: Path) -> None: ...
+    def close(self) -> None: ...
 
 
 @contextlib.contextmanager
-def open_actor(
-    config: ReplayConfig, *, defaults: DumpRecord | None = None, model_cache: Path
-) -> Iterator[ActorSession]:
-    """Build the actor that `config` describes, and close it afterwards.
+def open_actor(config: ReplayConfig, *, defaults: DumpRecord | None = None, model_cache: Path) -> Iterator[Session]:
+    """Build the actor that `config` describes (or the truth, where it asks for that), and close it afterwards.
 
     `defaults` is the record of the first dump to be replayed (see `actordbg.actor.choices`), `model_cache` a folder for what
     is built on the way: the tiny model, truncated models, compiled kernels. Rank and world size come from RANK, LOCAL_RANK
@@ -94,11 +122,19 @@ def open_actor(
     Raises UsageError, Unsupported (a combination known to fail or to be wrong here), EnvironmentProblem (openrlhf or the
     model is missing); whatever torch, transformers or DeepSpeed raise while building passes through.
     """
-    session = ActorSession(config, defaults, model_cache)
+    session = _kind_of(config)(config, defaults, model_cache)
     try:
         yield session
     finally:
         session.close()
+
+
+def _kind_of(config: ReplayConfig) -> type[Any]:
+    if config.oracle is None:
+        return ActorSession
+    from actordbg.actor.oracle import OracleSession
+
+    return OracleSession
 
 
 class ActorSession:
@@ -117,6 +153,7 @@ class ActorSession:
         set_seed(self.choices.seed)
         self._cache = model_cache
         self._backend = open_backend(config, self.choices, model_cache)
+        self._records = Place.from_environment().rank % config.lane_width == 0
         self._signature = Signature.of(self._backend.actor)
         self.resolved: dict[str, Any] = self._describe() | {"load_s": time.perf_counter() - began}
 
@@ -147,7 +184,9 @@ class ActorSession:
         """
         if backward and not self._backend.can_train:
             raise UsageError("this actor was opened without backward", hint="set backward in the configuration")
-        call = make_call(self._signature, dump, self.resolved["vocab_size"], self._backend.device)
+        call = make_call(
+            self._signature, dump, self.resolved["vocab_size"], self._backend.device, self._backend.ring_group
+        )
         settings = self._follow(dump.record, backward)
         try:
             outcome = self._run(call, settings, dump, backward)
@@ -155,7 +194,7 @@ class ActorSession:
             self._backend.recover()
             raise
         if keep:
-            outcome.tensors = _worth_keeping(outcome)
+            outcome.tensors |= _worth_keeping(outcome)
         return outcome
 
     def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
@@ -209,21 +248,26 @@ class ActorSession:
             notes=call.notes,
         )
         if backward:
-            self._backward(log_probs, call.mask, outcome)
+            self._backward(log_probs, call.mask, outcome, dump.record.dump_id)
         outcome.peak_memory_bytes = measure.peak_bytes(device)
         if self.config.compile or self.config.deepcompile:
             delta = CompileCount.now() - compiled
             outcome.graphs, outcome.graph_breaks = delta.graphs, delta.breaks
         return outcome
 
-    def _backward(self, log_probs: torch.Tensor, mask: torch.Tensor, outcome: ForwardOutcome) -> None:
+    def _backward(self, log_probs: torch.Tensor, mask: torch.Tensor, outcome: ForwardOutcome, dump_id: str) -> None:
         device = self._backend.device
         began = measure.now(device)
         chosen = mask.to(log_probs)
         loss = -(log_probs * chosen).sum() / chosen.sum().clamp(min=1)
         outcome.loss = float(loss.detach())
-        outcome.grad_norm = self._backend.backward(loss)
+        keeper = GradientKeeper(self._records) if self.config.keep_gradients else None
+        outcome.grad_norm = self._backend.backward(loss, keeper)
         outcome.backward_s = measure.now(device) - began
+        over = self._backend.averaged_over(dump_id)
+        outcome.gradient_over = tuple(sorted(over)) if len(set(over)) > 1 else ()
+        if keeper is not None:
+            outcome.tensors, outcome.gradients = keeper.tensors, keeper.facts
 
     def _follow(self, record: DumpRecord, backward: bool) -> tuple[bool, float, bool]:
         """Set (packing, temperature, training mode) on the actor: as configured, else as this dump's record has them."""

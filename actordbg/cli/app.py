@@ -33,6 +33,7 @@ from actordbg.cli import (
     status,
     unpatch,
 )
+from actordbg.cli.optional_value import optional_values
 from actordbg.errors import ActordbgError, EnvironmentProblem
 
 OPTIONAL = {
@@ -92,7 +93,11 @@ dump_app.command("prune", short_help="Remove dumps.")(dump_prune.prune)
 app.command("index", short_help="Index what is new in the store.")(index.index)
 app.add_typer(actor_app)
 actor_app.command("init", short_help="Build the actor alone and run one forward.")(actor_init.init)
-app.command("replay", short_help="Replay what a query selects, without the training.")(replay.replay)
+app.command(
+    "replay",
+    short_help="Replay what a query selects, without the training.",
+    cls=optional_values(oracle="fp32", resume="last"),
+)(replay.replay)
 app.command("report", short_help="What passed, what failed and why, time and memory.")(report.report)
 
 

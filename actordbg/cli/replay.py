@@ -59,7 +59,7 @@ Resume = Annotated[
     str | None,
     typer.Option(
         "--resume",
-        metavar="REPLAY|last",
+        metavar="[REPLAY|last]",
         help="Go on with a replay where it stopped, under its own configuration.",
     ),
 ]
@@ -103,6 +103,7 @@ def replay(
     ring: opt.Ring = None,
     dist_backend: opt.DistBackend = None,
     align: opt.Align = None,
+    oracle: opt.Oracle = None,
     timeout: opt.Timeout = None,
     keep_tensors: KeepTensors = None,
     keep_gradients: KeepGradients = None,
@@ -124,7 +125,7 @@ def replay(
         "compile_backend": compile_backend, "deepcompile": deepcompile, "backend": backend, "zero_stage": zero_stage,
         "nproc": nproc, "backward": backward, "seed": seed, "temperature": temperature, "timeout": timeout,
         "keep_tensors": keep_tensors, "keep_gradients": keep_gradients, "tp": tp, "ring": ring,
-        "dist_backend": dist_backend, "align": align,
+        "dist_backend": dist_backend, "align": align, "oracle": oracle,
     }  # fmt: skip
     if _is_left_to_rank_0(flags):
         return

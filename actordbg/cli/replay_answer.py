@@ -180,6 +180,11 @@ def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
 
 
 def _configuration(resolved: dict[str, Any]) -> str:
+    if resolved.get("oracle"):
+        return (
+            f"the truth: {resolved.get('model')}, weights in {resolved.get('dtype')}, computed in {resolved['oracle']}, each "
+            f"row alone, {resolved.get('attn')} attention, on {resolved.get('device_name')}"
+        )
     engine = f" ZeRO {resolved['zero_stage']}" if resolved.get("engine") else ""
     parts = [
         f"{resolved.get('model')} {resolved.get('dtype')} {resolved.get('attn')}",

@@ -120,6 +120,15 @@ Align = Annotated[
         "own, as many as it has, which may hang. Default: each its share, kept in step.",
     ),
 ]
+Oracle = Annotated[
+    str | None,
+    _option(
+        "--oracle",
+        metavar="[fp32|fp64]",
+        help="The truth instead of the Actor: each row alone, unpadded, eager attention in fp32 (or fp64), plain PyTorch, "
+        "the same weights.",
+    ),
+]
 
 _KINDS: dict[str, tuple[type, ...]] = {
     "model": (str,),
@@ -152,16 +161,19 @@ def build_config(defaults: Mapping[str, Any], flags: Mapping[str, Any], *, no_fl
 
     Both use the options' names, with `-` or `_`. Raises UsageError for unknown keys, wrong types and values that mean nothing.
     """
-    from actordbg.actor.choices import validate
+    from actordbg.actor.choices import BESIDE_ORACLE, validate
     from actordbg.outcome import ReplayConfig
 
-    values = _from_file(defaults) | {name: value for name, value in flags.items() if value is not None}
+    given = {name: value for name, value in flags.items() if value is not None}
+    values = _from_file(defaults) | given
     if no_flash_attn:
         if flags.get("attn") not in (None, "sdpa"):
             raise UsageError(
                 f"--no-flash-attn and --attn {flags['attn']} contradict each other", hint="give one of them"
             )
         values["attn"] = "sdpa"
+    if "oracle" in given:  # the file says how to replay; what the truth decides by itself it does not contradict
+        values = {name: value for name, value in values.items() if name in given or name not in BESIDE_ORACLE}
     if "nproc" not in values:
         values["nproc"] = values.get("tp", 1) * values.get("ring", 1)
     if "timeout" in values:
