@@ -1,8 +1,8 @@
 """Ring attention for a replay: OpenRLHF's own slicing and gathering, over ring_flash_attn or the stand-in.
 
-OpenRLHF cuts a packed batch into equal parts, one for each rank of the ring, calls `ring_flash_attn.update_ring_flash_attn_params`
-with the borders of the rows, lets the attention of the model exchange keys and values, and gathers the log-probs. All of that is its
-own code here as well; only the kernel differs:
+OpenRLHF cuts a packed batch into equal parts, one for each rank of the ring, calls ring_flash_attn's
+`update_ring_flash_attn_params` with the borders of the rows, lets the model's attention exchange keys and values, and gathers
+the log-probs. All of that is its own code here as well; only the kernel differs:
 
 | attention | kernel |
 |---|---|
@@ -12,6 +12,7 @@ own code here as well; only the kernel differs:
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from actordbg.actor import ring_standin
@@ -33,9 +34,7 @@ def open_group(group: Any, attn: str) -> Any:
     ring_attn_utils.set_ring_attn_group(group)
     if hasattr(ring_attn_utils, "patch_transformers_for_ring_flash_attn"):
         ring_attn_utils.patch_transformers_for_ring_flash_attn()
-    from ring_flash_attn import substitute_hf_flash_attn
-
-    substitute_hf_flash_attn(group, 1)
+    importlib.import_module("ring_flash_attn").substitute_hf_flash_attn(group, 1)
     return group
 
 

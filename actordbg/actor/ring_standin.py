@@ -1,11 +1,11 @@
 """Plain ring attention where ring_flash_attn cannot run: every rank gathers the keys and values of all, and attends with them.
 
 ring_flash_attn needs CUDA and flash-attn. What a replay on a CPU is to exercise is not its kernel but everything around it:
-OpenRLHF's cutting of the packed batch, its position ids, its gathering of log-probs, and the reduction of gradients over the ring. So
-this module stands in the kernel's place, under its name and with the two functions that OpenRLHF calls, and gives the same
-numbers in the plainest way:
+OpenRLHF's cutting of the packed batch, its position ids, its gathering of log-probs, and the reduction of gradients over
+the ring. So this module stands in the kernel's place, under its name and with the two functions that OpenRLHF calls, and
+gives the same numbers in the plainest way:
 
-* K and V of all ranks are gathered with an all-gather that has a gradient: backward sums over the ring and takes this rank's part;
+* K and V of all ranks are gathered, with a gradient: backward sums over the ring and takes this rank's part;
 * the mask is causal and keeps rows apart, from the borders (`cu_seqlens`) that OpenRLHF announces before each forward;
 * torch's `scaled_dot_product_attention` does the rest, in the place of transformers' sdpa.
 
@@ -76,7 +76,7 @@ def substitute_hf_flash_attn(process_group: dist.ProcessGroup, heads_k_stride: i
 
 
 def update_ring_flash_attn_params(cu_seqlens: Tensor, process_group: dist.ProcessGroup) -> None:
-    """The borders of the rows of the next forward: int32 [rows + 1] over the tokens of the whole ring, padding in the last row."""
+    """The borders of the rows of the next forward: int32 [rows + 1] over the whole ring's tokens, padding in the last row."""
     _RING.group, _RING.cu_seqlens = process_group, cu_seqlens
     _RING.masks.clear()
 

@@ -34,7 +34,7 @@ _SUMMED = "replicated_with_grad_allreduce"
 
 @dataclass(frozen=True)
 class Split:
-    """What was split. `modules`: how many. `summed`: modules whose gradients need a sum over the group. `left_whole`: tied heads."""
+    """What was split: how many `modules`. `summed`: whose gradients need a sum over the group. `left_whole`: tied heads."""
 
     modules: int
     summed: tuple[str, ...]
