@@ -60,9 +60,8 @@ class ForwardOutcome:
     `graphs`, `graph_breaks`: what torch.compile did in this input, None where nothing is compiled.
     `randomness`: where its random numbers came from, None where the dump says nothing about them.
     `folded`: token ids were outside the vocabulary and were folded into it. `notes`: where the call differs from the record.
-    `tensors`: with `keep`, what is worth storing, by name. `gradients`: with `keep_gradients`, each parameter's `numel` and
-    `norm`.
-    `gradient_over`: the dumps whose gradients were averaged into this one's, one for each lane, where they were not all the same.
+    `tensors`: with `keep`, what is worth storing, by name. `gradients`: with `keep_gradients`, each parameter's `numel`, `norm`.
+    `gradient_over`: the dumps whose gradients were averaged into this one's, one for each lane, where they are not all the same.
     """
 
     log_probs: torch.Tensor

@@ -25,6 +25,7 @@ from actordbg.outcome import ReplayConfig
 CHANGEABLE = (
     "packing", "temperature", "attn", "compile", "compile_backend", "seed", "timeout_s", "vary", "keep_tensors", "keep_gradients",
 )  # fmt: skip
+# A ring replaces the attention function by its own when it is built.
 _DEEPCOMPILED = ("attn", "compile", "compile_backend")
 """What DeepCompile has put into the engine's graph and hooks: it stays there."""
 LEAST_TIMEOUT_S = 1800.0
@@ -41,6 +42,8 @@ def host_key(config: ReplayConfig, choices: Choices) -> Hashable:
     fixed["backward"] = None if config.backend == "plain" else choices.backward
     if config.deepcompile:
         fixed |= {name: getattr(config, name) for name in _DEEPCOMPILED} | {"attn": choices.attn}
+    if config.ring > 1:
+        fixed["attn"] = choices.attn
     if config.backend != "plain":
         fixed["timeout_s"] = max(config.timeout_s, LEAST_TIMEOUT_S)
     return tuple(sorted(fixed.items(), key=lambda item: item[0]))

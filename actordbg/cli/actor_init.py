@@ -114,7 +114,7 @@ def run_init(config: ReplayConfig, order: InitOrder) -> list[InitResult]:
     import tempfile
 
     from actordbg.replay.launch import groups_of, launch
-    from actordbg.replay.processes import end_session, start_ticks
+    from actordbg.replay.processes import start_ticks
     from actordbg.replay.supervise import interruptible, undisturbed
 
     me = os.getpid()
@@ -130,8 +130,7 @@ def run_init(config: ReplayConfig, order: InitOrder) -> list[InitResult]:
         finally:
             with undisturbed():
                 for one in started:
-                    end_session(one.session)
-                    one.process.wait()
+                    one.end()
 
 
 def _collect(folder: Path, config: ReplayConfig, started: list[Any]) -> list[InitResult]:

@@ -28,10 +28,9 @@ def make_cells(
 ) -> list[MatrixCell]:
     """A cell for each combination: `not run` without a reason where it is to be run, else decided already.
 
-    `defaults`: the record that open settings follow, of the first dump. UsageError if no combination makes sense at all.
+    `defaults`: the record that open settings follow, of the first dump.
     """
-    cells = [_cell(index, one, facts, defaults, skip_known) for index, one in enumerate(combined)]
-    return cells
+    return [_cell(index, one, facts, defaults, skip_known) for index, one in enumerate(combined)]
 
 
 def is_open(cell: MatrixCell) -> bool:
@@ -66,7 +65,8 @@ def batches(cells: Sequence[MatrixCell], facts: Facts, defaults: DumpRecord | No
 
 
 def _cell(index: int, one: Combination, facts: Facts, defaults: DumpRecord | None, skip_known: bool) -> MatrixCell:
-    status, reason, known = NOT_RUN, "", ()
+    status, reason = NOT_RUN, ""
+    known: tuple[str, ...] = ()
     try:
         findings = check_config(one.config, facts, defaults)
     except UsageError as problem:

@@ -13,6 +13,7 @@ from actordbg.replay.journal import rank_log
 from actordbg.replay.processes import ALIVE, describe_status, state_of
 
 LAUNCHER_LOG = "launcher.log"
+_LAUNCHERS_WORD = re.compile(r"exits with return code = (-?\d+)|failed \(exitcode: (-?\d+)\) local_rank: ")
 STACKS_S = 2.0
 """How long to wait for the stacks."""
 
@@ -49,11 +50,11 @@ def was_told_to_end(log: str) -> bool:
 
 
 def reported_by_launcher(launcher: Path) -> str:
-    """How the deepspeed launcher says in its log that a worker ended, in words."""
-    codes = re.findall(r"exits with return code = (-?\d+)", tail_of(launcher))
+    """How the log of the deepspeed launcher, or torchrun, says that a worker ended. torchrun names the one that failed first."""
+    codes = _LAUNCHERS_WORD.findall(tail_of(launcher))
     if not codes:
         return describe_status(None)
-    code = int(codes[-1])
+    code = int(next(filter(None, codes[-1])))
     return describe_status(-code if code < 0 else code << 8)
 
 

@@ -25,7 +25,6 @@ from types import TracebackType
 from actordbg.outcome import ReplayConfig
 from actordbg.replay.launch import Group, Launched, launch
 from actordbg.replay.mailbox import announce
-from actordbg.replay.processes import end_session
 
 LEAVE_S = 15.0
 """How long workers may take to leave once they were told to; as after an ordinary replay."""
@@ -65,7 +64,7 @@ class WarmGroups:
                 announce(before, work)
                 self.shared += 1
                 return launched
-            end_session(launched.session)
+            launched.end()
         self.started += 1
         return self.launcher(config, group, work)
 
@@ -83,5 +82,4 @@ class WarmGroups:
         while any(launched.process.poll() is None for launched, _ in waiting) and time.monotonic() < deadline:
             time.sleep(0.02)
         for launched, _ in waiting:
-            end_session(launched.session)
-            launched.process.wait()
+            launched.end()
