@@ -26,6 +26,7 @@ from actordbg.cli import (
     dump_unpack,
     dump_verify,
     index,
+    matrix,
     patch,
     replay,
     report,
@@ -98,6 +99,7 @@ app.command(
     short_help="Replay what a query selects, without the training.",
     cls=optional_values(oracle="fp32", resume="last"),
 )(replay.replay)
+app.command("matrix", short_help="Which combinations of settings work, and which are right.")(matrix.matrix)
 app.command("report", short_help="What passed, what failed and why, time and memory.")(report.report)
 
 

@@ -130,7 +130,7 @@ def replay(
     if _is_left_to_rank_0(flags):
         return
     store = store_of(ctx).require()
-    chosen = _order(order, shuffle_inputs)
+    chosen = order_of(order, shuffle_inputs)
     if resume is not None:
         _only_resume(ctx)
         plan = _resumed(store, resume)
@@ -147,7 +147,7 @@ def replay(
         raise typer.Exit(1)
 
 
-def _order(order: str | None, shuffle: bool) -> str:
+def order_of(order: str | None, shuffle: bool) -> str:
     from actordbg.replay.plan import ORDERS
 
     if shuffle and order not in (None, "shuffle"):
@@ -244,7 +244,7 @@ def _run(store: Store, plan: Plan, *, dry_run: bool, quiet: bool) -> tuple[Repla
 
     spec = plan.spec
     if not spec.inputs:
-        note = _what_there_is(store, spec.where)
+        note = what_there_is(store, spec.where)
         return ReplayAnswer(None, "nothing to replay", 0, skipped=plan.skipped, note=note), None
     findings = check_config(spec.config, defaults=defaults_of(store.root, spec.inputs))
     refuse_findings(findings)
@@ -310,7 +310,7 @@ def _show(event: Progress, advance: Any) -> None:
         advance(1, note="running" if event.text == "passed" else f"last: {event.text}")
 
 
-def _what_there_is(store: Store, where: str | None) -> str:
+def what_there_is(store: Store, where: str | None) -> str:
     """Why nothing matched, in terms of what the store holds."""
     from actordbg.catalog.query import dump_extent
 

@@ -1,7 +1,7 @@
 """A matrix as a document: the table, what failed and why, what was loaded, and what it ran on. Pure.
 
-Text and Markdown show the same blocks. A cell is told in a word that needs no colour: passed, WRONG (it finished, and its numbers are
-not the truth's), failed, unavailable, not run; and REGRESSED where a baseline says so.
+Text and Markdown show the same blocks. A cell is told in a word that needs no colour: passed, WRONG (it finished, and its
+numbers are not the truth's), failed, unavailable, not run; and REGRESSED where a baseline says so.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def matrix_document(record: MatrixRecord, context: MatrixContext, explain: Expla
         Paragraph(_legend(record)),
         *_section("Wrong", [_wrong(cell) for cell in record.cells if verdict_word(cell) == WRONG]),
         *_section("Regressed", [f"{_label(c)}: {'; '.join(c.regressed)}" for c in record.cells if c.regressed]),
-        *_section("Failed", [_failure(cell, explain) for cell in record.cells if cell.status == _FAILED]),
+        *_section(
+            "Failed", [line for cell in record.cells if cell.status == _FAILED for line in _failure(cell, explain)]
+        ),
         *_section("Unavailable and not run", _left_out(record.cells)),
         *_section("Loaded", _loaded(record, context)),
         *_section("What it ran on", _facts(record, context)),
@@ -132,7 +134,7 @@ def _wrong(cell: MatrixCell) -> str:
     return f"{_label(cell)}: {cell.reason or cell.verdict}. Comparison {cell.comparison_id or '-'}, replay {cell.replay_id}"
 
 
-def _failure(cell: MatrixCell, explain: Explain) -> str:
+def _failure(cell: MatrixCell, explain: Explain) -> list[str]:
     known = explain(cell.signature) if cell.signature else None
     counts = ", ".join(f"{count} {status}" for status, count in sorted(cell.counts.items()))
     parts = [f"{_label(cell)}: {cell.signature or 'failed'} ({counts or 'the Actor could not be built'})"]
@@ -140,7 +142,7 @@ def _failure(cell: MatrixCell, explain: Explain) -> str:
         parts.append(f"first cause: {cell.error}")
     if known:
         parts += [f"why: {known[0]}", f"way out: {'; or '.join(known[1])}"]
-    return "\n".join([*parts, f"log: {cell.log}"])
+    return [*parts, f"log: {cell.log}"]
 
 
 def _left_out(cells: Sequence[MatrixCell]) -> list[str]:
