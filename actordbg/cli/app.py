@@ -11,6 +11,7 @@ import typer
 from actordbg import __version__
 from actordbg.cli import (
     actor_init,
+    compare,
     demo,
     doctor,
     dump_create,
@@ -100,6 +101,7 @@ app.command(
     cls=optional_values(oracle="fp32", resume="last"),
 )(replay.replay)
 app.command("matrix", short_help="Which combinations of settings work, and which are right.")(matrix.matrix)
+app.command("compare", short_help="Does a replay agree with another, or with the truth?")(compare.compare)
 app.command("report", short_help="What passed, what failed and why, time and memory.")(report.report)
 
 

@@ -25,7 +25,7 @@ def render_blocks(blocks: Sequence[Block]) -> str:
     return "\n\n".join(_block(block) for block in blocks) + "\n"
 
 
-def _block(block: Heading | Paragraph | Items | Code | Grid) -> str:
+def _block(block: Block) -> str:
     if isinstance(block, Heading):
         return f"{'#' * block.level} {escape(block.text)}"
     if isinstance(block, Paragraph):
