@@ -26,6 +26,7 @@ from actordbg.cli import (
     dump_unpack,
     dump_verify,
     index,
+    noise,
     patch,
     replay,
     report,
@@ -98,6 +99,9 @@ app.command(
     short_help="Replay what a query selects, without the training.",
     cls=optional_values(oracle="fp32", resume="last"),
 )(replay.replay)
+app.command("noise", short_help="How far a configuration moves by itself.", cls=optional_values(oracle="fp32"))(
+    noise.noise
+)
 app.command("report", short_help="What passed, what failed and why, time and memory.")(report.report)
 
 
