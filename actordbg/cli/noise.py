@@ -24,6 +24,7 @@ ANSWERS = {
     "repad": "more padding",
     "rebatch": "every row twice",
     "reorder": "rows reversed",
+    "rounding": "what the dtype costs by itself",
 }
 
 
@@ -31,7 +32,7 @@ ANSWERS = {
 class NoiseAnswer:
     """The noise floor of one configuration. Log-probs in nats; `floor` by measure, the largest over all dumps and variations.
 
-    `moves_most`: the variation that moves a log-prob most, None where none moves any. `deterministic`: whether the same call,
+    `moves_most`: the variation that moves a log-prob most, None where none moves any ("rounding" is none). `deterministic`: whether the same call,
     run again, gave the same log-probs and gradient norms. `conclusion`: what this means, in words.
     """
 
@@ -83,10 +84,10 @@ def noise(
     as_json: Json = False,
 ) -> None:
     """Measure how far a configuration moves by itself: the same inputs replayed unchanged, and run again, with more padding,
-    in another batch, in another order.
+    in another batch, in another order; and what its dtype costs by itself, row by row against a wider one.
 
     What comes out must not depend on any of that, so what moves all the same is noise. `actordbg compare A B --noise` then
-    calls a difference real only outside of it. Five replays are run; they stay in the store.
+    calls a difference real only outside of it. Up to seven replays are run; they stay in the store.
 
     Example: actordbg noise --max-inputs 5 --dtype bf16 --packing
     """
@@ -122,7 +123,7 @@ def run(store: Store, spec: ReplaySpec, *, quiet: bool) -> NoiseRecord:
 
     refuse_findings(check_config(spec.config, defaults=defaults_of(store.root, spec.inputs)))
     catalog = LiveCatalog(store)
-    with output.progress("measuring noise", len(spec.inputs) * (1 + len(VARIATIONS)), quiet=quiet) as advance:
+    with output.progress("measuring noise", len(spec.inputs) * (3 + len(VARIATIONS)), quiet=quiet) as advance:
 
         def on_event(event: Progress) -> None:
             if event.kind == "result":
@@ -140,7 +141,7 @@ def run(store: Store, spec: ReplaySpec, *, quiet: bool) -> NoiseRecord:
 
 def answer_of(record: NoiseRecord, skipped: dict[str, int] | None = None) -> NoiseAnswer:
     """The answer out of what was measured."""
-    moved = [one for one in record.variants if one.log_probs is not None and one.log_probs.max_abs]
+    moved = [one for one in record.variants if _largest(one) and one.name != "rounding"]
     largest = max(moved, key=_largest, default=None)
     repeat = next((one for one in record.variants if one.name == "repeat"), None)
     same = None
@@ -172,7 +173,7 @@ def render(answer: NoiseAnswer) -> None:
         f"{output.plural(answer.dumps, 'input')} with {answer.tokens:,} compared log-probs, unchanged in {answer.replay_id}"
     )
     rows = [(one.name, ANSWERS.get(one.name, ""), *_figures(one), one.grad_norm_rel) for one in answer.variants]
-    output.table(["variation", "what", "max", "p99", "mean", "grad norm, rel."], rows)
+    output.table(["variation", "what", "max", "p99", "mean", "grad norm"], rows)
     output.say()
     floor = [(MEASURES.get(name, name), value) for name, value in answer.floor.items()]
     output.table(["floor", "largest"], floor)
@@ -190,15 +191,19 @@ def _conclusion(record: NoiseRecord, largest: NoiseVariant | None, same: bool | 
         lines.append("Run again, it gives the same bits: this configuration is deterministic here.")
     elif same is False:
         lines.append(
-            "Run again, the same call gives other numbers: this configuration is not deterministic here (atomic additions, "
-            "kernels chosen by timing), so no two runs of it can agree better than that."
+            "Run again, the same call gives other numbers: it is not deterministic here (atomic additions, kernels chosen by "
+            "timing), and no two runs of it can agree better than that."
         )
     if largest is None:
-        lines.append("No variation moves a log-prob: any difference from it is the other side's.")
+        lines.append("Padding, batch and order of rows move no log-prob at all.")
     else:
+        how = ANSWERS.get(largest.name, largest.name)
+        lines.append(f"Moved most by {how} ({largest.name}): a log-prob by up to {_largest(largest):.3g} nats.")
+    rounding = next((one for one in record.variants if one.name == "rounding"), None)
+    if rounding is not None:
         lines.append(
-            f"{ANSWERS.get(largest.name, largest.name).capitalize()} moves it most ({largest.name}): a log-prob by up to "
-            f"{_largest(largest):.3g} nats. Less than that, on these inputs, is no difference."
+            f"{record.dtype} itself, each row alone, is up to {_largest(rounding):.3g} nats from the same in a wider dtype: no "
+            "configuration in it can be expected to be nearer to the truth."
         )
     lines.append(f"next: actordbg compare {record.replay_id} truth --noise {record.noise_id}")
     return lines

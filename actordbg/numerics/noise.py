@@ -5,6 +5,8 @@ all under the same configuration. Each comparison gives the measures of `numeric
 a dump is the largest of them over all variants, the floor of the configuration the largest over all dumps. Floors and
 thresholds so have the same names, and a comparison looks each measure up in its dump's floor.
 
+"rounding" is beside them: how far the dtype alone is from the truth, measured row by row without any of the configuration.
+
 A dump that a variant could not run (out of memory in the doubled batch, say) has the floor of the other variants, and the record
 says so. A NaN that comes and goes is no floor: it is said, and leaves the measure out.
 
@@ -33,16 +35,24 @@ NOT_THE_CONFIGURATION = ("timeout_s", "keep_tensors", "keep_gradients", "vary", 
 """Settings of a replay that do not change the log-probs that a configuration gives."""
 
 
-def measure(store: Store, unchanged: str, varied: Mapping[str, str]) -> NoiseRecord:
+ROUNDING = "rounding"
+
+
+def measure(
+    store: Store, unchanged: str, varied: Mapping[str, str], *, rounding: tuple[str, str] | None = None
+) -> NoiseRecord:
     """The noise floor from finished replays: the `unchanged` one, and by variation the others. `save` writes it.
+
+    `rounding`: two oracle replays of the same inputs, in the configuration's dtype and in a wider one.
 
     Raises StoreProblem where nothing could be compared: a floor of nothing would call every difference real.
     """
     side = sides.open_replay(query.open_fresh(store), unchanged)
     floors: dict[str, dict[str, float]] = {}
     variants, reasons = [], []
-    for name, replay_id in varied.items():
-        found = compare(store, replay_id, unchanged, thresholds=Thresholds())
+    pairs = [(name, replay_id, unchanged) for name, replay_id in varied.items()]
+    for name, replay_id, against in pairs + ([(ROUNDING, *rounding)] if rounding else []):
+        found = compare(store, replay_id, against, thresholds=Thresholds())
         compared = [dump for dump in found.dumps if dump.verdict != NOT_COMPARED]
         for dump in compared:
             _raise_to(floors.setdefault(dump.dump_id, {}), measures(dump))
