@@ -32,8 +32,8 @@ ANSWERS = {
 class NoiseAnswer:
     """The noise floor of one configuration. Log-probs in nats; `floor` by measure, the largest over all dumps and variations.
 
-    `moves_most`: the variation that moves a log-prob most, None where none moves any ("rounding" is none). `deterministic`: whether the same call,
-    run again, gave the same log-probs and gradient norms. `conclusion`: what this means, in words.
+    `moves_most`: the variation that moves a log-prob most, None where none moves any ("rounding" is none). `deterministic`:
+    whether the same call, run again, gave the same log-probs and gradient norms. `conclusion`: what this means, in words.
     """
 
     noise_id: str
