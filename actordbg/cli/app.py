@@ -11,6 +11,7 @@ import typer
 from actordbg import __version__
 from actordbg.cli import (
     actor_init,
+    compare,
     demo,
     doctor,
     dump_create,
@@ -99,6 +100,9 @@ app.command(
     short_help="Replay what a query selects, without the training.",
     cls=optional_values(oracle="fp32", resume="last"),
 )(replay.replay)
+app.command(
+    "compare", short_help="Does a replay agree with another, or with the truth?", cls=optional_values(noise="last")
+)(compare.compare)
 app.command("noise", short_help="How far a configuration moves by itself.", cls=optional_values(oracle="fp32"))(
     noise.noise
 )

@@ -135,8 +135,7 @@ def run(store: Store, spec: ReplaySpec, *, quiet: bool) -> NoiseRecord:
                 store, spec, on_run=lambda name: advance(0, note=name), on_event=on_event, on_tick=catalog.tick
             )
         finally:
-            catalog.touch()
-            catalog.tick()
+            catalog.flush()
 
 
 def answer_of(record: NoiseRecord, skipped: dict[str, int] | None = None) -> NoiseAnswer:

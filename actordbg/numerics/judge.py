@@ -71,4 +71,4 @@ def _said(name: str, value: float, limit: float, floor: float | None) -> str:
     against = (
         "" if floor is None else f" and the noise {floor:.3g}" if value > floor else f", within the noise {floor:.3g}"
     )
-    return f"{name} {value:.3g} is above {limit:.3g}{against}"
+    return f"{name} {value:.4g} is above {limit:.4g}{against}"

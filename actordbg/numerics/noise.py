@@ -93,18 +93,6 @@ def save(store: Store, record: NoiseRecord) -> Path:
     return path
 
 
-def load(store: Store, name: str) -> NoiseRecord:
-    """A noise floor by its id, the beginning of one, or "last"; StoreProblem where there is none."""
-    found = sorted(path.stem for path in store.noise.glob("*.json"))
-    matching = found[-1:] if name == "last" else [one for one in found if one.startswith(name)]
-    if len(matching) != 1 and name not in matching:
-        what = "matches several noise floors" if matching else "is not a noise floor of this store"
-        hint = f"the last ones are: {', '.join(found[-5:])}" if found else "`actordbg noise` measures one"
-        raise StoreProblem(f"{name!r} {what}", hint=hint)
-    chosen = name if name in matching else matching[0]
-    return NoiseRecord.from_json((store.noise / f"{chosen}.json").read_bytes())
-
-
 def newest_for(store: Store, replay_id: str) -> NoiseRecord | None:
     """The newest floor that was measured under the configuration of this replay, on one of its dumps at least; or None."""
     catalog = query.open_fresh(store)
