@@ -209,7 +209,7 @@ class DumpNoise:
 class NoiseRecord(_Stored):
     """`actordbg noise`: how far one configuration moves by itself. `replay_id`: the unchanged run. `config`: as asked for.
 
-    `floor`: over all dumps, by the same names as a dump's.
+    `floor`: over all dumps, by the same names as a dump's. `reasons`: what could not be measured, and why.
     """
 
     what: ClassVar[str] = "noise floor"
@@ -223,6 +223,7 @@ class NoiseRecord(_Stored):
     variants: tuple[NoiseVariant, ...]
     dumps: tuple[DumpNoise, ...]
     floor: dict[str, float]
+    reasons: tuple[str, ...] = ()
 
     @classmethod
     def _build(cls, data: dict[str, Any]) -> NoiseRecord:
@@ -230,7 +231,7 @@ class NoiseRecord(_Stored):
             NoiseVariant(**item | {"log_probs": _figures(item.get("log_probs"))}) for item in data.pop("variants")
         )
         dumps = tuple(DumpNoise(**item) for item in data.pop("dumps"))
-        return cls(variants=variants, dumps=dumps, **data)
+        return cls(variants=variants, dumps=dumps, reasons=tuple(data.pop("reasons", ())), **data)
 
 
 @dataclass(frozen=True)

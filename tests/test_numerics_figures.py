@@ -114,7 +114,9 @@ def test_the_worst_tokens_come_first_and_equal_ones_not_at_all() -> None:
     mask = torch.ones(2, 4, dtype=torch.bool)
     mask[0, 3] = False
     worst = worst_tokens(a, b, mask, 5)
-    assert {(one.row, one.position) for one in worst[:2]} == {(1, 1), (1, 3)}, "what is finite on one side only is worst"
+    assert {(one.row, one.position) for one in worst[:2]} == {(1, 1), (1, 3)}, (
+        "what is finite on one side only is worst"
+    )
     assert all(one.difference is None for one in worst[:2])
     assert [(one.row, one.position, one.difference) for one in worst[2:]] == [(0, 0, 0.5), (1, 0, 0.25)]
     assert worst_tokens(a, b, mask, 1) == worst[:1]
@@ -141,7 +143,11 @@ class TestUnitsOfLastPlace:
 
     def test_across_zero_and_among_denormals(self) -> None:
         tiny = float(np.nextafter(np.float32(0), np.float32(1)))
-        assert ulp_distances(torch.tensor([tiny, 0.0, tiny]), torch.tensor([-tiny, -0.0, 0.0]), "fp32").tolist() == [2, 0, 1]
+        assert ulp_distances(torch.tensor([tiny, 0.0, tiny]), torch.tensor([-tiny, -0.0, 0.0]), "fp32").tolist() == [
+            2,
+            0,
+            1,
+        ]
 
     def test_it_is_counted_in_the_dtype_that_computed(self) -> None:
         """bf16 has 128 values between 1 and 2: 1.0078125 is the one after 1. In float32 the same two are 65,536 apart."""

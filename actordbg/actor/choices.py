@@ -46,8 +46,11 @@ ATTENTIONS = ("flash_attention_2", "sdpa", "eager")
 BACKENDS = ("plain", "deepspeed", "fsdp2")
 DIST_BACKENDS = ("gloo", "nccl")
 ALIGNMENTS = ("same", "rank", "shuffle")
-ORACLES = ("fp32", "fp64")
+TRUTHS = ("fp32", "fp64")
+ORACLES = (*TRUTHS, "bf16", "fp16")
+"""What --oracle computes in: a truth, or with the lower dtypes what these cost by themselves."""
 VARIATIONS = ("repeat", "repad", "rebatch", "reorder")
+"""What `vary` does to an input: see `actordbg.actor.variants`."""
 COMPILE_BACKENDS = ("inductor", "aot_eager", "eager")
 """What torch.compile may hand its graphs to; each runs one stage less, which tells which stage breaks."""
 TINY = "tiny"

@@ -12,6 +12,9 @@ Padding may be on either side and in the middle of a row; positions count the at
 them. The loss is the mean of -log_prob over the mask of the whole batch; its gradient is summed row by row. What has no truth
 is refused with the reason: an action whose predecessor is not attended, masks with other values than 0 and 1, images.
 
+In bf16 or fp16 (`--oracle bf16`) this is no truth, but the same computation in that dtype: how far it is from the truth is what
+the dtype costs by itself, whoever computes (`actordbg noise`).
+
 `OracleSession` is an `ActorSession` to whoever runs it.
 """
 
@@ -62,7 +65,7 @@ class OracleSession:
         set_seed(self.choices.seed)
         self._place = Place.from_environment()
         self._device = self._place.device()
-        self._dtype = torch.float64 if config.oracle == "fp64" else torch.float32
+        self._dtype = getattr(torch, {"fp64": "float64", **DTYPES}[config.oracle or "fp32"])
         path = locate(self.choices.model, model_cache, num_layers=self.choices.num_layers)
         weights = DTYPES[self.choices.dtype]
         self._model = oracle_model.load(path, weights=weights, dtype=self._dtype, device=self._device)
@@ -114,7 +117,9 @@ class OracleSession:
     def _rows(self, call: Call, dump: Dump, backward: bool, temperature: float) -> ForwardOutcome:
         sequences, mask = call.arguments["sequences"], call.mask
         attended = _attended(call.arguments.get("attention_mask"), sequences)
-        weight = call.arguments.get("action_mask", mask).to(self._device, self._dtype)  # the Actor multiplies by it
+        weight = call.arguments.get("action_mask", mask).to(
+            self._device, oracle_model.wide(self._dtype)
+        )  # the Actor multiplies by it
         log_probs = torch.zeros(mask.shape)
         wants_entropy = bool(dump.record.arguments.get("return_entropy"))
         entropy = torch.zeros(mask.shape) if wants_entropy else None
@@ -127,7 +132,7 @@ class OracleSession:
             labels = sequences[row, (columns + 1).to(self._device)]
             places = mask[row].nonzero().squeeze(-1).cpu()
             with torch.set_grad_enabled(backward), narrowed:
-                logits = self._logits(ids, chosen.to(self._device)) / temperature
+                logits = self._logits(ids, chosen.to(self._device)).to(oracle_model.wide(self._dtype)) / temperature
                 normaliser = torch.logsumexp(logits, dim=-1)
                 found = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - normaliser
                 found = found * weight[row, places.to(self._device)]

@@ -43,10 +43,10 @@ _CASTS: dict[Any, Any] = {
 
 
 def load(path: str, *, weights: str, dtype: torch.dtype, device: torch.device) -> Any:
-    """The causal language model at `path`: loaded in `weights` ("bfloat16"), so rounded to it, then raised to `dtype`.
+    """The causal language model at `path`: loaded in `weights` ("bfloat16"), so rounded to it, then brought to `dtype`.
 
-    Attention is eager, and the model is in evaluation mode. Raises EnvironmentProblem where transformers is missing,
-    Unsupported for a model without eager attention or with images.
+    Attention is eager, and the model is in evaluation mode. In a `dtype` below fp32 the buffers are fp32, as they are in any
+    model. Raises EnvironmentProblem where transformers is missing, Unsupported for a model with images.
     """
     exact_products()
     auto = _auto_model()
@@ -56,8 +56,13 @@ def load(path: str, *, weights: str, dtype: torch.dtype, device: torch.device) -
     )
     model = loaded.to(dtype).to(device).eval()
     model.config.use_cache = False
-    _renew_buffers(model, _skeleton(auto, path, dtype))
+    _renew_buffers(model, _skeleton(auto, path, wide(dtype)))
     return model
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """`dtype`, or fp32 where that is wider: what log-probs are computed in from the logits, as the Actor does."""
+    return dtype if dtype is torch.float64 else torch.float32
 
 
 def exact_products() -> None:

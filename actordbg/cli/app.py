@@ -28,6 +28,7 @@ from actordbg.cli import (
     dump_verify,
     index,
     matrix,
+    noise,
     patch,
     replay,
     report,
@@ -101,7 +102,12 @@ app.command(
     cls=optional_values(oracle="fp32", resume="last"),
 )(replay.replay)
 app.command("matrix", short_help="Which combinations of settings work, and which are right.")(matrix.matrix)
-app.command("compare", short_help="Does a replay agree with another, or with the truth?")(compare.compare)
+app.command(
+    "compare", short_help="Does a replay agree with another, or with the truth?", cls=optional_values(noise="last")
+)(compare.compare)
+app.command("noise", short_help="How far a configuration moves by itself.", cls=optional_values(oracle="fp32"))(
+    noise.noise
+)
 app.command("report", short_help="What passed, what failed and why, time and memory.")(report.report)
 
 

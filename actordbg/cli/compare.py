@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,6 +16,7 @@ from actordbg.errors import UsageError
 if TYPE_CHECKING:
     from actordbg.findings import ComparisonRecord, NoiseRecord
     from actordbg.numerics.thresholds import Thresholds
+    from actordbg.replay.supervise import Progress
     from actordbg.store import Store
 
 _PANEL = "Thresholds (inf: not judged)"
@@ -41,8 +43,13 @@ B = Annotated[
 Noise = Annotated[
     str | None,
     typer.Option(
-        "--noise", metavar="ID|last", help="A noise floor (`actordbg noise`): only what is outside it is real."
+        "--noise",
+        metavar="[ID|last]",
+        help="Only what is outside a noise floor (`actordbg noise`) is real; last: the newest of A's configuration.",
     ),
+]
+Oracle = Annotated[
+    str, typer.Option("--oracle", metavar="fp32|fp64", help="What `truth` is computed in, where B is the truth.")
 ]
 ThresholdsFile = Annotated[
     Path | None, typer.Option("--thresholds", metavar="FILE", help="Thresholds from a TOML file; flags come first.")
@@ -64,6 +71,7 @@ def compare(
     a: A,
     b: B,
     noise: Noise = None,
+    oracle: Oracle = "fp32",
     thresholds: ThresholdsFile = None,
     max_abs: MaxAbs = None,
     p99_abs: P99Abs = None,
@@ -83,9 +91,9 @@ def compare(
 
     Log-probs per token and per sequence, entropies, loss, gradient norm and kept gradients, over the dumps that both have.
     Thresholds follow the weaker dtype of the two sides unless a file or a flag sets them. Kept in comparisons/, and shown by
-    `report`. Exit code 1 on a mismatch, and when nothing could be compared.
+    `report`. The truth is computed now unless it is there. Exit code 1 on a mismatch, and when nothing could be compared.
 
-    Example: actordbg compare last golden --noise last
+    Example: actordbg compare last truth --noise
     """
     chosen = _format(format, as_json)
     flags = {
@@ -95,7 +103,10 @@ def compare(
     }  # fmt: skip
     limits = _thresholds(thresholds, flags)
     store = store_of(ctx).require()
-    record = _compared(store, a, b, limits, noise, where, quiet or chosen is Format.JSON)
+    silent = quiet or chosen is Format.JSON
+    floor = None if noise is None else _floor(store, a, noise)
+    against = _truth(store, a, oracle, silent) if b == "truth" else b
+    record = _compared(store, a, against, limits, floor, where, silent)
     from actordbg.numerics.compare import save
 
     path = save(store, record)
@@ -118,14 +129,13 @@ def _thresholds(file: Path | None, flags: dict[str, float | None]) -> Thresholds
 
 
 def _compared(
-    store: Store, a: str, b: str, limits: Thresholds, noise: str | None, where: str | None, quiet: bool
+    store: Store, a: str, b: str, limits: Thresholds, floor: NoiseRecord | None, where: str | None, quiet: bool
 ) -> ComparisonRecord:
     from actordbg.catalog.query import open_fresh, select_dumps
     from actordbg.numerics.compare import compare as compare_sides
 
     catalog = open_fresh(store, where)
     only = None if where is None else {row.dump_id for row in select_dumps(catalog, where)}
-    floor = _floor(store, noise)
     with output.progress("comparing", None, quiet=quiet) as advance:
         return compare_sides(
             store,
@@ -138,10 +148,64 @@ def _compared(
         )
 
 
-def _floor(store: Store, name: str | None) -> NoiseRecord | None:
+def _floor(store: Store, a: str, name: str) -> NoiseRecord:
+    """The noise floor that was named; for "last" the newest that was measured under A's configuration."""
     from actordbg.catalog.lab import read_noise
+    from actordbg.catalog.query import get_replay, open_fresh
+    from actordbg.numerics.noise import newest_for
 
-    return None if name is None else read_noise(store, name)
+    if name != "last":
+        return read_noise(store, name)
+    replay_id = get_replay(open_fresh(store), a).replay_id
+    found = newest_for(store, replay_id)
+    if found is None:
+        raise UsageError(
+            f"no noise floor was measured under the configuration of {replay_id}",
+            hint=f"measure one: {_noise_command(store, replay_id)}",
+        )
+    return found
+
+
+def _noise_command(store: Store, replay_id: str) -> str:
+    """The replay's own command line, for `noise`."""
+    from actordbg.replay.supervise import load_spec
+
+    words = shlex.split(load_spec(store, replay_id).command)
+    taken = [word for word in words if word not in ("--keep-tensors", "--keep-gradients")]
+    if "replay" not in taken:
+        return "actordbg noise with the same options as that replay"
+    taken[taken.index("replay")] = "noise"
+    return shlex.join(taken)
+
+
+def _truth(store: Store, a: str, dtype: str, quiet: bool) -> str:
+    """The id of the truth of A's inputs, computed now if it is not there."""
+    from actordbg.actor.choices import TRUTHS
+    from actordbg.catalog.query import get_replay, open_fresh
+    from actordbg.lab.truth import ensure_truth
+    from actordbg.replay.live import LiveCatalog
+
+    if dtype not in TRUTHS:
+        raise UsageError(f"--oracle {dtype} is no truth", hint=f"one of: {', '.join(TRUTHS)}")
+    row = get_replay(open_fresh(store), _is_a_replay(a))
+    catalog = LiveCatalog(store)
+    with output.progress("computing the truth", row.selected, quiet=quiet) as advance:
+
+        def on_event(event: Progress) -> None:
+            if event.kind == "result":
+                catalog.touch()
+                advance(1)
+
+        try:
+            return ensure_truth(store, row.replay_id, dtype=dtype, on_event=on_event, on_tick=catalog.tick)
+        finally:
+            catalog.flush()
+
+
+def _is_a_replay(a: str) -> str:
+    if a in ("truth", "golden"):
+        raise UsageError(f"A is what is judged, so it cannot be {a}", hint=f"turn them round: compare REPLAY {a}")
+    return a
 
 
 def _settle_catalog(store: Store) -> None:

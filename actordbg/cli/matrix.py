@@ -142,10 +142,10 @@ def _selected(
     max_inputs: int | None,
     shuffle_seed: int,
 ) -> Selection:
-    from actordbg.cli.replay import order_of, what_there_is
+    from actordbg.cli.replay import chosen_order, what_there_is
     from actordbg.lab.prepare import select
 
-    chosen = select(store, base, where, files, order_of(order, False), max_inputs, shuffle_seed)
+    chosen = select(store, base, where, files, chosen_order(order, False), max_inputs, shuffle_seed)
     for reason, count in chosen.skipped.items():
         output.note(f"left out {output.plural(count, 'dump')}: {reason}")
     if not chosen.rows:

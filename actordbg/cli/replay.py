@@ -127,16 +127,16 @@ def replay(
         "keep_tensors": keep_tensors, "keep_gradients": keep_gradients, "tp": tp, "ring": ring,
         "dist_backend": dist_backend, "align": align, "oracle": oracle,
     }  # fmt: skip
-    if _is_left_to_rank_0(flags):
+    if is_left_to_rank_0(flags):
         return
     store = store_of(ctx).require()
-    chosen = order_of(order, shuffle_inputs)
+    chosen = chosen_order(order, shuffle_inputs)
     if resume is not None:
         _only_resume(ctx)
         plan = _resumed(store, resume)
     else:
         config = opt.build_config(settings_of(ctx).replay, flags, no_flash_attn=no_flash_attn)
-        plan = _planned(store, config, where, input_file or [], chosen, max_inputs, random_seed)
+        plan = planned(store, config, where, input_file or [], chosen, max_inputs, random_seed)
     answer, problem = _run(store, plan, dry_run=dry_run, quiet=quiet or as_json)
     output.emit(answer, render, as_json)
     if problem is not None:
@@ -147,7 +147,8 @@ def replay(
         raise typer.Exit(1)
 
 
-def order_of(order: str | None, shuffle: bool) -> str:
+def chosen_order(order: str | None, shuffle: bool) -> str:
+    """The order that --order and --shuffle-inputs come to; UsageError where they contradict each other."""
     from actordbg.replay.plan import ORDERS
 
     if shuffle and order not in (None, "shuffle"):
@@ -158,7 +159,7 @@ def order_of(order: str | None, shuffle: bool) -> str:
     return chosen
 
 
-def _is_left_to_rank_0(flags: dict[str, Any]) -> bool:
+def is_left_to_rank_0(flags: dict[str, Any]) -> bool:
     """Under `deepspeed -m actordbg replay ...` this command runs once for each rank. Rank 0 supervises; the others leave.
 
     Rank 0 starts workers of its own, as many as the launcher started processes, with deepspeed where deepspeed did.
@@ -200,7 +201,7 @@ def _was_typed(ctx: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _planned(
+def planned(
     store: Store,
     config: ReplayConfig,
     where: str | None,
@@ -209,6 +210,7 @@ def _planned(
     max_inputs: int | None,
     shuffle_seed: int,
 ) -> Plan:
+    """The plan of the dumps that --where, --input-file and --max-inputs select."""
     from actordbg.actor.choices import installed_versions
     from actordbg.catalog.query import open_fresh
     from actordbg.replay.plan import Row, make_plan

@@ -180,9 +180,12 @@ def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
 
 
 def _configuration(resolved: dict[str, Any]) -> str:
+    from actordbg.actor.choices import TRUTHS
+
     if resolved.get("oracle"):
+        what = "the truth" if resolved["oracle"] in TRUTHS else "no truth, but what this dtype costs"
         return (
-            f"the truth: {resolved.get('model')}, weights in {resolved.get('dtype')}, computed in {resolved['oracle']}, each "
+            f"{what}: {resolved.get('model')}, weights in {resolved.get('dtype')}, computed in {resolved['oracle']}, each "
             f"row alone, {resolved.get('attn')} attention, on {resolved.get('device_name')}"
         )
     engine = f" ZeRO {resolved['zero_stage']}" if resolved.get("engine") else ""

@@ -126,7 +126,7 @@ Oracle = Annotated[
         "--oracle",
         metavar="[fp32|fp64]",
         help="The truth instead of the Actor: each row alone, unpadded, eager attention in fp32 (or fp64), plain PyTorch, "
-        "the same weights.",
+        "the same weights. (bf16, fp16: what that dtype costs by itself.)",
     ),
 ]
 

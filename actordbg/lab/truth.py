@@ -50,6 +50,18 @@ def ensure_truth(
     truth, and whatever `run_replay` raises.
     """
     wanted = wanted_truth(store, load_spec(store, replay_id), dtype)
+    return ensure_oracle(store, wanted, command=f"the truth of replay {replay_id}", on_event=on_event, on_tick=on_tick)
+
+
+def ensure_oracle(
+    store: Store,
+    wanted: Wanted,
+    *,
+    command: str,
+    on_event: Callable[[Progress], None] = lambda event: None,
+    on_tick: Callable[[], None] = lambda: None,
+) -> str:
+    """The id of this oracle replay, the newest one that is there or a new one, for which `command` says why it was run."""
     found = find_truth(store, wanted)
     if found is not None:
         return found
@@ -58,7 +70,7 @@ def ensure_truth(
         created_at=now_timestamp(),
         config=wanted.config,
         inputs=wanted.inputs,
-        command=f"the truth of replay {replay_id}",
+        command=command,
     )
     outcome = run_replay(store, spec, on_event, on_tick=on_tick)
     if PASSED not in outcome.counts:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from actordbg.actor.choices import TINY, short_dtype
+from actordbg.actor.choices import TINY, TRUTHS, short_dtype
 from actordbg.catalog import query
 from actordbg.errors import StoreProblem, UsageError
 from actordbg.findings import SideInfo
@@ -78,7 +78,7 @@ class ReplaySide:
 
     @property
     def info(self) -> SideInfo:
-        kind = TRUTH if self.spec.config.oracle else "replay"
+        kind = TRUTH if self.spec.config.oracle in TRUTHS else "replay"
         return SideInfo(kind, self.row.replay_id, label_of(self.row), computed_in(self.row))
 
     @property
@@ -199,7 +199,7 @@ def find_truth(catalog: query.Catalog, of: str) -> str:
     """
     ours = open_replay(catalog, of)
     for row in query.list_replays(catalog):
-        if not row.config.get("oracle") or row.status != "complete":
+        if row.config.get("oracle") not in TRUTHS or row.status != "complete":
             continue
         try:
             truth = open_replay(catalog, row.replay_id)
@@ -269,7 +269,8 @@ def label_of(row: query.ReplayRow) -> str:
     oracle = row.config.get("oracle")
     if oracle:
         weights = row.config.get("dtype")
-        return f"{settings.get('model')}, the truth in {oracle}" + (f" of {weights} weights" if weights else "")
+        what = "the truth" if oracle in TRUTHS else "each row alone"
+        return f"{settings.get('model')}, {what} in {oracle}" + (f" of {weights} weights" if weights else "")
     backend = str(settings.get("backend"))
     backend += f" ZeRO {settings.get('zero_stage') or 0}" if backend == "deepspeed" else ""
     groups = [f"{name} {settings[name]}" for name in ("tp", "ring") if (settings.get(name) or 1) > 1]

@@ -1,0 +1,217 @@
+"""`actordbg noise`: how far one configuration moves by itself, so that nobody takes that for a difference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from actordbg.cli import output
+from actordbg.cli import replay as inputs
+from actordbg.cli import replay_options as opt
+from actordbg.cli.options import Json, Quiet, Where, settings_of, store_of
+from actordbg.errors import StoreProblem
+
+if TYPE_CHECKING:
+    from actordbg.findings import NoiseRecord, NoiseVariant
+    from actordbg.outcome import ReplaySpec
+    from actordbg.replay.supervise import Progress
+    from actordbg.store import Store
+
+ANSWERS = {
+    "repeat": "the same call again",
+    "repad": "more padding",
+    "rebatch": "every row twice",
+    "reorder": "rows reversed",
+    "rounding": "what the dtype costs by itself",
+}
+
+
+@dataclass
+class NoiseAnswer:
+    """The noise floor of one configuration. Log-probs in nats; `floor` by measure, the largest over all dumps and variations.
+
+    `moves_most`: the variation that moves a log-prob most, None where none moves any ("rounding" is none). `deterministic`:
+    whether the same call, run again, gave the same log-probs and gradient norms. `conclusion`: what this means, in words.
+    """
+
+    noise_id: str
+    replay_id: str
+    label: str
+    dtype: str | None
+    dumps: int
+    tokens: int
+    floor: dict[str, float]
+    variants: tuple[NoiseVariant, ...]
+    moves_most: str | None
+    deterministic: bool | None
+    conclusion: tuple[str, ...]
+    reasons: tuple[str, ...] = ()
+    skipped: dict[str, int] = field(default_factory=dict)
+
+
+def noise(
+    ctx: typer.Context,
+    where: Where = None,
+    max_inputs: inputs.MaxInputs = None,
+    input_file: inputs.InputFile = None,
+    order: inputs.Order = None,
+    shuffle_inputs: inputs.Shuffle = False,
+    random_seed: inputs.RandomSeed = 42,
+    model: opt.Model = None,
+    num_layers: opt.NumLayers = None,
+    dtype: opt.Dtype = None,
+    attn: opt.Attn = None,
+    no_flash_attn: opt.NoFlashAttn = False,
+    packing: opt.Packing = None,
+    compile: opt.Compile = None,
+    compile_backend: opt.CompileBackend = None,
+    deepcompile: opt.Deepcompile = None,
+    backend: opt.Backend = None,
+    zero_stage: opt.ZeroStage = None,
+    nproc: opt.Nproc = None,
+    backward: opt.Backward = None,
+    seed: opt.Seed = None,
+    temperature: opt.Temperature = None,
+    tp: opt.Tp = None,
+    ring: opt.Ring = None,
+    dist_backend: opt.DistBackend = None,
+    align: opt.Align = None,
+    oracle: opt.Oracle = None,
+    timeout: opt.Timeout = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Measure how far a configuration moves by itself: the same inputs replayed unchanged, and run again, with more padding,
+    in another batch, in another order; and what its dtype costs by itself, row by row against a wider one.
+
+    What comes out must not depend on any of that, so what moves all the same is noise. `actordbg compare A B --noise` then
+    calls a difference real only outside of it. Up to seven replays are run; they stay in the store.
+
+    Example: actordbg noise --max-inputs 5 --dtype bf16 --packing
+    """
+    flags = {
+        "model": model, "num_layers": num_layers, "dtype": dtype, "attn": attn, "packing": packing, "compile": compile,
+        "compile_backend": compile_backend, "deepcompile": deepcompile, "backend": backend, "zero_stage": zero_stage,
+        "nproc": nproc, "backward": backward, "seed": seed, "temperature": temperature, "timeout": timeout, "tp": tp,
+        "ring": ring, "dist_backend": dist_backend, "align": align, "oracle": oracle,
+    }  # fmt: skip
+    if inputs.is_left_to_rank_0(flags):
+        return
+    store = store_of(ctx).require()
+    chosen = inputs.chosen_order(order, shuffle_inputs)
+    config = opt.build_config(settings_of(ctx).replay, flags, no_flash_attn=no_flash_attn)
+    config = replace(config, keep_tensors=True, keep_gradients=config.backward is not False)
+    plan = inputs.planned(store, config, where, input_file or [], chosen, max_inputs, random_seed)
+    if not plan.spec.inputs:
+        raise StoreProblem(
+            f"nothing to measure noise on: {inputs.what_there_is(store, where)}",
+            hint="choose dumps with --where or --input-file",
+        )
+    answer = answer_of(run(store, plan.spec, quiet=quiet or as_json), plan.skipped)
+    output.emit(answer, render, as_json)
+
+
+def run(store: Store, spec: ReplaySpec, *, quiet: bool) -> NoiseRecord:
+    """Check the configuration, run all five replays with a progress bar, and leave the catalog up to date."""
+    from actordbg.actor.choices import VARIATIONS
+    from actordbg.actor.known import check_config, refuse_findings
+    from actordbg.lab.noise import measure_noise
+    from actordbg.replay.live import LiveCatalog
+    from actordbg.replay.selection import defaults_of
+
+    refuse_findings(check_config(spec.config, defaults=defaults_of(store.root, spec.inputs)))
+    catalog = LiveCatalog(store)
+    with output.progress("measuring noise", len(spec.inputs) * (3 + len(VARIATIONS)), quiet=quiet) as advance:
+
+        def on_event(event: Progress) -> None:
+            if event.kind == "result":
+                catalog.touch()
+                advance(1)
+
+        try:
+            return measure_noise(
+                store, spec, on_run=lambda name: advance(0, note=name), on_event=on_event, on_tick=catalog.tick
+            )
+        finally:
+            catalog.flush()
+
+
+def answer_of(record: NoiseRecord, skipped: dict[str, int] | None = None) -> NoiseAnswer:
+    """The answer out of what was measured."""
+    moved = [one for one in record.variants if _largest(one) and one.name != "rounding"]
+    largest = max(moved, key=_largest, default=None)
+    repeat = next((one for one in record.variants if one.name == "repeat"), None)
+    same = None
+    if repeat is not None and repeat.log_probs is not None:
+        same = not repeat.log_probs.max_abs and not repeat.grad_norm_rel
+    return NoiseAnswer(
+        noise_id=record.noise_id,
+        replay_id=record.replay_id,
+        label=record.label,
+        dtype=record.dtype,
+        dumps=len(record.dumps),
+        tokens=max((one.log_probs.count for one in record.variants if one.log_probs is not None), default=0),
+        floor=record.floor,
+        variants=record.variants,
+        moves_most=largest.name if largest else None,
+        deterministic=same,
+        conclusion=tuple(_conclusion(record, largest, same)),
+        reasons=record.reasons,
+        skipped=skipped or {},
+    )
+
+
+def render(answer: NoiseAnswer) -> None:
+    """The floor by variation, then by measure, and what it means."""
+    from actordbg.numerics.thresholds import MEASURES
+
+    output.say(
+        f"noise {answer.noise_id}: {answer.label}, "
+        f"{output.plural(answer.dumps, 'input')} with {answer.tokens:,} compared log-probs, unchanged in {answer.replay_id}"
+    )
+    rows = [(one.name, ANSWERS.get(one.name, ""), *_figures(one), one.grad_norm_rel) for one in answer.variants]
+    output.table(["variation", "what", "max", "p99", "mean", "grad norm"], rows)
+    output.say()
+    floor = [(MEASURES.get(name, name), value) for name, value in answer.floor.items()]
+    output.table(["floor", "largest"], floor)
+    for line in answer.conclusion:
+        output.say(line)
+    for reason in answer.reasons[:5]:
+        output.say(f"not measured: {reason}")
+    if len(answer.reasons) > 5:
+        output.say(f"not measured: {len(answer.reasons) - 5} more, in --json")
+
+
+def _conclusion(record: NoiseRecord, largest: NoiseVariant | None, same: bool | None) -> list[str]:
+    lines = []
+    if same is True:
+        lines.append("Run again, it gives the same bits: this configuration is deterministic here.")
+    elif same is False:
+        lines.append(
+            "Run again, the same call gives other numbers: it is not deterministic here (atomic additions, kernels chosen by "
+            "timing), and no two runs of it can agree better than that."
+        )
+    if largest is None:
+        lines.append("Padding, batch and order of rows move no log-prob at all.")
+    else:
+        how = ANSWERS.get(largest.name, largest.name)
+        lines.append(f"Moved most by {how} ({largest.name}): a log-prob by up to {_largest(largest):.3g} nats.")
+    rounding = next((one for one in record.variants if one.name == "rounding"), None)
+    if rounding is not None:
+        lines.append(
+            f"{record.dtype} itself, each row alone, is up to {_largest(rounding):.3g} nats from the same in a wider dtype: no "
+            "configuration in it can be expected to be nearer to the truth."
+        )
+    lines.append(f"next: actordbg compare {record.replay_id} truth --noise {record.noise_id}")
+    return lines
+
+
+def _largest(variant: NoiseVariant) -> float:
+    return (variant.log_probs.max_abs or 0.0) if variant.log_probs else 0.0
+
+
+def _figures(variant: NoiseVariant) -> tuple[Any, Any, Any]:
+    found = variant.log_probs
+    return (None, None, None) if found is None else (found.max_abs, found.p99_abs, found.mean_abs)
