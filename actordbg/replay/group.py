@@ -4,7 +4,8 @@
 
     every rank wrote `done`              the group is finished
     a rank died                          its input crashed; the rest is run again
-    an input had its time                stacks are taken, the culprits hung; the rest is run again
+    an input had its time                stacks are taken, the culprits hung (`actordbg.replay.hang` says in words what
+                                         it was); the rest is run again
     a rank wrote `restart`               nobody is blamed; the rest is run again
     a rank wrote `broken`                the actor cannot be built: the replay stops
     three such attempts in a row          the replay stops (LaunchProblem) if none of them brought a result
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
@@ -26,14 +28,16 @@ from actordbg.actor.signatures import signature_of
 from actordbg.errors import ActordbgError, LaunchProblem
 from actordbg.outcome import CRASHED, HUNG, PASSED, ReplaySpec, ResultRecord
 from actordbg.record import now_timestamp
-from actordbg.replay import verdict
+from actordbg.replay import hang, verdict
 from actordbg.replay.failure import EXCERPT
+from actordbg.replay.hang import Standing
 from actordbg.replay.journal import Event, result_of
 from actordbg.replay.launch import Group, Launched
-from actordbg.replay.logs import last_words, reported_by_launcher, take_stacks, was_told_to_end
+from actordbg.replay.logs import before_stacks, last_words, reported_by_launcher, take_stacks, was_told_to_end
 from actordbg.replay.order import WorkOrder
-from actordbg.replay.plan import slots_for
-from actordbg.replay.processes import STOPPED, TERMINATED, DeathWatch, describe_status, end_session, start_ticks
+from actordbg.replay.plan import owner, slots_for
+from actordbg.replay.processes import TERMINATED, DeathWatch, describe_status, end_session, start_ticks
+from actordbg.replay.stacks import read_stack
 from actordbg.replay.verdict import Seen
 from actordbg.replay.view import RankView
 from actordbg.store import atomic_write
@@ -42,6 +46,8 @@ START_TIMEOUT_S = 1800.0
 """How long building the actor, or anything else outside of an input, may take."""
 FRUITLESS_LIMIT = 3
 """Attempts in a row that may end without a single result: they died before any input. A crash in an input is a result."""
+LOG_BEFORE_STACKS = 1500
+"""Characters of its log that the result of a hung input keeps, beside the stacks."""
 LEAVE_S = 15.0
 """How long processes may take to leave after their last result."""
 
@@ -200,7 +206,8 @@ class GroupRun:
 
     def _overdue(self, seen: list[Seen]) -> list[int]:
         timeout_s = self.spec.config.timeout_s
-        return verdict.overdue(seen, time.monotonic(), timeout_s, collective=self.group.collective)
+        collective = self.group.collective and any(view.collective for view in self._views)
+        return verdict.overdue(seen, time.monotonic(), timeout_s, collective=collective)
 
     def _check_silence(self) -> None:
         """Outside of an input nobody may be silent for longer than the start may take."""
@@ -247,29 +254,50 @@ class GroupRun:
         late = [view.rank for view in self._views if view.rank in late and view.doing is not None]
         seen = [view.seen() for view in self._views]
         culprits = verdict.culprits_of_hang(seen, late, stacks)
-        stopped = {one.rank for one in seen if one.state == STOPPED}
+        standings = [self._standing(one, stacks) for one in seen]
+        error = hang.describe(standings, self.spec.config.timeout_s)
+        logs = {rank: before_stacks(self._view(rank).log())[-LOG_BEFORE_STACKS:] for rank in culprits}
         self.stop()
-        limit = f"{self.spec.config.timeout_s:g} s"
         for rank in culprits:
-            why = "its process was stopped by a signal" if rank in stopped else "its stacks are in the log excerpt"
-            self._blame(rank, HUNG, "TimeoutError", f"it did not finish within {limit} (--timeout); {why}")
-        self._again(f"ranks {culprits} hung for {limit}" if culprits else f"ranks {late} waited for a rank that failed")
+            self._blame(rank, HUNG, "TimeoutError", error, hang.excerpt(standings, culprits, logs[rank]))
+        self._again(error if culprits else f"ranks {late} waited for a rank that failed")
+
+    def _standing(self, seen: Seen, stacks: Mapping[int, str]) -> Standing:
+        """Where a rank stands when the time is up."""
+        config, view = self.spec.config, self._view(seen.rank)
+        lane = seen.rank // config.lane_width
+        share = sum(owner(index, config.lanes) == lane for index in range(len(self.spec.inputs)))
+        left = sum(owner(index, config.lanes) == lane for index in self.pending)
+        standing = Standing(seen, read_stack(stacks.get(seen.rank, "")), share=share, done=share - left)
+        if view.doing is None:
+            return standing
+        item = self.spec.inputs[self._index[view.doing["dump_id"]]]
+        return replace(
+            standing,
+            doing=item.dump_id,
+            since_s=time.monotonic() - view.since,
+            batch_size=item.batch_size,
+            seq_len=item.seq_len,
+        )
+
+    def _view(self, rank: int) -> RankView:
+        return next(view for view in self._views if view.rank == rank)
 
     def _stacks(self) -> dict[int, str]:
         return take_stacks(self.folder, {view.rank: view.identity for view in self._views if view.identity})
 
-    def _blame(self, rank: int, status: str, error_class: str, error: str) -> None:
+    def _blame(self, rank: int, status: str, error_class: str, error: str, evidence: str | None = None) -> None:
         """Give what the rank is doing a result. A filler stands for the input that it repeats, a follower for its lane's,
-        also if the lane's first rank is through with it.
+        also if the lane's first rank is through with it. `evidence`: for the log excerpt, instead of the log's end.
         """
-        view = next(view for view in self._views if view.rank == rank)
+        view = self._view(rank)
         doing = view.doing
         if doing is None or doing["dump_id"] in self._blamed:
             return
         if self._index.get(doing["dump_id"]) not in self.pending and not doing.get("follows"):
             return
         self._blamed.add(doing["dump_id"])
-        log = view.log()
+        log = view.log() if evidence is None else evidence
         record = ResultRecord(
             replay_id=self.spec.replay_id,
             dump_id=doing["dump_id"],
@@ -282,7 +310,7 @@ class GroupRun:
             error_class=error_class,
             error=error,
             signature=signature_of(error_class, error, log),
-            log_excerpt=log[-EXCERPT:],
+            log_excerpt=log[-EXCERPT:] if evidence is None else evidence,
         )
         self._forget(record.dump_id)
         self.reporter.on_verdict(record)
