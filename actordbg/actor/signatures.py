@@ -146,7 +146,8 @@ KNOWN: tuple[Known, ...] = (
     _known(
         "collective-timeout",
         "a collective timed out",
-        r"Watchdog caught collective operation timeout|collective.{0,80}timed? ?out|ProcessGroup(NCCL|Gloo).{0,200}timeout"
+        r"Watchdog caught collective operation timeout|(?<!outside of any )collective.{0,80}timed? ?out"
+        r"|ProcessGroup(NCCL|Gloo).{0,200}timeout"
         r"|Timed out (initializing|waiting)|wait timeout after \d+ms",
         "A rank waited for the others in a collective that they never reached: one of them failed, hung, or took another "
         "number of steps.",

@@ -18,26 +18,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
-from actordbg import errors
 from actordbg.actor.signatures import signature_of
-from actordbg.errors import ActordbgError, LaunchProblem
+from actordbg.errors import LaunchProblem
 from actordbg.outcome import CRASHED, HUNG, PASSED, ReplaySpec, ResultRecord
 from actordbg.record import now_timestamp
 from actordbg.replay import hang, verdict
 from actordbg.replay.failure import EXCERPT
-from actordbg.replay.hang import Standing
+from actordbg.replay.hang import standing_of
 from actordbg.replay.journal import Event, result_of
 from actordbg.replay.launch import Group, Launched
 from actordbg.replay.logs import before_stacks, last_words, reported_by_launcher, take_stacks, was_told_to_end
 from actordbg.replay.order import WorkOrder
-from actordbg.replay.plan import owner, slots_for
+from actordbg.replay.plan import slots_for
 from actordbg.replay.processes import TERMINATED, DeathWatch, describe_status, end_session, start_ticks
-from actordbg.replay.stacks import read_stack
+from actordbg.replay.reporter import Reporter, as_error
 from actordbg.replay.verdict import Seen
 from actordbg.replay.view import RankView
 from actordbg.store import atomic_write
@@ -50,31 +47,6 @@ LOG_BEFORE_STACKS = 1500
 """Characters of its log that the result of a hung input keeps, beside the stacks."""
 LEAVE_S = 15.0
 """How long processes may take to leave after their last result."""
-
-
-class Reporter(Protocol):
-    """Where a group's news go; the supervisor is one."""
-
-    def launch(self, group: Group, work: Path) -> Launched:
-        """Start the group's processes."""
-
-    def on_ready(self, event: Event) -> None:
-        """A worker built its actor."""
-
-    def on_start(self, event: Event) -> None:
-        """A worker starts an input."""
-
-    def on_result(self, record: ResultRecord) -> None:
-        """A worker finished an input."""
-
-    def on_answer(self, event: Event) -> None:
-        """A rank that follows in its lane finished an input."""
-
-    def on_verdict(self, record: ResultRecord) -> None:
-        """An input killed or hung its worker; the record has to be written down."""
-
-    def on_attempt(self, group: Group, attempt: int, reason: str) -> None:
-        """The group is being started, for the first time (`reason` is empty) or again."""
 
 
 @dataclass
@@ -123,7 +95,7 @@ class GroupRun:
         asked = next((view for view in self._views if view.restart), None)
         if broken:
             self.stop()
-            raise _as_error(broken, self._last_words())
+            raise as_error(broken, self._last_words())
         if all(view.done for view in self._views):
             self._let_leave()
         elif any(one.dead for one in seen):
@@ -254,31 +226,16 @@ class GroupRun:
         late = [view.rank for view in self._views if view.rank in late and view.doing is not None]
         seen = [view.seen() for view in self._views]
         culprits = verdict.culprits_of_hang(seen, late, stacks)
-        standings = [self._standing(one, stacks) for one in seen]
+        standings = [
+            standing_of(view, one, stacks.get(one.rank, ""), self.spec, self.pending)
+            for view, one in zip(self._views, seen, strict=True)
+        ]
         error = hang.describe(standings, self.spec.config.timeout_s)
         logs = {rank: before_stacks(self._view(rank).log())[-LOG_BEFORE_STACKS:] for rank in culprits}
         self.stop()
         for rank in culprits:
             self._blame(rank, HUNG, "TimeoutError", error, hang.excerpt(standings, culprits, logs[rank]))
         self._again(error if culprits else f"ranks {late} waited for a rank that failed")
-
-    def _standing(self, seen: Seen, stacks: Mapping[int, str]) -> Standing:
-        """Where a rank stands when the time is up."""
-        config, view = self.spec.config, self._view(seen.rank)
-        lane = seen.rank // config.lane_width
-        share = sum(owner(index, config.lanes) == lane for index in range(len(self.spec.inputs)))
-        left = sum(owner(index, config.lanes) == lane for index in self.pending)
-        standing = Standing(seen, read_stack(stacks.get(seen.rank, "")), share=share, done=share - left)
-        if view.doing is None:
-            return standing
-        item = self.spec.inputs[self._index[view.doing["dump_id"]]]
-        return replace(
-            standing,
-            doing=item.dump_id,
-            since_s=time.monotonic() - view.since,
-            batch_size=item.batch_size,
-            seq_len=item.seq_len,
-        )
 
     def _view(self, rank: int) -> RankView:
         return next(view for view in self._views if view.rank == rank)
@@ -334,15 +291,3 @@ class GroupRun:
 def _or_later(before: Seen, after: Seen) -> Seen:
     """The later view of a rank, with the exit status that only the earlier one still saw."""
     return replace(after, wait_status=before.wait_status if after.wait_status is None else after.wait_status)
-
-
-def _as_error(broken: Event, log: str) -> ActordbgError:
-    """The error of a worker that could not build its actor, as the same class here when it is one of ours."""
-    module, _, name = broken["error_class"].rpartition(".")
-    kind = getattr(errors, name, None) if module == errors.__name__ else None
-    if isinstance(kind, type) and issubclass(kind, ActordbgError):
-        return kind(broken["error"], hint=broken["hint"])
-    return LaunchProblem(
-        f"the actor cannot be built: {broken['error_class']}: {broken['error']}\n{log}".rstrip(),
-        hint="`actordbg actor init` with the same options tries only that",
-    )

@@ -1,4 +1,4 @@
-"""What a hang is, in words: where each rank of the group stands, what that comes to, and every rank's stack. Pure.
+"""What a hang is, in words: where each rank of the group stands, what that comes to, and every rank's stack.
 
 rank 0 waits in broadcast (deepspeed/runtime/zero/utils.py) since 20 s; rank 1 has no input left (1 of 1 done): ranks ran 2
 and 1 inputs; it did not finish within 20 s (--timeout)
@@ -6,12 +6,16 @@ and 1 inputs; it did not finish within 20 s (--timeout)
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from actordbg.outcome import ReplaySpec
+from actordbg.replay.plan import owner
 from actordbg.replay.processes import STOPPED
-from actordbg.replay.stacks import Stack
+from actordbg.replay.stacks import Stack, read_stack
 from actordbg.replay.verdict import Seen
+from actordbg.replay.view import RankView
 
 MAX_RANKS = 8
 """Ranks whose stacks are shown in full; of more ranks the blamed ones come first."""
@@ -62,6 +66,25 @@ class Standing:
         if self.waits:
             return f"rank {self.rank} waits in {self.stack.waits_in} {since}"
         return f"rank {self.rank} is in {_place(self.stack)}, outside of any collective, {since}"
+
+
+def standing_of(view: RankView, seen: Seen, stacks: str, spec: ReplaySpec, pending: Sequence[int]) -> Standing:
+    """Where a rank stands now. `stacks`: faulthandler's text, "" without; `pending`: inputs of its group without a result."""
+    config = spec.config
+    lane = seen.rank // config.lane_width
+    share = sum(owner(index, config.lanes) == lane for index in range(len(spec.inputs)))
+    left = sum(owner(index, config.lanes) == lane for index in pending)
+    standing = Standing(seen, read_stack(stacks), share=share, done=share - left)
+    if view.doing is None:
+        return standing
+    item = next(item for item in spec.inputs if item.dump_id == view.doing["dump_id"])
+    return replace(
+        standing,
+        doing=item.dump_id,
+        since_s=time.monotonic() - view.since,
+        batch_size=item.batch_size,
+        seq_len=item.seq_len,
+    )
 
 
 def describe(ranks: Sequence[Standing], timeout_s: float) -> str:

@@ -100,6 +100,7 @@ def make_plan(
         chosen = _ordered(usable, order, config.lanes, shuffle_seed)[:max_inputs]
     if config.align == "shuffle":
         chosen = _shuffled_per_lane(chosen, config.lanes, shuffle_seed)
+        notes += _unequal(len(chosen), config)
     spec = ReplaySpec(
         replay_id=new_replay_id(),
         created_at=now_timestamp(),
@@ -191,6 +192,16 @@ def _notes(config: ReplayConfig) -> tuple[str, ...]:
     if config.align in FIXED and config.lanes == 1:
         return (f"--align {config.align} aligns nothing: all {config.nproc} processes run one input together",)
     return ()
+
+
+def _unequal(total: int, config: ReplayConfig) -> tuple[str, ...]:
+    if not total % config.lanes or config.backend == "plain":
+        return ()
+    shares = [len(range(lane, total, config.lanes)) for lane in range(config.lanes)]
+    return (
+        f"--align shuffle gives the processes {' and '.join(map(str, shares))} inputs: where they compute together, the last "
+        f"slot hangs until --timeout ({config.timeout_s:g} s)",
+    )
 
 
 def _input(row: Row) -> ReplayInput:
