@@ -4,6 +4,7 @@
 
     "kill"   the process kills itself with SIGKILL         "fail"     it raises
     "hang"   it never returns                              "exit"     it leaves with exit code 0
+    "stop"   it stops itself with SIGSTOP
     "unreadable"  loading raises                           "tainted"  it raises and leaves the engine unusable
     "late-fail"   it fails without taking part in the collective    "differ"  other ranks come to other log-probs
 
@@ -91,6 +92,8 @@ class ScriptedEngine:
             os.kill(os.getpid(), signal.SIGKILL)
         elif action == "hang":
             time.sleep(600)
+        elif action == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
         elif action == "exit":
             os._exit(0)
         elif action in ("fail", "tainted"):

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_replay_supervise import group_launcher, make_spec, plain_launcher, statuses
+from supervised import group_launcher, make_spec, plain_launcher, statuses
 
 from actordbg.outcome import ReplaySpec
 from actordbg.replay.journal import read_events

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from actordbg.replay.journal import rank_log
 from actordbg.replay.processes import ALIVE, describe_status, state_of
+from actordbg.replay.stacks import is_complete
 
 LAUNCHER_LOG = "launcher.log"
 _LAUNCHERS_WORD = re.compile(r"exits with return code = (-?\d+)|failed \(exitcode: (-?\d+)\) local_rank: ")
@@ -70,5 +71,10 @@ def take_stacks(folder: Path, processes: Mapping[int, tuple[int, int]]) -> dict[
     while stacks.keys() < before.keys() and time.monotonic() < deadline:
         time.sleep(0.05)
         texts = {rank: tail_of(rank_log(folder, rank), start) for rank, start in before.items()}
-        stacks = {rank: text for rank, text in texts.items() if "worker.py" in text and text.endswith("\n")}
+        stacks = {rank: text for rank, text in texts.items() if is_complete(text)}
     return stacks
+
+
+def before_stacks(log: str) -> str:
+    """What a worker printed itself: its log up to the first stack that it was asked for."""
+    return log[: log.find("(most recent call first)")].rpartition("\n")[0] if "(most recent call first)" in log else log

@@ -151,8 +151,9 @@ class Supervisor:
         _refuse_a_second_supervisor(folder, spec.replay_id)
         done = read_results(folder)
         self.outcome = ReplayOutcome(spec.replay_id, folder, INTERRUPTED, len(spec.inputs), done)
-        self._book = _book(folder, spec, done)
+        self._book = LaneBook(spec.replay_id, spec.config.lane_width, done.values())
         self.journal = Journal(folder / SUPERVISOR)
+        self._go_on_with_lanes()
         self._groups = [self._group(group, set(done), start_timeout_s) for group in groups_of(spec.config)]
 
     def run(self) -> ReplayOutcome:
@@ -179,6 +180,13 @@ class Supervisor:
                 self.journal.close()
                 self._on_tick()
         return self.outcome
+
+    def _go_on_with_lanes(self) -> None:
+        """Take in what followers said in earlier runs of the replay."""
+        for rank in range(self.spec.config.nproc if self.spec.config.lane_width > 1 else 0):
+            for event in read_events(rank_journal(self.folder, rank)):
+                if event["event"] == "filled" and event.get("follows"):
+                    self.on_answer(event)
 
     def _group(self, group: Group, done: set[str], start_timeout_s: float) -> GroupRun:
         config, inputs = self.spec.config, enumerate(self.spec.inputs)
@@ -280,16 +288,6 @@ def undisturbed() -> Iterator[None]:
 
 def _me() -> tuple[int, int]:
     return os.getpid(), start_ticks(os.getpid())
-
-
-def _book(folder: Path, spec: ReplaySpec, done: dict[str, ResultRecord]) -> LaneBook:
-    """The lanes' book, with what earlier runs of the replay left."""
-    book = LaneBook(spec.replay_id, spec.config.lane_width, done.values())
-    for rank in range(spec.config.nproc if spec.config.lane_width > 1 else 0):
-        for event in read_events(rank_journal(folder, rank)):
-            if event["event"] == "filled" and event.get("follows"):
-                book.take_answer(event)
-    return book
 
 
 def _attempts_so_far(folder: Path, group: Group) -> int:

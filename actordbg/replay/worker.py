@@ -6,7 +6,8 @@ A launcher starts it (deepspeed, torchrun or plain python), RANK says which work
 do (`WorkOrder`). Everything that it finds out goes to its own journal `rank<N>.jsonl`, in this order:
 
     boot    pid and its start time, before anything heavy is imported
-    ready   the actor is built: its resolved configuration            (or `broken`: it could not be built, and why)
+    ready   the actor is built: its resolved configuration, and
+            whether it needs its peers for an input                   (or `broken`: it could not be built, and why)
     start   dump_id, slot, attempt, where its log begins              } for each input; `fill`, `filled` for a filler, and
     end     a ResultRecord                                            } in a lane's other ranks, with what came out
     restart why this process cannot go on, and another has to         (it then exits with EXIT_RESTART)
@@ -111,7 +112,7 @@ class Worker:
                 return EXIT_RESTART
             self._write("broken", **asdict(opened))
             return EXIT_BROKEN
-        self._write("ready", pid=pid, resolved=opened)
+        self._write("ready", pid=pid, resolved=opened, collective=self.engine.collective)
         try:
             self._loop()
         except Restart as reason:
