@@ -331,3 +331,67 @@ class TestRanksThatComputeTogether:
         outcome = self.run(bench, 4, {"d1": "unreadable"})
         assert statuses(outcome) == {"d0": "passed", "d1": "failed", "d2": "passed", "d3": "passed"}
         assert outcome.restarts == 0
+
+
+class TestLanes:
+    """Ranks that run one input together: the first records it, the others say what came out."""
+
+    def run(self, bench: Bench, count: int, script: dict[str, Any], **settings: Any) -> ReplayOutcome:
+        spec = make_spec(count, **{"backend": "deepspeed", "nproc": 2, "align": "same"} | settings)
+        return bench.run(spec, {"collective": spec.config.backend != "plain"} | script)
+
+    def lanes(self, outcome: ReplayOutcome) -> dict[str, Any]:
+        assert read_results(outcome.folder) == outcome.results
+        return {dump_id: record.extra.get("lane") for dump_id, record in sorted(outcome.results.items())}
+
+    @pytest.mark.parametrize("backend", ["deepspeed", "plain"])
+    def test_all_ranks_run_each_input_and_one_records_it(self, bench: Bench, backend: str) -> None:
+        outcome = self.run(bench, 3, {"d1": "differ"}, backend=backend)
+        assert outcome.all_passed and {record.worker for record in outcome.results.values()} == {0}
+        ran = {path.name for path in outcome.folder.glob("ran-*")}
+        assert ran == {f"ran-d{n}-{rank}-{rank == 0}" for n in range(3) for rank in range(2)}
+        agreed = {"ranks": [0, 1], "differ": {}}
+        lanes = self.lanes(outcome)
+        assert lanes["d0"] == lanes["d2"] == agreed
+        assert lanes["d1"]["differ"]["1"]["output_digest"] == "d1 on 1"
+        assert [event.kind for event in bench.news].count("result") == 3
+
+    def test_two_lanes_take_turns_and_an_odd_input_is_filled_up_by_the_whole_lane(self, bench: Bench) -> None:
+        outcome = self.run(bench, 3, {}, nproc=4, align=None, tp=2)
+        assert outcome.all_passed
+        assert {dump_id: record.worker for dump_id, record in outcome.results.items()} == {"d0": 0, "d1": 2, "d2": 0}
+        assert [lane["ranks"] for lane in self.lanes(outcome).values()] == [[0, 1], [2, 3], [0, 1]]
+        fills = [event for event in read_events(outcome.folder / "rank3.jsonl") if event["event"] == "fill"]
+        assert [(event["dump_id"], event.get("follows", False)) for event in fills] == [("d1", True), ("d2", False)]
+
+    @pytest.mark.parametrize("backend", ["deepspeed", "plain"])
+    @pytest.mark.parametrize(
+        ("action", "status", "words"),
+        [("kill", "crashed", "SIGKILL"), ("fail", "failed", "on rank 1"), ("hang", "hung", "--timeout")],
+    )
+    def test_a_follower_that_comes_to_grief_costs_the_lanes_input_and_nothing_else(
+        self, bench: Bench, backend: str, action: str, status: str, words: str
+    ) -> None:
+        outcome = self.run(bench, 3, {"d1@1": action}, backend=backend, timeout_s=2.0)
+        assert statuses(outcome) == {"d0": "passed", "d1": status, "d2": "passed"}
+        lost = outcome.results["d1"]
+        assert words in (lost.error or "") and lost.worker == 1
+        assert self.lanes(outcome)["d2"] == {"ranks": [0, 1], "differ": {}}
+        assert bench.left_running() == []
+
+    def test_a_follower_that_cannot_take_part_does_not_cost_the_input_twice(self, bench: Bench) -> None:
+        outcome = self.run(bench, 2, {"d0@1": "late-fail"}, timeout_s=2.0)
+        assert statuses(outcome) == {"d0": "failed", "d1": "passed"} and outcome.restarts == 1
+
+    def test_a_replay_that_stopped_half_way_is_resumed_by_every_rank_where_it_was(self, bench: Bench) -> None:
+        spec = make_spec(4, nproc=2, align="same")
+
+        def interrupt(event: Progress) -> None:
+            if event.result and event.result.dump_id == "d1":
+                os.kill(os.getpid(), signal.SIGINT)
+
+        with pytest.raises(KeyboardInterrupt):
+            bench.run(spec, {"takes": 0.2}, on_event=interrupt)
+        outcome = bench.run(spec, {})
+        assert outcome.all_passed
+        assert all(lane == {"ranks": [0, 1], "differ": {}} for lane in self.lanes(outcome).values())

@@ -52,10 +52,10 @@ class ActorEngine:
 
         return payload.load(self._path(item))
 
-    def run(self, item: ReplayInput, loaded: Dump) -> dict[str, Any]:
+    def run(self, item: ReplayInput, loaded: Dump, *, recorded: bool) -> dict[str, Any]:
         keep = self.spec.config.keep_tensors
         outcome = self._session.run(loaded, backward=self._session.backward_for(loaded.record), keep=keep)
-        if outcome.tensors:
+        if outcome.tensors and recorded:
             self._keep(item, outcome)
         return self._fields(loaded, outcome)
 

@@ -24,7 +24,7 @@ from typing import Protocol
 from actordbg import errors
 from actordbg.actor.signatures import signature_of
 from actordbg.errors import ActordbgError, LaunchProblem
-from actordbg.outcome import CRASHED, HUNG, ReplaySpec, ResultRecord
+from actordbg.outcome import CRASHED, HUNG, PASSED, ReplaySpec, ResultRecord
 from actordbg.record import now_timestamp
 from actordbg.replay import verdict
 from actordbg.replay.failure import EXCERPT
@@ -61,6 +61,9 @@ class Reporter(Protocol):
     def on_result(self, record: ResultRecord) -> None:
         """A worker finished an input."""
 
+    def on_answer(self, event: Event) -> None:
+        """A rank that follows in its lane finished an input."""
+
     def on_verdict(self, record: ResultRecord) -> None:
         """An input killed or hung its worker; the record has to be written down."""
 
@@ -86,6 +89,7 @@ class GroupRun:
     _views: list[RankView] = field(default_factory=list)
     _launched: Launched | None = None
     _watch: DeathWatch = field(default_factory=DeathWatch)
+    _blamed: set[str] = field(default_factory=set)
     _fruitless: int = 0
     _pending_before: int = 0
     _leaving_since: float = 0.0
@@ -140,9 +144,11 @@ class GroupRun:
             self._read_journals()
 
     def _write_work(self) -> Path:
-        slots = slots_for(self.group.ranks, self.pending, self.spec.config.nproc)
+        config, ranks = self.spec.config, list(self.group.ranks)
+        lanes = sorted({rank // config.lane_width for rank in ranks})
+        slots = [list(slot) for slot in slots_for(config, lanes, self.pending, len(self.spec.inputs))]
         me = os.getpid()
-        order = WorkOrder(self.attempt, list(self.group.ranks), [list(slot) for slot in slots], (me, start_ticks(me)))
+        order = WorkOrder(self.attempt, ranks, slots, (me, start_ticks(me)), config.lane_width)
         path = self.folder / f"work-{self.group.ranks[0]}-{self.attempt}.json"
         atomic_write(path, order.to_json().encode())
         return path
@@ -166,6 +172,15 @@ class GroupRun:
             record = result_of(event)
             self._forget(record.dump_id)
             self.reporter.on_result(record)
+        elif kind == "filled" and event.get("follows"):
+            if event["status"] != PASSED or self._only_follows:
+                self._forget(event["dump_id"])
+            self.reporter.on_answer(event)
+
+    @property
+    def _only_follows(self) -> bool:
+        """Whether nobody in this group records results: a rank that runs alone what another one, alone too, records."""
+        return all(rank % self.spec.config.lane_width for rank in self.group.ranks)
 
     def _forget(self, dump_id: str) -> None:
         index = self._index.get(dump_id)
@@ -243,11 +258,16 @@ class GroupRun:
         return take_stacks(self.folder, {view.rank: view.identity for view in self._views if view.identity})
 
     def _blame(self, rank: int, status: str, error_class: str, error: str) -> None:
-        """Give what the rank is doing a result. A filler stands for the input that it repeats."""
+        """Give what the rank is doing a result. A filler stands for the input that it repeats, a follower for its lane's,
+        also if the lane's first rank is through with it.
+        """
         view = next(view for view in self._views if view.rank == rank)
         doing = view.doing
-        if doing is None or self._index.get(doing["dump_id"]) not in self.pending:
+        if doing is None or doing["dump_id"] in self._blamed:
             return
+        if self._index.get(doing["dump_id"]) not in self.pending and not doing.get("follows"):
+            return
+        self._blamed.add(doing["dump_id"])
         log = view.log()
         record = ResultRecord(
             replay_id=self.spec.replay_id,

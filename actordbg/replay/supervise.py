@@ -29,7 +29,8 @@ from actordbg.errors import Conflict, StoreProblem
 from actordbg.outcome import ReplayConfig, ReplaySpec, ResultRecord
 from actordbg.record import now_timestamp
 from actordbg.replay.group import START_TIMEOUT_S, GroupRun
-from actordbg.replay.journal import SPEC, SUPERVISOR, TENSORS, Event, Journal, read_events, read_results
+from actordbg.replay.journal import SPEC, SUPERVISOR, TENSORS, Event, Journal, rank_journal, read_events, read_results
+from actordbg.replay.lanes import LaneBook
 from actordbg.replay.launch import Group, Launched, groups_of, launch
 from actordbg.replay.order import WorkOrder
 from actordbg.replay.plan import owner
@@ -143,6 +144,7 @@ class Supervisor:
         _refuse_a_second_supervisor(folder, spec.replay_id)
         done = read_results(folder)
         self.outcome = ReplayOutcome(spec.replay_id, folder, INTERRUPTED, len(spec.inputs), done)
+        self._book = _book(folder, spec, done)
         self.journal = Journal(folder / SUPERVISOR)
         self._groups = [self._group(group, set(done), start_timeout_s) for group in groups_of(spec.config)]
 
@@ -172,9 +174,12 @@ class Supervisor:
         return self.outcome
 
     def _group(self, group: Group, done: set[str], start_timeout_s: float) -> GroupRun:
-        inputs = enumerate(self.spec.inputs)
-        nproc = self.spec.config.nproc
-        pending = [i for i, item in inputs if owner(i, nproc) in group.ranks and item.dump_id not in done]
+        config, inputs = self.spec.config, enumerate(self.spec.inputs)
+        lanes = {rank // config.lane_width for rank in group.ranks}
+        mine = [(i, item.dump_id) for i, item in inputs if owner(i, config.lanes) in lanes]
+        if all(rank % config.lane_width for rank in group.ranks):  # its own answers count, not what others recorded
+            done = {dump_id for _, dump_id in mine if self._book.answered(dump_id, group.ranks[0])}
+        pending = [i for i, dump_id in mine if dump_id not in done]
         attempt = _attempts_so_far(self.folder, group)
         return GroupRun(self.folder, self.spec, group, pending, self, attempt, start_timeout_s)
 
@@ -196,12 +201,28 @@ class Supervisor:
         self._on_event(Progress("start", event["dump_id"]))
 
     def on_result(self, record: ResultRecord) -> None:
-        self.outcome.results[record.dump_id] = record
-        self._on_event(Progress("result", record.status, record))
+        self._tell(record)
+        self._amend(self._book.take_result(record))
+
+    def on_answer(self, event: Event) -> None:
+        self._amend(self._book.take_answer(event))
 
     def on_verdict(self, record: ResultRecord) -> None:
-        self.journal.append("end", **record.to_dict())
-        self.on_result(record)
+        self._amend(record)
+        self._book.take_result(record)
+
+    def _amend(self, record: ResultRecord | None) -> None:
+        """Write down a result that no worker writes: a verdict, or what the ranks of a lane came to together."""
+        if record is not None:
+            self.journal.append("end", **record.to_dict())
+            self._tell(record)
+
+    def _tell(self, record: ResultRecord) -> None:
+        """News of a result; of one that replaces an earlier one there are none."""
+        known = record.dump_id in self.outcome.results
+        self.outcome.results[record.dump_id] = record
+        if not known:
+            self._on_event(Progress("result", record.status, record))
 
 
 @contextlib.contextmanager
@@ -244,6 +265,16 @@ def undisturbed() -> Iterator[None]:
 
 def _me() -> tuple[int, int]:
     return os.getpid(), start_ticks(os.getpid())
+
+
+def _book(folder: Path, spec: ReplaySpec, done: dict[str, ResultRecord]) -> LaneBook:
+    """The lanes' book, with what earlier runs of the replay left."""
+    book = LaneBook(spec.replay_id, spec.config.lane_width, done.values())
+    for rank in range(spec.config.nproc if spec.config.lane_width > 1 else 0):
+        for event in read_events(rank_journal(folder, rank)):
+            if event["event"] == "filled" and event.get("follows"):
+                book.take_answer(event)
+    return book
 
 
 def _attempts_so_far(folder: Path, group: Group) -> int:

@@ -7,8 +7,8 @@ do (`WorkOrder`). Everything that it finds out goes to its own journal `rank<N>.
 
     boot    pid and its start time, before anything heavy is imported
     ready   the actor is built: its resolved configuration            (or `broken`: it could not be built, and why)
-    start   dump_id, slot, attempt, where its log begins              } for each input;
-    end     a ResultRecord                                            } `fill`, `filled` for a filler
+    start   dump_id, slot, attempt, where its log begins              } for each input; `fill`, `filled` for a filler, and
+    end     a ResultRecord                                            } in a lane's other ranks, with what came out
     restart why this process cannot go on, and another has to         (it then exits with EXIT_RESTART)
     done    nothing is left
 
@@ -44,7 +44,8 @@ from actordbg.outcome import ReplayInput, ReplaySpec, ResultRecord
 from actordbg.record import now_timestamp
 from actordbg.replay.failure import Failure, guarded
 from actordbg.replay.journal import SPEC, Journal, rank_journal, rank_log
-from actordbg.replay.order import EXIT_BROKEN, EXIT_RESTART, WorkOrder
+from actordbg.replay.lanes import answer_fields
+from actordbg.replay.order import EXIT_BROKEN, EXIT_RESTART, Part, Task, WorkOrder
 from actordbg.replay.peers import Peer, Prefetch
 from actordbg.replay.processes import GONE, ZOMBIE, start_ticks, state_of
 
@@ -69,8 +70,12 @@ class Engine(Protocol):
     def load(self, item: ReplayInput) -> Any:
         """Read one input. Runs in another thread, while the input before it is computed."""
 
-    def run(self, item: ReplayInput, loaded: Any) -> dict[str, Any]:
-        """Run one input; returns fields of its ResultRecord, `status` among them."""
+    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool) -> dict[str, Any]:
+        """Run one input; returns fields of its ResultRecord, `status` among them.
+
+        `recorded`: this rank's result is the one that counts. Without, nothing is written to the store, but the rank takes
+        part in every collective that a recorded run has.
+        """
 
     def close(self) -> None:
         """Free the actor."""
@@ -113,12 +118,14 @@ class Worker:
 
     def _loop(self) -> None:
         work = self.order.inputs_of(self.rank)
-        loads = Prefetch(self._load, [index for _, index, _ in work])
-        for (slot, index, filler), load in zip(work, loads, strict=True):
-            if filler:
-                self._fill(slot, index, load)
+        loads = Prefetch(self._load, [task.index for task in work])
+        for task, load in zip(work, loads, strict=True):
+            if task.part is Part.FILL:
+                self._fill(task.slot, task.index, load)
+            elif task.part is Part.FOLLOW:
+                self._follow(task, load)
             else:
-                self._replay(slot, index, load)
+                self._replay(task.slot, task.index, load)
 
     def _load(self, index: int) -> tuple[Any, float]:
         began = time.perf_counter()
@@ -129,7 +136,7 @@ class Worker:
         item = self.spec.inputs[index]
         started_at = self._begin("start", slot, item)
         loaded, load_s = load.result()
-        outcome = loaded if isinstance(loaded, Failure) else self._run(item, loaded)
+        outcome = loaded if isinstance(loaded, Failure) else self._run(item, loaded, recorded=True)
         if isinstance(outcome, Failure):
             self._raise_if_a_peer_died()
         record = ResultRecord(
@@ -149,15 +156,31 @@ class Worker:
         elif isinstance(outcome, Failure):
             self._settle(slot)
 
-    def _begin(self, event: str, slot: int, item: ReplayInput) -> str:
+    def _follow(self, task: Task, load: Future[tuple[Any, float]]) -> None:
+        """Run the input of our lane, which its first rank records; what came out here goes into `filled`."""
+        item = self.spec.inputs[task.index]
+        started_at = self._begin("fill", task.slot, item, follows=True)
+        loaded = load.result()[0]
+        outcome = loaded if isinstance(loaded, Failure) else self._run(item, loaded, recorded=False)
+        if isinstance(outcome, Failure):
+            self._raise_if_a_peer_died()
+        fields = outcome.fields() if isinstance(outcome, Failure) else outcome
+        whose = {"dump_id": item.dump_id, "slot": task.slot, "follows": True, "started_at": started_at}
+        self._write("filled", **whose, **answer_fields(fields))
+        if isinstance(loaded, Failure):
+            self._take_part_after_all(task.slot, task.index)
+        elif isinstance(outcome, Failure):
+            self._settle(task.slot)
+
+    def _begin(self, event: str, slot: int, item: ReplayInput, **values: Any) -> str:
         """Write down what starts now, and where its log begins; returns the moment."""
         started_at = now_timestamp()
-        self._write(event, dump_id=item.dump_id, slot=slot, started_at=started_at, log_at=_log_size())
+        self._write(event, dump_id=item.dump_id, slot=slot, started_at=started_at, log_at=_log_size(), **values)
         return started_at
 
-    def _run(self, item: ReplayInput, loaded: Any) -> dict[str, Any] | Failure:
+    def _run(self, item: ReplayInput, loaded: Any, *, recorded: bool) -> dict[str, Any] | Failure:
         began = time.monotonic()
-        fields = guarded(lambda: self.engine.run(item, loaded))
+        fields = guarded(lambda: self.engine.run(item, loaded, recorded=recorded))
         self._longest_s = max(self._longest_s, time.monotonic() - began)
         return fields
 
@@ -166,7 +189,8 @@ class Worker:
         self._begin("fill", slot, self.spec.inputs[index])
         if self.engine.collective:
             loaded = load.result()[0] if load else self._load(index)[0]
-            fields = loaded if isinstance(loaded, Failure) else self._run(self.spec.inputs[index], loaded)
+            item = self.spec.inputs[index]
+            fields = loaded if isinstance(loaded, Failure) else self._run(item, loaded, recorded=False)
             if isinstance(fields, Failure):
                 self._raise_if_a_peer_died()
                 self._write("filled", slot=slot)
@@ -176,7 +200,7 @@ class Worker:
 
     def _take_part_after_all(self, slot: int, index: int) -> None:
         """Our input could not be read: its failure is recorded, and a neighbour's input keeps the peers company."""
-        if self.peers and self.engine.collective:
+        if len(self.order.ranks_in(slot)) > 1 and self.engine.collective:
             others = [i for i in (*self.order.mates(slot), *range(len(self.spec.inputs))) if i != index]
             if not others:
                 raise Restart("the only input cannot be read")
@@ -190,7 +214,7 @@ class Worker:
             return
         grace = min(max(GRACE_S, 2 * self._longest_s), self.spec.config.timeout_s / 2)
         deadline = time.monotonic() + grace
-        while waiting := [peer.rank for peer in self.peers if peer.slots_finished() <= slot]:
+        while waiting := [peer.rank for peer in self.peers if peer.slots_finished() <= slot and not peer.is_done()]:
             self._raise_if_a_peer_died(patience_s=0)
             if time.monotonic() > deadline:
                 raise Restart(f"ranks {waiting} did not finish slot {slot} within {grace:.0f} s of this rank's failure")
