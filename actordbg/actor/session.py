@@ -293,7 +293,7 @@ class ActorSession:
         source = Path(inspect.getfile(type(self._backend.actor)))
         return {
             "model": self.choices.model,
-            "model_class": type(model).__name__,
+            "model_class": type(model).__name__.removeprefix("FSDP"),  # `fully_shard` changes the class
             "parameters": parameter_count(model),
             "num_layers": getattr(config, "num_hidden_layers", None),
             "vocab_size": int(config.vocab_size),

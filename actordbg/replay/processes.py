@@ -139,7 +139,7 @@ def _carries(pid: int, mark: str | None) -> bool:
 
 
 def end_session(session: int, grace_s: float = 2.0, *, mark: str | None = None) -> None:
-    """End every process of a session, and what carries its `mark`: SIGTERM, and SIGKILL for what is left after `grace_s` seconds."""
+    """End every process of a session, and what carries its `mark`: SIGTERM, then SIGKILL after `grace_s` seconds."""
     if session == os.getsid(0):
         raise ValueError("that is our own session")
     deadline = time.monotonic() + grace_s

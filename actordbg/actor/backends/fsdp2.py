@@ -9,6 +9,8 @@ What OpenRLHF's FSDP2 branch builds, around the Actor of the installed OpenRLHF,
   unless gradient checkpointing is on; with bf16 weights the first linear layer after a decoder layer then fails
   ("expected m1 and m2 to have the same dtype"). So `output_dtype` is left alone here, which is what the branch does with
   checkpointing: layers hand on what they compute in. OpenRLHF's forward makes the logits fp32 in any case.
+* **Temperature.** OpenRLHF divides the logits in place. What tensor parallelism hands out in fp32 is a view, and autograd refuses
+  that ("a view and is being modified inplace"); so such logits are copied first.
 * **Gradient norm** by our own sums: `clip_grad_norm_` fails where some gradients lie on the mesh (dp, tp) and others on dp.
 
 No optimizer exists, so no weight ever changes.
@@ -138,6 +140,7 @@ class Fsdp2Backend:
         return ring.open_group(mesh["sp"].get_group(), choices.attn)
 
     def _shard(self, dtype: torch.dtype) -> None:
+        self.model.register_forward_hook(_own_logits)  # before FSDP's own hook, which has to see what is handed out
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         mesh = self._mesh[_SHARDED]
         for layer in decoder_layers(self.model):
@@ -176,6 +179,13 @@ def decoder_layers(model: Any) -> list[Any]:
 def _mesh(device: torch.device, tp: int, world_size: int) -> DeviceMesh:
     """(dp x sp, tp): what is sharded over, and what is split over."""
     return init_device_mesh(device.type, (world_size // tp, tp), mesh_dim_names=(_SHARDED, _TP))
+
+
+def _own_logits(_module: Any, _inputs: Any, output: Any) -> None:
+    """Logits that the caller may change in place. OpenRLHF's conversion to fp32 copies all others."""
+    logits = output["logits"]
+    if logits.dtype == torch.float32 and logits._is_view():
+        output["logits"] = logits.clone()
 
 
 def _whole(gradient: torch.Tensor) -> torch.Tensor:

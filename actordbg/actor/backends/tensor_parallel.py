@@ -7,13 +7,14 @@ The plan says for each linear layer how its weight is cut; torch's `parallelize_
 | `colwise` | ColwiseParallel | weight cut by output features; each rank goes on with its own heads |
 | `rowwise` | RowwiseParallel | weight cut by input features; the outputs are summed over the group |
 | `colwise_gather_output` (5.x), `colwise_rep` (4.x) | ColwiseParallel, output replicated | every rank has all logits |
-| `rowwise_rep` | RowwiseParallel, input replicated | embeddings |
+| `embedding_rowwise` (5.x), `rowwise_rep` (4.x) | RowwiseParallel, input replicated | the embedding, cut by tokens |
 | `replicated_with_grad_allreduce` | not cut | norms of single heads: their gradients are summed over the group |
 
 Other styles (packed projections, experts) have no counterpart in torch, and a model whose plan asks for them is refused.
 
-**Tied weights.** Where the head shares the embedding's weight, cutting the head would give it a parameter of its own, and
-the embedding would miss half of its gradient. So a tied head is left whole; it costs memory, and the numbers are right.
+**Tied weights.** Where the head shares the embedding's weight, `parallelize_module` gives each a parameter of its own, and the
+embedding would miss half of its gradient. Both are cut the same way, by tokens, so they are tied again afterwards. Where the
+plan cuts the head alone (transformers 4), a tied head is left whole.
 """
 
 from __future__ import annotations
@@ -52,11 +53,16 @@ class Split:
 def split(model: Any, mesh: DeviceMesh) -> Split:
     """Split `model` in place over the one-dimensional `mesh`. Raises Unsupported for a model without a plan that torch can do."""
     styles = plan_of(model)
-    tied = {name for name in styles if _is_tied(model, name)}
+    tied = [name for name in styles if _is_tied(model, name)]
+    embedding = model.get_input_embeddings()
+    together = any(model.get_submodule(name) is embedding for name in styles)
     summed = tuple(name for name, style in styles.items() if style == _SUMMED)
-    plan = {name: _style(name, style) for name, style in styles.items() if name not in tied and name not in summed}
+    whole = {*summed, *(() if together else tied)}
+    plan = {name: _style(name, style) for name, style in styles.items() if name not in whole}
     parallelize_module(model, mesh, plan)
-    return Split(len(plan), summed, tuple(sorted(tied)))
+    for name in tied if together else ():
+        model.get_submodule(name).weight = embedding.weight
+    return Split(len(plan), summed, () if together else tuple(sorted(tied)))
 
 
 def plan_of(model: Any) -> dict[str, str]:
@@ -81,6 +87,7 @@ def _style(name: str, style: str) -> ParallelStyle:
         "rowwise": RowwiseParallel(),
         "colwise_gather_output": ColwiseParallel(output_layouts=Replicate()),
         "colwise_rep": ColwiseParallel(output_layouts=Replicate()),
+        "embedding_rowwise": RowwiseParallel(input_layouts=Replicate()),
         "rowwise_rep": RowwiseParallel(input_layouts=Replicate()),
     }
     if style not in made:
