@@ -11,7 +11,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from actordbg.actor.choices import Facts, choose
-from actordbg.actor.known import REFUSE, WARN, Finding, check_config
+from actordbg.actor.known import check_config
+from actordbg.actor.rule import REFUSE, WARN, Finding
 from actordbg.actor.sharing import compiles, host_key
 from actordbg.actor.signatures import explain
 from actordbg.errors import UsageError
