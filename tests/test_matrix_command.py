@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,12 +15,14 @@ from typing import Any
 import pytest
 from click.testing import Result
 from replaycases import publish
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from actordbg.cli.app import app
 from actordbg.errors import ActordbgError, StoreProblem, UsageError
 from actordbg.findings import MatrixRecord
 from actordbg.lab import matrices
+from actordbg.lab.verdicts import Baseline, regressions
 from actordbg.outcome import ReplaySpec, ResultRecord
 from actordbg.replay.journal import read_events, read_results
 from actordbg.replay.plan import new_replay_id
@@ -72,7 +76,7 @@ class TestAsTyped:
 
     @pytest.mark.parametrize("option", ["--resume", "--show"])
     def test_a_matrix_that_is_there_is_taken_as_it_is(self, store: Store, option: str) -> None:
-        with pytest.raises(UsageError, match=r"--max-inputs, --attn"):
+        with pytest.raises(UsageError, match=r"--attn, --max-inputs cannot be given"):
             invoke(store, option, "last", "--attn", "sdpa", "--max-inputs", "2")
         with pytest.raises(StoreProblem, match="is not a matrix"):
             invoke(store, option, "last")
@@ -172,11 +176,35 @@ class TestARealOne:
         assert max(len(line) for line in text.splitlines() if "/" not in line) <= 80
         assert "| # | attn | compile | result | off by |" in markdown and "- device: cpu" in markdown
 
-    def test_against_its_own_matrix_nothing_regressed_and_against_other_numbers_everything(
+    def test_against_a_baseline_with_other_numbers_a_cell_has_regressed(
         self, store: Store, record: MatrixRecord
     ) -> None:
-        command(store, "--attn", "sdpa", "--compile", "off", "--packing", "on", "--backward", "--baseline", record.matrix_id,
-                "--no-truth")  # fmt: skip
-        said = command(store, "--attn", "sdpa", "--compile", "off", "--packing", "on", "--backward", "--temperature", "0.5",
-                       "--baseline", str(record.cells[0].replay_id), "--no-truth", code=1)  # fmt: skip
-        assert "REGRESSED" in said and "other numbers than in the baseline" in said
+        cell = record.cells[3]
+        assert regressions(store, cell, Baseline(matrix=record)) == ()
+        assert regressions(store, cell, Baseline(replay_id=record.cells[0].replay_id)) == (), (
+            "within what compare allows"
+        )
+        (found,) = regressions(store, cell, Baseline(replay_id=shifted(store, str(record.cells[0].replay_id))))
+        assert found.startswith("other numbers than in the baseline: 20250619T0526")
+
+    def test_numbers_that_cannot_be_compared_are_no_agreement(self, store: Store, record: MatrixRecord) -> None:
+        there = shifted(store, str(record.cells[0].replay_id), temperature=0.5)
+        (found,) = regressions(store, record.cells[3], Baseline(replay_id=there))
+        assert found.startswith("its numbers cannot be compared with the baseline's: ") and "temperature" in found
+
+
+def shifted(store: Store, replay_id: str, temperature: float = 1.0) -> str:
+    """A copy of a replay whose log-probs are 0.5 nats higher, and were computed at another temperature, as it says."""
+    spec = load_spec(store, replay_id)
+    copy = replace(spec, replay_id=new_replay_id())
+    shutil.copytree(store.replays / replay_id, store.replays / copy.replay_id)
+    folder = store.replays / copy.replay_id
+    (folder / "spec.json").write_text(copy.to_json())
+    journal = folder / "rank0.jsonl"
+    text = journal.read_text().replace(replay_id, copy.replay_id)
+    text = re.sub(r'"output_digest":"..', '"output_digest":"__', text)
+    journal.write_text(text.replace('"temperature":1.0', f'"temperature":{temperature}'))
+    for path in (folder / "tensors").iterdir():
+        tensors = load_file(path)
+        save_file(tensors | {"log_probs": tensors["log_probs"] + 0.5}, path)
+    return copy.replay_id
