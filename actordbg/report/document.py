@@ -329,7 +329,9 @@ def _comparisons(one: ReplaySummary) -> list[Block]:
 
 def _compared_with(c: ComparisonRow) -> str:
     text = f"{c.comparison_id}: {c.against_label or c.against}"
-    counts = [f"{c.mismatches:,} a mismatch"] * bool(c.mismatches) + [f"{c.within_noise:,} within the noise"] * bool(c.within_noise)
+    counts = [f"{c.mismatches:,} a mismatch"] * bool(c.mismatches) + [f"{c.within_noise:,} within the noise"] * bool(
+        c.within_noise
+    )
     text += f"; {', '.join(counts)}" if counts else ""
     if c.worst_dump is not None and c.mismatches:
         text += f"; the worst is {c.worst_dump}"
