@@ -88,7 +88,11 @@ def _dumps(record: ComparisonRecord, shown: Sequence[DumpComparison]) -> list[Bl
     if not shown:
         return []
     compared = sum(one.verdict != NOT_COMPARED for one in record.dumps)
-    title = "Dumps, the worst first" if len(shown) == compared else f"The {len(shown)} worst of {compared:,} dumps"
+    title = (
+        "Dumps, the worst first"
+        if len(shown) == compared
+        else f"The worst {len(shown):,} of {plural(compared, 'dump')}"
+    )
     columns = ("dump", "S", "verdict", "max", "p99", "mean", "clip", "KL k3", "ulp")
     grads = any(one.grad_norm_rel is not None or one.gradients is not None for one in shown)
     if grads:
