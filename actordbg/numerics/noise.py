@@ -55,7 +55,7 @@ def measure(
     variants, reasons = [], []
     pairs = [(name, replay_id, unchanged) for name, replay_id in varied.items()]
     for name, replay_id, against in pairs + ([(ROUNDING, *rounding)] if rounding else []):
-        found = compare(store, replay_id, against, thresholds=Thresholds())
+        found = compare(store, replay_id, against, thresholds=Thresholds(), only=set(side.inputs))
         compared = [dump for dump in found.dumps if dump.verdict != NOT_COMPARED]
         for dump in compared:
             margin = ROUNDING_MARGIN if name == ROUNDING else 1.0
