@@ -245,7 +245,8 @@ class MatrixCell:
     truth, nats. `known`: ids of the rules
     that speak about it. `load_s`: seconds that building its Actor took; 0 where it was there already (`shared_with` says
     from which cell).
-    `regressed`: what got worse than the baseline; empty where nothing did.
+    `regressed`: what got worse than the baseline; empty where nothing did. `loads`: Actors that were built for it: one for each
+    group of processes that starts together, again after a crash.
     """
 
     index: int
@@ -269,12 +270,13 @@ class MatrixCell:
     shared_with: int | None = None
     known: tuple[str, ...] = ()
     regressed: tuple[str, ...] = ()
+    loads: int = 0
 
 
 @dataclass(frozen=True)
 class MatrixRecord(_Stored):
     """`actordbg matrix`. status: running, complete, interrupted, failed. `axes`: values by axis. `dump_ids`: what each
-    cell replays.
+    cell replays. `options`: what else was asked for, for `--resume`; `runner` in it is the pid and start time of who runs it.
     """
 
     what: ClassVar[str] = "matrix"
@@ -291,6 +293,7 @@ class MatrixRecord(_Stored):
     truth_id: str | None = None
     baseline: str | None = None
     loads: int = 0
+    options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def _build(cls, data: dict[str, Any]) -> MatrixRecord:

@@ -4,8 +4,11 @@
 
     "kill"   the process kills itself with SIGKILL         "fail"     it raises
     "hang"   it never returns                              "exit"     it leaves with exit code 0
+    "stop"   it stops itself with SIGSTOP
     "unreadable"  loading raises                           "tainted"  it raises and leaves the engine unusable
-    "late-fail"   it fails without taking part in the collective
+    "late-fail"   it fails without taking part in the collective    "differ"  other ranks come to other log-probs
+
+`"d1@0"` is only for rank 0.
 
 `"open"` in the script makes opening the actor do that, `"open again"` opening it a second time. `"collective": true` makes every input end in a barrier of all ranks:
 like a real one, it is left only when every rank has come, and its frame has the file name of torch's collectives.
@@ -46,31 +49,40 @@ class ScriptedEngine:
         self.collective = bool(self.script.get("collective"))
         self.tainted = False
         self._calls = 0
+        self._loaded_for = spec.replay_id
 
     def open(self) -> dict[str, Any]:
         opened = self.folder / f"opened-{self.rank}"
         self._act(self.script.get("open again" if opened.exists() else "open", ""))
         opened.touch()
-        return {"model": "fake", "pid": os.getpid()}
+        return {"model": "fake", "pid": os.getpid(), "load_s": 1.0}
+
+    def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
+        self._calls, self.folder = 0, folder
+        self.script = json.loads((folder / "script.json").read_text())
+        self._act(self.script.get("switch", ""))
+        return {"model": "fake", "pid": os.getpid(), "load_s": 0.0, "load_shared_with": self._loaded_for}
 
     def load(self, item: ReplayInput) -> str:
         if self.script.get(item.dump_id) == "unreadable":
             raise ValueError("this dump cannot be read")
         return item.path
 
-    def run(self, item: ReplayInput, loaded: Any) -> dict[str, Any]:
-        action = self.script.get(item.dump_id, "")
+    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool) -> dict[str, Any]:
+        action = self.script.get(f"{item.dump_id}@{self.rank}", self.script.get(item.dump_id, ""))
         self._calls += 1
+        (self.folder / f"ran-{item.dump_id}-{self.rank}-{recorded}").touch()
         if action == "late-fail":
             self._act("fail")
-        if action not in ("", "fail"):
+        if action not in ("", "fail", "differ"):
             self._act(action)
         if self.collective:
             world = int(os.environ["WORLD_SIZE"])
             _namespace["barrier"](self.folder, f"barrier-{os.environ['ATTEMPT']}-{self._calls}", self.rank, world)
         self._act(action)
         time.sleep(self.script.get("takes", 0))
-        return {"status": PASSED, "forward_s": 0.01}
+        digest = f"{item.dump_id} on {self.rank}" if action == "differ" else item.dump_id
+        return {"status": PASSED, "forward_s": self.script.get("forward_s", 0.01), "output_digest": digest}
 
     def close(self) -> None:
         pass
@@ -80,6 +92,8 @@ class ScriptedEngine:
             os.kill(os.getpid(), signal.SIGKILL)
         elif action == "hang":
             time.sleep(600)
+        elif action == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
         elif action == "exit":
             os._exit(0)
         elif action in ("fail", "tainted"):

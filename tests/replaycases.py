@@ -25,6 +25,14 @@ class PlannedRow:
     tokens: int = 16
     timestamp: str = "2025-06-19T05:26:08.430740Z"
     replayable: bool = True
+    run: str = "made-up"
+    source: str = "capture"
+    role: str | None = None
+    instance: str | None = None
+    step: int | None = None
+    call_index: int | None = 0
+    grad_enabled: bool | None = None
+    return_output: bool | None = None
 
 
 def publish(

@@ -5,28 +5,19 @@ The workers here are real processes with the real loop and journal; only what ru
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from supervised import TESTS, Bench, make_spec, statuses
 
 from actordbg.errors import Conflict, LaunchProblem, StoreProblem
-from actordbg.outcome import ReplayConfig, ReplayInput, ReplaySpec
-from actordbg.record import now_timestamp
 from actordbg.replay.journal import Journal, read_events, read_results
-from actordbg.replay.launch import Group, Launched, _start, child_environment, launch
-from actordbg.replay.plan import new_replay_id
 from actordbg.replay.processes import session_members, start_ticks
 from actordbg.replay.supervise import Progress, ReplayOutcome, interruptible, load_spec, run_replay
 from actordbg.store import Store, make_folder
-
-TESTS = Path(__file__).parent
 
 
 @pytest.fixture(autouse=True)
@@ -34,59 +25,9 @@ def fake_worker_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
 
 
-def make_spec(count: int, **settings: Any) -> ReplaySpec:
-    inputs = tuple(ReplayInput(f"d{n}", f"dumps/d{n}", 0, 1, 8, 8) for n in range(count))
-    return ReplaySpec(new_replay_id(), now_timestamp(), ReplayConfig(**({"timeout_s": 30.0} | settings)), inputs)
-
-
-def plain_launcher(sessions: list[int]) -> Callable[[ReplayConfig, Group, Path], Launched]:
-    def start(config: ReplayConfig, group: Group, work: Path) -> Launched:
-        launched = launch(config, group, work, "fake_worker")
-        sessions.append(launched.session)
-        return launched
-
-    return start
-
-
-def group_launcher(sessions: list[int]) -> Callable[[ReplayConfig, Group, Path], Launched]:
-    """A launcher of all ranks at once that behaves like deepspeed's, without the seconds that importing it takes."""
-
-    def start(config: ReplayConfig, group: Group, work: Path) -> Launched:
-        command = [sys.executable, "-m", "fake_worker", "--as-launcher", str(len(group.ranks)), "--work", str(work)]
-        launched = _start(command, child_environment(config, os.environ), work.parent / "launcher.log")
-        sessions.append(launched.session)
-        return launched
-
-    return start
-
-
-class Bench:
-    """Runs a scripted replay and remembers the sessions that it started."""
-
-    def __init__(self, store: Store) -> None:
-        self.store = store
-        self.sessions: list[int] = []
-        self.news: list[Progress] = []
-
-    def run(self, spec: ReplaySpec, script: dict[str, Any], **options: Any) -> ReplayOutcome:
-        folder = self.store.replays / spec.replay_id
-        make_folder(folder)
-        (folder / "script.json").write_text(json.dumps(script))
-        kind = plain_launcher if spec.config.backend == "plain" else group_launcher
-        on_event = options.pop("on_event", self.news.append)
-        return run_replay(self.store, spec, on_event, launcher=kind(self.sessions), **options)
-
-    def left_running(self) -> list[int]:
-        return [pid for session in self.sessions for pid in session_members(session)]
-
-
 @pytest.fixture
 def bench(store: Store) -> Bench:
     return Bench(store)
-
-
-def statuses(outcome: ReplayOutcome) -> dict[str, str]:
-    return {dump_id: record.status for dump_id, record in sorted(outcome.results.items())}
 
 
 def test_every_input_gets_a_result_and_nothing_is_left_running(bench: Bench) -> None:

@@ -86,8 +86,8 @@ def build_actor(path: str, choices: Choices, ds_config: Mapping[str, Any] | None
     names = init_parameters(actor_class)
     actor = actor_class(path, **actor_arguments(names, choices, ds_config))
     if "attn_implementation" not in names and choices.attn == "sdpa":
-        _use_sdpa(actor.model)
-    _check(actor.model, choices)
+        change_attention(actor.model, choices)
+    check(actor.model, choices)
     return actor
 
 
@@ -124,14 +124,16 @@ def _size(parameter: Any) -> int:
     return int(getattr(parameter, "ds_numel", None) or parameter.numel())
 
 
-def _use_sdpa(model: Any) -> None:
+def change_attention(model: Any, choices: Choices) -> None:
+    """Make a built model use another attention; Unsupported where it then still says another."""
     if hasattr(model, "set_attn_implementation"):
-        model.set_attn_implementation("sdpa")
+        model.set_attn_implementation(choices.attn)
     else:
-        model.config._attn_implementation = "sdpa"
+        model.config._attn_implementation = choices.attn
+    check(model, choices)
 
 
-def _check(model: Any, choices: Choices) -> None:
+def check(model: Any, choices: Choices) -> None:
     attention, dtype = resolved_attention(model), resolved_dtype(model)
     if attention != choices.attn:
         raise Unsupported(

@@ -36,6 +36,18 @@ def prepare(cache: Path) -> None:
         config.fail_on_recompile_limit_hit = True
 
 
+def take_off(module: torch.nn.Module) -> None:
+    """Undo `module.compile()`: its call is the plain one again."""
+    module._compiled_call_impl = None
+
+
+def forget() -> None:
+    """Make torch's compiler forget every graph, guard and kernel of this process, so that what is compiled next is compiled
+    as in a fresh one. Kernels on disk stay: they are found by their content.
+    """
+    torch._dynamo.reset()
+
+
 @dataclass(frozen=True)
 class CompileCount:
     """Graphs compiled and graph breaks met in this process so far; subtract two of them."""

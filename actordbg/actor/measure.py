@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import time
 from pathlib import Path
@@ -22,6 +23,13 @@ def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
+
+
+def release(device: torch.device) -> None:
+    """Give back what is not used any more, so that the next peak is not an earlier configuration's."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def reset_peak(device: torch.device) -> None:

@@ -100,6 +100,10 @@ class OracleSession:
             outcome.tensors |= {} if outcome.entropy is None else {"entropy": outcome.entropy}
         return outcome
 
+    def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
+        """Never: the truth is loaded for itself."""
+        raise Unsupported("the truth is not computed on an Actor that is shared", hint="start a process for it")
+
     def save(self, folder: Path) -> None:
         """Write the model as `save_pretrained` does, in the oracle's dtype."""
         if self._place.rank == 0:

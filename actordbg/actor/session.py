@@ -34,15 +34,16 @@ import torch
 
 from actordbg.actor import known, measure, randomness
 from actordbg.actor.backends.base import Place, set_seed
-from actordbg.actor.backends.choose import open_backend
-from actordbg.actor.build import parameter_count, resolved_attention, resolved_dtype, text_config
+from actordbg.actor.backends.choose import change_compilation, open_backend
+from actordbg.actor.build import change_attention, parameter_count, resolved_attention, resolved_dtype, text_config
 from actordbg.actor.call import Call, Signature, make_call, read_result
 from actordbg.actor.choices import COMPILE_BACKENDS, Choices, choose, gather_facts
 from actordbg.actor.compiling import CompileCount
 from actordbg.actor.cpu import allow_fp32_actor, install_cpu_support, stand_in_for_flash_attn
 from actordbg.actor.gradients import GradientKeeper
 from actordbg.actor.randomness import Randomness
-from actordbg.errors import UsageError
+from actordbg.actor.sharing import host_key
+from actordbg.errors import Unsupported, UsageError
 from actordbg.outcome import ReplayConfig
 from actordbg.payload import Dump
 from actordbg.record import DumpRecord
@@ -59,9 +60,8 @@ class ForwardOutcome:
     `graphs`, `graph_breaks`: what torch.compile did in this input, None where nothing is compiled.
     `randomness`: where its random numbers came from, None where the dump says nothing about them.
     `folded`: token ids were outside the vocabulary and were folded into it. `notes`: where the call differs from the record.
-    `tensors`: with `keep`, what is worth storing, by name. `gradients`: with `keep_gradients`, each parameter's `numel` and
-    `norm`.
-    `gradient_over`: the dumps whose gradients were averaged into this one's, one for each lane, where they were not all the same.
+    `tensors`: with `keep`, what is worth storing, by name. `gradients`: with `keep_gradients`, each parameter's `numel`, `norm`.
+    `gradient_over`: the dumps whose gradients were averaged into this one's, one for each lane, where they are not all the same.
     """
 
     log_probs: torch.Tensor
@@ -105,6 +105,7 @@ class Session(Protocol):
     def tainted(self) -> bool: ...
     def backward_for(self, record: DumpRecord) -> bool: ...
     def run(self, dump: Dump, *, backward: bool, keep: bool = False) -> ForwardOutcome: ...
+    def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None: ...
     def save(self, folder: Path) -> None: ...
     def close(self) -> None: ...
 
@@ -149,6 +150,7 @@ class ActorSession:
         self.choices = choose(config, defaults, self._facts)
         known.refuse(config, self.choices, self._facts)
         set_seed(self.choices.seed)
+        self._cache = model_cache
         self._backend = open_backend(config, self.choices, model_cache)
         self._records = Place.from_environment().rank % config.lane_width == 0
         self._signature = Signature.of(self._backend.actor)
@@ -193,6 +195,25 @@ class ActorSession:
         if keep:
             outcome.tensors |= _worth_keeping(outcome)
         return outcome
+
+    def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
+        """Go on under another configuration on the loaded Actor: what runs next is, bit for bit, what a new session runs.
+
+        Raises Unsupported, before anything changed, for a configuration that needs another Actor (`sharing.host_key`) or that
+        is refused anyway; and where the model does not take the attention. `resolved` then says what is there.
+        """
+        choices = choose(config, defaults, self._facts)
+        known.refuse(config, choices, self._facts)
+        if host_key(config, choices) != host_key(self.config, self.choices):
+            raise Unsupported("this configuration needs an Actor of its own", hint="start another process for it")
+        before, self.config, self.choices = self.config, config, choices
+        change_attention(self._backend.model, choices)
+        if (config.compile or before.compile) and not config.deepcompile:
+            change_compilation(self._backend, config, self._cache)
+        self._backend.actor.packing_samples = choices.packing
+        self._backend.actor.temperature = choices.temperature
+        measure.release(self._backend.device)
+        self.resolved = self._describe() | {"load_s": 0.0}
 
     def save(self, folder: Path) -> None:
         """Write the model as `save_pretrained` does, in the dtype that it runs in. Every rank has to call it."""
@@ -272,7 +293,7 @@ class ActorSession:
         source = Path(inspect.getfile(type(self._backend.actor)))
         return {
             "model": self.choices.model,
-            "model_class": type(model).__name__,
+            "model_class": type(model).__name__.removeprefix("FSDP"),  # `fully_shard` changes the class
             "parameters": parameter_count(model),
             "num_layers": getattr(config, "num_hidden_layers", None),
             "vocab_size": int(config.vocab_size),

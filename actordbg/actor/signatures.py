@@ -133,9 +133,21 @@ KNOWN: tuple[Known, ...] = (
         "replay the input on a CPU, where the same error has a message",
     ),
     _known(
+        "collective-mismatch",
+        "ranks wait for each other in collectives",
+        r"rank \d+ waits in .*?(?:ranks ran .*? inputs|every rank waits in a collective)",
+        "Ranks that compute together called their collectives a different number of times, or in another order: each waits for "
+        "one that does not come. A rank that runs out of inputs, an input that takes another path through the model, or "
+        "lengths that change what is communicated do that.",
+        "the log excerpt has every rank's stack: the first frames that differ say where they parted",
+        "leave --align shuffle out: without it ranks that have no input are kept in step",
+        "in training: the same number of micro-batches on every rank (drop_last, or padding the last ones)",
+    ),
+    _known(
         "collective-timeout",
         "a collective timed out",
-        r"Watchdog caught collective operation timeout|collective.{0,80}timed? ?out|ProcessGroup(NCCL|Gloo).{0,200}timeout"
+        r"Watchdog caught collective operation timeout|(?<!outside of any )collective.{0,80}timed? ?out"
+        r"|ProcessGroup(NCCL|Gloo).{0,200}timeout"
         r"|Timed out (initializing|waiting)|wait timeout after \d+ms",
         "A rank waited for the others in a collective that they never reached: one of them failed, hung, or took another "
         "number of steps.",

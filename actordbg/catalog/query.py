@@ -66,6 +66,8 @@ class DumpRow:
     source: str
     role: str | None
     step: int | None
+    call_index: int | None
+    instance: str | None
     world_size: int | None
     host: str | None
     pid: int | None

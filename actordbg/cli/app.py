@@ -27,6 +27,7 @@ from actordbg.cli import (
     dump_unpack,
     dump_verify,
     index,
+    matrix,
     noise,
     patch,
     replay,
@@ -100,6 +101,7 @@ app.command(
     short_help="Replay what a query selects, without the training.",
     cls=optional_values(oracle="fp32", resume="last"),
 )(replay.replay)
+app.command("matrix", short_help="Which combinations of settings work, and which are right.")(matrix.matrix)
 app.command(
     "compare", short_help="Does a replay agree with another, or with the truth?", cls=optional_values(noise="last")
 )(compare.compare)

@@ -15,7 +15,7 @@ import typer
 from actordbg.cli import output
 from actordbg.cli import replay_options as opt
 from actordbg.cli.options import Json, Quiet, Where, settings_of, store_of
-from actordbg.cli.replay_answer import ReplayAnswer, answer_of, render
+from actordbg.cli.replay_answer import ReplayAnswer, answer_of, render, shares_of
 from actordbg.errors import ActordbgError, Unsupported, UsageError
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def replay(
 
     Starts the workers itself (with deepspeed's own launcher for --backend deepspeed). An input that crashes or hangs a worker
     costs only itself. Results are kept as they come; Ctrl-C keeps what is done, and --resume goes on.
-    Exit code 1 if an input failed, crashed or hung.
+    Exit code 1 if an input failed, crashed or hung, or if ranks differ on the same input under --align same.
 
     Example: actordbg replay --where "seq_len>1800 and rank=0" --max-inputs 3 --backend deepspeed --zero-stage 3
     """
@@ -219,7 +219,8 @@ def planned(
     if files and where is not None:
         raise UsageError("--where and --input-file exclude each other", hint="give one of them")
     rows: Sequence[Row]
-    rows = rows_of_files(store, files) if files else rows_of_catalog(open_fresh(store, where), where, order, max_inputs)
+    enough = None if config.align == "rank" else max_inputs  # of whole calls nobody knows how many rows they take
+    rows = rows_of_files(store, files) if files else rows_of_catalog(open_fresh(store, where), where, order, enough)
     return make_plan(
         rows,
         config,
@@ -252,12 +253,15 @@ def _run(store: Store, plan: Plan, *, dry_run: bool, quiet: bool) -> tuple[Repla
     refuse_findings(findings)
     for finding in findings if not quiet else ():
         output.note(f"{finding.severity}[{finding.id}]: {finding.message}")
+    for note in plan.notes:
+        output.note(note)
     for reason, count in plan.skipped.items():
         output.note(f"left out {output.plural(count, 'dump')}: {reason}")
     known = tuple(asdict(finding) for finding in findings)
     if dry_run:
+        note, shares = _plan_text(spec), shares_of(spec)
         return ReplayAnswer(
-            None, "planned", len(spec.inputs), skipped=plan.skipped, findings=known, note=_plan_text(spec)
+            None, "planned", len(spec.inputs), skipped=plan.skipped, findings=known, note=note, shares=shares
         ), None
     answer, problem = _supervised(store, spec, quiet)
     return replace(answer, skipped=plan.skipped, findings=known), problem
@@ -323,10 +327,19 @@ def what_there_is(store: Store, where: str | None) -> str:
     return f"{what}; the store holds {output.plural(count, 'dump')} with seq_len {shortest} to {longest}"
 
 
+_ALIGNED = {
+    None: "",
+    "same": ", each on all ranks (--align same)",
+    "rank": ", call by call (--align rank)",
+    "shuffle": ", each rank its share in an order of its own (--align shuffle)",
+}
+
+
 def _plan_text(spec: ReplaySpec) -> str:
     config = spec.config
     lengths = [one.seq_len for one in spec.inputs]
     return (
-        f"{output.plural(len(spec.inputs), 'input')} by {spec.order}, seq_len {min(lengths)} to {max(lengths)}, "
+        f"{output.plural(len(spec.inputs), 'input')} by {spec.order}{_ALIGNED[config.align]}, "
+        f"seq_len {min(lengths)} to {max(lengths)}, "
         f"{sum(one.tokens for one in spec.inputs):,} tokens, on {output.plural(config.nproc, 'worker')} ({config.backend})"
     )

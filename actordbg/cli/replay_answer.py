@@ -10,7 +10,7 @@ from actordbg.cli import output
 
 if TYPE_CHECKING:
     from actordbg.outcome import ReplaySpec, ResultRecord
-    from actordbg.report.model import Generators, Golden, NotCompared, ReplaySummary
+    from actordbg.report.model import Generators, Golden, NotCompared, RankAgreement, ReplaySummary
     from actordbg.store import Store
 
 
@@ -28,13 +28,24 @@ class FailureAnswer:
 
 
 @dataclass
+class ShareAnswer:
+    """What ranks that run their inputs together get in a plan: which dumps, in which order, and of which lengths."""
+
+    ranks: tuple[int, ...]
+    dumps: tuple[str, ...]
+    seq_lens: tuple[int, ...]
+
+
+@dataclass
 class ReplayAnswer:
     """What a replay came to. Times in seconds over steady inputs (see `actordbg report`); `replay_id` None: nothing matched.
 
     `selected` counts the dumps that were chosen, `skipped` why others of them were left out. `folded_ids` counts the inputs with
     token ids outside of the model's vocabulary, which were folded into it. `golden`, `golden_entropy` and `generators` say how
     far what came out is from what the run itself recorded (None: nothing to compare), `not_compared` what was recorded
-    and could not be compared. `folder` has the journals and logs.
+    and could not be compared. `ranks`: whether the ranks that ran an input together agree, None where each runs its own;
+    `asked_for_same`: --align same asked just that. `shares`: of a plan, what each group of ranks gets. `folder` has the
+    journals and logs.
     """
 
     replay_id: str | None
@@ -58,6 +69,9 @@ class ReplayAnswer:
     golden_entropy: Golden | None = None
     generators: Generators | None = None
     not_compared: tuple[NotCompared, ...] = ()
+    ranks: RankAgreement | None = None
+    asked_for_same: bool = False
+    shares: tuple[ShareAnswer, ...] = ()
     failures: tuple[FailureAnswer, ...] = ()
     findings: tuple[dict[str, Any], ...] = ()
     resolved: dict[str, Any] = field(default_factory=dict)
@@ -66,8 +80,24 @@ class ReplayAnswer:
 
     @property
     def good(self) -> bool:
-        """Nothing failed and nothing is missing."""
-        return not (self.failed or self.crashed or self.hung or self.not_run)
+        """Nothing failed, nothing is missing, and ranks that were to do the same (`--align same`) did."""
+        differ = self.asked_for_same and self.ranks is not None and bool(self.ranks.differ)
+        return not (self.failed or self.crashed or self.hung or self.not_run or differ)
+
+
+def shares_of(spec: ReplaySpec) -> tuple[ShareAnswer, ...]:
+    """What each lane of a plan gets."""
+    config = spec.config
+    width = config.lane_width
+    lanes = [spec.inputs[lane :: config.lanes] for lane in range(config.lanes)]
+    return tuple(
+        ShareAnswer(
+            tuple(range(lane * width, (lane + 1) * width)),
+            tuple(one.dump_id for one in mine),
+            tuple(one.seq_len for one in mine),
+        )
+        for lane, mine in enumerate(lanes)
+    )
 
 
 def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
@@ -106,6 +136,8 @@ def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
         golden_entropy=summary.golden_entropy,
         generators=summary.generators,
         not_compared=summary.not_compared,
+        ranks=summary.ranks,
+        asked_for_same=spec.config.align == "same",
         failures=tuple(
             FailureAnswer(one.name, one.count, one.statuses, one.cause, one.explanation, one.ways_out, one.examples)
             for one in summary.failures
@@ -130,6 +162,8 @@ def render(answer: ReplayAnswer) -> None:
     """The answer as text: counts, figures, what was resolved, and each kind of failure with its ways out."""
     if answer.note:
         output.say(answer.note)
+        for share in answer.shares:
+            output.say(_share(share))
         return
     counted = [(answer.passed, "passed"), (answer.failed, "failed"), (answer.crashed, "crashed"), (answer.hung, "hung")]
     counted.append((answer.not_run, "not run"))
@@ -149,8 +183,17 @@ def render(answer: ReplayAnswer) -> None:
         output.say(f"  e.g. {group.examples[0]}")
 
 
+def _share(share: ShareAnswer) -> str:
+    who = ("rank " if len(share.ranks) == 1 else "ranks ") + ", ".join(map(str, share.ranks))
+    if not share.dumps:
+        return f"  {who}: nothing"
+    lengths = ", ".join(map(str, share.seq_lens[:8])) + (", ..." if len(share.seq_lens) > 8 else "")
+    return f"  {who}: {output.plural(len(share.dumps), 'input')}, seq_len {lengths}"
+
+
 def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
     from actordbg.report.golden import against_the_run
+    from actordbg.report.ranks import ranks_in_words
 
     lines = []
     if answer.first_forward_s is not None:
@@ -175,6 +218,7 @@ def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
         )
     own = against_the_run(answer.golden, answer.golden_entropy, answer.generators, answer.not_compared)
     lines += [("the run's own", text) for text in own]
+    lines += [("ranks", text) for text in ranks_in_words(answer.ranks)]
     lines.append(("journals, logs", str(answer.folder)))
     return lines
 
@@ -195,5 +239,7 @@ def _configuration(resolved: dict[str, Any]) -> str:
         f"{resolved.get('backend')}{engine}, {output.plural(resolved.get('world_size') or 1, 'worker')}",
         f"on {resolved.get('device_name')}",
     ]
+    parts += [f"{name} {resolved[name]}" for name in ("tp", "ring") if (resolved.get(name) or 1) > 1]
+    parts += [f"ring kernel: {resolved['ring_kernel']}"] * ("ring_kernel" in resolved)
     parts += ["compiled"] * bool(resolved.get("compile")) + ["deepcompiled"] * bool(resolved.get("deepcompile"))
     return ", ".join(parts)

@@ -28,6 +28,7 @@ class ActorEngine:
     def __init__(self, folder: Path, spec: ReplaySpec, rank: int) -> None:
         self.folder, self.spec, self.rank = folder, spec, rank
         self.root = folder.parent.parent
+        self._loaded_for = spec.replay_id
         self._resources = contextlib.ExitStack()
         self._session: Session
 
@@ -47,19 +48,25 @@ class ActorEngine:
         self._session = self._resources.enter_context(opening)
         return self._session.resolved
 
+    def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
+        """`load_s` is 0 and `load_shared_with` names the replay whose load it shares."""
+        self._session.switch(spec.config, defaults_of(self.root, spec.inputs))
+        self.folder, self.spec = folder, spec
+        return self._session.resolved | {"load_shared_with": self._loaded_for}
+
     def load(self, item: ReplayInput) -> Dump:
         from actordbg import payload
 
         return payload.load(self._path(item))
 
-    def run(self, item: ReplayInput, loaded: Dump) -> dict[str, Any]:
+    def run(self, item: ReplayInput, loaded: Dump, *, recorded: bool) -> dict[str, Any]:
         from actordbg.actor.variants import vary
 
         keep = self.spec.config.keep_tensors
         varied, undo = vary(loaded, self.spec.config.vary)
         outcome = self._session.run(varied, backward=self._session.backward_for(loaded.record), keep=keep)
         outcome.apply(undo)
-        if outcome.tensors:
+        if outcome.tensors and recorded:
             self._keep(item, outcome)
         return self._fields(loaded, outcome)
 

@@ -4,7 +4,8 @@
 
     every rank wrote `done`              the group is finished
     a rank died                          its input crashed; the rest is run again
-    an input had its time                stacks are taken, the culprits hung; the rest is run again
+    an input had its time                stacks are taken, the culprits hung (`actordbg.replay.hang` says in words what
+                                         it was); the rest is run again
     a rank wrote `restart`               nobody is blamed; the rest is run again
     a rank wrote `broken`                the actor cannot be built: the replay stops
     three such attempts in a row          the replay stops (LaunchProblem) if none of them brought a result
@@ -19,21 +20,28 @@ import os
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
-from actordbg import errors
 from actordbg.actor.signatures import signature_of
-from actordbg.errors import ActordbgError, LaunchProblem
-from actordbg.outcome import CRASHED, HUNG, ReplaySpec, ResultRecord
+from actordbg.errors import LaunchProblem
+from actordbg.outcome import CRASHED, HUNG, PASSED, ReplaySpec, ResultRecord
 from actordbg.record import now_timestamp
-from actordbg.replay import verdict
+from actordbg.replay import hang, verdict
 from actordbg.replay.failure import EXCERPT
+from actordbg.replay.hang import standing_of
 from actordbg.replay.journal import Event, result_of
 from actordbg.replay.launch import Group, Launched
-from actordbg.replay.logs import last_words, reported_by_launcher, take_stacks, was_told_to_end
+from actordbg.replay.logs import (
+    LAUNCHER_LOG,
+    before_stacks,
+    last_words,
+    reported_by_launcher,
+    take_stacks,
+    was_told_to_end,
+)
 from actordbg.replay.order import WorkOrder
 from actordbg.replay.plan import slots_for
-from actordbg.replay.processes import STOPPED, TERMINATED, DeathWatch, describe_status, end_session, start_ticks
+from actordbg.replay.processes import TERMINATED, DeathWatch, describe_status, start_ticks
+from actordbg.replay.reporter import Reporter, as_error
 from actordbg.replay.verdict import Seen
 from actordbg.replay.view import RankView
 from actordbg.store import atomic_write
@@ -42,30 +50,10 @@ START_TIMEOUT_S = 1800.0
 """How long building the actor, or anything else outside of an input, may take."""
 FRUITLESS_LIMIT = 3
 """Attempts in a row that may end without a single result: they died before any input. A crash in an input is a result."""
+LOG_BEFORE_STACKS = 1500
+"""Characters of its log that the result of a hung input keeps, beside the stacks."""
 LEAVE_S = 15.0
 """How long processes may take to leave after their last result."""
-
-
-class Reporter(Protocol):
-    """Where a group's news go; the supervisor is one."""
-
-    def launch(self, group: Group, work: Path) -> Launched:
-        """Start the group's processes."""
-
-    def on_ready(self, event: Event) -> None:
-        """A worker built its actor."""
-
-    def on_start(self, event: Event) -> None:
-        """A worker starts an input."""
-
-    def on_result(self, record: ResultRecord) -> None:
-        """A worker finished an input."""
-
-    def on_verdict(self, record: ResultRecord) -> None:
-        """An input killed or hung its worker; the record has to be written down."""
-
-    def on_attempt(self, group: Group, attempt: int, reason: str) -> None:
-        """The group is being started, for the first time (`reason` is empty) or again."""
 
 
 @dataclass
@@ -85,7 +73,10 @@ class GroupRun:
     finished: bool = False
     _views: list[RankView] = field(default_factory=list)
     _launched: Launched | None = None
+    _work: Path = Path()
+    _launcher_log: Path = Path()
     _watch: DeathWatch = field(default_factory=DeathWatch)
+    _blamed: set[str] = field(default_factory=set)
     _fruitless: int = 0
     _pending_before: int = 0
     _leaving_since: float = 0.0
@@ -103,7 +94,10 @@ class GroupRun:
         self._leaving_since = 0.0
         self._views = [RankView.begin(self.folder, rank) for rank in self.group.ranks]
         self.reporter.on_attempt(self.group, self.attempt, reason)
-        self._launched = self.reporter.launch(self.group, self._write_work())
+        self._work = self._write_work()
+        self._launcher_log = self.folder / LAUNCHER_LOG
+        self._launched = self.reporter.launch(self.group, self._work)
+        self._launcher_log = self._launched.log
 
     def step(self) -> None:
         """Read what is new and act on it."""
@@ -113,7 +107,7 @@ class GroupRun:
         asked = next((view for view in self._views if view.restart), None)
         if broken:
             self.stop()
-            raise _as_error(broken, self._last_words())
+            raise as_error(broken, self._last_words())
         if all(view.done for view in self._views):
             self._let_leave()
         elif any(one.dead for one in seen):
@@ -134,16 +128,17 @@ class GroupRun:
     def stop(self) -> None:
         """End every process of the group; what the journals say by then is counted."""
         if self._launched is not None:
-            end_session(self._launched.session)
-            self._launched.process.wait()
+            self._launched.end()
             self._launched = None
             self._watch.clear()
             self._read_journals()
 
     def _write_work(self) -> Path:
-        slots = slots_for(self.group.ranks, self.pending, self.spec.config.nproc)
+        config, ranks = self.spec.config, list(self.group.ranks)
+        lanes = sorted({rank // config.lane_width for rank in ranks})
+        slots = [list(slot) for slot in slots_for(config, lanes, self.pending, len(self.spec.inputs))]
         me = os.getpid()
-        order = WorkOrder(self.attempt, list(self.group.ranks), [list(slot) for slot in slots], (me, start_ticks(me)))
+        order = WorkOrder(self.attempt, ranks, slots, (me, start_ticks(me)), config.lane_width, self.reporter.stays)
         path = self.folder / f"work-{self.group.ranks[0]}-{self.attempt}.json"
         atomic_write(path, order.to_json().encode())
         return path
@@ -167,6 +162,15 @@ class GroupRun:
             record = result_of(event)
             self._forget(record.dump_id)
             self.reporter.on_result(record)
+        elif kind == "filled" and event.get("follows"):
+            if event["status"] != PASSED or self._only_follows:
+                self._forget(event["dump_id"])
+            self.reporter.on_answer(event)
+
+    @property
+    def _only_follows(self) -> bool:
+        """Whether nobody in this group records results: a rank that runs alone what another one, alone too, records."""
+        return all(rank % self.spec.config.lane_width for rank in self.group.ranks)
 
     def _forget(self, dump_id: str) -> None:
         index = self._index.get(dump_id)
@@ -174,7 +178,14 @@ class GroupRun:
             self.pending.remove(index)
 
     def _let_leave(self) -> None:
-        """Everything is done; a launcher takes a second to notice."""
+        """Everything is done: the group waits for another replay's work, or leaves; a launcher takes a second to notice."""
+        if self.reporter.stays and not self._launcher_is_gone():
+            assert self._launched is not None
+            self.reporter.keep(self.group, self._launched, self._work)
+            self._launched = None
+            self._watch.clear()
+            self.finished = True
+            return
         self._leaving_since = self._leaving_since or time.monotonic()
         if self._launcher_is_gone() or time.monotonic() - self._leaving_since > LEAVE_S:
             self.stop()
@@ -185,7 +196,8 @@ class GroupRun:
 
     def _overdue(self, seen: list[Seen]) -> list[int]:
         timeout_s = self.spec.config.timeout_s
-        return verdict.overdue(seen, time.monotonic(), timeout_s, collective=self.group.collective)
+        collective = self.group.collective and any(view.collective for view in self._views)
+        return verdict.overdue(seen, time.monotonic(), timeout_s, collective=collective)
 
     def _check_silence(self) -> None:
         """Outside of an input nobody may be silent for longer than the start may take."""
@@ -224,7 +236,9 @@ class GroupRun:
         return [replace(one, wait_status=TERMINATED) if one.rank in unknown else one for one in seen]
 
     def _how_it_ended(self, seen: Seen) -> str:
-        return reported_by_launcher(self.folder) if seen.wait_status is None else describe_status(seen.wait_status)
+        return (
+            reported_by_launcher(self._launcher_log) if seen.wait_status is None else describe_status(seen.wait_status)
+        )
 
     def _judge_hang(self, late: list[int]) -> None:
         stacks = self._stacks()
@@ -232,24 +246,35 @@ class GroupRun:
         late = [view.rank for view in self._views if view.rank in late and view.doing is not None]
         seen = [view.seen() for view in self._views]
         culprits = verdict.culprits_of_hang(seen, late, stacks)
-        stopped = {one.rank for one in seen if one.state == STOPPED}
+        standings = [
+            standing_of(view, one, stacks.get(one.rank, ""), self.spec, self.pending)
+            for view, one in zip(self._views, seen, strict=True)
+        ]
+        error = hang.describe(standings, self.spec.config.timeout_s)
+        logs = {rank: before_stacks(self._view(rank).log())[-LOG_BEFORE_STACKS:] for rank in culprits}
         self.stop()
-        limit = f"{self.spec.config.timeout_s:g} s"
         for rank in culprits:
-            why = "its process was stopped by a signal" if rank in stopped else "its stacks are in the log excerpt"
-            self._blame(rank, HUNG, "TimeoutError", f"it did not finish within {limit} (--timeout); {why}")
-        self._again(f"ranks {culprits} hung for {limit}" if culprits else f"ranks {late} waited for a rank that failed")
+            self._blame(rank, HUNG, "TimeoutError", error, hang.excerpt(standings, culprits, logs[rank]))
+        self._again(error if culprits else f"ranks {late} waited for a rank that failed")
+
+    def _view(self, rank: int) -> RankView:
+        return next(view for view in self._views if view.rank == rank)
 
     def _stacks(self) -> dict[int, str]:
         return take_stacks(self.folder, {view.rank: view.identity for view in self._views if view.identity})
 
-    def _blame(self, rank: int, status: str, error_class: str, error: str) -> None:
-        """Give what the rank is doing a result. A filler stands for the input that it repeats."""
-        view = next(view for view in self._views if view.rank == rank)
+    def _blame(self, rank: int, status: str, error_class: str, error: str, evidence: str | None = None) -> None:
+        """Give what the rank is doing a result. A filler stands for the input that it repeats, a follower for its lane's,
+        also if the lane's first rank is through with it. `evidence`: for the log excerpt, instead of the log's end.
+        """
+        view = self._view(rank)
         doing = view.doing
-        if doing is None or self._index.get(doing["dump_id"]) not in self.pending:
+        if doing is None or doing["dump_id"] in self._blamed:
             return
-        log = view.log()
+        if self._index.get(doing["dump_id"]) not in self.pending and not doing.get("follows"):
+            return
+        self._blamed.add(doing["dump_id"])
+        log = view.log() if evidence is None else evidence
         record = ResultRecord(
             replay_id=self.spec.replay_id,
             dump_id=doing["dump_id"],
@@ -262,7 +287,7 @@ class GroupRun:
             error_class=error_class,
             error=error,
             signature=signature_of(error_class, error, log),
-            log_excerpt=log[-EXCERPT:],
+            log_excerpt=log[-EXCERPT:] if evidence is None else evidence,
         )
         self._forget(record.dump_id)
         self.reporter.on_verdict(record)
@@ -280,21 +305,9 @@ class GroupRun:
         self.start(reason)
 
     def _last_words(self) -> str:
-        return last_words(self.folder, self.group.ranks)
+        return last_words(self._launcher_log, self.folder, self.group.ranks)
 
 
 def _or_later(before: Seen, after: Seen) -> Seen:
     """The later view of a rank, with the exit status that only the earlier one still saw."""
     return replace(after, wait_status=before.wait_status if after.wait_status is None else after.wait_status)
-
-
-def _as_error(broken: Event, log: str) -> ActordbgError:
-    """The error of a worker that could not build its actor, as the same class here when it is one of ours."""
-    module, _, name = broken["error_class"].rpartition(".")
-    kind = getattr(errors, name, None) if module == errors.__name__ else None
-    if isinstance(kind, type) and issubclass(kind, ActordbgError):
-        return kind(broken["error"], hint=broken["hint"])
-    return LaunchProblem(
-        f"the actor cannot be built: {broken['error_class']}: {broken['error']}\n{log}".rstrip(),
-        hint="`actordbg actor init` with the same options tries only that",
-    )

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from actordbg.replay.journal import rank_log
 from actordbg.replay.processes import ALIVE, describe_status, state_of
+from actordbg.replay.stacks import is_complete
 
 LAUNCHER_LOG = "launcher.log"
+_LAUNCHERS_WORD = re.compile(r"exits with return code = (-?\d+)|failed \(exitcode: (-?\d+)\) local_rank: ")
 STACKS_S = 2.0
 """How long to wait for the stacks."""
 
@@ -36,9 +38,9 @@ def tail_of(path: Path, start: int = 0, limit: int = 65536) -> str:
         return ""
 
 
-def last_words(folder: Path, ranks: tuple[int, ...], each: int = 1500) -> str:
+def last_words(launcher: Path, folder: Path, ranks: tuple[int, ...], each: int = 1500) -> str:
     """The ends of the launcher's log and of the workers', under their names."""
-    paths = [folder / LAUNCHER_LOG, *(rank_log(folder, rank) for rank in ranks)]
+    paths = [launcher, *(rank_log(folder, rank) for rank in ranks)]
     texts = ((path.name, tail_of(path)[-each:].strip()) for path in paths)
     return "\n".join(f"--- {name}\n{text}" for name, text in texts if text)
 
@@ -48,12 +50,12 @@ def was_told_to_end(log: str) -> bool:
     return "(most recent call first)" in log and "Fatal Python error" not in log
 
 
-def reported_by_launcher(folder: Path) -> str:
-    """How the deepspeed launcher says that a worker ended, in words."""
-    codes = re.findall(r"exits with return code = (-?\d+)", tail_of(folder / LAUNCHER_LOG))
+def reported_by_launcher(launcher: Path) -> str:
+    """How the log of the deepspeed launcher, or torchrun, says that a worker ended. torchrun names the one that failed first."""
+    codes = _LAUNCHERS_WORD.findall(tail_of(launcher))
     if not codes:
         return describe_status(None)
-    code = int(codes[-1])
+    code = int(next(filter(None, codes[-1])))
     return describe_status(-code if code < 0 else code << 8)
 
 
@@ -69,5 +71,10 @@ def take_stacks(folder: Path, processes: Mapping[int, tuple[int, int]]) -> dict[
     while stacks.keys() < before.keys() and time.monotonic() < deadline:
         time.sleep(0.05)
         texts = {rank: tail_of(rank_log(folder, rank), start) for rank, start in before.items()}
-        stacks = {rank: text for rank, text in texts.items() if "worker.py" in text and text.endswith("\n")}
+        stacks = {rank: text for rank, text in texts.items() if is_complete(text)}
     return stacks
+
+
+def before_stacks(log: str) -> str:
+    """What a worker printed itself: its log up to the first stack that it was asked for."""
+    return log[: log.find("(most recent call first)")].rpartition("\n")[0] if "(most recent call first)" in log else log

@@ -1,15 +1,26 @@
 """From rows of the catalog to a work list. Pure: rows and a configuration in, a ReplaySpec out.
 
-Which worker takes which input is part of the plan and never changes, also not over a restart or a `--resume`: input `i` of
-`spec.inputs` belongs to worker `i % nproc`. In one *slot* every worker runs one input at the same time. Under ZeRO-3 that is
-a condition (every rank must take part in each forward), so a worker that has no input for a slot repeats a
-neighbour's, and nothing is recorded for that (a *filler*).
+Who takes which input is part of the plan and never changes, also not over a restart or a `--resume`: input `i` of
+`spec.inputs` belongs to lane `i % lanes` (a lane is one worker, or those that share an input: `actordbg.replay.lanes`). In one
+*slot* every lane runs one input at the same time. Under ZeRO-3 that is a condition (every rank must take part in each
+forward), so a lane that has no input for a slot repeats a neighbour's, and nothing is recorded for that (a *filler*).
 
 Orders:
 
 - `time`: as they were captured. Calls that ran at the same time on different ranks stay neighbours.
 - `length`: shortest sequences first, so that the inputs of one slot have similar sizes.
-- `shuffle`: every worker's inputs in their own random order, from `seed + rank`, so that lengths in a slot differ.
+- `shuffle`: every lane's inputs in their own random order, from `seed + lane`, so that lengths in a slot differ.
+
+Alignments (`config.align`):
+
+- none: each lane its share of the inputs.
+- `same`: one lane of all ranks.
+- `rank`: the inputs of one call in one slot, its rank r in lane `r % lanes`; the order is that of the calls, and
+  `max_inputs` takes whole calls only. A call with more ranks than lanes takes several slots.
+- `shuffle`: the first `max_inputs` by `order`, then each lane its share in its own random order. Nothing is filled up: where
+  one lane has an input less, its ranks are missing in the others' collectives.
+
+With `rank` and `shuffle` the slots stay those of the plan, whatever was lost or done before (`slots_for`).
 """
 
 from __future__ import annotations
@@ -22,45 +33,42 @@ from datetime import datetime, timezone
 from itertools import zip_longest
 from typing import Protocol, TypeVar
 
+from actordbg.errors import UsageError
 from actordbg.outcome import ReplayConfig, ReplayInput, ReplaySpec
 from actordbg.record import now_timestamp
+from actordbg.replay.calls import Calls, Captured, find_calls, in_slots
 
 T = TypeVar("T")
 
 ORDERS = ("time", "length", "shuffle")
 DEFAULT_SHUFFLE_SEED = 42
+FIXED = ("rank", "shuffle")
+"""Alignments that say which inputs run at the same time."""
 
 Slot = tuple[int | None, ...]
-"""For each rank of a group the index in `spec.inputs` to run, or None for a filler."""
+"""For each lane of a group the index in `spec.inputs` to run, or None for a filler; lanes beyond its end do nothing."""
 
 
-class Row(Protocol):
+class Row(Captured, Protocol):
     """What planning needs to know of a dump; the catalog's rows and DumpRecords (plus `path`) have it."""
 
     @property
-    def dump_id(self) -> str: ...
-    @property
     def path(self) -> str: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def batch_size(self) -> int: ...
     @property
     def seq_len(self) -> int: ...
     @property
     def tokens(self) -> int: ...
-    @property
-    def timestamp(self) -> str: ...
     @property
     def replayable(self) -> bool: ...
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The specification, and how many rows were left out for which reason."""
+    """The specification, how many rows were left out for which reason, and what else whoever asked should know."""
 
     spec: ReplaySpec
     skipped: dict[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def make_plan(
@@ -74,23 +82,36 @@ def make_plan(
     command: str = "",
     versions: dict[str, str] | None = None,
 ) -> Plan:
-    """Order the rows, leave out what cannot be replayed, cut to `max_inputs` (in all, not for each worker)."""
+    """Order the rows, leave out what cannot be replayed, cut to `max_inputs` (in all, not for each worker).
+
+    UsageError when `config.align` is "rank" and no call is whole.
+    """
     rows = list(rows)
     usable = [row for row in rows if row.replayable]
-    inputs = [_input(row) for row in _ordered(usable, order, config.nproc, shuffle_seed)][:max_inputs]
     lost = len(rows) - len(usable)
     skipped = {"they hold arguments that could not be stored": lost} if lost else {}
+    notes = _notes(config)
+    if config.align == "rank" and config.lanes > 1:
+        calls = find_calls(usable, config.lanes)
+        skipped |= calls.left_out
+        notes += tuple(note for note in (calls.how_matched(),) if note)
+        chosen = _whole_calls(calls, order, config.lanes, shuffle_seed, max_inputs)
+    else:
+        chosen = _ordered(usable, order, config.lanes, shuffle_seed)[:max_inputs]
+    if config.align == "shuffle":
+        chosen = _shuffled_per_lane(chosen, config.lanes, shuffle_seed)
+        notes += _unequal(len(chosen), config)
     spec = ReplaySpec(
         replay_id=new_replay_id(),
         created_at=now_timestamp(),
         config=config,
-        inputs=tuple(inputs),
+        inputs=tuple(_input(row) for row in chosen),
         where=where,
         order=order,
         command=command,
         versions=versions or {},
     )
-    return Plan(spec, skipped)
+    return Plan(spec, skipped, notes)
 
 
 def new_replay_id(moment: datetime | None = None) -> str:
@@ -99,18 +120,27 @@ def new_replay_id(moment: datetime | None = None) -> str:
     return f"{moment.astimezone(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
 
 
-def owner(index: int, nproc: int) -> int:
-    """The worker that input `index` of a plan belongs to."""
-    return index % nproc
+def owner(index: int, lanes: int) -> int:
+    """The lane that input `index` of a plan belongs to."""
+    return index % lanes
 
 
-def slots_for(ranks: Sequence[int], pending: Sequence[int], nproc: int) -> list[Slot]:
-    """The slots in which `ranks` run the inputs `pending` (indices into `spec.inputs`, in order) that belong to them."""
-    queues = ([index for index in pending if owner(index, nproc) == rank] for rank in ranks)
-    return list(zip_longest(*queues))
+def slots_for(config: ReplayConfig, lanes: Sequence[int], pending: Sequence[int], total: int) -> list[Slot]:
+    """The slots in which `lanes` run the inputs `pending` (indices into the `total` inputs of the plan, in order) of theirs.
+
+    Where the alignment says which inputs meet (`FIXED`), slots stay those of the whole plan: a filler stands in for an input
+    that has its result already, never for one that the plan does not have. Else each lane goes on with its next input.
+    """
+    if config.align not in FIXED:
+        queues = ([index for index in pending if owner(index, config.lanes) == lane] for lane in lanes)
+        return list(zip_longest(*queues))
+    left = set(pending)
+    rows = (range(first, min(first + config.lanes, total)) for first in range(0, total, config.lanes))
+    mine = ([index for index in row if owner(index, config.lanes) in lanes] for row in rows)
+    return [tuple(index if index in left else None for index in row) for row in mine if left.intersection(row)]
 
 
-def _ordered(rows: list[Row], order: str, nproc: int, seed: int) -> list[Row]:
+def _ordered(rows: list[Row], order: str, lanes: int, seed: int) -> list[Row]:
     by_time = sorted(rows, key=lambda row: (row.timestamp, row.dump_id))
     if order == "time":
         return by_time
@@ -118,14 +148,60 @@ def _ordered(rows: list[Row], order: str, nproc: int, seed: int) -> list[Row]:
         return sorted(by_time, key=lambda row: row.seq_len)
     if order != "shuffle":
         raise ValueError(f"order {order!r} is none of {ORDERS}")
-    return _shuffled_per_worker(by_time, nproc, seed)
+    return _shuffled_per_lane(by_time, lanes, seed)
 
 
-def _shuffled_per_worker(rows: list[T], nproc: int, seed: int) -> list[T]:
-    queues = [rows[rank::nproc] for rank in range(nproc)]
-    for rank, queue in enumerate(queues):
-        random.Random(seed + rank).shuffle(queue)
-    return [queues[index % nproc][index // nproc] for index in range(len(rows))]
+def _shuffled_per_lane(rows: list[T], lanes: int, seed: int) -> list[T]:
+    queues = [rows[lane::lanes] for lane in range(lanes)]
+    for lane, queue in enumerate(queues):
+        random.Random(seed + lane).shuffle(queue)
+    return [queues[index % lanes][index // lanes] for index in range(len(rows))]
+
+
+def _whole_calls(calls: Calls[Row], order: str, lanes: int, seed: int, max_inputs: int | None) -> list[Row]:
+    """The calls in their order, as many as `max_inputs` has room for, the dumps of each in the order of its slots."""
+    found = calls.whole
+    if not found and calls.left_out:
+        reasons = "; ".join(f"{count:,} left out: {reason}" for reason, count in calls.left_out.items())
+        raise UsageError(
+            f"--align rank: no call is whole for {lanes} processes ({reasons})",
+            hint="select all ranks of a call, with as many processes (--nproc), or leave --align out",
+        )
+    if order == "length":
+        found = sorted(found, key=lambda call: max(row.seq_len for row in call))
+    elif order == "shuffle":
+        found = random.Random(seed).sample(found, len(found))
+    elif order != "time":
+        raise ValueError(f"order {order!r} is none of {ORDERS}")
+    chosen: list[Row] = []
+    for call in found:
+        if max_inputs is not None and len(chosen) + len(call) > max_inputs:
+            break
+        chosen += in_slots(call, lanes)
+    if found and not chosen:
+        raise UsageError(
+            f"--max-inputs {max_inputs} is less than one call, which has an input on each of {len(found[0])} ranks",
+            hint=f"--max-inputs {len(found[0])} or more",
+        )
+    return chosen
+
+
+def _notes(config: ReplayConfig) -> tuple[str, ...]:
+    if config.align is not None and config.nproc == 1:
+        return (f"--align {config.align} with one process aligns nothing: its inputs run one after another",)
+    if config.align in FIXED and config.lanes == 1:
+        return (f"--align {config.align} aligns nothing: all {config.nproc} processes run one input together",)
+    return ()
+
+
+def _unequal(total: int, config: ReplayConfig) -> tuple[str, ...]:
+    if not total % config.lanes or config.backend == "plain":
+        return ()
+    shares = [len(range(lane, total, config.lanes)) for lane in range(config.lanes)]
+    return (
+        f"--align shuffle gives the processes {' and '.join(map(str, shares))} inputs: where they compute together, the last "
+        f"slot hangs until --timeout ({config.timeout_s:g} s)",
+    )
 
 
 def _input(row: Row) -> ReplayInput:

@@ -55,6 +55,39 @@ class FileRow:
         return self.record.timestamp
 
     @property
+    def run(self) -> str:
+        return self.record.run
+
+    @property
+    def source(self) -> str:
+        return self.record.source
+
+    @property
+    def role(self) -> str | None:
+        return self.record.role
+
+    @property
+    def instance(self) -> str | None:
+        return self.record.instance
+
+    @property
+    def step(self) -> int | None:
+        return self.record.step
+
+    @property
+    def call_index(self) -> int | None:
+        return self.record.call_index
+
+    @property
+    def grad_enabled(self) -> bool | None:
+        return self.record.grad_enabled
+
+    @property
+    def return_output(self) -> bool | None:
+        flag = self.record.arguments.get("return_output")
+        return flag if isinstance(flag, bool) else None
+
+    @property
     def replayable(self) -> bool:
         return self.record.replayable
 

@@ -29,11 +29,13 @@ from actordbg.errors import Conflict, StoreProblem
 from actordbg.outcome import ReplayConfig, ReplaySpec, ResultRecord
 from actordbg.record import now_timestamp
 from actordbg.replay.group import START_TIMEOUT_S, GroupRun
-from actordbg.replay.journal import SPEC, SUPERVISOR, TENSORS, Event, Journal, read_events, read_results
+from actordbg.replay.journal import SPEC, SUPERVISOR, TENSORS, Event, Journal, rank_journal, read_events, read_results
+from actordbg.replay.lanes import LaneBook
 from actordbg.replay.launch import Group, Launched, groups_of, launch
 from actordbg.replay.order import WorkOrder
 from actordbg.replay.plan import owner
 from actordbg.replay.processes import start_ticks, state_of, wait_for_any
+from actordbg.replay.warm import WarmGroups
 from actordbg.store import Store, atomic_write, make_folder
 
 POLL_S = 0.05
@@ -86,8 +88,11 @@ def run_replay(
     on_tick: Callable[[], None] = lambda: None,
     launcher: Launcher = launch,
     start_timeout_s: float = START_TIMEOUT_S,
+    warm: WarmGroups | None = None,
 ) -> ReplayOutcome:
     """Run every input of `spec` that has no result yet. `on_tick` is called about 20 times a second.
+
+    `warm`: where workers come from whose Actor is loaded, and where they go when they are done, instead of `launcher`.
 
     Raises StoreProblem when its folder cannot be written, LaunchProblem, or the worker's own error, when the actor cannot
     be built; KeyboardInterrupt passes through after every process of the replay was ended.
@@ -96,7 +101,9 @@ def run_replay(
     with interruptible():
         try:
             _prepare(folder, spec)
-            supervisor = Supervisor(folder, spec, on_event, on_tick, launcher, start_timeout_s)
+            supervisor = Supervisor(
+                folder, spec, on_event, on_tick, warm.launch if warm else launcher, start_timeout_s, warm
+            )
         except OSError as error:
             raise StoreProblem(
                 f"cannot write the replay's folder {folder}: {error.strerror or error}",
@@ -137,13 +144,16 @@ class Supervisor:
         on_tick: Callable[[], None],
         launcher: Launcher,
         start_timeout_s: float,
+        warm: WarmGroups | None = None,
     ) -> None:
         self.spec, self.folder = spec, folder
-        self._on_event, self._on_tick, self._launcher = on_event, on_tick, launcher
+        self._on_event, self._on_tick, self._launcher, self._warm = on_event, on_tick, launcher, warm
         _refuse_a_second_supervisor(folder, spec.replay_id)
         done = read_results(folder)
         self.outcome = ReplayOutcome(spec.replay_id, folder, INTERRUPTED, len(spec.inputs), done)
+        self._book = LaneBook(spec.replay_id, spec.config.lane_width, done.values())
         self.journal = Journal(folder / SUPERVISOR)
+        self._go_on_with_lanes()
         self._groups = [self._group(group, set(done), start_timeout_s) for group in groups_of(spec.config)]
 
     def run(self) -> ReplayOutcome:
@@ -171,15 +181,33 @@ class Supervisor:
                 self._on_tick()
         return self.outcome
 
+    def _go_on_with_lanes(self) -> None:
+        """Take in what followers said in earlier runs of the replay."""
+        for rank in range(self.spec.config.nproc if self.spec.config.lane_width > 1 else 0):
+            for event in read_events(rank_journal(self.folder, rank)):
+                if event["event"] == "filled" and event.get("follows"):
+                    self.on_answer(event)
+
     def _group(self, group: Group, done: set[str], start_timeout_s: float) -> GroupRun:
-        inputs = enumerate(self.spec.inputs)
-        nproc = self.spec.config.nproc
-        pending = [i for i, item in inputs if owner(i, nproc) in group.ranks and item.dump_id not in done]
+        config, inputs = self.spec.config, enumerate(self.spec.inputs)
+        lanes = {rank // config.lane_width for rank in group.ranks}
+        mine = [(i, item.dump_id) for i, item in inputs if owner(i, config.lanes) in lanes]
+        if all(rank % config.lane_width for rank in group.ranks):  # its own answers count, not what others recorded
+            done = {dump_id for _, dump_id in mine if self._book.answered(dump_id, group.ranks[0])}
+        pending = [i for i, dump_id in mine if dump_id not in done]
         attempt = _attempts_so_far(self.folder, group)
         return GroupRun(self.folder, self.spec, group, pending, self, attempt, start_timeout_s)
 
+    @property
+    def stays(self) -> bool:
+        return self._warm is not None
+
     def launch(self, group: Group, work: Path) -> Launched:
         return self._launcher(self.spec.config, group, work)
+
+    def keep(self, group: Group, launched: Launched, work: Path) -> None:
+        if self._warm is not None:
+            self._warm.keep(group, launched, work)
 
     def on_attempt(self, group: Group, attempt: int, reason: str) -> None:
         self.journal.append("attempt", attempt=attempt, ranks=list(group.ranks), reason=reason)
@@ -196,12 +224,28 @@ class Supervisor:
         self._on_event(Progress("start", event["dump_id"]))
 
     def on_result(self, record: ResultRecord) -> None:
-        self.outcome.results[record.dump_id] = record
-        self._on_event(Progress("result", record.status, record))
+        self._tell(record)
+        self._amend(self._book.take_result(record))
+
+    def on_answer(self, event: Event) -> None:
+        self._amend(self._book.take_answer(event))
 
     def on_verdict(self, record: ResultRecord) -> None:
-        self.journal.append("end", **record.to_dict())
-        self.on_result(record)
+        self._amend(record)
+        self._book.take_result(record)
+
+    def _amend(self, record: ResultRecord | None) -> None:
+        """Write down a result that no worker writes: a verdict, or what the ranks of a lane came to together."""
+        if record is not None:
+            self.journal.append("end", **record.to_dict())
+            self._tell(record)
+
+    def _tell(self, record: ResultRecord) -> None:
+        """News of a result; of one that replaces an earlier one there are none."""
+        known = record.dump_id in self.outcome.results
+        self.outcome.results[record.dump_id] = record
+        if not known:
+            self._on_event(Progress("result", record.status, record))
 
 
 @contextlib.contextmanager

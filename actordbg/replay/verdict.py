@@ -7,8 +7,9 @@ A death. The rank that died *first* of its own is the culprit. Launchers end the
 and a rank that lost its peers leaves with EXIT_RESTART: both are consequences.
 
 A hang. The clock of an input starts when every rank that has an input in the same slot has started it: a rank that was
-quick waits for the slow ones in its first collective, and that is not its fault. When the time is up, the stacks
-(faulthandler) tell who sits in a collective and who does not:
+quick waits for the slow ones in its first collective, and that is not its fault. A rank that is done has nothing to start:
+where ranks have different numbers of inputs (`--align shuffle`), the others' clock does not wait for it. When the time is
+up, the stacks (faulthandler) tell who sits in a collective and who does not:
 
 * a rank that is stopped (SIGSTOP), or whose stack is outside of any collective while another's is inside, is the culprit;
 * if another rank failed in this slot, those who wait for it in a collective are innocent;
@@ -18,18 +19,13 @@ quick waits for the slow ones in its first collective, and that is not its fault
 from __future__ import annotations
 
 import os
-import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from actordbg.replay.order import EXIT_BROKEN, EXIT_RESTART
 from actordbg.replay.processes import GONE, STOPPED, ZOMBIE
-
-_COLLECTIVE = re.compile(
-    r'File ".*(?:torch/distributed/(?:distributed_c10d|_functional_collectives|c10d_logger)|deepspeed/comm/[a-z_]+)\.py"'
-    r'|File ".*deepspeed/runtime/zero/[a-z_]+\.py", line \d+ in (?:wait|synchronize)\b'
-)
+from actordbg.replay.stacks import read_stack
 
 
 @dataclass(frozen=True)
@@ -98,7 +94,8 @@ def culprits_of_hang(ranks: Sequence[Seen], late: Sequence[int], stacks: Mapping
 
 def in_collective(stacks: str) -> bool:
     """Whether one of the threads in faulthandler's text is inside a collective operation."""
-    return bool(_COLLECTIVE.search(stacks))
+    stack = read_stack(stacks)
+    return stack is not None and stack.collective is not None
 
 
 def _left_on_purpose(seen: Seen) -> bool:

@@ -17,7 +17,8 @@ from actordbg.replay.verdict import Seen
 class RankView:
     """Put together event by event (`take`). `doing` is the `start` or `fill` that has not ended; `since` the last news.
 
-    `log_at`: where the log of what it is doing begins. `restart`: why it asked for one, "" if it did not.
+    `log_at`: where the log of what it is doing begins. `collective`: whether it needs its peers for an input, as far as is
+    known. `restart`: why it asked for one, "" if it did not.
     """
 
     folder: Path
@@ -30,6 +31,7 @@ class RankView:
     slots_finished: int = 0
     failed_slot: int | None = None
     done: bool = False
+    collective: bool = True
     restart: str = ""
     broken: Event | None = None
 
@@ -46,6 +48,8 @@ class RankView:
         self.since = time.monotonic()
         if kind == "boot":
             self.identity = (event["pid"], event["ticks"])
+        elif kind == "ready":
+            self.collective = event.get("collective", True)
         elif kind in ("start", "fill"):
             self.doing, self.log_at = event, event["log_at"]
         elif kind in ("end", "filled"):

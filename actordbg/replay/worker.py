@@ -6,9 +6,10 @@ A launcher starts it (deepspeed, torchrun or plain python), RANK says which work
 do (`WorkOrder`). Everything that it finds out goes to its own journal `rank<N>.jsonl`, in this order:
 
     boot    pid and its start time, before anything heavy is imported
-    ready   the actor is built: its resolved configuration            (or `broken`: it could not be built, and why)
-    start   dump_id, slot, attempt, where its log begins              } for each input;
-    end     a ResultRecord                                            } `fill`, `filled` for a filler
+    ready   the actor is built: its resolved configuration, and
+            whether it needs its peers for an input                   (or `broken`: it could not be built, and why)
+    start   dump_id, slot, attempt, where its log begins              } for each input; `fill`, `filled` for a filler, and
+    end     a ResultRecord                                            } in a lane's other ranks, with what came out
     restart why this process cannot go on, and another has to         (it then exits with EXIT_RESTART)
     done    nothing is left
 
@@ -44,7 +45,9 @@ from actordbg.outcome import ReplayInput, ReplaySpec, ResultRecord
 from actordbg.record import now_timestamp
 from actordbg.replay.failure import Failure, guarded
 from actordbg.replay.journal import SPEC, Journal, rank_journal, rank_log
-from actordbg.replay.order import EXIT_BROKEN, EXIT_RESTART, WorkOrder
+from actordbg.replay.lanes import answer_fields
+from actordbg.replay.mailbox import await_next
+from actordbg.replay.order import EXIT_BROKEN, EXIT_RESTART, Part, Task, WorkOrder
 from actordbg.replay.peers import Peer, Prefetch
 from actordbg.replay.processes import GONE, ZOMBIE, start_ticks, state_of
 
@@ -66,11 +69,18 @@ class Engine(Protocol):
     def open(self) -> dict[str, Any]:
         """Build the actor; returns its resolved configuration."""
 
+    def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
+        """Go on with another replay on the actor that is there; returns its resolved configuration."""
+
     def load(self, item: ReplayInput) -> Any:
         """Read one input. Runs in another thread, while the input before it is computed."""
 
-    def run(self, item: ReplayInput, loaded: Any) -> dict[str, Any]:
-        """Run one input; returns fields of its ResultRecord, `status` among them."""
+    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool) -> dict[str, Any]:
+        """Run one input; returns fields of its ResultRecord, `status` among them.
+
+        `recorded`: this rank's result is the one that counts. Without, nothing is written to the store, but the rank takes
+        part in every collective that a recorded run has.
+        """
 
     def close(self) -> None:
         """Free the actor."""
@@ -90,22 +100,28 @@ class Worker:
         self.peers = [Peer(folder, other, order.attempt) for other in others]
         self._longest_s = 0.0
 
-    def run(self) -> int:
-        """Everything; returns the process's exit code."""
+    def run(self, switch_to: Path | None = None) -> int:
+        """Everything; returns the process's exit code. `switch_to`: another replay's folder, for the actor that is there."""
         pid = os.getpid()
         self._write("boot", pid=pid, ticks=start_ticks(pid))
-        opened = guarded(self.engine.open)
+        opened = guarded(lambda: self.engine.open() if switch_to is None else self.engine.switch(switch_to, self.spec))
         if isinstance(opened, Failure):
             sys.stderr.write(opened.trace)
+            if switch_to is not None:  # whether it can be built is for a process to say that builds it
+                self._write("restart", reason=f"the loaded actor cannot take the configuration: {opened.error[:500]}")
+                return EXIT_RESTART
             self._write("broken", **asdict(opened))
             return EXIT_BROKEN
-        self._write("ready", pid=pid, resolved=opened)
+        self._write("ready", pid=pid, resolved=opened, collective=self.engine.collective)
         try:
             self._loop()
         except Restart as reason:
             self._write("restart", reason=str(reason))
             return EXIT_RESTART
         self._write("done")
+        self.journal.close()
+        if self.order.stay:
+            return 0
         while any(peer.is_alive() and not peer.is_done() for peer in self.peers):
             time.sleep(0.02)  # the first rank serves the group's key-value store: nobody leaves before all are done
         self.engine.close()
@@ -113,12 +129,14 @@ class Worker:
 
     def _loop(self) -> None:
         work = self.order.inputs_of(self.rank)
-        loads = Prefetch(self._load, [index for _, index, _ in work])
-        for (slot, index, filler), load in zip(work, loads, strict=True):
-            if filler:
-                self._fill(slot, index, load)
+        loads = Prefetch(self._load, [task.index for task in work])
+        for task, load in zip(work, loads, strict=True):
+            if task.part is Part.FILL:
+                self._fill(task.slot, task.index, load)
+            elif task.part is Part.FOLLOW:
+                self._follow(task, load)
             else:
-                self._replay(slot, index, load)
+                self._replay(task.slot, task.index, load)
 
     def _load(self, index: int) -> tuple[Any, float]:
         began = time.perf_counter()
@@ -129,7 +147,7 @@ class Worker:
         item = self.spec.inputs[index]
         started_at = self._begin("start", slot, item)
         loaded, load_s = load.result()
-        outcome = loaded if isinstance(loaded, Failure) else self._run(item, loaded)
+        outcome = loaded if isinstance(loaded, Failure) else self._run(item, loaded, recorded=True)
         if isinstance(outcome, Failure):
             self._raise_if_a_peer_died()
         record = ResultRecord(
@@ -149,15 +167,31 @@ class Worker:
         elif isinstance(outcome, Failure):
             self._settle(slot)
 
-    def _begin(self, event: str, slot: int, item: ReplayInput) -> str:
+    def _follow(self, task: Task, load: Future[tuple[Any, float]]) -> None:
+        """Run the input of our lane, which its first rank records; what came out here goes into `filled`."""
+        item = self.spec.inputs[task.index]
+        started_at = self._begin("fill", task.slot, item, follows=True)
+        loaded = load.result()[0]
+        outcome = loaded if isinstance(loaded, Failure) else self._run(item, loaded, recorded=False)
+        if isinstance(outcome, Failure):
+            self._raise_if_a_peer_died()
+        fields = outcome.fields() if isinstance(outcome, Failure) else outcome
+        whose = {"dump_id": item.dump_id, "slot": task.slot, "follows": True, "started_at": started_at}
+        self._write("filled", **whose, **answer_fields(fields))
+        if isinstance(loaded, Failure):
+            self._take_part_after_all(task.slot, task.index)
+        elif isinstance(outcome, Failure):
+            self._settle(task.slot)
+
+    def _begin(self, event: str, slot: int, item: ReplayInput, **values: Any) -> str:
         """Write down what starts now, and where its log begins; returns the moment."""
         started_at = now_timestamp()
-        self._write(event, dump_id=item.dump_id, slot=slot, started_at=started_at, log_at=_log_size())
+        self._write(event, dump_id=item.dump_id, slot=slot, started_at=started_at, log_at=_log_size(), **values)
         return started_at
 
-    def _run(self, item: ReplayInput, loaded: Any) -> dict[str, Any] | Failure:
+    def _run(self, item: ReplayInput, loaded: Any, *, recorded: bool) -> dict[str, Any] | Failure:
         began = time.monotonic()
-        fields = guarded(lambda: self.engine.run(item, loaded))
+        fields = guarded(lambda: self.engine.run(item, loaded, recorded=recorded))
         self._longest_s = max(self._longest_s, time.monotonic() - began)
         return fields
 
@@ -166,7 +200,8 @@ class Worker:
         self._begin("fill", slot, self.spec.inputs[index])
         if self.engine.collective:
             loaded = load.result()[0] if load else self._load(index)[0]
-            fields = loaded if isinstance(loaded, Failure) else self._run(self.spec.inputs[index], loaded)
+            item = self.spec.inputs[index]
+            fields = loaded if isinstance(loaded, Failure) else self._run(item, loaded, recorded=False)
             if isinstance(fields, Failure):
                 self._raise_if_a_peer_died()
                 self._write("filled", slot=slot)
@@ -176,7 +211,7 @@ class Worker:
 
     def _take_part_after_all(self, slot: int, index: int) -> None:
         """Our input could not be read: its failure is recorded, and a neighbour's input keeps the peers company."""
-        if self.peers and self.engine.collective:
+        if len(self.order.ranks_in(slot)) > 1 and self.engine.collective:
             others = [i for i in (*self.order.mates(slot), *range(len(self.spec.inputs))) if i != index]
             if not others:
                 raise Restart("the only input cannot be read")
@@ -190,7 +225,7 @@ class Worker:
             return
         grace = min(max(GRACE_S, 2 * self._longest_s), self.spec.config.timeout_s / 2)
         deadline = time.monotonic() + grace
-        while waiting := [peer.rank for peer in self.peers if peer.slots_finished() <= slot]:
+        while waiting := [peer.rank for peer in self.peers if peer.slots_finished() <= slot and not peer.is_done()]:
             self._raise_if_a_peer_died(patience_s=0)
             if time.monotonic() > deadline:
                 raise Restart(f"ranks {waiting} did not finish slot {slot} within {grace:.0f} s of this rank's failure")
@@ -253,7 +288,23 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine], arguments: Sequ
     order = WorkOrder.from_json(options.work.read_text())
     end_with(order.supervisor)
     spec = ReplaySpec.from_json((folder / SPEC).read_bytes())
-    return Worker(folder, spec, order, rank, make_engine(folder, spec, rank)).run()
+    engine = make_engine(folder, spec, rank)
+    code = Worker(folder, spec, order, rank, engine).run()
+    return _stay(options.work, order, rank, engine) if code == 0 and order.stay else code
+
+
+def _stay(work: Path, order: WorkOrder, rank: int, engine: Engine) -> int:
+    """Take one replay's order after another, on the actor that is loaded, until there is none or one goes wrong."""
+    while order.stay and (following := await_next(work)) is not None:
+        work, folder = following, following.parent
+        redirect_output(rank_log(folder, rank))
+        order = WorkOrder.from_json(work.read_text())
+        spec = ReplaySpec.from_json((folder / SPEC).read_bytes())
+        code = Worker(folder, spec, order, rank, engine).run(switch_to=folder)
+        if code != 0 or not order.stay:
+            return code
+    engine.close()
+    return 0
 
 
 def _run_as_program() -> None:

@@ -16,7 +16,7 @@ from actordbg.report.figures import finite, median
 from actordbg.report.model import Against, Comparison, ReplayData
 from actordbg.report.steady import warm_up_of
 
-NO_SETTINGS = ("load_s", "rank", "ids_folded", "timeout_s", "keep_tensors", "nproc")
+NO_SETTINGS = ("load_s", "load_shared_with", "rank", "ids_folded", "timeout_s", "keep_tensors", "nproc")
 """What workers report, or users ask for, that is no part of what ran (`nproc` is there as `world_size`)."""
 
 

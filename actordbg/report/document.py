@@ -14,6 +14,7 @@ from actordbg.catalog.lab import ComparisonRow
 from actordbg.report.figures import Spread
 from actordbg.report.golden import against_the_run
 from actordbg.report.model import Against, Counts, FailureGroup, ReplaySummary, Summary
+from actordbg.report.ranks import ranks_in_words
 from actordbg.report.words import memory, number, plural, rate, ratio, seconds, setting
 
 SETTINGS = (
@@ -289,6 +290,7 @@ def _numbers(one: ReplaySummary) -> list[Block]:
             lines.append(f"token ids of {plural(p.folded_ids, 'input')} were folded into the model's vocabulary")
     own = against_the_run(one.golden, one.golden_entropy, one.generators, one.not_compared)
     lines += [f"against the run's own {text}" for text in own]
+    lines += [f"ranks with the same input: {text}" for text in ranks_in_words(one.ranks)]
     if one.compiled:
         c = one.compiled
         lines.append(f"torch.compile: {plural(c.graphs, 'graph')}, {plural(c.graph_breaks, 'graph break')}")

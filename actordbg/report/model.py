@@ -177,6 +177,32 @@ class NotCompared:
 
 
 @dataclass(frozen=True)
+class RankDifference:
+    """`rank` came to another answer than `first` on the same input; `moved`: by how much, of each figure that both have."""
+
+    dump_id: str
+    first: int
+    rank: int
+    same_log_probs: bool
+    moved: dict[str, float]
+
+
+@dataclass(frozen=True)
+class RankAgreement:
+    """Ranks that ran each input together, `lane_width` of them (--align same, --tp, --ring): did they come to the same?
+
+    `results` inputs passed; of `checked` ones every rank said what came out, on `agree` of them all the same: log-probs
+    to the bit, loss and gradient norm within rounding.
+    """
+
+    lane_width: int
+    results: int
+    checked: int
+    agree: int
+    differ: tuple[RankDifference, ...]
+
+
+@dataclass(frozen=True)
 class Compiled:
     """What torch.compile did: graphs built and graph breaks over all results that counted them."""
 
@@ -221,6 +247,7 @@ class ReplaySummary:
     not_compared: tuple[NotCompared, ...]
     compiled: Compiled | None
     comparisons: tuple[ComparisonRow, ...] = ()
+    ranks: RankAgreement | None = None
 
 
 @dataclass(frozen=True)

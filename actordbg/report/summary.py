@@ -46,6 +46,7 @@ from actordbg.report.model import (
     Throughput,
     WarmUp,
 )
+from actordbg.report.ranks import agreement_of
 from actordbg.report.steady import warm_up_of
 
 SLOWEST = 5
@@ -130,6 +131,7 @@ def _replay(data: ReplayData, name: str, slowest: int, explain: Explain) -> Repl
         not_compared=not_compared_of(results),
         compiled=_compiled(results),
         comparisons=data.comparisons,
+        ranks=agreement_of(results, spec.config),
     )
 
 

@@ -38,6 +38,9 @@ class Backend(Protocol):
     def compile(self, compile_backend: str) -> None:
         """torch.compile the model through "inductor", "aot_eager" or "eager"; shapes are dynamic."""
 
+    def uncompile(self) -> None:
+        """Take back what `compile` did to the module; torch's own compiler state is not the backend's."""
+
     def backward(self, loss: torch.Tensor, keeper: GradientKeeper | None = None) -> float:
         """Gradients of the scalar `loss`, their global L2 norm, and then no gradients any more. Weights stay.
 

@@ -26,12 +26,25 @@ def open_backend(config: ReplayConfig, choices: Choices, cache: Path) -> Backend
     return backend
 
 
+def change_compilation(backend: Backend, config: ReplayConfig, cache: Path) -> None:
+    """Compile a built backend's model as `config` says, or not at all, as if it never had been compiled otherwise."""
+    backend.uncompile()
+    compiling.forget()
+    if config.compile:
+        compiling.prepare(cache)
+        backend.compile(config.compile_backend or COMPILE_BACKENDS[0])
+
+
 def _build(path: str, config: ReplayConfig, choices: Choices) -> Backend:
     place = Place.from_environment()
     if config.backend == "plain":
         from actordbg.actor.backends.plain import PlainBackend
 
         return PlainBackend(path, choices, place)
+    if config.backend == "fsdp2":
+        from actordbg.actor.backends.fsdp2 import Fsdp2Backend
+
+        return Fsdp2Backend(path, choices, config, place)
     from actordbg.actor.backends.deepspeed import DeepspeedBackend
 
     return DeepspeedBackend(path, choices, config, place)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from actordbg.actor import compiling
 from actordbg.actor.backends.base import Place, gradient_norm
 from actordbg.actor.build import build_actor
 from actordbg.actor.choices import Choices
@@ -46,6 +47,9 @@ class PlainBackend:
 
     def compile(self, compile_backend: str) -> None:
         self.actor.model.compile(backend=compile_backend, **COMPILE_OPTIONS)
+
+    def uncompile(self) -> None:
+        compiling.take_off(self.actor.model)
 
     def backward(self, loss: torch.Tensor, keeper: GradientKeeper | None = None) -> float:
         loss.backward()  # type: ignore[no-untyped-call]

@@ -1,0 +1,54 @@
+"""Which configurations can run on one loaded Actor, one after another. Pure: no torch, so the desk can plan with it.
+
+Of a loaded Actor these can be changed, and a cell after the change gives, bit for bit, what a fresh process gives:
+
+| Setting | How |
+|---|---|
+| packing, temperature | attributes of OpenRLHF's Actor, set before each call anyway |
+| attn | transformers' `set_attn_implementation`; what the model then says is checked |
+| compile, compile_backend | the module gets its plain call back, torch's compiler forgets everything, and it compiles anew |
+| seed, timeout_s, vary, keep_tensors, keep_gradients | settings of the run, not of the Actor |
+| backward | on the plain backend only: DeepSpeed's engine is built with an optimizer or without |
+
+Everything else is what was loaded: the model, its layers, its dtype, the backend and how many processes it spans. A setting that
+this module does not know counts as such, so a new one is never shared by mistake.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import asdict
+
+from actordbg.actor.choices import Choices
+from actordbg.outcome import ReplayConfig
+
+CHANGEABLE = (
+    "packing", "temperature", "attn", "compile", "compile_backend", "seed", "timeout_s", "vary", "keep_tensors", "keep_gradients",
+)  # fmt: skip
+# A ring replaces the attention function by its own when it is built.
+_DEEPCOMPILED = ("attn", "compile", "compile_backend")
+"""What DeepCompile has put into the engine's graph and hooks: it stays there."""
+LEAST_TIMEOUT_S = 1800.0
+"""DeepSpeed's collectives get twice an input's timeout, at least an hour, when their process group is made."""
+
+
+def host_key(config: ReplayConfig, choices: Choices) -> Hashable:
+    """Configurations with equal keys can share one loaded Actor, in any order. `choices`: what `config` comes to here.
+
+    An oracle is loaded for itself: it changes how the Actor is called. The key is hashable and says nothing else.
+    """
+    fixed = {name: value for name, value in asdict(config).items() if name not in CHANGEABLE}
+    fixed |= {"model": choices.model, "dtype": choices.dtype, "num_layers": choices.num_layers}
+    fixed["backward"] = None if config.backend == "plain" else choices.backward
+    if config.deepcompile:
+        fixed |= {name: getattr(config, name) for name in _DEEPCOMPILED} | {"attn": choices.attn}
+    if config.ring > 1:
+        fixed["attn"] = choices.attn
+    if config.backend != "plain":
+        fixed["timeout_s"] = max(config.timeout_s, LEAST_TIMEOUT_S)
+    return tuple(sorted(fixed.items(), key=lambda item: item[0]))
+
+
+def compiles(config: ReplayConfig) -> bool:
+    """Whether the configuration compiles. Those that do not come first, so that hardly anything has to be undone."""
+    return config.compile or config.deepcompile

@@ -1,0 +1,269 @@
+"""`actordbg matrix`: the same inputs under every combination of some settings, and which of them work."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from actordbg.cli import matrix_options as axis
+from actordbg.cli import output
+from actordbg.cli import replay_options as opt
+from actordbg.cli.matrix_answer import MatrixAnswer, follow, plan_lines, print_answer
+from actordbg.cli.matrix_options import Format
+from actordbg.cli.options import Json, Quiet, Where, settings_of, store_of
+from actordbg.cli.replay import InputFile, KeepGradients, MaxInputs, Order, RandomSeed
+from actordbg.errors import UsageError
+
+if TYPE_CHECKING:
+    from actordbg.findings import MatrixRecord
+    from actordbg.lab.matrix import Surroundings
+    from actordbg.lab.prepare import Selection
+    from actordbg.lab.verdicts import Baseline
+    from actordbg.outcome import ReplayConfig
+    from actordbg.store import Store
+
+_BESIDE = {"resume", "show", "quiet", "as_json", "format"}
+
+
+def matrix(
+    ctx: typer.Context,
+    where: Where = None,
+    max_inputs: MaxInputs = None,
+    input_file: InputFile = None,
+    order: Order = None,
+    random_seed: RandomSeed = 42,
+    attn: axis.Attn = None,
+    compile: axis.Compile = None,
+    packing: axis.Packing = None,
+    compile_backend: axis.CompileBackend = None,
+    deepcompile: axis.Deepcompile = None,
+    backend: axis.Backend = None,
+    zero_stage: axis.ZeroStage = None,
+    dtype: axis.Dtype = None,
+    nproc: axis.Nproc = None,
+    tp: axis.Tp = None,
+    ring: axis.Ring = None,
+    model: opt.Model = None,
+    num_layers: opt.NumLayers = None,
+    backward: opt.Backward = None,
+    seed: opt.Seed = None,
+    temperature: opt.Temperature = None,
+    dist_backend: opt.DistBackend = None,
+    align: opt.Align = None,
+    timeout: opt.Timeout = None,
+    keep_gradients: KeepGradients = None,
+    skip_known: axis.SkipKnown = False,
+    no_truth: axis.NoTruth = False,
+    oracle: axis.Oracle = "fp32",
+    baseline: axis.BaselineOption = None,
+    slower: axis.Slower = None,
+    resume: axis.ResumeMatrix = None,
+    show: axis.Show = None,
+    dry_run: axis.DryRun = False,
+    format: axis.FormatOption = Format.TEXT,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Replay the same inputs under every combination of the listed settings: which work, which fail and why, which are wrong.
+
+    Without an option that lists several values: flash_attention_2 and sdpa, compiled or not, packed or not. Each combination
+    is a replay of its own; those that can share a loaded Actor do. A passed one is compared with the truth
+    for its inputs. What cannot run here is unavailable, with the way out, and nothing is started for it.
+    Exit code 1 if a cell failed, is wrong, or got worse than --baseline, or if none could be run.
+
+    Example: actordbg matrix --where "seq_len>1800" --max-inputs 3 --attn sdpa,eager --packing both --compile off
+    """
+    store = store_of(ctx).require()
+    how = Format.JSON if as_json else format
+    if show is not None:
+        _alone(ctx, "show")
+        return _shown(store, show, how)
+    axes = {
+        "attn": attn, "compile": compile, "packing": packing, "compile_backend": compile_backend, "dtype": dtype,
+        "deepcompile": deepcompile, "backend": backend, "zero_stage": zero_stage, "nproc": nproc, "tp": tp, "ring": ring,
+    }  # fmt: skip
+    if resume is not None:
+        _alone(ctx, "resume")
+        record, chosen, held = _resumed(store, resume)
+    else:
+        flags = {
+            "model": model, "num_layers": num_layers, "backward": backward, "seed": seed, "temperature": temperature,
+            "dist_backend": dist_backend, "align": align, "timeout": timeout, "keep_gradients": keep_gradients,
+        }  # fmt: skip
+        base = _base(settings_of(ctx).replay, flags)
+        chosen = _selected(store, base, where, input_file or [], order, max_inputs, random_seed)
+        held = _baseline(store, baseline, slower)
+        options: dict[str, Any] = {
+            "order": order or "time", "shuffle_seed": random_seed, "skip_known": skip_known, "slower": slower,
+            "oracle": None if no_truth else _oracle(oracle), "input_files": [str(path) for path in input_file or []],
+        }  # fmt: skip
+        record = _new(base, axes, chosen, options, where, held)
+    _run(store, record, chosen, held, how, quiet=quiet or as_json, dry_run=dry_run)
+    return None
+
+
+def _alone(ctx: typer.Context, option: str) -> None:
+    """Refuse what was typed beside --resume or --show and would have no effect."""
+    names = [name for name in ctx.params if name not in _BESIDE or (name in ("resume", "show") and name != option)]
+    typed = [name for name in names if (source := ctx.get_parameter_source(name)) and source.name == "COMMANDLINE"]
+    if typed:
+        named = ", ".join("--" + name.replace("_", "-") for name in typed)
+        raise UsageError(
+            f"--{option} takes a matrix as it is, so {named} cannot be given",
+            hint="leave it out, or start a new matrix",
+        )
+
+
+def _base(table: Mapping[str, Any], flags: Mapping[str, Any]) -> ReplayConfig:
+    """What all cells have in common. Outputs are kept: the truth and a baseline are compared with them."""
+    return replace(opt.build_config(table, flags), keep_tensors=True, oracle=None, vary=None)
+
+
+def _oracle(dtype: str) -> str:
+    from actordbg.actor.choices import ORACLES
+
+    if dtype not in ORACLES:
+        raise UsageError(f"--oracle {dtype} is not known", hint=f"one of: {', '.join(ORACLES)}")
+    return dtype
+
+
+def _selected(
+    store: Store,
+    base: ReplayConfig,
+    where: str | None,
+    files: list[Path],
+    order: str | None,
+    max_inputs: int | None,
+    shuffle_seed: int,
+) -> Selection:
+    from actordbg.cli.replay import chosen_order, what_there_is
+    from actordbg.lab.prepare import select
+
+    chosen = select(store, base, where, files, chosen_order(order, False), max_inputs, shuffle_seed)
+    for reason, count in chosen.skipped.items():
+        output.note(f"left out {output.plural(count, 'dump')}: {reason}")
+    if not chosen.rows:
+        raise UsageError("nothing to replay", hint=what_there_is(store, where))
+    return chosen
+
+
+def _baseline(store: Store, name: str | None, slower: float | None) -> Baseline | None:
+    from actordbg.lab.verdicts import open_baseline
+
+    if name is None:
+        if slower is not None:
+            raise UsageError("--slower has nothing to measure against", hint="add --baseline REPLAY")
+        return None
+    if slower is not None and not slower > 0:
+        raise UsageError(f"--slower {slower:g} is no factor", hint="for example --slower 1.5")
+    return open_baseline(store, name, slower)
+
+
+def _new(
+    base: ReplayConfig,
+    given: Mapping[str, str | None],
+    chosen: Selection,
+    options: dict[str, Any],
+    where: str | None,
+    held: Baseline | None,
+) -> MatrixRecord:
+    from actordbg.actor.choices import gather_facts
+    from actordbg.lab.axes import combinations, parse_axes
+    from actordbg.lab.cells import make_cells
+    from actordbg.lab.matrix import new_matrix
+
+    axes = parse_axes(given)
+    cells = make_cells(
+        combinations(base, axes), gather_facts(), chosen.defaults, skip_known=bool(options["skip_known"])
+    )
+    command = shlex.join(["actordbg", *sys.argv[1:]])
+    baseline = held.name if held else None
+    return new_matrix(cells, axes, chosen.rows, options, selection=where, command=command, baseline=baseline)
+
+
+def _resumed(store: Store, name: str) -> tuple[MatrixRecord, Selection, Baseline | None]:
+    from actordbg.lab import matrices
+    from actordbg.lab.prepare import select_again
+
+    record = matrices.load(store, name)
+    held = _baseline(store, record.baseline, record.options.get("slower"))
+    return record, select_again(store, record), held
+
+
+def _shown(store: Store, name: str, how: Format) -> None:
+    from actordbg.lab import matrices
+
+    print_answer(_answer(store, matrices.load(store, name)), how)
+
+
+def _answer(store: Store, record: MatrixRecord) -> MatrixAnswer:
+    from actordbg.lab.context import context_of
+    from actordbg.lab.verdicts import all_good
+
+    return MatrixAnswer(record, all_good(record), context_of(store, record))
+
+
+def _run(
+    store: Store,
+    record: MatrixRecord,
+    chosen: Selection,
+    held: Baseline | None,
+    how: Format,
+    *,
+    quiet: bool,
+    dry_run: bool,
+) -> None:
+    """Run what is open, with a progress bar, answer in any case, and exit as the answer is."""
+    from actordbg.lab.cells import batches, is_open
+    from actordbg.lab.matrix import Surroundings, run_matrix
+    from actordbg.lab.verdicts import require_common
+    from actordbg.replay.live import LiveCatalog
+
+    around = Surroundings(chosen.defaults)
+    if dry_run:
+        shared = batches(record.cells, around.facts, chosen.defaults)
+        output.say(f"{output.plural(len(record.cells), 'cell')} on {output.plural(len(chosen.rows), 'dump')}:")
+        output.say("\n".join(plan_lines(list(record.cells), shared)))
+        return
+    if held is not None:
+        require_common(store, held, record.cells, record.dump_ids)
+    catalog = LiveCatalog(store)
+    around.on_tick = catalog.tick
+    total = len(record.dump_ids) * sum(is_open(cell) for cell in record.cells)
+    interrupted = False
+    try:
+        with output.progress("matrix", total, quiet=quiet) as advance:
+            _listen(around, catalog, follow(advance, len(record.cells)))
+            run_matrix(store, record, chosen.rows, around, held)
+    except KeyboardInterrupt:
+        interrupted = True
+        output.note(f"interrupted; what is done is kept, `actordbg matrix --resume {record.matrix_id}` goes on")
+    catalog.flush()
+    if catalog.problem is not None:
+        output.note(f"the catalog could not be updated ({catalog.problem}); the results are in {store.root}")
+    _leave(store, record.matrix_id, how, interrupted=interrupted)
+
+
+def _listen(around: Surroundings, catalog: Any, show: Any) -> None:
+    def on_event(event: Any) -> None:
+        catalog.touch()
+        show(event)
+
+    around.on_event = on_event
+
+
+def _leave(store: Store, matrix_id: str, how: Format, *, interrupted: bool) -> None:
+    from actordbg.lab import matrices
+
+    answer = _answer(store, matrices.load(store, matrix_id))
+    print_answer(answer, how)
+    if interrupted:
+        raise typer.Exit(130)
+    if not answer.good:
+        raise typer.Exit(1)

@@ -1,0 +1,86 @@
+"""How `actordbg matrix` answers: text with coloured words in a terminal, Markdown, JSON; and its progress while it runs."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from actordbg.cli import output
+from actordbg.cli.matrix_options import Format
+
+if TYPE_CHECKING:
+    from actordbg.findings import MatrixRecord
+    from actordbg.lab.matrix import MatrixEvent
+    from actordbg.report.matrix_document import MatrixContext
+
+_COLOURS = {
+    "passed": "green", "WRONG": "red", "failed": "red", "REGRESSED": "red", "unavailable": "yellow", "not run": "yellow",
+}  # fmt: skip
+_WORD = re.compile(r"\b(" + "|".join(_COLOURS) + r")\b")
+
+
+@dataclass
+class MatrixAnswer:
+    """A matrix and what it ran on; `good`: whether every cell that ran is good (see the exit code)."""
+
+    matrix: MatrixRecord
+    good: bool
+    context: MatrixContext
+
+
+def print_answer(answer: MatrixAnswer, how: Format) -> None:
+    """Print it in one of the formats."""
+    from actordbg.actor.signatures import explain
+    from actordbg.report import markdown, terminal
+    from actordbg.report.matrix_document import matrix_document
+
+    if how is Format.JSON:
+        output.emit(answer, lambda _: None, True)
+        return
+    blocks = matrix_document(answer.matrix, answer.context, explain)
+    text = markdown.render_blocks(blocks) if how is Format.MD else _coloured(terminal.render_blocks(blocks))
+    typer.echo(text, nl=False)
+
+
+def _coloured(text: str) -> str:
+    """The words of the table in colour, in a terminal; the words say it without."""
+    if not sys.stdout.isatty():
+        return text
+    return "\n".join(_coloured_line(line) if line.startswith("  ") else line for line in text.split("\n"))
+
+
+def _coloured_line(line: str) -> str:
+    return _WORD.sub(lambda found: typer.style(found[0], fg=_COLOURS[found[0]]), line)
+
+
+def follow(advance: Callable[..., None], cells: int) -> Callable[[MatrixEvent], None]:
+    """What to do with a running matrix's news: move the bar on, and say which cell it is."""
+
+    def on_event(event: MatrixEvent) -> None:
+        name = f"#{event.cell.index} of {cells}: {event.cell.name}"
+        if event.kind == "cell":
+            advance(0, note=name)
+        elif event.kind == "input":
+            advance(1, note=name if event.text == "passed" else f"{name}: {event.text}")
+        elif event.kind in ("truth", "truth input"):
+            advance(0, note=f"#{event.cell.index}: comparing with the truth")
+        elif event.kind == "load":
+            advance(0, note=f"{name}: {event.text[:60]}")
+
+    return on_event
+
+
+def plan_lines(cells: list[Any], batches: list[Any]) -> list[str]:
+    """`--dry-run`: each cell, and which share a load."""
+    lines = []
+    for cell in cells:
+        told = cell.status if cell.reason else "to be run"
+        lines.append(f"  #{cell.index} {cell.name}: {told}" + (f" ({cell.reason})" if cell.reason else ""))
+    for number, batch in enumerate(batches, 1):
+        lines.append(f"  load {number}: {', '.join(f'#{index}' for index in batch.cells)}")
+    return lines

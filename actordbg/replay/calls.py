@@ -1,0 +1,163 @@
+"""Which dumps are of one call: the same step of a data-parallel run, as each of its ranks saw it (`--align rank`). Pure.
+
+Dumps belong to one call when they agree in run, role, actor, training step, number of the call, kind (log-prob pass, or
+training pass), and are of different ranks. Imported dumps know neither step nor number, and a run that was started again
+counts anew, so among the dumps that agree in all that the *times* decide: two dumps are of one call when each is the other
+rank's nearest. A dump that is missing leaves its call incomplete, and does not shift those behind it.
+
+A call is *whole* when every rank that the selection has of this actor is in it, and these ranks fill the lanes evenly: rank r
+is run by lane `r % lanes`. Whatever is not whole is left out and counted. Nothing is ever paired with another call's.
+"""
+
+from __future__ import annotations
+
+import bisect
+import statistics
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Generic, Protocol, TypeVar
+
+CAPTURED = "capture"
+NOT_ON_EVERY_RANK = "their call was not captured, or not selected, on every rank"
+
+
+class Captured(Protocol):
+    """What tells the call of a dump; the catalog's rows have it."""
+
+    @property
+    def dump_id(self) -> str: ...
+    @property
+    def run(self) -> str: ...
+    @property
+    def rank(self) -> int: ...
+    @property
+    def timestamp(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def role(self) -> str | None: ...
+    @property
+    def instance(self) -> str | None: ...
+    @property
+    def step(self) -> int | None: ...
+    @property
+    def call_index(self) -> int | None: ...
+    @property
+    def batch_size(self) -> int: ...
+    @property
+    def grad_enabled(self) -> bool | None: ...
+    @property
+    def return_output(self) -> bool | None: ...
+
+
+Row = TypeVar("Row", bound=Captured)
+
+
+@dataclass
+class Calls(Generic[Row]):
+    """`whole`: the dumps of each call by rank, the calls by time. `left_out`: reason to number of dumps.
+
+    `spreads`: of calls that only their times told apart, how many seconds their ranks' dumps lie apart.
+    """
+
+    whole: list[list[Row]] = field(default_factory=list)
+    left_out: dict[str, int] = field(default_factory=dict)
+    spreads: list[float] = field(default_factory=list)
+
+    def how_matched(self) -> str:
+        """In words how sure the matching is; "" where numbers of calls decided."""
+        if not self.spreads:
+            return ""
+        return (
+            f"{len(self.spreads):,} calls were put together by their times (the dumps have no numbers of calls): their ranks "
+            f"are {statistics.median(self.spreads):.2f} s apart, at most {max(self.spreads):.2f} s"
+        )
+
+
+def find_calls(rows: Iterable[Row], lanes: int) -> Calls[Row]:
+    """Put rows together to whole calls for `lanes` lanes."""
+    calls: Calls[Row] = Calls()
+    actors: dict[Hashable, list[Row]] = defaultdict(list)
+    for row in rows:
+        actors[row.run, row.role, _actor_number(row)].append(row)
+    for own in actors.values():
+        ranks = sorted({row.rank for row in own})
+        if _even(ranks, lanes):
+            _match(own, ranks, calls)
+        else:
+            _leave_out(calls, f"ranks {', '.join(map(str, ranks))} do not fill {lanes} processes evenly", len(own))
+    calls.whole.sort(key=lambda call: min((row.timestamp, row.dump_id) for row in call))
+    return calls
+
+
+def in_slots(call: Sequence[Row], lanes: int) -> list[Row]:
+    """A whole call's dumps so that the one at place i belongs to lane i % lanes: the lanes' first ranks, then their second."""
+    queues = [[row for row in call if row.rank % lanes == lane] for lane in range(lanes)]
+    return [row for slot in zip(*queues, strict=True) for row in slot]
+
+
+def _actor_number(row: Captured) -> str | None:
+    """Which of its process's actors it was: an instance is called actor0-<token of the process>."""
+    return row.instance.partition("-")[0] if row.instance else None
+
+
+def _even(ranks: Sequence[int], lanes: int) -> bool:
+    shares = [sum(rank % lanes == lane for rank in ranks) for lane in range(lanes)]
+    return len(set(shares)) == 1
+
+
+def _match(rows: list[Row], ranks: Sequence[int], calls: Calls[Row]) -> None:
+    alike: dict[Hashable, dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        alike[_kind(row)][row.rank].append(row)
+    matched = 0
+    for by_rank in alike.values():
+        by_time = any(len(own) > 1 for own in by_rank.values())
+        for call in _nearest(by_rank, ranks):
+            matched += len(call)
+            calls.whole.append(call)
+            if by_time:
+                moments = [_seconds(row) for row in call]
+                calls.spreads.append(max(moments) - min(moments))
+    _leave_out(calls, NOT_ON_EVERY_RANK, len(rows) - matched)
+
+
+def _kind(row: Captured) -> Hashable:
+    batch_size = None if row.source == CAPTURED else row.batch_size
+    return row.step, row.call_index, row.grad_enabled, row.return_output, batch_size
+
+
+def _nearest(by_rank: dict[int, list[Row]], ranks: Sequence[int]) -> list[list[Row]]:
+    """The calls of dumps that differ only in rank and time, each as a list by rank."""
+    if set(by_rank) != set(ranks):
+        return []
+    lines = [sorted(by_rank[rank], key=lambda row: (row.timestamp, row.dump_id)) for rank in ranks]
+    moments = [[_seconds(row) for row in line] for line in lines]
+    found = []
+    for place, row in enumerate(lines[0]):
+        call = [row]
+        for line, times in zip(lines[1:], moments[1:], strict=True):
+            there = _closest(times, moments[0][place])
+            if _closest(moments[0], times[there]) == place:
+                call.append(line[there])
+        if len(call) == len(lines):
+            found.append(call)
+    return found
+
+
+def _closest(times: Sequence[float], moment: float) -> int:
+    """The place of the value in `times` (rising) that is nearest to `moment`; the earlier of two."""
+    after = bisect.bisect_left(times, moment)
+    places = [place for place in (after - 1, after) if 0 <= place < len(times)]
+    return min(places, key=lambda place: abs(times[place] - moment))
+
+
+def _seconds(row: Captured) -> float:
+    return datetime.fromisoformat(row.timestamp.replace("Z", "+00:00")).timestamp()
+
+
+def _leave_out(calls: Calls[Row], reason: str, count: int) -> None:
+    if count:
+        calls.left_out[reason] = calls.left_out.get(reason, 0) + count
