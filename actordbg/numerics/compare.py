@@ -76,7 +76,8 @@ def compare(
     catalog = query.open_fresh(store)
     ours = sides.open_replay(catalog, _replay_name(a))
     theirs = _other(catalog, ours, b)
-    wanted = sorted(set(ours.inputs) | set(theirs.inputs))
+    shared = theirs.info.kind == TRUTH  # by replays of other inputs: what is not A's is not missing in A
+    wanted = sorted(set(ours.inputs) | (set() if shared else set(theirs.inputs)))
     if only is not None:
         wanted = [dump_id for dump_id in wanted if dump_id in set(only)]
     blocked = sides.why_not(ours, theirs)
