@@ -189,7 +189,7 @@ def _truth(store: Store, a: str, dtype: str, quiet: bool) -> str:
         raise UsageError(f"--oracle {dtype} is no truth", hint=f"one of: {', '.join(TRUTHS)}")
     row = get_replay(open_fresh(store), _is_a_replay(a))
     catalog = LiveCatalog(store)
-    with output.progress("computing the truth", row.selected, quiet=quiet) as advance:
+    with output.progress("computing the truth", row.inputs, quiet=quiet) as advance:
 
         def on_event(event: Progress) -> None:
             if event.kind == "result":

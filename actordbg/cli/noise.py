@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ ANSWERS = {
     "repad": "more padding",
     "rebatch": "every row twice",
     "reorder": "rows reversed",
-    "rounding": "what the dtype costs by itself",
+    "rounding": "the dtype by itself",
 }
 
 
@@ -167,24 +168,34 @@ def render(answer: NoiseAnswer) -> None:
     """The floor by variation, then by measure, and what it means."""
     from actordbg.numerics.thresholds import MEASURES
 
-    output.say(
-        f"noise {answer.noise_id}: {answer.label}, "
-        f"{output.plural(answer.dumps, 'input')} with {answer.tokens:,} compared log-probs, unchanged in {answer.replay_id}"
+    _say(f"noise {answer.noise_id}: {answer.label}")
+    _say(
+        f"{output.plural(answer.dumps, 'input')} with {answer.tokens:,} compared log-probs; unchanged in {answer.replay_id}"
     )
-    rows = [(one.name, ANSWERS.get(one.name, ""), *_figures(one), one.grad_norm_rel) for one in answer.variants]
-    output.table(["variation", "what", "max", "p99", "mean", "grad norm"], rows)
     output.say()
-    floor = [(MEASURES.get(name, name), value) for name, value in answer.floor.items()]
-    output.table(["floor", "largest"], floor)
+    rows = [(one.name, ANSWERS.get(one.name, ""), *_figures(one), one.grad_norm_rel) for one in answer.variants]
+    output.table(["variation", "what", "max", "p99", "mean", "|g| rel"], rows)
+    _say("max, p99, mean: how far it moves log-probs, nats. |g| rel: the gradient norm, relative.")
+    output.say()
+    floor = [(MEASURES.get(name, name).removesuffix(" (no default)"), value) for name, value in answer.floor.items()]
+    output.table(["the floor", "largest"], floor)
+    output.say()
     for line in answer.conclusion:
-        output.say(line)
+        _say(line)
     for reason in answer.reasons[:5]:
-        output.say(f"not measured: {reason}")
+        _say(f"not measured: {reason}")
     if len(answer.reasons) > 5:
         output.say(f"not measured: {len(answer.reasons) - 5} more, in --json")
 
 
+def _say(text: str) -> None:
+    """A line of the answer, wrapped between words; a command to copy stays whole."""
+    output.say(text if text.startswith("next: ") else textwrap.fill(text, 79, break_long_words=False))
+
+
 def _conclusion(record: NoiseRecord, largest: NoiseVariant | None, same: bool | None) -> list[str]:
+    from actordbg.numerics.noise import ROUNDING, ROUNDING_MARGIN
+
     lines = []
     if same is True:
         lines.append("Run again, it gives the same bits: this configuration is deterministic here.")
@@ -198,11 +209,11 @@ def _conclusion(record: NoiseRecord, largest: NoiseVariant | None, same: bool | 
     else:
         how = ANSWERS.get(largest.name, largest.name)
         lines.append(f"Moved most by {how} ({largest.name}): a log-prob by up to {_largest(largest):.3g} nats.")
-    rounding = next((one for one in record.variants if one.name == "rounding"), None)
+    rounding = next((one for one in record.variants if one.name == ROUNDING), None)
     if rounding is not None:
         lines.append(
             f"{record.dtype} itself, each row alone, is up to {_largest(rounding):.3g} nats from the same in a wider dtype: no "
-            "configuration in it can be expected to be nearer to the truth."
+            f"configuration can be expected to be nearer to the truth. That counts {ROUNDING_MARGIN:g} times in the floor."
         )
     lines.append(f"next: actordbg compare {record.replay_id} truth --noise {record.noise_id}")
     return lines

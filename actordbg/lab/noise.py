@@ -1,7 +1,7 @@
 """Run what a noise floor is measured from: the unchanged replay, each variation of it, and what its dtype costs by itself.
 
-Each is a replay of its own, in processes of its own, so that "repeat" also sees what differs from process to process. They
-stay in the store like any replay.
+Each is a replay of its own, and stays in the store like any. The unchanged one and the variations share one loaded Actor;
+"repeat" has processes of its own, so that it also sees what differs from process to process.
 
 A variation may move nothing although every number is rounded: two runs that round alike agree to the bit and are both wrong in
 the third digit. So the floor also has "rounding": the inputs row by row, in the dtype that the configuration computes in, against
@@ -29,9 +29,10 @@ from actordbg.outcome import ReplaySpec
 from actordbg.record import now_timestamp
 from actordbg.replay.plan import new_replay_id
 from actordbg.replay.supervise import Progress, run_replay
+from actordbg.replay.warm import WarmGroups
 from actordbg.store import Store
 
-UNCHANGED = "unchanged"
+UNCHANGED, REPEAT = "unchanged", "repeat"
 WIDER = {"bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
 
 
@@ -53,17 +54,23 @@ def measure_noise(
     if not spec.config.keep_tensors:
         raise UsageError("without tensors there is nothing to measure", hint="leave --no-keep-tensors out")
     ids: dict[str, str] = {}
-    for name in (UNCHANGED, *VARIATIONS):
+
+    def run(name: str, warm: WarmGroups | None) -> None:
         on_run(name)
         varied = varied_spec(spec, None if name == UNCHANGED else name)
-        run_replay(store, varied, on_event, on_tick=on_tick)
+        run_replay(store, varied, on_event, on_tick=on_tick, warm=warm)
         ids[name] = varied.replay_id
-    unchanged = ids.pop(UNCHANGED)
+
+    with WarmGroups() as warm:
+        for name in (UNCHANGED, *(one for one in VARIATIONS if one != REPEAT)):
+            run(name, warm if spec.config.oracle is None else None)  # the truth's model is never shared
+    run(REPEAT, None)
+    unchanged = ids[UNCHANGED]
     rounding = None
     if spec.config.oracle is None:
         on_run(ROUNDING)
         rounding = _rounding(store, unchanged, on_event, on_tick)
-    record = noise.measure(store, unchanged, ids, rounding=rounding)
+    record = noise.measure(store, unchanged, {name: ids[name] for name in VARIATIONS}, rounding=rounding)
     noise.save(store, record)
     return record
 

@@ -64,7 +64,28 @@ def conclusion(record: ComparisonRecord) -> str:
         largest, dump_id = max(known)
         where = f" (in {dump_id})" if largest else ""
         text += f" The largest difference of a log-prob is {number(largest, 3)} nats{where}."
-    return text
+    return f"{text} {meaning(record)}"
+
+
+def meaning(record: ComparisonRecord) -> str:
+    """What the verdict says about A in a sentence or two: how near it is to the truth, or what it has that B has not."""
+    real = record.verdict == MISMATCH
+    dtype = record.a.dtype or "its dtype"
+    floor = " and than its own noise floor" if record.noise_id else ""
+    if record.b.kind == "truth":
+        if real:
+            return f"A is further from the truth than {dtype} explains{floor}: more than rounding moves it."
+        return f"A is as near the truth as {dtype} allows."
+    if record.b.kind == "golden":
+        return "A does not give what the run got." if real else "A gives what the run got."
+    ours, theirs = (set(one.label.split(", ")) for one in (record.a, record.b))
+    apart = [", ".join(sorted(one)) for one in (ours - theirs, theirs - ours)]
+    settings = (
+        f"A is {apart[0] or 'the same'}, B {apart[1] or 'without'}" if any(apart) else "Both are configured alike"
+    )
+    if real:
+        return f"{settings}. Which of them is right, the truth tells: `actordbg compare {record.a.replay_id} truth`."
+    return f"{settings}, and that moves nothing that counts."
 
 
 def side(info: SideInfo) -> str:

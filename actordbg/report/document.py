@@ -18,8 +18,8 @@ from actordbg.report.ranks import ranks_in_words
 from actordbg.report.words import memory, number, plural, rate, ratio, seconds, setting
 
 SETTINGS = (
-    "model", "parameters", "num_layers", "backend", "zero_stage", "world_size", "nproc", "device", "dtype", "attn", "packing",
-    "compile", "compile_backend", "deepcompile", "backward", "temperature", "seed",
+    "model", "oracle", "parameters", "num_layers", "backend", "zero_stage", "world_size", "nproc", "device", "dtype", "attn",
+    "packing", "compile", "compile_backend", "deepcompile", "vary", "backward", "temperature", "seed",
 )  # fmt: skip
 """The settings that a reader looks for, in this order. Others are shown only where two replays differ in them."""
 

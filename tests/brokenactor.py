@@ -1,0 +1,69 @@
+"""Faults put into the real pipeline on purpose: workers in whose OpenRLHF one thing is wrong.
+
+A `sitecustomize.py` on PYTHONPATH reaches every worker, and changes a module the moment that it is imported. Nothing in the
+product knows of it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+POSITIONS_RUN_ON = """
+import torch
+
+def change(module):
+    right = module.unpad_and_slice_tensor
+    def unpad_and_slice_tensor(*args, **kwargs):
+        sequences, positions, *rest = right(*args, **kwargs)
+        return sequences, torch.arange(positions.shape[-1], device=positions.device)[None], *rest
+    module.unpad_and_slice_tensor = unpad_and_slice_tensor
+
+MODULE = "openrlhf.models.ring_attn_utils"
+"""
+"""Packing whose position ids do not begin again at the border of a row: nothing tells the rows apart any more."""
+
+PADDING_ATTENDED = """
+import torch
+
+def change(module):
+    right = module.Actor.forward
+    def forward(self, sequences, action_mask=None, attention_mask=None, **kwargs):
+        return right(self, sequences, action_mask, torch.ones_like(attention_mask), **kwargs)
+    module.Actor.forward = forward
+
+MODULE = "openrlhf.models.actor"
+"""
+"""A padded forward that attends to its padding."""
+
+_HOOK = """
+import importlib.machinery, os, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name != MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        run = spec.loader.exec_module
+        def exec_module(module):
+            run(module)
+            change(module)
+            with open(os.environ["BROKEN_ACTOR"], "a") as file:
+                file.write(f"{os.getpid()}\\n")
+        spec.loader.exec_module = exec_module
+        return spec
+
+sys.meta_path.insert(0, Finder())
+"""
+
+
+def environment(folder: Path, fault: str) -> dict[str, str]:
+    """Variables under which every Python process has this fault. `folder / "reached"` gets a line from each that it reached."""
+    folder.mkdir()
+    late = fault.replace("import torch\n", "").replace(
+        "def change(module):\n", "def change(module):\n    import torch\n"
+    )
+    (folder / "sitecustomize.py").write_text(late + _HOOK)
+    path = os.pathsep.join(part for part in (str(folder), os.environ.get("PYTHONPATH", "")) if part)
+    return {"PYTHONPATH": path, "BROKEN_ACTOR": str(folder / "reached")}
