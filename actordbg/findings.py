@@ -40,12 +40,13 @@ class Figures:
     """How far values `a` are from values `b`, over `count` of them. None: not defined here, or not finite.
 
     Absolute differences in the values' own unit (nats for log-probs), relative ones to |b| (where b is not 0). `p95_*`
-    and `p99_*` are percentiles.
-    cosine: of the two vectors. For log-probs only: kl_k1 = mean(b - a) and kl_k3 = mean(exp(a - b) - 1 - (a - b)), Schulman's
-    estimators of KL(b || a) from samples of b (http://joschu.net/blog/kl-approx.html), in nats; clip_share: share of
-    tokens whose ratio exp(a - b) is
-    outside 0.8 to 1.2, PPO's usual clip band. max_ulp: largest distance in units of last place, where both were computed
-    in one dtype.
+    and `p99_*` are percentiles. Equal values differ by 0 also where both are infinite or NaN. `nonfinite` values are not finite
+    on one side only, or not the same: where there are any, every other figure but clip_share (which counts them) is None.
+    cosine: of the two vectors; distance: |a - b| / |b| of the two vectors. For log-probs only: kl_k1 = mean(b - a) and
+    kl_k3 = mean(exp(a - b) - 1 - (a - b)), Schulman's estimators of KL(b || a) from samples of b
+    (http://joschu.net/blog/kl-approx.html), in nats; clip_share: share of tokens whose ratio exp(a - b) is outside 0.8 to 1.2,
+    PPO's usual clip band. max_ulp: largest distance in units of last place of the dtype that both were computed in (see
+    `numerics.ulp`); None for unequal dtypes.
     """
 
     count: int
@@ -62,17 +63,24 @@ class Figures:
     kl_k3: float | None = None
     clip_share: float | None = None
     max_ulp: int | None = None
+    distance: float | None = None
+    nonfinite: int = 0
 
 
 @dataclass(frozen=True)
 class WorstToken:
-    """One token of one row, by its place in the mask's shape: the values on both sides and their difference, in nats."""
+    """One token of one row, by its place in the mask's shape: the values on both sides and their difference, in nats.
+
+    `token_id`: the token that the log-prob is of, as it was captured; None where the dump is gone. `difference` is None where
+    one side is not finite.
+    """
 
     row: int
     position: int
     a: float | None
     b: float | None
     difference: float | None
+    token_id: int | None = None
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ What `forward` returns depends on its flags:
 | None | False | True | `output`: logits only |
 
 The last is called with `return_logprobs=True` as well, which changes nothing that is computed before, so that every replay
-has log-probs to compare; the outcome's notes say so. A ring attention group is left out (each rank of a ring was given
-the whole batch, so one process computes the same log-probs), and noted.
+has log-probs to compare; the outcome's notes say so. A ring attention group is the replay's own, or none: each rank of a ring
+is given the whole batch, so a ring of any size, and one process too, computes the same log-probs. Where the recorded
+group had another size, that is noted.
 """
 
 from __future__ import annotations
@@ -61,14 +62,17 @@ class Call:
     notes: tuple[str, ...]
 
 
-def make_call(signature: Signature, dump: Dump, vocab_size: int, device: torch.device) -> Call:
+def make_call(signature: Signature, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> Call:
     """The call that `dump` captured, for an Actor with this signature and vocabulary; tensors on `device`.
+
+    `ring_group`: this rank's process group for ring attention, where the replay has rings.
 
     Masks keep the dtype they were captured with. Raises Unsupported when the record cannot be replayed.
     """
     record, inputs = dump.record, dict(dump.inputs)
     _require_replayable(record, inputs)
-    arguments, notes = _scalars(signature, record)
+    arguments = _scalars(signature, record)
+    notes = _ring(record, arguments, ring_group)
     ids = inputs["sequences"]
     inputs["sequences"] = fold_ids(ids, vocab_size)
     for name, tensor in inputs.items():
@@ -116,9 +120,8 @@ def _require_replayable(record: DumpRecord, inputs: Mapping[str, Tensor]) -> Non
         raise Unsupported("the dump holds no sequences", hint="replay another dump of this run")
 
 
-def _scalars(signature: Signature, record: DumpRecord) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _scalars(signature: Signature, record: DumpRecord) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
-    notes: tuple[str, ...] = ()
     for name, value in record.arguments.items():
         if name in _GROUPS:
             continue
@@ -126,10 +129,22 @@ def _scalars(signature: Signature, record: DumpRecord) -> tuple[dict[str, Any], 
             arguments[name] = value
         elif value is not None and value is not False:
             raise _unknown(name)
+    return arguments
+
+
+def _ring(record: DumpRecord, arguments: dict[str, Any], ring_group: Any) -> tuple[str, ...]:
+    """Put the replay's ring group in the place of the recorded one, and say so where their sizes differ."""
+    size = 1 if ring_group is None else ring_group.size()
+    if ring_group is not None:
+        arguments[_GROUPS[0]] = ring_group
+    notes: tuple[str, ...] = ()
     for name, group in record.process_groups.items():
-        if group and group.get("size", 1) > 1:
-            notes += (f"{name} of {group['size']} ranks left out: one process computes the whole batch",)
-    return arguments, notes
+        recorded = (group or {}).get("size", 1)
+        if recorded > 1 and size == 1:
+            notes += (f"{name} of {recorded} ranks left out: one process computes the whole batch",)
+        elif recorded > 1 and recorded != size:
+            notes += (f"{name} had {recorded} ranks when recorded, and has {size} in this replay",)
+    return notes
 
 
 def _accepted(signature: Signature, name: str) -> str:

@@ -50,7 +50,7 @@ COMPILE_BACKENDS = ("inductor", "aot_eager", "eager")
 TINY = "tiny"
 DEFAULT_SEED = 0
 
-_PACKAGES = ("openrlhf", "torch", "transformers", "deepspeed", "flash-attn", "safetensors")
+_PACKAGES = ("openrlhf", "torch", "transformers", "deepspeed", "flash-attn", "ring-flash-attn", "safetensors")
 
 
 @dataclass(frozen=True)

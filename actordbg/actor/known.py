@@ -18,64 +18,20 @@ Example:
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from actordbg.actor.choices import TINY, Choices, Facts, choose, gather_facts
+from actordbg.actor.rule import INFO, REFUSE, WARN, Case, Finding, Rule
+from actordbg.actor.rules_parallel import PARALLEL_RULES
 from actordbg.errors import Unsupported
 from actordbg.outcome import ReplayConfig
 from actordbg.record import DumpRecord
 
-REFUSE, WARN, INFO = "refuse", "warn", "info"
 PACKED_SINCE = (4, 53)
 """The transformers release from which sdpa and eager attention keep packed rows apart."""
 
-
-@dataclass(frozen=True)
-class Finding:
-    """What a rule has to say about one configuration: `id` is stable, `ways_out` are things to do, best first."""
-
-    id: str
-    severity: str
-    message: str
-    ways_out: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Case:
-    """What a rule sees: the configuration as asked for, as decided, and the environment."""
-
-    config: ReplayConfig
-    choices: Choices
-    facts: Facts
-
-    @property
-    def deepspeed(self) -> bool:
-        return self.config.backend == "deepspeed"
-
-    @property
-    def compiles(self) -> bool:
-        return self.config.compile or self.config.deepcompile
-
-    def version(self, package: str) -> tuple[int, ...]:
-        """(4, 52, 4) of "4.52.4"; () where the package is not installed."""
-        match = re.match(r"\d+(\.\d+)*", self.facts.versions.get(package, ""))
-        return tuple(int(part) for part in match.group().split(".")) if match else ()
-
-
-@dataclass(frozen=True)
-class Rule:
-    """One known combination."""
-
-    id: str
-    severity: str
-    applies: Callable[[Case], bool]
-    message: str
-    ways_out: tuple[str, ...] = ()
-
-
 RULES: tuple[Rule, ...] = (
+    *PARALLEL_RULES,
     Rule(
         "packing-leaks",
         REFUSE,
@@ -141,7 +97,7 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "too-few-gpus",
         REFUSE,
-        lambda case: case.deepspeed and case.facts.cuda and case.config.nproc > max(case.facts.gpus, 1),
+        lambda case: case.together and case.facts.cuda and case.config.nproc > max(case.facts.gpus, 1),
         "{nproc} processes were asked for, and {gpus} GPUs are visible: NCCL refuses two ranks on one GPU",
         ("--nproc {gpus}", "--backend plain, whose ranks are independent and may share a GPU"),
     ),
@@ -204,7 +160,7 @@ def check_config(config: ReplayConfig, facts: Facts | None = None, defaults: Dum
 def check(config: ReplayConfig, choices: Choices, facts: Facts) -> list[Finding]:
     """The findings on a configuration that is decided already."""
     case = Case(config, choices, facts)
-    found = [_finding(rule, case) for rule in RULES if rule.applies(case)]
+    found = [rule.finding(case) for rule in RULES if rule.applies(case)]
     return sorted(found, key=lambda finding: (REFUSE, WARN, INFO).index(finding.severity))
 
 
@@ -219,26 +175,3 @@ def refuse_findings(findings: Sequence[Finding]) -> None:
     if stops:
         ways = "; or ".join(stops[0].ways_out)
         raise Unsupported("; ".join(finding.message for finding in stops), hint=ways)
-
-
-def _finding(rule: Rule, case: Case) -> Finding:
-    words = _words(case)
-    return Finding(
-        rule.id, rule.severity, rule.message.format_map(words), tuple(way.format_map(words) for way in rule.ways_out)
-    )
-
-
-def _words(case: Case) -> Mapping[str, object]:
-    missing = ["there is no CUDA device"] * (not case.facts.cuda) + ["flash-attn is not installed"] * (
-        not case.facts.flash_attn
-    )
-    return {
-        "attn": case.choices.attn,
-        "dtype": case.choices.dtype,
-        "gpus": case.facts.gpus,
-        "nproc": case.config.nproc,
-        "timeout_s": case.config.timeout_s,
-        "transformers": case.facts.versions.get("transformers", "?"),
-        "zero_stage": case.config.zero_stage,
-        "missing_for_flash": " and ".join(missing),
-    }

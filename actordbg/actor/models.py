@@ -15,6 +15,7 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
@@ -23,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.actor.choices import TINY, is_local
-from actordbg.actor.tiny import ensure_tiny
+from actordbg.actor.tiny import TinyShape, config_of, ensure_tiny
 from actordbg.errors import EnvironmentProblem, UsageError
 
 _LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_HEAD_KEYS = (("num_attention_heads", "n_head"), ("num_key_value_heads", "num_kv_heads"))
 _PER_LAYER_KEYS = ("layer_types", "mlp_layer_types", "no_rope_layers")
 
 
@@ -41,6 +43,19 @@ def locate(model: str, cache: Path, *, num_layers: int | None = None, dtype: str
     if num_layers is None and dtype is None and (is_local(name) or not _looks_like_path(name)):
         return str(Path(name).expanduser()) if is_local(name) else name
     return str(_derive(_folder(name), cache, num_layers, dtype))
+
+
+def attention_heads(model: str) -> tuple[int, int] | None:
+    """(attention heads, key/value heads) by the model's config.json; None where it is not on this machine, or does not say."""
+    config: Any = config_of(TinyShape()) if model == TINY else None
+    if config is None and is_local(model):
+        with contextlib.suppress(OSError, ValueError):
+            config = json.loads((Path(model).expanduser() / "config.json").read_bytes())
+    if not isinstance(config, dict):
+        return None
+    text: dict[str, Any] = config.get("text_config") or config
+    heads, kv_heads = (next((text[key] for key in keys if isinstance(text.get(key), int)), None) for keys in _HEAD_KEYS)
+    return None if heads is None else (heads, kv_heads or heads)
 
 
 def truncate(config: dict[str, Any], num_layers: int) -> dict[str, Any]:

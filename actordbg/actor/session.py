@@ -40,6 +40,7 @@ from actordbg.actor.call import Call, Signature, make_call, read_result
 from actordbg.actor.choices import COMPILE_BACKENDS, choose, gather_facts
 from actordbg.actor.compiling import CompileCount
 from actordbg.actor.cpu import allow_fp32_actor, install_cpu_support, stand_in_for_flash_attn
+from actordbg.actor.gradients import GradientKeeper
 from actordbg.actor.randomness import Randomness
 from actordbg.errors import UsageError
 from actordbg.outcome import ReplayConfig
@@ -58,7 +59,8 @@ class ForwardOutcome:
     `graphs`, `graph_breaks`: what torch.compile did in this input, None where nothing is compiled.
     `randomness`: where its random numbers came from, None where the dump says nothing about them.
     `folded`: token ids were outside the vocabulary and were folded into it. `notes`: where the call differs from the record.
-    `tensors`: with `keep`, what is worth storing, by name.
+    `tensors`: with `keep`, what is worth storing, by name. `gradients`: with `keep_gradients`, each parameter's `numel`, `norm`.
+    `gradient_over`: the dumps whose gradients were averaged into this one's, one for each lane, where they are not all the same.
     """
 
     log_probs: torch.Tensor
@@ -78,6 +80,8 @@ class ForwardOutcome:
     training: bool = False
     notes: tuple[str, ...] = ()
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    gradients: dict[str, dict[str, Any]] = field(default_factory=dict)
+    gradient_over: tuple[str, ...] = ()
 
 
 @contextlib.contextmanager
@@ -115,6 +119,7 @@ class ActorSession:
         known.refuse(config, self.choices, self._facts)
         set_seed(self.choices.seed)
         self._backend = open_backend(config, self.choices, model_cache)
+        self._records = Place.from_environment().rank % config.lane_width == 0
         self._signature = Signature.of(self._backend.actor)
         self.resolved: dict[str, Any] = self._describe() | {"load_s": time.perf_counter() - began}
 
@@ -145,7 +150,9 @@ class ActorSession:
         """
         if backward and not self._backend.can_train:
             raise UsageError("this actor was opened without backward", hint="set backward in the configuration")
-        call = make_call(self._signature, dump, self.resolved["vocab_size"], self._backend.device)
+        call = make_call(
+            self._signature, dump, self.resolved["vocab_size"], self._backend.device, self._backend.ring_group
+        )
         settings = self._follow(dump.record, backward)
         try:
             outcome = self._run(call, settings, dump, backward)
@@ -153,7 +160,7 @@ class ActorSession:
             self._backend.recover()
             raise
         if keep:
-            outcome.tensors = _worth_keeping(outcome)
+            outcome.tensors |= _worth_keeping(outcome)
         return outcome
 
     def save(self, folder: Path) -> None:
@@ -188,21 +195,26 @@ class ActorSession:
             notes=call.notes,
         )
         if backward:
-            self._backward(log_probs, call.mask, outcome)
+            self._backward(log_probs, call.mask, outcome, dump.record.dump_id)
         outcome.peak_memory_bytes = measure.peak_bytes(device)
         if self.config.compile or self.config.deepcompile:
             delta = CompileCount.now() - compiled
             outcome.graphs, outcome.graph_breaks = delta.graphs, delta.breaks
         return outcome
 
-    def _backward(self, log_probs: torch.Tensor, mask: torch.Tensor, outcome: ForwardOutcome) -> None:
+    def _backward(self, log_probs: torch.Tensor, mask: torch.Tensor, outcome: ForwardOutcome, dump_id: str) -> None:
         device = self._backend.device
         began = measure.now(device)
         chosen = mask.to(log_probs)
         loss = -(log_probs * chosen).sum() / chosen.sum().clamp(min=1)
         outcome.loss = float(loss.detach())
-        outcome.grad_norm = self._backend.backward(loss)
+        keeper = GradientKeeper(self._records) if self.config.keep_gradients else None
+        outcome.grad_norm = self._backend.backward(loss, keeper)
         outcome.backward_s = measure.now(device) - began
+        over = self._backend.averaged_over(dump_id)
+        outcome.gradient_over = tuple(sorted(over)) if len(set(over)) > 1 else ()
+        if keeper is not None:
+            outcome.tensors, outcome.gradients = keeper.tensors, keeper.facts
 
     def _follow(self, record: DumpRecord, backward: bool) -> tuple[bool, float, bool]:
         """Set (packing, temperature, training mode) on the actor: as configured, else as this dump's record has them."""
@@ -229,7 +241,7 @@ class ActorSession:
         source = Path(inspect.getfile(type(self._backend.actor)))
         return {
             "model": self.choices.model,
-            "model_class": type(model).__name__,
+            "model_class": type(model).__name__.removeprefix("FSDP"),  # `fully_shard` changes the class
             "parameters": parameter_count(model),
             "num_layers": getattr(config, "num_hidden_layers", None),
             "vocab_size": int(config.vocab_size),

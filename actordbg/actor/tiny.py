@@ -79,7 +79,7 @@ def build_tiny(
     shape = shape or TinyShape(vocab_size=vocab_size, seed=seed)
     path.mkdir(parents=True, exist_ok=True)
     tokens = {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
-    (path / "config.json").write_text(json.dumps(_config(shape) | tokens, indent=2) + "\n")
+    (path / "config.json").write_text(json.dumps(config_of(shape) | tokens, indent=2) + "\n")
     save_file(_weights(shape), str(path / "model.safetensors"), metadata={"format": "pt"})
     return path
 
@@ -111,7 +111,8 @@ def fold_ids(sequences: torch.Tensor, vocab_size: int) -> torch.Tensor:
     return sequences.remainder(vocab_size)
 
 
-def _config(shape: TinyShape) -> dict[str, object]:
+def config_of(shape: TinyShape) -> dict[str, object]:
+    """The model's config.json, without special tokens."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",

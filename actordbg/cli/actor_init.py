@@ -69,6 +69,9 @@ def init(
     backward: opt.Backward = None,
     seed: opt.Seed = None,
     temperature: opt.Temperature = None,
+    tp: opt.Tp = None,
+    ring: opt.Ring = None,
+    dist_backend: opt.DistBackend = None,
     timeout: opt.Timeout = None,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Rows of the dummy input.")] = 2,
     seq_len: Annotated[
@@ -91,6 +94,7 @@ def init(
         "model": model, "num_layers": num_layers, "dtype": dtype, "attn": attn, "packing": packing, "compile": compile,
         "compile_backend": compile_backend, "deepcompile": deepcompile, "backend": backend, "zero_stage": zero_stage,
         "nproc": nproc, "backward": backward, "seed": seed, "temperature": temperature, "timeout": timeout,
+        "tp": tp, "ring": ring, "dist_backend": dist_backend,
     }  # fmt: skip
     config = opt.build_config(settings.replay, flags, no_flash_attn=no_flash_attn)
     findings = check_config(config)
@@ -114,7 +118,7 @@ def run_init(config: ReplayConfig, order: InitOrder) -> list[InitResult]:
     import tempfile
 
     from actordbg.replay.launch import groups_of, launch
-    from actordbg.replay.processes import end_session, start_ticks
+    from actordbg.replay.processes import start_ticks
     from actordbg.replay.supervise import interruptible, undisturbed
 
     me = os.getpid()
@@ -130,8 +134,7 @@ def run_init(config: ReplayConfig, order: InitOrder) -> list[InitResult]:
         finally:
             with undisturbed():
                 for one in started:
-                    end_session(one.session)
-                    one.process.wait()
+                    one.end()
 
 
 def _collect(folder: Path, config: ReplayConfig, started: list[Any]) -> list[InitResult]:
@@ -223,6 +226,16 @@ def _render(answer: InitAnswer) -> None:
             output.say(f"{'way out':<12} {way}")
 
 
+def _groups(seen: dict[str, Any]) -> list[tuple[str, str]]:
+    """How several processes share the work, where they do."""
+    if seen["world_size"] == 1 or "dist_backend" not in seen:
+        return []
+    tp, ring = seen.get("tp") or 1, seen.get("ring") or 1
+    shares = f"{seen['world_size'] // (tp * ring)} data-parallel, ring {ring}, tensor-parallel {tp}"
+    kernel = f", {seen['ring_kernel']}" if "ring_kernel" in seen else ""
+    return [("processes", f"{shares}, over {seen['dist_backend']}{kernel}")]
+
+
 def _lines(answer: InitAnswer) -> list[tuple[str, str]]:
     seen = answer.resolved
     ranks = "1 process" if seen["world_size"] == 1 else f"{seen['world_size']} processes"
@@ -235,6 +248,7 @@ def _lines(answer: InitAnswer) -> list[tuple[str, str]]:
         ("parameters", f"{seen['parameters']:,} in {seen['dtype']}"),
         ("attention", f"{seen['attn']}, {'packed' if seen['packing'] else 'not packed'}"),
         ("backend", f"{seen['backend']}{engine}, {ranks} on {seen['device_name']}"),
+        *_groups(seen),
         ("load", f"{seen['load_s']:.2f} s"),
     ]
     if answer.forward_s is not None:

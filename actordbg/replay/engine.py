@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,7 +55,7 @@ class ActorEngine:
     def run(self, item: ReplayInput, loaded: Dump, *, recorded: bool) -> dict[str, Any]:
         keep = self.spec.config.keep_tensors
         outcome = self._session.run(loaded, backward=self._session.backward_for(loaded.record), keep=keep)
-        if keep and recorded:
+        if outcome.tensors and recorded:
             self._keep(item, outcome)
         return self._fields(loaded, outcome)
 
@@ -93,7 +94,10 @@ class ActorEngine:
         import safetensors.torch
 
         plain = {name: tensor.detach().contiguous() for name, tensor in outcome.tensors.items()}
-        blob = safetensors.torch.save(plain, metadata={"dump_id": item.dump_id, "replay_id": self.spec.replay_id})
+        about = {"dump_id": item.dump_id, "replay_id": self.spec.replay_id}
+        if outcome.gradients:
+            about["gradients"] = json.dumps(outcome.gradients)
+        blob = safetensors.torch.save(plain, metadata=about)
         atomic_write(self.folder / TENSORS / f"{item.dump_id}.safetensors", blob)
 
     def _device_is_lost(self) -> bool:
@@ -120,6 +124,8 @@ def _extra(outcome: ForwardOutcome, not_compared: dict[str, str]) -> dict[str, A
     }
     if outcome.randomness and outcome.randomness.restored:
         extra["restored"] = list(outcome.randomness.restored)
+    if outcome.gradient_over:
+        extra["gradient_over"] = list(outcome.gradient_over)
     if not_compared:
         extra["not_compared"] = not_compared
     if outcome.notes:

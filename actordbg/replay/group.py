@@ -33,7 +33,7 @@ from actordbg.replay.launch import Group, Launched
 from actordbg.replay.logs import before_stacks, last_words, reported_by_launcher, take_stacks, was_told_to_end
 from actordbg.replay.order import WorkOrder
 from actordbg.replay.plan import slots_for
-from actordbg.replay.processes import TERMINATED, DeathWatch, describe_status, end_session, start_ticks
+from actordbg.replay.processes import TERMINATED, DeathWatch, describe_status, start_ticks
 from actordbg.replay.reporter import Reporter, as_error
 from actordbg.replay.verdict import Seen
 from actordbg.replay.view import RankView
@@ -116,8 +116,7 @@ class GroupRun:
     def stop(self) -> None:
         """End every process of the group; what the journals say by then is counted."""
         if self._launched is not None:
-            end_session(self._launched.session)
-            self._launched.process.wait()
+            self._launched.end()
             self._launched = None
             self._watch.clear()
             self._read_journals()

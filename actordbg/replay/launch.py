@@ -1,8 +1,8 @@
 """Starting a replay's workers with real launchers, each in a session of its own.
 
 Workers come in *groups* that live and die together (`groups_of`): with the deepspeed backend all ranks are one group, started by
-`deepspeed`; with the plain backend every rank computes alone, so each is a group of one, and a crash of one does not
-touch the others.
+`deepspeed`, with fsdp2 one started by torchrun; with the plain backend every rank computes alone, so each is a group of one, and
+a crash of one does not touch the others.
 
 Traps that this module is about:
 
@@ -10,12 +10,17 @@ Traps that this module is about:
 * `deepspeed --num_gpus N` ignores CUDA_VISIBLE_DEVICES and takes GPUs 0 to N-1: with the variable set we name
   the devices (`--include`).
 * The rank variables of a launcher that started *us* (`deepspeed -m actordbg replay ...`) must not reach our children.
+* torchrun puts every worker into a session of its own, and dies without them when it is killed. So each group's processes carry a
+  mark in their environment, by which all of them are found (`MARK`).
+* torchrun's c10d rendezvous would name this machine by its host name, which need not resolve: the static one is used, on
+  127.0.0.1. It makes no second attempt (`--max-restarts=0`): whether to start again is the supervisor's decision.
 * Torch uses every core in every process by default: N processes share the cores (`OMP_NUM_THREADS`), unless the user set it.
 """
 
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -26,6 +31,7 @@ from pathlib import Path
 
 from actordbg.errors import LaunchProblem, Unsupported
 from actordbg.outcome import ReplayConfig
+from actordbg.replay.processes import end_session
 
 WORKER_MODULE = "actordbg.replay.worker"
 RANK_VARIABLES = (
@@ -33,6 +39,8 @@ RANK_VARIABLES = (
     "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_NAME", "ROLE_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "NODE_RANK",
 )  # fmt: skip
 _ELASTIC = "TORCHELASTIC_"
+MARK = "ACTORDBG_GROUP"
+"""The variable whose value all processes of a group, and no others, have."""
 
 
 @dataclass(frozen=True)
@@ -45,13 +53,19 @@ class Group:
 
 @dataclass
 class Launched:
-    """A running group: the launcher's process, which leads a session that holds every process of the group."""
+    """A running group: the launcher's process, which leads a session, and the mark that every process of the group carries."""
 
     process: subprocess.Popen[bytes]
+    mark: str | None = None
 
     @property
     def session(self) -> int:
         return self.process.pid
+
+    def end(self) -> None:
+        """End every process of the group, and wait for the launcher."""
+        end_session(self.session, mark=self.mark)
+        self.process.wait()
 
 
 def groups_of(config: ReplayConfig) -> list[Group]:
@@ -67,6 +81,8 @@ def launch(config: ReplayConfig, group: Group, work: Path, module: str = WORKER_
     if config.backend == "plain":
         command = [sys.executable, "-m", module, "--work", str(work)]
         environment |= _rank_environment(group.ranks[0], config.nproc)
+    elif config.backend == "fsdp2":
+        command = torchrun_command(config, module, work)
     else:
         command = deepspeed_command(config, environment, module, work)
     return _start(command, environment, work.parent / "launcher.log")
@@ -82,6 +98,13 @@ def deepspeed_command(config: ReplayConfig, environment: Mapping[str, str], modu
         command.append(f"--num_accelerators={config.nproc}")
     command += [f"--master_port={free_port()}", "--module", module, "--work", str(work)]
     return command
+
+
+def torchrun_command(config: ReplayConfig, module: str, work: Path) -> list[str]:
+    """The torchrun command line for all ranks on this machine."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={config.nproc}"]
+    command += ["--node-rank=0", "--master-addr=127.0.0.1", f"--master-port={free_port()}", "--max-restarts=0"]
+    return [*command, "--module", module, "--work", str(work)]
 
 
 def child_environment(config: ReplayConfig, base: Mapping[str, str]) -> dict[str, str]:
@@ -158,6 +181,7 @@ def _rank_environment(rank: int, nproc: int) -> dict[str, str]:
 
 
 def _start(command: list[str], environment: dict[str, str], log: Path) -> Launched:
+    mark = f"{MARK}={secrets.token_hex(8)}"
     with open(log, "ab") as file:
         log.chmod(0o600)
         file.write(f"$ {' '.join(command)}\n".encode())
@@ -165,7 +189,7 @@ def _start(command: list[str], environment: dict[str, str], log: Path) -> Launch
         try:
             process = subprocess.Popen(
                 command,
-                env=environment,
+                env=environment | dict([mark.split("=")]),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -173,4 +197,4 @@ def _start(command: list[str], environment: dict[str, str], log: Path) -> Launch
             )
         except OSError as error:
             raise LaunchProblem(f"cannot start {command[0]}: {error.strerror}", hint="see `actordbg doctor`") from None
-    return Launched(process)
+    return Launched(process, mark)

@@ -14,6 +14,7 @@ from actordbg.replay.processes import ALIVE, describe_status, state_of
 from actordbg.replay.stacks import is_complete
 
 LAUNCHER_LOG = "launcher.log"
+_LAUNCHERS_WORD = re.compile(r"exits with return code = (-?\d+)|failed \(exitcode: (-?\d+)\) local_rank: ")
 STACKS_S = 2.0
 """How long to wait for the stacks."""
 
@@ -50,11 +51,11 @@ def was_told_to_end(log: str) -> bool:
 
 
 def reported_by_launcher(folder: Path) -> str:
-    """How the deepspeed launcher says that a worker ended, in words."""
-    codes = re.findall(r"exits with return code = (-?\d+)", tail_of(folder / LAUNCHER_LOG))
+    """How the deepspeed launcher, or torchrun, says that a worker ended, in words. torchrun names the one that failed first."""
+    codes = _LAUNCHERS_WORD.findall(tail_of(folder / LAUNCHER_LOG))
     if not codes:
         return describe_status(None)
-    code = int(codes[-1])
+    code = int(next(filter(None, codes[-1])))
     return describe_status(-code if code < 0 else code << 8)
 
 

@@ -113,30 +113,44 @@ def wait_for_any(descriptors: list[int], timeout_s: float) -> None:
     waiting.poll(timeout_s * 1000)
 
 
-def session_members(session: int) -> list[int]:
-    """Pids of the live (not zombie) processes of a session."""
+def session_members(session: int, mark: str | None = None) -> list[int]:
+    """Pids of the live (not zombie) processes of a session, and of those that carry `mark` ("NAME=value") in their environment.
+
+    A mark finds what left the session (torchrun's workers), also when its parents are dead.
+    """
     members = []
     for entry in os.listdir("/proc"):
         if entry.isdigit():
-            stat = read_stat(int(entry))
-            if stat is not None and stat.session == session and stat.state not in "ZX":
-                members.append(int(entry))
+            pid = int(entry)
+            stat = read_stat(pid)
+            if stat is not None and stat.state not in "ZX" and (stat.session == session or _carries(pid, mark)):
+                members.append(pid)
     return members
 
 
-def end_session(session: int, grace_s: float = 2.0) -> None:
-    """End every process of a session: SIGTERM, and SIGKILL for what is left after `grace_s` seconds."""
+def _carries(pid: int, mark: str | None) -> bool:
+    """Whether the process was started with this in its environment; no for processes of other users."""
+    if mark is None or pid == os.getpid():
+        return False
+    try:
+        return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def end_session(session: int, grace_s: float = 2.0, *, mark: str | None = None) -> None:
+    """End every process of a session, and what carries its `mark`: SIGTERM, then SIGKILL after `grace_s` seconds."""
     if session == os.getsid(0):
         raise ValueError("that is our own session")
     deadline = time.monotonic() + grace_s
     for number in (signal.SIGTERM, signal.SIGCONT):  # a stopped process acts on SIGTERM only when it continues
-        _signal(session_members(session), number)
-    while (left := session_members(session)) and time.monotonic() < deadline:
+        _signal(session_members(session, mark), number)
+    while (left := session_members(session, mark)) and time.monotonic() < deadline:
         time.sleep(0.02)
     while left:
         _signal(left, signal.SIGKILL)
         time.sleep(0.02)
-        left = [pid for pid in session_members(session) if not _uninterruptible(pid)]
+        left = [pid for pid in session_members(session, mark) if not _uninterruptible(pid)]
 
 
 def _signal(pids: list[int], number: signal.Signals) -> None:

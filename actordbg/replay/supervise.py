@@ -110,7 +110,7 @@ def _prepare(folder: Path, spec: ReplaySpec) -> None:
     """The replay's folder with its specification, unless it is there."""
     if not (folder / SPEC).exists():
         make_folder(folder)
-        if spec.config.keep_tensors:
+        if spec.config.keep_tensors or spec.config.keep_gradients:
             make_folder(folder / TENSORS)
         atomic_write(folder / SPEC, spec.to_json().encode())
 

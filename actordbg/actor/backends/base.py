@@ -10,14 +10,20 @@ from typing import Any, Protocol
 
 import torch
 
+from actordbg.actor.gradients import GradientKeeper
+
 
 class Backend(Protocol):
-    """One way of running an Actor. `actor` is callable as OpenRLHF calls it; `device` is where its inputs go."""
+    """One way of running an Actor. `actor` is callable as OpenRLHF calls it; `device` is where its inputs go.
+
+    ring_group: the process group of this rank's ring, None without ring attention: `forward` gets it as `ring_attn_group`.
+    """
 
     actor: Any
     device: torch.device
     tainted: bool
     can_train: bool
+    ring_group: Any
 
     @property
     def model(self) -> Any:
@@ -32,8 +38,14 @@ class Backend(Protocol):
     def compile(self, compile_backend: str) -> None:
         """torch.compile the model through "inductor", "aot_eager" or "eager"; shapes are dynamic."""
 
-    def backward(self, loss: torch.Tensor) -> float:
-        """Gradients of the scalar `loss`, their global L2 norm, and then no gradients any more. Weights stay."""
+    def backward(self, loss: torch.Tensor, keeper: GradientKeeper | None = None) -> float:
+        """Gradients of the scalar `loss`, their global L2 norm, and then no gradients any more. Weights stay.
+
+        With a keeper, every parameter's full gradient is handed to it. Where ranks compute together all of them give one.
+        """
+
+    def averaged_over(self, dump_id: str) -> list[str]:
+        """After a backward: whose gradients are in the average, one dump id for each lane. Collective where backward is."""
 
     def recover(self) -> None:
         """After a failed input: drop what it left behind, or set `tainted` when that is not possible."""

@@ -32,6 +32,10 @@ def _build(path: str, config: ReplayConfig, choices: Choices) -> Backend:
         from actordbg.actor.backends.plain import PlainBackend
 
         return PlainBackend(path, choices, place)
+    if config.backend == "fsdp2":
+        from actordbg.actor.backends.fsdp2 import Fsdp2Backend
+
+        return Fsdp2Backend(path, choices, config, place)
     from actordbg.actor.backends.deepspeed import DeepspeedBackend
 
     return DeepspeedBackend(path, choices, config, place)

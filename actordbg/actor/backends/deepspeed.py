@@ -14,6 +14,9 @@ Only DeepSpeed's own `step` clears all of that, and only it computes the global 
 is called, with the innermost optimizer's `step` replaced by one that does nothing: DeepSpeed reduces, unscales, takes the norm,
 copies the unchanged master weights back and resets itself, and no weight ever changes, not even for a NaN gradient. The
 learning-rate scheduler is taken out as well, and fp16's loss scale is put back.
+
+Single gradients (`keep_gradients`) are taken between the two, where they are averaged and not clipped, with DeepSpeed's own
+`safe_get_full_grad`, which gathers one parameter at a time.
 """
 
 from __future__ import annotations
@@ -23,24 +26,21 @@ import functools
 import gc
 import inspect
 import math
-import os
-import socket
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from actordbg.actor import ring
 from actordbg.actor.backends.base import Place, gradient_norm
+from actordbg.actor.backends.processgroup import backend_in_use, dumps_of_lanes, initialise, rendezvous, timeout_of
 from actordbg.actor.build import build_actor
 from actordbg.actor.choices import Choices
 from actordbg.actor.compiling import COMPILE_OPTIONS
+from actordbg.actor.gradients import GradientKeeper
 from actordbg.errors import EnvironmentProblem, Unsupported
 from actordbg.outcome import ReplayConfig
-
-LEAST_TIMEOUT_S = 3600.0
-"""DeepSpeed's collectives give up no earlier than this (OpenRLHF's own): a hang is for the replay's supervisor to find."""
 
 
 class DeepspeedBackend:
@@ -52,9 +52,9 @@ class DeepspeedBackend:
         self.device = place.device()
         self.can_train = choices.backward or config.zero_stage in (1, 2) or config.deepcompile
         self._deep = config.deepcompile
+        self.config = config
         self.strategy = make_strategy(choices, config)
-        _rendezvous(place)
-        self.strategy.setup_distributed(timeout=timedelta(seconds=max(LEAST_TIMEOUT_S, 2 * config.timeout_s)))
+        self._open_process_group(choices)
         actor = build_actor(path, choices, self._ds_config())
         self.actor = self._prepare_training(actor) if self.can_train else self.strategy.prepare(actor)
         self._step_is_open = False
@@ -81,11 +81,14 @@ class DeepspeedBackend:
             "optimizer": type(self.engine.optimizer).__name__ if self.can_train else None,
             "compile": bool(self.engine.is_compiled) and not self._deep,
             "deepcompile": self._deep and self._is_deep(),
-        }
+            "dist_backend": backend_in_use(),
+            "ring": self.config.ring,
+        } | ring.facts(self.ring_group)
 
     def is_collective(self, backward: bool) -> bool:
-        """With several ranks: a backward averages gradients, and ZeRO-3 gathers weights in every forward."""
-        return self.place.world_size > 1 and (backward or self.engine.zero_optimization_stage() == 3)
+        """With several ranks: a backward averages gradients, ZeRO-3 gathers weights in every forward, a ring keys and values."""
+        in_forward = self.engine.zero_optimization_stage() == 3 or self.config.ring > 1
+        return self.place.world_size > 1 and (backward or in_forward)
 
     def compile(self, compile_backend: str) -> None:
         """torch.compile through the engine. DeepCompile is OpenRLHF's to switch on; here it is only checked that it is on."""
@@ -102,15 +105,20 @@ class DeepspeedBackend:
         asked = getattr(self.engine, "is_deepcompile_active", self.engine.is_deepcompile_enabled)
         return bool(asked())
 
-    def backward(self, loss: torch.Tensor) -> float:
+    def backward(self, loss: torch.Tensor, keeper: GradientKeeper | None = None) -> float:
         self._step_is_open = True
         self.strategy.backward(loss, self.actor, self.engine.optimizer)
         norm = None
         if self.engine.optimizer is self.engine.basic_optimizer:  # stage 0 in fp32: DeepSpeed keeps no norm of its own
             norm = gradient_norm(self.engine.module.parameters())
+        if keeper is not None:
+            self._hand_over(keeper)
         self._step_without_stepping()
         self._step_is_open = False
         return self._norm() if norm is None else norm
+
+    def averaged_over(self, dump_id: str) -> list[str]:
+        return dumps_of_lanes(dump_id, self.config.ring)
 
     def recover(self) -> None:
         """A failed forward leaves nothing at stages 0 to 2; within a backward, or at stage 3, DeepSpeed is lost."""
@@ -129,9 +137,30 @@ class DeepspeedBackend:
 
     def close(self) -> None:
         """Free the engine. The process group stays: DeepSpeed keeps hold of it and cannot make a second one in a process."""
+        ring.close(self.ring_group)
         self.engine.destroy()
         del self.actor
         gc.collect()
+
+    def _open_process_group(self, choices: Choices) -> None:
+        """OpenRLHF's own set-up: the process group (made before it where a backend is asked for), and its rings."""
+        rendezvous(self.place)
+        if self.config.dist_backend is not None:
+            initialise(self.place, self.device, self.config)
+        if self.config.ring > 1:
+            ring.prepare(choices.attn)
+        self.strategy.setup_distributed(timeout=timeout_of(self.config))
+        self.ring_group = self.strategy.ring_attn_group if self.config.ring > 1 else None
+
+    def _hand_over(self, keeper: GradientKeeper) -> None:
+        """Every parameter's gradient, averaged and not yet clipped; fp16's loss scale taken out."""
+        from deepspeed.utils import safe_get_full_grad
+
+        scale = float(getattr(self.engine.optimizer, "loss_scale", 1.0))
+        for name, parameter in self.model.named_parameters():
+            gradient = safe_get_full_grad(parameter) if parameter.requires_grad else None
+            if gradient is not None:
+                keeper.take(name, gradient if scale == 1.0 else gradient.float() / scale)
 
     def _ds_config(self) -> dict[str, Any]:
         config: dict[str, Any]
@@ -210,7 +239,12 @@ def make_strategy(choices: Choices, config: ReplayConfig) -> Any:
             f"OpenRLHF's DeepSpeed strategy cannot be imported: {error}",
             hint="`actordbg doctor` says what is missing; `--backend plain` needs no DeepSpeed engine",
         ) from error
-    settings = {"param_dtype": choices.dtype, "bf16": choices.dtype == "bf16", "deepcompile": config.deepcompile}
+    settings = {
+        "param_dtype": choices.dtype,
+        "bf16": choices.dtype == "bf16",
+        "deepcompile": config.deepcompile,
+        "ring_attn_size": config.ring,
+    }
     args = argparse.Namespace(
         local_rank=-1,
         **settings,
@@ -222,7 +256,7 @@ def make_strategy(choices: Choices, config: ReplayConfig) -> Any:
         "seed": choices.seed,
         "max_norm": 1.0,
         "micro_train_batch_size": 1,
-        "train_batch_size": place.world_size,
+        "train_batch_size": place.world_size // config.ring,
         "zero_stage": config.zero_stage,
         "args": args,
     }
@@ -247,14 +281,3 @@ _LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 def _no_step(*_args: Any, **_kwargs: Any) -> None:
     """Stands for the innermost optimizer's step: a replay changes no weights."""
-
-
-def _rendezvous(place: Place) -> None:
-    """What torch.distributed wants to find in the environment, for a process that no launcher started."""
-    if place.world_size == 1 and "MASTER_PORT" not in os.environ:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
-    defaults = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)

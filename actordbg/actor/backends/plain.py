@@ -15,6 +15,7 @@ from actordbg.actor.backends.base import Place, gradient_norm
 from actordbg.actor.build import build_actor
 from actordbg.actor.choices import Choices
 from actordbg.actor.compiling import COMPILE_OPTIONS
+from actordbg.actor.gradients import GradientKeeper
 
 
 class PlainBackend:
@@ -22,6 +23,7 @@ class PlainBackend:
 
     tainted = False
     can_train = True
+    ring_group = None
 
     def __init__(self, path: str, choices: Choices, place: Place) -> None:
         self.device = place.device()
@@ -45,11 +47,18 @@ class PlainBackend:
     def compile(self, compile_backend: str) -> None:
         self.actor.model.compile(backend=compile_backend, **COMPILE_OPTIONS)
 
-    def backward(self, loss: torch.Tensor) -> float:
+    def backward(self, loss: torch.Tensor, keeper: GradientKeeper | None = None) -> float:
         loss.backward()  # type: ignore[no-untyped-call]
+        if keeper is not None:
+            for name, parameter in self.actor.model.named_parameters():
+                if parameter.grad is not None:
+                    keeper.take(name, parameter.grad)
         norm = gradient_norm(self.actor.parameters())
         self.actor.zero_grad(set_to_none=True)
         return norm
+
+    def averaged_over(self, dump_id: str) -> list[str]:
+        return [dump_id]
 
     def recover(self) -> None:
         """Drop the gradients of a backward that failed half-way, and the memory of what failed."""

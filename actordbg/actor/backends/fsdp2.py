@@ -1,0 +1,189 @@
+"""The Actor in PyTorch's FSDP2: `fully_shard` for each decoder layer and the whole, tensor parallelism and rings where asked for.
+
+What OpenRLHF's FSDP2 branch builds, around the Actor of the installed OpenRLHF, so that both are compared on equal terms:
+
+* **Mesh** (dp, sp, tp). Tensor parallelism first, by the model's own plan (`tensor_parallel`), then `fully_shard` over dp x sp:
+  the ranks of a ring compute different tokens of one input, so they reduce gradients together. (The branch
+  shards over dp alone, and its ring ranks drift apart; pull request 1176 of OpenRLHF flattens dp and sp as here.)
+* **Mixed precision**: `param_dtype` is the Actor's dtype, gradients are reduced in fp32. The branch sets `output_dtype` to fp32
+  unless gradient checkpointing is on; with bf16 weights the first linear layer after a decoder layer then fails
+  ("expected m1 and m2 to have the same dtype"). So `output_dtype` is left alone here, which is what the branch does with
+  checkpointing: layers hand on what they compute in. OpenRLHF's forward makes the logits fp32 in any case.
+* **Temperature.** OpenRLHF divides the logits in place. What tensor parallelism hands out in fp32 is a view, and autograd refuses
+  that ("a view and is being modified inplace"); so such logits are copied first.
+* **Gradient norm** by our own sums: `clip_grad_norm_` fails where some gradients lie on the mesh (dp, tp) and others on dp.
+
+No optimizer exists, so no weight ever changes.
+"""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from actordbg.actor import ring
+from actordbg.actor.backends.base import Place
+from actordbg.actor.backends.processgroup import backend_in_use, dumps_of_lanes, initialise
+from actordbg.actor.backends.tensor_parallel import Split, split
+from actordbg.actor.build import build_actor, text_config
+from actordbg.actor.choices import DTYPES, Choices
+from actordbg.actor.compiling import COMPILE_OPTIONS
+from actordbg.actor.gradients import GradientKeeper
+from actordbg.outcome import ReplayConfig
+
+_SHARDED, _TP = "shard", "tp"
+
+
+class Fsdp2Backend:
+    """An Actor whose model is sharded with `fully_shard`. See `actordbg.actor.backends.base.Backend`."""
+
+    can_train = True
+
+    def __init__(self, path: str, choices: Choices, config: ReplayConfig, place: Place) -> None:
+        self.tainted = False
+        self.place = place
+        self.device = place.device()
+        self.config = config
+        self.lane_width = config.tp * config.ring
+        initialise(place, self.device, config)
+        self._mesh = _mesh(self.device, config.tp, place.world_size)
+        self.ring_group = self._open_ring(choices)
+        self.actor = build_actor(path, choices)
+        self._split: Split | None = split(self.actor.model, self._mesh[_TP]) if config.tp > 1 else None
+        self._shard(getattr(torch, DTYPES[choices.dtype]))
+
+    @property
+    def model(self) -> Any:
+        return self.actor.model
+
+    def facts(self) -> dict[str, Any]:
+        """Sizes as the mesh has them. `reduce_dtype`: of gradients; `zero_stage` 0: that is another library's word."""
+        lanes = self.place.world_size // self.lane_width
+        facts = {
+            "backend": "fsdp2",
+            "zero_stage": 0,
+            "world_size": int(dist.get_world_size()),
+            "engine": None,
+            "compile": getattr(self.model, "_compiled_call_impl", None) is not None,
+            "deepcompile": False,
+            "dist_backend": backend_in_use(),
+            "reduce_dtype": "fp32",
+            "mesh": {"dp": lanes, "sp": self.config.ring, "tp": int(self._mesh[_TP].size())},
+            "tp": int(self._mesh[_TP].size()),
+            "ring": self.config.ring,
+        }
+        if self._split is not None:
+            facts["tp_modules"] = self._split.modules
+            facts["tp_left_whole"] = list(self._split.left_whole)
+        return facts | ring.facts(self.ring_group)
+
+    def is_collective(self, backward: bool) -> bool:
+        """With several ranks every forward gathers weights."""
+        return self.place.world_size > 1
+
+    def compile(self, compile_backend: str) -> None:
+        self.model.compile(backend=compile_backend, **COMPILE_OPTIONS)
+
+    def backward(self, loss: torch.Tensor, keeper: GradientKeeper | None = None) -> float:
+        loss.backward()  # type: ignore[no-untyped-call]
+        if self._split is not None:
+            self._split.sum_gradients(self.model, self._mesh[_TP].get_group())
+        norm = self._norm()
+        if keeper is not None:
+            for name, parameter in self.model.named_parameters():
+                if parameter.grad is not None:
+                    keeper.take(name, _whole(parameter.grad))
+        self.model.zero_grad(set_to_none=True)
+        return norm
+
+    def averaged_over(self, dump_id: str) -> list[str]:
+        return dumps_of_lanes(dump_id, self.lane_width)
+
+    def recover(self) -> None:
+        """Since torch 2.13 FSDP can be brought back after a forward or backward that raised; before, it is lost."""
+        self.model.zero_grad(set_to_none=True)
+        gc.collect()
+        if hasattr(self.model, "reset_iter_state"):
+            self.model.reset_iter_state()
+        else:
+            self.tainted = True
+
+    def save(self, folder: Path) -> None:
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        state = get_model_state_dict(self.model, options=options)
+        if self.place.rank == 0:
+            self.model.save_pretrained(folder, state_dict=state)
+
+    def close(self) -> None:
+        """Free the model. The process group lives as long as its process."""
+        ring.close(self.ring_group)
+        del self.actor
+        gc.collect()
+
+    def _open_ring(self, choices: Choices) -> Any:
+        if self.config.ring == 1:
+            return None
+        shape = (self.place.world_size // self.lane_width, self.config.ring, self.config.tp)
+        mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("dp", "sp", "tp"))
+        return ring.open_group(mesh["sp"].get_group(), choices.attn)
+
+    def _shard(self, dtype: torch.dtype) -> None:
+        self.model.register_forward_hook(_own_logits)  # before FSDP's own hook, which has to see what is handed out
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+        mesh = self._mesh[_SHARDED]
+        for layer in decoder_layers(self.model):
+            fully_shard(layer, mesh=mesh, mp_policy=policy)
+        fully_shard(self.model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
+
+    def _norm(self) -> float:
+        """L2 norm over all gradients in fp32, each counted once: what is not cut over tp is the same on each of its ranks."""
+        squares = torch.zeros(2, dtype=torch.float64, device=self.device)  # cut over tp, and not
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                own, cut = parameter.grad, False
+                if isinstance(own, DTensor):
+                    cut = _TP in (own.device_mesh.mesh_dim_names or ())
+                    own = own.to_local()
+                squares[0 if cut else 1] += torch.linalg.vector_norm(own, dtype=torch.float32).double() ** 2
+        dist.all_reduce(squares, group=self._mesh[_SHARDED].get_group())
+        if self._split is not None:
+            dist.all_reduce(squares[:1], group=self._mesh[_TP].get_group())
+        return float(squares.sum().sqrt())
+
+
+def decoder_layers(model: Any) -> list[Any]:
+    """The layers that are sharded one by one: the text model's, by its `layers` (or what older models call them)."""
+    base = getattr(model, getattr(model, "base_model_prefix", ""), model)
+    base = base.get_decoder() if hasattr(base, "get_decoder") else base
+    count = getattr(text_config(model), "num_hidden_layers", None)
+    for holder in (base, getattr(base, "language_model", None)):
+        for name in ("layers", "h", "blocks"):
+            layers = getattr(holder, name, None)
+            if isinstance(layers, torch.nn.ModuleList) and len(layers) == count:
+                return list(layers)
+    return []
+
+
+def _mesh(device: torch.device, tp: int, world_size: int) -> DeviceMesh:
+    """(dp x sp, tp): what is sharded over, and what is split over."""
+    return init_device_mesh(device.type, (world_size // tp, tp), mesh_dim_names=(_SHARDED, _TP))
+
+
+def _own_logits(_module: Any, _inputs: Any, output: Any) -> None:
+    """Logits that the caller may change in place. OpenRLHF's conversion to fp32 copies all others."""
+    logits = output["logits"]
+    if logits.dtype == torch.float32 and logits._is_view():
+        output["logits"] = logits.clone()
+
+
+def _whole(gradient: torch.Tensor) -> torch.Tensor:
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient

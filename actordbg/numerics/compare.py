@@ -1,0 +1,333 @@
+"""Compare a replay with another one, with the truth, or with what the training run itself got, dump by dump.
+
+Only dumps that both sides have are compared; every other one is in the record with the reason. Comparing nothing is a
+failure of its own (`not-compared`): it must never look like an agreement.
+
+One dump's tensors are in memory at a time, and what is kept of a dump are figures; worst tokens and parameters only of the
+worst dumps. So a thousand dumps take no more memory than ten.
+
+Example::
+
+    record = compare(store, "last", "golden")
+    record.verdict, record.dumps[0].log_probs.max_abs
+    save(store, record)
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from actordbg.catalog import query
+from actordbg.errors import StoreProblem, UsageError
+from actordbg.findings import (
+    GOOD,
+    MATCH,
+    MISMATCH,
+    NOT_COMPARED,
+    WITHIN_NOISE,
+    ComparisonRecord,
+    DumpComparison,
+    NoiseRecord,
+)
+from actordbg.numerics import sides
+from actordbg.numerics.judge import Floors, Judgement, judge
+from actordbg.numerics.sides import GOLDEN, TRUTH, GoldenSide, Side, Values
+from actordbg.numerics.thresholds import Applied, Thresholds, weaker
+from actordbg.record import now_timestamp
+from actordbg.replay.plan import new_replay_id
+from actordbg.store import Store, atomic_write
+
+WORST_TOKENS = 5
+WORST_PARAMETERS = 10
+DETAILED = 50
+"""How many dumps, the worst ones, keep their worst tokens and parameters."""
+
+Progress = Callable[[int, int], None]
+"""Called with (dumps done, dumps in all) after each dump."""
+
+
+def compare(
+    store: Store,
+    a: str,
+    b: str,
+    *,
+    thresholds: Thresholds | None = None,
+    noise: NoiseRecord | None = None,
+    only: Collection[str] | None = None,
+    on_progress: Progress | None = None,
+) -> ComparisonRecord:
+    """Compare the replay `a` with `b`: an id, the beginning of one, or "last"; `b` may also be "golden" or "truth".
+
+    `only`: ids of the dumps to look at. The record is not written (`save` does). Raises UsageError for an unknown replay, for
+    one compared with itself, and for a truth that is not there; StoreProblem for a damaged one.
+    """
+    catalog = query.open_fresh(store)
+    ours = sides.open_replay(catalog, _replay_name(a))
+    theirs = _other(catalog, ours, b)
+    wanted = sorted(set(ours.inputs) | set(theirs.inputs))
+    if only is not None:
+        wanted = [dump_id for dump_id in wanted if dump_id in set(only)]
+    blocked = sides.why_not(ours, theirs)
+    applied = _Thresholds(thresholds or Thresholds(), ours, theirs)
+    found, floors = _Worst(), Floors(noise)
+    for done, dump_id in enumerate(wanted, 1):
+        found.add(*_one(ours, theirs, dump_id, blocked, applied, floors))
+        if on_progress:
+            on_progress(done, len(wanted))
+    dumps = found.sorted()
+    verdict = _overall(dumps)
+    shown = applied.shown()
+    return ComparisonRecord(
+        comparison_id=new_replay_id(),
+        created_at=now_timestamp(),
+        a=ours.info,
+        b=theirs.info,
+        thresholds=shown.limits,
+        thresholds_from=shown.source,
+        verdict=verdict,
+        dumps=dumps,
+        noise_id=noise.noise_id if noise else None,
+        reasons=_notes(ours, theirs, dumps, blocked, noise, only),
+    )
+
+
+def save(store: Store, record: ComparisonRecord) -> Path:
+    """Write the record to `store/comparisons/<comparison_id>.json` and return the path."""
+    path = store.comparisons / f"{record.comparison_id}.json"
+    try:
+        atomic_write(path, record.to_json().encode())
+    except OSError as error:
+        raise StoreProblem(
+            f"cannot write {path}: {error.strerror}", hint="check the permissions and the free space of the store"
+        ) from None
+    return path
+
+
+def _replay_name(a: str) -> str:
+    if a in (GOLDEN, TRUTH):
+        raise UsageError(f"A is what is judged, so it cannot be {a}", hint=f"turn them round: compare REPLAY {a}")
+    return a
+
+
+def _other(catalog: query.Catalog, ours: sides.ReplaySide, b: str) -> Side:
+    if b == GOLDEN:
+        return GoldenSide(catalog.store, ours)
+    name = sides.find_truth(catalog, ours.row.replay_id) if b == TRUTH else b
+    theirs = sides.open_replay(catalog, name)
+    if theirs.row.replay_id == ours.row.replay_id:
+        raise UsageError(f"A and B are the same replay, {ours.row.replay_id}", hint="name two, or `golden`, or `truth`")
+    return theirs
+
+
+class _Thresholds:
+    """The thresholds of each dump: by the weaker dtype of its two sides, which only golden's dumps may differ in."""
+
+    def __init__(self, asked: Thresholds, a: Side, b: Side) -> None:
+        self._asked, self._sides = asked, (a, b)
+        self._made: dict[str | None, Applied] = {}
+
+    def of(self, ours: Values, theirs: Values) -> Applied:
+        return self._for(weaker([ours.dtype, theirs.dtype]))
+
+    def shown(self) -> Applied:
+        """What the record names: the weakest dtype's."""
+        return self._for(weaker(side.info.dtype for side in self._sides))
+
+    def _for(self, dtype: str | None) -> Applied:
+        if dtype not in self._made:
+            self._made[dtype] = self._asked.for_dtype(dtype)
+        return self._made[dtype]
+
+
+def _one(
+    a: Side, b: Side, dump_id: str, blocked: str | None, thresholds: _Thresholds, floors: Floors
+) -> tuple[DumpComparison, float]:
+    """One dump's comparison, and its severity."""
+    given = a.inputs.get(dump_id) or b.inputs.get(dump_id)
+    length = given.seq_len if given else None
+    loaded = blocked or _load(a, b, dump_id)
+    if isinstance(loaded, str):
+        return DumpComparison(dump_id, NOT_COMPARED, seq_len=length, not_compared={"dump": loaded}), -1.0
+    ours, theirs = loaded
+    dump, broken = _figures(dump_id, length, ours, theirs)
+    if dump.log_probs is None or not dump.log_probs.count:
+        return replace(dump, verdict=NOT_COMPARED, not_compared={"dump": "its mask selects no token"}), -1.0
+    found: Judgement = judge(dump, thresholds.of(ours, theirs).limits, floors.of(dump_id), broken)
+    return replace(dump, verdict=found.verdict, reasons=found.reasons), found.severity
+
+
+def _load(a: Side, b: Side, dump_id: str) -> tuple[Values, Values] | str:
+    """The values of both sides, or why they cannot be compared."""
+    for letter, side, other in (("A", a, "B"), ("B", b, "A")):
+        if dump_id not in side.inputs:
+            return f"only {other} replayed it, {letter} did not"
+    ours = a.read(dump_id)
+    if isinstance(ours, str):
+        return f"A: {ours}"
+    theirs = b.read(dump_id)
+    if isinstance(theirs, str):
+        return theirs if isinstance(b, GoldenSide) else f"B: {theirs}"
+    return _unlike(ours, theirs) or (ours, theirs)
+
+
+def _unlike(a: Values, b: Values) -> str | None:
+    """Why two sides of a dump are not about the same thing."""
+    for what, ours, theirs in (("log-probs", a.log_probs, b.log_probs), ("masks", a.mask, b.mask)):
+        if ours.shape != theirs.shape:
+            return f"A's {what} are {list(ours.shape)}, B's {list(theirs.shape)}"
+    if not bool((a.mask == b.mask).all()):
+        return f"the masks differ in {int((a.mask != b.mask).sum())} tokens"
+    if bool(a.folded) != bool(b.folded):
+        return f"token ids were folded into the vocabulary on side {'A' if a.folded else 'B'} only"
+    if a.temperature is not None and b.temperature is not None and a.temperature != b.temperature:
+        return f"A's temperature is {a.temperature:g}, B's {b.temperature:g}"
+    return None
+
+
+def _figures(dump_id: str, length: int | None, a: Values, b: Values) -> tuple[DumpComparison, list[str]]:
+    """Every figure of one dump without its verdict, and what is a mismatch whatever the thresholds say."""
+    from actordbg.numerics.figures import figures, sequence_sums, worst_tokens
+
+    dtype = a.dtype if a.dtype == b.dtype else None
+    mask, broken, missing = a.mask, [], {}
+    tokens = figures(a.log_probs[mask], b.log_probs[mask], log_probs=True, dtype=dtype)
+    if tokens.nonfinite:
+        broken.append(f"{tokens.nonfinite} of {tokens.count} log-probs are not finite on one side only")
+    sequences = figures(sequence_sums(a.log_probs, mask), sequence_sums(b.log_probs, mask))
+    entropy = None
+    if a.entropy is not None and b.entropy is not None and a.entropy.shape == b.entropy.shape == mask.shape:
+        entropy = figures(a.entropy[mask], b.entropy[mask])
+        if entropy.nonfinite:
+            broken.append(f"{entropy.nonfinite} of {entropy.count} entropies are not finite on one side only")
+    elif a.entropy is not None or b.entropy is not None:
+        missing["entropy"] = _only_one("entropies", a.entropy, b.entropy)
+    dump = DumpComparison(
+        dump_id,
+        MATCH,
+        seq_len=length,
+        log_probs=tokens,
+        sequences=sequences,
+        entropy=entropy,
+        loss_abs=_apart("the loss", a.loss, b.loss, broken, missing, relative=False),
+        worst_tokens=worst_tokens(a.log_probs, b.log_probs, mask, WORST_TOKENS),
+    )
+    return _with_gradients(dump, a, b, broken, missing), broken
+
+
+def _with_gradients(
+    dump: DumpComparison, a: Values, b: Values, broken: list[str], missing: dict[str, str]
+) -> DumpComparison:
+    """The dump's comparison with its gradients' figures, where both sides' gradients are of the same inputs."""
+    from actordbg.numerics.gradients import compare_gradients
+
+    if (a.grad_norm is not None or b.grad_norm is not None) and a.gradient_over != b.gradient_over:
+        counts = len(a.gradient_over), len(b.gradient_over)
+        missing["gradients"] = f"A's gradient is over {counts[0]} inputs, B's over {counts[1]}" + (
+            "" if counts[0] != counts[1] else " others"
+        )
+        return replace(dump, not_compared=missing)
+    norm = _apart("the gradient norm", a.grad_norm, b.grad_norm, broken, missing, relative=True)
+    dump = replace(dump, grad_norm_rel=norm)
+    if a.gradients is None or b.gradients is None:
+        if a.gradients is not b.gradients:
+            missing["gradients"] = _only_one("gradients", a.gradients, b.gradients)
+        return replace(dump, not_compared=missing)
+    found = compare_gradients(a.gradients, b.gradients, count=WORST_PARAMETERS)
+    if found.nonfinite:
+        names = ", ".join(found.nonfinite[:3]) + (" ..." if len(found.nonfinite) > 3 else "")
+        broken.append(f"gradients are not finite on one side only: {names}")
+    elif found.together and found.together.count and found.together.distance is None:
+        broken.append("B's gradients are all zero, A's are not")
+    return replace(dump, gradients=found.together, parameters=found.worst, not_compared=missing | found.not_compared)
+
+
+def _apart(
+    what: str, a: float | None, b: float | None, broken: list[str], missing: dict[str, str], *, relative: bool
+) -> float | None:
+    """|a - b|, by |b| if `relative`; None where a side has none, or it is not defined (then `broken` says so)."""
+    if a is None or b is None:
+        if a is not b:
+            missing[what.removeprefix("the ")] = _only_one(what, a, b)
+        return None
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return 0.0
+    if not (math.isfinite(a) and math.isfinite(b)):
+        broken.append(f"{what} is not finite on one side only")
+        return None
+    if relative and not b:
+        broken.append(f"{what} is {a:.3g} in A and 0 in B")
+        return None
+    return abs(a - b) / (abs(b) if relative else 1.0)
+
+
+def _only_one(what: str, a: object, b: object) -> str:
+    if a is not None and b is not None:
+        return f"{what} of another shape on each side"
+    return f"only {'A' if a is not None else 'B'} has {what}"
+
+
+class _Worst:
+    """Collects dumps; only the `DETAILED` worst ones keep their tokens and parameters."""
+
+    def __init__(self) -> None:
+        self._dumps: list[tuple[DumpComparison, float]] = []
+        self._detailed: list[tuple[float, int]] = []
+
+    def add(self, dump: DumpComparison, severity: float) -> None:
+        self._dumps.append((dump, severity))
+        heapq.heappush(self._detailed, (severity, len(self._dumps) - 1))
+        if len(self._detailed) > DETAILED:
+            _, index = heapq.heappop(self._detailed)
+            plain, least = self._dumps[index]
+            self._dumps[index] = (replace(plain, worst_tokens=(), parameters=()), least)
+
+    def sorted(self) -> tuple[DumpComparison, ...]:
+        """Mismatches first, then the more severe one; what was not compared last."""
+        order = (MISMATCH, WITHIN_NOISE, MATCH, NOT_COMPARED)
+        ranked = sorted(self._dumps, key=lambda one: (order.index(one[0].verdict), -one[1], one[0].dump_id))
+        return tuple(dump for dump, _ in ranked)
+
+
+def _overall(dumps: tuple[DumpComparison, ...]) -> str:
+    verdicts = {dump.verdict for dump in dumps}
+    return next((one for one in (MISMATCH, WITHIN_NOISE, MATCH) if one in verdicts), NOT_COMPARED)
+
+
+def _notes(
+    a: sides.ReplaySide,
+    b: Side,
+    dumps: tuple[DumpComparison, ...],
+    blocked: str | None,
+    noise: NoiseRecord | None,
+    only: Collection[str] | None,
+) -> tuple[str, ...]:
+    return tuple(_note_lines(a, b, dumps, blocked, noise, only))
+
+
+def _note_lines(
+    a: sides.ReplaySide,
+    b: Side,
+    dumps: tuple[DumpComparison, ...],
+    blocked: str | None,
+    noise: NoiseRecord | None,
+    only: Collection[str] | None,
+) -> Iterator[str]:
+    """What has to be said about the whole comparison."""
+    if blocked:
+        yield blocked
+    if not dumps:
+        yield "there is no dump to compare" if only is None else "the selection has none of their dumps"
+    if (
+        isinstance(b, sides.ReplaySide)
+        and b.spec.config.oracle
+        and any(one.verdict in (*GOOD, MISMATCH) for one in dumps)
+    ):
+        ours, theirs = sides.weights_dtype(a), sides.weights_dtype(b)
+        if ours and theirs and ours != theirs:
+            yield f"the truth's weights are {theirs}, A's {ours}: their rounding is part of the difference"
+    if noise is not None and noise.replay_id not in (a.row.replay_id, b.info.replay_id):
+        yield f"the noise floor was measured with another replay, {noise.replay_id} ({noise.label})"

@@ -1,0 +1,74 @@
+"""From figures to a verdict: thresholds first, then the noise floor.
+
+A measure is outside if it is above its threshold, and the difference is *real* if it is above the floor of that dump too (of all
+dumps together where that dump was not measured). What is not finite on one side only, or not defined because one side is
+zero, is a mismatch whatever the thresholds say. A measure without a threshold is not judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from actordbg.findings import MATCH, MISMATCH, WITHIN_NOISE, DumpComparison, NoiseRecord
+from actordbg.numerics.thresholds import measures
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict, its reasons, and how many times the largest measure is above its threshold (1: just at it)."""
+
+    verdict: str
+    reasons: tuple[str, ...]
+    severity: float
+
+
+def judge(
+    dump: DumpComparison, limits: Mapping[str, float], floor: Mapping[str, float], broken: Sequence[str] = ()
+) -> Judgement:
+    """The verdict of one compared dump. `broken`: what is a mismatch whatever the thresholds say, in words."""
+    values = measures(dump)
+    outside = [name for name in limits if name in values and values[name] > limits[name] and not _one_token(dump, name)]
+    real = [name for name in outside if not values[name] <= floor.get(name, -1.0)]
+    severity = max((_times(values[name], limits[name]) for name in limits if name in values), default=0.0)
+    reasons = (*broken, *(_said(name, values[name], limits[name], floor.get(name)) for name in real))
+    if reasons:
+        return Judgement(MISMATCH, reasons, float("inf") if broken else severity)
+    said = tuple(_said(name, values[name], limits[name], floor.get(name)) for name in outside)
+    return Judgement(WITHIN_NOISE if outside else MATCH, said, severity)
+
+
+class Floors:
+    """The noise floor that counts for each dump, by measure: its own, else the one over all; nothing without a record."""
+
+    def __init__(self, noise: NoiseRecord | None) -> None:
+        self._all = noise.floor if noise else {}
+        self._own = {one.dump_id: one.floor for one in noise.dumps} if noise else {}
+
+    def of(self, dump_id: str) -> Mapping[str, float]:
+        """The floor of one dump."""
+        return self._own.get(dump_id, self._all)
+
+
+def _one_token(dump: DumpComparison, name: str) -> bool:
+    """A share of tokens is about many: a single one outside the band is `max_abs`'s business, however short the input is."""
+    tokens = dump.log_probs
+    return (
+        name == "clip_share"
+        and tokens is not None
+        and tokens.nonfinite == 0
+        and round((tokens.clip_share or 0.0) * tokens.count) <= 1
+    )
+
+
+def _times(value: float, limit: float) -> float:
+    if value <= 0:
+        return 0.0
+    return value / limit if limit else float("inf")
+
+
+def _said(name: str, value: float, limit: float, floor: float | None) -> str:
+    against = (
+        "" if floor is None else f" and the noise {floor:.3g}" if value > floor else f", within the noise {floor:.3g}"
+    )
+    return f"{name} {value:.3g} is above {limit:.3g}{against}"
