@@ -11,6 +11,7 @@ import typer
 from actordbg import __version__
 from actordbg.cli import (
     actor_init,
+    compare_logs,
     demo,
     doctor,
     dump_create,
@@ -94,6 +95,8 @@ app.add_typer(actor_app)
 actor_app.command("init", short_help="Build the actor alone and run one forward.")(actor_init.init)
 app.command("replay", short_help="Replay what a query selects, without the training.")(replay.replay)
 app.command("report", short_help="What passed, what failed and why, time and memory.")(report.report)
+
+app.command("compare-logs", short_help="Do two trainings have the same loss, step by step?")(compare_logs.compare_logs)
 
 
 def _version(wanted: bool) -> None:
