@@ -7,7 +7,7 @@ from pathlib import Path
 
 import logcases
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from actordbg.errors import UsageError
@@ -41,7 +41,9 @@ def backends_aligned(a: list[float], b: list[float], threshold: float) -> bool |
     if not ours or not theirs:
         return None
     pairs = [(ours[0], theirs[0]), (sum(ours) / len(ours), sum(theirs) / len(theirs)), (ours[-1], theirs[-1])]
-    return max(abs(x - y) / max(x, y) for x, y in pairs) < threshold
+    largest = max(abs(x - y) / max(x, y) for x, y in pairs)
+    assume(abs(largest - threshold) > 1e-9)  # how sums are rounded must not decide
+    return largest < threshold
 
 
 FORMS = ("'gpt_loss': {}", "gpt_loss: {}", '"gpt_loss": {}', "loss_mean: {}", "'loss_mean': {}")
@@ -74,7 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("logs")
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(two_runs(), st.sampled_from(FORMS), THRESHOLDS)
 def test_the_default_rule_decides_as_compare_backends_on_logs_in_its_format(
     folder: Path, runs: tuple[list[float], list[float]], form: str, threshold: float
@@ -84,7 +86,7 @@ def test_the_default_rule_decides_as_compare_backends_on_logs_in_its_format(
     assert answer.good is backends_aligned(a, b, threshold)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(two_runs(odd=True), st.sampled_from(FORMS), THRESHOLDS)
 def test_the_rule_of_its_name_also_leaves_out_what_compare_backends_does(
     folder: Path, runs: tuple[list[float], list[float]], form: str, threshold: float
@@ -124,7 +126,7 @@ def test_no_step_in_common_is_bad_and_says_so():
 
 
 def test_the_worst_steps_come_first_and_are_limited():
-    a = {step: 1.0 for step in range(1, 11)}
+    a = dict.fromkeys(range(1, 11), 1.0)
     b = a | {3: 1.5, 5: 1.1, 7: 1.2}
     answer = compared(a, b, rule="every-step", limit=2)
     assert ([one.step for one in answer.worst], answer.exceeding) == ([3, 7], 3)
@@ -172,7 +174,9 @@ def test_losses_around_zero_are_compared_by_the_larger_one():
 
 def several(**series: list[float]) -> TrainLog:
     logs = {name: log(values, name) for name, values in series.items()}
-    return TrainLog("x", {name: 1 for name in series}, {name: one.series[name] for name, one in logs.items()})
+    return TrainLog(
+        "x", metrics=dict.fromkeys(series, 1), series={name: one.series[name] for name, one in logs.items()}
+    )
 
 
 def test_the_preferred_loss_that_both_have_is_compared():
@@ -195,8 +199,7 @@ def test_an_asked_metric_that_one_log_lacks_is_named_with_what_is_there():
 def test_numbering_that_both_have_is_preferred():
     both = TrainLog(
         "x",
-        {"loss": 2},
-        {"loss": log([1.0] * 4, "loss", ORDER).series["loss"] | log([2.0] * 4, "loss", LINE).series["loss"]},
+        series={"loss": log([1.0] * 4, "loss", ORDER).series["loss"] | log([2.0] * 4, "loss", LINE).series["loss"]},
     )
     ordered = log([1.0] * 4, "loss", ORDER)
     assert (compared(both, both).a.numbered_by, compared(both, ordered).a.numbered_by) == (LINE, ORDER)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -107,18 +108,17 @@ def _figures(answer: LogComparison) -> str:
     from actordbg.report.terminal import grid
     from actordbg.report.words import number
 
-    def line(name: str, a: str, b: str, difference: float | None = None) -> tuple[str, str, str, str]:
-        return (name, a, b, "" if difference is None else number(difference, 3))
+    def line(name: str, show: Callable[[Side], str], difference: float | None = None) -> tuple[str, str, str, str]:
+        return (name, show(answer.a), show(answer.b), "" if difference is None else number(difference, 3))
 
-    sides = (answer.a, answer.b)
     rows = [
-        line("steps", *(_range(side) for side in sides)),
-        line("first", *(number(side.first) for side in sides), answer.first),
-        line("mean", *(number(side.mean) for side in sides), answer.mean),
-        line("last", *(number(side.last) for side in sides), answer.last),
-        line("smallest", *(number(side.smallest) for side in sides)),
-        line("largest", *(number(side.largest) for side in sides)),
-        line("trend", *(_trend(side) for side in sides)),
+        line("steps", _range),
+        line("first", lambda side: number(side.first), answer.first),
+        line("mean", lambda side: number(side.mean), answer.mean),
+        line("last", lambda side: number(side.last), answer.last),
+        line("smallest", lambda side: number(side.smallest)),
+        line("largest", lambda side: number(side.largest)),
+        line("trend", _trend),
     ]
     return grid(Grid(("", "A", "B", "difference"), tuple(rows), frozenset({""})))
 
@@ -178,10 +178,11 @@ def _why_good(answer: LogComparison) -> str:
 
 def _render_nothing(answer: LogComparison) -> None:
     from actordbg.report.terminal import wrap
+    from actordbg.trainlogs.parse import is_loss
 
     output.say(f"nothing in common: {', '.join(answer.reasons)}")
     for letter, side in (("A", answer.a), ("B", answer.b)):
-        names = sorted(side.found.items(), key=lambda item: (-item[1], item[0]))
+        names = sorted(side.found.items(), key=lambda item: (not is_loss(item[0]), -item[1], item[0]))
         shown = ", ".join(f"{name} ({count:,})" for name, count in names[:30]) or "no figures at all"
         more = f", and {len(names) - 30:,} more" if len(names) > 30 else ""
         output.say(wrap(f"{letter}  {side.path}: {shown}{more}", "  ", "     "))
