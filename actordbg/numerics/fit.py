@@ -1,0 +1,167 @@
+"""A curve through measured points: y = a + b n, y = a + c n^2, or y = a + b n + c n^2, with b and c never negative.
+
+For memory and time over a length: neither shrinks when inputs grow, and nothing in a transformer's forward grows faster than the
+square of the length. Stated once, so that a figure can be checked by hand:
+
+* **weights**: relative errors are what counts, so every point weighs 1 / y^2.
+* **outliers**: Huber's weights on the relative residuals (k = 1.345 of their scale, 1.4826 x median |r|), until they settle.
+  One wild point among several hardly moves the curve.
+* **which form**: each form is fitted without some of the points, which it then has to predict (each point in turn; from 20
+  points on, every tenth together). The form with the smallest median relative error wins, unless a simpler one is within a
+  tenth of it (or within 1e-6). A form needs one more point than it has coefficients.
+* **error**: the winner's held-out error: the root of the mean square of its relative errors, of those up to four times their
+  median (an outlier says nothing about the others). None with too few points to hold one out.
+
+Plain Python: three coefficients need no library.
+
+Example::
+
+    curve = fit([(512, 1.0e9), (1024, 1.5e9), (2048, 2.5e9)])
+    curve.at(4096), curve.form          # 4.5e9, "a + b n"
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+Point = tuple[float, float]
+_HUBER = 1.345
+_ROUNDS = 30
+_FOLDS = 10
+_CLOSE = 1.1
+_NOTHING = 1e-6
+_FORMS: tuple[tuple[str, tuple[int, ...]], ...] = (
+    ("a", (0,)),
+    ("a + b n", (0, 1)),
+    ("a + c n^2", (0, 2)),
+    ("a + b n + c n^2", (0, 1, 2)),
+)
+LEAST = 3
+"""Fewest different lengths that a curve is drawn through: two make a line through anything."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """y = a + b n + c n^2, in y's unit. form: which of the terms it has. error: held-out relative error, None if unknown."""
+
+    form: str
+    a: float
+    b: float
+    c: float
+    error: float | None
+
+    def at(self, n: float) -> float:
+        """The curve's value at a length."""
+        return self.a + self.b * n + self.c * n * n
+
+    def reaches(self, y: float) -> float | None:
+        """The length at which the curve is `y`; None if it never is (flat), or is above it at 0 already."""
+        if self.a > y:
+            return None
+        if self.c > 0:
+            return 2 * (y - self.a) / (self.b + math.sqrt(self.b * self.b + 4 * self.c * (y - self.a)))
+        return (y - self.a) / self.b if self.b > 0 else None
+
+
+def fit(points: Sequence[Point]) -> Curve | None:
+    """The curve through points (n, y), y > 0, one for each n; None for fewer than three."""
+    known = sorted((n, y) for n, y in points if y > 0)
+    if len(known) < LEAST:
+        return None
+    tried = [(form, terms, _held_out(known, terms)) for form, terms in _FORMS if len(known) > len(terms)]
+    best = min(median(errors) for _, _, errors in tried)
+    form, terms, errors = next(one for one in tried if median(one[2]) <= max(best * _CLOSE, _NOTHING))
+    a, b, c = _robust(known, terms)
+    return Curve(form, a, b, c, _size(errors))
+
+
+def _held_out(points: Sequence[Point], terms: tuple[int, ...]) -> list[float]:
+    """Relative errors, absolute, of points that the form was fitted without."""
+    folds = len(points) if len(points) < 2 * _FOLDS else _FOLDS
+    errors = []
+    for fold in range(folds):
+        kept = [point for i, point in enumerate(points) if i % folds != fold]
+        a, b, c = _robust(kept, terms)
+        errors += [abs(a + b * n + c * n * n - y) / y for n, y in points[fold::folds]]
+    return errors
+
+
+def _size(errors: Sequence[float]) -> float | None:
+    usual = [error for error in errors if error <= max(4 * median(errors), _NOTHING)]
+    return math.sqrt(math.fsum(error * error for error in usual) / len(usual)) if usual else None
+
+
+def _robust(points: Sequence[Point], terms: tuple[int, ...]) -> tuple[float, float, float]:
+    """Coefficients (a, b, c), those outside `terms` 0, by weighted least squares on relative residuals."""
+    weights = [1.0] * len(points)
+    found = (0.0, 0.0, 0.0)
+    for _ in range(_ROUNDS):
+        before, found = found, _not_negative(points, weights, terms)
+        a, b, c = found
+        residuals = [abs(a + b * n + c * n * n - y) / y for n, y in points]
+        scale = 1.4826 * median(residuals)
+        if scale < 1e-12 or _same(before, found):
+            break
+        weights = [min(1.0, _HUBER * scale / residual) if residual else 1.0 for residual in residuals]
+    return found
+
+
+def _same(one: Sequence[float], other: Sequence[float]) -> bool:
+    return all(math.isclose(x, y, rel_tol=1e-9, abs_tol=1e-30) for x, y in zip(one, other, strict=True))
+
+
+def _not_negative(
+    points: Sequence[Point], weights: Sequence[float], terms: tuple[int, ...]
+) -> tuple[float, float, float]:
+    """The best coefficients of which those of n and n^2 are not negative: the best over the subsets that have none."""
+    choices = [terms] + [kept for left_out in terms[1:] if (kept := tuple(t for t in terms if t != left_out))] + [(0,)]
+    solved = [_solve(points, weights, choice) for choice in choices]
+    allowed = [one for one in solved if one is not None and one[1] >= 0 and one[2] >= 0]
+
+    def cost(found: tuple[float, float, float]) -> float:
+        a, b, c = found
+        return math.fsum(w * ((a + b * n + c * n * n - y) / y) ** 2 for (n, y), w in zip(points, weights, strict=True))
+
+    return min(allowed, key=cost)
+
+
+def _solve(
+    points: Sequence[Point], weights: Sequence[float], terms: tuple[int, ...]
+) -> tuple[float, float, float] | None:
+    """Weighted least squares by the normal equations, with n scaled to at most 1; None where they have no single answer."""
+    unit = max(n for n, _ in points) or 1.0
+    basis: list[Callable[[float], float]] = [lambda n: 1.0, lambda n: n / unit, lambda n: (n / unit) ** 2]
+    rows = []
+    for i in terms:
+        row = [
+            math.fsum(w * basis[i](n) * basis[j](n) / (y * y) for (n, y), w in zip(points, weights, strict=True))
+            for j in terms
+        ]
+        rows.append([*row, math.fsum(w * basis[i](n) / y for (n, y), w in zip(points, weights, strict=True))])
+    solution = _eliminate(rows)
+    if solution is None:
+        return None
+    values = dict(zip(terms, solution, strict=True))
+    return values.get(0, 0.0), values.get(1, 0.0) / unit, values.get(2, 0.0) / (unit * unit)
+
+
+def _eliminate(rows: list[list[float]]) -> list[float] | None:
+    """Gauss-Jordan with pivoting on a square system with its right side as last column."""
+    size = len(rows)
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda r: abs(rows[r][column]))
+        if (
+            abs(rows[pivot][column]) <= 1e-14 * max(abs(value) for value in rows[pivot][:size])
+            or not rows[pivot][column]
+        ):
+            return None
+        rows[column], rows[pivot] = rows[pivot], rows[column]
+        rows[column] = [value / rows[column][column] for value in rows[column]]
+        for r in range(size):
+            if r != column:
+                factor = rows[r][column]
+                rows[r] = [value - factor * top for value, top in zip(rows[r], rows[column], strict=True)]
+    return [row[size] for row in rows]
