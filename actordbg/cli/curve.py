@@ -233,11 +233,8 @@ def _read_matrix(store: Store, name: str) -> MatrixRecord:
     from actordbg.findings import MatrixRecord
 
     known = sorted(path.stem for path in store.matrices.glob("*.json")) if store.matrices.is_dir() else []
-    found = (
-        known[-1:]
-        if name == "last"
-        else [one for one in known if one == name] or [one for one in known if one.startswith(name)]
-    )
+    begun = [one for one in known if one.startswith(name)]
+    found = known[-1:] if name == "last" else [name] if name in known else begun
     if len(found) != 1:
         what = "there is no" if not found else "there are several"
         raise UsageError(f"{what} matrix {name!r:.80}", hint="its id, or a beginning that no other matrix has, or last")

@@ -10,6 +10,9 @@ Every length that is named says where it comes from:
 A length that ran out of memory is never said to fit, nor is any longer one. A curve's value "fits" only with its held-out
 error on top; within that error of the budget it is "unsure".
 
+Attention computes n^2 scores, and eager attention stores them. So a time always, and the memory of eager attention, is drawn
+with a square term, even where the measured lengths are too short to show it.
+
 Pure: measurements in, answer out.
 """
 
@@ -125,7 +128,7 @@ def _one(
     name: str, measured: Measurements, quantity: str, passes: str, budget: float | None, at: Sequence[int]
 ) -> CurveAnswer:
     values = tuple((one.n, value) for one in measured.points if (value := value_of(one, quantity, passes)) is not None)
-    curve = fit(values)
+    curve = fit(values, square=quantity == TIME or measured.settings.get("attn") == "eager")
     bound = measured.out_of_memory[0] if measured.out_of_memory else None
     return CurveAnswer(
         name, measured, curve, values,

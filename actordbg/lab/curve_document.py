@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
 
 from actordbg.lab.curve import MEASURED, MEMORY, At, CurveAnswer, CurvesAnswer, Longest, value_of
 from actordbg.lab.measurements import BY, PADDED, SEQ_LEN, Measurements, Point
 from actordbg.numerics.fit import LEAST, Curve
 from actordbg.report.document import Block, Grid, Heading, Items, Paragraph
-from actordbg.report.words import memory, plural, seconds
+from actordbg.report.words import plural, seconds
 
 MOST_ROWS = 24
 NOTHING = (
@@ -40,8 +39,16 @@ def document(answer: CurvesAnswer, rows: int = MOST_ROWS) -> list[Block]:
     return [*blocks, *map(Paragraph, answer.notes), Heading("How to read the figures", 3), Items(_definitions(answer))]
 
 
+def title(one: CurveAnswer) -> str:
+    """A curve's heading: "A  tiny fp32 sdpa, batch size 2"."""
+    of, batch = one.measurements.settings, one.measurements.batch_size
+    model = str(of["model"] or "-").rstrip("/").rpartition("/")[2]
+    rows = "" if batch is None else f", batch size {batch}"
+    return f"{one.label}  {model:.40} {of['dtype'] or '-'} {of['attn'] or '-'}{rows}"
+
+
 def configuration(one: Measurements) -> str:
-    """A configuration in words: "tiny fp32 sdpa, packed, plain, 1 worker, forward and backward, B 2, cpu"."""
+    """A configuration in words: "tiny (2 layers) fp32 sdpa, packed, plain, 1 worker, forward and backward, cpu"."""
     of = one.settings
     stage = f" ZeRO {of['zero_stage']}" if of["backend"] == "deepspeed" else ""
     layers = f" ({of['num_layers']} layers)" if of["num_layers"] else ""
@@ -52,27 +59,39 @@ def configuration(one: Measurements) -> str:
         *(f"{name} {of[name]}" for name in ("tp", "ring") if (of[name] or 1) > 1),
         *(["compiled"] * bool(of["compile"]) + ["deepcompiled"] * bool(of["deepcompile"])),
         "forward and backward" if one.backward else "forward",
-        *([f"batch size {one.batch_size}"] if one.batch_size is not None else []),
         str(of["device_name"] or "device unknown"),
     ]
     return ", ".join(parts)
 
 
 def formula(curve: Curve, quantity: str) -> str:
-    """The curve with its figures: "437 MiB + 312 KiB n (a + b n)"."""
-    shown = memory if quantity == MEMORY else _duration
-    terms = [shown(curve.a) if curve.a or curve.form == "a" else ""]
-    terms += [f"{_small(value, shown)} {power}" for value, power in ((curve.b, "n"), (curve.c, "n^2")) if value]
-    return " + ".join(term for term in terms if term).replace("+ -", "- ")
+    """The curve with its figures: "437.0 MiB + 312.5 KiB n"."""
+    shown = _bytes if quantity == MEMORY else _duration
+    terms = [shown(curve.a)] if curve.a or not (curve.b or curve.c) else []
+    terms += [f"{shown(value)} {power}" for value, power in ((curve.b, "n"), (curve.c, "n^2")) if value]
+    return " + ".join(terms)
 
 
 def shown_value(value: float | None, quantity: str) -> str:
-    """Bytes or seconds as the tables show them."""
-    return memory(value) if quantity == MEMORY else seconds(value)
+    """Bytes or seconds with their unit."""
+    if value is None:
+        return "-"
+    return _bytes(value) if quantity == MEMORY else f"{seconds(value)} s"
 
 
-def _small(value: float, shown: Any) -> str:
-    return f"{value:.3g} B" if shown is memory and value < 1024 else str(shown(value))
+def shown_budget(budget: float, quantity: str) -> str:
+    """A budget as it was asked for: "80 GB (74.51 GiB)", "2.00 s"."""
+    return f"{budget / 1e9:.4g} GB ({_bytes(budget)})" if quantity == MEMORY else shown_value(budget, quantity)
+
+
+def _bytes(value: float) -> str:
+    """Bytes with four significant digits: "493.0 MiB", "1.133 GiB", "12.00 B"."""
+    size, unit = value, "B"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1000 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:#.4g} {unit}" if abs(size) < 1000 else f"{size:,.0f} {unit}"
 
 
 def _duration(value: float) -> str:
@@ -91,7 +110,7 @@ def _longest(answer: CurvesAnswer, budget: float) -> list[Block]:
             rows.append((one.label, _or_dash(found.measured), over, _by_curve(found), found.how))
     columns = ("", "ran and fits", "too long", "by the curve", "")
     texts = [text for one in answer.curves if one.longest for text in _remarks(one, one.longest)]
-    blocks: list[Block] = [Heading(f"Longest {_unit(answer.by)} in {shown_value(budget, answer.quantity)}", 2)]
+    blocks: list[Block] = [Heading(f"Longest {_unit(answer.by)} in {shown_budget(budget, answer.quantity)}", 2)]
     blocks.append(Grid(columns, tuple(rows), frozenset({""})))
     return blocks + ([Items(tuple(texts))] if texts else [])
 
@@ -121,15 +140,21 @@ def _remarks(one: CurveAnswer, found: Longest) -> list[str]:
 
 
 def _at(answer: CurvesAnswer) -> list[Block]:
-    rows = []
-    for one in answer.curves:
-        for at in one.at:
-            fits = ("",) if answer.budget is None else (at.fits or "-",)
-            rows.append((one.label, f"{at.n:,}", shown_value(at.value, answer.quantity), _range(at, answer.quantity),
-                         at.how + (" (far)" if at.far else ""), *fits))  # fmt: skip
-    budget = "" if answer.budget is None else f"in {shown_value(answer.budget, answer.quantity)}"
-    columns = ("", _unit(answer.by), "needs", "with the curve's error", "how", budget or "  ")
-    return [Heading("At the lengths asked for", 2), Grid(columns, tuple(rows), frozenset({"", "how", columns[-1]}))]
+    budgeted = answer.budget is not None
+    rows = [
+        (
+            one.label,
+            f"{at.n:,}",
+            shown_value(at.value, answer.quantity),
+            _range(at, answer.quantity),
+            at.how + (", far" if at.far else ""),
+            *([at.fits or "-"] if budgeted else []),
+        )
+        for one in answer.curves
+        for at in one.at
+    ]
+    columns = ("", _unit(answer.by), "needs", "with the curve's error", "how", *(["fits"] if budgeted else []))
+    return [Heading("At the lengths asked for", 2), Grid(columns, tuple(rows), frozenset({"", "how", "fits"}))]
 
 
 def _range(at: At, quantity: str) -> str:
@@ -140,8 +165,8 @@ def _range(at: At, quantity: str) -> str:
 
 def _curve(one: CurveAnswer, answer: CurvesAnswer, rows: int) -> list[Block]:
     of = one.measurements
-    blocks: list[Block] = [Heading(f"{one.label}  {configuration(of)}", 2)]
-    lines = [_law(one, answer)]
+    blocks: list[Block] = [Heading(title(one), 2)]
+    lines = [f"ran as: {configuration(of)}", _law(one, answer)]
     if of.out_of_memory:
         lines.append(
             f"out of memory at {', '.join(f'{n:,}' for n in of.out_of_memory[:8])}: never said to fit, nor is more"
@@ -181,7 +206,7 @@ def _row(point: Point, curve: Curve | None, answer: CurvesAnswer, times: bool) -
     measured = (point.forward, point.backward, point.both) if times else (point.memory,)
     drawn = curve.at(point.n) if curve else None
     off = "-" if drawn is None or not value else f"{(drawn - value) / value:+.1%}"
-    shown = [shown_value(one, answer.quantity) for one in (*measured, drawn)]
+    shown = [seconds(one) if times else shown_value(one, MEMORY) for one in (*measured, drawn)]
     return (f"{point.n:,}", f"{point.inputs:,}", *shown, off)
 
 

@@ -34,12 +34,8 @@ _FOLDS = 10
 _MOST = 200
 _CLOSE = 1.1
 _NOTHING = 1e-6
-_FORMS: tuple[tuple[str, tuple[int, ...]], ...] = (
-    ("a", (0,)),
-    ("a + b n", (0, 1)),
-    ("a + c n^2", (0, 2)),
-    ("a + b n + c n^2", (0, 1, 2)),
-)
+_FORMS: tuple[tuple[int, ...], ...] = ((0,), (0, 1), (0, 2), (0, 1, 2))
+"""Powers of n in each form."""
 LEAST = 3
 """Fewest different lengths that a curve is drawn through: two make a line through anything."""
 
@@ -67,16 +63,23 @@ class Curve:
         return (y - self.a) / self.b if self.b > 0 else None
 
 
-def fit(points: Sequence[Point]) -> Curve | None:
-    """The curve through points (n, y), y > 0, one for each n; None for fewer than three."""
+def fit(points: Sequence[Point], *, square: bool = False) -> Curve | None:
+    """The curve through points (n, y), y > 0, one for each n; None for fewer than three.
+
+    `square`: y is known to have a part that grows with n^2, even where it is too small yet to be told from noise: from four
+    points on only forms with n^2 are tried. What is extrapolated is larger for it, and right.
+    """
     known = _thinned(sorted((n, y) for n, y in points if y > 0))
     if len(known) < LEAST:
         return None
-    tried = [(form, terms, _held_out(known, terms)) for form, terms in _FORMS if len(known) > len(terms)]
-    best = min(median(errors) for _, _, errors in tried)
-    form, terms, errors = next(one for one in tried if median(one[2]) <= max(best * _CLOSE, _NOTHING))
+    forms = [terms for terms in _FORMS if len(known) > len(terms)]
+    if square and len(known) > LEAST:
+        forms = [terms for terms in forms if 2 in terms]
+    tried = [(terms, _held_out(known, terms)) for terms in forms]
+    best = min(median(errors) for _, errors in tried)
+    terms, errors = next(one for one in tried if median(one[1]) <= max(best * _CLOSE, _NOTHING))
     a, b, c = _robust(known, terms)
-    return Curve(form, a, b, c, _size(errors))
+    return Curve("a" + " + b n" * bool(b) + " + c n^2" * bool(c), a, b, c, _size(errors))
 
 
 def _thinned(points: list[Point]) -> list[Point]:
