@@ -7,8 +7,9 @@ Every length that is named says where it comes from:
 * **extrapolated**: beyond them, by the curve. More than twice beyond the longest measured one comes with a caution: kernels,
   allocators and cache sizes change with size, and no curve knows.
 
-A length that ran out of memory is never said to fit, nor is any longer one. A curve's value "fits" only with its held-out
-error on top; within that error of the budget it is "unsure".
+A length that ran out of memory is never said to fit, nor is any longer one. A curve's value "fits" only with its error on top:
+between measured lengths the held-out error, beyond them what extrapolation was wrong by where that could be checked
+(`Curve.error_at`). Within that error of the budget, or where nobody knows the error, it is "unsure".
 
 Attention computes n^2 scores, and eager attention stores them. So a time always, and the memory of eager attention, is drawn
 with a square term, even where the measured lengths are too short to show it.
@@ -149,12 +150,14 @@ def value_at(
         return At(n, MEASURED, value, value, value, None if budget is None else YES if value <= budget else NO)
     if curve is None:
         return At(n, UNKNOWN, fits=None if budget is None else UNSURE)
-    value, error = curve.at(n), curve.error or 0.0
-    low, high = value * (1 - min(error, 1.0)), value * (1 + error)
+    value, error = curve.at(n), curve.error_at(n)
     shortest, most = values[0][0], values[-1][0]
-    how = INTERPOLATED if shortest < n < most else EXTRAPOLATED
+    how, far = INTERPOLATED if shortest < n < most else EXTRAPOLATED, n > FAR * most
+    if error is None:
+        return At(n, how, value, fits=None if budget is None else UNSURE, far=far)
+    low, high = value * (1 - min(error, 1.0)), value * (1 + error)
     fits = None if budget is None else YES if high <= budget else NO if low > budget else UNSURE
-    return At(n, how, value, low, high, fits, far=n > FAR * most)
+    return At(n, how, value, low, high, fits, far)
 
 
 def longest(values: Sequence[tuple[int, float]], curve: Curve | None, bound: int | None, budget: float) -> Longest:
@@ -178,7 +181,6 @@ def _by_curve(
     """Where the curve reaches the budget, and with its error on top and off; between what is known to fit and not to."""
     if curve is None:
         return None, None, None
-    error = curve.error or 0.0
 
     def clamped(n: float | None) -> int | None:
         if n is None or not math.isfinite(n):
@@ -188,6 +190,8 @@ def _by_curve(
         return whole if whole > 0 else None
 
     reached = curve.reaches(budget)
-    cautious = curve.reaches(budget / (1 + error))
+    error = None if reached is None else curve.error_at(reached)
+    if error is None:
+        return clamped(reached), None, None
     bold = curve.reaches(budget / (1 - error)) if error < 1 else None
-    return clamped(reached), clamped(cautious), clamped(bold)
+    return clamped(reached), clamped(curve.reaches(budget / (1 + error))), clamped(bold)

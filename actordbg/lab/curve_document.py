@@ -185,8 +185,9 @@ def _curve(one: CurveAnswer, answer: CurvesAnswer, rows: int) -> list[Block]:
 def _law(one: CurveAnswer, answer: CurvesAnswer) -> str:
     if one.curve is None:
         return f"no curve: {plural(len(one.values), 'length')} measured, {LEAST} are the fewest"
-    error = "unknown" if one.curve.error is None else f"{one.curve.error:.2%}"
-    return f"curve: {formula(one.curve, answer.quantity)}   (form {one.curve.form}, held-out error {error})"
+    form, error, ahead = one.curve.form, one.curve.error, one.curve.ahead
+    beyond = "unknown beyond" if ahead is None else f"{max(error, ahead):.1%} for twice the longest"
+    return f"curve: {formula(one.curve, answer.quantity)}   (form {form}; error {error:.1%} between lengths, {beyond})"
 
 
 def _points(one: CurveAnswer, answer: CurvesAnswer, rows: int) -> Grid:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from actordbg import plotfile
 from actordbg.lab.curve import MEMORY, CurveAnswer, CurvesAnswer
-from actordbg.lab.curve_document import configuration, shown_value
+from actordbg.lab.curve_document import configuration, shown_value, title
 from actordbg.lab.measurements import BY
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_PASSES = {"both": "forward and backward", "forward": "forward", "backward": "backward"}
 _STEPS = 200
 _FURTHEST = 8.0
 """Times the longest measured length that a picture goes on for at most."""
@@ -38,7 +39,7 @@ def plot(answer: CurvesAnswer, path: Path) -> None:
     axes.set_xlim(0, end * 1.02)
     axes.set_ylim(0, top)
     axes.set_xlabel(BY[answer.by])
-    axes.set_ylabel("peak memory, GiB" if answer.quantity == MEMORY else f"{answer.passes or 'both'}, seconds")
+    axes.set_ylabel("peak memory, GiB" if answer.quantity == MEMORY else f"{_PASSES[answer.passes or 'both']}, seconds")
     axes.set_title("dots measured, lines fitted, dashes extrapolated", loc="left", fontsize=9, color="#555555")
     plotfile.tidy(axes)
     figure.legend(loc="outside lower left", frameon=False, fontsize=8)
@@ -47,7 +48,7 @@ def plot(answer: CurvesAnswer, path: Path) -> None:
 
 def _draw(axes: Axes, one: CurveAnswer, colour: str, scale: float, end: float) -> None:
     lengths = [n for n, _ in one.values]
-    name = f"{one.label}  {configuration(one.measurements)}"
+    name = f"{title(one)}: {configuration(one.measurements).partition(', ')[2]}"
     axes.plot(lengths, [y / scale for _, y in one.values], "o", color=colour, markersize=4, label=name)
     if one.curve is not None:
         for first, last, style in ((lengths[0], lengths[-1], "-"), (lengths[-1], end, "--"), (0, lengths[0], "--")):

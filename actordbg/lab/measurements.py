@@ -65,6 +65,10 @@ class Measurements:
     out_of_memory: tuple[int, ...] = ()
 
 
+_Failed = tuple[dict[str, Any], tuple[bool, ...], int | None, int, str]
+"""What ran out of memory: settings, with which passes, batch size, length, replay."""
+
+
 @dataclass
 class _Gathered:
     """One configuration while its results are read."""
@@ -83,9 +87,14 @@ class _Gathered:
 def gather(replays: Sequence[ReplayData], by: str = SEQ_LEN) -> list[Measurements]:
     """The points of every configuration in `replays`, in the order in which they come up."""
     found: dict[tuple[Any, ...], _Gathered] = {}
+    failed: list[_Failed] = []
     for data in replays:
         if data.spec.config.oracle is None and data.spec.config.vary is None:
-            _read(data, by, found)
+            _read(data, by, found, failed)
+    for settings, passes, batch, n, replay_id in failed:
+        there = [one for one in passes if _key(settings, one, batch) in found]
+        for backward in there or passes[:1]:
+            _group(found, settings, backward, batch, replay_id).failed.add(n)
     if by == SEQ_LEN:
         _bound_larger_batches(list(found.values()))
     return [_settled(one) for one in found.values()]
@@ -96,11 +105,10 @@ def left_out_replays(replays: Iterable[ReplayData]) -> int:
     return sum(data.spec.config.oracle is not None or data.spec.config.vary is not None for data in replays)
 
 
-def _read(data: ReplayData, by: str, found: dict[tuple[Any, ...], _Gathered]) -> None:
+def _read(data: ReplayData, by: str, found: dict[tuple[Any, ...], _Gathered], failed: list[_Failed]) -> None:
     settings = _settings(data)
     first, compiling = warm_up_of(data.results)
     inputs = {one.dump_id: one for one in data.spec.inputs}
-    failed: list[tuple[dict[str, Any], tuple[bool, ...], int | None, int, str]] = []
     for result in data.results:
         given = inputs.get(result.dump_id)
         if given is None:
@@ -113,10 +121,6 @@ def _read(data: ReplayData, by: str, found: dict[tuple[Any, ...], _Gathered]) ->
             group = _group(found, settings, result.backward_s is not None, batch, data.spec.replay_id)
             group.lengths[n] = group.lengths.get(n, 0) + 1
             _add(group, n, result, warm=result.dump_id in first | compiling)
-    for of, passes, batch, n, replay_id in failed:
-        there = [one for one in passes if _key(of, one, batch) in found]
-        for backward in there or passes[:1]:
-            _group(found, of, backward, batch, replay_id).failed.add(n)
 
 
 def _add(group: _Gathered, n: int, result: ResultRecord, *, warm: bool) -> None:

@@ -10,7 +10,10 @@ square of the length. Stated once, so that a figure can be checked by hand:
   points on, every tenth together). The form with the smallest median relative error wins, unless a simpler one is within a
   tenth of it (or within 1e-6). A form needs one more point than it has coefficients.
 * **error**: the winner's held-out error: the root of the mean square of its relative errors, of those up to four times their
-  median (an outlier says nothing about the others). None with too few points to hold one out.
+  median (an outlier says nothing about the others).
+* **ahead**: how wrong extrapolation was where it can be checked: the largest relative error of the lengths beyond half of the
+  longest, predicted from those up to it (where those are too few: of the longest, predicted from all others). It holds for up to
+  one doubling beyond the longest length, and grows with every further one (`Curve.error_at`).
 
 Plain Python: three coefficients need no library.
 
@@ -42,17 +45,28 @@ LEAST = 3
 
 @dataclass(frozen=True)
 class Curve:
-    """y = a + b n + c n^2, in y's unit. form: which of the terms it has. error: held-out relative error, None if unknown."""
+    """y = a + b n + c n^2, in y's unit, through lengths up to `longest`. form: which of the terms it has.
+
+    error: held-out relative error between measured lengths. ahead: beyond them, for a doubling; None if it cannot be checked.
+    """
 
     form: str
     a: float
     b: float
     c: float
-    error: float | None
+    longest: float
+    error: float
+    ahead: float | None
 
     def at(self, n: float) -> float:
         """The curve's value at a length."""
         return self.a + self.b * n + self.c * n * n
+
+    def error_at(self, n: float) -> float | None:
+        """The relative error to reckon with at a length; None beyond the longest if nobody knows."""
+        if n <= self.longest:
+            return self.error
+        return None if self.ahead is None else max(self.error, self.ahead) * max(1.0, math.log2(n / self.longest))
 
     def reaches(self, y: float) -> float | None:
         """The length at which the curve is `y`; None if it never is (flat), or is above it at 0 already."""
@@ -72,14 +86,29 @@ def fit(points: Sequence[Point], *, square: bool = False) -> Curve | None:
     known = _thinned(sorted((n, y) for n, y in points if y > 0))
     if len(known) < LEAST:
         return None
-    forms = [terms for terms in _FORMS if len(known) > len(terms)]
-    if square and len(known) > LEAST:
-        forms = [terms for terms in forms if 2 in terms]
-    tried = [(terms, _held_out(known, terms)) for terms in forms]
-    best = min(median(errors) for _, errors in tried)
-    terms, errors = next(one for one in tried if median(one[1]) <= max(best * _CLOSE, _NOTHING))
+    terms, errors = _best(known, square)
     a, b, c = _robust(known, terms)
-    return Curve("a" + " + b n" * bool(b) + " + c n^2" * bool(c), a, b, c, _size(errors))
+    form = "a" + " + b n" * bool(b) + " + c n^2" * bool(c)
+    return Curve(form, a, b, c, known[-1][0], _size(errors), _ahead(known, square))
+
+
+def _best(points: list[Point], square: bool) -> tuple[tuple[int, ...], list[float]]:
+    """The form that predicts best, and its held-out errors."""
+    forms = [terms for terms in _FORMS if len(points) > len(terms)]
+    if square and len(points) > LEAST:
+        forms = [terms for terms in forms if 2 in terms]
+    tried = [(terms, _held_out(points, terms)) for terms in forms]
+    best = min(median(errors) for _, errors in tried)
+    return next(one for one in tried if median(one[1]) <= max(best * _CLOSE, _NOTHING))
+
+
+def _ahead(points: list[Point], square: bool) -> float | None:
+    half = sum(n <= points[-1][0] / 2 for n, _ in points)
+    known = half if half >= LEAST else len(points) - 1
+    if known < LEAST:
+        return None
+    a, b, c = _robust(points[:known], _best(points[:known], square)[0])
+    return max(abs(a + b * n + c * n * n - y) / y for n, y in points[known:])
 
 
 def _thinned(points: list[Point]) -> list[Point]:
@@ -100,9 +129,9 @@ def _held_out(points: Sequence[Point], terms: tuple[int, ...]) -> list[float]:
     return errors
 
 
-def _size(errors: Sequence[float]) -> float | None:
+def _size(errors: Sequence[float]) -> float:
     usual = [error for error in errors if error <= max(4 * median(errors), _NOTHING)]
-    return math.sqrt(math.fsum(error * error for error in usual) / len(usual)) if usual else None
+    return math.sqrt(math.fsum(error * error for error in usual) / len(usual))
 
 
 def _robust(points: Sequence[Point], terms: tuple[int, ...]) -> tuple[float, float, float]:
@@ -121,7 +150,7 @@ def _robust(points: Sequence[Point], terms: tuple[int, ...]) -> tuple[float, flo
 
 
 def _same(one: Sequence[float], other: Sequence[float]) -> bool:
-    return all(math.isclose(x, y, rel_tol=1e-9, abs_tol=1e-30) for x, y in zip(one, other, strict=True))
+    return all(math.isclose(x, y, rel_tol=1e-7, abs_tol=1e-30) for x, y in zip(one, other, strict=True))
 
 
 def _not_negative(
