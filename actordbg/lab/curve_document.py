@@ -118,8 +118,9 @@ def _longest(answer: CurvesAnswer, budget: float) -> list[Block]:
 def _by_curve(found: Longest) -> str:
     if found.by_curve is None:
         return "-"
-    same = found.low is None or found.high is None or found.low == found.high
-    return f"{found.by_curve:,}" + ("" if same else f" ({found.low:,} to {found.high:,})")
+    if found.low is None or found.low == found.high:
+        return f"{found.by_curve:,}"
+    return f"{found.by_curve:,} ({found.low:,} " + ("or more)" if found.high is None else f"to {found.high:,})")
 
 
 def _remarks(one: CurveAnswer, found: Longest) -> list[str]:

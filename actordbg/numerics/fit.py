@@ -12,8 +12,9 @@ square of the length. Stated once, so that a figure can be checked by hand:
 * **error**: the winner's held-out error: the root of the mean square of its relative errors, of those up to four times their
   median (an outlier says nothing about the others).
 * **ahead**: how wrong extrapolation was where it can be checked: the largest relative error of the lengths beyond half of the
-  longest, predicted from those up to it (where those are too few: of the longest, predicted from all others). It holds for up to
-  one doubling beyond the longest length, and grows with every further one (`Curve.error_at`).
+  longest, predicted from those up to it (where those are too few: of the longest, predicted from all others); or how far
+  apart the forms that predict at most three times worse are at twice the longest, if that is more. It holds for up to one
+  doubling beyond the longest length, and grows with every further one (`Curve.error_at`).
 
 Plain Python: three coefficients need no library.
 
@@ -36,6 +37,7 @@ _ROUNDS = 30
 _FOLDS = 10
 _MOST = 200
 _CLOSE = 1.1
+_PLAUSIBLE = 3.0
 _NOTHING = 1e-6
 _FORMS: tuple[tuple[int, ...], ...] = ((0,), (0, 1), (0, 2), (0, 1, 2))
 """Powers of n in each form."""
@@ -86,20 +88,21 @@ def fit(points: Sequence[Point], *, square: bool = False) -> Curve | None:
     known = _thinned(sorted((n, y) for n, y in points if y > 0))
     if len(known) < LEAST:
         return None
-    terms, errors = _best(known, square)
+    terms, errors = _best(known, square)[0]
     a, b, c = _robust(known, terms)
     form = "a" + " + b n" * bool(b) + " + c n^2" * bool(c)
     return Curve(form, a, b, c, known[-1][0], _size(errors), _ahead(known, square))
 
 
-def _best(points: list[Point], square: bool) -> tuple[tuple[int, ...], list[float]]:
-    """The form that predicts best, and its held-out errors."""
+def _best(points: list[Point], square: bool) -> list[tuple[tuple[int, ...], list[float]]]:
+    """Forms and their held-out errors: the one to take, then all others that are at most three times as wrong."""
     forms = [terms for terms in _FORMS if len(points) > len(terms)]
     if square and len(points) > LEAST:
         forms = [terms for terms in forms if 2 in terms]
     tried = [(terms, _held_out(points, terms)) for terms in forms]
     best = min(median(errors) for _, errors in tried)
-    return next(one for one in tried if median(one[1]) <= max(best * _CLOSE, _NOTHING))
+    first = next(one for one in tried if median(one[1]) <= max(best * _CLOSE, _NOTHING))
+    return [first, *(one for one in tried if one is not first and median(one[1]) <= max(best * _PLAUSIBLE, _NOTHING))]
 
 
 def _ahead(points: list[Point], square: bool) -> float | None:
@@ -107,8 +110,15 @@ def _ahead(points: list[Point], square: bool) -> float | None:
     known = half if half >= LEAST else len(points) - 1
     if known < LEAST:
         return None
-    a, b, c = _robust(points[:known], _best(points[:known], square)[0])
-    return max(abs(a + b * n + c * n * n - y) / y for n, y in points[known:])
+    a, b, c = _robust(points[:known], _best(points[:known], square)[0][0])
+    wrong = max(abs(a + b * n + c * n * n - y) / y for n, y in points[known:])
+    twice = 2 * points[-1][0]
+    chosen, *others = [a + b * twice + c * twice * twice for a, b, c in _plausible(points, square)]
+    return max([wrong, *(abs(other - chosen) / chosen for other in others)])
+
+
+def _plausible(points: list[Point], square: bool) -> list[tuple[float, float, float]]:
+    return [_robust(points, terms) for terms, _ in _best(points, square)]
 
 
 def _thinned(points: list[Point]) -> list[Point]:
