@@ -67,7 +67,7 @@ def configuration(one: Measurements) -> str:
 def formula(curve: Curve, quantity: str) -> str:
     """The curve with its figures: "437.0 MiB + 312.5 KiB n"."""
     shown = _bytes if quantity == MEMORY else _duration
-    terms = [shown(curve.a)] if curve.a or not (curve.b or curve.c) else []
+    terms = [shown(curve.a)] if curve.a else []
     terms += [f"{shown(value)} {power}" for value, power in ((curve.b, "n"), (curve.c, "n^2")) if value]
     return " + ".join(terms)
 

@@ -1,7 +1,7 @@
-"""A curve through measured points: y = a + b n, y = a + c n^2, or y = a + b n + c n^2, with b and c never negative.
+"""A curve through measured points: y = a + b n, y = a + c n^2, or y = a + b n + c n^2, with no coefficient negative.
 
-For memory and time over a length: neither shrinks when inputs grow, and nothing in a transformer's forward grows faster than the
-square of the length. Stated once, so that a figure can be checked by hand:
+For memory and time over a length: neither is negative or shrinks when inputs grow, and nothing in a transformer grows faster
+than the square of the length. Stated once, so that a figure can be checked by hand:
 
 * **weights**: relative errors are what counts, so every point weighs 1 / y^2.
 * **outliers**: Huber's weights on the relative residuals (k = 1.345 of their scale, 1.4826 x median |r|), until they settle.
@@ -27,11 +27,13 @@ Example::
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from statistics import median
 
 Point = tuple[float, float]
+Row = tuple[float, float, float]
 _HUBER = 1.345
 _ROUNDS = 30
 _FOLDS = 10
@@ -90,7 +92,7 @@ def fit(points: Sequence[Point], *, square: bool = False) -> Curve | None:
         return None
     terms, errors = _best(known, square)[0]
     a, b, c = _robust(known, terms)
-    form = "a" + " + b n" * bool(b) + " + c n^2" * bool(c)
+    form = " + ".join(name for name, value in (("a", a), ("b n", b), ("c n^2", c)) if value)
     return Curve(form, a, b, c, known[-1][0], _size(errors), _ahead(known, square))
 
 
@@ -146,56 +148,46 @@ def _size(errors: Sequence[float]) -> float:
 
 def _robust(points: Sequence[Point], terms: tuple[int, ...]) -> tuple[float, float, float]:
     """Coefficients (a, b, c), those outside `terms` 0, by weighted least squares on relative residuals."""
-    weights = [1.0] * len(points)
+    unit = max(n for n, _ in points) or 1.0
+    rows = [
+        (1 / y, n / unit / y, n * n / unit / unit / y) for n, y in points
+    ]  # a row times the coefficients should be 1
+    weights = [1.0] * len(rows)
     found = (0.0, 0.0, 0.0)
     for _ in range(_ROUNDS):
-        before, found = found, _not_negative(points, weights, terms)
+        before, found = found, _not_negative(rows, weights, terms)
         a, b, c = found
-        residuals = [abs(a + b * n + c * n * n - y) / y for n, y in points]
+        residuals = [abs(a * p + b * q + c * r - 1) for p, q, r in rows]
         scale = 1.4826 * median(residuals)
         if scale < 1e-12 or _same(before, found):
             break
         weights = [min(1.0, _HUBER * scale / residual) if residual else 1.0 for residual in residuals]
-    return found
+    return found[0], found[1] / unit, found[2] / unit / unit
 
 
 def _same(one: Sequence[float], other: Sequence[float]) -> bool:
     return all(math.isclose(x, y, rel_tol=1e-7, abs_tol=1e-30) for x, y in zip(one, other, strict=True))
 
 
-def _not_negative(
-    points: Sequence[Point], weights: Sequence[float], terms: tuple[int, ...]
-) -> tuple[float, float, float]:
-    """The best coefficients of which those of n and n^2 are not negative: the best over the subsets that have none."""
-    choices = [terms] + [kept for left_out in terms[1:] if (kept := tuple(t for t in terms if t != left_out))] + [(0,)]
-    solved = [_solve(points, weights, choice) for choice in choices]
-    allowed = [one for one in solved if one is not None and one[1] >= 0 and one[2] >= 0]
+def _not_negative(rows: Sequence[Row], weights: Sequence[float], terms: tuple[int, ...]) -> Row:
+    """The best coefficients of which none is negative: the best over the subsets of terms whose own best has none.
 
-    def cost(found: tuple[float, float, float]) -> float:
-        a, b, c = found
-        return math.fsum(w * ((a + b * n + c * n * n - y) / y) ** 2 for (n, y), w in zip(points, weights, strict=True))
-
-    return min(allowed, key=cost)
-
-
-def _solve(
-    points: Sequence[Point], weights: Sequence[float], terms: tuple[int, ...]
-) -> tuple[float, float, float] | None:
-    """Weighted least squares by the normal equations, with n scaled to at most 1; None where they have no single answer."""
-    unit = max(n for n, _ in points) or 1.0
-    basis: list[Callable[[float], float]] = [lambda n: 1.0, lambda n: n / unit, lambda n: (n / unit) ** 2]
-    rows = []
-    for i in terms:
-        row = [
-            math.fsum(w * basis[i](n) * basis[j](n) / (y * y) for (n, y), w in zip(points, weights, strict=True))
-            for j in terms
-        ]
-        rows.append([*row, math.fsum(w * basis[i](n) / y for (n, y), w in zip(points, weights, strict=True))])
-    solution = _eliminate(rows)
-    if solution is None:
-        return None
-    values = dict(zip(terms, solution, strict=True))
-    return values.get(0, 0.0), values.get(1, 0.0) / unit, values.get(2, 0.0) / (unit * unit)
+    By the normal equations, which all subsets share.
+    """
+    weighted = list(zip(rows, weights, strict=True))
+    square = [[math.fsum(w * row[i] * row[j] for row, w in weighted) for j in range(3)] for i in range(3)]
+    right = [math.fsum(w * row[i] for row, w in weighted) for i in range(3)]
+    best, least = (0.0, 0.0, 0.0), math.inf
+    for kept in (one for size in range(1, len(terms) + 1) for one in combinations(terms, size)):
+        solution = _eliminate([[*(square[i][j] for j in kept), right[i]] for i in kept])
+        if solution is None or min(solution) < 0:
+            continue
+        values = dict(zip(kept, solution, strict=True))
+        found = (values.get(0, 0.0), values.get(1, 0.0), values.get(2, 0.0))
+        cost = math.fsum(w * (sum(x * y for x, y in zip(row, found, strict=True)) - 1) ** 2 for row, w in weighted)
+        if cost < least:
+            best, least = found, cost
+    return best
 
 
 def _eliminate(rows: list[list[float]]) -> list[float] | None:

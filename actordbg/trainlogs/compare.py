@@ -267,7 +267,7 @@ def _notes(ours: Series, theirs: Series, both: Pairs, sides: tuple[Side, Side]) 
         notes.append(f"A has {len(ours.steps):,} steps, B {len(theirs.steps):,}; {len(both.steps):,} are in both")
     for letter, side in zip("AB", sides, strict=True):
         if side.rerun:
-            notes.append(f"{letter} came back to earlier steps {side.rerun:,} times (resumed?): the later values count")
+            notes.append(f"{letter} came back to {side.rerun:,} earlier steps (resumed?): the later values count")
         if side.left_out:
             notes.append(f"{side.left_out:,} values of {letter} are left out: not between 0 and 100, or not finite")
     return notes

@@ -124,6 +124,8 @@ class _Reader:
         self._metric = plain_name(metric) if metric else None
         self._bars: dict[tuple[str, str], _Bar] = {}
         self._totals: dict[str, set[int]] = {}
+        self._plain: dict[str, str] = {}
+        self._wanted: dict[str, bool] = {}
 
     def take(self, source: str, text: str) -> None:
         self._log.segments += 1
@@ -149,7 +151,7 @@ class _Reader:
         if count < bar.count:
             bar.offset += bar.total
         bar.count, bar.total = count, total
-        pairs = list(_postfix(found[4], complete=bool(found[5])))
+        pairs = list(self._postfix(found[4], complete=bool(found[5])))
         if not pairs:
             return
         bar.early = bar.early or count == 0
@@ -179,8 +181,26 @@ class _Reader:
             if (series := self._series(name, LINE if said else ORDER)) is not None:
                 series.add(int(said[1]) if said else len(series.steps) + 1, value)
 
+    def _postfix(self, inner: str, *, complete: bool) -> Iterator[tuple[str, float]]:
+        """The figures inside a bar's brackets. A bar that was cut off at the terminal's width lost the end of its last one."""
+        parts = inner.split(", ")
+        for part in parts if complete else parts[:-1]:
+            raw, separator, value = part.partition("=")
+            if separator and (found := _VALUE.match(value.strip())):
+                name = self._plain.get(raw)
+                if name is None:
+                    name = self._plain[raw] = plain_name(raw)
+                    if len(self._plain) > _MOST_NAMES:
+                        self._plain.clear()
+                yield name, float(found[1])
+
     def _wants(self, name: str) -> bool:
-        return name == self._metric if self._metric else is_loss(name)
+        wanted = self._wanted.get(name)
+        if wanted is None:
+            wanted = name == self._metric if self._metric else is_loss(name)
+            if len(self._wanted) < _MOST_NAMES:
+                self._wanted[name] = wanted
+        return wanted
 
     def _series(self, name: str, kind: str) -> Series | None:
         """Where a figure goes; None where it is only counted."""
@@ -202,12 +222,3 @@ def is_loss(name: str) -> bool:
 def plain_name(name: str) -> str:
     """A metric's name without what loggers put before it: "train/gpt_loss" is "gpt_loss"."""
     return name.strip().removeprefix("train/")
-
-
-def _postfix(inner: str, *, complete: bool) -> Iterator[tuple[str, float]]:
-    """The figures inside a bar's brackets. A bar that was cut off at the terminal's width lost the end of its last figure."""
-    parts = inner.split(", ")
-    for part in parts if complete else parts[:-1]:
-        name, separator, value = part.partition("=")
-        if separator and (found := _VALUE.match(value.strip())):
-            yield plain_name(name), float(found[1])
