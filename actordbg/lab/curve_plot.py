@@ -35,7 +35,8 @@ def plot(answer: CurvesAnswer, path: Path) -> None:
             f"budget {shown_value(answer.budget, answer.quantity)}", (0, answer.budget / scale),
             xycoords=("axes fraction", "data"), xytext=(3, 3), textcoords="offset points", fontsize=8, color="#555555",
         )  # fmt: skip
-        top = max(top, 1.08 * answer.budget / scale)
+        measured = max((y for one in drawn for _, y in one.values), default=0.0)
+        top = 1.25 * max(answer.budget, measured) / scale  # where curves go beyond it, nobody asks
     axes.set_xlim(0, end * 1.02)
     axes.set_ylim(0, top)
     axes.set_xlabel(BY[answer.by])
@@ -51,7 +52,12 @@ def _draw(axes: Axes, one: CurveAnswer, colour: str, scale: float, end: float) -
     name = f"{title(one)}: {configuration(one.measurements).partition(', ')[2]}"
     axes.plot(lengths, [y / scale for _, y in one.values], "o", color=colour, markersize=4, label=name)
     if one.curve is not None:
-        for first, last, style in ((lengths[0], lengths[-1], "-"), (lengths[-1], end, "--"), (0, lengths[0], "--")):
+        furthest = max(lengths[-1], min([end, *one.measurements.out_of_memory[:1]]))
+        for first, last, style in (
+            (lengths[0], lengths[-1], "-"),
+            (lengths[-1], furthest, "--"),
+            (0, lengths[0], "--"),
+        ):
             ns = [first + (last - first) * i / _STEPS for i in range(_STEPS + 1)]
             axes.plot(ns, [one.curve.at(n) / scale for n in ns], style, color=colour, linewidth=1.2)
     for n in one.measurements.out_of_memory[:1]:

@@ -11,6 +11,7 @@ from actordbg import plotfile
 from actordbg.trainlogs.compare import LogComparison, chosen_series, pair, relative
 from actordbg.trainlogs.parse import Series, TrainLog
 
+_MOST_WILD = 500
 MOST_POINTS = 5000
 """More steps than this are thinned out evenly for the picture."""
 
@@ -28,9 +29,11 @@ def plot(comparison: LogComparison, a: TrainLog, b: TrainLog, path: Path) -> Non
     ):
         steps, values = _thin(series)
         top.plot(steps, values, color=colour, linewidth=width, label=f"{letter}: {_short(log.path)}")
-        for step, value in zip(series.steps, series.values, strict=True):
-            if not math.isfinite(value):
-                top.axvline(step, color=colour, linewidth=0.8, alpha=0.5)
+        wild = [step for step, value in zip(series.steps, series.values, strict=True) if not math.isfinite(value)]
+        for step in wild[:_MOST_WILD]:
+            top.axvline(
+                step, color=colour, linewidth=0.8, label=f"{letter}: NaN or infinite" if step == wild[0] else None
+            )
     top.set_ylabel(comparison.metric)
     top.legend(frameon=False, fontsize=9)
     top.set_title(f"{comparison.metric}: {comparison.verdict} (rule {comparison.rule})", loc="left", fontsize=11)
