@@ -11,7 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from actordbg.errors import UsageError
-from actordbg.trainlogs.compare import LogComparison, compare_logs
+from actordbg.trainlogs.answer import LogComparison
+from actordbg.trainlogs.compare import compare_logs
 from actordbg.trainlogs.parse import BAR, LINE, ORDER, Series, TrainLog, read_log
 from actordbg.trainlogs.trend import trend
 

@@ -13,7 +13,7 @@ from actordbg.cli.options import Json, Limit
 from actordbg.errors import UsageError
 
 if TYPE_CHECKING:
-    from actordbg.trainlogs.compare import LogComparison, Side
+    from actordbg.trainlogs.answer import LogComparison, Side
 
 LogA = Annotated[str, typer.Argument(metavar="A", help="A training's log, plain or .gz; - for standard input.")]
 LogB = Annotated[str, typer.Argument(metavar="B", help="The other one's.")]

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from actordbg import plotfile
-from actordbg.trainlogs.compare import LogComparison, chosen_series, pair, relative
+from actordbg.trainlogs.answer import LogComparison
+from actordbg.trainlogs.compare import chosen_series, pair, relative
 from actordbg.trainlogs.parse import Series, TrainLog
 
 _MOST_WILD = 500
