@@ -7,8 +7,9 @@ after that its text columns are cut in the middle, never its figures.
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterable
 
-from actordbg.report.document import Code, Grid, Heading, Items, Paragraph, document
+from actordbg.report.document import Block, Code, Grid, Heading, Items, Paragraph, document
 from actordbg.report.model import Summary
 
 WIDTH = 80
@@ -16,7 +17,12 @@ WIDTH = 80
 
 def render(summary: Summary) -> str:
     """The report as text that ends with a line break."""
-    return "\n".join(_block(block) for block in document(summary)).strip("\n") + "\n"
+    return of_blocks(document(summary))
+
+
+def of_blocks(blocks: Iterable[Block]) -> str:
+    """A document as text that ends with a line break."""
+    return "\n".join(_block(block) for block in blocks).strip("\n") + "\n"
 
 
 def _block(block: Heading | Paragraph | Items | Code | Grid) -> str:
