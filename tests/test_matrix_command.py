@@ -68,6 +68,17 @@ class TestAsTyped:
             invoke(store, "--oracle", "bf16")
         assert not store.matrices.exists() and not store.replays.exists()
 
+    def test_below_a_launcher_one_process_runs_it_with_as_many_workers(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        publish(store, 1)
+        for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}.items():
+            monkeypatch.setenv(name, value)
+        assert invoke(store, "--dry-run").stdout == ""
+        monkeypatch.setenv("RANK", "0")
+        invoke(store, "--attn", "flash_attention_2", "--quiet")
+        assert [cell.config["nproc"] for cell in matrices.load(store, "last").cells] == [2] * 4
+
     def test_a_selection_of_nothing_is_no_success(self, store: Store) -> None:
         publish(store, 1)
         with pytest.raises(StoreProblem, match="no dump matches seq_len>9000") as caught:

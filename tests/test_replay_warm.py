@@ -14,6 +14,7 @@ from supervised import group_launcher, make_spec, plain_launcher, statuses
 
 from actordbg.outcome import ReplaySpec
 from actordbg.replay.journal import read_events
+from actordbg.replay.launch import Launched
 from actordbg.replay.processes import session_members
 from actordbg.replay.supervise import Progress, ReplayOutcome, run_replay
 from actordbg.replay.warm import WarmGroups
@@ -132,6 +133,21 @@ def test_ctrl_c_in_a_shared_process_leaves_nothing_running(bench: WarmBench) -> 
     with pytest.raises(KeyboardInterrupt), bench.warm:
         bench.run(make_spec(1))
         bench.run(make_spec(3), {"takes": 0.3}, on_event=interrupt)
+    assert bench.left_running() == []
+
+
+def test_a_second_ctrl_c_while_groups_leave_does_not_lose_them(
+    bench: WarmBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(launched: Launched) -> None:
+        raise KeyboardInterrupt
+
+    bench.run(make_spec(1))
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Launched, "end", interrupted)
+        bench.warm.close(at_once=True)
+    assert bench.left_running() == bench.sessions
+    bench.warm.close(at_once=True)
     assert bench.left_running() == []
 
 

@@ -17,7 +17,7 @@ from actordbg.cli import replay_options as opt
 from actordbg.cli.matrix_answer import MatrixAnswer, follow, plan_lines, print_answer
 from actordbg.cli.matrix_options import Format
 from actordbg.cli.options import Json, Quiet, Where, settings_of, store_of
-from actordbg.cli.replay import InputFile, KeepGradients, MaxInputs, Order, RandomSeed
+from actordbg.cli.replay import InputFile, KeepGradients, MaxInputs, Order, RandomSeed, is_left_to_rank_0
 from actordbg.errors import StoreProblem, UsageError
 
 if TYPE_CHECKING:
@@ -79,6 +79,10 @@ def matrix(
 
     Example: actordbg matrix --where "seq_len>1800" --max-inputs 3 --attn sdpa,eager --packing both --compile off
     """
+    started: dict[str, Any] = {"nproc": nproc, "backend": backend}
+    if is_left_to_rank_0(started):
+        return None
+    nproc, backend = str(started["nproc"]) if started["nproc"] else None, started["backend"]
     store = store_of(ctx).require()
     how = Format.JSON if as_json else format
     if show is not None:

@@ -108,13 +108,12 @@ class MatrixRun:
         """Until every cell is decided, an interruption, or an error of the store."""
         status = STOPPED_EARLY
         try:
-            with self.around.warm:
-                for batch in batches(self.record.cells, self.around.facts, self.around.defaults):
-                    self.around.warm.share(batch.key)
-                    for index in batch.cells:
-                        self._run_cell(index)
-                    self.around.warm.close()
-                    self._judge(batch.cells)
+            for batch in batches(self.record.cells, self.around.facts, self.around.defaults):
+                self.around.warm.share(batch.key)
+                for index in batch.cells:
+                    self._run_cell(index)
+                self.around.warm.close()
+                self._judge(batch.cells)
             self._judge(range(len(self.record.cells)))
             if self.baseline is not None:
                 self._hold_against(self.baseline)
@@ -124,6 +123,7 @@ class MatrixRun:
             raise
         finally:
             with undisturbed():
+                self.around.warm.close(at_once=True)
                 self.record = matrices.released(self.record, status, now_timestamp())
                 matrices.save(self.store, self.record)
                 self.around.on_tick()

@@ -47,7 +47,7 @@ class WarmGroups:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(at_once=error is not None)
 
     def share(self, key: Hashable) -> None:
         """What follows was loaded as `key` says (`actordbg.actor.sharing.host_key`); groups of another key leave."""
@@ -72,14 +72,19 @@ class WarmGroups:
         """The group has done `work` and waits beside it."""
         self._waiting[group.ranks] = (launched, work)
 
-    def close(self) -> None:
-        """Tell every waiting group to leave, and end what is still there a little later. Returns when all are gone."""
-        waiting, self._waiting = list(self._waiting.values()), {}
-        for _, work in waiting:
-            with contextlib.suppress(OSError):  # a full disk: then they are ended
-                announce(work, None)
-        deadline = time.monotonic() + self.leave_s
-        while any(launched.process.poll() is None for launched, _ in waiting) and time.monotonic() < deadline:
-            time.sleep(0.02)
-        for launched, _ in waiting:
-            launched.end()
+    def close(self, *, at_once: bool = False) -> None:
+        """Tell every waiting group to leave, and end what is still there a little later (`at_once`: now). All are gone then.
+
+        Who is interrupted in it calls it again: a group is forgotten only when it is gone.
+        """
+        waiting = list(self._waiting.values())
+        if not at_once:
+            for _, work in waiting:
+                with contextlib.suppress(OSError):  # a full disk: then they are ended
+                    announce(work, None)
+            deadline = time.monotonic() + self.leave_s
+            while any(launched.process.poll() is None for launched, _ in waiting) and time.monotonic() < deadline:
+                time.sleep(0.02)
+        for ranks in list(self._waiting):
+            self._waiting[ranks][0].end()
+            del self._waiting[ranks]
