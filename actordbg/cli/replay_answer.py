@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actordbg.cli import output
@@ -34,7 +36,7 @@ class ReplayAnswer:
     `selected` counts the dumps that were chosen, `skipped` why others of them were left out. `folded_ids` counts the inputs with
     token ids outside of the model's vocabulary, which were folded into it. `golden`, `golden_entropy` and `generators` say how
     far what came out is from what the run itself recorded (None: nothing to compare), `not_compared` what was recorded
-    and could not be compared. `folder` has the journals and logs.
+    and could not be compared. `folder` has the journals and logs, and `kept_bytes` of log-probs, entropies and gradients.
     """
 
     replay_id: str | None
@@ -62,6 +64,7 @@ class ReplayAnswer:
     findings: tuple[dict[str, Any], ...] = ()
     resolved: dict[str, Any] = field(default_factory=dict)
     folder: str | None = None
+    kept_bytes: int = 0
     note: str = ""
 
     @property
@@ -72,7 +75,7 @@ class ReplayAnswer:
 
 def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
     """Read from the store what became of a replay."""
-    from actordbg.replay.journal import SUPERVISOR, read_events, read_results
+    from actordbg.replay.journal import SUPERVISOR, TENSORS, read_events, read_results
 
     folder = store.replays / spec.replay_id
     events = read_events(folder / SUPERVISOR)
@@ -112,7 +115,17 @@ def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
         ),
         resolved=resolved,
         folder=str(folder),
+        kept_bytes=_size_of(folder / TENSORS),
     )
+
+
+def _size_of(folder: Path) -> int:
+    """Bytes of the files in a folder; 0 if it is not there."""
+    try:
+        with os.scandir(folder) as entries:
+            return sum(entry.stat().st_size for entry in entries)
+    except OSError:
+        return 0
 
 
 def _summarised(
@@ -175,6 +188,9 @@ def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
         )
     own = against_the_run(answer.golden, answer.golden_entropy, answer.generators, answer.not_compared)
     lines += [("the run's own", text) for text in own]
+    if answer.kept_bytes:
+        compare = f"actordbg compare {answer.replay_id} ..."
+        lines.append(("kept", f"{output.human_bytes(answer.kept_bytes)} of log-probs, for `{compare}`"))
     lines.append(("journals, logs", str(answer.folder)))
     return lines
 
