@@ -258,6 +258,7 @@ def test_damaged_files_are_noted_and_forgotten(store: Store, folder: str) -> Non
         f"{folder}/x-02.json": "newer-format",
         f"{folder}/x-03.json": "corrupt-dump",
     }
+    assert query.damaged_files(store) == [], "`dump verify` and `dump prune --damaged` are about dumps"
     assert refresh(store).lab == 1, "only what a newer actordbg wrote may become readable by itself"
     for one in (path, newer, other):
         one.unlink()
