@@ -79,4 +79,5 @@ def _keep(path: Any, kept: Tensors, gradients: dict[str, torch.Tensor], numel: d
         name: {"numel": numel.get(name, one.numel()), "norm": float(one.norm())} for name, one in gradients.items()
     }
     named = {f"grad/{name}": one for name, one in gradients.items()}
-    path.write_bytes(safetensors.torch.save(kept | named, metadata={"gradients": json.dumps(sizes)}))
+    plain = {name: tensor.contiguous() for name, tensor in (kept | named).items()}
+    path.write_bytes(safetensors.torch.save(plain, metadata={"gradients": json.dumps(sizes)}))

@@ -21,7 +21,10 @@ from actordbg.outcome import ResultRecord
 from actordbg.record import DumpRecord
 from actordbg.store import Store
 
-DERIVED = ("run", "dump", "replay", "result", "comparison", "patch_event", "damaged_file")
+DERIVED = (
+    "run", "dump", "replay", "result", "comparison", "patch_event", "damaged_file",
+    "comparison_run", "noise_floor", "matrix", "matrix_cell",
+)  # fmt: skip
 
 
 def contents(store: Store) -> dict[str, list[tuple[object, ...]]]:
@@ -270,7 +273,7 @@ def test_results_and_what_the_workers_resolved_come_from_the_journals(store: Sto
     assert (replay.status, replay.finished_at, replay.dtype) == ("complete", "2025-07-01T02", "fp32")
     assert query.results_for(store, "r1")[0] == cases.result("r1", records[0].dump_id, forward_s=0.5, **own)
     rows = (("golden", 5, 0.25, None), ("golden-entropy", 5, 0.5, 0.125))
-    nothing_else = (None,) * 16
+    nothing_else = (None,) * 20
     expected = (("r1", r.dump_id, *row, *nothing_else) for r in records for row in rows)
     assert contents(store)["comparison"] == sorted(expected, key=repr)
 

@@ -14,5 +14,8 @@ def test_rows_that_are_written_and_read_fit_the_tables() -> None:
     assert set(SETTINGS) <= set(tables["replay"].columns.keys())
     assert set(query.PatchEventRow.__dataclass_fields__) == set(tables["patch_event"].columns.keys())
     for column in COLUMNS.values():
+        if column.sql.startswith("(SELECT c."):
+            assert column.name in tables["comparison"].columns
+            continue
         table = tables["result" if column.of_result else "dump"]
         assert column.sql[2:] in table.columns

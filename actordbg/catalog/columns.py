@@ -27,6 +27,12 @@ class WhereColumn:
         return self.sql.startswith("r.")
 
 
+def _compared(name: str, kind: str, doc: str) -> WhereColumn:
+    """A column of the newest comparison that `compare` made of the dump, in whatever replay: a look-up in an index."""
+    sql = f"(SELECT c.{name} FROM comparison AS c WHERE c.dump_id = d.dump_id AND c.comparison_id IS NOT NULL "
+    return WhereColumn(name, kind, f"{sql}ORDER BY c.created_at DESC LIMIT 1)", f"last comparison: {doc}")
+
+
 def _dump(name: str, kind: str, doc: str) -> WhereColumn:
     return WhereColumn(name, kind, f"d.{name}", doc)
 
@@ -93,6 +99,10 @@ COLUMNS: dict[str, WhereColumn] = {
         WhereColumn("rng_match", BOOL, "r.rng_match", "last result: generators ended in the run's own states"),
         WhereColumn("replay", TEXT, "r.replay_id", "last result: the replay it came from"),
         WhereColumn("replayed_at", TIME, "r.finished_at", "last result: UTC time of its end"),
+        _compared("verdict", TEXT, "match, within-noise, mismatch or not-compared; null if never compared"),
+        _compared("against", TEXT, "golden, or the other replay's id"),
+        _compared("max_abs", NUMBER, "largest difference of a log-prob, nats"),
+        _compared("clip_share", NUMBER, "share of tokens whose ratio is outside 0.8 to 1.2"),
     )
 }
 """What `--where` knows, by name."""

@@ -8,7 +8,8 @@
 * packs come first (`packed`): a dump that lies in a pack and in a file is one row, the packed one;
 * of a new dump only the header is read; of a vanished one the row goes; a damaged one is noted with its reason. One that
   may become readable without a change of its folder (a newer format, a failed read) leaves the folder to be listed again;
-* journals of replays are read on from where the last refresh stopped.
+* journals of replays are read on from where the last refresh stopped;
+* the lab's files (comparisons, noise floors, matrices) are read when they are new or were replaced (`labfiles`).
 
 Many processes may refresh at once. Files are read outside of any transaction, in batches; each batch is one immediate
 transaction. A batch first forgets the folder's noted time and the last one notes it again, so a refresh that is killed,
@@ -30,7 +31,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from actordbg.catalog import engine, headers, migrate, packed, replays
+from actordbg.catalog import engine, headers, labfiles, migrate, packed, replays
 from actordbg.catalog.damage import Damaged
 from actordbg.catalog.replays import Known, News
 from actordbg.dumpfile import SUFFIX
@@ -52,13 +53,17 @@ _RANK = re.compile(r"rank(\d{4,})\Z")
 
 @dataclass
 class IndexSummary:
-    """What a refresh did. `damaged` lists every dump or replay that is known and could not be indexed."""
+    """What a refresh did. `damaged` lists every file that is known and could not be indexed.
+
+    `lab` counts the files of comparisons, noise floors and matrices that were read.
+    """
 
     added: int = 0
     removed: int = 0
     results: int = 0
     replays: int = 0
     events: int = 0
+    lab: int = 0
     damaged: list[Damaged] = field(default_factory=list)
     skipped_lines: int = 0
     dumps: int = 0
@@ -94,6 +99,7 @@ def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = 
         _refresh_dumps(store, summary, on_progress)
         _refresh_replays(store, summary)
         _refresh_events(store, summary)
+        summary.lab = labfiles.refresh_lab(store, SETTLED_NS)
     with engine.connect_readonly(store.catalog_path) as reader:
         summary.damaged += read_damaged(reader)
         summary.dumps = reader.execute("SELECT count(*) FROM dump").fetchone()[0]

@@ -7,6 +7,7 @@ them again. So nothing is kept here alone, and no column needs to be precious.
              └── last_result  the newest result of that dump, so that `--where "status='failed'"` needs no search
     replay ──< result         one row for each dump that a replay got to
            └──< comparison    how far a result is from something else (`golden`: what the training run itself recorded)
+    comparison_run            one row for each file of `compare`; the newest of a pair has its dumps in `comparison`
     matrix ──< matrix_cell    the same inputs under many configurations; each cell is a replay
     noise_floor               how far a configuration moves by itself
     patch_event               what `patch` and `unpatch` did
@@ -224,13 +225,58 @@ class Result(SQLModel, table=True):
     extra: Any = _json("what has no column")
 
 
+class ComparisonRun(SQLModel, table=True):
+    """One `actordbg compare A B`: its file under comparisons/, and what came of it over all dumps."""
+
+    __tablename__ = "comparison_run"
+
+    comparison_id: str = _text("its file under comparisons/", primary_key=True, nullable=False)
+    created_at: str = _text("UTC time", nullable=False)
+    replay_id: str = _text("A, the replay that was judged; it may be gone", nullable=False)
+    against: str = _text("B: golden, or the other replay's id; it may be gone", nullable=False)
+    against_kind: str = _text("what B is: replay, truth or golden", nullable=False)
+    current: int = _flag("whether its dumps are in `comparison`: newest of its pair, replays there", nullable=False)
+    verdict: str = _text("match, within-noise, mismatch or not-compared", nullable=False)
+    dumps: int = _integer("dumps of either side", nullable=False)
+    compared: int = _integer("dumps that were compared", nullable=False)
+    mismatches: int = _integer("dumps that are a mismatch", nullable=False)
+    within_noise: int = _integer("dumps that are outside the thresholds and inside the noise", nullable=False)
+    worst_dump: str | None = _text("the worst dump; NULL if none was compared")
+    max_abs: float | None = _real("largest absolute difference of a log-prob, nats; NULL if not finite")
+    mean_abs: float | None = _real("mean absolute difference over all tokens, nats; NULL if not finite")
+    clip_share: float | None = _real("share of all tokens whose ratio is outside 0.8 to 1.2")
+    grad_norm_rel: float | None = _real("largest relative difference of a gradient norm")
+    label: str | None = _text("A's configuration in words")
+    against_label: str | None = _text("B's configuration in words")
+    thresholds_from: str | None = _text("where the thresholds are from")
+    thresholds: Any = _json("the thresholds by measure")
+    noise_id: str | None = _text("the noise floor that was applied; NULL without one")
+    reasons: str | None = _text("what was said about the whole, in words")
+
+
 class Comparison(SQLModel, table=True):
     """How far one result is from something else: by `compare`, or with every replay from what the run recorded (golden)."""
 
     __tablename__ = "comparison"
     __table_args__ = (
-        UniqueConstraint("replay_id", "dump_id", "against", name="uq_comparison"),
+        Index(
+            "uq_comparison_result",
+            "replay_id",
+            "dump_id",
+            "against",
+            unique=True,
+            sqlite_where=text("comparison_id IS NULL"),
+        ),
+        Index(
+            "uq_comparison_file",
+            "replay_id",
+            "dump_id",
+            "against",
+            unique=True,
+            sqlite_where=text("comparison_id IS NOT NULL"),
+        ),
         Index("ix_comparison_file", "comparison_id", sqlite_where=text("comparison_id IS NOT NULL")),
+        Index("ix_comparison_dump", "dump_id", "created_at", sqlite_where=text("comparison_id IS NOT NULL")),
     )
 
     id: int | None = _integer("number of the row", primary_key=True, autoincrement=True, nullable=False)
@@ -243,6 +289,7 @@ class Comparison(SQLModel, table=True):
     max_abs: float | None = _real("largest absolute difference, nats; NULL if not finite")
     mean_abs: float | None = _real("mean absolute difference, nats; NULL if not finite")
     comparison_id: str | None = _text("its file under comparisons/; NULL if it came with the replay")
+    created_at: str | None = _text("UTC time of the comparison; NULL if it came with the replay")
     verdict: str | None = _text("match, within-noise, mismatch or not-compared; NULL if none was asked for")
     p95_abs: float | None = _real("95th percentile of the absolute differences, nats")
     p99_abs: float | None = _real("99th percentile of the absolute differences, nats")
@@ -257,7 +304,10 @@ class Comparison(SQLModel, table=True):
     loss_abs: float | None = _real("absolute difference of the losses")
     grad_norm_rel: float | None = _real("relative difference of the gradient norms")
     gradient_cosine: float | None = _real("cosine of the gradients of all parameters")
-    reasons: str | None = _text("what made it a mismatch, in words")
+    gradient_distance: float | None = _real("|a - b| / |b| of the gradients of all parameters")
+    sequence_max_abs: float | None = _real("largest absolute difference of a row's sum of log-probs, nats")
+    nonfinite: int | None = _integer("log-probs that are not finite on one side only")
+    reasons: str | None = _text("what made it a mismatch, or why it was not compared, in words")
 
 
 class NoiseFloor(SQLModel, table=True):
@@ -355,12 +405,12 @@ class ScannedFolder(SQLModel, table=True):
 
 
 class ReadFile(SQLModel, table=True):
-    """A file of a replay, and how far it has been read."""
+    """A file of a replay, or of the lab (comparisons/, noise/, matrices/), and how far it has been read."""
 
     __tablename__ = "read_file"
 
     path: str = _text("path below the store", primary_key=True, nullable=False)
-    replay_id: str = _text("its replay", nullable=False)
+    replay_id: str = _text("its replay; empty for a file of the lab", nullable=False)
     size: int = _integer("its size when it was read", nullable=False)
-    mtime_ns: int = _integer("its modification time when it was read", nullable=False)
+    mtime_ns: int = _integer("its modification time when it was read; -1 if too fresh to rely on", nullable=False)
     offset: int = _integer("bytes read so far: up to the last whole line", nullable=False)

@@ -1,9 +1,10 @@
-"""Where a user's condition meets the database: a connection that can read four tables, for a while, and nothing else.
+"""Where a user's condition meets the database: a connection that can read five tables, for a while, and nothing else.
 
 `where` already lets nothing through but comparisons of known columns. This is the second wall, in SQLite itself:
 
 * the file is opened read-only (`mode=ro`, `query_only`), on a connection of its own;
-* an authorizer allows reading `dump`, `result`, `run` and `replay`, and the functions that `--where` has, and denies the rest;
+* an authorizer allows reading `dump`, `result`, `run`, `replay` and `comparison`, and the functions that `--where` has, and
+  denies the rest;
 * SQLite's limits are lowered (Python 3.11 and later have the call);
 * a progress handler stops a query that has been at work for a second without giving a row. The clock starts again with
   each batch of rows, so listing a million rows is no offence; a filter that finds nothing in a second is.
@@ -23,7 +24,7 @@ from actordbg.catalog.columns import FUNCTIONS
 from actordbg.errors import WhereError
 
 TIME_LIMIT_S = 1.0
-_TABLES = {"dump", "result", "run", "replay"}
+_TABLES = {"dump", "result", "run", "replay", "comparison"}
 _FUNCTIONS = (set(FUNCTIONS) - {"now"}) | {"like", "count"}
 _STEPS = 20_000
 _FETCH = 1000

@@ -161,7 +161,8 @@ def put_replay(connection: Connection, news: News, before: dict[str, Known | Non
         return
     if news.reset:
         connection.execute(delete(result).where(result.c.replay_id == news.replay_id))
-        connection.execute(delete(comparison).where(comparison.c.replay_id == news.replay_id))
+        own = comparison.c.comparison_id.is_(None)
+        connection.execute(delete(comparison).where(comparison.c.replay_id == news.replay_id, own))
     _put_replay_row(connection, news)
     if news.results:
         _put_results(connection, news)
@@ -213,7 +214,9 @@ def _compare_with_golden(connection: Connection, replay_id: str, dump_ids: Seque
     which = [(replay_id, dump_id) for dump_id in dump_ids]
     for against, column in GOLDEN.items():
         connection.exec_driver_sql(
-            f"DELETE FROM comparison WHERE replay_id = ? AND dump_id = ? AND against = '{against}'", which
+            f"DELETE FROM comparison WHERE replay_id = ? AND dump_id = ? AND against = '{against}' "
+            "AND comparison_id IS NULL",
+            which,
         )
         connection.exec_driver_sql(
             "INSERT INTO comparison (replay_id, dump_id, against, count, max_abs, mean_abs) "

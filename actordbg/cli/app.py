@@ -11,6 +11,7 @@ import typer
 from actordbg import __version__
 from actordbg.cli import (
     actor_init,
+    compare,
     demo,
     doctor,
     dump_create,
@@ -93,6 +94,7 @@ app.command("index", short_help="Index what is new in the store.")(index.index)
 app.add_typer(actor_app)
 actor_app.command("init", short_help="Build the actor alone and run one forward.")(actor_init.init)
 app.command("replay", short_help="Replay what a query selects, without the training.")(replay.replay)
+app.command("compare", short_help="Does a replay agree with another, or with the truth?")(compare.compare)
 app.command("report", short_help="What passed, what failed and why, time and memory.")(report.report)
 
 

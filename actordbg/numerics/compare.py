@@ -15,11 +15,13 @@ Example::
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from actordbg.catalog import query
 from actordbg.errors import StoreProblem, UsageError
@@ -32,6 +34,7 @@ from actordbg.findings import (
     ComparisonRecord,
     DumpComparison,
     NoiseRecord,
+    WorstToken,
 )
 from actordbg.numerics import sides
 from actordbg.numerics.judge import Floors, Judgement, judge
@@ -41,10 +44,15 @@ from actordbg.record import now_timestamp
 from actordbg.replay.plan import new_replay_id
 from actordbg.store import Store, atomic_write
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 WORST_TOKENS = 5
 WORST_PARAMETERS = 10
 DETAILED = 50
 """How many dumps, the worst ones, keep their worst tokens and parameters."""
+NAMED = 10
+"""How many dumps, the worst ones, have the ids of their worst tokens: each of these dumps is read for it."""
 
 Progress = Callable[[int, int], None]
 """Called with (dumps done, dumps in all) after each dump."""
@@ -74,11 +82,12 @@ def compare(
     blocked = sides.why_not(ours, theirs)
     applied = _Thresholds(thresholds or Thresholds(), ours, theirs)
     found, floors = _Worst(), Floors(noise)
-    for done, dump_id in enumerate(wanted, 1):
-        found.add(*_one(ours, theirs, dump_id, blocked, applied, floors))
-        if on_progress:
-            on_progress(done, len(wanted))
-    dumps = found.sorted()
+    with _one_thread():
+        for done, dump_id in enumerate(wanted, 1):
+            found.add(*_one(ours, theirs, dump_id, blocked, applied, floors))
+            if on_progress:
+                on_progress(done, len(wanted))
+    dumps = _with_token_ids(store, ours, found.sorted())
     verdict = _overall(dumps)
     shown = applied.shown()
     return ComparisonRecord(
@@ -121,6 +130,21 @@ def _other(catalog: query.Catalog, ours: sides.ReplaySide, b: str) -> Side:
     if theirs.row.replay_id == ours.row.replay_id:
         raise UsageError(f"A and B are the same replay, {ours.row.replay_id}", hint="name two, or `golden`, or `truth`")
     return theirs
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """torch computes with one thread in the block: the tensors are too small to share, and on a busy machine the threads of
+    one operation wait for each other (measured: 160 ms a dump instead of 24).
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Thresholds:
@@ -290,6 +314,35 @@ class _Worst:
         order = (MISMATCH, WITHIN_NOISE, MATCH, NOT_COMPARED)
         ranked = sorted(self._dumps, key=lambda one: (order.index(one[0].verdict), -one[1], one[0].dump_id))
         return tuple(dump for dump, _ in ranked)
+
+
+def _with_token_ids(
+    store: Store, side: sides.ReplaySide, dumps: tuple[DumpComparison, ...]
+) -> tuple[DumpComparison, ...]:
+    """The worst dumps' worst tokens with their ids, where the dump is still there."""
+    from actordbg import payload
+
+    found = list(dumps)
+    for index, one in enumerate(found[:NAMED]):
+        if not one.worst_tokens or one.dump_id not in side.inputs:
+            continue
+        try:
+            dump = payload.load(store.root / side.inputs[one.dump_id].path)
+        except StoreProblem:
+            continue
+        ids, mask = dump.tensors.get("sequences"), dump.tensors.get("action_mask")
+        if ids is not None:
+            actions = ids.shape[1] - 1 if mask is None else mask.shape[1]
+            found[index] = replace(one, worst_tokens=tuple(_named(token, ids, actions) for token in one.worst_tokens))
+    return tuple(found)
+
+
+def _named(token: WorstToken, ids: Tensor, actions: int) -> WorstToken:
+    """The token with its id: log-probs [B, A] are of the last A of the ids [B, S]."""
+    place = ids.shape[1] - actions + token.position
+    if token.row >= ids.shape[0] or not 0 <= place < ids.shape[1]:
+        return token
+    return replace(token, token_id=int(ids[token.row, place]))
 
 
 def _overall(dumps: tuple[DumpComparison, ...]) -> str:

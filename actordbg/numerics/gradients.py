@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from actordbg.findings import Figures, ParameterFigures
-from actordbg.numerics.figures import figures, percentile
+from actordbg.numerics.figures import figures, upper_percentiles
 
 PREFIX = "grad/"
 
@@ -137,16 +137,18 @@ class _Sums:
         absolute, relative = torch.cat(self._absolute), torch.cat(self._relative)
         ours, theirs, product, difference = self._products.tolist()
         norms = math.sqrt(ours) * math.sqrt(theirs)
+        p95_abs, p99_abs = upper_percentiles(absolute)
+        p95_rel, p99_rel = upper_percentiles(relative)
         return Figures(
             count=self._count,
             max_abs=float(absolute.max()),
             mean_abs=float(absolute.double().mean()),
-            p95_abs=percentile(absolute, 95),
-            p99_abs=percentile(absolute, 99),
+            p95_abs=p95_abs,
+            p99_abs=p99_abs,
             max_rel=float(relative.max()) if relative.numel() else None,
             mean_rel=float(relative.double().mean()) if relative.numel() else None,
-            p95_rel=percentile(relative, 95),
-            p99_rel=percentile(relative, 99),
+            p95_rel=p95_rel,
+            p99_rel=p99_rel,
             cosine=1.0 if difference == 0 else max(-1.0, min(1.0, product / norms)) if norms else None,
             distance=0.0 if difference == 0 else math.sqrt(difference / theirs) if theirs else None,
         )

@@ -51,14 +51,14 @@ class Floors:
 
 
 def _one_token(dump: DumpComparison, name: str) -> bool:
-    """A share of tokens is about many: a single one outside the band is `max_abs`'s business, however short the input is."""
+    """A share of tokens is about many: a single one outside the band is `max_abs`'s business, however short the input is.
+
+    Tokens that are not finite on one side only have a reason of their own.
+    """
     tokens = dump.log_probs
-    return (
-        name == "clip_share"
-        and tokens is not None
-        and tokens.nonfinite == 0
-        and round((tokens.clip_share or 0.0) * tokens.count) <= 1
-    )
+    if name != "clip_share" or tokens is None:
+        return False
+    return round((tokens.clip_share or 0.0) * tokens.count) - tokens.nonfinite <= 1
 
 
 def _times(value: float, limit: float) -> float:
@@ -71,4 +71,4 @@ def _said(name: str, value: float, limit: float, floor: float | None) -> str:
     against = (
         "" if floor is None else f" and the noise {floor:.3g}" if value > floor else f", within the noise {floor:.3g}"
     )
-    return f"{name} {value:.3g} is above {limit:.3g}{against}"
+    return f"{name} {value:.4g} is above {limit:.4g}{against}"

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from actordbg.catalog.lab import ComparisonRow
 from actordbg.report.figures import Spread
 from actordbg.report.golden import against_the_run
 from actordbg.report.model import Against, Counts, FailureGroup, ReplaySummary, Summary
@@ -90,6 +91,16 @@ def _definitions(summary: Summary) -> tuple[str, ...]:
         "tok/s: real tokens (attention mask, no padding) per second of forward in one worker process, the median over"
         " inputs; all: all tokens by all seconds.",
         "seq_len counts padding. peak mem is one worker process's, the largest of the inputs.",
+        *_of_comparisons(summary),
+    )
+
+
+def _of_comparisons(summary: Summary) -> tuple[str, ...]:
+    if not any(one.comparisons for one in summary.replays):
+        return ()
+    return (
+        "Compared: the newest `actordbg compare` with each other side; max, mean: absolute differences of log-probs in nats,"
+        " clip: tokens whose ratio leaves 0.8 to 1.2, |g| rel: relative difference of the gradient norms.",
     )
 
 
@@ -141,6 +152,7 @@ def _replay(one: ReplaySummary) -> list[Block]:
     blocks += _timing(one)
     blocks += _slowest(one)
     blocks += _numbers(one)
+    blocks += _comparisons(one)
     return blocks
 
 
@@ -289,3 +301,39 @@ def _settings(data: dict[str, Any], *, others: bool = False) -> str:
         names += sorted(name for name in data if name not in SETTINGS)
     plain = [(name, data[name]) for name in names if isinstance(data[name], str | int | float)]
     return ", ".join(f"{name} {setting(value)}" for name, value in plain)
+
+
+def _comparisons(one: ReplaySummary) -> list[Block]:
+    """The newest comparison with each other side: `actordbg compare` made them, over all dumps that both have."""
+    if not one.comparisons:
+        return []
+    columns = ("against", "verdict", "dumps", "max", "mean", "clip", "|g| rel")
+    rows = tuple(
+        (
+            c.against if c.against_kind == "replay" else f"{c.against_kind} {c.against}".removesuffix(" golden"),
+            c.verdict,
+            f"{c.compared}/{c.dumps}",
+            number(c.max_abs, 3),
+            number(c.mean_abs, 2),
+            "-" if c.clip_share is None else f"{c.clip_share:.1%}",
+            number(c.grad_norm_rel, 2),
+        )
+        for c in one.comparisons
+    )
+    return [
+        Heading("Compared", 3),
+        Grid(columns, rows, frozenset({"against", "verdict"})),
+        Items(tuple(_compared_with(c) for c in one.comparisons)),
+    ]
+
+
+def _compared_with(c: ComparisonRow) -> str:
+    text = f"{c.comparison_id}: {c.against_label or c.against}"
+    counts = [f"{c.mismatches:,} a mismatch"] * bool(c.mismatches) + [f"{c.within_noise:,} within the noise"] * bool(
+        c.within_noise
+    )
+    text += f"; {', '.join(counts)}" if counts else ""
+    if c.worst_dump is not None and c.mismatches:
+        text += f"; the worst is {c.worst_dump}"
+    text += f"; thresholds: {c.thresholds_from}" if c.compared else f"; {c.reasons or 'nothing in common'}"
+    return text + (f"; noise floor {c.noise_id}" if c.noise_id else "")

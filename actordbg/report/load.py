@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actordbg.catalog import query
+from actordbg.catalog import lab, query
 from actordbg.errors import StoreProblem
 from actordbg.outcome import ReplaySpec
 from actordbg.report.model import ReplayData
@@ -71,7 +71,8 @@ def _read(catalog: query.Catalog, row: query.ReplayRow) -> ReplayData:
     except OSError as error:
         raise StoreProblem(f"cannot read {path}: {error.strerror}") from None
     results = query.results_for(catalog, row.replay_id)
-    return ReplayData(spec, row.resolved or {}, row.status, tuple(results))
+    compared = tuple(lab.comparisons(catalog, row.replay_id))
+    return ReplayData(spec, row.resolved or {}, row.status, tuple(results), compared)
 
 
 def _selection(names: Sequence[str], count: int) -> str:

@@ -6,8 +6,9 @@ What comes from outside (an error, a path, a dump id) is escaped, so it cannot t
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
-from actordbg.report.document import Code, Grid, Heading, Items, Paragraph, document
+from actordbg.report.document import Block, Code, Grid, Heading, Items, Paragraph, document
 from actordbg.report.model import Summary
 
 _SPECIAL = re.compile(r"([\\`*\[\]<|~&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
@@ -16,10 +17,15 @@ _LEADING = re.compile(r"^(\s*)([-+>#=])")
 
 def render(summary: Summary) -> str:
     """The report as Markdown that ends with a line break."""
-    return "\n\n".join(_block(block) for block in document(summary)) + "\n"
+    return render_blocks(document(summary))
 
 
-def _block(block: Heading | Paragraph | Items | Code | Grid) -> str:
+def render_blocks(blocks: Sequence[Block]) -> str:
+    """Any document as Markdown that ends with a line break."""
+    return "\n\n".join(_block(block) for block in blocks) + "\n"
+
+
+def _block(block: Block) -> str:
     if isinstance(block, Heading):
         return f"{'#' * block.level} {escape(block.text)}"
     if isinstance(block, Paragraph):

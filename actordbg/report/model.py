@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from actordbg.catalog.lab import ComparisonRow
 from actordbg.outcome import ReplaySpec, ResultRecord
 from actordbg.report.figures import Spread
 
@@ -18,13 +19,15 @@ class ReplayData:
     """One replay as the store has it: the input of a report.
 
     `resolved` is the configuration that the workers said they ran (empty if none became ready), `status` is
-    "complete", "interrupted", "failed" or "unfinished". `results` holds at most one result for each dump.
+    "complete", "interrupted", "failed" or "unfinished". `results` holds at most one result for each dump, `comparisons` the
+    newest one with each other side.
     """
 
     spec: ReplaySpec
     resolved: dict[str, Any]
     status: str
     results: tuple[ResultRecord, ...]
+    comparisons: tuple[ComparisonRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -184,7 +187,10 @@ class Compiled:
 
 @dataclass(frozen=True)
 class ReplaySummary:
-    """One replay: what ran under which resolved configuration, and what came of it."""
+    """One replay: what ran under which resolved configuration, and what came of it.
+
+    `comparisons`: the newest one of it (as A) with each other replay, the truth and the run's own results.
+    """
 
     label: str
     replay_id: str
@@ -214,6 +220,7 @@ class ReplaySummary:
     generators: Generators | None
     not_compared: tuple[NotCompared, ...]
     compiled: Compiled | None
+    comparisons: tuple[ComparisonRow, ...] = ()
 
 
 @dataclass(frozen=True)

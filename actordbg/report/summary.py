@@ -129,6 +129,7 @@ def _replay(data: ReplayData, name: str, slowest: int, explain: Explain) -> Repl
         generators=generators_of(results),
         not_compared=not_compared_of(results),
         compiled=_compiled(results),
+        comparisons=data.comparisons,
     )
 
 

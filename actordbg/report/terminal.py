@@ -7,8 +7,9 @@ after that its text columns are cut in the middle, never its figures.
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
-from actordbg.report.document import Code, Grid, Heading, Items, Paragraph, document
+from actordbg.report.document import Block, Code, Grid, Heading, Items, Paragraph, document
 from actordbg.report.model import Summary
 
 WIDTH = 80
@@ -16,10 +17,15 @@ WIDTH = 80
 
 def render(summary: Summary) -> str:
     """The report as text that ends with a line break."""
-    return "\n".join(_block(block) for block in document(summary)).strip("\n") + "\n"
+    return render_blocks(document(summary))
 
 
-def _block(block: Heading | Paragraph | Items | Code | Grid) -> str:
+def render_blocks(blocks: Sequence[Block]) -> str:
+    """Any document as text that ends with a line break."""
+    return "\n".join(_block(block) for block in blocks).strip("\n") + "\n"
+
+
+def _block(block: Block) -> str:
     if isinstance(block, Heading):
         return _heading(block)
     if isinstance(block, Paragraph):

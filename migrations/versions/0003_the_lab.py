@@ -20,7 +20,17 @@ STATEMENTS: tuple[str, ...] = (
     "DROP TABLE comparison",
     "DELETE FROM result",
     "DROP TABLE replay",
-    "DELETE FROM read_file",
+    "DROP TABLE read_file",
+    """
+    CREATE TABLE read_file (
+        path VARCHAR NOT NULL,  -- path below the store
+        replay_id VARCHAR NOT NULL,  -- its replay; empty for a file of the lab
+        size INTEGER NOT NULL,  -- its size when it was read
+        mtime_ns INTEGER NOT NULL,  -- its modification time when it was read; -1 if too fresh to rely on
+        "offset" INTEGER NOT NULL,  -- bytes read so far: up to the last whole line
+        PRIMARY KEY (path)
+    )
+    """,
     """
     CREATE TABLE replay (
         replay_id VARCHAR NOT NULL,  -- unique name of the replay: its folder under replays/
@@ -61,6 +71,33 @@ STATEMENTS: tuple[str, ...] = (
     )
     """,
     """
+    CREATE TABLE comparison_run (
+        comparison_id VARCHAR NOT NULL,  -- its file under comparisons/
+        created_at VARCHAR NOT NULL,  -- UTC time
+        replay_id VARCHAR NOT NULL,  -- A, the replay that was judged; it may be gone
+        against VARCHAR NOT NULL,  -- B: golden, or the other replay's id; it may be gone
+        against_kind VARCHAR NOT NULL,  -- what B is: replay, truth or golden
+        current INTEGER NOT NULL,  -- whether its dumps are in `comparison`: newest of its pair, replays there (1 yes, 0 no)
+        verdict VARCHAR NOT NULL,  -- match, within-noise, mismatch or not-compared
+        dumps INTEGER NOT NULL,  -- dumps of either side
+        compared INTEGER NOT NULL,  -- dumps that were compared
+        mismatches INTEGER NOT NULL,  -- dumps that are a mismatch
+        within_noise INTEGER NOT NULL,  -- dumps that are outside the thresholds and inside the noise
+        worst_dump VARCHAR,  -- the worst dump; NULL if none was compared
+        max_abs FLOAT,  -- largest absolute difference of a log-prob, nats; NULL if not finite
+        mean_abs FLOAT,  -- mean absolute difference over all tokens, nats; NULL if not finite
+        clip_share FLOAT,  -- share of all tokens whose ratio is outside 0.8 to 1.2
+        grad_norm_rel FLOAT,  -- largest relative difference of a gradient norm
+        label VARCHAR,  -- A's configuration in words
+        against_label VARCHAR,  -- B's configuration in words
+        thresholds_from VARCHAR,  -- where the thresholds are from
+        thresholds JSON,  -- the thresholds by measure
+        noise_id VARCHAR,  -- the noise floor that was applied; NULL without one
+        reasons VARCHAR,  -- what was said about the whole, in words
+        PRIMARY KEY (comparison_id)
+    )
+    """,
+    """
     CREATE TABLE comparison (
         id INTEGER NOT NULL,  -- number of the row
         replay_id VARCHAR NOT NULL,  -- the replay
@@ -70,6 +107,7 @@ STATEMENTS: tuple[str, ...] = (
         max_abs FLOAT,  -- largest absolute difference, nats; NULL if not finite
         mean_abs FLOAT,  -- mean absolute difference, nats; NULL if not finite
         comparison_id VARCHAR,  -- its file under comparisons/; NULL if it came with the replay
+        created_at VARCHAR,  -- UTC time of the comparison; NULL if it came with the replay
         verdict VARCHAR,  -- match, within-noise, mismatch or not-compared; NULL if none was asked for
         p95_abs FLOAT,  -- 95th percentile of the absolute differences, nats
         p99_abs FLOAT,  -- 99th percentile of the absolute differences, nats
@@ -84,13 +122,22 @@ STATEMENTS: tuple[str, ...] = (
         loss_abs FLOAT,  -- absolute difference of the losses
         grad_norm_rel FLOAT,  -- relative difference of the gradient norms
         gradient_cosine FLOAT,  -- cosine of the gradients of all parameters
-        reasons VARCHAR,  -- what made it a mismatch, in words
+        gradient_distance FLOAT,  -- |a - b| / |b| of the gradients of all parameters
+        sequence_max_abs FLOAT,  -- largest absolute difference of a row's sum of log-probs, nats
+        nonfinite INTEGER,  -- log-probs that are not finite on one side only
+        reasons VARCHAR,  -- what made it a mismatch, or why it was not compared, in words
         PRIMARY KEY (id),
-        CONSTRAINT uq_comparison UNIQUE (replay_id, dump_id, against),
         FOREIGN KEY(replay_id) REFERENCES replay (replay_id) ON DELETE CASCADE
     )
     """,
+    """
+    CREATE UNIQUE INDEX uq_comparison_result ON comparison (replay_id, dump_id, against) WHERE comparison_id IS NULL
+    """,
+    """
+    CREATE UNIQUE INDEX uq_comparison_file ON comparison (replay_id, dump_id, against) WHERE comparison_id IS NOT NULL
+    """,
     "CREATE INDEX ix_comparison_file ON comparison (comparison_id) WHERE comparison_id IS NOT NULL",
+    "CREATE INDEX ix_comparison_dump ON comparison (dump_id, created_at) WHERE comparison_id IS NOT NULL",
     """
     CREATE TABLE noise_floor (
         noise_id VARCHAR NOT NULL,  -- its file under noise/

@@ -1,0 +1,164 @@
+"""`actordbg compare`: how far a replay is from another one, from the truth, or from what the training run got."""
+
+from __future__ import annotations
+
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from actordbg.cli import output
+from actordbg.cli.options import Json, Quiet, Where, store_of
+from actordbg.errors import UsageError
+
+if TYPE_CHECKING:
+    from actordbg.findings import ComparisonRecord, NoiseRecord
+    from actordbg.numerics.thresholds import Thresholds
+    from actordbg.store import Store
+
+_PANEL = "Thresholds (inf: not judged)"
+
+
+class Format(str, Enum):
+    """How a comparison is written."""
+
+    TEXT = "text"
+    MD = "md"
+    JSON = "json"
+
+
+def _limit(name: str, help: str) -> Any:
+    return typer.Option(name, metavar="X", help=help, rich_help_panel=_PANEL)
+
+
+A = Annotated[
+    str, typer.Argument(metavar="A", help="The replay that is judged: an id, the beginning of one, or `last`.")
+]
+B = Annotated[
+    str, typer.Argument(metavar="B", help="Another replay, `truth`, or `golden`: what the training run itself got.")
+]
+Noise = Annotated[
+    str | None,
+    typer.Option(
+        "--noise", metavar="ID|last", help="A noise floor (`actordbg noise`): only what is outside it is real."
+    ),
+]
+ThresholdsFile = Annotated[
+    Path | None, typer.Option("--thresholds", metavar="FILE", help="Thresholds from a TOML file; flags come first.")
+]
+MaxAbs = Annotated[float | None, _limit("--max-abs", "Largest difference of a log-prob, nats.")]
+P99Abs = Annotated[float | None, _limit("--p99-abs", "99th percentile of the differences, nats.")]
+MeanAbs = Annotated[float | None, _limit("--mean-abs", "Mean difference, nats.")]
+ClipShare = Annotated[float | None, _limit("--clip-share", "Share of tokens whose ratio is outside 0.8 to 1.2.")]
+EntropyMaxAbs = Annotated[float | None, _limit("--entropy-max-abs", "Largest difference of an entropy, nats.")]
+LossAbs = Annotated[float | None, _limit("--loss-abs", "Difference of the losses.")]
+GradNormRel = Annotated[float | None, _limit("--grad-norm-rel", "Relative difference of the gradient norms.")]
+GradientDistance = Annotated[float | None, _limit("--gradient-distance", "|a - b| / |b| of all kept gradients.")]
+Worst = Annotated[int, typer.Option("--limit", min=0, help="How many of the worst dumps to show; 0 for all.")]
+FormatOption = Annotated[Format | None, typer.Option("--format", "-f", help="Default: text.")]
+
+
+def compare(
+    ctx: typer.Context,
+    a: A,
+    b: B,
+    noise: Noise = None,
+    thresholds: ThresholdsFile = None,
+    max_abs: MaxAbs = None,
+    p99_abs: P99Abs = None,
+    mean_abs: MeanAbs = None,
+    clip_share: ClipShare = None,
+    entropy_max_abs: EntropyMaxAbs = None,
+    loss_abs: LossAbs = None,
+    grad_norm_rel: GradNormRel = None,
+    gradient_distance: GradientDistance = None,
+    where: Where = None,
+    limit: Worst = 10,
+    format: FormatOption = None,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Compare a replay with another one, with the truth, or with what the training run itself got; dump by dump.
+
+    Log-probs per token and per sequence, entropies, loss, gradient norm and kept gradients, over the dumps that both have.
+    Thresholds follow the weaker dtype of the two sides unless a file or a flag sets them. Kept in comparisons/, and shown by
+    `report`. Exit code 1 on a mismatch, and when nothing could be compared.
+
+    Example: actordbg compare last golden --noise last
+    """
+    chosen = _format(format, as_json)
+    flags = {
+        "max_abs": max_abs, "p99_abs": p99_abs, "mean_abs": mean_abs, "clip_share": clip_share,
+        "entropy_max_abs": entropy_max_abs, "loss_abs": loss_abs, "grad_norm_rel": grad_norm_rel,
+        "gradient_distance": gradient_distance,
+    }  # fmt: skip
+    limits = _thresholds(thresholds, flags)
+    store = store_of(ctx).require()
+    record = _compared(store, a, b, limits, noise, where, quiet or chosen is Format.JSON)
+    from actordbg.numerics.compare import save
+
+    path = save(store, record)
+    _settle_catalog(store)
+    output.emit(record, lambda one: _render(one, chosen, limit, path), chosen is Format.JSON)
+    if not record.good:
+        raise typer.Exit(1)
+
+
+def _format(asked: Format | None, as_json: bool) -> Format:
+    if as_json and asked not in (None, Format.JSON):
+        raise UsageError(f"--json and --format {asked.value} exclude each other", hint="name one of them")
+    return Format.JSON if as_json else asked or Format.TEXT
+
+
+def _thresholds(file: Path | None, flags: dict[str, float | None]) -> Thresholds:
+    from actordbg.numerics.thresholds import Thresholds
+
+    return (Thresholds.from_file(file) if file else Thresholds()).override(flags, "flags")
+
+
+def _compared(
+    store: Store, a: str, b: str, limits: Thresholds, noise: str | None, where: str | None, quiet: bool
+) -> ComparisonRecord:
+    from actordbg.catalog.query import open_fresh, select_dumps
+    from actordbg.numerics.compare import compare as compare_sides
+
+    catalog = open_fresh(store, where)
+    only = None if where is None else {row.dump_id for row in select_dumps(catalog, where)}
+    floor = _floor(store, noise)
+    with output.progress("comparing", None, quiet=quiet) as advance:
+        return compare_sides(
+            store,
+            a,
+            b,
+            thresholds=limits,
+            noise=floor,
+            only=only,
+            on_progress=lambda done, total: advance(1, total=total),
+        )
+
+
+def _floor(store: Store, name: str | None) -> NoiseRecord | None:
+    from actordbg.catalog.lab import read_noise
+
+    return None if name is None else read_noise(store, name)
+
+
+def _settle_catalog(store: Store) -> None:
+    """Index the new comparison; one that cannot be indexed now will be by the next command."""
+    from actordbg.replay.live import LiveCatalog
+
+    catalog = LiveCatalog(store)
+    catalog.flush()
+    if catalog.problem is not None:
+        output.note(f"the catalog could not be updated ({catalog.problem})")
+
+
+def _render(record: ComparisonRecord, chosen: Format, limit: int, path: Path) -> None:
+    from actordbg.report import markdown, terminal
+    from actordbg.report.difference import document
+
+    blocks = document(record, limit)
+    text = markdown.render_blocks(blocks) if chosen is Format.MD else terminal.render_blocks(blocks)
+    output.say(text.rstrip("\n"))
+    output.note(f"kept as {path}")

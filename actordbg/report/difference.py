@@ -1,0 +1,189 @@
+"""A comparison as a document: the conclusion in words first, then what it rests on, the worst first.
+
+The same blocks as a report's, so `terminal` and `markdown` show both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from actordbg.findings import (
+    MATCH,
+    MISMATCH,
+    NOT_COMPARED,
+    WITHIN_NOISE,
+    ComparisonRecord,
+    DumpComparison,
+    SideInfo,
+)
+from actordbg.report.document import Block, Grid, Heading, Items, Paragraph
+from actordbg.report.words import number, plural
+
+WORDS = {
+    MATCH: "A agrees with B within the thresholds",
+    WITHIN_NOISE: "A differs from B no more than the configuration moves by itself",
+    MISMATCH: "A differs from B",
+    NOT_COMPARED: "nothing was compared",
+}
+"""What each verdict means."""
+
+_TOKENS, _PARAMETERS = 10, 10
+_EXAMPLES = 3
+
+
+def document(record: ComparisonRecord, limit: int) -> list[Block]:
+    """The whole comparison with its `limit` worst dumps; 0: all of them."""
+    shown = [one for one in record.dumps if one.verdict != NOT_COMPARED]
+    shown = shown[: limit or None]
+    blocks: list[Block] = [Heading(f"{record.verdict}: {WORDS[record.verdict]}", 1), Paragraph(conclusion(record))]
+    blocks.append(Items(tuple(_facts(record))))
+    blocks += _dumps(record, shown)
+    blocks += _tokens(shown)
+    blocks += _parameters(shown)
+    return [*blocks, *_not_compared(record)]
+
+
+def conclusion(record: ComparisonRecord) -> str:
+    """In a sentence or two: how many dumps, which verdict, how large the largest difference is."""
+    counts = Counter(one.verdict for one in record.dumps)
+    compared = len(record.dumps) - counts[NOT_COMPARED]
+    if not compared:
+        reasons = "; ".join(record.reasons) or "; ".join(sorted(_reasons(record)))
+        return f"None of {plural(len(record.dumps), 'dump')} could be compared: {reasons}."
+    words = {MATCH: "within the thresholds", WITHIN_NOISE: "within the noise", MISMATCH: "outside"}
+    parts = [f"{counts[name]:,} {text}" for name, text in words.items() if counts[name]]
+    text = f"{plural(compared, 'dump')} compared: {', '.join(parts)}"
+    text += f"; {counts[NOT_COMPARED]:,} not compared." if counts[NOT_COMPARED] else "."
+    known = [
+        (one.log_probs.max_abs, one.dump_id)
+        for one in record.dumps
+        if one.log_probs and one.log_probs.max_abs is not None
+    ]
+    if known:
+        largest, dump_id = max(known)
+        where = f" (in {dump_id})" if largest else ""
+        text += f" The largest difference of a log-prob is {number(largest, 3)} nats{where}."
+    return text
+
+
+def side(info: SideInfo) -> str:
+    """One side in words."""
+    name = info.replay_id or info.kind
+    dtype = f", computed in {info.dtype}" if info.dtype and info.dtype not in info.label.split() else ""
+    return f"{name}: {info.label}{dtype}"
+
+
+def _facts(record: ComparisonRecord) -> Iterator[str]:
+    yield f"A  {side(record.a)}"
+    yield f"B  {side(record.b)}"
+    limits = ", ".join(f"{name} {number(value, 3)}" for name, value in record.thresholds.items())
+    yield f"thresholds: {limits or 'none'} ({record.thresholds_from})"
+    if record.noise_id:
+        yield f"noise floor: {record.noise_id}"
+    yield from (f"note: {reason}" for reason in record.reasons)
+
+
+def _dumps(record: ComparisonRecord, shown: Sequence[DumpComparison]) -> list[Block]:
+    if not shown:
+        return []
+    compared = sum(one.verdict != NOT_COMPARED for one in record.dumps)
+    title = (
+        "Dumps, the worst first"
+        if len(shown) == compared
+        else f"The worst {len(shown):,} of {plural(compared, 'dump')}"
+    )
+    columns = ("dump", "S", "verdict", "max", "p99", "mean", "clip", "KL k3", "ulp")
+    grads = any(one.grad_norm_rel is not None or one.gradients is not None for one in shown)
+    if grads:
+        columns = (*columns[:-2], "|g| rel", "grad")
+    blocks: list[Block] = [
+        Heading(title, 3),
+        Grid(columns, tuple(_dump(one, grads) for one in shown), frozenset({"dump", "verdict"})),
+        Paragraph(_legend(grads)),
+    ]
+    reasons = tuple(f"{one.dump_id}: {'; '.join(one.reasons)}" for one in shown if one.reasons)
+    return [*blocks, Items(reasons)] if reasons else blocks
+
+
+def _dump(one: DumpComparison, grads: bool) -> tuple[str, ...]:
+    tokens = one.log_probs
+    assert tokens is not None
+    last: tuple[str, ...] = (number(tokens.kl_k3, 2), "-" if tokens.max_ulp is None else _count(tokens.max_ulp))
+    if grads:
+        last = (number(one.grad_norm_rel, 2), number(one.gradients.distance if one.gradients else None, 2))
+    odd = f"{tokens.nonfinite} odd" if tokens.nonfinite else None
+    return (
+        one.dump_id,
+        "-" if one.seq_len is None else str(one.seq_len),
+        one.verdict,
+        odd or number(tokens.max_abs, 3),
+        number(tokens.p99_abs, 2),
+        number(tokens.mean_abs, 2),
+        "-" if tokens.clip_share is None else f"{tokens.clip_share:.1%}",
+        *last,
+    )
+
+
+def _count(value: int) -> str:
+    return str(value) if value < 10**6 else f"{value:.1e}"
+
+
+def _legend(grads: bool) -> str:
+    text = "max, p99, mean: absolute differences of log-probs, nats. clip: tokens whose ratio is outside 0.8 to 1.2. "
+    text += "odd: log-probs that are not finite on one side only. "
+    if grads:
+        return text + "|g| rel: relative difference of the gradient norms. grad: |a - b| / |b| of the kept gradients."
+    return text + "ulp: units of last place of the dtype that computed both."
+
+
+def _tokens(shown: Sequence[DumpComparison]) -> list[Block]:
+    found = [(one.dump_id, token) for one in shown for token in one.worst_tokens]
+    found.sort(key=lambda pair: -(abs(pair[1].difference) if pair[1].difference is not None else float("inf")))
+    if not found:
+        return []
+    rows = tuple(
+        (dump_id, str(t.row), str(t.position), "-" if t.token_id is None else str(t.token_id), number(t.a, 6), number(t.b, 6),
+         number(t.difference, 3))
+        for dump_id, t in found[:_TOKENS]
+    )  # fmt: skip
+    columns = ("dump", "row", "position", "token", "A", "B", "A - B")
+    return [Heading("Worst tokens", 3), Grid(columns, rows, frozenset({"dump"}))]
+
+
+def _parameters(shown: Sequence[DumpComparison]) -> list[Block]:
+    found = [(one.dump_id, item) for one in shown for item in one.parameters]
+    found.sort(key=lambda pair: -_distance(pair[1].figures.distance))
+    if not found:
+        return []
+    rows = tuple(
+        (item.name + (" (sampled)" if item.sampled else ""), dump_id, number(item.figures.distance, 3),
+         "-" if item.figures.cosine is None else f"{item.figures.cosine:.6f}", number(item.figures.max_abs, 2))
+        for dump_id, item in found[:_PARAMETERS]
+    )  # fmt: skip
+    columns = ("gradient of", "dump", "|a-b|/|b|", "cosine", "max")
+    return [Heading("Worst parameters", 3), Grid(columns, rows, frozenset({"gradient of", "dump"}))]
+
+
+def _distance(value: float | None) -> float:
+    return float("inf") if value is None else value
+
+
+def _not_compared(record: ComparisonRecord) -> list[Block]:
+    """What was not compared and why, each reason once, with examples."""
+    by_reason: dict[str, list[str]] = {}
+    for one in record.dumps:
+        for what, why in one.not_compared.items():
+            text = why if what == "dump" else f"{what}: {why}"
+            by_reason.setdefault(text, []).append(one.dump_id)
+    if not by_reason:
+        return []
+    lines = []
+    for reason, ids in by_reason.items():
+        examples = ", ".join(ids[:_EXAMPLES]) + (", ..." if len(ids) > _EXAMPLES else "")
+        lines.append(f"{plural(len(ids), 'dump')}: {reason}; {examples}")
+    return [Heading("Not compared", 3), Items(tuple(lines))]
+
+
+def _reasons(record: ComparisonRecord) -> set[str]:
+    return {why for one in record.dumps for why in one.not_compared.values()}
