@@ -9,10 +9,18 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # DeepSpeed's sdist asks at build time which accelerator there is.
 ACCELERATOR := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo DS_ACCELERATOR=cpu)
 
-.PHONY: demo test lint types imports pytest bench docs clean
+.PHONY: demo matrix-demo test lint types imports pytest bench docs clean
 
 demo: $(VENV)/.demo
 	$(BIN)/actordbg demo
+
+# The eight combinations of flash attention, torch.compile and packing on three dumps: real ones where they are there.
+REAL_DUMPS := $(wildcard ../shared/data/input_dumps)
+BRING := $(if $(REAL_DUMPS),import $(REAL_DUMPS),create --count 3 --batch-size 2 --seq-len 256)
+
+matrix-demo: $(VENV)/.demo
+	store=$$(mktemp -d)/store && $(BIN)/actordbg --store $$store dump $(BRING) && \
+	$(BIN)/actordbg --store $$store matrix --where "batch_size*seq_len<1500" --max-inputs 3 --no-backward
 
 test: lint types imports pytest
 

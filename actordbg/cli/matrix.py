@@ -18,7 +18,7 @@ from actordbg.cli.matrix_answer import MatrixAnswer, follow, plan_lines, print_a
 from actordbg.cli.matrix_options import Format
 from actordbg.cli.options import Json, Quiet, Where, settings_of, store_of
 from actordbg.cli.replay import InputFile, KeepGradients, MaxInputs, Order, RandomSeed
-from actordbg.errors import UsageError
+from actordbg.errors import StoreProblem, UsageError
 
 if TYPE_CHECKING:
     from actordbg.findings import MatrixRecord
@@ -101,7 +101,7 @@ def matrix(
         held = _baseline(store, baseline, slower)
         options: dict[str, Any] = {
             "order": order or "time", "shuffle_seed": random_seed, "skip_known": skip_known, "slower": slower,
-            "oracle": None if no_truth else _oracle(oracle), "input_files": [str(path) for path in input_file or []],
+            "oracle": None if no_truth else _oracle(oracle), "input_files": [str(path.absolute()) for path in input_file or []],
         }  # fmt: skip
         record = _new(base, axes, chosen, options, where, held)
     _run(store, record, chosen, held, how, quiet=quiet or as_json, dry_run=dry_run)
@@ -126,10 +126,10 @@ def _base(table: Mapping[str, Any], flags: Mapping[str, Any]) -> ReplayConfig:
 
 
 def _oracle(dtype: str) -> str:
-    from actordbg.actor.choices import ORACLES
+    from actordbg.actor.choices import TRUTHS
 
-    if dtype not in ORACLES:
-        raise UsageError(f"--oracle {dtype} is not known", hint=f"one of: {', '.join(ORACLES)}")
+    if dtype not in TRUTHS:
+        raise UsageError(f"--oracle {dtype} is not known", hint=f"one of: {', '.join(TRUTHS)}")
     return dtype
 
 
@@ -149,7 +149,9 @@ def _selected(
     for reason, count in chosen.skipped.items():
         output.note(f"left out {output.plural(count, 'dump')}: {reason}")
     if not chosen.rows:
-        raise UsageError("nothing to replay", hint=what_there_is(store, where))
+        raise StoreProblem(
+            f"nothing to replay: {what_there_is(store, where)}", hint="choose dumps with --where or --input-file"
+        )
     return chosen
 
 

@@ -15,6 +15,7 @@ from actordbg.lab import matrices
 from actordbg.lab.cells import FAILED, PASSED, UNAVAILABLE
 from actordbg.lab.outcomes import data_of
 from actordbg.outcome import PASSED as INPUT_PASSED
+from actordbg.outcome import ResultRecord
 from actordbg.replay.journal import read_results
 from actordbg.replay.supervise import Progress, load_spec
 from actordbg.report.summary import summarise
@@ -141,7 +142,8 @@ def require_common(store: Store, baseline: Baseline, cells: Sequence[MatrixCell]
 def regressions(store: Store, cell: MatrixCell, baseline: Baseline) -> tuple[str, ...]:
     """What got worse, in words; () if nothing did, or where the baseline has nothing to hold this cell against.
 
-    A dump that passed there and does not pass here; log-probs that differ from those there by more than `compare` allows; a
+    A dump that passed there and does not pass here; log-probs that differ from those there by more than `compare` allows, or
+    that cannot be compared with them (another temperature, another model, outputs that were not kept); a
     forward that takes more than `slower` times as long (input by input, the median over inputs that are steady in both); a
     cell of a matrix that ran there and is unavailable here.
     """
@@ -155,8 +157,14 @@ def regressions(store: Store, cell: MatrixCell, baseline: Baseline) -> tuple[str
     expected = sorted(one for one, result in there.items() if result.status == INPUT_PASSED and one in asked)
     lost = [one for one in expected if one not in here or here[one].status != INPUT_PASSED]
     found = [f"passed in the baseline, not here: {_named(lost)}"] if lost else []
-    both = [one for one in expected if one not in lost]
+    both = [one for one in expected if one not in lost and not _alike(here[one], there[one])]
     return tuple(found + _moved(store, cell.replay_id, theirs, both) + _slowed(store, cell.replay_id, theirs, baseline))
+
+
+def _alike(here: ResultRecord, there: ResultRecord) -> bool:
+    """The same log-probs, bit for bit, and the same backward: nothing to compare."""
+    names = ("output_digest", "loss", "grad_norm")
+    return here.output_digest is not None and all(getattr(here, name) == getattr(there, name) for name in names)
 
 
 def _moved(store: Store, ours: str, theirs: str, dumps: Sequence[str]) -> list[str]:
@@ -166,7 +174,11 @@ def _moved(store: Store, ours: str, theirs: str, dumps: Sequence[str]) -> list[s
         return []
     record = compare(store, ours, theirs, only=dumps)
     bad = [dump.dump_id for dump in record.dumps if dump.verdict == MISMATCH]
-    return [f"other numbers than in the baseline: {_named(bad)}"] if bad else []
+    found = [f"other numbers than in the baseline: {_named(bad)}"] if bad else []
+    if record.verdict == NOT_COMPARED:
+        why = next((reason for dump in record.dumps for reason in dump.not_compared.values()), "")
+        found.append(f"its numbers cannot be compared with the baseline's: {'; '.join(record.reasons) or why}")
+    return found
 
 
 def _slowed(store: Store, ours: str, theirs: str, baseline: Baseline) -> list[str]:

@@ -18,6 +18,9 @@ from actordbg.report.words import memory, number, plural, seconds, setting
 AXES_AS_COLUMNS = 4
 """With more axes than this the settings share one column."""
 WRONG, REGRESSED = "WRONG", "REGRESSED"
+_ORDER = (
+    "backend", "zero_stage", "nproc", "tp", "ring", "dtype", "attn", "compile", "compile_backend", "deepcompile", "packing",
+)  # fmt: skip
 _SHORT = {"flash_attention_2": "flash"}
 _PASSED, _FAILED = "passed", "failed"
 
@@ -75,7 +78,7 @@ def _counted(record: MatrixRecord) -> str:
 
 
 def _table(record: MatrixRecord) -> Grid:
-    varied = [name for name, values in record.axes.items() if len(values) > 1]
+    varied = [name for name in _ORDER if len(record.axes.get(name, ())) > 1]
     split = 0 < len(varied) <= AXES_AS_COLUMNS
     heads = tuple(name.replace("_", " ") for name in varied) if split else ("combination",)
     backward = any(cell.backward_s is not None for cell in record.cells)
