@@ -142,9 +142,9 @@ def test_the_noise_floor(replayed: Store) -> None:
     floor = dict.fromkeys(("max_abs", "p99_abs", "mean_abs", "gradient_distance", "clip_share"), 0.6)
     noise = NoiseRecord("n-01", "2025-06-20T00:00:00.000000Z", "r-02", {}, "tiny", "fp32", (), (), floor)
     with pytest.raises(UsageError, match="there is no noise floor yet"):
-        invoke(replayed, "r-02", "r-01", "--noise", "last")
+        invoke(replayed, "r-02", "r-01", "--noise", "n-01")
     atomic_write(replayed.noise / "n-01.json", noise.to_json().encode())
-    result = invoke(replayed, "r-02", "r-01", "--noise", "last")
+    result = invoke(replayed, "r-02", "r-01", "--noise", "n-01")
     assert result.exit_code == 0
     assert result.stdout.startswith("within-noise: A differs from B no more than the configuration moves by itself\n")
     assert "noise floor: n-01" in result.stdout
@@ -157,7 +157,6 @@ def test_the_noise_floor(replayed: Store) -> None:
         ("r-01", "r-01"),
         ("r-01", "nothing"),
         ("golden", "r-01"),
-        ("r-02", "truth"),
         ("r-02", "r-01", "--max-abs", "-1"),
         ("r-02", "r-01", "--thresholds", "/nonexistent/file.toml"),
     ],

@@ -78,14 +78,20 @@ def meaning(record: ComparisonRecord) -> str:
         return f"A is as near the truth as {dtype} allows."
     if record.b.kind == "golden":
         return "A does not give what the run got." if real else "A gives what the run got."
-    ours, theirs = (set(one.label.split(", ")) for one in (record.a, record.b))
-    apart = [", ".join(sorted(one)) for one in (ours - theirs, theirs - ours)]
+    ours, theirs = (_settings(one.label) for one in (record.a, record.b))
+    apart = [", ".join(word for word in one if word not in other) for one, other in ((ours, theirs), (theirs, ours))]
     settings = (
         f"A is {apart[0] or 'the same'}, B {apart[1] or 'without'}" if any(apart) else "Both are configured alike"
     )
     if real:
         return f"{settings}. Which of them is right, the truth tells: `actordbg compare {record.a.replay_id} truth`."
     return f"{settings}, and that moves nothing that counts."
+
+
+def _settings(label: str) -> list[str]:
+    """What a label is made of: model, dtype and attention one by one, then its other parts."""
+    first, *rest = label.split(", ")
+    return [*first.split(), *rest]
 
 
 def side(info: SideInfo) -> str:
