@@ -143,18 +143,18 @@ def averaged(found: Any, left: Any, right: Any, rank: int) -> dict[str, Any]:
 
 
 def tied(cache: Path) -> dict[str, Any]:
-    """A model whose head shares the embedding's weight, split over two ranks."""
+    """A model whose head shares the embedding's weight, and with norms of single heads, split over two ranks."""
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig
+    from transformers import AutoModelForCausalLM, Qwen3Config
 
     from actordbg.actor.session import open_actor
     from actordbg.outcome import ReplayConfig
 
     folder = cache / "tied"
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = Qwen3Config(
         vocab_size=512, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings=True, initializer_range=0.3,
+        num_key_value_heads=2, head_dim=8, tie_word_embeddings=True, initializer_range=0.3,
     )  # fmt: skip
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)  # rank 0 alone writes
     torch.distributed.barrier()

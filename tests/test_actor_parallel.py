@@ -78,7 +78,7 @@ def test_fsdp2_goes_on_after_an_input_that_raised(ranks: list[Facts], name: str)
     assert json.loads(ranks[0][name]["saved"])["architectures"] == ["LlamaForCausalLM"]
 
 
-def test_a_head_that_shares_its_weight_with_the_embedding_can_be_split(ranks: list[Facts]):
+def test_a_head_with_the_embeddings_weight_and_norms_of_single_heads_can_be_split(ranks: list[Facts]):
     found = ranks[0]["tied weights"]
     assert found["log_probs"] < 1e-4 and found["norm"] < 1e-3
     assert found["names"] and found["cosine"] > 0.9999 and found["parameter norms"] < 1e-3
