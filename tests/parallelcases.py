@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,18 @@ def dumps() -> dict[str, Any]:
     """By name: the same call unpacked and packed, with a temperature, and two other calls."""
     return {
         "unpacked": make_dump(0),
-        "packed": make_dump(0, packing_samples=True),
+        "packed": make_dump(0, packing_samples=True, arguments={"return_output": True, "return_entropy": True}),
         "warm": make_dump(0, packing_samples=True, temperature=0.5),
         "left": make_dump(1, length=40, packing_samples=True),
         "right": make_dump(2, length=33, packing_samples=True),
     }
+
+
+def of_a_ring_of_four() -> Any:
+    """A call that was recorded in a ring of four ranks."""
+    dump = make_dump(0, packing_samples=True)
+    groups = {"ring_attn_group": {"size": 4, "rank": 0}}
+    return replace(dump, record=replace(dump.record, process_groups=groups))
 
 
 def one_backend(cache: Path, rank: int, settings: dict[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
@@ -65,6 +73,7 @@ def one_backend(cache: Path, rank: int, settings: dict[str, Any], plain: Mapping
         names = ("packed", "warm") if config.ring > 1 else ("unpacked", "packed", "warm")
         for name in names:
             facts[name] = beside(session.run(dumps()[name], backward=True, keep=True), plain[name])
+        facts["notes"] = list(session.run(of_a_ring_of_four(), backward=True).notes)
         if config.lanes == 2:
             mine = session.run(dumps()[("left", "right")[rank]], backward=True, keep=True)
             facts["two inputs"] = averaged(mine, plain["left"], plain["right"], rank)
@@ -99,8 +108,10 @@ def failing_in_a_layer(session: Any) -> str:
 def beside(found: Any, expected: Any) -> dict[str, Any]:
     """How far an outcome is from the plain actor's; gradients only where this rank keeps them."""
     apart = (found.log_probs - expected.log_probs)[expected.mask].abs().max()
+    entropy = 0.0 if expected.entropy is None else (found.entropy - expected.entropy)[expected.mask].abs().max()
     facts = {
         "log_probs": float(apart),
+        "entropy": float(entropy),
         "norm": abs(found.grad_norm - expected.grad_norm) / expected.grad_norm,
         "over": list(found.gradient_over),
         "names": sorted(found.gradients) == sorted(expected.gradients),
@@ -132,18 +143,18 @@ def averaged(found: Any, left: Any, right: Any, rank: int) -> dict[str, Any]:
 
 
 def tied(cache: Path) -> dict[str, Any]:
-    """A model whose head shares the embedding's weight, split over two ranks."""
+    """A model whose head shares the embedding's weight, and with norms of single heads, split over two ranks."""
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig
+    from transformers import AutoModelForCausalLM, Qwen3Config
 
     from actordbg.actor.session import open_actor
     from actordbg.outcome import ReplayConfig
 
     folder = cache / "tied"
     torch.manual_seed(0)
-    config = LlamaConfig(
+    config = Qwen3Config(
         vocab_size=512, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4,
-        num_key_value_heads=2, tie_word_embeddings=True, initializer_range=0.3,
+        num_key_value_heads=2, head_dim=8, tie_word_embeddings=True, initializer_range=0.3,
     )  # fmt: skip
     AutoModelForCausalLM.from_config(config).save_pretrained(folder)  # rank 0 alone writes
     torch.distributed.barrier()

@@ -28,7 +28,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Facts]:
 @pytest.mark.parametrize(("name", "run"), RUNS)
 def test_log_probs_norm_and_single_gradients_are_the_plain_actors(ranks: list[Facts], name: str, run: str):
     for found in (rank[name][run] for rank in ranks):
-        assert found["log_probs"] < 1e-4
+        assert found["log_probs"] < 1e-4 and found["entropy"] < 1e-4
         assert found["norm"] < 1e-3
         assert found["over"] == []
     records = ranks[0][name][run]
@@ -48,6 +48,12 @@ def test_two_inputs_at_a_time_share_the_mean_gradient_and_the_result_says_whose(
         assert found["over"] == ["dump-1", "dump-2"]
         assert found["log_probs"] < 1e-4
         assert found["cosine"] > 0.9999 and found["parameter norms"] < 1e-3
+
+
+@pytest.mark.parametrize("name", list(parallelcases.BACKENDS))
+def test_a_call_from_another_ring_says_so(ranks: list[Facts], name: str):
+    said = "had 4 ranks when recorded, and has 2" if "ring" in name else "of 4 ranks left out"
+    assert [said in note for note in ranks[0][name]["notes"]] == [True]
 
 
 def test_what_ran_is_read_off_what_was_built(ranks: list[Facts]):
@@ -72,7 +78,7 @@ def test_fsdp2_goes_on_after_an_input_that_raised(ranks: list[Facts], name: str)
     assert json.loads(ranks[0][name]["saved"])["architectures"] == ["LlamaForCausalLM"]
 
 
-def test_a_head_that_shares_its_weight_with_the_embedding_can_be_split(ranks: list[Facts]):
+def test_a_head_with_the_embeddings_weight_and_norms_of_single_heads_can_be_split(ranks: list[Facts]):
     found = ranks[0]["tied weights"]
     assert found["log_probs"] < 1e-4 and found["norm"] < 1e-3
     assert found["names"] and found["cosine"] > 0.9999 and found["parameter norms"] < 1e-3
