@@ -5,7 +5,8 @@ A replay lives in `store/replays/<replay_id>/`:
 * `spec.json`: one ReplaySpec. Written once, before anything starts.
 * `rank<N>.jsonl`: what worker N appended and fsynced, one JSON object a line, `event` says which:
   `ready` (pid, attempt, resolved configuration), `start` (dump_id, slot, attempt), `end` (a ResultRecord), `done`.
-* `supervisor.jsonl`: what the supervisor found out: `end` for inputs that killed or hung a worker, `resolved`, and
+* `supervisor.jsonl`: what the supervisor found out: `end` for inputs that killed or hung a worker, and for those that
+  several ranks ran together once all of them answered, `resolved`, and
   `finished` with the replay's status ("complete", "interrupted", "failed").
 
 Results are read from these files alone, so the catalog can always be rebuilt. For one dump the *last* `end` counts.
@@ -159,7 +160,8 @@ class ResultRecord:
     recorded,
     ended in those that it recorded.
     `graphs` and `graph_breaks` count what torch.compile did for this input; `extra` holds what has no column:
-    `not_compared`, by what was recorded, says why it was not compared.
+    `not_compared`, by what was recorded, says why it was not compared; `lane`, of an input that several ranks ran
+    together, which ranks did and what came out in those that differ from `worker` (`actordbg.replay.lanes`).
     """
 
     replay_id: str

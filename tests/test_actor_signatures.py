@@ -43,6 +43,10 @@ SEEN = {
     "flash-attention-dtype": [("RuntimeError", "FlashAttention only support fp16 and bf16 data type")],
     "token-outside-vocabulary": [("IndexError", "index out of range in self")],
     "cuda-device-assert": [("RuntimeError", "CUDA error: device-side assert triggered\nCUDA kernel errors might be ...")],
+    "collective-mismatch": [
+        ("TimeoutError", "rank 0 waits in broadcast (deepspeed/runtime/zero/utils.py) since 20 s; rank 1 has no input left (1 of 1 "
+         "done): ranks ran 2 and 1 inputs; it did not finish within 20 s (--timeout)"),
+    ],
     "collective-timeout": [
         ("torch.distributed.DistBackendError", "Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, ...)"),
         ("RuntimeError", "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv"),

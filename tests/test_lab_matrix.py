@@ -22,7 +22,7 @@ from actordbg.replay.journal import read_events, read_results
 from actordbg.replay.processes import session_members
 from actordbg.replay.supervise import load_spec
 from actordbg.report.matrix_document import MatrixContext, matrix_document
-from actordbg.report.terminal import render_blocks
+from actordbg.report.terminal import of_blocks
 from actordbg.store import Store
 
 
@@ -37,7 +37,7 @@ def statuses(record: MatrixRecord) -> list[str]:
 
 
 def shown(record: MatrixRecord) -> str:
-    return render_blocks(matrix_document(record, MatrixContext()))
+    return of_blocks(matrix_document(record, MatrixContext()))
 
 
 def test_cells_that_can_share_load_once_and_each_is_a_replay_of_its_own(bench: Bench) -> None:

@@ -21,7 +21,7 @@ from actordbg.store import Store
 
 pytestmark = pytest.mark.slow
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 15.0
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from actordbg.catalog.query import select_dumps
 from actordbg.errors import UsageError
 from actordbg.legacy.importer import import_paths
 from actordbg.outcome import ReplayConfig
-from actordbg.replay.calls import NOT_ON_EVERY_RANK, find_calls, in_slots
+from actordbg.replay.calls import APART, NOT_ON_EVERY_RANK, find_calls, in_slots
 from actordbg.replay.plan import make_plan, slots_for
 from actordbg.store import Store
 
@@ -79,6 +79,14 @@ def test_dumps_without_numbers_go_by_their_times_and_a_missing_one_does_not_shif
     assert names(calls.whole) == [[f"c{call}r0", f"c{call}r1"] for call in (0, 2, 3, 4)]
     assert calls.left_out == {NOT_ON_EVERY_RANK: 1}
     assert "4 calls were put together by their times" in calls.how_matched() and "at most 0.40 s" in calls.how_matched()
+
+
+def test_what_a_condition_left_of_two_calls_is_not_taken_for_one() -> None:
+    rows = [row(call, rank, 3.0 * call + 0.01 * rank) for call in range(4) for rank in range(2)]
+    rows += [row(10, 0, 30.0), row(14, 1, 42.0)]
+    calls = find_calls(rows, 2)
+    assert [call[0].dump_id for call in calls.whole] == ["c0r0", "c1r0", "c2r0", "c3r0"]
+    assert calls.left_out == {APART: 2} and max(calls.spreads) < 0.02
 
 
 def test_passes_of_different_kinds_at_the_same_time_are_different_calls() -> None:

@@ -137,6 +137,18 @@ def test_an_empty_store_says_how_dumps_come_about(store: Store) -> None:
     assert "dump import" in invoke(store).stdout
 
 
+def test_a_plan_says_what_each_rank_gets(store: Store) -> None:
+    publish(store, 3)
+    shares = planned(store, "--nproc", "2", "--align", "shuffle")["shares"]
+    assert [(share["ranks"], len(share["dumps"])) for share in shares] == [([0], 2), ([1], 1)]
+    same = invoke(store, "--nproc", "2", "--align", "same", "--dry-run")
+    assert "each on all ranks" in same.stdout and "ranks 0, 1: 3 inputs, seq_len 96, 96, 96" in same.stdout
+    with pytest.raises(UsageError, match="no call is whole for 2 processes"):
+        invoke(store, "--nproc", "2", "--align", "rank", "--dry-run")
+    alone = invoke(store, "--align", "rank", "--dry-run")
+    assert "aligns nothing" in alone.stderr
+
+
 def test_dumps_that_cannot_be_replayed_are_left_out_and_counted(store: Store) -> None:
     publish(store, 2, replayable=False, extra={"pixel_values": "not storable"})
     result = invoke(store, "--dry-run")

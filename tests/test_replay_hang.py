@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from actordbg.actor.signatures import explain, signature_of
-from actordbg.replay.hang import MAX_RANKS, Standing, describe, excerpt
+from actordbg.replay.hang import MAX_RANKS, Standing, describe, excerpt, in_brief
 from actordbg.replay.logs import before_stacks
 from actordbg.replay.processes import STOPPED
 from actordbg.replay.stacks import Stack, is_complete, read_stack
@@ -139,6 +139,16 @@ def test_the_excerpt_has_every_ranks_stack_under_its_name_the_blamed_first() -> 
     many = excerpt([standing(rank, BROADCAST) for rank in range(MAX_RANKS + 3)], [0])
     assert many.count("\n  torch/distributed/distributed_c10d.py") == MAX_RANKS
     assert f"--- rank {MAX_RANKS + 2} waits in broadcast" in many, "of further ranks only where they stand"
+
+
+def test_a_report_shows_the_first_frames_of_each_rank() -> None:
+    text = excerpt([standing(0, slot=None, done=1), standing(1, BROADCAST)], [1], "loading\n")
+    lines = in_brief(text, frames=3).splitlines()
+    assert lines[0].startswith("--- rank 1 waits in broadcast") and lines[2].endswith(
+        "distributed_c10d.py:3151 broadcast"
+    )
+    assert lines[4].startswith("--- rank 0 has no input left") and len(lines) == 6
+    assert in_brief("Traceback (most recent call last):\n...") == ""
 
 
 def test_what_a_worker_printed_is_told_from_the_stacks_that_it_was_asked_for() -> None:

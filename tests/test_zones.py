@@ -34,8 +34,9 @@ def command(*arguments: str) -> str:
 
 @pytest.fixture(scope="module")
 def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]:
-    """A store with two dumps and a finished replay of them, and the id of the first dump."""
+    """A store with two dumps and a finished replay of them, the id of the first dump, and a training's log beside it."""
     store = Store(tmp_path_factory.mktemp("zones") / "store").create()
+    (store.root.parent / "train.log").write_text("gpt_loss: 5.78\n")
     records = fill(store, 2)
     folder = write_spec(store, spec("r1", records, model="tiny"))
     results = [result("r1", record.dump_id, forward_s=1.0, logprob_mean=-2.0) for record in records]
@@ -69,6 +70,8 @@ DESK_COMMANDS = {
     "dump status": ("dump", "status"),
     "report": ("report",),
     "report json": ("report", "--json"),
+    "curve": ("curve", "time"),
+    "compare-logs": ("compare-logs", "LOG", "LOG"),
     "pack": ("dump", "pack"),
     "ls packed": ("dump", "ls"),
     "verify packed": ("dump", "verify"),
@@ -81,9 +84,10 @@ DESK_COMMANDS = {
 @pytest.mark.parametrize("name", DESK_COMMANDS)
 def test_the_desk_does_not_load_torch(filled: tuple[Store, str], name: str):
     store, dump_id = filled
-    arguments = [dump_id if argument == "DUMP" else argument for argument in DESK_COMMANDS[name]]
+    meant = {"DUMP": dump_id, "LOG": str(store.root.parent / "train.log")}
+    arguments = [meant.get(argument, argument) for argument in DESK_COMMANDS[name]]
     loaded = loaded_by(command("--store", str(store.root), *arguments))
-    assert "actordbg" in loaded and "torch" not in loaded
+    assert "actordbg" in loaded and {"torch", "matplotlib"}.isdisjoint(loaded)
 
 
 def test_help_loads_neither_the_catalog_nor_rich_tables():

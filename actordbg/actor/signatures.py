@@ -139,7 +139,7 @@ KNOWN: tuple[Known, ...] = (
         "Ranks that compute together called their collectives a different number of times, or in another order: each waits for "
         "one that does not come. A rank that runs out of inputs, an input that takes another path through the model, or "
         "lengths that change what is communicated do that.",
-        "the log excerpt has every rank's stack: the first frames that differ say where they parted",
+        "`actordbg report` shows each rank's stack: the first frames that differ say where they parted",
         "leave --align shuffle out: without it ranks that have no input are kept in step",
         "in training: the same number of micro-batches on every rank (drop_last, or padding the last ones)",
     ),

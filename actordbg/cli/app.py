@@ -12,6 +12,8 @@ from actordbg import __version__
 from actordbg.cli import (
     actor_init,
     compare,
+    compare_logs,
+    curve,
     demo,
     doctor,
     dump_create,
@@ -71,6 +73,13 @@ actor_app = typer.Typer(
     name="actor", help="The standalone actor that replays use.", no_args_is_help=True, rich_markup_mode=None
 )
 
+curve_app = typer.Typer(
+    name="curve",
+    help="Memory and time by length, and the longest length that fits a budget.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
 app.command("doctor", short_help="Will this machine and this OpenRLHF work?")(doctor.doctor)
 app.command("demo", short_help="The whole way on a real training with a tiny model.")(demo.demo)
 app.command("patch", short_help="Append the capture hook to OpenRLHF's actor.py.")(patch.patch)
@@ -109,6 +118,11 @@ app.command("noise", short_help="How far a configuration moves by itself.", cls=
     noise.noise
 )
 app.command("report", short_help="What passed, what failed and why, time and memory.")(report.report)
+
+app.add_typer(curve_app)
+curve_app.command("memory", short_help="Peak memory by length, and the longest that fits.")(curve.memory)
+curve_app.command("time", short_help="Time by length, and the longest that fits.")(curve.time)
+app.command("compare-logs", short_help="Do two trainings have the same loss, step by step?")(compare_logs.compare_logs)
 
 
 def _version(wanted: bool) -> None:

@@ -236,6 +236,6 @@ def _render(record: ComparisonRecord, chosen: Format, limit: int, path: Path) ->
     from actordbg.report.difference import document
 
     blocks = document(record, limit)
-    text = markdown.render_blocks(blocks) if chosen is Format.MD else terminal.render_blocks(blocks)
+    text = markdown.of_blocks(blocks) if chosen is Format.MD else terminal.of_blocks(blocks)
     output.say(text.rstrip("\n"))
     output.note(f"kept as {path}")

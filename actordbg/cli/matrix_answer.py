@@ -43,7 +43,7 @@ def print_answer(answer: MatrixAnswer, how: Format) -> None:
         output.emit(answer, lambda _: None, True)
         return
     blocks = matrix_document(answer.matrix, answer.context, explain)
-    text = markdown.render_blocks(blocks) if how is Format.MD else _coloured(terminal.render_blocks(blocks))
+    text = markdown.of_blocks(blocks) if how is Format.MD else _coloured(terminal.of_blocks(blocks))
     typer.echo(text, nl=False)
 
 

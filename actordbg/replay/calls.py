@@ -3,7 +3,8 @@
 Dumps belong to one call when they agree in run, role, actor, training step, number of the call, kind (log-prob pass, or
 training pass), and are of different ranks. Imported dumps know neither step nor number, and a run that was started again
 counts anew, so among the dumps that agree in all that the *times* decide: two dumps are of one call when each is the other
-rank's nearest. A dump that is missing leaves its call incomplete, and does not shift those behind it.
+rank's nearest. A dump that is missing leaves its call incomplete, and does not shift those behind it. What is nearest and yet far
+more apart than usual (`TOO_FAR`) is what is left of two calls, of which a condition such as seq_len<1000 took a dump each.
 
 A call is *whole* when every rank that the selection has of this actor is in it, and these ranks fill the lanes evenly: rank r
 is run by lane `r % lanes`. Whatever is not whole is left out and counted. Nothing is ever paired with another call's.
@@ -21,6 +22,9 @@ from typing import Generic, Protocol, TypeVar
 
 CAPTURED = "capture"
 NOT_ON_EVERY_RANK = "their call was not captured, or not selected, on every rank"
+APART = "their times are too far apart to be of one call"
+TOO_FAR, JITTER_S = 5.0, 0.25
+"""Ranks of one call are at most TOO_FAR times as far apart as they usually are, or JITTER_S seconds."""
 
 
 class Captured(Protocol):
@@ -113,15 +117,20 @@ def _match(rows: list[Row], ranks: Sequence[int], calls: Calls[Row]) -> None:
     for row in rows:
         alike[_kind(row)][row.rank].append(row)
     matched = 0
+    near: list[tuple[float, list[Row]]] = []
     for by_rank in alike.values():
-        by_time = any(len(own) > 1 for own in by_rank.values())
-        for call in _nearest(by_rank, ranks):
-            matched += len(call)
-            calls.whole.append(call)
-            if by_time:
-                moments = [_seconds(row) for row in call]
-                calls.spreads.append(max(moments) - min(moments))
+        found = _nearest(by_rank, ranks)
+        matched += sum(map(len, found))
+        if any(len(own) > 1 for own in by_rank.values()):
+            near += [(_spread(call), call) for call in found]
+        else:
+            calls.whole += found
+    usual = statistics.median_low([spread for spread, _ in near]) if near else 0.0
+    limit = max(TOO_FAR * usual, JITTER_S)
+    calls.whole += [call for spread, call in near if spread <= limit]
+    calls.spreads += [spread for spread, _ in near if spread <= limit]
     _leave_out(calls, NOT_ON_EVERY_RANK, len(rows) - matched)
+    _leave_out(calls, APART, sum(len(call) for spread, call in near if spread > limit))
 
 
 def _kind(row: Captured) -> Hashable:
@@ -145,6 +154,12 @@ def _nearest(by_rank: dict[int, list[Row]], ranks: Sequence[int]) -> list[list[R
         if len(call) == len(lines):
             found.append(call)
     return found
+
+
+def _spread(call: Sequence[Captured]) -> float:
+    """Seconds between the first and the last of a call's dumps."""
+    moments = [_seconds(row) for row in call]
+    return max(moments) - min(moments)
 
 
 def _closest(times: Sequence[float], moment: float) -> int:

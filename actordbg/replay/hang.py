@@ -19,6 +19,8 @@ from actordbg.replay.view import RankView
 
 MAX_RANKS = 8
 """Ranks whose stacks are shown in full; of more ranks the blamed ones come first."""
+_HEAD = "--- "
+_RANK = _HEAD + "rank "
 
 
 @dataclass(frozen=True)
@@ -99,13 +101,26 @@ def excerpt(ranks: Sequence[Standing], blamed: Sequence[int], log: str = "") -> 
     ordered = sorted(ranks, key=lambda one: (one.rank not in blamed, one.rank))
     parts = [f"{log.rstrip()}\n"] if log.strip() else []
     for one in ordered[:MAX_RANKS]:
-        parts.append(f"--- {one.words()}")
+        parts.append(f"{_HEAD}{one.words()}")
         model = one.stack.model_frame if one.stack and one.waits else None
         parts += [f"  called by the model's {model}"] if model else []
         parts.append(one.stack.text() if one.stack else "  (no stack)")
     if len(ordered) > MAX_RANKS:
-        parts += [f"--- {one.words()}" for one in ordered[MAX_RANKS:]]
+        parts += [f"{_HEAD}{one.words()}" for one in ordered[MAX_RANKS:]]
     return "\n".join(parts)
+
+
+def in_brief(log_excerpt: str, frames: int = 8) -> str:
+    """An `excerpt` with the most recent frames of each rank only; "" for any other text."""
+    lines: list[str] = []
+    for line in log_excerpt.splitlines():
+        if line.startswith(_RANK):
+            shown = 0
+            lines.append(line)
+        elif lines and shown < frames:
+            shown += 1
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def _conclusion(ranks: Sequence[Standing]) -> str:

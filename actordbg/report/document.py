@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from actordbg.catalog.lab import ComparisonRow
+from actordbg.replay.hang import in_brief
 from actordbg.report.figures import Spread
 from actordbg.report.golden import against_the_run
 from actordbg.report.model import Against, Counts, FailureGroup, ReplaySummary, Summary
@@ -211,6 +212,8 @@ def _failure(group: FailureGroup) -> list[Block]:
     blocks: list[Block] = [Items(tuple(lines))]
     if group.log_excerpt and not group.explanation:
         blocks.append(Code("\n".join(group.log_excerpt.strip().splitlines()[-8:])))
+    elif stacks := in_brief(group.log_excerpt or ""):
+        blocks.append(Code(stacks))
     return blocks
 
 

@@ -6,7 +6,7 @@ What comes from outside (an error, a path, a dump id) is escaped, so it cannot t
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from actordbg.report.document import Block, Code, Grid, Heading, Items, Paragraph, document
 from actordbg.report.model import Summary
@@ -17,11 +17,11 @@ _LEADING = re.compile(r"^(\s*)([-+>#=])")
 
 def render(summary: Summary) -> str:
     """The report as Markdown that ends with a line break."""
-    return render_blocks(document(summary))
+    return of_blocks(document(summary))
 
 
-def render_blocks(blocks: Sequence[Block]) -> str:
-    """Any document as Markdown that ends with a line break."""
+def of_blocks(blocks: Iterable[Block]) -> str:
+    """A document as Markdown that ends with a line break."""
     return "\n\n".join(_block(block) for block in blocks) + "\n"
 
 

@@ -7,7 +7,7 @@ after that its text columns are cut in the middle, never its figures.
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from actordbg.report.document import Block, Code, Grid, Heading, Items, Paragraph, document
 from actordbg.report.model import Summary
@@ -17,11 +17,11 @@ WIDTH = 80
 
 def render(summary: Summary) -> str:
     """The report as text that ends with a line break."""
-    return render_blocks(document(summary))
+    return of_blocks(document(summary))
 
 
-def render_blocks(blocks: Sequence[Block]) -> str:
-    """Any document as text that ends with a line break."""
+def of_blocks(blocks: Iterable[Block]) -> str:
+    """A document as text that ends with a line break."""
     return "\n".join(_block(block) for block in blocks).strip("\n") + "\n"
 
 

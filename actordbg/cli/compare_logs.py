@@ -1,0 +1,190 @@
+"""`actordbg compare-logs`: do two trainings have the same loss, step by step?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actordbg.cli import output
+from actordbg.cli.options import Json, Limit
+from actordbg.errors import UsageError
+
+if TYPE_CHECKING:
+    from actordbg.trainlogs.answer import LogComparison, Side
+
+LogA = Annotated[str, typer.Argument(metavar="A", help="A training's log, plain or .gz; - for standard input.")]
+LogB = Annotated[str, typer.Argument(metavar="B", help="The other one's.")]
+Metric = Annotated[
+    str | None,
+    typer.Option(
+        "--metric",
+        metavar="NAME",
+        help="What to compare (default: the first that both have of gpt_loss, loss, policy_loss, act_loss, actor_loss, "
+        "critic_loss, loss_mean, then any other loss).",
+    ),
+]
+Threshold = Annotated[float, typer.Option("--threshold", metavar="X", help="Relative difference that is too much.")]
+Rule = Annotated[
+    str,
+    typer.Option(
+        "--rule",
+        metavar="first-mean-last|every-step|compare-backends",
+        help="What decides: first value, mean and last value; every step; or exactly what OpenRLHF's compare_backends.py "
+        "decides.",
+    ),
+]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw both curves, too: .png, .svg or .pdf.")]
+
+
+def compare_logs(
+    a: LogA,
+    b: LogB,
+    metric: Metric = None,
+    threshold: Threshold = 0.05,
+    rule: Rule = "first-mean-last",
+    plot: Plot = None,
+    limit: Limit = 10,
+    as_json: Json = False,
+) -> None:
+    """Compare the losses of two trainings by their logs, step by step: OpenRLHF's progress bars, with any backend.
+
+    Relative difference is |a - b| / max(|a|, |b|). Names the steps that reach --threshold, the largest first (at most --limit,
+    0 for all), and says whether the losses fall.
+    Exit code 1 if the rule is not met, a value is NaN or infinite, or the logs have nothing in common.
+
+    Example: actordbg compare-logs deepspeed.log fsdp2.log --threshold 0.05 --plot losses.png
+    """
+    from actordbg.trainlogs.compare import compare_logs as compare
+    from actordbg.trainlogs.parse import read_log
+
+    if plot is not None:
+        from actordbg import plotfile
+
+        plotfile.check("--plot", plot)
+    if a == b == "-":
+        raise UsageError("standard input cannot be both logs", hint="name a file for one of them")
+    logs = (read_log(a, metric), read_log(b, metric))
+    answer = compare(*logs, metric=metric, threshold=threshold, rule=rule, limit=limit)
+    output.emit(answer, _render, as_json)
+    if plot is not None and answer.metric is not None and answer.a.steps:
+        from actordbg.trainlogs import plot as picture
+
+        picture.plot(answer, *logs, plot)
+        output.note(f"wrote {plot}")
+    if not answer.good:
+        raise typer.Exit(1)
+
+
+def _render(answer: LogComparison) -> None:
+    from actordbg.report.terminal import wrap
+
+    if not answer.a.steps or not answer.b.steps:
+        _render_nothing(answer)
+        return
+    output.say(f"{answer.metric} by step, threshold {answer.threshold:g}, rule {answer.rule}")
+    for letter, side in (("A", answer.a), ("B", answer.b)):
+        output.say(f"  {letter}  {side.path}")
+    output.say()
+    output.say(_figures(answer))
+    if answer.common:
+        output.say(wrap(_steps(answer)))
+    if answer.worst:
+        output.say()
+        output.say(_worst(answer))
+    output.say()
+    for line in answer.notes:
+        output.say(wrap(f"note: {line}", "", "      "))
+    output.say(f"{answer.verdict}" + (":" if answer.reasons else f" ({_why_good(answer)})"))
+    for reason in answer.reasons:
+        output.say(wrap(reason, "  - ", "    "))
+
+
+def _figures(answer: LogComparison) -> str:
+    """A table: what each log has, and how far they are apart."""
+    from actordbg.report.document import Grid
+    from actordbg.report.terminal import grid
+    from actordbg.report.words import number
+
+    def line(name: str, show: Callable[[Side], str], difference: float | None = None) -> tuple[str, str, str, str]:
+        return (name, show(answer.a), show(answer.b), "" if difference is None else number(difference, 3))
+
+    rows = [
+        line("steps", _range),
+        line("first", lambda side: number(side.first), answer.first),
+        line("mean", lambda side: number(side.mean), answer.mean),
+        line("last", lambda side: number(side.last), answer.last),
+        line("smallest", lambda side: number(side.smallest)),
+        line("largest", lambda side: number(side.largest)),
+        line("trend", _trend),
+    ]
+    return grid(Grid(("", "A", "B", "difference"), tuple(rows), frozenset({""})))
+
+
+def _range(side: Side) -> str:
+    return f"{side.first_step:,}-{side.last_step:,} ({side.steps:,})"
+
+
+def _trend(side: Side) -> str:
+    from actordbg.report.words import number
+
+    one = side.trend
+    if one.first is None:
+        return one.word
+    words = {"neither falls nor rises": "flat"}
+    return f"{words.get(one.word, one.word)}, {number(one.first, 3)} to {number(one.last, 3)}"
+
+
+def _steps(answer: LogComparison) -> str:
+    from actordbg.report.words import number
+
+    spread = f"median {number(answer.median_relative, 3)}, largest {number(answer.max_relative, 3)}"
+    reach = f"{answer.exceeding:,} of {answer.common:,} common steps differ by {answer.threshold:g} or more"
+    return f"{reach} ({spread}). Trend: {answer.trend_method}."
+
+
+def _worst(answer: LogComparison) -> str:
+    from actordbg.report.document import Grid
+    from actordbg.report.terminal import grid
+    from actordbg.report.words import number
+
+    rows = tuple(
+        (
+            f"{one.step:,}",
+            _value(one.a),
+            _value(one.b),
+            number(one.relative, 3) if one.relative is not None else one.note,
+        )
+        for one in answer.worst
+    )
+    more = answer.exceeding - len(rows)
+    tail = f"\n  and {more:,} more (--limit 0 names all)" if more else ""
+    return grid(Grid(("step", "A", "B", "difference"), rows)) + tail
+
+
+def _value(value: float | None) -> str:
+    from actordbg.report.words import number
+
+    return "not finite" if value is None else number(value)
+
+
+def _why_good(answer: LogComparison) -> str:
+    if answer.rule == "every-step":
+        return f"no common step differs by {answer.threshold:g} or more"
+    return f"first value, mean and last value differ by less than {answer.threshold:g}"
+
+
+def _render_nothing(answer: LogComparison) -> None:
+    from actordbg.report.terminal import wrap
+    from actordbg.trainlogs.parse import is_loss
+
+    output.say(f"nothing in common: {', '.join(answer.reasons)}")
+    for letter, side in (("A", answer.a), ("B", answer.b)):
+        names = sorted(side.found.items(), key=lambda item: (not is_loss(item[0]), -item[1], item[0]))
+        shown = ", ".join(f"{name} ({count:,})" for name, count in names[:30]) or "no figures at all"
+        more = f", and {len(names) - 30:,} more" if len(names) > 30 else ""
+        output.say(wrap(f"{letter}  {side.path}: {shown}{more}", "  ", "     "))
+    output.say(wrap("--metric NAME compares another figure than a loss; a metric is found in progress bars, in lines that"
+                    " name a step, and in lines like `gpt_loss: 5.78`"))  # fmt: skip

@@ -1,0 +1,284 @@
+"""`actordbg curve memory|time`: what a length needs under each configuration, and the longest length that fits a budget."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from actordbg.cli import output
+from actordbg.cli.options import Json, Quiet, Where, store_of
+from actordbg.errors import StoreProblem, UsageError
+
+if TYPE_CHECKING:
+    from actordbg.findings import MatrixRecord
+    from actordbg.lab.curve import CurvesAnswer
+    from actordbg.replay.plan import Plan
+    from actordbg.replay.supervise import Progress
+    from actordbg.report.load import Material
+    from actordbg.store import Store
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The question. quantity: memory or time; budget: bytes or seconds; passes: which time."""
+
+    quantity: str
+    replays: list[str]
+    matrix: str | None
+    where: str | None
+    budget: float | None
+    at: list[int]
+    by: str
+    passes: str
+    measure: str | None
+    batch_size: int | None
+
+
+class By(str, Enum):
+    """What a length is."""
+
+    SEQ_LEN = "seq_len"
+    PADDED = "padded"
+    TOKENS = "tokens"
+
+
+class Passes(str, Enum):
+    """Which time."""
+
+    BOTH = "both"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class Format(str, Enum):
+    """How the answer is written."""
+
+    TEXT = "text"
+    MD = "md"
+    JSON = "json"
+
+
+Replays = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[REPLAY...|last|all]", help="Replays by id or its beginning (default: all)."),
+]
+Matrix = Annotated[str | None, typer.Option("--matrix", metavar="ID|last", help="The replays of this matrix's cells.")]
+MemoryBudget = Annotated[
+    str | None, typer.Option("--budget", metavar="SIZE", help="The longest length that fits, e.g. 80GB, 75GiB.")
+]
+TimeBudget = Annotated[
+    str | None, typer.Option("--budget", metavar="TIME", help="The longest length that fits, e.g. 2s, 500ms.")
+]
+Lengths = Annotated[
+    list[int] | None,
+    typer.Option("--at", metavar="LEN", min=1, help="What this length needs, and whether it fits; may be repeated."),
+]
+ByOption = Annotated[
+    By,
+    typer.Option(
+        "--by", help="Length is seq_len (a curve for each batch size), padded (batch size x seq_len), or real tokens."
+    ),
+]
+Of = Annotated[Passes, typer.Option("--of", help="Which time the curve and the budget are about.")]
+Measure = Annotated[
+    str | None,
+    typer.Option(
+        "--measure",
+        metavar="LEN,LEN,...",
+        help="First make inputs of these lengths and replay them under the configuration of each REPLAY.",
+    ),
+]
+BatchSize = Annotated[
+    int | None, typer.Option("--batch-size", min=1, help="Rows of the inputs of --measure (default: as in REPLAY).")
+]
+FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to write the answer.")]
+Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the curves, too: .png, .svg or .pdf.")]
+Rows = Annotated[int, typer.Option("--limit", min=0, help="At most this many lengths of each curve; 0 for all.")]
+
+
+def memory(
+    ctx: typer.Context,
+    replays: Replays = None,
+    matrix: Matrix = None,
+    where: Where = None,
+    budget: MemoryBudget = None,
+    at: Lengths = None,
+    by: ByOption = By.SEQ_LEN,
+    measure: Measure = None,
+    batch_size: BatchSize = None,
+    plot: Plot = None,
+    limit: Rows = 24,
+    format: FormatOption = Format.TEXT,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Peak memory by length for each configuration that was replayed, and the longest length that fits a budget.
+
+    Measured lengths are told from extrapolated ones; a length that ran out of memory is never said to fit.
+    Exit code 1 if nothing was measured, or if an --at length is not sure to fit --budget under every configuration shown.
+
+    Example: actordbg curve memory --budget 80GB --at 16384 --at 32768
+    """
+    from actordbg.units import parse_size
+
+    most = None if budget is None else float(parse_size("--budget", budget))
+    asked = _Asked(
+        "memory", list(replays or []), matrix, where, most, list(at or []), by.value, "both", measure, batch_size
+    )
+    _answer(ctx, asked, plot, limit, Format.JSON if as_json else format, quiet=quiet or as_json)
+
+
+def time(
+    ctx: typer.Context,
+    replays: Replays = None,
+    matrix: Matrix = None,
+    where: Where = None,
+    budget: TimeBudget = None,
+    at: Lengths = None,
+    by: ByOption = By.SEQ_LEN,
+    of: Of = Passes.BOTH,
+    measure: Measure = None,
+    batch_size: BatchSize = None,
+    plot: Plot = None,
+    limit: Rows = 24,
+    format: FormatOption = Format.TEXT,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Time of forward and backward by length for each configuration that was replayed, and the longest that fits a budget.
+
+    Warm-up and compiling inputs are left out. Measured lengths are told from extrapolated ones.
+    Exit code 1 if nothing was measured, or if an --at length is not sure to fit --budget under every configuration shown.
+
+    Example: actordbg curve time last --budget 2s --by tokens
+    """
+    from actordbg.units import parse_seconds
+
+    most = None if budget is None else parse_seconds("--budget", budget)
+    asked = _Asked(
+        "time", list(replays or []), matrix, where, most, list(at or []), by.value, of.value, measure, batch_size
+    )
+    _answer(ctx, asked, plot, limit, Format.JSON if as_json else format, quiet=quiet or as_json)
+
+
+def _answer(ctx: typer.Context, asked: _Asked, plot: Path | None, rows: int, format: Format, *, quiet: bool) -> None:
+    if plot is not None:
+        from actordbg import plotfile
+
+        plotfile.check("--plot", plot)
+    store = store_of(ctx)
+    names = _names(store, asked)
+    if asked.measure is not None:
+        names += _measured(store.require(), names, asked, quiet)
+    answer = _curves(store, names, asked)
+    _emit(answer, format, rows)
+    if plot is not None and any(one.values for one in answer.curves):
+        from actordbg.lab import curve_plot
+
+        curve_plot.plot(answer, plot)
+        output.note(f"wrote {plot}")
+    if not answer.good:
+        raise typer.Exit(1)
+
+
+def _curves(store: Store, names: list[str], asked: _Asked) -> CurvesAnswer:
+    from actordbg.lab.curve import answer
+    from actordbg.lab.measurements import gather, left_out_replays
+    from actordbg.report.load import load
+
+    material: Material = load(store, names, asked.where)
+    notes = list(material.notes)
+    others = left_out_replays(material.replays)
+    if others:
+        notes.append(f"{output.plural(others, 'replay')} left out: truths and noise variants")
+    return answer(
+        gather(material.replays, asked.by), asked.quantity, asked.by,
+        passes=asked.passes, budget=asked.budget, at=sorted(set(asked.at)),
+        replays=len(material.replays) - others, notes=notes,
+    )  # fmt: skip
+
+
+def _emit(answer: CurvesAnswer, format: Format, rows: int) -> None:
+    from actordbg.lab.curve_document import document
+    from actordbg.report import markdown, terminal
+
+    def render(answer: CurvesAnswer) -> None:
+        blocks = document(answer, rows)
+        typer.echo(markdown.of_blocks(blocks) if format is Format.MD else terminal.of_blocks(blocks), nl=False)
+
+    output.emit(answer, render, format is Format.JSON)
+
+
+def _names(store: Store, asked: _Asked) -> list[str]:
+    if asked.matrix is None:
+        return asked.replays or ["all"]
+    if asked.replays:
+        raise UsageError("REPLAY and --matrix exclude each other", hint="give one of them")
+    names = [cell.replay_id for cell in _read_matrix(store, asked.matrix).cells if cell.replay_id is not None]
+    if not names:
+        raise UsageError(
+            f"no cell of the matrix {asked.matrix} was replayed", hint="`actordbg matrix --resume` goes on"
+        )
+    return names
+
+
+def _read_matrix(store: Store, name: str) -> MatrixRecord:
+    from actordbg.findings import MatrixRecord
+
+    known = sorted(path.stem for path in store.matrices.glob("*.json")) if store.matrices.is_dir() else []
+    begun = [one for one in known if one.startswith(name)]
+    found = known[-1:] if name == "last" else [name] if name in known else begun
+    if len(found) != 1:
+        what = "there is no" if not found else "there are several"
+        raise UsageError(f"{what} matrix {name!r:.80}", hint="its id, or a beginning that no other matrix has, or last")
+    path = store.matrices / f"{found[0]}.json"
+    try:
+        return MatrixRecord.from_json(path.read_bytes())
+    except OSError as error:
+        raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
+
+
+def _measured(store: Store, names: Sequence[str], asked: _Asked, quiet: bool) -> list[str]:
+    """Replays of made-up inputs of the lengths that --measure names, one for each different configuration of `names`."""
+    from actordbg.lab.measure import measure, settled
+    from actordbg.report.load import load
+
+    if not asked.replays and asked.matrix is None:
+        raise UsageError("--measure needs the replays whose configurations it is to use", hint="name one, or `last`")
+    lengths = _lengths(asked.measure or "")
+    done: dict[tuple[str, int], str] = {}
+    for data in load(store, names).replays:
+        config = settled(data.spec.config, data.resolved)
+        batch = asked.batch_size or max((one.batch_size for one in data.spec.inputs), default=1)
+        key = (str(sorted(config.to_dict().items(), key=str)), batch)
+        if key in done or config.oracle is not None or config.vary is not None:
+            continue
+        total = len(lengths) * 2 * config.lanes
+        with output.progress(f"measuring as {data.spec.replay_id}", total, quiet=quiet) as advance:
+
+            def on_plan(plan: Plan) -> None:
+                advance(0, note="starting the workers", total=len(plan.spec.inputs))  # noqa: B023: called within this round
+
+            def on_event(event: Progress) -> None:
+                if event.kind == "result":
+                    advance(1, note="running" if event.text == "passed" else f"last: {event.text}")
+
+            done[key] = measure(
+                store, config, lengths, batch,
+                command=shlex.join(["actordbg", *sys.argv[1:]]), on_plan=on_plan, on_event=on_event,
+            )  # fmt: skip
+    return list(done.values())
+
+
+def _lengths(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and int(part[:9]) >= 2 and len(part) < 9 for part in parts):
+        raise UsageError(f"--measure {text!r:.60} is not a list of lengths", hint="write it like 512,1024,2048")
+    return sorted({int(part) for part in parts})

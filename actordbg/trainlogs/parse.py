@@ -1,0 +1,224 @@
+"""What a training log says about a metric, step by step: `read_log(path)`.
+
+Three ways in which a log numbers its steps, each a series of its own:
+
+* **bar**: a progress bar's postfix, `Train step of epoch 1:  8%|8  | 2/24 [00:01<00:11, 1.9it/s, gpt_loss=6.21, lr=1e-5]`.
+  The step is epoch x total + count where the bar names its epoch (OpenRLHF's SFT, DPO and RM trainers). A bar that does not
+  (PPO: one for each global step) goes on counting where the one before it ended. A bar is printed again and again: the
+  last figures at a count are that step's. A bar that shows figures at count 0 sets them before it counts: they are the next
+  step's, and its last state, a repeat, is left out.
+* **line**: a line that says its step: `Global step 12: {'policy_loss': 0.02, ...}`, `step=12 loss=2.1`.
+* **order**: lines that name a figure and no step (`gpt_loss: 5.78`, `{'gpt_loss': 5.78}`): each line is a step.
+
+A step that comes again later (a resumed run in one log) counts with its later value, and is counted in `rerun`. NaN and
+infinities are values like others here. Steps of an evaluation bar are those that it names.
+
+Standard library only. Memory: 16 bytes for each step of each metric that is kept.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from actordbg.trainlogs.segments import segments
+
+BAR, LINE, ORDER = "bar", "line", "order"
+KINDS = (LINE, BAR, ORDER)
+"""How steps are numbered, the most trustworthy first."""
+
+_MOST_NAMES = 1000
+_MOST_SERIES = 64
+_SETTLE = 2**17
+"""Values after which repeated steps are put together, so that a log that begins anew many times stays small."""
+_NUMBER = r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|inf(?:inity)?|nan)"
+_BAR = re.compile(r"(\d+)%\|[^|]{0,300}\|\s*(\d+)/(\d+) \[([^\]]*)(\]?)")
+_EPOCH = re.compile(r"\bepoch (\d+)$", re.IGNORECASE)
+_EVALUATION = re.compile(r"\beval\w*\b.*?(\d+)$", re.IGNORECASE)
+_STEP = re.compile(
+    r"(?<!\w)(?:global[ _]?)?(?:step|iteration|iter)(?![a-z])['\"]?\s*[:=#]?\s*(\d+)(?![\d.])", re.IGNORECASE
+)
+_PAIR = re.compile(
+    r"(?:'([^']{1,80})'|\"([^\"]{1,80})\"|(?<![\w/.-])([a-z_][\w./-]{0,80}))\s*[:=]\s*(?:[a-z_][\w.]*\()?"
+    rf"({_NUMBER})(?!\w)(?!\.\d)",
+    re.IGNORECASE,
+)
+_LOSS = re.compile(r"loss(?:[_/ ](?:mean|avg))?$", re.IGNORECASE)
+_VALUE = re.compile(rf"(?:[a-z_][\w.]*\()?({_NUMBER})\)?$", re.IGNORECASE)
+
+
+@dataclass
+class Series:
+    """A metric by step: `steps` ascending, each once, and the value of each (NaN and infinities included).
+
+    rerun: steps that the log came back to later. totals: steps of a bar's round (an epoch), as the bars said, ascending.
+    """
+
+    kind: str
+    steps: array[int] = field(default_factory=lambda: array("q"))
+    values: array[float] = field(default_factory=lambda: array("d"))
+    rerun: int = 0
+    totals: tuple[int, ...] = ()
+    _settle_at: int = _SETTLE
+
+    def add(self, step: int, value: float) -> None:
+        """The next value as the log has it; a repeated step replaces its value."""
+        if self.steps and self.steps[-1] == step:
+            self.values[-1] = value
+            return
+        if len(self.steps) >= self._settle_at:
+            self.settle()
+            self._settle_at = 2 * len(self.steps) + _SETTLE
+        self.steps.append(step)
+        self.values.append(value)
+
+    def settle(self) -> None:
+        """Put the steps in order and keep the last value of each."""
+        if all(a < b for a, b in pairwise(self.steps)):
+            return
+        last = dict(zip(self.steps, self.values, strict=True))
+        self.rerun += len(self.steps) - len(last)
+        self.steps = array("q", sorted(last))
+        self.values = array("d", (last[step] for step in self.steps))
+
+
+@dataclass
+class TrainLog:
+    """One log. `metrics`: how often each name with figures was seen; `series`: by metric and kind, of what was kept."""
+
+    path: str
+    segments: int = 0
+    metrics: dict[str, int] = field(default_factory=dict)
+    series: dict[str, dict[str, Series]] = field(default_factory=dict)
+
+
+def read_log(path: str, metric: str | None = None) -> TrainLog:
+    """Read a log (`-`: standard input, .gz too), keeping one metric, or, without one, every metric that is a loss.
+
+    Raises UsageError and EnvironmentProblem as `segments` does. A log that says nothing is a TrainLog without metrics.
+    """
+    reader = _Reader(path, metric)
+    for source, text in segments(path):
+        reader.take(source, text)
+    return reader.finish()
+
+
+@dataclass
+class _Bar:
+    """Where a bar is: `offset` of its round among those before it; `early`: it sets figures before it counts."""
+
+    count: int = -1
+    total: int = 0
+    offset: int = 0
+    early: bool = False
+
+
+class _Reader:
+    """Takes a log's segments one after another."""
+
+    def __init__(self, path: str, metric: str | None) -> None:
+        self._log = TrainLog(path)
+        self._metric = plain_name(metric) if metric else None
+        self._bars: dict[tuple[str, str], _Bar] = {}
+        self._totals: dict[str, set[int]] = {}
+        self._plain: dict[str, str] = {}
+        self._wanted: dict[str, bool] = {}
+
+    def take(self, source: str, text: str) -> None:
+        self._log.segments += 1
+        if "%|" in text:
+            begin = 0
+            for found in _BAR.finditer(text):
+                self._bar(source, text[begin : found.start()].strip().rstrip(":"), found)
+                begin = found.end()
+        elif "loss" in text or (self._metric and self._metric in text):
+            self._line(text)
+
+    def finish(self) -> TrainLog:
+        for name, kinds in self._log.series.items():
+            for series in kinds.values():
+                series.settle()
+            if BAR in kinds:
+                kinds[BAR].totals = tuple(sorted(self._totals[name]))
+        return self._log
+
+    def _bar(self, source: str, name: str, found: re.Match[str]) -> None:
+        count, total = int(found[2]), int(found[3])
+        bar = self._bars.setdefault((source, name), _Bar())
+        if count < bar.count:
+            bar.offset += bar.total
+        bar.count, bar.total = count, total
+        pairs = list(self._postfix(found[4], complete=bool(found[5])))
+        if not pairs:
+            return
+        bar.early = bar.early or count == 0
+        if bar.early and count >= total:
+            return
+        step = self._step_of(name, bar)
+        for metric, value in pairs:
+            if (series := self._series(metric, BAR)) is not None:
+                series.add(step, value)
+                self._totals.setdefault(metric, set()).add(total)
+
+    def _step_of(self, name: str, bar: _Bar) -> int:
+        if evaluation := _EVALUATION.search(name):
+            return int(evaluation[1])
+        epoch = _EPOCH.search(name)
+        return (int(epoch[1]) * bar.total if epoch else bar.offset) + bar.count + bar.early
+
+    def _line(self, text: str) -> None:
+        found = [(plain_name(a or b or c), float(number)) for a, b, c, number in _PAIR.findall(text)]
+        pairs = [(name, value) for name, value in found if not name.endswith(".py")]  # logging's file.py:45
+        said = _STEP.search(text)
+        if not said:
+            pairs = [(name, value) for name, value in pairs if self._wants(name) or is_loss(name)]
+        elif not any(self._wants(name) or is_loss(name) for name, _ in pairs):
+            return
+        for name, value in pairs:
+            if (series := self._series(name, LINE if said else ORDER)) is not None:
+                series.add(int(said[1]) if said else len(series.steps) + 1, value)
+
+    def _postfix(self, inner: str, *, complete: bool) -> Iterator[tuple[str, float]]:
+        """The figures inside a bar's brackets. A bar that was cut off at the terminal's width lost the end of its last one."""
+        parts = inner.split(", ")
+        for part in parts if complete else parts[:-1]:
+            raw, separator, value = part.partition("=")
+            if separator and (found := _VALUE.match(value.strip())):
+                name = self._plain.get(raw)
+                if name is None:
+                    name = self._plain[raw] = plain_name(raw)
+                    if len(self._plain) > _MOST_NAMES:
+                        self._plain.clear()
+                yield name, float(found[1])
+
+    def _wants(self, name: str) -> bool:
+        wanted = self._wanted.get(name)
+        if wanted is None:
+            wanted = name == self._metric if self._metric else is_loss(name)
+            if len(self._wanted) < _MOST_NAMES:
+                self._wanted[name] = wanted
+        return wanted
+
+    def _series(self, name: str, kind: str) -> Series | None:
+        """Where a figure goes; None where it is only counted."""
+        if name in self._log.metrics or len(self._log.metrics) < _MOST_NAMES:
+            self._log.metrics[name] = self._log.metrics.get(name, 0) + 1
+        if not self._wants(name) or (name not in self._log.series and len(self._log.series) >= _MOST_SERIES):
+            return None
+        kinds = self._log.series.setdefault(name, {})
+        if kind not in kinds:
+            kinds[kind] = Series(kind)
+        return kinds[kind]
+
+
+def is_loss(name: str) -> bool:
+    """Whether a metric's name says that it is a loss: gpt_loss, loss_mean, eval gpt_loss; not aux_loss_coef."""
+    return _LOSS.search(name) is not None
+
+
+def plain_name(name: str) -> str:
+    """A metric's name without what loggers put before it: "train/gpt_loss" is "gpt_loss"."""
+    return name.strip().removeprefix("train/")
