@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -274,6 +275,20 @@ def test_a_good_file_that_is_damaged_later_loses_its_rows(replayed: Store) -> No
     assert [item.path for item in refresh(replayed).damaged] == ["comparisons/c-01.json"]
     assert not lab.comparisons(replayed)
     assert not rows(replayed, "SELECT 1 FROM comparison WHERE comparison_id = 'c-01'")
+
+
+def test_many_processes_may_index_the_lab_at_once(replayed: Store) -> None:
+    for number in range(1, 6):
+        save(replayed, comparison(f"c-0{number}", "r-02", "r-01" if number % 2 else None))
+        write(replayed, noise(f"n-0{number}"))
+        write(replayed, matrix(f"m-0{number}", "running", cell(0), cell(1)))
+    with ProcessPoolExecutor(3) as pool:
+        assert all(one.damaged == [] for one in pool.map(refresh, [replayed] * 6))
+    assert {one.comparison_id for one in lab.comparisons(replayed)} == {"c-05", "c-04"}
+    found = contents(replayed)
+    assert (len(found["comparison"]), len(found["noise_floor"]), len(found["matrix_cell"])) == (6 + 6, 5, 10)
+    refresh(replayed, rebuild=True)
+    assert contents(replayed) == found
 
 
 def test_ids_by_their_beginning_or_last(store: Store) -> None:

@@ -127,7 +127,7 @@ def _dumps(record: ComparisonRecord, shown: Sequence[DumpComparison]) -> list[Bl
     blocks: list[Block] = [
         Heading(title, 3),
         Grid(columns, tuple(_dump(one, grads) for one in shown), frozenset({"dump", "verdict"})),
-        Paragraph(_legend(grads)),
+        Paragraph(_legend(grads, any(one.log_probs and one.log_probs.nonfinite for one in shown))),
     ]
     reasons = tuple(f"{one.dump_id}: {'; '.join(one.reasons)}" for one in shown if one.reasons)
     return [*blocks, Items(reasons)] if reasons else blocks
@@ -156,9 +156,9 @@ def _count(value: int) -> str:
     return str(value) if value < 10**6 else f"{value:.1e}"
 
 
-def _legend(grads: bool) -> str:
+def _legend(grads: bool, odd: bool) -> str:
     text = "max, p99, mean: absolute differences of log-probs, nats. clip: tokens whose ratio is outside 0.8 to 1.2. "
-    text += "odd: log-probs that are not finite on one side only. "
+    text += "odd: log-probs that are not finite on one side only. " if odd else ""
     if grads:
         return text + "|g| rel: relative difference of the gradient norms. grad: |a - b| / |b| of the kept gradients."
     return text + "ulp: units of last place of the dtype that computed both."
