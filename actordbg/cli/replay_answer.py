@@ -256,6 +256,7 @@ def _configuration(resolved: dict[str, Any]) -> str:
         f"on {resolved.get('device_name')}",
     ]
     parts += [f"{name} {resolved[name]}" for name in ("tp", "ring") if (resolved.get(name) or 1) > 1]
-    parts += [f"ring kernel: {resolved['ring_kernel']}"] if "ring_kernel" in resolved else []
+    if "ring_kernel" in resolved:
+        parts.append(f"ring kernel: {resolved['ring_kernel']}")
     parts += ["compiled"] * bool(resolved.get("compile")) + ["deepcompiled"] * bool(resolved.get("deepcompile"))
     return ", ".join(parts)
