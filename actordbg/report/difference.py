@@ -184,11 +184,11 @@ def _parameters(shown: Sequence[DumpComparison]) -> list[Block]:
     if not found:
         return []
     rows = tuple(
-        (item.name + (" (sampled)" if item.sampled else ""), dump_id, number(item.figures.distance, 3),
+        (dump_id, item.name + (" (sampled)" if item.sampled else ""), number(item.figures.distance, 3),
          "-" if item.figures.cosine is None else f"{item.figures.cosine:.6f}", number(item.figures.max_abs, 2))
         for dump_id, item in found[:_PARAMETERS]
     )  # fmt: skip
-    columns = ("gradient of", "dump", "|a-b|/|b|", "cosine", "max")
+    columns = ("dump", "gradient of", "|a-b|/|b|", "cosine", "max")  # the first one is cut first
     return [Heading("Worst parameters", 3), Grid(columns, rows, frozenset({"gradient of", "dump"}))]
 
 
