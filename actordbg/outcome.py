@@ -46,8 +46,7 @@ class ReplayConfig:
     align: which rank gets which input: "same", all the same; "rank", each its own rank's of the same call; "shuffle", each
     its share in its own random order, without keeping numbers or lengths alike; None, each its share.
     oracle: the dtype, "fp32" or "fp64", of the truth: each row alone, unpadded, eager attention, plain PyTorch; `dtype`
-    is then the
-    dtype that the weights are rounded to first.
+    is then the dtype that the weights are rounded to first. "bf16", "fp16": the same computation in that dtype, no truth.
     vary: a way of running the same input differently (`actordbg noise`): "repeat", "repad", "rebatch", "reorder".
     keep_tensors: log-probs, mask and entropies of each input, for `compare`. keep_gradients: each parameter's gradient too.
     """

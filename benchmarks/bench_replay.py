@@ -9,6 +9,8 @@ The first factor is a real replay (`run_replay`: supervisor, worker, journals on
 state: from one input's end to the next one's end, over the seconds of the Actor's forward in between. The second calls
 OpenRLHF's Actor directly, and through the session that a worker uses, on the same inputs in memory. Medians of both.
 
+The replay keeps each input's log-probs (`keep_tensors`), as it does unless told otherwise: its cost is in the first factor.
+
 Memory: the worker's resident memory (median over the last ten inputs) in a replay of 1,000 inputs against one of 10.
 """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,10 @@ from actordbg.outcome import ReplayConfig
 NEW = {"transformers": "5.15.0", "torch": "2.13.0"}
 LAPTOP = Facts(cuda=False, gpus=0, flash_attn=False, compiler=True, versions=NEW)
 SERVER = Facts(cuda=True, gpus=2, flash_attn=True, compiler=True, versions=NEW)
+
+RING_SERVER = replace(SERVER, versions=NEW | {"ring-flash-attn": "0.1.8"})
+TP = ReplayConfig(backend="fsdp2", tp=2, nproc=2)
+RING = ReplayConfig(backend="fsdp2", ring=2, nproc=2, packing=True)
 
 CASES = {
     "packing-leaks": (
@@ -49,6 +54,43 @@ CASES = {
         ReplayConfig(backend="deepspeed", nproc=3), SERVER, "refuse",
         [(ReplayConfig(backend="deepspeed", nproc=2), SERVER), (ReplayConfig(backend="deepspeed", nproc=3), LAPTOP)],
     ),
+    "plain-ranks-share-nothing": (
+        ReplayConfig(ring=2, nproc=2, packing=True), LAPTOP, "refuse",
+        [(ReplayConfig(nproc=2), LAPTOP), (TP, LAPTOP), (replace(RING, backend="deepspeed"), LAPTOP)],
+    ),
+    "fsdp2-needs-torch": (
+        ReplayConfig(backend="fsdp2"), replace(LAPTOP, versions=NEW | {"torch": "2.5.1+cpu"}), "refuse",
+        [(ReplayConfig(backend="fsdp2"), LAPTOP), (ReplayConfig(), replace(LAPTOP, versions=NEW | {"torch": "2.5.1"}))],
+    ),
+    "autotp-needs-bf16": (replace(TP, backend="deepspeed"), LAPTOP, "refuse", [(TP, LAPTOP)]),
+    "tp-does-not-divide-heads": (
+        replace(TP, tp=4, nproc=4), LAPTOP, "refuse", [(TP, LAPTOP), (replace(TP, tp=4, nproc=4, model="some/hub-model"), LAPTOP)],
+    ),
+    "tp-under-compile": (
+        replace(TP, compile=True), LAPTOP, "refuse",
+        [(TP, LAPTOP), (replace(TP, compile=True, compile_backend="eager"), LAPTOP), (ReplayConfig(compile=True), LAPTOP)],
+    ),
+    "ring-needs-packing": (
+        replace(RING, packing=False), LAPTOP, "refuse", [(RING, LAPTOP), (ReplayConfig(backend="fsdp2"), LAPTOP)],
+    ),
+    "ring-attention-kernel": (
+        replace(RING, attn="sdpa"), RING_SERVER, "refuse",
+        [(replace(RING, attn="sdpa"), SERVER), (RING, RING_SERVER), (replace(RING, attn="sdpa"), LAPTOP)],
+    ),
+    "ring-flash-attn-missing": (RING, SERVER, "refuse", [(RING, RING_SERVER), (RING, LAPTOP)]),
+    "nccl-needs-cuda": (
+        ReplayConfig(backend="fsdp2", dist_backend="nccl"), LAPTOP, "refuse",
+        [(ReplayConfig(backend="fsdp2", dist_backend="nccl"), SERVER), (ReplayConfig(backend="fsdp2", dist_backend="gloo"), LAPTOP)],
+    ),
+    "gloo-with-cuda": (
+        ReplayConfig(backend="fsdp2", dist_backend="gloo"), SERVER, "warn",
+        [(ReplayConfig(backend="fsdp2"), SERVER), (ReplayConfig(backend="fsdp2", dist_backend="gloo"), LAPTOP)],
+    ),
+    "fsdp2-breaks-graphs": (
+        ReplayConfig(backend="fsdp2", compile=True), LAPTOP, "warn",
+        [(ReplayConfig(backend="fsdp2"), LAPTOP), (ReplayConfig(compile=True), LAPTOP)],
+    ),
+    "ring-kernel-stands-in": (RING, LAPTOP, "info", [(RING, RING_SERVER), (ReplayConfig(backend="fsdp2"), LAPTOP)]),
     "varlen-flash-attention-under-compile": (
         ReplayConfig(packing=True, compile=True), SERVER, "warn",
         [(ReplayConfig(packing=True), SERVER), (ReplayConfig(compile=True), SERVER), (ReplayConfig(packing=True, compile=True), LAPTOP)],
@@ -115,3 +157,18 @@ def test_flash_attention_says_which_part_is_missing():
     message = check_config(ReplayConfig(attn="flash_attention_2"), without_package)[0].message
     assert "flash-attn is not installed" in message
     assert "CUDA" not in message
+
+
+def test_heads_are_read_from_the_models_own_configuration(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"text_config": {"num_attention_heads": 6, "num_key_value_heads": 3}}')
+    finding = next(one for one in check_config(replace(TP, model=str(tmp_path)), LAPTOP) if one.severity == "refuse")
+    assert finding.id == "tp-does-not-divide-heads" and "has 6 and 3" in finding.message
+    assert finding.ways_out[0] == "--tp 1"
+    assert not any(
+        one.severity == "refuse" for one in check_config(replace(TP, tp=3, nproc=3, model=str(tmp_path)), LAPTOP)
+    )
+
+
+def test_an_eager_ring_is_refused_with_the_attention_that_has_one():
+    findings = {one.id: one for one in check_config(replace(RING, attn="eager"), LAPTOP)}
+    assert findings["ring-attention-kernel"].ways_out == ("--attn sdpa",)

@@ -128,6 +128,11 @@ class TestCompareWithNoise:
             "noise_id"
         ]
 
+    def test_last_is_what_somebody_asked_for(self, pair: Store) -> None:
+        write_replay(pair, "20250619T050000-000004", [given(0)], oracle="fp32")
+        found = json.loads(invoke(pair, "compare", "last", "truth", "--json").stdout)
+        assert (found["a"]["replay_id"], found["b"]["replay_id"]) == (self.B, "20250619T050000-000004")
+
     def test_the_truth_is_none_to_be_judged(self, pair: Store) -> None:
         with pytest.raises(UsageError, match="A is what is judged"):
             invoke(pair, "compare", "truth", "truth")

@@ -135,6 +135,17 @@ class TestTwoReplays:
         same = compare(store, "r-03", "r-02").dumps[0].log_probs
         assert same and same.max_ulp in (0, 1)
 
+    def test_a_call_that_was_autocast_was_computed_in_that(self, store: Store) -> None:
+        """Weights in fp32, and a record that says autocast: the replay followed it, unless a dtype was asked for."""
+        inputs = publish(store, 2, length=16, autocast_dtype="torch.bfloat16")
+        resolved = {"dtype": "fp32"}
+        write_replay(store, "r-01", inputs, dtype="fp32")
+        write_replay(store, "r-02", inputs, dtype=None, resolved=resolved, change=moved({0: 0.01}))
+        write_replay(store, "r-03", inputs, dtype="fp32", change=moved({0: 0.01}))
+        followed = compare(store, "r-02", "r-01")
+        assert (followed.verdict, followed.a.dtype, followed.thresholds_from) == (MATCH, "bf16", "defaults for bf16")
+        assert compare(store, "r-03", "r-01").verdict == MISMATCH
+
 
 class TestWhatIsNotCompared:
     def test_each_dump_has_its_reason(self, store: Store) -> None:

@@ -159,3 +159,18 @@ def test_the_floor_is_the_dumps_own_else_that_of_all() -> None:
     assert Floors(record).of("d1") == {"max_abs": 1.0}
     assert Floors(record).of("d2") == {"max_abs": 2.0}
     assert Floors(None).of("d1") == {}
+
+
+def test_the_reference_page_has_the_defaults_that_are() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "reference" / "thresholds.md").read_text()
+    lines = [
+        [cell.strip() for cell in line.replace("\\|", "").split("|")[1:-1]]
+        for line in page.splitlines()
+        if line.startswith("|")
+    ]
+    dtypes = lines[0][2:]
+    found = {cells[0].strip("`").replace("-", "_"): cells[2:] for cells in lines[2:]}
+    assert set(found) == set(MEASURES)
+    for name, cells in found.items():
+        for dtype, cell in zip(dtypes, cells, strict=True):
+            assert (None if cell == "-" else float(cell)) == DEFAULTS[dtype].get(name), (name, dtype)

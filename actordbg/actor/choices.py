@@ -147,6 +147,8 @@ def validate(config: ReplayConfig) -> None:
         raise UsageError("--zero-stage needs DeepSpeed", hint="add --backend deepspeed, or leave --zero-stage out")
     if config.backend != "deepspeed" and config.deepcompile:
         raise UsageError("--deepcompile needs DeepSpeed", hint="add --backend deepspeed, or use --compile")
+    if config.keep_gradients and config.backward is False:
+        raise UsageError("--keep-gradients keeps nothing without a backward", hint="leave --no-backward out")
     if config.nproc < 1:
         raise UsageError(f"--nproc {config.nproc} starts nothing", hint="--nproc 1 or more")
     for option, size in (("--tp", config.tp), ("--ring", config.ring)):

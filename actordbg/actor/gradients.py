@@ -20,6 +20,7 @@ Example:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,7 @@ from torch import Tensor
 GRADIENT_SAMPLE = 65_536
 """Elements that are kept of one parameter's gradient."""
 PREFIX = "grad/"
+_PIECE = 2**24
 _WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
@@ -48,8 +50,7 @@ class GradientKeeper:
         if self.records:
             plain = plain_name(name)
             self.tensors[PREFIX + plain] = sample(gradient).to("cpu", torch.float32, copy=True)
-            norm = torch.linalg.vector_norm(gradient.detach(), dtype=torch.float64)
-            self.facts[plain] = {"numel": gradient.numel(), "norm": float(norm)}
+            self.facts[plain] = {"numel": gradient.numel(), "norm": norm_of(gradient)}
 
 
 def sample(gradient: Tensor) -> Tensor:
@@ -59,6 +60,12 @@ def sample(gradient: Tensor) -> Tensor:
         return flat
     places = torch.arange(GRADIENT_SAMPLE, device=flat.device) * flat.numel() // GRADIENT_SAMPLE
     return flat[places]
+
+
+def norm_of(gradient: Tensor) -> float:
+    """L2 norm over all elements, in float64, a piece at a time: torch converts what it is given as a whole."""
+    pieces = gradient.detach().reshape(-1).split(_PIECE)  # type: ignore[no-untyped-call]
+    return math.sqrt(sum(float(torch.linalg.vector_norm(piece, dtype=torch.float64)) ** 2 for piece in pieces))
 
 
 def plain_name(name: str) -> str:

@@ -12,7 +12,7 @@ PARALLEL_RULES: tuple[Rule, ...] = (
         "plain-ranks-share-nothing",
         REFUSE,
         lambda case: not case.together and (case.config.tp > 1 or case.ring or case.config.dist_backend is not None),
-        "{parallel} needs ranks that compute together, and those of the plain backend are independent of each other",
+        "{parallel}: that is for ranks that compute together, and those of the plain backend are independent of each other",
         ("--backend fsdp2", "leave {parallel} out"),
     ),
     Rule(

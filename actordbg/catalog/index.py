@@ -119,7 +119,7 @@ def forget_dumps(store: Store, dump_ids: Iterable[str], folders: Iterable[str]) 
 
 
 def read_damaged(reader: sqlite3.Connection) -> list[Damaged]:
-    """Every dump file that is noted as damaged."""
+    """Every file that is noted as damaged: dumps, packs, and the lab's files."""
     return [Damaged(*row) for row in reader.execute("SELECT path, code, reason FROM damaged_file ORDER BY path")]
 
 

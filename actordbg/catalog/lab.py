@@ -126,6 +126,13 @@ def matrices(source: Store | Catalog, limit: int | None = None) -> list[MatrixRo
     ]
 
 
+def autocast_dtypes(source: Store | Catalog) -> dict[str, str]:
+    """The autocast dtype ("torch.bfloat16") of every dump that was recorded under autocast, by dump id."""
+    sql = "SELECT dump_id, autocast_dtype FROM dump WHERE autocast_dtype IS NOT NULL"
+    with engine.connect_readonly(_catalog(source).store.catalog_path) as reader:
+        return dict(reader.execute(sql).fetchall())
+
+
 def read_comparison(source: Store | Catalog, name: str) -> ComparisonRecord:
     """The comparison of this id, the beginning of one, or the newest for "last"; UsageError if there is none."""
     catalog = _catalog(source)

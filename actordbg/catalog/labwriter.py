@@ -10,9 +10,8 @@ from sqlalchemy import Connection, Table, delete, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from actordbg.catalog import models
-from actordbg.catalog.writer import comparison, damaged, file, folder, put_damaged
+from actordbg.catalog.writer import comparison, comparison_run, damaged, file, folder, put_damaged
 
-comparison_run: Table = models.ComparisonRun.__table__  # type: ignore[attr-defined]
 noise_floor: Table = models.NoiseFloor.__table__  # type: ignore[attr-defined]
 matrix: Table = models.Matrix.__table__  # type: ignore[attr-defined]
 matrix_cell: Table = models.MatrixCell.__table__  # type: ignore[attr-defined]

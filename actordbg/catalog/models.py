@@ -385,7 +385,10 @@ class PatchEvent(SQLModel, table=True):
 
 
 class DamagedFile(SQLModel, table=True):
-    """A dump file that could not be indexed; read again when its folder changes; each time if it is newer or unreadable."""
+    """A file of a dump, a pack or the lab that could not be indexed.
+
+    Read again when its folder changes; each time if it is newer or unreadable.
+    """
 
     __tablename__ = "damaged_file"
 

@@ -303,7 +303,7 @@ def patch_events(source: Store | Catalog) -> list[PatchEventRow]:
 def damaged_files(source: Store | Catalog) -> list[Damaged]:
     """Every dump file, pack or packed dump that could not be indexed; only those of code "corrupt-dump" are broken themselves."""
     with _reader(_catalog(source)) as reader:
-        return index.read_damaged(reader)
+        return [item for item in index.read_damaged(reader) if item.path.startswith(("dumps/", "packs/"))]
 
 
 def dump_path(dump_id: str, run: str, rank: int, pack: str | None = None) -> str:

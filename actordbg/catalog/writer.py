@@ -36,10 +36,10 @@ def _table(model: Any) -> Table:
     return table
 
 
-dump, run, replay, result, comparison, event, damaged, folder, file = map(
+dump, run, replay, result, comparison, comparison_run, event, damaged, folder, file = map(
     _table,
     (
-        models.Dump, models.Run, models.Replay, models.Result, models.Comparison, models.PatchEvent,
+        models.Dump, models.Run, models.Replay, models.Result, models.Comparison, models.ComparisonRun, models.PatchEvent,
         models.DamagedFile, models.ScannedFolder, models.ReadFile,
     ),
 )  # fmt: skip
@@ -252,7 +252,10 @@ def _note_files(connection: Connection, news: News) -> None:
 
 
 def remove_replays(connection: Connection, replay_ids: Sequence[str]) -> None:
-    """Remove replays whose folders are gone, with their results; their dumps point to the newest result that is left."""
+    """Remove replays whose folders are gone, with their results and comparisons; their dumps point to the newest result left."""
+    of_them = comparison_run.c.replay_id.in_(replay_ids) | comparison_run.c.against.in_(replay_ids)
+    connection.execute(update(comparison_run).where(of_them).values(current=0))
+    connection.execute(delete(comparison).where(comparison.c.against.in_(replay_ids)))
     affected = list(connection.scalars(select(result.c.dump_id).where(result.c.replay_id.in_(replay_ids))))
     connection.execute(delete(replay).where(replay.c.replay_id.in_(replay_ids)))
     connection.execute(delete(file).where(file.c.replay_id.in_(replay_ids)))

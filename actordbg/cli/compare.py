@@ -90,8 +90,9 @@ def compare(
     """Compare a replay with another one, with the truth, or with what the training run itself got; dump by dump.
 
     Log-probs per token and per sequence, entropies, loss, gradient norm and kept gradients, over the dumps that both have.
-    Thresholds follow the weaker dtype of the two sides unless a file or a flag sets them. Kept in comparisons/, and shown by
-    `report`. The truth is computed now unless it is there. Exit code 1 on a mismatch, and when nothing could be compared.
+    Thresholds follow the weaker dtype of the two sides unless a file or a flag sets them. The truth is computed now unless
+    it is there; `last` is the newest replay that is no truth. Kept in comparisons/, and shown by `report`. Exit code 1 on a
+    mismatch, and when nothing could be compared.
 
     Example: actordbg compare last truth --noise
     """
@@ -104,9 +105,10 @@ def compare(
     limits = _thresholds(thresholds, flags)
     store = store_of(ctx).require()
     silent = quiet or chosen is Format.JSON
-    floor = None if noise is None else _floor(store, a, noise)
-    against = _truth(store, a, oracle, silent) if b == "truth" else b
-    record = _compared(store, a, against, limits, floor, where, silent)
+    judged = _replay(store, _is_a_replay(a))
+    floor = None if noise is None else _floor(store, judged, noise)
+    against = _truth(store, judged, oracle, silent) if b == "truth" else b if b == "golden" else _replay(store, b)
+    record = _compared(store, judged, against, limits, floor, where, silent)
     from actordbg.numerics.compare import save
 
     path = save(store, record)
@@ -148,15 +150,26 @@ def _compared(
         )
 
 
-def _floor(store: Store, a: str, name: str) -> NoiseRecord:
-    """The noise floor that was named; for "last" the newest that was measured under A's configuration."""
+def _replay(store: Store, name: str) -> str:
+    """The id of a replay. "last" is the newest that somebody asked for: not a truth, nor a variation that `noise` ran."""
+    from actordbg.catalog.query import get_replay, list_replays, open_fresh
+
+    catalog = open_fresh(store)
+    if name == "last":
+        asked = (row for row in list_replays(catalog) if not row.config.get("oracle") and not row.config.get("vary"))
+        newest = next(asked, None)
+        if newest is not None:
+            return newest.replay_id
+    return get_replay(catalog, name).replay_id
+
+
+def _floor(store: Store, replay_id: str, name: str) -> NoiseRecord:
+    """The noise floor that was named; for "last" the newest that was measured under the configuration of this replay."""
     from actordbg.catalog.lab import read_noise
-    from actordbg.catalog.query import get_replay, open_fresh
     from actordbg.numerics.noise import newest_for
 
     if name != "last":
         return read_noise(store, name)
-    replay_id = get_replay(open_fresh(store), a).replay_id
     found = newest_for(store, replay_id)
     if found is None:
         raise UsageError(
@@ -178,8 +191,8 @@ def _noise_command(store: Store, replay_id: str) -> str:
     return shlex.join(taken)
 
 
-def _truth(store: Store, a: str, dtype: str, quiet: bool) -> str:
-    """The id of the truth of A's inputs, computed now if it is not there."""
+def _truth(store: Store, replay_id: str, dtype: str, quiet: bool) -> str:
+    """The id of the truth of a replay's inputs, computed now if it is not there."""
     from actordbg.actor.choices import TRUTHS
     from actordbg.catalog.query import get_replay, open_fresh
     from actordbg.lab.truth import ensure_truth
@@ -187,9 +200,9 @@ def _truth(store: Store, a: str, dtype: str, quiet: bool) -> str:
 
     if dtype not in TRUTHS:
         raise UsageError(f"--oracle {dtype} is no truth", hint=f"one of: {', '.join(TRUTHS)}")
-    row = get_replay(open_fresh(store), _is_a_replay(a))
+    inputs = get_replay(open_fresh(store), replay_id).inputs
     catalog = LiveCatalog(store)
-    with output.progress("computing the truth", row.inputs, quiet=quiet) as advance:
+    with output.progress("computing the truth", inputs, quiet=quiet) as advance:
 
         def on_event(event: Progress) -> None:
             if event.kind == "result":
@@ -197,7 +210,7 @@ def _truth(store: Store, a: str, dtype: str, quiet: bool) -> str:
                 advance(1)
 
         try:
-            return ensure_truth(store, row.replay_id, dtype=dtype, on_event=on_event, on_tick=catalog.tick)
+            return ensure_truth(store, replay_id, dtype=dtype, on_event=on_event, on_tick=catalog.tick)
         finally:
             catalog.flush()
 

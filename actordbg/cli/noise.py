@@ -215,7 +215,8 @@ def _conclusion(record: NoiseRecord, largest: NoiseVariant | None, same: bool | 
             f"{record.dtype} itself, each row alone, is up to {_largest(rounding):.3g} nats from the same in a wider dtype: no "
             f"configuration can be expected to be nearer to the truth. That counts {ROUNDING_MARGIN:g} times in the floor."
         )
-    lines.append(f"next: actordbg compare {record.replay_id} truth --noise {record.noise_id}")
+    if record.config.get("oracle") is None:
+        lines.append(f"next: actordbg compare {record.replay_id} truth --noise {record.noise_id}")
     return lines
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actordbg.cli import output
@@ -45,7 +47,7 @@ class ReplayAnswer:
     far what came out is from what the run itself recorded (None: nothing to compare), `not_compared` what was recorded
     and could not be compared. `ranks`: whether the ranks that ran an input together agree, None where each runs its own;
     `asked_for_same`: --align same asked just that. `shares`: of a plan, what each group of ranks gets. `folder` has the
-    journals and logs.
+    journals and logs, and `kept_bytes` of log-probs, entropies and gradients.
     """
 
     replay_id: str | None
@@ -76,6 +78,7 @@ class ReplayAnswer:
     findings: tuple[dict[str, Any], ...] = ()
     resolved: dict[str, Any] = field(default_factory=dict)
     folder: str | None = None
+    kept_bytes: int = 0
     note: str = ""
 
     @property
@@ -102,7 +105,7 @@ def shares_of(spec: ReplaySpec) -> tuple[ShareAnswer, ...]:
 
 def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
     """Read from the store what became of a replay."""
-    from actordbg.replay.journal import SUPERVISOR, read_events, read_results
+    from actordbg.replay.journal import SUPERVISOR, TENSORS, read_events, read_results
 
     folder = store.replays / spec.replay_id
     events = read_events(folder / SUPERVISOR)
@@ -144,7 +147,17 @@ def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
         ),
         resolved=resolved,
         folder=str(folder),
+        kept_bytes=_size_of(folder / TENSORS),
     )
+
+
+def _size_of(folder: Path) -> int:
+    """Bytes of the files in a folder; 0 if it is not there."""
+    try:
+        with os.scandir(folder) as entries:
+            return sum(entry.stat().st_size for entry in entries)
+    except OSError:
+        return 0
 
 
 def _summarised(
@@ -219,6 +232,9 @@ def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
     own = against_the_run(answer.golden, answer.golden_entropy, answer.generators, answer.not_compared)
     lines += [("the run's own", text) for text in own]
     lines += [("ranks", text) for text in ranks_in_words(answer.ranks)]
+    if answer.kept_bytes:
+        compare = f"actordbg compare {answer.replay_id} ..."
+        lines.append(("kept", f"{output.human_bytes(answer.kept_bytes)} of log-probs, for `{compare}`"))
     lines.append(("journals, logs", str(answer.folder)))
     return lines
 

@@ -28,9 +28,10 @@ def judge(
 ) -> Judgement:
     """The verdict of one compared dump. `broken`: what is a mismatch whatever the thresholds say, in words."""
     values = measures(dump)
-    outside = [name for name in limits if name in values and values[name] > limits[name] and not _one_token(dump, name)]
+    counted = [name for name in limits if name in values and not _one_token(dump, name)]
+    outside = [name for name in counted if values[name] > limits[name]]
     real = [name for name in outside if not values[name] <= floor.get(name, -1.0)]
-    severity = max((_times(values[name], limits[name]) for name in limits if name in values), default=0.0)
+    severity = max((_times(values[name], limits[name]) for name in counted), default=0.0)
     reasons = (*broken, *(_said(name, values[name], limits[name], floor.get(name)) for name in real))
     if reasons:
         return Judgement(MISMATCH, reasons, float("inf") if broken else severity)
@@ -62,9 +63,10 @@ def _one_token(dump: DumpComparison, name: str) -> bool:
 
 
 def _times(value: float, limit: float) -> float:
+    """How many times a value is above its threshold. Above 0 by anything is just outside: it must not hide the others."""
     if value <= 0:
         return 0.0
-    return value / limit if limit else float("inf")
+    return value / limit if limit else 1.0 + value
 
 
 def _said(name: str, value: float, limit: float, floor: float | None) -> str:

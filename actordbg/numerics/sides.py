@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from actordbg.actor.choices import TINY, TRUTHS, short_dtype
-from actordbg.catalog import query
+from actordbg.catalog import lab, query
 from actordbg.errors import StoreProblem, UsageError
 from actordbg.findings import SideInfo
 from actordbg.numerics.thresholds import weaker
@@ -69,17 +69,26 @@ class Side(Protocol):
 
 @dataclass(frozen=True)
 class ReplaySide:
-    """A replay: `results` by dump id from its journals, tensors from its folder."""
+    """A replay: `results` by dump id from its journals, tensors from its folder.
+
+    `autocast`: by dump id, the dtype that a call was autocast to, where the replay followed the record in that.
+    """
 
     store: Store
     row: query.ReplayRow
     spec: ReplaySpec
     results: dict[str, ResultRecord]
+    autocast: dict[str, str] = field(default_factory=dict)
 
     @property
     def info(self) -> SideInfo:
         kind = TRUTH if self.spec.config.oracle in TRUTHS else "replay"
-        return SideInfo(kind, self.row.replay_id, label_of(self.row), computed_in(self.row))
+        dtypes = {self.dtype_of(dump_id) for dump_id in self.inputs} or {computed_in(self.row)}
+        return SideInfo(kind, self.row.replay_id, label_of(self.row), weaker(dtypes))
+
+    def dtype_of(self, dump_id: str) -> str | None:
+        """What a dump was computed in."""
+        return weaker([computed_in(self.row), _dtype(self.autocast.get(dump_id))])
 
     @property
     def inputs(self) -> Mapping[str, ReplayInput]:
@@ -125,7 +134,7 @@ class ReplaySide:
             grad_norm=_figure(result, result.grad_norm),
             gradients=path if with_gradients else None,
             gradient_over=tuple(sorted(over)),
-            dtype=computed_in(self.row),
+            dtype=self.dtype_of(dump_id),
             folded=result.folded_ids,
             temperature=result.extra.get("temperature"),
         )
@@ -190,7 +199,8 @@ def open_replay(catalog: query.Catalog, name: str) -> ReplaySide:
             f"cannot read {path}: {error.strerror}", hint="`actordbg index` sees what is there"
         ) from None
     results = {one.dump_id: one for one in query.results_for(catalog, row.replay_id)}
-    return ReplaySide(catalog.store, row, spec, results)
+    follows = spec.config.dtype is None and spec.config.oracle is None
+    return ReplaySide(catalog.store, row, spec, results, lab.autocast_dtypes(catalog) if follows else {})
 
 
 def find_truth(catalog: query.Catalog, of: str) -> str:

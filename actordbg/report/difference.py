@@ -78,14 +78,20 @@ def meaning(record: ComparisonRecord) -> str:
         return f"A is as near the truth as {dtype} allows."
     if record.b.kind == "golden":
         return "A does not give what the run got." if real else "A gives what the run got."
-    ours, theirs = (set(one.label.split(", ")) for one in (record.a, record.b))
-    apart = [", ".join(sorted(one)) for one in (ours - theirs, theirs - ours)]
+    ours, theirs = (_settings(one.label) for one in (record.a, record.b))
+    apart = [", ".join(word for word in one if word not in other) for one, other in ((ours, theirs), (theirs, ours))]
     settings = (
         f"A is {apart[0] or 'the same'}, B {apart[1] or 'without'}" if any(apart) else "Both are configured alike"
     )
     if real:
         return f"{settings}. Which of them is right, the truth tells: `actordbg compare {record.a.replay_id} truth`."
     return f"{settings}, and that moves nothing that counts."
+
+
+def _settings(label: str) -> list[str]:
+    """What a label is made of: model, dtype and attention one by one, then its other parts."""
+    first, *rest = label.split(", ")
+    return [*first.split(), *rest]
 
 
 def side(info: SideInfo) -> str:
@@ -121,7 +127,7 @@ def _dumps(record: ComparisonRecord, shown: Sequence[DumpComparison]) -> list[Bl
     blocks: list[Block] = [
         Heading(title, 3),
         Grid(columns, tuple(_dump(one, grads) for one in shown), frozenset({"dump", "verdict"})),
-        Paragraph(_legend(grads)),
+        Paragraph(_legend(grads, any(one.log_probs and one.log_probs.nonfinite for one in shown))),
     ]
     reasons = tuple(f"{one.dump_id}: {'; '.join(one.reasons)}" for one in shown if one.reasons)
     return [*blocks, Items(reasons)] if reasons else blocks
@@ -150,9 +156,9 @@ def _count(value: int) -> str:
     return str(value) if value < 10**6 else f"{value:.1e}"
 
 
-def _legend(grads: bool) -> str:
+def _legend(grads: bool, odd: bool) -> str:
     text = "max, p99, mean: absolute differences of log-probs, nats. clip: tokens whose ratio is outside 0.8 to 1.2. "
-    text += "odd: log-probs that are not finite on one side only. "
+    text += "odd: log-probs that are not finite on one side only. " if odd else ""
     if grads:
         return text + "|g| rel: relative difference of the gradient norms. grad: |a - b| / |b| of the kept gradients."
     return text + "ulp: units of last place of the dtype that computed both."
@@ -178,11 +184,11 @@ def _parameters(shown: Sequence[DumpComparison]) -> list[Block]:
     if not found:
         return []
     rows = tuple(
-        (item.name + (" (sampled)" if item.sampled else ""), dump_id, number(item.figures.distance, 3),
+        (dump_id, item.name + (" (sampled)" if item.sampled else ""), number(item.figures.distance, 3),
          "-" if item.figures.cosine is None else f"{item.figures.cosine:.6f}", number(item.figures.max_abs, 2))
         for dump_id, item in found[:_PARAMETERS]
     )  # fmt: skip
-    columns = ("gradient of", "dump", "|a-b|/|b|", "cosine", "max")
+    columns = ("dump", "gradient of", "|a-b|/|b|", "cosine", "max")  # the first one is cut first
     return [Heading("Worst parameters", 3), Grid(columns, rows, frozenset({"gradient of", "dump"}))]
 
 
