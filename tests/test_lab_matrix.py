@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from dataclasses import replace
@@ -21,6 +22,7 @@ from actordbg.outcome import ReplayConfig
 from actordbg.replay.journal import read_events, read_results
 from actordbg.replay.processes import session_members
 from actordbg.replay.supervise import load_spec
+from actordbg.report import markdown
 from actordbg.report.matrix_document import MatrixContext, matrix_document
 from actordbg.report.terminal import of_blocks
 from actordbg.store import Store
@@ -56,7 +58,7 @@ def test_cells_that_can_share_load_once_and_each_is_a_replay_of_its_own(bench: B
         assert last["status"] == "complete"
     assert bench.left_running() == []
     assert matrices.load(bench.store, "last") == record
-    assert "1 Actor built in 1.00 s for 4 cells" in shown(record) and "as #0" in shown(record)
+    assert "1 Actor built in 1.00 s for 4 cells" in shown(record) and "as 0" in shown(record)
 
 
 def test_cells_that_cannot_share_load_once_for_each_key(bench: Bench) -> None:
@@ -77,7 +79,7 @@ def test_a_bad_cell_does_not_harm_its_neighbours(bench: Bench, action: str, stat
     assert record.loads == 1 + crashed and [cell.shared_with for cell in record.cells[2:]] == [int(crashed)] * 2
     assert bench.left_running() == []
     text = shown(record)
-    assert "failed 1/3" in text and f"#1 sdpa, packed: {signature}" in text and str(bad.log) in text
+    assert "failed 1/3" in text and f"cell 1, sdpa, packed: {signature}" in text and str(bad.log) in text
 
 
 def test_an_actor_that_cannot_be_built_is_a_failed_cell_and_the_rest_goes_on(bench: Bench) -> None:
@@ -95,7 +97,7 @@ def test_nothing_is_started_for_what_is_unavailable(bench: Bench) -> None:
     assert statuses(record) == ["unavailable"] * 2 and bench.sessions == []
     assert not list(bench.store.replays.glob("*")) and all(cell.replay_id is None for cell in record.cells)
     assert not all_good(record), "a table in which nothing ran is no good answer"
-    assert "#0, #1: flash_attention_2 was asked for" in shown(record)
+    assert "cells 0, 1: flash_attention_2 was asked for" in shown(record)
 
 
 class TestGoingOn:
@@ -235,9 +237,15 @@ def test_a_cell_that_passed_with_wrong_numbers_is_shown_as_wrong(bench: Bench) -
         cells = (replace(record.cells[0], verdict=verdict, max_abs=0.5, reason="off"), *record.cells[1:])
         wrong = replace(record, cells=cells)
         assert is_wrong(wrong.cells[0]) and not all_good(wrong)
-        assert "3 passed, 1 WRONG" in shown(wrong) and "#0 sdpa, not packed: off" in shown(wrong)
+        assert "3 passed, 1 WRONG" in shown(wrong) and "cell 0, sdpa, not packed: off" in shown(wrong)
     right = replace(record, cells=tuple(replace(cell, verdict="within-noise") for cell in record.cells))
     assert all_good(right) and "WRONG" not in shown(right)
+
+
+def test_nothing_in_the_markdown_becomes_a_link_to_an_issue(bench: Bench) -> None:
+    record = bench.run(bench.new(FOUR, inputs=1), in_cell("sdpa", True, {"d0": "fail"}))
+    text = markdown.of_blocks(matrix_document(record, MatrixContext()))
+    assert "| 1 | sdpa | on | failed 1/1 |" in text and not re.search(r"#\d", text)
 
 
 def test_a_table_fits_eighty_columns_whatever_its_axes(bench: Bench) -> None:

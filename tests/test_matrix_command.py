@@ -22,7 +22,7 @@ from actordbg.cli.app import app
 from actordbg.errors import ActordbgError, StoreProblem, UsageError
 from actordbg.findings import MatrixRecord
 from actordbg.lab import matrices
-from actordbg.lab.verdicts import Baseline, regressions
+from actordbg.lab.verdicts import Baseline, all_good, is_wrong, judged, regressions
 from actordbg.outcome import ReplaySpec, ResultRecord
 from actordbg.replay.journal import read_events, read_results
 from actordbg.replay.plan import new_replay_id
@@ -183,7 +183,7 @@ class TestARealOne:
 
     def test_it_is_shown_again_in_every_form(self, store: Store, record: MatrixRecord) -> None:
         text, markdown = command(store, "--show", "last"), command(store, "--show", record.matrix_id, "-f", "md")
-        assert "4 cells on 2 dumps: 4 passed." in text and "as #0" in text
+        assert "4 cells on 2 dumps: 4 passed." in text and "as 0" in text
         assert max(len(line) for line in text.splitlines() if "/" not in line) <= 80
         assert "| # | attn | compile | result | off by |" in markdown and "- device: cpu" in markdown
 
@@ -197,6 +197,16 @@ class TestARealOne:
         )
         (found,) = regressions(store, cell, Baseline(replay_id=shifted(store, str(record.cells[0].replay_id))))
         assert found.startswith("other numbers than in the baseline: 20250619T0526")
+
+    def test_a_cell_that_finished_with_other_numbers_than_the_truth_is_wrong(
+        self, store: Store, record: MatrixRecord
+    ) -> None:
+        cell = replace(record.cells[0], replay_id=shifted(store, str(record.cells[0].replay_id)), verdict=None)
+        found, truth = judged(store, cell, "fp32")
+        assert truth == record.truth_id, "the truth that is there is used again"
+        assert (found.status, found.verdict) == ("passed", "mismatch") and is_wrong(found) and found.reason
+        assert found.max_abs == pytest.approx(0.5, abs=1e-3)
+        assert not all_good(replace(record, cells=(found, *record.cells[1:])))
 
     def test_numbers_that_cannot_be_compared_are_no_agreement(self, store: Store, record: MatrixRecord) -> None:
         there = shifted(store, str(record.cells[0].replay_id), temperature=0.5)

@@ -107,7 +107,7 @@ def _off_by(cell: MatrixCell) -> str:
 
 def _load(cell: MatrixCell) -> str:
     if cell.shared_with is not None and not cell.loads:
-        return f"as #{cell.shared_with}"
+        return f"as {cell.shared_with}"
     return seconds(cell.load_s) if cell.loads else "-"
 
 
@@ -130,7 +130,13 @@ def _legend(record: MatrixRecord) -> str:
 
 
 def _label(cell: MatrixCell) -> str:
-    return f"#{cell.index} {cell.name}".strip()
+    """Without a #: GitHub would make it a link to an issue."""
+    return f"cell {cell.index}, {cell.name}".removesuffix(", ")
+
+
+def _cells(cells: Sequence[MatrixCell]) -> str:
+    """ "cells 0, 1, 2"."""
+    return f"cell{'s' * (len(cells) > 1)} {', '.join(str(cell.index) for cell in cells)}"
 
 
 def _wrong(cell: MatrixCell) -> str:
@@ -153,7 +159,7 @@ def _left_out(cells: Sequence[MatrixCell]) -> list[str]:
     for cell in cells:
         if cell.status in ("unavailable", "not run") and cell.reason:
             by_reason.setdefault(cell.reason, []).append(cell)
-    return [f"{', '.join(f'#{cell.index}' for cell in members)}: {reason}" for reason, members in by_reason.items()]
+    return [f"{_cells(members)}: {reason}" for reason, members in by_reason.items()]
 
 
 def _loaded(record: MatrixRecord, context: MatrixContext) -> list[str]:
@@ -163,9 +169,9 @@ def _loaded(record: MatrixRecord, context: MatrixContext) -> list[str]:
     total = sum(cell.load_s or 0.0 for cell in built)
     lines = [f"{plural(record.loads, 'Actor')} built in {seconds(total)} s for {_ran(record)}"]
     for cell in built:
-        shared = [f"#{one.index}" for one in record.cells if one.shared_with == cell.index and one.index != cell.index]
+        shared = [one for one in record.cells if one.shared_with == cell.index and one.index != cell.index]
         how = f"{_label(cell)}: {seconds(cell.load_s)} s" + (f", {cell.loads} builds" if cell.loads > 1 else "")
-        lines.append(how + (f"; shared by {', '.join(shared)}" if shared else ""))
+        lines.append(how + (f"; shared by {_cells(shared)}" if shared else ""))
     if context.truth_load_s is not None:
         lines.append(f"the truth ({record.truth_id}) has a model of its own: {seconds(context.truth_load_s)} s")
     return lines
@@ -205,7 +211,7 @@ def _fact_lines(record: MatrixRecord, context: MatrixContext) -> Iterable[str]:
         yield f"command: {record.command}"
     if record.baseline:
         yield f"baseline: {record.baseline}"
-    replays = [f"#{cell.index} {cell.replay_id}" for cell in record.cells if cell.replay_id]
+    replays = [f"{cell.index}: {cell.replay_id}" for cell in record.cells if cell.replay_id]
     if replays:
         yield f"replays (for `report` and `compare`): {', '.join(replays)}"
 
