@@ -98,12 +98,14 @@ class DumpComparison:
 
     sequences: figures over the rows' sums of log-probs. loss_abs: |a - b|. grad_norm_rel: |a - b| / |b|. gradients: over
     all parameters together;
-    `parameters`: the worst ones. worst_tokens: by absolute difference.
+    `parameters`: the worst ones. worst_tokens: by absolute difference. beyond_noise: what is above the noise floor though
+    within the thresholds: real, and small enough; empty without a floor.
     """
 
     dump_id: str
     verdict: str
     reasons: tuple[str, ...] = ()
+    beyond_noise: tuple[str, ...] = ()
     seq_len: int | None = None
     log_probs: Figures | None = None
     sequences: Figures | None = None

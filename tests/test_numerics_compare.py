@@ -31,6 +31,7 @@ from actordbg.numerics import sides
 from actordbg.numerics.compare import DETAILED, NAMED, compare, save
 from actordbg.numerics.thresholds import Thresholds
 from actordbg.outcome import ReplayInput
+from actordbg.report.difference import conclusion
 from actordbg.store import Store
 
 INPUTS = [given(index) for index in range(4)]
@@ -432,6 +433,20 @@ def test_the_noise_floor_decides_what_is_real(store: Store) -> None:
     record = compare(store, "r-02", "r-01", noise=own)
     assert [one.verdict for one in record.dumps] == [MISMATCH, WITHIN_NOISE, MATCH, MATCH]
     assert record.reasons == ("the noise floor was measured with another replay, other (another one)",)
+
+
+def test_what_noise_does_not_explain_is_named_also_where_the_thresholds_allow_it(store: Store) -> None:
+    write_replay(store, "r-01", INPUTS, dtype="bf16")
+    write_replay(store, "r-02", INPUTS, dtype="bf16", change=moved({0: 0.02}))
+    floor = {"max_abs": 0.005, "p99_abs": 0.5, "mean_abs": 0.5}
+    noise = NoiseRecord("n-1", "", "r-02", {}, "label", "bf16", (), (), floor)
+    record = compare(store, "r-02", "r-01", noise=noise)
+    assert record.verdict == MATCH
+    beyond = {one.dump_id: one.beyond_noise for one in record.dumps}
+    assert beyond == {INPUTS[0].dump_id: ("max_abs 0.02 (noise 0.005)",)} | {one.dump_id: () for one in INPUTS[1:]}
+    assert "1 dump within the thresholds differs by more than the noise" in conclusion(record)
+    assert ComparisonRecord.from_json(record.to_json()) == record
+    assert "noise" not in conclusion(compare(store, "r-02", "r-01"))
 
 
 def test_the_record_survives_its_file(store: Store) -> None:

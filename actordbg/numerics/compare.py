@@ -180,7 +180,8 @@ def _one(
     if dump.log_probs is None or not dump.log_probs.count:
         return replace(dump, verdict=NOT_COMPARED, not_compared={"dump": "its mask selects no token"}), -1.0
     found: Judgement = judge(dump, thresholds.of(ours, theirs).limits, floors.of(dump_id), broken)
-    return replace(dump, verdict=found.verdict, reasons=found.reasons), found.severity
+    judged = replace(dump, verdict=found.verdict, reasons=found.reasons, beyond_noise=found.beyond)
+    return judged, found.severity
 
 
 def _load(a: Side, b: Side, dump_id: str) -> tuple[Values, Values] | str:

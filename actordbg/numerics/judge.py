@@ -2,7 +2,8 @@
 
 A measure is outside if it is above its threshold, and the difference is *real* if it is above the floor of that dump too (of all
 dumps together where that dump was not measured). What is not finite on one side only, or not defined because one side is
-zero, is a mismatch whatever the thresholds say. A measure without a threshold is not judged.
+zero, is a mismatch whatever the thresholds say. A measure without a threshold is not judged. What is above the floor and
+yet within its threshold stays a match, and is named: thresholds are what a user accepts, the floor what noise explains.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ from actordbg.numerics.thresholds import measures
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict, its reasons, and how many times the largest measure is above its threshold (1: just at it)."""
+    """A verdict, its reasons, and how many times the largest measure is above its threshold (1: just at it).
+
+    `beyond`: measures above the floor though within their thresholds, in words.
+    """
 
     verdict: str
     reasons: tuple[str, ...]
     severity: float
+    beyond: tuple[str, ...] = ()
 
 
 def judge(
@@ -31,12 +36,17 @@ def judge(
     counted = [name for name in limits if name in values and not _one_token(dump, name)]
     outside = [name for name in counted if values[name] > limits[name]]
     real = [name for name in outside if not values[name] <= floor.get(name, -1.0)]
+    beyond = tuple(
+        f"{name} {values[name]:.4g} (noise {floor[name]:.3g})"
+        for name in counted
+        if name in floor and name not in outside and values[name] > floor[name]
+    )
     severity = max((_times(values[name], limits[name]) for name in counted), default=0.0)
     reasons = (*broken, *(_said(name, values[name], limits[name], floor.get(name)) for name in real))
     if reasons:
-        return Judgement(MISMATCH, reasons, float("inf") if broken else severity)
+        return Judgement(MISMATCH, reasons, float("inf") if broken else severity, beyond)
     said = tuple(_said(name, values[name], limits[name], floor.get(name)) for name in outside)
-    return Judgement(WITHIN_NOISE if outside else MATCH, said, severity)
+    return Judgement(WITHIN_NOISE if outside else MATCH, said, severity, beyond)
 
 
 class Floors:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from actordbg.findings import (
+    GOOD,
     MATCH,
     MISMATCH,
     NOT_COMPARED,
@@ -64,7 +65,17 @@ def conclusion(record: ComparisonRecord) -> str:
         largest, dump_id = max(known)
         where = f" (in {dump_id})" if largest else ""
         text += f" The largest difference of a log-prob is {number(largest, 3)} nats{where}."
-    return f"{text} {meaning(record)}"
+    return " ".join(part for part in (text, meaning(record), _beyond(record)) if part)
+
+
+def _beyond(record: ComparisonRecord) -> str:
+    """What is accepted though noise does not explain it: worth knowing before the thresholds are blamed or trusted."""
+    real = [one for one in record.dumps if one.beyond_noise and one.verdict in GOOD]
+    if not real:
+        return ""
+    what = f"{plural(len(real), 'dump')} within the thresholds "
+    what += "differs" if len(real) == 1 else "differ"
+    return f"{what} by more than the noise, for example {real[0].beyond_noise[0]}: a real difference that the thresholds allow."
 
 
 def meaning(record: ComparisonRecord) -> str:
