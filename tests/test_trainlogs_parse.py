@@ -74,6 +74,7 @@ def test_a_resumed_run_keeps_its_step_numbers(tmp_path: Path):
         ("12:30:01 | INFO | train/gpt_loss=5.78, lr=1", 5.78),
         ("gpt_loss: -inf", -math.inf),
         ("the gpt_loss: 5.78.", 5.78),
+        ("Train epoch: 5%|##        | gpt_loss: 5.78, lr: 1e-05", 5.78),
     ],
 )
 def test_lines_without_a_step_are_counted(tmp_path: Path, line: str, value: float):

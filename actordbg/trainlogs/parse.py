@@ -129,9 +129,9 @@ class _Reader:
 
     def take(self, source: str, text: str) -> None:
         self._log.segments += 1
-        if "%|" in text:
+        if "%|" in text and (bars := list(_BAR.finditer(text))):
             begin = 0
-            for found in _BAR.finditer(text):
+            for found in bars:
                 self._bar(source, text[begin : found.start()].strip().rstrip(":"), found)
                 begin = found.end()
         elif "loss" in text or (self._metric and self._metric in text):
