@@ -7,7 +7,7 @@ import os
 import platform
 import sys
 
-NAMES = ("capture", "formats", "load", "pack", "index", "cli", "replay", "training")
+NAMES = ("capture", "formats", "load", "pack", "index", "cli", "replay", "lab", "training")
 
 
 def main() -> None:

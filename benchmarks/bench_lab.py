@@ -1,0 +1,142 @@
+"""The lab: a matrix with one load for all its cells against a replay for each, and comparing against the obvious script.
+
+* **matrix**: `actordbg matrix` over sdpa and eager x packed and not (four cells, two inputs of 2 x 128, tiny model, fp32,
+  forward only, `--no-truth`) against `actordbg replay` once for each of the four, as a shell script would. Both end to end, one
+  thread, in turn, medians of three.
+* **compare**: `numerics.compare` over 200 dumps of [4, 1,024] log-probs and entropies (two replays' kept tensors) against
+  reading the same files with safetensors and computing maximum, mean, two percentiles, relative differences and the cosine
+  with numpy. In one process, one thread, in turn, medians of five. Ours also finds the worst tokens, both KL estimates, the
+  clip share, units of last place and the sums of rows, and judges.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import safetensors.numpy
+import safetensors.torch
+import torch
+
+from actordbg.numerics.compare import compare
+from actordbg.outcome import ReplayConfig, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.record import now_timestamp
+from actordbg.replay.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_journal
+from actordbg.store import Store, make_folder
+from benchmarks.rows import Row
+
+CELLS = [[f"--attn={attn}", f"--{packing}"] for attn in ("sdpa", "eager") for packing in ("no-packing", "packing")]
+DUMPS, SHAPE = 200, (4, 1024)
+
+
+def run() -> list[Row]:
+    """Both comparisons."""
+    return [_matrix(), _compare()]
+
+
+def _matrix() -> Row:
+    with tempfile.TemporaryDirectory() as folder:
+        store = str(Path(folder) / "store")
+        _actordbg(store, "dump", "create", "--batch-size", "2", "--seq-len", "128", "--count", "2")
+        common = ["--dtype", "fp32", "--no-backward", "--quiet"]
+        replays = [["replay", *cell, *common] for cell in CELLS]
+        matrix = ["matrix", "--attn", "sdpa,eager", "--packing", "off,on", "--compile", "off", "--no-truth", *common]
+        _actordbg(store, *replays[0])  # builds the tiny model
+        ours, theirs = _in_turn(
+            lambda: _actordbg(store, *matrix), lambda: [_actordbg(store, *one) for one in replays], times=3
+        )
+    note = f"{len(CELLS)} cells x 2 inputs of 2 x 128, tiny, fp32, forward, one thread; end to end"
+    return Row(
+        "matrix / a replay for each cell", ours, theirs, "s", ours / theirs, "<= 0.5", note, ours / theirs <= 0.5
+    )
+
+
+def _compare() -> Row:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            store = Store(Path(folder) / "store").create()
+            inputs = [_input(index) for index in range(DUMPS)]
+            for number, name in enumerate(("20250101T000000-aaaaaa", "20250101T000001-bbbbbb")):
+                _keep(store, name, inputs, noise=1e-3 * number)
+            a, b = "20250101T000000-aaaaaa", "20250101T000001-bbbbbb"
+            compare(store, a, b)  # indexes the replays
+            ours, theirs = _in_turn(lambda: compare(store, a, b), lambda: _by_hand(store, a, b), times=5)
+    finally:
+        torch.set_num_threads(threads)
+    note = f"{DUMPS} dumps of {list(SHAPE)} float32 log-probs and entropies, one thread"
+    return Row("compare / the same files by numpy", ours, theirs, "s", ours / theirs, "<= 2", note, ours / theirs <= 2)
+
+
+def _in_turn(ours: Callable[[], object], theirs: Callable[[], object], times: int) -> tuple[float, float]:
+    """Medians of both, run alternately."""
+    took: tuple[list[float], list[float]] = ([], [])
+    for _ in range(times):
+        for call, seconds in zip((ours, theirs), took, strict=True):
+            began = time.perf_counter()
+            call()
+            seconds.append(time.perf_counter() - began)
+    return statistics.median(took[0]), statistics.median(took[1])
+
+
+def _actordbg(store: str, *arguments: str) -> None:
+    home = str(Path(__file__).parents[1])
+    paths = os.pathsep.join(part for part in (home, os.environ.get("PYTHONPATH", "")) if part)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths}
+    command = [sys.executable, "-m", "actordbg", "--store", store, *arguments]
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+
+
+def _input(index: int) -> ReplayInput:
+    dump_id = f"20250619T0526{index % 60:02d}.{index:06d}Z-{index:06d}-1-{index:08x}"
+    return ReplayInput(dump_id, f"dumps/bench/rank0000/{dump_id}.safetensors.zst", 0, SHAPE[0], 2048, SHAPE[0] * 2048)
+
+
+def _keep(store: Store, name: str, inputs: Sequence[ReplayInput], noise: float) -> None:
+    """A finished replay with kept tensors; with `noise` other values by about that much."""
+    folder = store.replays / name
+    make_folder(folder / TENSORS)
+    config = ReplayConfig(dtype="fp32", backward=False)
+    (folder / SPEC).write_text(ReplaySpec(name, now_timestamp(), config, tuple(inputs)).to_json())
+    resolved = {"model": "tiny", "dtype": "fp32", "attn": "sdpa", "packing": False, "backend": "plain", "num_layers": 2}
+    supervisor, worker = Journal(folder / SUPERVISOR), Journal(rank_journal(folder, 0))
+    supervisor.append("resolved", resolved=resolved)
+    for index, one in enumerate(inputs):
+        generator = torch.Generator().manual_seed(index)
+        log_probs = -8 * torch.rand(SHAPE, generator=generator)
+        moved = {"log_probs": log_probs + noise * torch.randn(SHAPE, generator=generator), "entropy": -log_probs}
+        mask = {"mask": torch.ones(SHAPE, dtype=torch.bool)}
+        safetensors.torch.save_file(moved | mask, folder / TENSORS / f"{one.dump_id}.safetensors")
+        moment = now_timestamp()
+        record = ResultRecord(name, one.dump_id, "passed", started_at=moment, finished_at=moment)
+        worker.append("end", **record.to_dict())
+    supervisor.append("finished", status="complete", finished_at=now_timestamp())
+
+
+def _by_hand(store: Store, a: str, b: str) -> str:
+    found = []
+    for path in sorted((store.replays / a / TENSORS).iterdir()):
+        ours, theirs = (safetensors.numpy.load_file(store.replays / name / TENSORS / path.name) for name in (a, b))
+        figures = {}
+        for what in ("log_probs", "entropy"):
+            x, y = (one[what][ours["mask"]].astype(np.float64) for one in (ours, theirs))
+            apart = np.abs(x - y)
+            relative = apart / np.abs(y)
+            figures[what] = {
+                "max": float(apart.max()),
+                "mean": float(apart.mean()),
+                "percentiles": np.percentile(apart, [95, 99]).tolist(),
+                "relative": [float(relative.max()), *np.percentile(relative, [95, 99]).tolist()],
+                "cosine": float(x @ y / np.sqrt((x @ x) * (y @ y))),
+            }
+        found.append({"dump": path.stem} | figures)
+    return json.dumps(found)
