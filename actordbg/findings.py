@@ -95,6 +95,7 @@ class ParameterFigures:
 @dataclass(frozen=True)
 class DumpComparison:
     """One dump on both sides. `reasons`: what made it a mismatch, in words. `not_compared`: by what, why it was not.
+    A mismatch without figures is a dump that A failed on and B did not.
 
     sequences: figures over the rows' sums of log-probs. loss_abs: |a - b|. grad_norm_rel: |a - b| / |b|. gradients: over
     all parameters together;
@@ -241,8 +242,8 @@ class MatrixCell:
     """One combination. status: passed, failed, unavailable, not run. `verdict`: against the truth (see `truth_id`), None
     where not compared.
 
-    `settings`: by axis. `replay_id`: its replay, None where nothing was started. `reason`: why it is unavailable, or was
-    not run. `signature`,
+    `settings`: by axis. `replay_id`: its replay, None where nothing was started. `reason`: why it is unavailable, was
+    not run, is wrong, or was judged in part only. `signature`,
     `error`: the first failure. `counts`: inputs by result status. `max_abs`: largest difference of a log-prob from the
     truth, nats. `known`: ids of the rules
     that speak about it. `load_s`: seconds that building its Actor took; 0 where it was there already (`shared_with` says

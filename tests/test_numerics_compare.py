@@ -31,7 +31,8 @@ from actordbg.numerics import sides
 from actordbg.numerics.compare import DETAILED, NAMED, compare, save
 from actordbg.numerics.thresholds import Thresholds
 from actordbg.outcome import ReplayInput
-from actordbg.report.difference import conclusion
+from actordbg.report import terminal
+from actordbg.report.difference import conclusion, document
 from actordbg.store import Store
 
 INPUTS = [given(index) for index in range(4)]
@@ -161,19 +162,18 @@ class TestWhatIsNotCompared:
 
         def result_a(index: int) -> dict[str, Any]:
             return {
-                1: {"status": "failed", "error_class": "RuntimeError"},
                 5: {"folded_ids": False},
                 6: {"extra": {"temperature": 0.5}},
             }.get(index, {})
 
-        write_replay(store, "r-01", inputs[:8], result=lambda index: {"status": "hung"} if index == 7 else {})
+        write_replay(store, "r-01", inputs[:8], result=lambda index: {"status": "hung"} if index in (1, 7) else {})
         write_replay(store, "r-02", [*inputs[:8], inputs[9]], change=change_a, result=result_a)
         (store.replays / "r-02" / "tensors" / f"{inputs[0].dump_id}.safetensors").write_bytes(b"not a tensor")
         record = compare(store, "r-02", "r-01")
         found = reasons_of(record)
         assert found[inputs[0].dump_id].startswith("A: its kept tensors cannot be read")
         assert {index: found[inputs[index].dump_id] for index in (1, 2, 3, 4, 5, 6, 7, 9)} == {
-            1: "A: it failed (RuntimeError)",
+            1: "B: it hung",
             2: "A: its tensors are gone",
             3: "the masks differ in 1 tokens",
             4: "A's log-probs are [2, 7], B's [2, 8]",
@@ -183,6 +183,32 @@ class TestWhatIsNotCompared:
             9: "only A replayed it, B did not",
         }
         assert (record.verdict, record.good) == (NOT_COMPARED, False), "nothing is left: that is no agreement"
+
+    @pytest.mark.parametrize("status", ["failed", "crashed", "hung"])
+    def test_what_only_b_got_through_is_a_mismatch_whatever_else_agrees(self, store: Store, status: str) -> None:
+        def lost(index: int) -> dict[str, Any]:
+            return {"status": status, "error_class": "RuntimeError"} if index == 1 else {}
+
+        write_replay(store, "r-01", INPUTS)
+        write_replay(store, "r-02", INPUTS, result=lost)
+        record = compare(store, "r-02", "r-01")
+        assert (record.verdict, record.good, record.dumps[0].dump_id) == (MISMATCH, False, INPUTS[1].dump_id)
+        assert record.dumps[0].reasons == (f"A: it {status} (RuntimeError), and B has its results",)
+        assert [one.verdict for one in record.dumps[1:]] == [MATCH] * (len(INPUTS) - 1)
+        said = conclusion(record)
+        assert said.startswith("A failed on 1 dump that B has the results of.") and "outside" not in said
+        assert "further from the truth" not in said
+        assert " ".join(terminal.of_blocks(document(record, 0)).split()).count(record.dumps[0].reasons[0]) == 1
+        assert compare(store, "r-01", "r-02").verdict == MATCH, "B's failure says nothing about A"
+
+    def test_what_failed_on_both_sides_is_no_difference(self, store: Store) -> None:
+        def lost(index: int) -> dict[str, Any]:
+            return {"status": "failed", "error_class": "RuntimeError"} if index == 1 else {}
+
+        for name in ("r-01", "r-02"):
+            write_replay(store, name, INPUTS, result=lost)
+        record = compare(store, "r-02", "r-01")
+        assert record.verdict == MATCH and reasons_of(record) == {INPUTS[1].dump_id: "A: it failed (RuntimeError)"}
 
     def test_tensors_that_were_not_kept(self, store: Store) -> None:
         write_replay(store, "r-01", INPUTS)

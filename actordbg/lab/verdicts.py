@@ -71,8 +71,15 @@ def judged(
         verdict=record.verdict,
         comparison_id=record.comparison_id,
         max_abs=_max_abs(record),
-        reason="" if record.good else why,
+        reason=_unjudged(record) if record.good else why,
     ), truth
+
+
+def _unjudged(record: ComparisonRecord) -> str:
+    """What the truth says nothing about, in words: a good verdict is not about these dumps. "" where it is about all."""
+    left = [dump for dump in record.dumps if dump.verdict == NOT_COMPARED]
+    why = next((reason for dump in left for reason in dump.not_compared.values()), "")
+    return f"{len(left)} of {len(record.dumps)} dumps could not be compared with the truth: {why}" if left else ""
 
 
 def _max_abs(record: ComparisonRecord) -> float | None:

@@ -1,7 +1,8 @@
 """Compare a replay with another one, with the truth, or with what the training run itself got, dump by dump.
 
 Only dumps that both sides have are compared; every other one is in the record with the reason. Comparing nothing is a
-failure of its own (`not-compared`): it must never look like an agreement.
+failure of its own (`not-compared`): it must never look like an agreement. Nor must a dump that A failed on and B did not: that
+is a mismatch without figures.
 
 One dump's tensors are in memory at a time, and what is kept of a dump are figures; worst tokens and parameters only of the
 worst dumps. So a thousand dumps take no more memory than ten.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -167,13 +169,15 @@ class _Thresholds:
 
 
 def _one(
-    a: Side, b: Side, dump_id: str, blocked: str | None, thresholds: _Thresholds, floors: Floors
+    a: sides.ReplaySide, b: Side, dump_id: str, blocked: str | None, thresholds: _Thresholds, floors: Floors
 ) -> tuple[DumpComparison, float]:
     """One dump's comparison, and its severity."""
     given = a.inputs.get(dump_id) or b.inputs.get(dump_id)
     length = given.seq_len if given else None
     loaded = blocked or _load(a, b, dump_id)
     if isinstance(loaded, str):
+        if not blocked and a.failed(dump_id) and _has_values(b, dump_id):
+            return DumpComparison(dump_id, MISMATCH, (f"{loaded}, and B has its results",), seq_len=length), math.inf
         return DumpComparison(dump_id, NOT_COMPARED, seq_len=length, not_compared={"dump": loaded}), -1.0
     ours, theirs = loaded
     dump, broken = measure(dump_id, length, ours, theirs)
@@ -196,6 +200,10 @@ def _load(a: Side, b: Side, dump_id: str) -> tuple[Values, Values] | str:
     if isinstance(theirs, str):
         return theirs if isinstance(b, GoldenSide) else f"B: {theirs}"
     return unlike(ours, theirs) or (ours, theirs)
+
+
+def _has_values(side: Side, dump_id: str) -> bool:
+    return dump_id in side.inputs and not isinstance(side.read(dump_id), str)
 
 
 class _Worst:

@@ -56,7 +56,7 @@ def measure(
     pairs = [(name, replay_id, unchanged) for name, replay_id in varied.items()]
     for name, replay_id, against in pairs + ([(ROUNDING, *rounding)] if rounding else []):
         found = compare(store, replay_id, against, thresholds=Thresholds(), only=set(side.inputs))
-        compared = [dump for dump in found.dumps if dump.verdict != NOT_COMPARED]
+        compared = [dump for dump in found.dumps if dump.verdict != NOT_COMPARED and dump.log_probs is not None]
         for dump in compared:
             margin = ROUNDING_MARGIN if name == ROUNDING else 1.0
             _raise_to(floors.setdefault(dump.dump_id, {}), measures(dump), margin)
@@ -156,6 +156,8 @@ def _missing(name: str, dumps: Sequence[DumpComparison]) -> list[str]:
     said = []
     for dump in dumps:
         reason = dump.not_compared.get("dump") if dump.verdict == NOT_COMPARED else None
+        if dump.log_probs is None and reason is None:
+            reason = "; ".join(dump.reasons)
         if reason is None and dump.log_probs is not None and dump.log_probs.nonfinite:
             reason = f"{dump.log_probs.nonfinite} log-probs are finite in one run and not in the other"
         if reason is not None:

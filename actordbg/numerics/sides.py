@@ -100,12 +100,17 @@ class ReplaySide:
         layers = resolved.get("num_layers", self.spec.config.num_layers)
         return {"model": resolved.get("model", self.spec.config.model), "num_layers": layers}
 
+    def failed(self, dump_id: str) -> bool:
+        """Whether it was run and gave nothing: it raised, crashed or hung."""
+        result = self.results.get(dump_id)
+        return result is not None and result.status != PASSED and result.signature != NON_FINITE
+
     def read(self, dump_id: str) -> Values | str:
         """The dump's values, or why there are none."""
         result = self.results.get(dump_id)
         if result is None:
             return "it was not run"
-        if result.status != PASSED and result.signature != NON_FINITE:
+        if self.failed(dump_id):
             what = (result.signature or result.error_class or "").strip()
             return f"it {result.status}" + (f" ({what})" if what else "")
         return self._kept(dump_id, result)

@@ -16,6 +16,7 @@ from actordbg.findings import (
     WITHIN_NOISE,
     ComparisonRecord,
     DumpComparison,
+    Figures,
     SideInfo,
 )
 from actordbg.report.document import Block, Grid, Heading, Items, Paragraph
@@ -48,13 +49,16 @@ def document(record: ComparisonRecord, limit: int) -> list[Block]:
 def conclusion(record: ComparisonRecord) -> str:
     """In a sentence or two: how many dumps, which verdict, how large the largest difference is."""
     counts = Counter(one.verdict for one in record.dumps)
-    compared = len(record.dumps) - counts[NOT_COMPARED]
+    failed = sum(_only_failed(one) for one in record.dumps)
+    compared = len(record.dumps) - counts[NOT_COMPARED] - failed
+    counts[MISMATCH] -= failed
+    lost = f"A failed on {plural(failed, 'dump')} that B has the results of. " if failed else ""
     if not compared:
         reasons = "; ".join(record.reasons) or "; ".join(sorted(_reasons(record)))
-        return f"None of {plural(len(record.dumps), 'dump')} could be compared: {reasons}."
+        return f"{lost}None of {plural(len(record.dumps), 'dump')} could be compared{reasons and ': '}{reasons}."
     words = {MATCH: "within the thresholds", WITHIN_NOISE: "within the noise", MISMATCH: "outside"}
     parts = [f"{counts[name]:,} {text}" for name, text in words.items() if counts[name]]
-    text = f"{plural(compared, 'dump')} compared: {', '.join(parts)}"
+    text = f"{lost}{plural(compared, 'dump')} compared: {', '.join(parts)}"
     text += f"; {counts[NOT_COMPARED]:,} not compared." if counts[NOT_COMPARED] else "."
     known = [
         (one.log_probs.max_abs, one.dump_id)
@@ -66,6 +70,11 @@ def conclusion(record: ComparisonRecord) -> str:
         where = f" (in {dump_id})" if largest else ""
         text += f" The largest difference of a log-prob is {number(largest, 3)} nats{where}."
     return " ".join(part for part in (text, meaning(record), _beyond(record)) if part)
+
+
+def _only_failed(one: DumpComparison) -> bool:
+    """A mismatch without figures: A failed on it, B did not."""
+    return one.verdict == MISMATCH and one.log_probs is None
 
 
 def _beyond(record: ComparisonRecord) -> str:
@@ -80,6 +89,9 @@ def _beyond(record: ComparisonRecord) -> str:
 
 def meaning(record: ComparisonRecord) -> str:
     """What the verdict says about A in a sentence or two: how near it is to the truth, or what it has that B has not."""
+    bad = [one for one in record.dumps if one.verdict == MISMATCH]
+    if bad and all(map(_only_failed, bad)):
+        return ""  # nothing is known to be further away: what failed is said elsewhere
     real = record.verdict == MISMATCH
     dtype = record.a.dtype or "its dtype"
     floor = " and than its own noise floor" if record.noise_id else ""
@@ -125,7 +137,7 @@ def _facts(record: ComparisonRecord) -> Iterator[str]:
 def _dumps(record: ComparisonRecord, shown: Sequence[DumpComparison]) -> list[Block]:
     if not shown:
         return []
-    compared = sum(one.verdict != NOT_COMPARED for one in record.dumps)
+    compared = sum(one.verdict != NOT_COMPARED for one in record.dumps)  # what A failed on is in the table too
     title = (
         "Dumps, the worst first"
         if len(shown) == compared
@@ -145,8 +157,7 @@ def _dumps(record: ComparisonRecord, shown: Sequence[DumpComparison]) -> list[Bl
 
 
 def _dump(one: DumpComparison, grads: bool) -> tuple[str, ...]:
-    tokens = one.log_probs
-    assert tokens is not None
+    tokens = one.log_probs or Figures(0)
     last: tuple[str, ...] = (number(tokens.kl_k3, 2), "-" if tokens.max_ulp is None else _count(tokens.max_ulp))
     if grads:
         last = (number(one.grad_norm_rel, 2), number(one.gradients.distance if one.gradients else None, 2))

@@ -48,6 +48,7 @@ def matrix_document(record: MatrixRecord, context: MatrixContext, explain: Expla
         _table(record),
         Paragraph(_legend(record)),
         *_section("Wrong", [_wrong(cell) for cell in record.cells if verdict_word(cell) == WRONG]),
+        *_section("Judged in part", _judged_in_part(record.cells)),
         *_section("Regressed", [f"{_label(c)}: {'; '.join(c.regressed)}" for c in record.cells if c.regressed]),
         *_section(
             "Failed", [line for cell in record.cells if cell.status == _FAILED for line in _failure(cell, explain)]
@@ -143,6 +144,11 @@ def _wrong(cell: MatrixCell) -> str:
     return f"{_label(cell)}: {cell.reason or cell.verdict}. Comparison {cell.comparison_id or '-'}, replay {cell.replay_id}"
 
 
+def _judged_in_part(cells: Sequence[MatrixCell]) -> list[str]:
+    """Good cells with dumps that have no truth, by what was said of them."""
+    return _by_reason([cell for cell in cells if verdict_word(cell) == _PASSED and cell.reason])
+
+
 def _failure(cell: MatrixCell, explain: Explain) -> list[str]:
     known = explain(cell.signature) if cell.signature else None
     counts = ", ".join(f"{count} {status}" for status, count in sorted(cell.counts.items()))
@@ -155,10 +161,14 @@ def _failure(cell: MatrixCell, explain: Explain) -> list[str]:
 
 
 def _left_out(cells: Sequence[MatrixCell]) -> list[str]:
+    return _by_reason([cell for cell in cells if cell.status in ("unavailable", "not run") and cell.reason])
+
+
+def _by_reason(cells: Sequence[MatrixCell]) -> list[str]:
+    """Each reason once, with its cells."""
     by_reason: dict[str, list[MatrixCell]] = {}
     for cell in cells:
-        if cell.status in ("unavailable", "not run") and cell.reason:
-            by_reason.setdefault(cell.reason, []).append(cell)
+        by_reason.setdefault(cell.reason, []).append(cell)
     return [f"{_cells(members)}: {reason}" for reason, members in by_reason.items()]
 
 

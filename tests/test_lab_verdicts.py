@@ -1,0 +1,36 @@
+"""A cell's verdict against a truth that is not about every dump."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comparecases import given, write_replay
+
+from actordbg.findings import MATCH, MatrixCell, MatrixRecord
+from actordbg.lab.verdicts import is_good, judged
+from actordbg.report.matrix_document import MatrixContext, matrix_document
+from actordbg.report.terminal import of_blocks
+from actordbg.store import Store
+
+INPUTS = [given(index) for index in range(3)]
+
+
+def test_a_good_cell_says_which_part_of_it_the_truth_is_not_about(store: Store) -> None:
+    def refused(index: int) -> dict[str, Any]:
+        return {"status": "failed", "signature": "images"} if index == 1 else {}
+
+    truth = write_replay(store, "r-01", INPUTS, result=refused, oracle="fp32")
+    write_replay(store, "r-02", INPUTS)
+    found, name = judged(store, MatrixCell(0, "sdpa", {}, "passed", {}, "r-02"), "fp32")
+    assert (found.verdict, name) == (MATCH, truth) and is_good(found)
+    assert found.reason == "1 of 3 dumps could not be compared with the truth: B: it failed (images)"
+    record = MatrixRecord("m-01", "", "complete", {}, (found,), tuple(one.dump_id for one in INPUTS))
+    said = " ".join(of_blocks(matrix_document(record, MatrixContext())).split())
+    assert "Judged in part" in said and f"cell 0: {found.reason}" in said
+
+
+def test_a_cell_that_was_judged_whole_says_nothing(store: Store) -> None:
+    write_replay(store, "r-01", INPUTS, oracle="fp32")
+    write_replay(store, "r-02", INPUTS)
+    found, _ = judged(store, MatrixCell(0, "sdpa", {}, "passed", {}, "r-02"), "fp32")
+    assert (found.verdict, found.reason) == (MATCH, "")
