@@ -257,7 +257,14 @@ class TestWhatIsNotCompared:
 
     def test_names_that_mean_nothing(self, store: Store) -> None:
         write_replay(store, "r-01", INPUTS)
-        for a, b in (("r-01", "r-01"), ("last", "r-01"), ("golden", "r-01"), ("truth", "r-01"), ("r-01", "zz")):
+        for a, b in (
+            ("r-01", "r-01"),
+            ("last", "r-01"),
+            ("golden", "r-01"),
+            ("truth", "r-01"),
+            ("r-01", "truth"),
+            ("r-01", "zz"),
+        ):
             with pytest.raises(UsageError) as raised:
                 compare(store, a, b)
             assert raised.value.hint
@@ -419,26 +426,6 @@ class TestGolden:
 
 
 class TestTruth:
-    def test_the_newest_finished_one_of_the_same_weights_over_all_inputs(self, store: Store) -> None:
-        write_replay(store, "r-01", INPUTS, oracle="fp32", dtype="bf16")
-        write_replay(store, "r-02", INPUTS, oracle="fp32", dtype="bf16")
-        write_replay(store, "r-03", INPUTS[:2], oracle="fp32", dtype="bf16")
-        write_replay(store, "r-04", INPUTS, oracle="fp32", dtype="fp32")
-        write_replay(store, "r-05", INPUTS, oracle="fp32", dtype="bf16", status="interrupted")
-        write_replay(store, "r-06", INPUTS, oracle="fp32", dtype="bf16", resolved={"num_layers": 1})
-        write_replay(store, "r-07", INPUTS, oracle="fp32", dtype="bf16", temperature=0.5)
-        write_replay(store, "r-08", INPUTS, dtype="bf16")
-        record = compare(store, "r-08", "truth")
-        assert (record.b.kind, record.b.replay_id, record.b.dtype) == ("truth", "r-02", "fp32")
-        assert record.b.label == "tiny, the truth in fp32 of bf16 weights"
-        assert (record.verdict, record.thresholds_from, record.reasons) == (MATCH, "defaults for bf16", ())
-
-    def test_none_yet(self, store: Store) -> None:
-        write_replay(store, "r-01", INPUTS)
-        with pytest.raises(UsageError, match="no truth") as raised:
-            compare(store, "r-01", "truth")
-        assert "actordbg replay --oracle" in raised.value.hint
-
     def test_weights_that_were_rounded_otherwise_are_mentioned(self, store: Store) -> None:
         write_replay(store, "r-01", INPUTS, oracle="fp64", dtype="fp32")
         write_replay(store, "r-02", INPUTS, dtype="bf16")

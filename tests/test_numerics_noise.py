@@ -120,3 +120,11 @@ def test_the_newest_floor_of_the_same_configuration_is_found(two: Store) -> None
     elsewhere = write_replay(two, replay_id(8), [given(9)], dtype="bf16")
     found = [newest_for(two, one) for one in (same, packed, elsewhere)]
     assert found == [saved, None, None]
+
+
+def test_a_damaged_floor_does_not_stand_in_the_way_of_the_others(two: Store) -> None:
+    write_replay(two, replay_id(2), [given(0), given(1)], dtype="bf16", vary="repeat")
+    saved = measure(two, UNCHANGED, {"repeat": replay_id(2)})
+    save(two, saved)
+    (two.noise / "99990101T000000-ffffff.json").write_text("{")
+    assert newest_for(two, UNCHANGED) == saved

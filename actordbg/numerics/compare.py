@@ -68,10 +68,11 @@ def compare(
     only: Collection[str] | None = None,
     on_progress: Progress | None = None,
 ) -> ComparisonRecord:
-    """Compare the replay `a` with `b`: an id, the beginning of one, or "last"; `b` may also be "golden" or "truth".
+    """Compare the replay `a` with `b`: an id, the beginning of one, or "last"; `b` may also be "golden".
 
-    `only`: ids of the dumps to look at. The record is not written (`save` does). Raises UsageError for an unknown replay, for
-    one compared with itself, and for a truth that is not there; StoreProblem for a damaged one.
+    The truth is a replay like any here: `lab.truth.ensure_truth` gives its id. `only`: ids of the dumps to look at. The
+    record is not written (`save` does). Raises UsageError for an unknown replay, for one compared with itself, and for
+    `truth`; StoreProblem for a damaged one.
     """
     catalog = query.open_fresh(store)
     ours = sides.open_replay(catalog, _replay_name(a))
@@ -126,8 +127,9 @@ def _replay_name(a: str) -> str:
 def _other(catalog: query.Catalog, ours: sides.ReplaySide, b: str) -> Side:
     if b == GOLDEN:
         return GoldenSide(catalog.store, ours)
-    name = sides.find_truth(catalog, ours.row.replay_id) if b == TRUTH else b
-    theirs = sides.open_replay(catalog, name)
+    if b == TRUTH:
+        raise UsageError("the truth has to be there before it is compared with", hint="name its replay")
+    theirs = sides.open_replay(catalog, b)
     if theirs.row.replay_id == ours.row.replay_id:
         raise UsageError(f"A and B are the same replay, {ours.row.replay_id}", hint="name two, or `golden`, or `truth`")
     return theirs

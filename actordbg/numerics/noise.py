@@ -102,14 +102,13 @@ def newest_for(store: Store, replay_id: str) -> NoiseRecord | None:
     catalog = query.open_fresh(store)
     side = sides.open_replay(catalog, replay_id)
     for path in sorted(store.noise.glob("*.json"), reverse=True):
-        record = NoiseRecord.from_json(path.read_bytes())
-        if not any(one.dump_id in side.inputs for one in record.dumps):
-            continue
         try:
+            record = NoiseRecord.from_json(path.read_bytes())
             measured = sides.open_replay(catalog, record.replay_id)
         except (StoreProblem, UsageError):
-            continue  # its replay was removed: nobody knows any more what it resolved to
-        if configuration_of(measured) == configuration_of(side):
+            continue  # damaged, which `index` reports; or its replay was removed, and nobody knows what it resolved to
+        about_these = any(one.dump_id in side.inputs for one in record.dumps)
+        if about_these and configuration_of(measured) == configuration_of(side):
             return record
     return None
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from actordbg.actor.choices import TINY, TRUTHS, short_dtype
 from actordbg.catalog import lab, query
-from actordbg.errors import StoreProblem, UsageError
+from actordbg.errors import StoreProblem
 from actordbg.findings import SideInfo
 from actordbg.numerics.thresholds import weaker
 from actordbg.outcome import PASSED, ReplayInput, ReplaySpec, ResultRecord
@@ -29,7 +29,7 @@ from actordbg.store import Store
 if TYPE_CHECKING:
     from torch import Tensor
 
-GOLDEN, TRUTH, LAST = "golden", "truth", "last"
+GOLDEN, TRUTH = "golden", "truth"
 NON_FINITE = "non-finite-output"
 """The signature of inputs that finished with a NaN: their tensors were kept, and a NaN on both sides is a match."""
 NO_OUTPUTS = "the run's own log-probs were not recorded (`dump enable --with-outputs` records them)"
@@ -206,37 +206,6 @@ def open_replay(catalog: query.Catalog, name: str) -> ReplaySide:
     results = {one.dump_id: one for one in query.results_for(catalog, row.replay_id)}
     follows = spec.config.dtype is None and spec.config.oracle is None
     return ReplaySide(catalog.store, row, spec, results, lab.autocast_dtypes(catalog) if follows else {})
-
-
-def find_truth(catalog: query.Catalog, of: str) -> str:
-    """The id of the newest finished truth of the replay `of`: the same model, layers, weights' dtype and temperature, over
-    every input of it. UsageError where there is none.
-    """
-    ours = open_replay(catalog, of)
-    for row in query.list_replays(catalog):
-        if row.config.get("oracle") not in TRUTHS or row.status != "complete":
-            continue
-        try:
-            truth = open_replay(catalog, row.replay_id)
-        except StoreProblem:
-            continue
-        if _is_truth_of(truth, ours):
-            return row.replay_id
-    raise UsageError(
-        f"there is no truth for {ours.row.replay_id} yet: no finished oracle replay of the same model over all its inputs",
-        hint="`actordbg replay --oracle fp32` with the same --where, --model and --dtype computes it",
-    )
-
-
-def _is_truth_of(truth: ReplaySide, ours: ReplaySide) -> bool:
-    covered = {dump_id for dump_id, result in truth.results.items() if result.status == PASSED}
-    wanted = {dump_id for dump_id, result in ours.results.items() if result.status == PASSED}
-    return (
-        why_not(ours, truth) is None
-        and weights_dtype(truth) == weights_dtype(ours)
-        and truth.spec.config.temperature == ours.spec.config.temperature
-        and wanted <= covered
-    )
 
 
 def weights_dtype(side: ReplaySide) -> str | None:
