@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from matrixcases import FOUR, Bench, in_cell
+from replaycases import PlannedRow
 
 from actordbg.errors import Conflict, StoreProblem, UsageError
 from actordbg.findings import MatrixRecord
@@ -90,6 +91,22 @@ def test_an_actor_that_cannot_be_built_is_a_failed_cell_and_the_rest_goes_on(ben
     assert statuses(record) == ["failed", "passed"]
     assert record.cells[0].signature == "shape-mismatch" and record.cells[0].counts == {"not run": 1}
     assert "rank0.log" in str(record.cells[0].log)
+
+
+def test_cells_that_call_for_other_ranks_than_were_captured_are_said_so_and_the_rest_goes_on(bench: Bench) -> None:
+    """Three dumps of rank 0 alone, so two processes have no whole call; then two calls, of which one lacks a rank."""
+    record = bench.run(bench.new({"nproc": "1,2", "attn": "sdpa"}, align="rank"))
+    assert statuses(record) == ["passed", "unavailable"] and record.status == "complete"
+    assert "no call is whole for 2 processes" in record.cells[1].reason and "way out" in record.cells[1].reason
+    rows = [
+        PlannedRow(name, f"dumps/{name}", rank=rank, call_index=call)
+        for name, rank, call in (("d0", 0, 0), ("d1", 1, 0), ("d2", 0, 1))
+    ]
+    bench.rows = lambda inputs: rows[:inputs]  # type: ignore[method-assign]
+    record = bench.run(bench.new({"nproc": "1,2", "attn": "sdpa"}, align="rank"))
+    assert statuses(record) == ["passed"] * 2
+    assert [cell.reason for cell in record.cells] == ["", "1 of 3 dumps left out: not of a whole call"]
+    assert "cell 1: 1 of 3 dumps left out" in shown(record)
 
 
 def test_nothing_is_started_for_what_is_unavailable(bench: Bench) -> None:

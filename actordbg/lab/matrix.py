@@ -18,10 +18,10 @@ from functools import partial
 from typing import Any
 
 from actordbg.actor.choices import Facts, gather_facts, installed_versions
-from actordbg.errors import ActordbgError
+from actordbg.errors import ActordbgError, UsageError
 from actordbg.findings import MatrixCell, MatrixRecord
 from actordbg.lab import matrices
-from actordbg.lab.cells import PASSED, batches
+from actordbg.lab.cells import PASSED, UNAVAILABLE, batches
 from actordbg.lab.outcomes import finished
 from actordbg.lab.verdicts import Baseline, judged, regressions
 from actordbg.outcome import ReplayConfig, ReplaySpec
@@ -129,9 +129,16 @@ class MatrixRun:
                 self.around.on_tick()
 
     def _run_cell(self, index: int) -> None:
-        spec = self._spec(self.record.cells[index])
-        self._put(replace(self.record.cells[index], replay_id=spec.replay_id))
         cell = self.record.cells[index]
+        try:
+            spec = self._spec(cell)
+        except UsageError as error:  # --align rank, and no call that is whole for this many processes
+            cell = replace(cell, status=UNAVAILABLE, reason=f"{error.message}; way out: {error.hint}")
+            self._put(cell)
+            self.around.on_event(MatrixEvent("done", cell))
+            return
+        cell = replace(cell, replay_id=spec.replay_id)
+        self._put(cell)
         self.around.on_event(MatrixEvent("cell", cell))
         problem: ActordbgError | None = None
         try:
@@ -145,8 +152,14 @@ class MatrixRun:
         except ActordbgError as error:
             problem = error
         by_replay = {one.replay_id: one.index for one in self.record.cells if one.replay_id is not None}
-        self._put(finished(self.store, cell, spec, by_replay, problem))
-        self.around.on_event(MatrixEvent("done", self.record.cells[index]))
+        done = finished(self.store, cell, spec, by_replay, problem)
+        left_out = len(self.record.dump_ids) - len(spec.inputs)
+        if left_out and done.status == PASSED:
+            done = replace(
+                done, reason=f"{left_out} of {len(self.record.dump_ids)} dumps left out: not of a whole call"
+            )
+        self._put(done)
+        self.around.on_event(MatrixEvent("done", done))
 
     def _spec(self, cell: MatrixCell) -> ReplaySpec:
         """The cell's replay: the one that was begun, else a new one."""

@@ -71,7 +71,7 @@ def judged(
         verdict=record.verdict,
         comparison_id=record.comparison_id,
         max_abs=_max_abs(record),
-        reason=_unjudged(record) if record.good else why,
+        reason="; ".join(filter(None, (cell.reason, _unjudged(record)))) if record.good else why,
     ), truth
 
 

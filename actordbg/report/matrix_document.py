@@ -48,7 +48,7 @@ def matrix_document(record: MatrixRecord, context: MatrixContext, explain: Expla
         _table(record),
         Paragraph(_legend(record)),
         *_section("Wrong", [_wrong(cell) for cell in record.cells if verdict_word(cell) == WRONG]),
-        *_section("Judged in part", _judged_in_part(record.cells)),
+        *_section("In part", _in_part(record.cells)),
         *_section("Regressed", [f"{_label(c)}: {'; '.join(c.regressed)}" for c in record.cells if c.regressed]),
         *_section(
             "Failed", [line for cell in record.cells if cell.status == _FAILED for line in _failure(cell, explain)]
@@ -144,8 +144,8 @@ def _wrong(cell: MatrixCell) -> str:
     return f"{_label(cell)}: {cell.reason or cell.verdict}. Comparison {cell.comparison_id or '-'}, replay {cell.replay_id}"
 
 
-def _judged_in_part(cells: Sequence[MatrixCell]) -> list[str]:
-    """Good cells with dumps that have no truth, by what was said of them."""
+def _in_part(cells: Sequence[MatrixCell]) -> list[str]:
+    """Good cells that are not about every dump, by what was said of them."""
     return _by_reason([cell for cell in cells if verdict_word(cell) == _PASSED and cell.reason])
 
 
