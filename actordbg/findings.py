@@ -212,7 +212,8 @@ class DumpNoise:
 class NoiseRecord(_Stored):
     """`actordbg noise`: how far one configuration moves by itself. `replay_id`: the unchanged run. `config`: as asked for.
 
-    `floor`: over all dumps, by the same names as a dump's. `reasons`: what could not be measured, and why.
+    `floor`: over all dumps, by the same names as a dump's. `reasons`: what could not be measured, or is a fault and no
+    noise, and why.
     """
 
     what: ClassVar[str] = "noise floor"

@@ -128,3 +128,23 @@ def test_a_damaged_floor_does_not_stand_in_the_way_of_the_others(two: Store) -> 
     save(two, saved)
     (two.noise / "99990101T000000-ffffff.json").write_text("{")
     assert newest_for(two, UNCHANGED) == saved
+
+
+def test_what_rounding_does_not_explain_is_a_fault_and_no_floor(two: Store) -> None:
+    inputs = [given(0), given(1)]
+    write_replay(two, replay_id(2), inputs, dtype="bf16", vary="repeat")
+    write_replay(two, replay_id(3), inputs, dtype="bf16", vary="repad", change=moved(0.04))
+    write_replay(two, replay_id(4), inputs, dtype="bf16", vary="reorder", change=moved(3.0, only=1))
+    write_replay(two, replay_id(5), inputs, dtype="bf16", oracle="bf16", change=moved(0.05))
+    write_replay(two, replay_id(6), inputs, dtype="bf16", oracle="fp32")
+    varied = {"repeat": replay_id(2), "repad": replay_id(3), "reorder": replay_id(4)}
+    found = measure(two, UNCHANGED, varied, rounding=(replay_id(5), replay_id(6)))
+    assert found.floor["max_abs"] == pytest.approx(2 * 0.05, rel=1e-3)
+    assert found.reasons == (
+        f"reorder of {inputs[1].dump_id}: max_abs 3, where rounding and running again explain 0.05: a fault, no noise, "
+        "and left out of the floor",
+    )
+    largest = {one.name: one.log_probs.max_abs for one in found.variants if one.log_probs}
+    assert largest["reorder"] == pytest.approx(3.0), "it is shown all the same"
+    unknown = measure(two, UNCHANGED, varied)
+    assert unknown.floor["max_abs"] == pytest.approx(3.0) and not unknown.reasons

@@ -143,3 +143,20 @@ class TestBf16:
 
     def test_a_fault_is_red_in_spite_of_it(self, bench: Bench, noise: dict[str, Any]) -> None:
         assert command(bench.store, "compare", bench.broken, "truth", "--noise", noise["noise_id"])[0] == 1
+
+
+def test_the_noise_of_a_broken_configuration_does_not_excuse_it(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that leak into each other move when they are reordered, by as much as they are wrong."""
+    with monkeypatch.context() as patch:
+        for name, value in brokenactor.environment(tmp_path / "fault", brokenactor.POSITIONS_RUN_ON).items():
+            patch.setenv(name, value)
+        words = ("--dtype", "fp32", "--packing", "--backward", "--order", "length", "--max-inputs", "2")
+        code, noise = command(bench.store, "noise", *words)
+        assert code == 0 and (tmp_path / "fault" / "reached").is_file()
+    assert max(one["log_probs"]["max_abs"] for one in noise["variants"]) > 0.1, "it moves as far as it is wrong"
+    assert noise["floor"]["max_abs"] < 1e-4
+    assert noise["reasons"] and all("a fault, no noise" in reason for reason in noise["reasons"])
+    code, found = command(bench.store, "compare", bench.broken, "truth", "--noise", noise["noise_id"])
+    assert (code, found["verdict"]) == (1, "mismatch")

@@ -92,7 +92,7 @@ def compare(
     Log-probs per token and per sequence, entropies, loss, gradient norm and kept gradients, over the dumps that both have.
     Thresholds follow the weaker dtype of the two sides unless a file or a flag sets them. The truth is computed now unless
     it is there; `last` is the newest replay that is no truth. Kept in comparisons/, and shown by `report`. Exit code 1 on a
-    mismatch, and when nothing could be compared.
+    mismatch, where A failed on what B got through, and when nothing could be compared.
 
     Example: actordbg compare last truth --noise
     """

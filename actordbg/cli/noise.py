@@ -183,9 +183,9 @@ def render(answer: NoiseAnswer) -> None:
     for line in answer.conclusion:
         _say(line)
     for reason in answer.reasons[:5]:
-        _say(f"not measured: {reason}")
+        _say(f"left out: {reason}")
     if len(answer.reasons) > 5:
-        output.say(f"not measured: {len(answer.reasons) - 5} more, in --json")
+        output.say(f"left out: {len(answer.reasons) - 5} more, in --json")
 
 
 def _say(text: str) -> None:
