@@ -196,3 +196,20 @@ class TestSharing:
         cells[4] = replace(cells[4], status="passed")
         assert [batch.cells for batch in batches(cells, LAPTOP, None)] == [(5, 6, 7)]
         assert asdict(cells[4])["config"]["attn"] == "sdpa"
+
+
+def test_names_are_short_and_tell_all_combinations_apart() -> None:
+    axes = {
+        "backend": ["plain", "deepspeed", "fsdp2"],
+        "zero_stage": [0, 3],
+        "tp": [1, 2],
+        "ring": [1, 2],
+        "packing": [False, True],
+    }
+    names = [cell.name for cell in combinations(ReplayConfig(nproc=4), axes)]
+    assert len(set(names)) == len(names)
+    assert {"plain, not packed", "ZeRO 3, ring 2, packed", "fsdp2, tp 2, not packed"} <= set(names)
+    assert [cell.name for cell in combinations(ReplayConfig(backend="fsdp2", nproc=2), {"tp": [1, 2]})] == [
+        "tp 1",
+        "tp 2",
+    ]

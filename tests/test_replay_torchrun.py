@@ -51,8 +51,9 @@ def test_a_process_that_left_the_launchers_session_is_ended_too(tmp_path: Path) 
     ],
 )
 def test_what_launchers_say_about_a_dead_worker_is_understood(tmp_path: Path, log: str, words: str) -> None:
-    (tmp_path / "launcher.log").write_text(log)
-    assert words in reported_by_launcher(tmp_path)
+    launchers = tmp_path / "launcher.log"
+    launchers.write_text(log)
+    assert words in reported_by_launcher(launchers)
 
 
 @pytest.mark.slow

@@ -118,9 +118,15 @@ def combinations(base: ReplayConfig, axes: Axes) -> list[Combination]:
 
 
 def name_of(settings: Mapping[str, Any], axes: Mapping[str, Sequence[Any]]) -> str:
-    """The settings that tell this combination from the others, in words."""
+    """The settings that tell this combination from the others, in words: short, since a table has 24 columns for them.
+
+    A group of one rank is none, and a ZeRO stage says that it is DeepSpeed's.
+    """
     told = {name: value for name, value in settings.items() if value is not None and len(axes.get(name, ())) > 1}
-    return ", ".join(words(name, value) for name, value in (told or settings).items() if value is not None)
+    brief = {name: value for name, value in told.items() if not (name in ("tp", "ring") and value == 1)}
+    if "zero_stage" in brief:
+        brief.pop("backend", None)
+    return ", ".join(words(name, value) for name, value in (brief or settings).items() if value is not None)
 
 
 def words(name: str, value: Any) -> str:
