@@ -334,3 +334,14 @@ def test_where_knows_the_last_comparison_of_a_dump(replayed: Store) -> None:
     catalog = query.open_fresh(replayed)
     assert select("verdict = 'match'") == [INPUTS[0].dump_id, INPUTS[1].dump_id]
     assert query.count_dumps(catalog, "verdict is null") == 0
+
+
+def test_autocast_dtypes_of_the_dumps_that_are_asked_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab, "_AT_ONCE", 2)
+    for index in range(6):
+        dtype = "torch.bfloat16" if index % 2 else None
+        cases.publish(store, cases.record(index, dump_id=f"d{index}", run="run", rank=0, autocast_dtype=dtype))
+    catalog = query.open_fresh(store)
+    bf16 = "torch.bfloat16"
+    assert lab.autocast_dtypes(catalog, ["d1", "d2", "d3", "d4", "d5"]) == {"d1": bf16, "d3": bf16, "d5": bf16}
+    assert lab.autocast_dtypes(catalog, ["d0", "nothing"]) == {} == lab.autocast_dtypes(catalog, [])

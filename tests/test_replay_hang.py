@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from actordbg.actor.signatures import explain, signature_of
+from actordbg.replay import logs
 from actordbg.replay.hang import MAX_RANKS, Standing, describe, excerpt, in_brief
 from actordbg.replay.logs import before_stacks
-from actordbg.replay.processes import STOPPED
+from actordbg.replay.processes import ALIVE, STOPPED
 from actordbg.replay.stacks import Stack, is_complete, read_stack
 from actordbg.replay.verdict import Seen, overdue
 
@@ -160,3 +164,13 @@ def test_a_rank_that_is_done_does_not_hold_up_the_clock_of_the_others() -> None:
     waiting = Seen(0, slot=1, started=5.0, slots_finished=1)
     assert overdue([waiting, Seen(1, slots_finished=1, done=True)], 16.0, 10.0, collective=True) == [0]
     assert overdue([waiting, Seen(1, slots_finished=1)], 16.0, 10.0, collective=True) == [], "it is about to say so"
+
+
+def test_a_worker_that_dies_while_it_is_asked_for_its_stacks_gives_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    monkeypatch.setattr(logs, "state_of", lambda pid, ticks: (ALIVE, None))
+    monkeypatch.setattr(logs, "STACKS_S", 0.1)
+    assert logs.take_stacks(tmp_path, {0: (gone.pid, 1)}) == {}

@@ -9,6 +9,7 @@ Example::
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
@@ -19,6 +20,8 @@ from actordbg.findings import ComparisonRecord, MatrixRecord, NoiseRecord
 from actordbg.store import Store
 
 T = TypeVar("T")
+_AT_ONCE = 500
+"""Dumps that one query names: SQLite takes 999 parameters at least."""
 _NAMED_BY = {"comparison": "compare", "noise floor": "noise", "matrix": "matrix"}
 
 
@@ -126,11 +129,16 @@ def matrices(source: Store | Catalog, limit: int | None = None) -> list[MatrixRo
     ]
 
 
-def autocast_dtypes(source: Store | Catalog) -> dict[str, str]:
-    """The autocast dtype ("torch.bfloat16") of every dump that was recorded under autocast, by dump id."""
-    sql = "SELECT dump_id, autocast_dtype FROM dump WHERE autocast_dtype IS NOT NULL"
+def autocast_dtypes(source: Store | Catalog, dump_ids: Sequence[str]) -> dict[str, str]:
+    """The autocast dtype ("torch.bfloat16") of those of the dumps that were recorded under autocast, by dump id."""
+    found: dict[str, str] = {}
     with engine.connect_readonly(_catalog(source).store.catalog_path) as reader:
-        return dict(reader.execute(sql).fetchall())
+        for first in range(0, len(dump_ids), _AT_ONCE):
+            some = dump_ids[first : first + _AT_ONCE]
+            places = ",".join("?" * len(some))
+            sql = f"SELECT dump_id, autocast_dtype FROM dump WHERE dump_id IN ({places}) AND autocast_dtype IS NOT NULL"
+            found |= dict(reader.execute(sql, some).fetchall())
+    return found
 
 
 def read_comparison(source: Store | Catalog, name: str) -> ComparisonRecord:

@@ -205,7 +205,8 @@ def open_replay(catalog: query.Catalog, name: str) -> ReplaySide:
         ) from None
     results = {one.dump_id: one for one in query.results_for(catalog, row.replay_id)}
     follows = spec.config.dtype is None and spec.config.oracle is None
-    return ReplaySide(catalog.store, row, spec, results, lab.autocast_dtypes(catalog) if follows else {})
+    autocast = lab.autocast_dtypes(catalog, [one.dump_id for one in spec.inputs]) if follows else {}
+    return ReplaySide(catalog.store, row, spec, results, autocast)
 
 
 def weights_dtype(side: ReplaySide) -> str | None:

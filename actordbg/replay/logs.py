@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -66,7 +67,8 @@ def take_stacks(folder: Path, processes: Mapping[int, tuple[int, int]]) -> dict[
     for rank, identity in processes.items():
         if state_of(*identity)[0] == ALIVE:
             before[rank] = size_of(rank_log(folder, rank))
-            os.kill(identity[0], signal.SIGUSR1)
+            with contextlib.suppress(ProcessLookupError):  # it died since
+                os.kill(identity[0], signal.SIGUSR1)
     deadline = time.monotonic() + STACKS_S
     while stacks.keys() < before.keys() and time.monotonic() < deadline:
         time.sleep(0.05)
