@@ -34,3 +34,19 @@ def test_a_cell_that_was_judged_whole_says_nothing(store: Store) -> None:
     write_replay(store, "r-02", INPUTS)
     found, _ = judged(store, MatrixCell(0, "sdpa", {}, "passed", {}, "r-02"), "fp32")
     assert (found.verdict, found.reason) == (MATCH, "")
+
+
+def test_gradients_that_were_averaged_over_other_inputs_are_said_to_be_unjudged(store: Store) -> None:
+    trained = {"loss": 2.0, "grad_norm": 4.0, "backward_s": 0.5}
+    over = {"extra": {"temperature": 1.0, "gradient_over": [one.dump_id for one in INPUTS[:2]]}}
+    write_replay(store, "r-01", INPUTS, result=lambda index: trained, oracle="fp32")
+    write_replay(store, "r-02", INPUTS, result=lambda index: trained | (over if index < 2 else {}))
+    write_replay(store, "r-03", INPUTS)
+    averaged, _ = judged(store, MatrixCell(0, "sdpa", {}, "passed", {}, "r-02"), "fp32")
+    assert averaged.verdict == MATCH
+    assert (
+        averaged.reason
+        == "the gradients of 2 of 3 dumps could not be compared with the truth: A's gradient is over 2 inputs, B's over 1"
+    )
+    forward, _ = judged(store, MatrixCell(0, "sdpa", {}, "passed", {}, "r-03"), "fp32")
+    assert (forward.verdict, forward.reason) == (MATCH, ""), "without a backward there was nothing to judge"

@@ -10,7 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from actordbg.errors import ActordbgError, StoreProblem, UsageError
-from actordbg.findings import GOOD, MISMATCH, NOT_COMPARED, ComparisonRecord, MatrixCell, MatrixRecord
+from actordbg.findings import (
+    GOOD,
+    MISMATCH,
+    NOT_COMPARED,
+    ComparisonRecord,
+    DumpComparison,
+    MatrixCell,
+    MatrixRecord,
+)
 from actordbg.lab import matrices
 from actordbg.lab.cells import FAILED, PASSED, UNAVAILABLE
 from actordbg.lab.outcomes import data_of
@@ -78,8 +86,22 @@ def judged(
 def _unjudged(record: ComparisonRecord) -> str:
     """What the truth says nothing about, in words: a good verdict is not about these dumps. "" where it is about all."""
     left = [dump for dump in record.dumps if dump.verdict == NOT_COMPARED]
-    why = next((reason for dump in left for reason in dump.not_compared.values()), "")
-    return f"{len(left)} of {len(record.dumps)} dumps could not be compared with the truth: {why}" if left else ""
+    without = [why for dump in record.dumps if (why := _gradients_left(dump))]
+    dumps, said = f"{len(record.dumps)} dumps could not be compared with the truth", []
+    if left:
+        why = next((reason for dump in left for reason in dump.not_compared.values()), "")
+        said.append(f"{len(left)} of {dumps}: {why}")
+    if without:
+        said.append(f"the gradients of {len(without)} of {dumps}: {without[0]}")
+    return "; ".join(said)
+
+
+def _gradients_left(dump: DumpComparison) -> str:
+    """Why the gradients that A has of a compared dump were not judged; "" where they were, or where A has none."""
+    if dump.log_probs is None or dump.grad_norm_rel is not None:
+        return ""
+    reasons = (why for what, why in dump.not_compared.items() if what.startswith("gradient"))
+    return next((why for why in reasons if not why.startswith("only B")), "")
 
 
 def _max_abs(record: ComparisonRecord) -> float | None:
