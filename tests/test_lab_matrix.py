@@ -109,6 +109,17 @@ def test_cells_that_call_for_other_ranks_than_were_captured_are_said_so_and_the_
     assert "cell 1: 1 of 3 dumps left out" in shown(record)
 
 
+def test_a_cell_whose_ranks_differ_where_they_were_to_do_the_same_has_failed(bench: Bench) -> None:
+    script = in_cell("sdpa", True, {"d1": "differ"})
+    record = bench.run(bench.new({"packing": "both", "attn": "sdpa"}, align="same", nproc=2), script)
+    assert statuses(record) == ["passed", "failed"] and not all_good(record)
+    bad = record.cells[1]
+    assert (bad.signature, bad.counts) == ("ranks-differ", {"passed": 3})
+    assert (bad.error or "").startswith("on 1 of 3 inputs; d1: rank 1 has other log-probs than rank 0")
+    assert "cell 1, packed: ranks-differ" in shown(record) and "0/3" not in shown(record)
+    assert bench.log_of(bad) is not None
+
+
 def test_nothing_is_started_for_what_is_unavailable(bench: Bench) -> None:
     record = bench.run(bench.new({"attn": "flash_attention_2", "compile": "off"}))
     assert statuses(record) == ["unavailable"] * 2 and bench.sessions == []

@@ -18,8 +18,12 @@ from actordbg.outcome import ReplaySpec, ResultRecord
 from actordbg.replay.journal import SUPERVISOR, Event, rank_log, read_events, read_results
 from actordbg.replay.logs import LAUNCHER_LOG
 from actordbg.report.model import ReplayData
+from actordbg.report.ranks import agreement_of, ranks_in_words
 from actordbg.report.summary import summarise
 from actordbg.store import Store
+
+RANKS_DIFFER = "ranks-differ"
+"""The signature of a cell whose inputs all passed, on ranks that came to different results."""
 
 
 def data_of(store: Store, spec: ReplaySpec) -> ReplayData:
@@ -55,7 +59,19 @@ def finished(
         shared_with=by_replay.get(loads.shared_with or ""),
         **_first_failure(store, folder, data.results),
     )
+    cell = _with_ranks(store, cell, spec, data.results)
     return cell if problem is None else _ended_by(store, cell, folder, problem)
+
+
+def _with_ranks(store: Store, cell: MatrixCell, spec: ReplaySpec, results: Sequence[ResultRecord]) -> MatrixCell:
+    """Where all ranks were to do the same (`--align same`) and did not, the cell failed, as the replay alone would have."""
+    agreement = agreement_of(results, spec.config) if spec.config.align == "same" else None
+    if cell.status != PASSED or agreement is None or not agreement.differ:
+        return cell
+    first = ranks_in_words(agreement)[1]
+    inputs = f"{agreement.checked - agreement.agree} of {agreement.checked} inputs"
+    log = store.relative(rank_log(store.replays / spec.replay_id, agreement.differ[0].rank))
+    return replace(cell, status=FAILED, signature=RANKS_DIFFER, error=f"on {inputs}; {first}", log=log)
 
 
 def _first_failure(store: Store, folder: Path, results: Sequence[ResultRecord]) -> dict[str, Any]:

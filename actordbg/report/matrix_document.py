@@ -98,7 +98,7 @@ def _table(record: MatrixRecord) -> Grid:
 def _result(cell: MatrixCell) -> str:
     word = verdict_word(cell)
     bad = sum(count for status, count in cell.counts.items() if status != _PASSED)
-    told = f"{word} {bad}/{sum(cell.counts.values())}" if cell.status == _FAILED and cell.counts else word
+    told = f"{word} {bad}/{sum(cell.counts.values())}" if cell.status == _FAILED and bad else word
     return f"{told} {REGRESSED}" if cell.regressed else told
 
 
