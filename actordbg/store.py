@@ -142,6 +142,17 @@ class Store:
         atomic_write(path, blob)
         return path
 
+    def publish_text(self, path: Path, text: str) -> Path:
+        """Write or replace a file of this store atomically and return its path; StoreProblem where that cannot be."""
+        try:
+            atomic_write(path, text.encode())
+        except OSError as error:
+            raise StoreProblem(
+                f"cannot write {path}: {error.strerror or error}",
+                hint="check the folder's permissions and the free space of its disk",
+            ) from None
+        return path
+
     def relative(self, path: Path) -> str:
         """A path inside the store as the catalog keeps it (POSIX, relative to the root)."""
         return path.relative_to(self.root).as_posix()

@@ -9,21 +9,14 @@ from pathlib import Path
 from actordbg.errors import Conflict, StoreProblem
 from actordbg.findings import MatrixRecord
 from actordbg.replay.processes import ALIVE, STOPPED, start_ticks, state_of
-from actordbg.store import Store, atomic_write, make_folder
+from actordbg.store import Store
 
 RUNNER = "runner"
 
 
 def save(store: Store, record: MatrixRecord) -> None:
     """Write or replace the matrix's file; StoreProblem when that cannot be."""
-    try:
-        make_folder(store.matrices)
-        atomic_write(path_of(store, record.matrix_id), record.to_json().encode())
-    except OSError as error:
-        raise StoreProblem(
-            f"cannot write {path_of(store, record.matrix_id)}: {error.strerror or error}",
-            hint="check the folder's permissions and the free space of its disk",
-        ) from None
+    store.publish_text(path_of(store, record.matrix_id), record.to_json())
 
 
 def path_of(store: Store, matrix_id: str) -> Path:

@@ -44,7 +44,7 @@ from actordbg.numerics.sides import GOLDEN, TRUTH, GoldenSide, Side, Values
 from actordbg.numerics.thresholds import Applied, Thresholds, weaker
 from actordbg.record import now_timestamp
 from actordbg.replay.plan import new_replay_id
-from actordbg.store import Store, atomic_write
+from actordbg.store import Store
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -108,14 +108,7 @@ def compare(
 
 def save(store: Store, record: ComparisonRecord) -> Path:
     """Write the record to `store/comparisons/<comparison_id>.json` and return the path."""
-    path = store.comparisons / f"{record.comparison_id}.json"
-    try:
-        atomic_write(path, record.to_json().encode())
-    except OSError as error:
-        raise StoreProblem(
-            f"cannot write {path}: {error.strerror}", hint="check the permissions and the free space of the store"
-        ) from None
-    return path
+    return store.publish_text(store.comparisons / f"{record.comparison_id}.json", record.to_json())
 
 
 def _replay_name(a: str) -> str:

@@ -35,7 +35,7 @@ from actordbg.numerics.compare import compare
 from actordbg.numerics.thresholds import Thresholds, measures
 from actordbg.record import now_timestamp
 from actordbg.replay.plan import new_replay_id
-from actordbg.store import Store, atomic_write
+from actordbg.store import Store
 
 NOT_THE_CONFIGURATION = ("timeout_s", "keep_tensors", "keep_gradients", "vary", "seed", "backward")
 """Settings of a replay that do not change the log-probs that a configuration gives."""
@@ -99,14 +99,7 @@ def measure(
 
 def save(store: Store, record: NoiseRecord) -> Path:
     """Write the record to `store/noise/<noise_id>.json` and return the path."""
-    path = store.noise / f"{record.noise_id}.json"
-    try:
-        atomic_write(path, record.to_json().encode())
-    except OSError as error:
-        raise StoreProblem(
-            f"cannot write {path}: {error.strerror}", hint="check the permissions and the free space of the store"
-        ) from None
-    return path
+    return store.publish_text(store.noise / f"{record.noise_id}.json", record.to_json())
 
 
 def newest_for(store: Store, replay_id: str) -> NoiseRecord | None:
