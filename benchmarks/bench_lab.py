@@ -74,7 +74,7 @@ def _compare() -> Row:
     finally:
         torch.set_num_threads(threads)
     note = f"{DUMPS} dumps of {list(SHAPE)} float32 log-probs and entropies, one thread"
-    return Row("compare / the same files by numpy", ours, theirs, "s", ours / theirs, "<= 2", note, ours / theirs <= 2)
+    return Row("compare / a short numpy script", ours, theirs, "s", ours / theirs, "-", note, None)
 
 
 def _in_turn(ours: Callable[[], object], theirs: Callable[[], object], times: int) -> tuple[float, float]:
