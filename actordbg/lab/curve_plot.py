@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _PASSES = {"both": "forward and backward", "forward": "forward", "backward": "backward"}
+_LEGEND_LINE = 0.17
+"""Inches that a curve's line in the legend takes."""
+_MARKERS = ("o", "s", "^", "D", "v")
+"""Of measured points: the next one when the colours are used up."""
 _STEPS = 200
 _FURTHEST = 8.0
 """Times the longest measured length that a picture goes on for at most."""
@@ -22,12 +26,13 @@ _FURTHEST = 8.0
 def plot(answer: CurvesAnswer, path: Path) -> None:
     """Draw every configuration that has points into `path`: measured solid, extrapolated dashed."""
     scale = _scale(answer)
-    figure = plotfile.new_figure(9, 5.5)
+    drawn = [one for one in answer.curves if one.values]
+    figure = plotfile.new_figure(9, 5 + _LEGEND_LINE * len(drawn))
     axes = figure.subplots()
     end = _end(answer)
-    drawn = [one for one in answer.curves if one.values]
     for index, one in enumerate(drawn):
-        _draw(axes, one, plotfile.COLOURS[index % len(plotfile.COLOURS)], scale, end)
+        again, colour = divmod(index, len(plotfile.COLOURS))
+        _draw(axes, one, plotfile.COLOURS[colour], _MARKERS[again % len(_MARKERS)], scale, end)
     top = axes.get_ylim()[1]
     if answer.budget is not None:
         axes.axhline(answer.budget / scale, color="#555555", linewidth=1, linestyle=":")
@@ -41,16 +46,16 @@ def plot(answer: CurvesAnswer, path: Path) -> None:
     axes.set_ylim(0, top)
     axes.set_xlabel(BY[answer.by])
     axes.set_ylabel("peak memory, GiB" if answer.quantity == MEMORY else f"{_PASSES[answer.passes or 'both']}, seconds")
-    axes.set_title("dots measured, lines fitted, dashes extrapolated", loc="left", fontsize=9, color="#555555")
+    axes.set_title("points measured, lines fitted, dashes extrapolated", loc="left", fontsize=9, color="#555555")
     plotfile.tidy(axes)
     figure.legend(loc="outside lower left", frameon=False, fontsize=8)
     plotfile.save(figure, path)
 
 
-def _draw(axes: Axes, one: CurveAnswer, colour: str, scale: float, end: float) -> None:
+def _draw(axes: Axes, one: CurveAnswer, colour: str, marker: str, scale: float, end: float) -> None:
     lengths = [n for n, _ in one.values]
     name = f"{title(one)}: {configuration(one.measurements).partition(', ')[2]}"
-    axes.plot(lengths, [y / scale for _, y in one.values], "o", color=colour, markersize=4, label=name)
+    axes.plot(lengths, [y / scale for _, y in one.values], marker, color=colour, markersize=4, label=name)
     if one.curve is not None:
         furthest = max(lengths[-1], min([end, *one.measurements.out_of_memory[:1]]))
         for first, last, style in (

@@ -49,6 +49,7 @@ def plot(comparison: LogComparison, a: TrainLog, b: TrainLog, path: Path) -> Non
     bottom.annotate(
         f"threshold {comparison.threshold:g}", (1, comparison.threshold), xycoords=("axes fraction", "data"),
         xytext=(-3, 3), textcoords="offset points", ha="right", fontsize=8, color=plotfile.COLOURS[1],
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
     )  # fmt: skip
     bottom.set_ylim(0, 1.25 * max(comparison.threshold, *(d for d in differences if d == d), 1e-12))
     bottom.set_ylabel("relative difference")
