@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from actordbg.findings import MATCH, MISMATCH, WITHIN_NOISE, ComparisonRecord, SideInfo
@@ -34,3 +36,6 @@ def test_two_replays_are_told_apart_by_their_settings() -> None:
     assert wrong.startswith("A is bf16, packed, B fp32, not packed.")
     assert "`actordbg compare r-01 truth`" in wrong
     assert said(PACKED, PACKED, MATCH).startswith("Both are configured alike")
+    compiled = replace(PACKED, label=f"{PACKED.label}, compiled")
+    assert said(PACKED, compiled, MATCH).startswith("B is compiled, A is not, and")
+    assert said(compiled, PACKED, MATCH).startswith("A is compiled, B is not, and")

@@ -165,6 +165,7 @@ def _facts(one: ReplaySummary) -> Iterable[str]:
         yield f"ran as: {_settings(one.resolved)}"
     else:
         yield f"no worker became ready; asked for: {_settings(one.asked)}"
+        yield f"why: the logs in the store's replays/{one.replay_id}/"
     if one.command:
         yield f"command: {one.command}"
     if one.versions:
