@@ -346,7 +346,7 @@ def _by_prefix(catalog: Catalog, table: str, column: str, text: str) -> str:
     if len(found) == 1 or text in found:
         return text if text in found else str(found[0])
     what = f"no {table} has" if not found else f"several {table}s have"
-    hint = _NO_ID if table == "dump" else "`actordbg report` names the replays; `last` is the newest"
+    hint = _NO_ID if table == "dump" else "`actordbg report --all` names the replays; `last` is the newest"
     raise UsageError(f"{what} the id {text!r:.80}", hint=hint)
 
 

@@ -41,7 +41,7 @@ def load(store: Store, name: str) -> MatrixRecord:
     found = names(store)
     matching = found[-1:] if name == "last" else [one for one in found if one == name or one.startswith(name)]
     if len(matching) == 1 or name in matching:
-        return MatrixRecord.from_json(path_of(store, name if name in matching else matching[0]).read_bytes())
+        return MatrixRecord.from_file(path_of(store, name if name in matching else matching[0]))
     what = "matches several matrices" if matching else "is not a matrix of this store"
     hint = f"the last ones are: {', '.join(found[-5:])}" if found else "there is none yet: `actordbg matrix` makes one"
     raise UsageError(f"{name!r} {what}", hint=hint)

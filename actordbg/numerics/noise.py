@@ -102,7 +102,7 @@ def newest_for(store: Store, replay_id: str) -> NoiseRecord | None:
     catalog = query.open_fresh(store)
     side = sides.open_replay(catalog, replay_id)
     for path in sorted(store.noise.glob("*.json"), reverse=True):
-        record = NoiseRecord.from_json(path.read_bytes())
+        record = NoiseRecord.from_file(path)
         if not any(one.dump_id in side.inputs for one in record.dumps):
             continue
         try:

@@ -84,6 +84,9 @@ def meaning(record: ComparisonRecord) -> str:
     dtype = record.a.dtype or "its dtype"
     floor = " and than its own noise floor" if record.noise_id else ""
     if record.b.kind == "truth":
+        if " from " in record.thresholds_from and record.verdict != WITHIN_NOISE:  # not the dtype's, but somebody's own
+            further = f"further from the truth than the thresholds allow{floor}"
+            return f"A is {further if real else 'as near the truth as the thresholds ask'}."
         if real:
             return f"A is further from the truth than {dtype} explains{floor}: more than rounding moves it."
         return f"A is as near the truth as {dtype} allows."
