@@ -18,10 +18,10 @@ from functools import partial
 from typing import Any
 
 from actordbg.actor.choices import Facts, gather_facts, installed_versions
-from actordbg.errors import ActordbgError
+from actordbg.errors import ActordbgError, UsageError
 from actordbg.findings import MatrixCell, MatrixRecord
 from actordbg.lab import matrices
-from actordbg.lab.cells import PASSED, batches
+from actordbg.lab.cells import PASSED, UNAVAILABLE, batches, with_way_out
 from actordbg.lab.outcomes import finished
 from actordbg.lab.verdicts import Baseline, judged, regressions
 from actordbg.outcome import ReplayConfig, ReplaySpec
@@ -129,7 +129,12 @@ class MatrixRun:
                 self.around.on_tick()
 
     def _run_cell(self, index: int) -> None:
-        spec = self._spec(self.record.cells[index])
+        try:
+            spec = self._spec(self.record.cells[index])
+        except UsageError as error:  # these dumps cannot be dealt out as this cell wants them
+            reason = with_way_out(error.message, (error.hint,))
+            self._put(replace(self.record.cells[index], status=UNAVAILABLE, reason=reason))
+            return
         self._put(replace(self.record.cells[index], replay_id=spec.replay_id))
         cell = self.record.cells[index]
         self.around.on_event(MatrixEvent("cell", cell))

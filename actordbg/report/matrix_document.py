@@ -163,7 +163,8 @@ def _loaded(record: MatrixRecord, context: MatrixContext) -> list[str]:
     total = sum(cell.load_s or 0.0 for cell in built)
     lines = [f"{plural(record.loads, 'Actor')} built in {seconds(total)} s for {_ran(record)}"]
     for cell in built:
-        shared = [f"#{one.index}" for one in record.cells if one.shared_with == cell.index and one.index != cell.index]
+        sharing = (one for one in record.cells if one.shared_with == cell.index and one is not cell and not one.loads)
+        shared = [f"#{one.index}" for one in sharing]  # one that was resumed may have shared first and built later
         how = f"{_label(cell)}: {seconds(cell.load_s)} s" + (f", {cell.loads} builds" if cell.loads > 1 else "")
         lines.append(how + (f"; shared by {', '.join(shared)}" if shared else ""))
     if context.truth_load_s is not None:
