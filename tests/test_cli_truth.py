@@ -143,6 +143,17 @@ class TestCompareWithNoise:
             invoke(pair, "compare", self.A, "truth", "--where", "foo=1")
         assert len(list(pair.replays.iterdir())) == 3
 
+    def test_reports_and_curves_mean_the_same_by_last(self, pair: Store) -> None:
+        truth = write_replay(pair, "20250619T050000-000004", [given(0)], oracle="fp32")
+        shown = json.loads(invoke(pair, "report", "--json").stdout)
+        assert [one["replay_id"] for one in shown["replays"]] == [self.B]
+        assert json.loads(invoke(pair, "curve", "memory", "last", "--json").stdout)["notes"] == []
+        spec = pair.replays / truth / SPEC
+        spec.write_text(spec.read_text().replace('"command": ""', '"command": "actordbg replay --oracle"'))
+        invoke(pair, "index", "--rebuild")
+        shown = json.loads(invoke(pair, "report", "--json").stdout)
+        assert [one["replay_id"] for one in shown["replays"]] == [truth], "a truth that somebody asked for"
+
     def test_the_truth_is_none_to_be_judged(self, pair: Store) -> None:
         with pytest.raises(UsageError, match="A is what is judged"):
             invoke(pair, "compare", "truth", "truth")

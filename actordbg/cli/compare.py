@@ -157,14 +157,11 @@ def _compared(
 
 def _replay(store: Store, name: str) -> str:
     """The id of a replay. "last" is the newest that somebody asked for: not a truth, nor a variation that `noise` ran."""
-    from actordbg.catalog.query import get_replay, list_replays, open_fresh
+    from actordbg.catalog.query import get_replay, newest_configuration, open_fresh
 
     catalog = open_fresh(store)
-    if name == "last":
-        asked = (row for row in list_replays(catalog) if not row.config.get("oracle") and not row.config.get("vary"))
-        newest = next(asked, None)
-        if newest is not None:
-            return newest.replay_id
+    if name == "last" and (newest := newest_configuration(catalog)) is not None:
+        return newest.replay_id
     return get_replay(catalog, name).replay_id
 
 

@@ -219,7 +219,7 @@ def _emit(answer: CurvesAnswer, format: Format, rows: int) -> None:
 
 def _names(store: Store, asked: _Asked) -> list[str]:
     if asked.matrix is None:
-        return asked.replays or ["all"]
+        return [_newest(store) if name == "last" else name for name in asked.replays] or ["all"]
     if asked.replays:
         raise UsageError("REPLAY and --matrix exclude each other", hint="give one of them")
     from actordbg.lab import matrices
@@ -235,6 +235,14 @@ def _names(store: Store, asked: _Asked) -> list[str]:
     if not there:
         raise UsageError(f"all replays of the matrix {asked.matrix} are gone", hint="`actordbg matrix` runs a new one")
     return there
+
+
+def _newest(store: Store) -> str:
+    """What `last` means: the newest replay that can have a curve, which truths and noise variants cannot."""
+    from actordbg.catalog.query import newest_configuration, open_fresh
+
+    newest = newest_configuration(open_fresh(store))
+    return newest.replay_id if newest is not None else "last"
 
 
 def _measured(store: Store, names: Sequence[str], asked: _Asked, quiet: bool) -> list[str]:
