@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -15,6 +16,7 @@ from matrixcases import FOUR, Bench, in_cell
 from actordbg.errors import Conflict, UsageError
 from actordbg.findings import MatrixRecord
 from actordbg.lab import matrices
+from actordbg.lab.context import context_of
 from actordbg.lab.matrix import MatrixEvent
 from actordbg.lab.verdicts import Baseline, all_good, is_wrong, open_baseline, require_common
 from actordbg.outcome import ReplayConfig
@@ -65,6 +67,14 @@ def test_a_cell_that_cannot_deal_the_dumps_out_is_unavailable_and_the_others_run
     by_number = {cell.settings["nproc"]: cell for cell in record.cells}
     assert by_number[1].status == "passed" and by_number[2].status == "unavailable"
     assert "no call is whole for 2 processes" in by_number[2].reason and "way out: select all" in by_number[2].reason
+
+
+def test_a_replay_that_is_gone_is_marked_where_it_is_named(bench: Bench) -> None:
+    record = bench.run(bench.new({"attn": "sdpa", "compile": "off", "packing": "both"}))
+    first, second = (str(cell.replay_id) for cell in record.cells)
+    shutil.rmtree(bench.store.replays / second)
+    text = " ".join(of_blocks(matrix_document(record, context_of(bench.store, record))).split())
+    assert f"#0 {first}, #1 {second} (gone)" in text
 
 
 def test_a_cell_that_built_its_own_is_not_shown_as_sharing(bench: Bench) -> None:

@@ -38,6 +38,8 @@ class MatrixContext:
     tokens: int = 0
     folded: int = 0
     truth_load_s: float | None = None
+    gone: tuple[str, ...] = ()
+    """Replays of cells that are in the store no longer."""
 
 
 def matrix_document(record: MatrixRecord, context: MatrixContext, explain: Explain = nothing_known) -> list[Block]:
@@ -206,7 +208,11 @@ def _fact_lines(record: MatrixRecord, context: MatrixContext) -> Iterable[str]:
         yield f"command: {record.command}"
     if record.baseline:
         yield f"baseline: {record.baseline}"
-    replays = [f"#{cell.index} {cell.replay_id}" for cell in record.cells if cell.replay_id]
+    replays = [
+        f"#{cell.index} {cell.replay_id}" + (" (gone)" if cell.replay_id in context.gone else "")
+        for cell in record.cells
+        if cell.replay_id
+    ]
     if replays:
         yield f"replays (for `report` and `compare`): {', '.join(replays)}"
 
