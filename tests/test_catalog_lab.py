@@ -41,8 +41,10 @@ TOKENS = Figures(10, max_abs=0.5, mean_abs=0.125, p99_abs=0.25, cosine=1.0, kl_k
 def comparison(name: str, a: str, b: str | None, *, verdict: str = MISMATCH, largest: float = 0.5) -> ComparisonRecord:
     """Two dumps compared, and one that was not."""
     dumps = (
-        DumpComparison(INPUTS[0].dump_id, verdict, ("why",), 12, replace(TOKENS, max_abs=largest), grad_norm_rel=0.25),
-        DumpComparison(INPUTS[1].dump_id, MATCH, (), 12, replace(TOKENS, count=30, max_abs=0.25, mean_abs=0.25)),
+        DumpComparison(
+            INPUTS[0].dump_id, verdict, ("why",), (), 12, replace(TOKENS, max_abs=largest), grad_norm_rel=0.25
+        ),
+        DumpComparison(INPUTS[1].dump_id, MATCH, (), (), 12, replace(TOKENS, count=30, max_abs=0.25, mean_abs=0.25)),
         DumpComparison(INPUTS[2].dump_id, NOT_COMPARED, seq_len=12, not_compared={"dump": "A: it hung"}),
     )
     other = SideInfo("replay" if b else "golden", b, "B's configuration", "bf16")
