@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from actordbg.errors import CorruptDump, NewerFormat
+from actordbg.errors import CorruptDump, NewerFormat, StoreProblem
 
 FORMAT = 1
 
@@ -141,8 +142,17 @@ class _Stored:
         return json.dumps({"format": FORMAT} | _plain(asdict(self)), indent=1, sort_keys=True)  # type: ignore[call-overload]
 
     @classmethod
-    def from_json(cls: type[T], text: str | bytes) -> T:
-        """Parse what `to_json` wrote; CorruptDump when it is not one, NewerFormat for another version."""
+    def from_file(cls: type[T], path: Path) -> T:
+        """The record in this file. What it raises names the file: StoreProblem where it cannot be read, else as `from_json`."""
+        try:
+            text = path.read_bytes()
+        except OSError as error:
+            raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
+        return cls.from_json(text, str(path))
+
+    @classmethod
+    def from_json(cls: type[T], text: str | bytes, source: str = "") -> T:
+        """Parse what `to_json` wrote; CorruptDump when it is not one, NewerFormat for another version. `source`: its file."""
         try:
             data = json.loads(text)
             version = data.pop("format")
@@ -152,7 +162,8 @@ class _Stored:
                 )
             return cls._build(data)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptDump(f"the {cls.what}'s file is damaged: {error}", hint="remove the file") from None
+            file = f"the {cls.what}'s file {source}".rstrip()
+            raise CorruptDump(f"{file} is damaged: {error}", hint="remove the file") from None
 
     @classmethod
     def _build(cls: type[T], data: dict[str, Any]) -> T:

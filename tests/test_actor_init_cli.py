@@ -119,6 +119,14 @@ def test_flags_win_over_the_file_and_the_file_over_the_default():
     assert found == ReplayConfig(backend="deepspeed", zero_stage=3, timeout_s=900.0)
 
 
+def test_another_backend_takes_nothing_that_the_file_says_for_its_own():
+    usual = {"backend": "deepspeed", "zero-stage": 3, "deepcompile": True, "ring": 2, "packing": True}
+    assert build_config(usual, {"backend": "plain"}) == ReplayConfig(packing=True)
+    assert build_config(usual, {"backend": "fsdp2"}) == ReplayConfig(backend="fsdp2", ring=2, nproc=2, packing=True)
+    with pytest.raises(UsageError, match="--zero-stage needs DeepSpeed"):
+        build_config(usual, {"backend": "plain", "zero_stage": 3})
+
+
 def test_nothing_given_is_the_default_configuration():
     assert build_config({}, {"model": None, "compile": None}) == ReplayConfig()
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from actordbg.cli.app import app
 from actordbg.cli.optional_value import filled_in
 from actordbg.cli.replay_options import build_config
-from actordbg.errors import ActordbgError, StoreProblem, UsageError
+from actordbg.errors import ActordbgError, StoreProblem, UsageError, WhereError
 from actordbg.numerics.noise import measure, save
 from actordbg.outcome import ReplayConfig, ReplaySpec
 from actordbg.record import now_timestamp
@@ -132,6 +132,27 @@ class TestCompareWithNoise:
         write_replay(pair, "20250619T050000-000004", [given(0)], oracle="fp32")
         found = json.loads(invoke(pair, "compare", "last", "truth", "--json").stdout)
         assert (found["a"]["replay_id"], found["b"]["replay_id"]) == (self.B, "20250619T050000-000004")
+
+    def test_a_truth_that_is_there_is_not_computed_and_nobody_says_so(self, pair: Store) -> None:
+        write_replay(pair, "20250619T050000-000004", [given(0)], oracle="fp32")
+        done = invoke(pair, "compare", self.A, "truth")
+        assert done.exit_code == 0 and "computing the truth" not in done.stderr
+
+    def test_a_mistake_in_where_is_found_before_a_truth_is_computed(self, pair: Store) -> None:
+        with pytest.raises(WhereError, match="no column 'foo'"):
+            invoke(pair, "compare", self.A, "truth", "--where", "foo=1")
+        assert len(list(pair.replays.iterdir())) == 3
+
+    def test_reports_and_curves_mean_the_same_by_last(self, pair: Store) -> None:
+        truth = write_replay(pair, "20250619T050000-000004", [given(0)], oracle="fp32")
+        shown = json.loads(invoke(pair, "report", "--json").stdout)
+        assert [one["replay_id"] for one in shown["replays"]] == [self.B]
+        assert json.loads(invoke(pair, "curve", "memory", "last", "--json").stdout)["notes"] == []
+        spec = pair.replays / truth / SPEC
+        spec.write_text(spec.read_text().replace('"command": ""', '"command": "actordbg replay --oracle"'))
+        invoke(pair, "index", "--rebuild")
+        shown = json.loads(invoke(pair, "report", "--json").stdout)
+        assert [one["replay_id"] for one in shown["replays"]] == [truth], "a truth that somebody asked for"
 
     def test_the_truth_is_none_to_be_judged(self, pair: Store) -> None:
         with pytest.raises(UsageError, match="A is what is judged"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from curvecases import gigabytes, keep, run, square
 from typer.testing import CliRunner, Result
 
 from actordbg.cli.app import app
-from actordbg.errors import EnvironmentProblem, StoreProblem, UsageError
+from actordbg.errors import CorruptDump, EnvironmentProblem, StoreProblem, UsageError
 from actordbg.findings import MatrixCell, MatrixRecord
 from actordbg.store import Store
 
@@ -129,10 +130,36 @@ def test_a_matrix_names_its_cells_replays(replayed: Store):
     for name in ("last", "20250619", record.matrix_id):
         text = shown(invoke(replayed, "memory", "--matrix", name))
         assert "1 replay," in text and "eager" in text and "sdpa" not in text
-    with pytest.raises(UsageError, match="there is no matrix"):
+    with pytest.raises(UsageError, match="'x' is not a matrix"):
         invoke(replayed, "memory", "--matrix", "x")
     with pytest.raises(UsageError, match="exclude each other"):
         invoke(replayed, "memory", "r1", "--matrix", "last")
+
+
+def test_replays_of_a_matrix_that_are_gone_are_named_and_left_out(replayed: Store):
+    cells = tuple(MatrixCell(i, f"cell {i}", {}, "passed", {}, replay_id=name) for i, name in enumerate(("r2", "gone")))
+    record = MatrixRecord("20250619T060000-abcdef", "2025-06-19T06:00:00.000000Z", "complete", {}, cells, ())
+    replayed.matrices.mkdir(exist_ok=True)
+    path = replayed.matrices / f"{record.matrix_id}.json"
+    path.write_text(record.to_json())
+    done = invoke(replayed, "memory", "--matrix", "last")
+    assert "1 replay," in shown(done) and "gone from the store: gone" in done.stderr
+    path.write_text(replace(record, cells=cells[1:]).to_json())
+    with pytest.raises(UsageError, match="all replays of the matrix last are gone"):
+        invoke(replayed, "memory", "--matrix", "last")
+
+
+def test_a_damaged_matrix_is_named_by_its_file(replayed: Store):
+    replayed.matrices.mkdir(exist_ok=True)
+    path = replayed.matrices / "20250619T060000-abcdef.json"
+    path.write_text('{"format": 1, "cel')
+    with pytest.raises(CorruptDump, match=str(path)):
+        invoke(replayed, "memory", "--matrix", "last")
+
+
+def test_a_budget_of_nothing_is_a_mistake(replayed: Store):
+    with pytest.raises(UsageError, match="--budget 0GB holds nothing"):
+        invoke(replayed, "memory", "--budget", "0GB")
 
 
 def test_the_picture_is_written(tmp_path: Path, replayed: Store):

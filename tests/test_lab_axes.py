@@ -80,6 +80,23 @@ class TestAxes:
 
 
 class TestCollapse:
+    @pytest.mark.parametrize(
+        ("given", "said", "way_out"),
+        [
+            ({"zero_stage": "3"}, "--zero-stage 3 means nothing", "add --backend deepspeed"),
+            ({"tp": "1,2", "backend": "plain"}, "--tp 1,2 means nothing", "add --backend fsdp2"),
+            ({"deepcompile": "on"}, "--deepcompile on means nothing", "add --backend deepspeed"),
+            ({"compile": "off", "compile_backend": "eager"}, "--compile-backend eager means", "add --compile on"),
+        ],
+    )
+    def test_an_axis_that_no_cell_uses_is_refused(self, given: dict[str, str], said: str, way_out: str) -> None:
+        with pytest.raises(UsageError, match=said) as caught:
+            combined(**given)
+        assert way_out in caught.value.hint
+
+    def test_an_axis_that_asks_for_nothing_is_not(self) -> None:
+        assert len(combined(zero_stage="0", tp="1", ring="1", deepcompile="off")) == 8
+
     def test_a_zero_stage_is_deepspeeds_alone(self) -> None:
         found = combined(backend="plain,deepspeed,fsdp2", zero_stage="0,1,2,3", nproc="2")
         assert [(one.config.backend, one.config.zero_stage) for one in found] == [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -14,9 +15,10 @@ import pytest
 from matrixcases import FOUR, Bench, in_cell
 from replaycases import PlannedRow
 
-from actordbg.errors import Conflict, StoreProblem, UsageError
+from actordbg.errors import Conflict, UsageError
 from actordbg.findings import MatrixRecord
 from actordbg.lab import matrices
+from actordbg.lab.context import context_of
 from actordbg.lab.matrix import MatrixEvent
 from actordbg.lab.verdicts import Baseline, all_good, is_wrong, open_baseline, require_common
 from actordbg.outcome import ReplayConfig
@@ -60,6 +62,29 @@ def test_cells_that_can_share_load_once_and_each_is_a_replay_of_its_own(bench: B
     assert bench.left_running() == []
     assert matrices.load(bench.store, "last") == record
     assert "1 Actor built in 1.00 s for 4 cells" in shown(record) and "as 0" in shown(record)
+
+
+def test_a_cell_that_cannot_deal_the_dumps_out_is_unavailable_and_the_others_run(bench: Bench) -> None:
+    record = bench.run(bench.new({"nproc": "1,2", "attn": "sdpa"}, inputs=1, align="rank"))
+    assert record.status == "complete"
+    by_number = {cell.settings["nproc"]: cell for cell in record.cells}
+    assert by_number[1].status == "passed" and by_number[2].status == "unavailable"
+    assert "no call is whole for 2 processes" in by_number[2].reason and "way out: select all" in by_number[2].reason
+
+
+def test_a_replay_that_is_gone_is_marked_where_it_is_named(bench: Bench) -> None:
+    record = bench.run(bench.new({"attn": "sdpa", "compile": "off", "packing": "both"}))
+    first, second = (str(cell.replay_id) for cell in record.cells)
+    shutil.rmtree(bench.store.replays / second)
+    text = " ".join(of_blocks(matrix_document(record, context_of(bench.store, record))).split())
+    assert f"0: {first}, 1: {second} (gone)" in text
+
+
+def test_a_cell_that_built_its_own_is_not_shown_as_sharing(bench: Bench) -> None:
+    record = bench.run(bench.new({"attn": "sdpa", "compile": "off", "packing": "both"}))
+    assert "cell 0, not packed: 1.00 s; shared by cell 1" in shown(record)
+    resumed = replace(record, cells=(record.cells[0], replace(record.cells[1], loads=1, load_s=2.0)), loads=2)
+    assert "shared by" not in shown(resumed) and "2 Actors built in 3.00 s for 2 cells" in shown(resumed)
 
 
 def test_cells_that_cannot_share_load_once_for_each_key(bench: Bench) -> None:
@@ -201,7 +226,7 @@ class TestGoingOn:
         record = bench.new(FOUR)
         matrices.save(bench.store, record)
         assert matrices.load(bench.store, record.matrix_id[:-2]) == record
-        with pytest.raises(StoreProblem) as caught:
+        with pytest.raises(UsageError) as caught:
             matrices.load(bench.store, "nonsense")
         assert record.matrix_id in caught.value.hint
 

@@ -54,6 +54,10 @@ class TestAsTyped:
         assert "4 cells on 2 dumps" in said
         assert "#0 flash, not packed: unavailable (flash_attention_2 was asked for" in said
         assert "#3 sdpa, packed: to be run" in said and "load 1: #2, #3" in said
+        plan = json.loads(
+            invoke(store, "--dry-run", "--attn", "flash_attention_2,sdpa", "--packing", "both", "--json").stdout
+        )
+        assert (plan["dumps"], len(plan["cells"]), plan["loads"]) == (2, 4, [[2, 3]])
         assert not store.matrices.exists()
 
     def test_an_unknown_value_is_a_usage_error_before_anything_starts(self, store: Store) -> None:
@@ -89,7 +93,7 @@ class TestAsTyped:
     def test_a_matrix_that_is_there_is_taken_as_it_is(self, store: Store, option: str) -> None:
         with pytest.raises(UsageError, match=r"--attn, --max-inputs cannot be given"):
             invoke(store, option, "last", "--attn", "sdpa", "--max-inputs", "2")
-        with pytest.raises(StoreProblem, match="is not a matrix"):
+        with pytest.raises(UsageError, match="is not a matrix"):
             invoke(store, option, "last")
 
     def test_when_nothing_can_run_the_exit_code_is_1_and_the_table_says_why(self, store: Store) -> None:

@@ -29,7 +29,7 @@ from actordbg.findings import (
 )
 from actordbg.numerics import sides
 from actordbg.numerics.compare import DETAILED, NAMED, compare, save
-from actordbg.numerics.thresholds import Thresholds
+from actordbg.numerics.thresholds import MEASURES, Thresholds
 from actordbg.outcome import ReplayInput
 from actordbg.report import terminal
 from actordbg.report.difference import conclusion, document
@@ -63,6 +63,14 @@ class TestTwoReplays:
         assert {one.log_probs and one.log_probs.max_abs for one in record.dumps} == {0.0}
         assert (record.a.replay_id, record.b.replay_id) == ("r-02", "r-01")
         assert record.a.label == "tiny fp32 sdpa, not packed, plain"
+
+    def test_where_no_threshold_judges_anything_nothing_was_compared(self, store: Store) -> None:
+        write_replay(store, "r-01", INPUTS)
+        write_replay(store, "r-02", INPUTS, change=moved({0: 5.0}))
+        off = Thresholds().override(dict.fromkeys(MEASURES, math.inf), "flags")
+        record = compare(store, "r-02", "r-01", thresholds=off)
+        assert (record.verdict, record.good) == (NOT_COMPARED, False)
+        assert set(reasons_of(record).values()) == {"nothing that was measured has a threshold"}
 
     def test_the_worst_dump_comes_first_with_its_worst_token(self, store: Store) -> None:
         write_replay(store, "r-01", INPUTS)

@@ -19,7 +19,7 @@ from actordbg.findings import (
     NoiseRecord,
 )
 from actordbg.numerics.judge import Floors, judge
-from actordbg.numerics.thresholds import DEFAULTS, MEASURES, STRENGTH, Thresholds, measures, weaker
+from actordbg.numerics.thresholds import DEFAULTS, FLAGS, MEASURES, STRENGTH, Thresholds, measures, weaker
 
 
 def written(tmp_path: Path, text: str) -> Path:
@@ -102,8 +102,8 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_bad_flags_are_refused() -> None:
-    with pytest.raises(UsageError, match="no threshold"):
-        Thresholds().override({"max_abs": -0.5}, "flags")
+    with pytest.raises(UsageError, match=r"--max-abs -0\.5 is no threshold"):
+        Thresholds().override({"max_abs": -0.5}, FLAGS)
 
 
 TOKENS = Figures(count=100, max_abs=0.3, p99_abs=0.2, mean_abs=0.01, clip_share=0.04)

@@ -127,6 +127,13 @@ def test_nothing_replayed_yet_says_so_and_ends_well(store: Store):
     assert json.loads(invoke(store, "--json").stdout)["replays"] == []
 
 
+def test_a_replay_that_cannot_be_read_is_named_and_is_not_nothing(replayed: Store):
+    invoke(replayed, "r2")  # it is in the catalog
+    (replayed.replays / "r2" / "spec.json").unlink()
+    said = invoke(replayed, "r2").stdout
+    assert "r2 is left out: cannot read" in said and "Nothing has been replayed" not in said
+
+
 def test_json_and_csv_are_only_that(replayed: Store):
     data = json.loads(invoke(replayed, "--all", "--json").stdout)
     assert [one["replay_id"] for one in data["replays"]] == ["r1", "r2"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from actordbg.findings import MATCH, MISMATCH, WITHIN_NOISE, ComparisonRecord, SideInfo
@@ -28,9 +30,22 @@ def test_beside_the_truth_a_mismatch_is_more_than_rounding() -> None:
     assert "and than its own noise floor" in said(PACKED, TRUTH, MISMATCH, "n-01")
 
 
+def test_thresholds_of_somebodys_own_are_not_taken_for_what_the_dtype_allows() -> None:
+    def own(verdict: str) -> str:
+        source = "defaults for bf16; max_abs from flags"
+        return meaning(ComparisonRecord("c-01", "", PACKED, TRUTH, {}, verdict, (), thresholds_from=source))
+
+    assert own(MATCH) == "A is as near the truth as the thresholds ask."
+    assert own(MISMATCH) == "A is further from the truth than the thresholds allow."
+    assert own(WITHIN_NOISE) == "A is as near the truth as bf16 allows."
+
+
 def test_two_replays_are_told_apart_by_their_settings() -> None:
     assert said(PACKED, PADDED, MATCH) == "A is bf16, packed, B fp32, not packed, and that moves nothing that counts."
     wrong = said(PACKED, PADDED, MISMATCH)
     assert wrong.startswith("A is bf16, packed, B fp32, not packed.")
     assert "`actordbg compare r-01 truth`" in wrong
     assert said(PACKED, PACKED, MATCH).startswith("Both are configured alike")
+    compiled = replace(PACKED, label=f"{PACKED.label}, compiled")
+    assert said(PACKED, compiled, MATCH).startswith("B is compiled, A is not, and")
+    assert said(compiled, PACKED, MATCH).startswith("A is compiled, B is not, and")

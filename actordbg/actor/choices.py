@@ -149,11 +149,11 @@ def validate(config: ReplayConfig) -> None:
         raise UsageError("--deepcompile needs DeepSpeed", hint="add --backend deepspeed, or use --compile")
     if config.keep_gradients and config.backward is False:
         raise UsageError("--keep-gradients keeps nothing without a backward", hint="leave --no-backward out")
-    if config.nproc < 1:
-        raise UsageError(f"--nproc {config.nproc} starts nothing", hint="--nproc 1 or more")
     for option, size in (("--tp", config.tp), ("--ring", config.ring)):
         if size < 1:
             raise UsageError(f"{option} {size} makes no group", hint=f"{option} 1 or more")
+    if config.nproc < 1:
+        raise UsageError(f"--nproc {config.nproc} starts nothing", hint="--nproc 1 or more")
     if config.nproc % (config.tp * config.ring):
         raise UsageError(
             f"--nproc {config.nproc} cannot be divided into groups of {config.tp * config.ring} (--tp x --ring)",

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from actordbg.catalog import engine
 from actordbg.catalog.query import Catalog, open_fresh
-from actordbg.errors import StoreProblem, UsageError
+from actordbg.errors import UsageError
 from actordbg.findings import ComparisonRecord, MatrixRecord, NoiseRecord
 from actordbg.store import Store
 
@@ -145,21 +145,21 @@ def read_comparison(source: Store | Catalog, name: str) -> ComparisonRecord:
     """The comparison of this id, the beginning of one, or the newest for "last"; UsageError if there is none."""
     catalog = _catalog(source)
     path = catalog.store.comparisons / f"{_named(catalog, 'comparison', 'comparison_run', 'comparison_id', name)}.json"
-    return ComparisonRecord.from_json(_bytes(path))
+    return ComparisonRecord.from_file(path)
 
 
 def read_noise(source: Store | Catalog, name: str) -> NoiseRecord:
     """The noise floor of this id, the beginning of one, or the newest for "last"; UsageError if there is none."""
     catalog = _catalog(source)
     path = catalog.store.noise / f"{_named(catalog, 'noise floor', 'noise_floor', 'noise_id', name)}.json"
-    return NoiseRecord.from_json(_bytes(path))
+    return NoiseRecord.from_file(path)
 
 
 def read_matrix(source: Store | Catalog, name: str) -> MatrixRecord:
     """The matrix of this id, the beginning of one, or the newest for "last"; UsageError if there is none."""
     catalog = _catalog(source)
     path = catalog.store.matrices / f"{_named(catalog, 'matrix', 'matrix', 'matrix_id', name)}.json"
-    return MatrixRecord.from_json(_bytes(path))
+    return MatrixRecord.from_file(path)
 
 
 def _cells(catalog: Catalog, matrix_id: str) -> list[CellRow]:
@@ -190,16 +190,6 @@ def _named(catalog: Catalog, what: str, table: str, column: str, name: str) -> s
         raise UsageError(f"there is no {what} yet", hint=f"{command} makes one")
     problem = f"several {what}s have" if found else f"no {what} has"
     raise UsageError(f"{problem} the id {name!r:.80}", hint=f"the newest is {ids[0]}, which `last` means too")
-
-
-def _bytes(path: Any) -> bytes:
-    try:
-        data: bytes = path.read_bytes()
-        return data
-    except OSError as error:
-        raise StoreProblem(
-            f"cannot read {path}: {error.strerror}", hint="`actordbg index` sees what is there"
-        ) from None
 
 
 def _catalog(source: Store | Catalog) -> Catalog:

@@ -270,6 +270,23 @@ def list_replays(source: Store | Catalog, limit: int | None = None) -> list[Repl
         return _replay_rows(reader, "1", (), -1 if limit is None else limit)
 
 
+def newest_configuration(source: Store | Catalog, *, typed: bool = False) -> ReplayRow | None:
+    """The newest replay that is no truth and no variation of `noise`'s; None without one.
+
+    Other commands run those by themselves, so that "last" would be something that nobody has seen. With `typed`, one that
+    somebody asked `actordbg replay` for counts all the same.
+    """
+    return next((row for row in list_replays(source) if not _by_product(row) or (typed and _was_typed(row))), None)
+
+
+def _by_product(row: ReplayRow) -> bool:
+    return bool(row.config.get("oracle") or row.config.get("vary"))
+
+
+def _was_typed(row: ReplayRow) -> bool:
+    return (row.command or "").startswith("actordbg ") and "replay" in (row.command or "").split()
+
+
 def get_replay(source: Store | Catalog, replay_id: str) -> ReplayRow:
     """The replay of this id, or the only one whose id begins so, or the newest for "last"; UsageError otherwise."""
     catalog = _catalog(source)
@@ -346,7 +363,7 @@ def _by_prefix(catalog: Catalog, table: str, column: str, text: str) -> str:
     if len(found) == 1 or text in found:
         return text if text in found else str(found[0])
     what = f"no {table} has" if not found else f"several {table}s have"
-    hint = _NO_ID if table == "dump" else "`actordbg report` names the replays; `last` is the newest"
+    hint = _NO_ID if table == "dump" else "`actordbg report --all` names the replays; `last` is the newest"
     raise UsageError(f"{what} the id {text!r:.80}", hint=hint)
 
 

@@ -75,7 +75,7 @@ actor_app = typer.Typer(
 
 curve_app = typer.Typer(
     name="curve",
-    help="Memory and time by length, and the longest length that fits a budget.",
+    help="Memory and time by length, and what fits a budget.\n\nExample: actordbg curve memory --budget 80GB",
     no_args_is_help=True,
     rich_markup_mode=None,
 )

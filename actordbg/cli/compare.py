@@ -107,8 +107,9 @@ def compare(
     silent = quiet or chosen is Format.JSON
     judged = _replay(store, _is_a_replay(a))
     floor = None if noise is None else _floor(store, judged, noise)
+    only = _selected(store, where)
     against = _truth(store, judged, oracle, silent) if b == "truth" else b if b == "golden" else _replay(store, b)
-    record = _compared(store, judged, against, limits, floor, where, silent)
+    record = _compared(store, judged, against, limits, floor, only, silent)
     from actordbg.numerics.compare import save
 
     path = save(store, record)
@@ -125,19 +126,23 @@ def _format(asked: Format | None, as_json: bool) -> Format:
 
 
 def _thresholds(file: Path | None, flags: dict[str, float | None]) -> Thresholds:
-    from actordbg.numerics.thresholds import Thresholds
+    from actordbg.numerics.thresholds import FLAGS, Thresholds
 
-    return (Thresholds.from_file(file) if file else Thresholds()).override(flags, "flags")
+    return (Thresholds.from_file(file) if file else Thresholds()).override(flags, FLAGS)
+
+
+def _selected(store: Store, where: str | None) -> set[str] | None:
+    """Ids of the dumps that --where selects, None without it. Asked first: a mistake in it must not cost a truth."""
+    from actordbg.catalog.query import open_fresh, select_dumps
+
+    return None if where is None else {row.dump_id for row in select_dumps(open_fresh(store, where), where)}
 
 
 def _compared(
-    store: Store, a: str, b: str, limits: Thresholds, floor: NoiseRecord | None, where: str | None, quiet: bool
+    store: Store, a: str, b: str, limits: Thresholds, floor: NoiseRecord | None, only: set[str] | None, quiet: bool
 ) -> ComparisonRecord:
-    from actordbg.catalog.query import open_fresh, select_dumps
     from actordbg.numerics.compare import compare as compare_sides
 
-    catalog = open_fresh(store, where)
-    only = None if where is None else {row.dump_id for row in select_dumps(catalog, where)}
     with output.progress("comparing", None, quiet=quiet) as advance:
         return compare_sides(
             store,
@@ -152,14 +157,11 @@ def _compared(
 
 def _replay(store: Store, name: str) -> str:
     """The id of a replay. "last" is the newest that somebody asked for: not a truth, nor a variation that `noise` ran."""
-    from actordbg.catalog.query import get_replay, list_replays, open_fresh
+    from actordbg.catalog.query import get_replay, newest_configuration, open_fresh
 
     catalog = open_fresh(store)
-    if name == "last":
-        asked = (row for row in list_replays(catalog) if not row.config.get("oracle") and not row.config.get("vary"))
-        newest = next(asked, None)
-        if newest is not None:
-            return newest.replay_id
+    if name == "last" and (newest := newest_configuration(catalog)) is not None:
+        return newest.replay_id
     return get_replay(catalog, name).replay_id
 
 
@@ -194,15 +196,17 @@ def _noise_command(store: Store, replay_id: str) -> str:
 def _truth(store: Store, replay_id: str, dtype: str, quiet: bool) -> str:
     """The id of the truth of a replay's inputs, computed now if it is not there."""
     from actordbg.actor.choices import TRUTHS
-    from actordbg.catalog.query import get_replay, open_fresh
-    from actordbg.lab.truth import ensure_truth
+    from actordbg.lab.truth import ensure_truth, find_truth, wanted_truth
     from actordbg.replay.live import LiveCatalog
+    from actordbg.replay.supervise import load_spec
 
     if dtype not in TRUTHS:
         raise UsageError(f"--oracle {dtype} is no truth", hint=f"one of: {', '.join(TRUTHS)}")
-    inputs = get_replay(open_fresh(store), replay_id).inputs
+    wanted = wanted_truth(store, load_spec(store, replay_id), dtype)
+    if (found := find_truth(store, wanted)) is not None:
+        return found
     catalog = LiveCatalog(store)
-    with output.progress("computing the truth", inputs, quiet=quiet) as advance:
+    with output.progress("computing the truth", len(wanted.inputs), quiet=quiet) as advance:
 
         def on_event(event: Progress) -> None:
             if event.kind == "result":

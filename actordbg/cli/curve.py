@@ -14,10 +14,9 @@ import typer
 
 from actordbg.cli import output
 from actordbg.cli.options import Json, Quiet, Where, store_of
-from actordbg.errors import StoreProblem, UsageError
+from actordbg.errors import UsageError
 
 if TYPE_CHECKING:
-    from actordbg.findings import MatrixRecord
     from actordbg.lab.curve import CurvesAnswer
     from actordbg.replay.plan import Plan
     from actordbg.replay.supervise import Progress
@@ -129,6 +128,8 @@ def memory(
     from actordbg.units import parse_size
 
     most = None if budget is None else float(parse_size("--budget", budget))
+    if most == 0:
+        raise UsageError(f"--budget {budget} holds nothing", hint="write it like 500MB, 10GB or 5GiB")
     asked = _Asked(
         "memory", list(replays or []), matrix, where, most, list(at or []), by.value, "both", measure, batch_size
     )
@@ -218,31 +219,30 @@ def _emit(answer: CurvesAnswer, format: Format, rows: int) -> None:
 
 def _names(store: Store, asked: _Asked) -> list[str]:
     if asked.matrix is None:
-        return asked.replays or ["all"]
+        return [_newest(store) if name == "last" else name for name in asked.replays] or ["all"]
     if asked.replays:
         raise UsageError("REPLAY and --matrix exclude each other", hint="give one of them")
-    names = [cell.replay_id for cell in _read_matrix(store, asked.matrix).cells if cell.replay_id is not None]
+    from actordbg.lab import matrices
+
+    names = [cell.replay_id for cell in matrices.load(store, asked.matrix).cells if cell.replay_id is not None]
     if not names:
         raise UsageError(
             f"no cell of the matrix {asked.matrix} was replayed", hint="`actordbg matrix --resume` goes on"
         )
-    return names
+    there = [name for name in names if (store.replays / name).is_dir()]
+    if gone := [name for name in names if name not in there]:
+        output.note(f"left out, since they are gone from the store: {', '.join(gone)}")
+    if not there:
+        raise UsageError(f"all replays of the matrix {asked.matrix} are gone", hint="`actordbg matrix` runs a new one")
+    return there
 
 
-def _read_matrix(store: Store, name: str) -> MatrixRecord:
-    from actordbg.findings import MatrixRecord
+def _newest(store: Store) -> str:
+    """What `last` means: the newest replay that can have a curve, which truths and noise variants cannot."""
+    from actordbg.catalog.query import newest_configuration, open_fresh
 
-    known = sorted(path.stem for path in store.matrices.glob("*.json")) if store.matrices.is_dir() else []
-    begun = [one for one in known if one.startswith(name)]
-    found = known[-1:] if name == "last" else [name] if name in known else begun
-    if len(found) != 1:
-        what = "there is no" if not found else "there are several"
-        raise UsageError(f"{what} matrix {name!r:.80}", hint="its id, or a beginning that no other matrix has, or last")
-    path = store.matrices / f"{found[0]}.json"
-    try:
-        return MatrixRecord.from_json(path.read_bytes())
-    except OSError as error:
-        raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
+    newest = newest_configuration(open_fresh(store))
+    return newest.replay_id if newest is not None else "last"
 
 
 def _measured(store: Store, names: Sequence[str], asked: _Asked, quiet: bool) -> list[str]:

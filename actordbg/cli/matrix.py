@@ -14,7 +14,7 @@ import typer
 from actordbg.cli import matrix_options as axis
 from actordbg.cli import output
 from actordbg.cli import replay_options as opt
-from actordbg.cli.matrix_answer import MatrixAnswer, follow, plan_lines, print_answer
+from actordbg.cli.matrix_answer import MatrixAnswer, MatrixPlan, follow, print_answer, print_plan
 from actordbg.cli.matrix_options import Format
 from actordbg.cli.options import Json, Quiet, Where, settings_of, store_of
 from actordbg.cli.replay import InputFile, KeepGradients, MaxInputs, Order, RandomSeed, is_left_to_rank_0
@@ -233,9 +233,8 @@ def _run(
 
     around = Surroundings(chosen.defaults)
     if dry_run:
-        shared = batches(record.cells, around.facts, chosen.defaults)
-        output.say(f"{output.plural(len(record.cells), 'cell')} on {output.plural(len(chosen.rows), 'dump')}:")
-        output.say("\n".join(plan_lines(list(record.cells), shared)))
+        shared = tuple(one.cells for one in batches(record.cells, around.facts, chosen.defaults))
+        output.emit(MatrixPlan(len(chosen.rows), record.cells, shared), print_plan, how is Format.JSON)
         return
     if held is not None:
         require_common(store, held, record.cells, record.dump_ids)

@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -14,7 +14,7 @@ from actordbg.cli import output
 from actordbg.cli.matrix_options import Format
 
 if TYPE_CHECKING:
-    from actordbg.findings import MatrixRecord
+    from actordbg.findings import MatrixCell, MatrixRecord
     from actordbg.lab.matrix import MatrixEvent
     from actordbg.report.matrix_document import MatrixContext
 
@@ -75,12 +75,20 @@ def follow(advance: Callable[..., None], cells: int) -> Callable[[MatrixEvent], 
     return on_event
 
 
-def plan_lines(cells: list[Any], batches: list[Any]) -> list[str]:
-    """`--dry-run`: each cell, and which share a load."""
-    lines = []
-    for cell in cells:
-        told = cell.status if cell.reason else "to be run"
-        lines.append(f"  #{cell.index} {cell.name}: {told}" + (f" ({cell.reason})" if cell.reason else ""))
-    for number, batch in enumerate(batches, 1):
-        lines.append(f"  load {number}: {', '.join(f'#{index}' for index in batch.cells)}")
-    return lines
+@dataclass
+class MatrixPlan:
+    """`--dry-run`: the cells on so many dumps, and the indices of those that share a loaded Actor."""
+
+    dumps: int
+    cells: tuple[MatrixCell, ...]
+    loads: tuple[tuple[int, ...], ...]
+
+
+def print_plan(plan: MatrixPlan) -> None:
+    """Print it in words."""
+    output.say(f"{output.plural(len(plan.cells), 'cell')} on {output.plural(plan.dumps, 'dump')}:")
+    for cell in plan.cells:
+        told = f"{cell.status} ({cell.reason})" if cell.reason else "to be run"
+        output.say(f"  #{cell.index} {cell.name}: {told}")
+    for number, cells in enumerate(plan.loads, 1):
+        output.say(f"  load {number}: {', '.join(f'#{index}' for index in cells)}")

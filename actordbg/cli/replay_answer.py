@@ -234,7 +234,7 @@ def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
     lines += [("ranks", text) for text in ranks_in_words(answer.ranks)]
     if answer.kept_bytes:
         compare = f"actordbg compare {answer.replay_id} ..."
-        lines.append(("kept", f"{output.human_bytes(answer.kept_bytes)} of log-probs, for `{compare}`"))
+        lines.append(("kept", f"{output.human_bytes(answer.kept_bytes)} of outputs, for `{compare}`"))
     lines.append(("journals, logs", str(answer.folder)))
     return lines
 

@@ -156,6 +156,16 @@ _KINDS: dict[str, tuple[type, ...]] = {
 }
 
 
+_BELONGS = {
+    "zero_stage": ("deepspeed",),
+    "deepcompile": ("deepspeed",),
+    "tp": ("fsdp2",),
+    "ring": ("deepspeed", "fsdp2"),
+    "dist_backend": ("deepspeed", "fsdp2"),
+}
+"""Backends to which a setting means something."""
+
+
 def build_config(defaults: Mapping[str, Any], flags: Mapping[str, Any], *, no_flash_attn: bool = False) -> ReplayConfig:
     """A checked ReplayConfig from `actordbg.toml`'s [replay] table and the flags that were given (None: not given).
 
@@ -174,6 +184,9 @@ def build_config(defaults: Mapping[str, Any], flags: Mapping[str, Any], *, no_fl
         values["attn"] = "sdpa"
     if "oracle" in given:  # the file says how to replay; what the truth decides by itself it does not contradict
         values = {name: value for name, value in values.items() if name in given or name not in BESIDE_ORACLE}
+    if "backend" in given:  # nor what the file says for the backend that it names
+        idle = {name for name, backends in _BELONGS.items() if given["backend"] not in backends}
+        values = {name: value for name, value in values.items() if name in given or name not in idle}
     if "nproc" not in values:
         values["nproc"] = values.get("tp", 1) * values.get("ring", 1)
     if "timeout" in values:

@@ -14,7 +14,7 @@ are equal are one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
@@ -107,13 +107,17 @@ def parse_axes(given: Mapping[str, str | None]) -> Axes:
 
 
 def combinations(base: ReplayConfig, axes: Axes) -> list[Combination]:
-    """The product of the axes over `base`, in its order, without what is the same thing twice."""
+    """The product of the axes over `base`, in its order, without what is the same thing twice.
+
+    UsageError for an axis that means nothing to any of them: its table would answer another question than the one asked.
+    """
     found: dict[ReplayConfig, Combination] = {}
     for values in product(*axes.values()):
         asked = dict(zip(axes, values, strict=True))
         meant = _collapse(base, asked)
         settings = {name: value if _applies(name, meant) else None for name, value in asked.items()}
         found.setdefault(meant, Combination(name_of(settings, axes), settings, meant))
+    _require_a_use(axes, found.values())
     return list(found.values())
 
 
@@ -158,6 +162,31 @@ def _collapse(base: ReplayConfig, asked: Mapping[str, Any]) -> ReplayConfig:
 
 _NOTHING = {"zero_stage": 0, "deepcompile": False, "tp": 1, "ring": 1, "compile_backend": None}
 """What an axis collapses to where it does not apply."""
+
+
+_NEEDS = {
+    "zero_stage": "--backend deepspeed",
+    "deepcompile": "--backend deepspeed",
+    "tp": "--backend fsdp2",
+    "ring": "--backend fsdp2, or deepspeed",
+    "compile_backend": "--compile on, or off,on",
+}
+"""What has to be among the settings for an axis to mean anything."""
+
+
+def _require_a_use(axes: Axes, found: Iterable[Combination]) -> None:
+    used = {name for one in found for name, value in one.settings.items() if value is not None}
+    for name, values in axes.items():
+        if name not in used and values != [_NOTHING[name]]:
+            option, listed = AXES[name].option, ",".join(_typed(value) for value in values)
+            raise UsageError(
+                f"{option} {listed} means nothing to any of these cells",
+                hint=f"add {_NEEDS[name]}; or leave {option} out",
+            )
+
+
+def _typed(value: Any) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
 def _applies(name: str, config: ReplayConfig) -> bool:

@@ -71,18 +71,19 @@ def _cell(index: int, one: Combination, facts: Facts, defaults: DumpRecord | Non
     try:
         findings = check_config(one.config, facts, defaults)
     except UsageError as problem:
-        status, reason = UNAVAILABLE, _with_way_out(problem.message, (problem.hint,))
+        status, reason = UNAVAILABLE, with_way_out(problem.message, (problem.hint,))
     else:
         refusals = [finding for finding in findings if finding.severity == REFUSE]
         failing = known_to_fail(findings)
         known = tuple(finding.id for finding in findings if finding.severity != "info")
         if refusals:
-            status, reason = UNAVAILABLE, _with_way_out(refusals[0].message, refusals[0].ways_out)
+            status, reason = UNAVAILABLE, with_way_out(refusals[0].message, refusals[0].ways_out)
         elif failing is not None and skip_known:
-            reason = _with_way_out(f"known to fail: {failing.message}", failing.ways_out)
+            reason = with_way_out(f"known to fail: {failing.message}", failing.ways_out)
     return MatrixCell(index, one.name, one.settings, status, one.config.to_dict(), reason=reason, known=known)
 
 
-def _with_way_out(message: str, ways: Sequence[str]) -> str:
+def with_way_out(message: str, ways: Sequence[str]) -> str:
+    """The reason of a cell in one line."""
     ways = [way for way in ways if way]
     return f"{message}; way out: {'; or '.join(ways)}" if ways else message

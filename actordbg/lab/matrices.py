@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from actordbg.errors import Conflict, StoreProblem
+from actordbg.errors import Conflict, UsageError
 from actordbg.findings import MatrixRecord
 from actordbg.replay.processes import ALIVE, STOPPED, start_ticks, state_of
 from actordbg.store import Store
@@ -30,14 +30,14 @@ def names(store: Store) -> list[str]:
 
 
 def load(store: Store, name: str) -> MatrixRecord:
-    """A matrix by its id, a prefix of it, or "last"; StoreProblem when there is none, CorruptDump for a damaged file."""
+    """A matrix by its id, a prefix of it, or "last"; UsageError when there is none, CorruptDump for a damaged file."""
     found = names(store)
     matching = found[-1:] if name == "last" else [one for one in found if one == name or one.startswith(name)]
     if len(matching) == 1 or name in matching:
-        return MatrixRecord.from_json(path_of(store, name if name in matching else matching[0]).read_bytes())
+        return MatrixRecord.from_file(path_of(store, name if name in matching else matching[0]))
     what = "matches several matrices" if matching else "is not a matrix of this store"
-    hint = f"the last ones are: {', '.join(found[-5:])}" if found else "this store has no matrices yet"
-    raise StoreProblem(f"{name!r} {what}", hint=hint)
+    hint = f"the last ones are: {', '.join(found[-5:])}" if found else "there is none yet: `actordbg matrix` makes one"
+    raise UsageError(f"{name!r} {what}", hint=hint)
 
 
 def claimed(record: MatrixRecord) -> MatrixRecord:

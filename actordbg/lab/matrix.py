@@ -21,7 +21,7 @@ from actordbg.actor.choices import Facts, gather_facts, installed_versions
 from actordbg.errors import ActordbgError, UsageError
 from actordbg.findings import MatrixCell, MatrixRecord
 from actordbg.lab import matrices
-from actordbg.lab.cells import PASSED, UNAVAILABLE, batches
+from actordbg.lab.cells import PASSED, UNAVAILABLE, batches, with_way_out
 from actordbg.lab.outcomes import finished
 from actordbg.lab.verdicts import Baseline, judged, regressions
 from actordbg.outcome import ReplayConfig, ReplaySpec
@@ -133,7 +133,7 @@ class MatrixRun:
         try:
             spec = self._spec(cell)
         except UsageError as error:  # --align rank, and no call that is whole for this many processes
-            cell = replace(cell, status=UNAVAILABLE, reason=f"{error.message}; way out: {error.hint}")
+            cell = replace(cell, status=UNAVAILABLE, reason=with_way_out(error.message, (error.hint,)))
             self._put(cell)
             self.around.on_event(MatrixEvent("done", cell))
             return

@@ -145,10 +145,10 @@ def open_baseline(store: Store, name: str, slower: float | None) -> Baseline:
     except StoreProblem:
         try:
             return Baseline(matrix=matrices.load(store, name), slower=slower)
-        except StoreProblem:
+        except UsageError:
             raise UsageError(
                 f"--baseline {name} is neither a replay nor a matrix of this store",
-                hint="`actordbg report all` lists replays; a matrix's id is the last line of its table",
+                hint="`actordbg report --all` lists replays; a matrix's id is the first line of its table",
             ) from None
 
 

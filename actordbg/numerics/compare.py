@@ -41,7 +41,7 @@ from actordbg.numerics import sides
 from actordbg.numerics.judge import Floors, Judgement, judge
 from actordbg.numerics.measure import measure, unlike
 from actordbg.numerics.sides import GOLDEN, TRUTH, GoldenSide, Side, Values
-from actordbg.numerics.thresholds import Applied, Thresholds, weaker
+from actordbg.numerics.thresholds import Applied, Thresholds, measures, weaker
 from actordbg.record import now_timestamp
 from actordbg.replay.plan import new_replay_id
 from actordbg.store import Store
@@ -178,7 +178,11 @@ def _one(
     dump, broken = measure(dump_id, length, ours, theirs)
     if dump.log_probs is None or not dump.log_probs.count:
         return replace(dump, verdict=NOT_COMPARED, not_compared={"dump": "its mask selects no token"}), -1.0
-    found: Judgement = judge(dump, thresholds.of(ours, theirs).limits, floors.of(dump_id), broken)
+    limits = thresholds.of(ours, theirs).limits
+    if not broken and not limits.keys() & measures(dump).keys():
+        reason = "nothing that was measured has a threshold"
+        return replace(dump, verdict=NOT_COMPARED, not_compared=dump.not_compared | {"dump": reason}), -1.0
+    found: Judgement = judge(dump, limits, floors.of(dump_id), broken)
     judged = replace(dump, verdict=found.verdict, reasons=found.reasons, beyond_noise=found.beyond)
     return judged, found.severity
 

@@ -108,7 +108,7 @@ def newest_for(store: Store, replay_id: str) -> NoiseRecord | None:
     side = sides.open_replay(catalog, replay_id)
     for path in sorted(store.noise.glob("*.json"), reverse=True):
         try:
-            record = NoiseRecord.from_json(path.read_bytes())
+            record = NoiseRecord.from_file(path)
             measured = sides.open_replay(catalog, record.replay_id)
         except (StoreProblem, UsageError):
             continue  # damaged, which `index` reports; or its replay was removed, and nobody knows what it resolved to

@@ -57,6 +57,9 @@ MEASURES: dict[str, str] = {
 }
 """Every measure that a threshold may be set on."""
 
+FLAGS = "flags"
+"""The source of thresholds that were typed as options."""
+
 STRENGTH = ("bf16", "fp16", "fp32", "fp64")
 """dtypes, the weakest first."""
 
@@ -174,6 +177,7 @@ def _checked(values: Mapping[str, Any], source: str, table: str = "") -> dict[st
                 hint=f"known: {', '.join(one.replace('_', '-') for one in MEASURES)}",
             )
         if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise UsageError(f"{place} {key} = {value} is no threshold", hint="a number, 0 or larger; inf: not judged")
+            typed = f"--{name.replace('_', '-')} {value:g}" if source == FLAGS else f"{place} {key} = {value}"
+            raise UsageError(f"{typed} is no threshold", hint="a number, 0 or larger; inf: not judged")
         found[name] = (source, float(value))
     return found

@@ -96,6 +96,9 @@ def meaning(record: ComparisonRecord) -> str:
     dtype = record.a.dtype or "its dtype"
     floor = " and than its own noise floor" if record.noise_id else ""
     if record.b.kind == "truth":
+        if " from " in record.thresholds_from and record.verdict != WITHIN_NOISE:  # not the dtype's, but somebody's own
+            further = f"further from the truth than the thresholds allow{floor}"
+            return f"A is {further if real else 'as near the truth as the thresholds ask'}."
         if real:
             return f"A is further from the truth than {dtype} explains{floor}: more than rounding moves it."
         return f"A is as near the truth as {dtype} allows."
@@ -103,12 +106,19 @@ def meaning(record: ComparisonRecord) -> str:
         return "A does not give what the run got." if real else "A gives what the run got."
     ours, theirs = (_settings(one.label) for one in (record.a, record.b))
     apart = [", ".join(word for word in one if word not in other) for one, other in ((ours, theirs), (theirs, ours))]
-    settings = (
-        f"A is {apart[0] or 'the same'}, B {apart[1] or 'without'}" if any(apart) else "Both are configured alike"
-    )
+    settings = _apart(*apart)
     if real:
         return f"{settings}. Which of them is right, the truth tells: `actordbg compare {record.a.replay_id} truth`."
     return f"{settings}, and that moves nothing that counts."
+
+
+def _apart(ours: str, theirs: str) -> str:
+    """In which settings the two sides differ, in words; "" for a side that has nothing of its own."""
+    if ours and theirs:
+        return f"A is {ours}, B {theirs}"
+    if ours or theirs:
+        return f"{'A' if ours else 'B'} is {ours or theirs}, {'B' if ours else 'A'} is not"
+    return "Both are configured alike"
 
 
 def _settings(label: str) -> list[str]:

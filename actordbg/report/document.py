@@ -70,7 +70,8 @@ def document(summary: Summary) -> list[Block]:
     """The whole report, top to bottom."""
     blocks: list[Block] = [Heading("actordbg report", 1), Paragraph(f"{summary.selection}; {summary.generated_at}")]
     if not summary.replays:
-        return [*blocks, *map(Paragraph, summary.notes), Paragraph(NOTHING)]
+        unread = any("is left out" in note for note in summary.notes)
+        return [*blocks, *map(Paragraph, summary.notes), *([] if unread else [Paragraph(NOTHING)])]
     if summary.comparison:
         blocks += _side_by_side(summary)
     for replay in summary.replays:
@@ -165,6 +166,7 @@ def _facts(one: ReplaySummary) -> Iterable[str]:
         yield f"ran as: {_settings(one.resolved)}"
     else:
         yield f"no worker became ready; asked for: {_settings(one.asked)}"
+        yield f"why: the logs in the store's replays/{one.replay_id}/"
     if one.command:
         yield f"command: {one.command}"
     if one.versions:

@@ -57,7 +57,8 @@ def _chosen(catalog: query.Catalog, names: list[str]) -> list[query.ReplayRow]:
         if name == ALL:
             found = list(reversed(query.list_replays(catalog)))
         elif name == LAST:
-            found = query.list_replays(catalog, limit=1)
+            newest = query.newest_configuration(catalog, typed=True)
+            found = [newest] if newest is not None else query.list_replays(catalog, limit=1)
         else:
             found = [query.get_replay(catalog, name)]
         rows |= {row.replay_id: row for row in found if row.replay_id not in rows}

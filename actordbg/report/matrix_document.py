@@ -38,6 +38,8 @@ class MatrixContext:
     tokens: int = 0
     folded: int = 0
     truth_load_s: float | None = None
+    gone: tuple[str, ...] = ()
+    """Replays of cells that are in the store no longer."""
 
 
 def matrix_document(record: MatrixRecord, context: MatrixContext, explain: Explain = nothing_known) -> list[Block]:
@@ -179,7 +181,8 @@ def _loaded(record: MatrixRecord, context: MatrixContext) -> list[str]:
     total = sum(cell.load_s or 0.0 for cell in built)
     lines = [f"{plural(record.loads, 'Actor')} built in {seconds(total)} s for {_ran(record)}"]
     for cell in built:
-        shared = [one for one in record.cells if one.shared_with == cell.index and one.index != cell.index]
+        sharing = (one for one in record.cells if one.shared_with == cell.index and one.index != cell.index)
+        shared = [one for one in sharing if not one.loads]  # one that was resumed may have shared first and built later
         how = f"{_label(cell)}: {seconds(cell.load_s)} s" + (f", {cell.loads} builds" if cell.loads > 1 else "")
         lines.append(how + (f"; shared by {_cells(shared)}" if shared else ""))
     if context.truth_load_s is not None:
@@ -221,7 +224,11 @@ def _fact_lines(record: MatrixRecord, context: MatrixContext) -> Iterable[str]:
         yield f"command: {record.command}"
     if record.baseline:
         yield f"baseline: {record.baseline}"
-    replays = [f"{cell.index}: {cell.replay_id}" for cell in record.cells if cell.replay_id]
+    replays = [
+        f"{cell.index}: {cell.replay_id}" + (" (gone)" if cell.replay_id in context.gone else "")
+        for cell in record.cells
+        if cell.replay_id
+    ]
     if replays:
         yield f"replays (for `report` and `compare`): {', '.join(replays)}"
 
