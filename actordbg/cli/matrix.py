@@ -166,8 +166,10 @@ def _baseline(store: Store, name: str | None, slower: float | None) -> Baseline 
         if slower is not None:
             raise UsageError("--slower has nothing to measure against", hint="add --baseline REPLAY")
         return None
-    if slower is not None and not slower > 0:
-        raise UsageError(f"--slower {slower:g} is no factor", hint="for example --slower 1.5")
+    if slower is not None and not slower >= 1:
+        raise UsageError(
+            f"--slower {slower:g} calls what is as fast as the baseline slower", hint="for example --slower 1.5"
+        )
     return open_baseline(store, name, slower)
 
 

@@ -152,7 +152,6 @@ _KINDS: dict[str, tuple[type, ...]] = {
     "ring": (int,),
     "dist_backend": (str,),
     "align": (str,),
-    "oracle": (str,),
 }
 
 
