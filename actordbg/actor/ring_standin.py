@@ -104,14 +104,12 @@ def ring_attention(
     """Attention of this rank's tokens to those of the whole ring, as transformers calls it.
 
     query [1, heads, T, D]; key, value [1, kv heads, T, D], T tokens of this rank; returns [1, T, heads, D]. The mask that
-    transformers made knows this rank's tokens only and is not used. Sliding windows are refused: the mask here has none.
+    transformers made knows this rank's tokens only and is not used; a layer's sliding window is in the mask here.
     """
-    if kwargs.get("sliding_window"):
-        raise NotImplementedError("the stand-in for ring attention has no sliding window")
     if _RING.group is None or _RING.cu_seqlens is None:
         raise RuntimeError("ring attention was called without a group or without the borders of the packed rows")
     key, value = (_gather(tensor, _RING.group) for tensor in (key, value))
-    mask = _mask(query.shape[2], query.device)
+    mask = _mask(query.shape[2], query.device, kwargs.get("sliding_window"))
     grouped = key.shape[1] != query.shape[1]
     out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling, enable_gqa=grouped
@@ -124,14 +122,25 @@ def _gather(tensor: Tensor, group: dist.ProcessGroup) -> Tensor:
     return all_gather(tensor.permute(2, 0, 1, 3).contiguous(), group).permute(1, 2, 0, 3)
 
 
-def _mask(tokens: int, device: torch.device) -> Tensor:
-    """[1, 1, T, ring * T] of bools: a token sees those before it, and itself, in its own row. The same for every layer."""
-    key = f"{tokens} {device}"
+def _mask(tokens: int, device: torch.device, window: int | None) -> Tensor:
+    """The mask of this rank's tokens, [1, 1, T, ring * T] of bools; the same for every layer with that window."""
+    key = f"{tokens} {device} {window}"
     if key not in _RING.masks:
         assert _RING.group is not None and _RING.cu_seqlens is not None
         size, rank = dist.get_world_size(_RING.group), dist.get_rank(_RING.group)
-        places = torch.arange(size * tokens, device=device)
-        rows = torch.bucketize(places, _RING.cu_seqlens.to(device)[1:], right=True)
-        own = slice(rank * tokens, (rank + 1) * tokens)
-        _RING.masks[key] = ((rows[own, None] == rows) & (places[own, None] >= places))[None, None]
+        _RING.masks[key] = visible(_RING.cu_seqlens.to(device), tokens, rank, size, window)[None, None]
     return _RING.masks[key]
+
+
+def visible(cu_seqlens: Tensor, tokens: int, rank: int, size: int, window: int | None) -> Tensor:
+    """[T, size * T] of bools: which of the ring's tokens each of this rank's T tokens sees.
+
+    Those before it, and itself, in its own row (borders: int [rows + 1]); with a window, only the last `window` of them, itself
+    included, as transformers' sliding masks have it.
+    """
+    places = torch.arange(size * tokens, device=cu_seqlens.device)
+    rows = torch.bucketize(places, cu_seqlens[1:], right=True)
+    own = slice(rank * tokens, (rank + 1) * tokens)
+    back = places[own, None] - places
+    seen = (rows[own, None] == rows) & (back >= 0)
+    return seen if window is None else seen & (back < window)
