@@ -14,6 +14,8 @@ import pytest
 from actorcases import run_scenario
 
 from actordbg.catalog.query import results_for
+from actordbg.findings import MATCH, MISMATCH
+from actordbg.numerics.compare import compare
 from actordbg.outcome import ResultRecord
 from actordbg.store import Store
 
@@ -64,3 +66,15 @@ def test_the_comparisons_are_in_the_catalog(recorded: dict[str, Any], results: d
     assert {dump_id: (count, worst) for dump_id, count, worst in rows} == {
         dump_id: (result.golden_count, result.golden_max_abs) for dump_id, result in results.items()
     }
+
+
+def test_compare_tells_the_calls_that_agree_with_the_run_from_those_that_do_not(
+    recorded: dict[str, Any], results: dict[str, ResultRecord]
+) -> None:
+    replay_id = next(iter(results.values())).replay_id
+    whole = compare(recorded["store"], replay_id, "golden")
+    assert whole.verdict == MISMATCH and whole.b.kind == "golden"
+    verdicts = {one.dump_id: one.verdict for one in whole.dumps}
+    assert verdicts == dict.fromkeys(recorded["recorded"], MATCH) | dict.fromkeys(recorded["shifted"], MISMATCH)
+    assert [one.dump_id in recorded["shifted"] for one in whole.dumps] == [True, True, False, False]  # the worst first
+    assert compare(recorded["store"], replay_id, "golden", only=list(recorded["recorded"])).verdict == MATCH
