@@ -310,10 +310,6 @@ def test_ids_by_their_beginning_or_last(store: Store) -> None:
     for name, what in (("n-", "several"), ("x", "no noise floor has"), ("", "no noise floor has")):
         with pytest.raises(UsageError, match=what):
             lab.read_noise(store, name)
-    save(store, comparison("c-01", "r-02", "r-01"))
-    assert lab.read_comparison(store, "c") == comparison("c-01", "r-02", "r-01")
-    write(store, matrix("m-01", "complete", cell(0)))
-    assert lab.read_matrix(store, "last") == matrix("m-01", "complete", cell(0))
 
 
 def test_where_knows_the_last_comparison_of_a_dump(replayed: Store) -> None:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from actordbg.catalog import engine
 from actordbg.catalog.query import Catalog, open_fresh
 from actordbg.errors import UsageError
-from actordbg.findings import ComparisonRecord, MatrixRecord, NoiseRecord
+from actordbg.findings import NoiseRecord
 from actordbg.store import Store
 
 T = TypeVar("T")
@@ -141,25 +141,11 @@ def autocast_dtypes(source: Store | Catalog, dump_ids: Sequence[str]) -> dict[st
     return found
 
 
-def read_comparison(source: Store | Catalog, name: str) -> ComparisonRecord:
-    """The comparison of this id, the beginning of one, or the newest for "last"; UsageError if there is none."""
-    catalog = _catalog(source)
-    path = catalog.store.comparisons / f"{_named(catalog, 'comparison', 'comparison_run', 'comparison_id', name)}.json"
-    return ComparisonRecord.from_file(path)
-
-
 def read_noise(source: Store | Catalog, name: str) -> NoiseRecord:
     """The noise floor of this id, the beginning of one, or the newest for "last"; UsageError if there is none."""
     catalog = _catalog(source)
     path = catalog.store.noise / f"{_named(catalog, 'noise floor', 'noise_floor', 'noise_id', name)}.json"
     return NoiseRecord.from_file(path)
-
-
-def read_matrix(source: Store | Catalog, name: str) -> MatrixRecord:
-    """The matrix of this id, the beginning of one, or the newest for "last"; UsageError if there is none."""
-    catalog = _catalog(source)
-    path = catalog.store.matrices / f"{_named(catalog, 'matrix', 'matrix', 'matrix_id', name)}.json"
-    return MatrixRecord.from_file(path)
 
 
 def _cells(catalog: Catalog, matrix_id: str) -> list[CellRow]:
