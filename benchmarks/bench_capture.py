@@ -24,8 +24,8 @@ import torch
 
 from actordbg.capture.control import Control, write_control
 from actordbg.capture.hook import Slot, wrap
-from actordbg.record import DumpRecord, now_timestamp
-from actordbg.store import Store
+from actordbg.formats.dump_record import DumpRecord, now_timestamp
+from actordbg.store.layout import Store
 from benchmarks.rows import Row
 
 

@@ -23,11 +23,11 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from actordbg import payload
 from actordbg.capture import hook
 from actordbg.capture.control import Control, write_control
-from actordbg.record import now_timestamp
-from actordbg.store import Store
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.store import payload
+from actordbg.store.layout import Store
 from benchmarks.rows import Row
 
 Tensors = dict[str, torch.Tensor]

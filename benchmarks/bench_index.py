@@ -25,12 +25,15 @@ from time import perf_counter, time
 
 import torch
 
-from actordbg import dumpfile, payload
-from actordbg.catalog import engine, migrate, writer
-from actordbg.catalog.index import IndexSummary, refresh
+from actordbg.catalog import connections as engine
+from actordbg.catalog import migrate
+from actordbg.catalog import statements as writer
+from actordbg.catalog.indexer import IndexSummary, refresh
 from actordbg.catalog.query import Catalog, select_dumps
-from actordbg.record import DumpRecord, format_timestamp, make_dump_id
-from actordbg.store import Store
+from actordbg.formats import dumpfile
+from actordbg.formats.dump_record import DumpRecord, format_timestamp, make_dump_id
+from actordbg.store import payload
+from actordbg.store.layout import Store
 from benchmarks.rows import Row
 
 START = datetime(2025, 6, 19, 5, 26, 8, tzinfo=timezone.utc)

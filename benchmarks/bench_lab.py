@@ -26,11 +26,11 @@ import safetensors.numpy
 import safetensors.torch
 import torch
 
-from actordbg.numerics.compare import compare
-from actordbg.outcome import ReplayConfig, ReplayInput, ReplaySpec, ResultRecord
-from actordbg.record import now_timestamp
-from actordbg.replay.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_journal
-from actordbg.store import Store, make_folder
+from actordbg.compare.comparing import compare
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_journal
+from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.store.layout import Store, make_folder
 from benchmarks.rows import Row
 
 CELLS = [[f"--attn={attn}", f"--{packing}"] for attn in ("sdpa", "eager") for packing in ("no-packing", "packing")]

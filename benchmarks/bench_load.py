@@ -19,10 +19,10 @@ from time import perf_counter
 
 import torch
 
-from actordbg import payload
-from actordbg.create import Shape, make_inputs
+from actordbg.dumps.create import Shape, make_inputs
 from actordbg.legacy.importer import import_paths
-from actordbg.store import Store
+from actordbg.store import payload
+from actordbg.store.layout import Store
 from benchmarks.rows import Row, interleaved
 
 REAL = Path(__file__).resolve().parents[2] / "shared" / "data" / "input_dumps"

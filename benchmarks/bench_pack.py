@@ -23,14 +23,14 @@ from pathlib import Path
 
 import torch
 
-from actordbg import payload
-from actordbg.catalog.packing import PackSummary, pack_dumps
 from actordbg.catalog.query import select_dumps
+from actordbg.dumps.packing import PackSummary, pack_dumps
+from actordbg.formats.replay_record import ReplayConfig, ReplayInput
 from actordbg.legacy.importer import import_paths
-from actordbg.outcome import ReplayConfig, ReplayInput
-from actordbg.packs import reader
 from actordbg.replay.plan import make_plan
-from actordbg.store import Store
+from actordbg.store import pack_reader as reader
+from actordbg.store import payload
+from actordbg.store.layout import Store
 from benchmarks.bench_load import REAL, _generate
 from benchmarks.bench_replay import SMALL, _environment, _publish, _replay, _timeline
 from benchmarks.rows import Row, interleaved

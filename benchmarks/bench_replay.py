@@ -31,13 +31,13 @@ from typing import Any
 
 import torch
 
-from actordbg import payload
-from actordbg.outcome import ReplayConfig, ReplayInput, ReplaySpec
-from actordbg.record import DumpRecord, make_dump_id, now_timestamp, parse_timestamp
-from actordbg.replay.live import LiveCatalog
+from actordbg.formats.dump_record import DumpRecord, make_dump_id, now_timestamp, parse_timestamp
+from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec
+from actordbg.replay.live_catalog import LiveCatalog
 from actordbg.replay.plan import new_replay_id
 from actordbg.replay.supervise import ReplayOutcome, run_replay
-from actordbg.store import Store
+from actordbg.store import payload
+from actordbg.store.layout import Store
 from benchmarks.rows import Row
 
 BUDGET = 1.1
@@ -46,9 +46,9 @@ MEMORY_BUDGET = 1.05
 TWO_WAYS = """
 import json, statistics, sys, time
 from pathlib import Path
-from actordbg import payload
+from actordbg.store import payload
 from actordbg.actor.session import open_actor
-from actordbg.outcome import ReplayConfig
+from actordbg.formats.replay_record import ReplayConfig
 import torch
 from actordbg.actor.tiny import ensure_tiny
 models, paths = Path(sys.argv[1]), sys.argv[2:]

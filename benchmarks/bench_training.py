@@ -30,12 +30,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from actordbg.demo.assets import build_assets, tasks
-from actordbg.demo.recipes import sft_command
-from actordbg.demo.training import TrainingJob, hide_gpus
-from actordbg.errors import LaunchProblem
+from actordbg.base.errors import LaunchProblem
+from actordbg.demo.demo_assets import build_assets, tasks
+from actordbg.demo.demo_recipes import sft_command
+from actordbg.demo.demo_training import TrainingJob, hide_gpus
 from actordbg.replay.launch import free_port
-from actordbg.store import Store
+from actordbg.store.layout import Store
 from benchmarks.rows import Row
 from benchmarks.training_child import Plan
 
@@ -95,7 +95,9 @@ def _start(work: Path, steps: int) -> TrainingJob:
     assets = build_assets(work, prompts=BATCH, conversations=CONVERSATIONS)
     _make_alike(assets.conversations)
     command = sft_command(assets, work / "checkpoint", port=free_port())
-    command[command.index("actordbg.demo.driver") : command.index("--") + 1] = ["benchmarks.training_child"]
+    command[command.index("actordbg.host.openrlhf.demo_driver") : command.index("--") + 1] = [
+        "benchmarks.training_child"
+    ]
     command[command.index("--train.max_epochs") + 1] = str(-(-steps * BATCH // CONVERSATIONS))
     log, temporary = work / "training.log", work / "tmp"
     temporary.mkdir()

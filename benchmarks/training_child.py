@@ -23,9 +23,9 @@ from typing import Any
 
 from actordbg.capture import hook
 from actordbg.capture.control import Control, write_control
-from actordbg.demo import driver
-from actordbg.record import now_timestamp
-from actordbg.store import Store
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.host.openrlhf import demo_driver as driver
+from actordbg.store.layout import Store
 
 SETTLE_SECONDS = 0.8
 """The hook looks at its switch twice a second."""

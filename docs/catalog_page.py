@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from sqlalchemy import Column, Table
 from sqlmodel import SQLModel
 
-from actordbg.catalog import migrate, models
+from actordbg.catalog import migrate
+from actordbg.catalog import tables as models
 from actordbg.catalog.columns import COLUMNS, FUNCTIONS, OPERATORS
 
 INTRODUCTION = f"""\

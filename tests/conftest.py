@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from actordbg.store import Store
+from actordbg.store.layout import Store
 
 SHARED_DUMPS = Path(__file__).resolve().parents[2] / "shared" / "data" / "input_dumps"
 

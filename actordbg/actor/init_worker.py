@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.actor.signatures import signature_of
-from actordbg.errors import ActordbgError
-from actordbg.outcome import ReplayConfig
+from actordbg.base.errors import ActordbgError
+from actordbg.formats.replay_record import ReplayConfig
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ def dummy_input(batch_size: int, seq_len: int, vocab_size: int, seed: int) -> An
     """A dump in memory: random ids, prompts padded on the left, responses on the right, the second half actions."""
     import torch
 
-    from actordbg.create import Shape, make_inputs
-    from actordbg.payload import Dump
-    from actordbg.record import DumpRecord, make_dump_id, now_timestamp
+    from actordbg.dumps.create import Shape, make_inputs
+    from actordbg.formats.dump_record import DumpRecord, make_dump_id, now_timestamp
+    from actordbg.store.payload import Dump
 
     shape = Shape(batch_size, seq_len, vocab_size=vocab_size).check()
     tensors = make_inputs(shape, torch.Generator().manual_seed(seed))

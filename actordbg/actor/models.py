@@ -23,9 +23,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from actordbg.actor.choices import TINY, is_local
 from actordbg.actor.tiny import TinyShape, config_of, ensure_tiny
-from actordbg.errors import EnvironmentProblem, UsageError
+from actordbg.base.errors import EnvironmentProblem, UsageError
+from actordbg.config.choices import TINY, is_local
 
 _LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HEAD_KEYS = (("num_attention_heads", "n_head"), ("num_key_value_heads", "num_kv_heads"))

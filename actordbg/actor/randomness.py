@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from actordbg.capture.generators import CPU, digests, states
-from actordbg.payload import Dump
+from actordbg.store.payload import Dump
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from actordbg.actor.choices import Choices, Facts
 from actordbg.actor.models import attention_heads
-from actordbg.outcome import ReplayConfig
+from actordbg.config.choices import Choices, Facts
+from actordbg.formats.replay_record import ReplayConfig
 
 REFUSE, WARN, INFO = "refuse", "warn", "info"
 

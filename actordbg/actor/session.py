@@ -32,21 +32,29 @@ from typing import Any, Protocol
 
 import torch
 
-from actordbg.actor import known, measure, randomness
-from actordbg.actor.backends.base import Place, set_seed
-from actordbg.actor.backends.choose import change_compilation, open_backend
-from actordbg.actor.build import change_attention, parameter_count, resolved_attention, resolved_dtype, text_config
-from actordbg.actor.call import Call, Signature, make_call, read_result
-from actordbg.actor.choices import COMPILE_BACKENDS, Choices, choose, gather_facts
+from actordbg.actor import known_failures as known
+from actordbg.actor import randomness
+from actordbg.actor import timing as measure
+from actordbg.actor.backends.backend import Place, set_seed
+from actordbg.actor.backends.opening import change_compilation, open_backend
 from actordbg.actor.compiling import CompileCount
-from actordbg.actor.cpu import allow_fp32_actor, install_cpu_support, stand_in_for_flash_attn
-from actordbg.actor.gradients import GradientKeeper
+from actordbg.actor.gradient_samples import GradientKeeper
 from actordbg.actor.randomness import Randomness
 from actordbg.actor.sharing import host_key
-from actordbg.errors import Unsupported, UsageError
-from actordbg.outcome import ReplayConfig
-from actordbg.payload import Dump
-from actordbg.record import DumpRecord
+from actordbg.base.errors import Unsupported, UsageError
+from actordbg.config.choices import COMPILE_BACKENDS, Choices, choose, gather_facts
+from actordbg.formats.dump_record import DumpRecord
+from actordbg.formats.replay_record import ReplayConfig
+from actordbg.host.openrlhf.build import (
+    change_attention,
+    parameter_count,
+    resolved_attention,
+    resolved_dtype,
+    text_config,
+)
+from actordbg.host.openrlhf.call import Call, Signature, make_call, read_result
+from actordbg.host.openrlhf.cpu import allow_fp32_actor, install_cpu_support, stand_in_for_flash_attn
+from actordbg.store.payload import Dump
 
 
 @dataclass
@@ -94,7 +102,7 @@ class ForwardOutcome:
 
 
 class Session(Protocol):
-    """A built model that replays dumps: OpenRLHF's Actor (`ActorSession`) or the truth (`actordbg.actor.oracle`)."""
+    """A built model that replays dumps: OpenRLHF's Actor (`ActorSession`) or the truth (`actordbg.actor.truth_session`)."""
 
     resolved: dict[str, Any]
     choices: Choices
@@ -114,7 +122,7 @@ class Session(Protocol):
 def open_actor(config: ReplayConfig, *, defaults: DumpRecord | None = None, model_cache: Path) -> Iterator[Session]:
     """Build the actor that `config` describes (or the truth, where it asks for that), and close it afterwards.
 
-    `defaults` is the record of the first dump to be replayed (see `actordbg.actor.choices`), `model_cache` a folder for what
+    `defaults` is the record of the first dump to be replayed (see `actordbg.config.choices`), `model_cache` a folder for what
     is built on the way: the tiny model, truncated models, compiled kernels. Rank and world size come from RANK, LOCAL_RANK
     and WORLD_SIZE; with the deepspeed backend every rank has to call this.
 
@@ -131,7 +139,7 @@ def open_actor(config: ReplayConfig, *, defaults: DumpRecord | None = None, mode
 def _kind_of(config: ReplayConfig) -> type[Any]:
     if config.oracle is None:
         return ActorSession
-    from actordbg.actor.oracle import OracleSession
+    from actordbg.actor.truth_session import OracleSession
 
     return OracleSession
 

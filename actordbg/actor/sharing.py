@@ -19,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import asdict
 
-from actordbg.actor.choices import Choices
-from actordbg.outcome import ReplayConfig
+from actordbg.config.choices import Choices
+from actordbg.formats.replay_record import ReplayConfig
 
 CHANGEABLE = (
     "packing", "temperature", "attn", "compile", "compile_backend", "seed", "timeout_s", "vary", "keep_tensors", "keep_gradients",

@@ -27,8 +27,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from actordbg.errors import Unsupported
-from actordbg.payload import Dump
+from actordbg.base.errors import Unsupported
+from actordbg.store.payload import Dump
 
 LEFT, RIGHT = 5, 11
 """Columns of padding that `repad` adds. Odd and unequal, so that neither blocks of 8 or 16 nor both sides line up as before."""

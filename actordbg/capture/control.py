@@ -28,10 +28,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from actordbg.base.errors import ActordbgError, NewerFormat, StoreProblem
 from actordbg.capture.triggers import Triggers, parse
-from actordbg.errors import ActordbgError, NewerFormat, StoreProblem
-from actordbg.record import is_plain_name
-from actordbg.store import Store, atomic_write
+from actordbg.formats.dump_record import is_plain_name
+from actordbg.store.layout import Store, atomic_write
 
 CONTROL_FORMAT = 2
 _READABLE = (1, 2)

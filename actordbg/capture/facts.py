@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from actordbg.payload import dtype_name
-from actordbg.record import format_timestamp
+from actordbg.formats.dump_record import format_timestamp
+from actordbg.store.payload import dtype_name
 
 _DISTRIBUTIONS = ("openrlhf", "torch", "transformers", "deepspeed", "flash-attn", "peft")
 _CONFIG_FACTS = (

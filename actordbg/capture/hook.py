@@ -27,11 +27,11 @@ from typing import Any
 
 from torch.compiler import is_compiling
 
-from actordbg.capture.binding import Binder
 from actordbg.capture.item import Item
 from actordbg.capture.recorder import Recorder
-from actordbg.record import is_plain_name
-from actordbg.store import Store
+from actordbg.formats.dump_record import is_plain_name
+from actordbg.host.openrlhf.binding import Binder
+from actordbg.store.layout import Store
 
 MARK = "__actordbg_forward__"
 """Attribute of a wrapped `forward`: the original. Its presence makes `install` idempotent."""

@@ -14,9 +14,9 @@ from actordbg.capture.kinds import Kind
 from actordbg.capture.ledger import Ledger
 from actordbg.capture.ring import Entry, Ring
 from actordbg.capture.snapshot import Snapshot, Timer
-from actordbg.capture.verdicts import Outcome, Verdict
-from actordbg.record import DumpRecord, make_dump_id
-from actordbg.ringfile import CAPTURED, DROPPED, OPEN, SAMPLED
+from actordbg.capture.trigger_verdicts import Outcome, Verdict
+from actordbg.formats.dump_record import DumpRecord, make_dump_id
+from actordbg.formats.ringfile import CAPTURED, DROPPED, OPEN, SAMPLED
 
 
 @dataclass(slots=True, eq=False)

@@ -27,11 +27,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from actordbg.base.errors import CorruptDump
 from actordbg.capture.control import Control
-from actordbg.errors import CorruptDump
-from actordbg.record import now_timestamp
-from actordbg.ringfile import PLACE
-from actordbg.store import Store, atomic_write
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.ringfile import PLACE
+from actordbg.store.layout import Store, atomic_write
 
 COUNTERS_FORMAT = 1
 _serials = itertools.count()

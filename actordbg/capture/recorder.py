@@ -26,24 +26,25 @@ from typing import Any
 
 import torch
 
-from actordbg.capture import facts, generators, machine
-from actordbg.capture.binding import Binder, Bound
+from actordbg.base.scrub import scrub
+from actordbg.capture import facts, generators
+from actordbg.capture import ring_places as machine
+from actordbg.capture.call_outputs import named_outputs, wants_actions
 from actordbg.capture.control import Control, ControlWatcher
 from actordbg.capture.guard import Notices, attempt, describe
 from actordbg.capture.item import Item
 from actordbg.capture.kinds import OWN_NUMBERS, Kinds, numbers
 from actordbg.capture.ledger import Identity, Ledger
-from actordbg.capture.outputs import named_outputs, wants_actions
 from actordbg.capture.ring import Ring
 from actordbg.capture.rings import RingKeeper
-from actordbg.capture.scrub import scrub
 from actordbg.capture.snapshot import Copier, PoolExhausted, cost
-from actordbg.capture.verdicts import Outcome, error_facts, kind_of
+from actordbg.capture.trigger_verdicts import Outcome, error_facts, kind_of
 from actordbg.capture.watch import Watch
 from actordbg.capture.writer import EXIT_SECONDS, ITEM_BYTES, Writer
-from actordbg.record import RNG_PREFIX
-from actordbg.ringfile import DROPPED, OPEN, SAMPLED, aligned
-from actordbg.store import Store
+from actordbg.formats.dump_record import RNG_PREFIX
+from actordbg.formats.ringfile import DROPPED, OPEN, SAMPLED, aligned
+from actordbg.host.openrlhf.binding import Binder, Bound
+from actordbg.store.layout import Store
 
 
 @dataclass

@@ -7,7 +7,7 @@ second copy, and what waits in the queue survives a kill too.
 The ring lies in shared memory (tmpfs) unless told otherwise: storing into it never waits for a disk or a server, and it
 survives everything but the machine (or the container). `--ring-dir store` trades that for `store/rings`.
 
-    Ring.create(...)           a file that others can read (`actordbg.ringfile`), held by this process
+    Ring.create(...)           a file that others can read (`actordbg.formats.ringfile`), held by this process
     Ring.private(...)          the same without a file: for `--ring 0`, and where no file can be made
     open, commit, leave        one call: room for it; its copies are whole; it returned or raised
     hold, release              the writer needs it; the writer is done with it
@@ -29,11 +29,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from actordbg import ringfile
 from actordbg.capture.arena import CHUNK, Arena
-from actordbg.capture.machine import in_shared_memory
-from actordbg.ringfile import DONE, END, FREE, IN_FLIGHT, OPEN, RAISED, SLOT, WRITING, head_bytes, sealed, slot_check
-from actordbg.store import make_folder
+from actordbg.capture.ring_places import in_shared_memory
+from actordbg.formats import ringfile
+from actordbg.formats.ringfile import (
+    DONE,
+    END,
+    FREE,
+    IN_FLIGHT,
+    OPEN,
+    RAISED,
+    SLOT,
+    WRITING,
+    head_bytes,
+    sealed,
+    slot_check,
+)
+from actordbg.store.layout import make_folder
 
 _MADV_POPULATE_WRITE, _MAP_NORESERVE = 23, 0x4000
 _SLOTS_AT, _SLOT_SIZE = ringfile.SLOTS_AT, ringfile.SLOT_SIZE

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from actordbg import __version__
-from actordbg.capture import machine
 from actordbg.capture import ring as rings
+from actordbg.capture import ring_places as machine
 from actordbg.capture.control import Control
 from actordbg.capture.facts import versions
 from actordbg.capture.guard import Notices, attempt, describe
 from actordbg.capture.ring import Ring
-from actordbg.record import now_timestamp
-from actordbg.store import Store
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.store.layout import Store
 
 
 class RingKeeper:

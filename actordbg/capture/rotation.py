@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from actordbg.capture.ledger import Ledger
-from actordbg.store import Store
+from actordbg.store.layout import Store
 
 COUNT_SECONDS = 10.0
 """How old the count of the run's actors may be."""

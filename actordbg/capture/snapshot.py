@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import torch
 
 from actordbg.capture.arena import Arena
-from actordbg.ringfile import ALIGNMENT, aligned
+from actordbg.formats.ringfile import ALIGNMENT, aligned
 
 POOL_BYTES = 512 * 2**20
 """Most bytes of host memory held for copies at once, a factor of two for rounding included."""

@@ -8,7 +8,7 @@
 | `slow:3x` | it took more than 3 times the running median of calls of its kind (same gradient mode, like size) |
 | `logprobs:-40:0` | a log-prob of a token under the action mask lies outside of -40 to 0 nats |
 
-This module only knows the words; `actordbg.capture.verdicts` judges. Standard library only.
+This module only knows the words; `actordbg.capture.trigger_verdicts` judges. Standard library only.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 import torch
 
-from actordbg import dumpfile, payload
+from actordbg.base.scrub import scrub
 from actordbg.capture import generators
 from actordbg.capture.control import Control
 from actordbg.capture.facts import versions
@@ -39,12 +39,13 @@ from actordbg.capture.item import Item
 from actordbg.capture.ledger import Ledger
 from actordbg.capture.ring import Ring
 from actordbg.capture.rotation import Rotation
-from actordbg.capture.scrub import scrub
+from actordbg.capture.trigger_verdicts import LOGITS_SUM, Judge, Verdict
 from actordbg.capture.triggers import BEFORE
-from actordbg.capture.verdicts import LOGITS_SUM, Judge, Verdict
-from actordbg.record import OUTPUT_PREFIX, DumpRecord
-from actordbg.ringfile import OPEN
-from actordbg.store import Store
+from actordbg.formats import dumpfile
+from actordbg.formats.dump_record import OUTPUT_PREFIX, DumpRecord
+from actordbg.formats.ringfile import OPEN
+from actordbg.store import payload
+from actordbg.store.layout import Store
 
 QUEUE_BYTES = 256 * 2**20
 """Most bytes of copied tensors and arguments that wait to be written."""

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from actordbg.base.errors import WhereError
 from actordbg.catalog.columns import BOOL, COLUMNS, FUNCTIONS, NUMBER, TEXT, TIME
 from actordbg.catalog.moments import parse_duration, parse_moment, refusal, shortened
-from actordbg.errors import WhereError
-from actordbg.record import format_timestamp
+from actordbg.formats.dump_record import format_timestamp
 
 if TYPE_CHECKING:
     from sqlglot.expressions import Expression

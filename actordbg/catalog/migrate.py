@@ -20,9 +20,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actordbg.catalog import engine
-from actordbg.errors import CatalogProblem
-from actordbg.store import Store
+from actordbg.base.errors import CatalogProblem
+from actordbg.catalog import connections as engine
+from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
     from alembic.config import Config

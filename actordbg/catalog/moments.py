@@ -10,7 +10,7 @@ import re
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from actordbg.errors import WhereError
+from actordbg.base.errors import WhereError
 
 _HINT = (
     'an expression like "seq_len>4096 and rank=0" or "timestamp > now() - \'2h\'"; '

@@ -22,14 +22,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import Any
 
-from actordbg.catalog import engine, index, sandbox
+from actordbg.base.errors import UsageError
+from actordbg.catalog import connections as engine
+from actordbg.catalog import indexer as index
+from actordbg.catalog import sandbox
 from actordbg.catalog.damage import Damaged
 from actordbg.catalog.where import Condition, compile_where
-from actordbg.dumpfile import SUFFIX
-from actordbg.errors import UsageError
-from actordbg.outcome import ResultRecord
-from actordbg.places import packed_place
-from actordbg.store import Store
+from actordbg.formats.dumpfile import SUFFIX
+from actordbg.formats.replay_record import ResultRecord
+from actordbg.store.layout import Store
+from actordbg.store.places import packed_place
 
 ORDERS = {"time": "d.timestamp, d.dump_id", "length": "d.seq_len, d.timestamp, d.dump_id"}
 _NO_ID = "`actordbg dump ls` lists the ids; the beginning of one is enough if no other begins so"
@@ -238,7 +240,7 @@ def dump_files(
     """(path below the store, bytes) of the dumps that all conditions select, the oldest first.
 
     before: a record's timestamp; only older dumps. run: name of a training run; only its dumps. pinned: only dumps that are, or
-    are not. The path of a packed dump is a place in its pack (`actordbg.places`), its bytes are its share.
+    are not. The path of a packed dump is a place in its pack (`actordbg.store.places`), its bytes are its share.
     """
     condition = compile_where(where) if where is not None else None
     catalog = _catalog(source)

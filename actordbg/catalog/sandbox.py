@@ -19,9 +19,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from actordbg.catalog import engine
+from actordbg.base.errors import WhereError
+from actordbg.catalog import connections as engine
 from actordbg.catalog.columns import FUNCTIONS
-from actordbg.errors import WhereError
 
 TIME_LIMIT_S = 1.0
 _TABLES = {"dump", "result", "run", "replay", "comparison"}

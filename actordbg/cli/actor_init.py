@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from actordbg.base.errors import ActordbgError, LaunchProblem
 from actordbg.cli import output
 from actordbg.cli import replay_options as opt
 from actordbg.cli.options import Json, settings_of
-from actordbg.errors import ActordbgError, LaunchProblem
 
 if TYPE_CHECKING:
     from actordbg.actor.init_worker import InitOrder, InitResult
-    from actordbg.outcome import ReplayConfig
+    from actordbg.formats.replay_record import ReplayConfig
     from actordbg.replay.launch import Launched
 
 INIT_MODULE = "actordbg.replay.init_program"
@@ -87,7 +87,7 @@ def init(
     Example: actordbg actor init --backend deepspeed --zero-stage 2 --packing --backward
     """
     from actordbg.actor.init_worker import InitOrder
-    from actordbg.actor.known import check_config, refuse_findings
+    from actordbg.actor.known_failures import check_config, refuse_findings
 
     settings = settings_of(ctx)
     flags = {
@@ -201,7 +201,7 @@ def _answer(order: InitOrder, results: list[InitResult], findings: list[dict[str
 
 def _raise_ours(failed: InitResult) -> None:
     """An error of actordbg's own tree in the worker is the same error here, with its exit code."""
-    from actordbg import errors
+    from actordbg.base import errors
 
     module, _, name = str(failed.error_class).rpartition(".")
     kind = getattr(errors, name, None) if module == errors.__name__ else None

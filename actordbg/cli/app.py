@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from actordbg import __version__
+from actordbg.base.errors import ActordbgError, EnvironmentProblem
 from actordbg.cli import (
     actor_init,
     compare,
@@ -39,7 +40,6 @@ from actordbg.cli import (
     unpatch,
 )
 from actordbg.cli.optional_value import optional_values
-from actordbg.errors import ActordbgError, EnvironmentProblem
 
 OPTIONAL = {
     "torch",

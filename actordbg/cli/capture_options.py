@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from actordbg.base.errors import UsageError
+from actordbg.base.units import parse_size
 from actordbg.cli.output import human_bytes, plural
-from actordbg.errors import UsageError
-from actordbg.units import parse_size
 
 if TYPE_CHECKING:
     from actordbg.capture.control import Control
@@ -114,7 +114,7 @@ def control_from(
 
     from actordbg.capture.control import MAX_RING, Control
     from actordbg.capture.triggers import FORMS, parse
-    from actordbg.record import now_timestamp
+    from actordbg.formats.dump_record import now_timestamp
 
     low, high = rest["min_seq_len"], rest["max_seq_len"]
     if low is not None and high is not None and low > high:
@@ -155,7 +155,7 @@ def control_from(
 
 def checked_run_name(run: str | None) -> str | None:
     """The name of a run, if it can be one. Raises UsageError."""
-    from actordbg.record import is_plain_name
+    from actordbg.formats.dump_record import is_plain_name
 
     if run is not None and not is_plain_name(run):
         raise UsageError(f"{run!r} cannot name a run", hint="letters, digits and ._+- only, at most 128")

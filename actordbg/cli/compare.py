@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from actordbg.base.errors import UsageError
 from actordbg.cli import output
 from actordbg.cli.options import Json, Quiet, Where, store_of
-from actordbg.errors import UsageError
 
 if TYPE_CHECKING:
-    from actordbg.findings import ComparisonRecord, NoiseRecord
-    from actordbg.numerics.thresholds import Thresholds
+    from actordbg.compare.thresholds import Thresholds
+    from actordbg.formats.comparison_record import ComparisonRecord, NoiseRecord
     from actordbg.replay.supervise import Progress
-    from actordbg.store import Store
+    from actordbg.store.layout import Store
 
 _PANEL = "Thresholds (inf: not judged)"
 
@@ -110,7 +110,7 @@ def compare(
     only = _selected(store, where)
     against = _truth(store, judged, oracle, silent) if b == "truth" else b if b == "golden" else _replay(store, b)
     record = _compared(store, judged, against, limits, floor, only, silent)
-    from actordbg.numerics.compare import save
+    from actordbg.compare.comparing import save
 
     path = save(store, record)
     _settle_catalog(store)
@@ -126,7 +126,7 @@ def _format(asked: Format | None, as_json: bool) -> Format:
 
 
 def _thresholds(file: Path | None, flags: dict[str, float | None]) -> Thresholds:
-    from actordbg.numerics.thresholds import FLAGS, Thresholds
+    from actordbg.compare.thresholds import FLAGS, Thresholds
 
     return (Thresholds.from_file(file) if file else Thresholds()).override(flags, FLAGS)
 
@@ -141,7 +141,7 @@ def _selected(store: Store, where: str | None) -> set[str] | None:
 def _compared(
     store: Store, a: str, b: str, limits: Thresholds, floor: NoiseRecord | None, only: set[str] | None, quiet: bool
 ) -> ComparisonRecord:
-    from actordbg.numerics.compare import compare as compare_sides
+    from actordbg.compare.comparing import compare as compare_sides
 
     with output.progress("comparing", None, quiet=quiet) as advance:
         return compare_sides(
@@ -167,8 +167,8 @@ def _replay(store: Store, name: str) -> str:
 
 def _floor(store: Store, replay_id: str, name: str) -> NoiseRecord:
     """The noise floor that was named; for "last" the newest that was measured under the configuration of this replay."""
-    from actordbg.catalog.lab import read_noise
-    from actordbg.numerics.noise import newest_for
+    from actordbg.catalog.comparison_query import read_noise
+    from actordbg.compare.noise_floor import newest_for
 
     if name != "last":
         return read_noise(store, name)
@@ -195,9 +195,9 @@ def _noise_command(store: Store, replay_id: str) -> str:
 
 def _truth(store: Store, replay_id: str, dtype: str, quiet: bool) -> str:
     """The id of the truth of a replay's inputs, computed now if it is not there."""
-    from actordbg.actor.choices import TRUTHS
-    from actordbg.lab.truth import ensure_truth, find_truth, wanted_truth
-    from actordbg.replay.live import LiveCatalog
+    from actordbg.compare.find_truth import ensure_truth, find_truth, wanted_truth
+    from actordbg.config.choices import TRUTHS
+    from actordbg.replay.live_catalog import LiveCatalog
     from actordbg.replay.supervise import load_spec
 
     if dtype not in TRUTHS:
@@ -227,7 +227,7 @@ def _is_a_replay(a: str) -> str:
 
 def _settle_catalog(store: Store) -> None:
     """Index the new comparison; one that cannot be indexed now will be by the next command."""
-    from actordbg.replay.live import LiveCatalog
+    from actordbg.replay.live_catalog import LiveCatalog
 
     catalog = LiveCatalog(store)
     catalog.flush()
@@ -237,7 +237,7 @@ def _settle_catalog(store: Store) -> None:
 
 def _render(record: ComparisonRecord, chosen: Format, limit: int, path: Path) -> None:
     from actordbg.report import markdown, terminal
-    from actordbg.report.difference import document
+    from actordbg.report.comparison_document import document
 
     blocks = document(record, limit)
     text = markdown.of_blocks(blocks) if chosen is Format.MD else terminal.of_blocks(blocks)

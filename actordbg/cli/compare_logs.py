@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from actordbg.base.errors import UsageError
 from actordbg.cli import output
 from actordbg.cli.options import Json, Limit
-from actordbg.errors import UsageError
 
 if TYPE_CHECKING:
-    from actordbg.trainlogs.answer import LogComparison, Side
+    from actordbg.trainlogs.log_answer import LogComparison, Side
 
 LogA = Annotated[str, typer.Argument(metavar="A", help="A training's log, plain or .gz; - for standard input.")]
 LogB = Annotated[str, typer.Argument(metavar="B", help="The other one's.")]
@@ -57,11 +57,11 @@ def compare_logs(
 
     Example: actordbg compare-logs deepspeed.log fsdp2.log --threshold 0.05 --plot losses.png
     """
-    from actordbg.trainlogs.compare import compare_logs as compare
-    from actordbg.trainlogs.parse import read_log
+    from actordbg.trainlogs.align_logs import compare_logs as compare
+    from actordbg.trainlogs.log_lines import read_log
 
     if plot is not None:
-        from actordbg import plotfile
+        from actordbg.base import plotfile
 
         plotfile.check("--plot", plot)
     if a == b == "-":
@@ -70,7 +70,7 @@ def compare_logs(
     answer = compare(*logs, metric=metric, threshold=threshold, rule=rule, limit=limit)
     output.emit(answer, _render, as_json)
     if plot is not None and answer.metric is not None and answer.a.steps:
-        from actordbg.trainlogs import plot as picture
+        from actordbg.trainlogs import log_plot as picture
 
         picture.plot(answer, *logs, plot)
         output.note(f"wrote {plot}")
@@ -104,7 +104,7 @@ def _render(answer: LogComparison) -> None:
 
 def _figures(answer: LogComparison) -> str:
     """A table: what each log has, and how far they are apart."""
-    from actordbg.report.document import Grid
+    from actordbg.report.replay_document import Grid
     from actordbg.report.terminal import grid
     from actordbg.report.words import number
 
@@ -146,7 +146,7 @@ def _steps(answer: LogComparison) -> str:
 
 
 def _worst(answer: LogComparison) -> str:
-    from actordbg.report.document import Grid
+    from actordbg.report.replay_document import Grid
     from actordbg.report.terminal import grid
     from actordbg.report.words import number
 
@@ -178,7 +178,7 @@ def _why_good(answer: LogComparison) -> str:
 
 def _render_nothing(answer: LogComparison) -> None:
     from actordbg.report.terminal import wrap
-    from actordbg.trainlogs.parse import is_loss
+    from actordbg.trainlogs.log_lines import is_loss
 
     output.say(f"nothing in common: {', '.join(answer.reasons)}")
     for letter, side in (("A", answer.a), ("B", answer.b)):

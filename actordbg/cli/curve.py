@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from actordbg.base.errors import UsageError
 from actordbg.cli import output
 from actordbg.cli.options import Json, Quiet, Where, store_of
-from actordbg.errors import UsageError
 
 if TYPE_CHECKING:
-    from actordbg.lab.curve import CurvesAnswer
+    from actordbg.curve.curves import CurvesAnswer
     from actordbg.replay.plan import Plan
     from actordbg.replay.supervise import Progress
-    from actordbg.report.load import Material
-    from actordbg.store import Store
+    from actordbg.report.load_replays import Material
+    from actordbg.store.layout import Store
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def memory(
 
     Example: actordbg curve memory --budget 80GB --at 16384 --at 32768
     """
-    from actordbg.units import parse_size
+    from actordbg.base.units import parse_size
 
     most = None if budget is None else float(parse_size("--budget", budget))
     if most == 0:
@@ -160,7 +160,7 @@ def time(
 
     Example: actordbg curve time last --budget 2s --by tokens
     """
-    from actordbg.units import parse_seconds
+    from actordbg.base.units import parse_seconds
 
     most = None if budget is None else parse_seconds("--budget", budget)
     asked = _Asked(
@@ -171,7 +171,7 @@ def time(
 
 def _answer(ctx: typer.Context, asked: _Asked, plot: Path | None, rows: int, format: Format, *, quiet: bool) -> None:
     if plot is not None:
-        from actordbg import plotfile
+        from actordbg.base import plotfile
 
         plotfile.check("--plot", plot)
     store = store_of(ctx)
@@ -181,7 +181,7 @@ def _answer(ctx: typer.Context, asked: _Asked, plot: Path | None, rows: int, for
     answer = _curves(store, names, asked)
     _emit(answer, format, rows)
     if plot is not None and any(one.values for one in answer.curves):
-        from actordbg.lab import curve_plot
+        from actordbg.curve import curve_plot
 
         curve_plot.plot(answer, plot)
         output.note(f"wrote {plot}")
@@ -190,9 +190,9 @@ def _answer(ctx: typer.Context, asked: _Asked, plot: Path | None, rows: int, for
 
 
 def _curves(store: Store, names: list[str], asked: _Asked) -> CurvesAnswer:
-    from actordbg.lab.curve import answer
-    from actordbg.lab.measurements import gather, left_out_replays
-    from actordbg.report.load import load
+    from actordbg.curve.curves import answer
+    from actordbg.curve.measurements import gather, left_out_replays
+    from actordbg.report.load_replays import load
 
     material: Material = load(store, names, asked.where)
     notes = list(material.notes)
@@ -207,7 +207,7 @@ def _curves(store: Store, names: list[str], asked: _Asked) -> CurvesAnswer:
 
 
 def _emit(answer: CurvesAnswer, format: Format, rows: int) -> None:
-    from actordbg.lab.curve_document import document
+    from actordbg.curve.curve_document import document
     from actordbg.report import markdown, terminal
 
     def render(answer: CurvesAnswer) -> None:
@@ -222,7 +222,7 @@ def _names(store: Store, asked: _Asked) -> list[str]:
         return [_newest(store) if name == "last" else name for name in asked.replays] or ["all"]
     if asked.replays:
         raise UsageError("REPLAY and --matrix exclude each other", hint="give one of them")
-    from actordbg.lab import matrices
+    from actordbg.matrix import matrix_files as matrices
 
     names = [cell.replay_id for cell in matrices.load(store, asked.matrix).cells if cell.replay_id is not None]
     if not names:
@@ -247,8 +247,8 @@ def _newest(store: Store) -> str:
 
 def _measured(store: Store, names: Sequence[str], asked: _Asked, quiet: bool) -> list[str]:
     """Replays of made-up inputs of the lengths that --measure names, one for each different configuration of `names`."""
-    from actordbg.lab.measure import measure, settled
-    from actordbg.report.load import load
+    from actordbg.curve.measure_lengths import measure, settled
+    from actordbg.report.load_replays import load
 
     if not asked.replays and asked.matrix is None:
         raise UsageError("--measure needs the replays whose configurations it is to use", hint="name one, or `last`")

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from actordbg.base.errors import UsageError
 from actordbg.cli.output import note
-from actordbg.errors import UsageError
 
 TrainerOption = Annotated[
     Literal["ppo", "sft"],
@@ -32,7 +32,7 @@ def demo(trainer: TrainerOption = "ppo", keep: Keep = None) -> None:
 
     Example: actordbg demo --trainer sft --keep /tmp/demo
     """
-    from actordbg.demo.steps import Demo
+    from actordbg.demo.demo_steps import Demo
 
     signal.signal(signal.SIGTERM, _interrupt)
     directory = _directory(keep)

@@ -13,7 +13,7 @@ from actordbg.cli.options import Json, store_of
 from actordbg.cli.output import emit, note, say
 
 if TYPE_CHECKING:
-    from actordbg.doctor.finding import Finding
+    from actordbg.doctor.check_result import Finding
 
 WIDTH = 80
 _NAME = 19

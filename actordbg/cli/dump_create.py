@@ -45,8 +45,8 @@ def create(
 
     Example: actordbg dump create --count 4 --batch-size 2 --seq-len 1024 --padding both --ranks 2
     """
-    from actordbg.create import create_dumps
-    from actordbg.dumpfile import SUFFIX
+    from actordbg.dumps.create import create_dumps
+    from actordbg.formats.dumpfile import SUFFIX
 
     store = store_of(ctx)
     with output.progress("creating", count * ranks, quiet=quiet or as_json) as advance:

@@ -13,7 +13,7 @@ from actordbg.cli.options import Json, Quiet, Where, store_of
 
 if TYPE_CHECKING:
     from actordbg.catalog.damage import Damaged
-    from actordbg.catalog.packing import PackSummary
+    from actordbg.dumps.packing import PackSummary
 
 SHOWN = 20
 
@@ -59,7 +59,7 @@ def pack(
 
     Example: actordbg dump pack --where "timestamp < now() - '1d'"
     """
-    from actordbg.catalog.packing import pack_dumps
+    from actordbg.dumps.packing import pack_dumps
 
     with output.progress("packing", None, quiet=quiet or as_json) as advance:
         summary = pack_dumps(store_of(ctx), where, run, level, on_progress=lambda done, total: advance(1, total=total))

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from actordbg.base.errors import UsageError
+from actordbg.base.units import parse_size
 from actordbg.cli import output
 from actordbg.cli.options import Json, Where, Yes, store_of
-from actordbg.errors import UsageError
-from actordbg.units import parse_size
 
 if TYPE_CHECKING:
-    from actordbg.catalog.prune import PrunePlan
+    from actordbg.dumps.prune import PrunePlan
 
 _SHOWN = 20
 
@@ -44,9 +44,9 @@ def prune(
 
     Example: actordbg dump prune --older-than 7d --keep 10GB --yes
     """
-    from actordbg.catalog import prune as pruning
     from actordbg.catalog.moments import parse_duration
     from actordbg.catalog.query import open_fresh
+    from actordbg.dumps import prune as pruning
 
     if where is None and older_than is None and keep is None and run is None and not damaged:
         raise UsageError("say what may go: --where, --older-than, --keep, --run or --damaged", hint="see --help")

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from actordbg.base.errors import UsageError
 from actordbg.cli.options import Json, store_of
 from actordbg.cli.output import emit, note, plural, say, table
-from actordbg.errors import UsageError
 
 if TYPE_CHECKING:
-    from actordbg.recover import RingReport
-    from actordbg.store import Store
+    from actordbg.dumps.recover import RingReport
+    from actordbg.store.layout import Store
 
 
 @dataclass
@@ -67,9 +67,9 @@ def recovered_from(
     discard: bool = False,
 ) -> RecoverAnswer:
     """Recover rings, all of this machine's by default, and let the catalog know."""
-    from actordbg import recover as recovering
-    from actordbg.capture.machine import host_name
-    from actordbg.catalog.index import forget_dumps
+    from actordbg.capture.ring_places import host_name
+    from actordbg.catalog.indexer import forget_dumps
+    from actordbg.dumps import recover as recovering
 
     for path in rings or []:
         if not path.is_file():

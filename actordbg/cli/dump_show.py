@@ -13,8 +13,8 @@ from actordbg.cli.options import Json, store_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from actordbg.outcome import ResultRecord
-    from actordbg.record import DumpRecord
+    from actordbg.formats.dump_record import DumpRecord
+    from actordbg.formats.replay_record import ResultRecord
 
 
 INPUT, OUTPUT, GENERATOR = _KINDS = ("input", "output", "generator")
@@ -61,7 +61,7 @@ def show(
     Example: actordbg dump show 20250619T052608 --values
     """
     from actordbg.catalog.query import get_dump, open_fresh, results_of_dump
-    from actordbg.places import read_record
+    from actordbg.store.places import read_record
 
     catalog = open_fresh(store_of(ctx))
     row = get_dump(catalog, dump_id)
@@ -81,7 +81,7 @@ def _specs(record: DumpRecord) -> list[TensorSummary]:
 
 
 def _with_values(path: Path) -> list[TensorSummary]:
-    from actordbg.payload import load
+    from actordbg.store.payload import load
 
     dump = load(path)
     summaries = _specs(dump.record)
@@ -97,7 +97,7 @@ def _with_values(path: Path) -> list[TensorSummary]:
 
 
 def _kind(name: str) -> str:
-    from actordbg.record import OUTPUT_PREFIX, RNG_PREFIX
+    from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX
 
     return OUTPUT if name.startswith(OUTPUT_PREFIX) else GENERATOR if name.startswith(RNG_PREFIX) else INPUT
 

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from actordbg.base.errors import CorruptDump
 from actordbg.cli.capture_options import limits_in_words
 from actordbg.cli.options import Json, store_of
 from actordbg.cli.output import emit, human_bytes, note, plural, say, short_bytes, table
-from actordbg.errors import CorruptDump
 
 if TYPE_CHECKING:
-    from actordbg.store import Store
+    from actordbg.store.layout import Store
 
 LONG_CALL_SECONDS = 60.0
 """A call in flight for longer is worth a line."""
@@ -151,9 +151,9 @@ def status_of(store: Store, everything: bool) -> Status:
 
 def ring_rows(store: Store) -> list[RingRow]:
     """The rings of a store that are on this machine."""
-    from actordbg.errors import StoreProblem
-    from actordbg.recover import find_rings
-    from actordbg.ringfile import IN_FLIGHT, read_ring
+    from actordbg.base.errors import StoreProblem
+    from actordbg.dumps.recover import find_rings
+    from actordbg.formats.ringfile import IN_FLIGHT, read_ring
 
     rows = []
     for path in find_rings(store):
@@ -200,7 +200,7 @@ def totals_in_words(total: dict[str, int]) -> str:
 
 
 def _row(data: dict[str, Any], now: datetime) -> ProcessRow:
-    from actordbg.record import parse_timestamp
+    from actordbg.formats.dump_record import parse_timestamp
 
     age = (now - parse_timestamp(data["heartbeat"])).total_seconds()
     ring = data.get("ring") or {}

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.cli import capture_options as opt
 from actordbg.cli.options import Json, store_of
 from actordbg.cli.output import emit, note, say
-from actordbg.errors import NewerFormat, StoreProblem
 
 if TYPE_CHECKING:
     from actordbg.capture.control import Control
-    from actordbg.store import Store
+    from actordbg.store.layout import Store
 
 
 @dataclass
@@ -110,7 +110,7 @@ def job_names(store: Store) -> list[str]:
 def switch_off(store: Store, job: str | None) -> bool:
     """Switch the store's switch off, or that of one job. Whether it was on."""
     from actordbg.capture.control import write_control
-    from actordbg.record import now_timestamp
+    from actordbg.formats.dump_record import now_timestamp
 
     before = control_before(store, job)
     if before is None or not before.enabled:

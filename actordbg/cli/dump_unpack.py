@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from actordbg.base.errors import UsageError
 from actordbg.cli import output
 from actordbg.cli.index import damage_line
 from actordbg.cli.options import Json, Quiet, Where, store_of
-from actordbg.errors import UsageError
 
 if TYPE_CHECKING:
     from actordbg.catalog.damage import Damaged
@@ -41,7 +41,7 @@ def unpack(
 
     Example: actordbg dump unpack --where "seq_len>1800 and rank=0"
     """
-    from actordbg.catalog.packing import unpack_dumps
+    from actordbg.dumps.packing import unpack_dumps
 
     if where is None and run is None and not all_:
         raise UsageError("say which dumps: --where, --run or --all", hint="see --help")

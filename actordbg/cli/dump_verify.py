@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from actordbg.base.errors import CorruptDump
 from actordbg.cli import output
 from actordbg.cli.index import damage_line
 from actordbg.cli.options import Json, Quiet, Where, store_of
-from actordbg.errors import CorruptDump
 
 if TYPE_CHECKING:
     from actordbg.catalog.damage import Damaged
@@ -39,7 +39,7 @@ def verify(
     Example: actordbg dump verify --where "run='ppo-1'"
     """
     from actordbg.catalog.query import open_fresh
-    from actordbg.catalog.verify import paths_to_verify, verify_files
+    from actordbg.dumps.verify import paths_to_verify, verify_files
 
     catalog = open_fresh(store_of(ctx), where)
     paths = paths_to_verify(catalog, where)

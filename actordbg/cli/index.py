@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from actordbg.base.errors import CorruptDump
 from actordbg.cli import output
 from actordbg.cli.options import Json, Quiet, store_of
-from actordbg.errors import CorruptDump
 
 if TYPE_CHECKING:
     from actordbg.catalog.damage import Damaged
-    from actordbg.catalog.index import IndexSummary
+    from actordbg.catalog.indexer import IndexSummary
 
 
 def index(
@@ -29,7 +29,7 @@ def index(
 
     Example: actordbg index --rebuild
     """
-    from actordbg.catalog.index import refresh
+    from actordbg.catalog.indexer import refresh
 
     with output.progress("reading headers", None, quiet=quiet or as_json) as advance:
         seen = 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.cli import matrix_options as axis
 from actordbg.cli import output
 from actordbg.cli import replay_options as opt
@@ -18,15 +19,14 @@ from actordbg.cli.matrix_answer import MatrixAnswer, MatrixPlan, follow, print_a
 from actordbg.cli.matrix_options import Format
 from actordbg.cli.options import Json, Quiet, Where, settings_of, store_of
 from actordbg.cli.replay import InputFile, KeepGradients, MaxInputs, Order, RandomSeed, is_left_to_rank_0
-from actordbg.errors import StoreProblem, UsageError
 
 if TYPE_CHECKING:
-    from actordbg.findings import MatrixRecord
-    from actordbg.lab.matrix import Surroundings
-    from actordbg.lab.prepare import Selection
-    from actordbg.lab.verdicts import Baseline
-    from actordbg.outcome import ReplayConfig
-    from actordbg.store import Store
+    from actordbg.formats.comparison_record import MatrixRecord
+    from actordbg.formats.replay_record import ReplayConfig
+    from actordbg.matrix.cell_verdicts import Baseline
+    from actordbg.matrix.matrix_inputs import Selection
+    from actordbg.matrix.run_matrix import Surroundings
+    from actordbg.store.layout import Store
 
 _BESIDE = {"resume", "show", "quiet", "as_json", "format"}
 
@@ -130,7 +130,7 @@ def _base(table: Mapping[str, Any], flags: Mapping[str, Any]) -> ReplayConfig:
 
 
 def _oracle(dtype: str) -> str:
-    from actordbg.actor.choices import TRUTHS
+    from actordbg.config.choices import TRUTHS
 
     if dtype not in TRUTHS:
         raise UsageError(f"--oracle {dtype} is not known", hint=f"one of: {', '.join(TRUTHS)}")
@@ -147,7 +147,7 @@ def _selected(
     shuffle_seed: int,
 ) -> Selection:
     from actordbg.cli.replay import chosen_order, what_there_is
-    from actordbg.lab.prepare import select
+    from actordbg.matrix.matrix_inputs import select
 
     chosen = select(store, base, where, files, chosen_order(order, False), max_inputs, shuffle_seed)
     for reason, count in chosen.skipped.items():
@@ -160,7 +160,7 @@ def _selected(
 
 
 def _baseline(store: Store, name: str | None, slower: float | None) -> Baseline | None:
-    from actordbg.lab.verdicts import open_baseline
+    from actordbg.matrix.cell_verdicts import open_baseline
 
     if name is None:
         if slower is not None:
@@ -181,10 +181,10 @@ def _new(
     where: str | None,
     held: Baseline | None,
 ) -> MatrixRecord:
-    from actordbg.actor.choices import gather_facts
-    from actordbg.lab.axes import combinations, parse_axes
-    from actordbg.lab.cells import make_cells
-    from actordbg.lab.matrix import new_matrix
+    from actordbg.config.choices import gather_facts
+    from actordbg.matrix.axes import combinations, parse_axes
+    from actordbg.matrix.cells import make_cells
+    from actordbg.matrix.run_matrix import new_matrix
 
     axes = parse_axes(given)
     cells = make_cells(
@@ -196,8 +196,8 @@ def _new(
 
 
 def _resumed(store: Store, name: str) -> tuple[MatrixRecord, Selection, Baseline | None]:
-    from actordbg.lab import matrices
-    from actordbg.lab.prepare import select_again
+    from actordbg.matrix import matrix_files as matrices
+    from actordbg.matrix.matrix_inputs import select_again
 
     record = matrices.load(store, name)
     held = _baseline(store, record.baseline, record.options.get("slower"))
@@ -205,14 +205,14 @@ def _resumed(store: Store, name: str) -> tuple[MatrixRecord, Selection, Baseline
 
 
 def _shown(store: Store, name: str, how: Format) -> None:
-    from actordbg.lab import matrices
+    from actordbg.matrix import matrix_files as matrices
 
     print_answer(_answer(store, matrices.load(store, name)), how)
 
 
 def _answer(store: Store, record: MatrixRecord) -> MatrixAnswer:
-    from actordbg.lab.context import context_of
-    from actordbg.lab.verdicts import all_good
+    from actordbg.matrix.cell_verdicts import all_good
+    from actordbg.matrix.matrix_context import context_of
 
     return MatrixAnswer(record, all_good(record), context_of(store, record))
 
@@ -228,10 +228,10 @@ def _run(
     dry_run: bool,
 ) -> None:
     """Run what is open, with a progress bar, answer in any case, and exit as the answer is."""
-    from actordbg.lab.cells import batches, is_open
-    from actordbg.lab.matrix import Surroundings, run_matrix
-    from actordbg.lab.verdicts import require_common
-    from actordbg.replay.live import LiveCatalog
+    from actordbg.matrix.cell_verdicts import require_common
+    from actordbg.matrix.cells import batches, is_open
+    from actordbg.matrix.run_matrix import Surroundings, run_matrix
+    from actordbg.replay.live_catalog import LiveCatalog
 
     around = Surroundings(chosen.defaults)
     if dry_run:
@@ -266,7 +266,7 @@ def _listen(around: Surroundings, catalog: Any, show: Any) -> None:
 
 
 def _leave(store: Store, matrix_id: str, how: Format, *, interrupted: bool) -> None:
-    from actordbg.lab import matrices
+    from actordbg.matrix import matrix_files as matrices
 
     answer = _answer(store, matrices.load(store, matrix_id))
     print_answer(answer, how)

@@ -14,9 +14,9 @@ from actordbg.cli import output
 from actordbg.cli.matrix_options import Format
 
 if TYPE_CHECKING:
-    from actordbg.findings import MatrixCell, MatrixRecord
-    from actordbg.lab.matrix import MatrixEvent
-    from actordbg.report.matrix_document import MatrixContext
+    from actordbg.formats.comparison_record import MatrixCell, MatrixRecord
+    from actordbg.matrix.matrix_document import MatrixContext
+    from actordbg.matrix.run_matrix import MatrixEvent
 
 _COLOURS = {
     "passed": "green", "WRONG": "red", "failed": "red", "REGRESSED": "red", "unavailable": "yellow", "not run": "yellow",
@@ -36,8 +36,8 @@ class MatrixAnswer:
 def print_answer(answer: MatrixAnswer, how: Format) -> None:
     """Print it in one of the formats."""
     from actordbg.actor.signatures import explain
+    from actordbg.matrix.matrix_document import matrix_document
     from actordbg.report import markdown, terminal
-    from actordbg.report.matrix_document import matrix_document
 
     if how is Format.JSON:
         output.emit(answer, lambda _: None, True)

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from actordbg.base.errors import StoreProblem
 from actordbg.cli import output
 from actordbg.cli import replay as inputs
 from actordbg.cli import replay_options as opt
 from actordbg.cli.options import Json, Quiet, Where, settings_of, store_of
-from actordbg.errors import StoreProblem
 
 if TYPE_CHECKING:
-    from actordbg.findings import NoiseRecord, NoiseVariant
-    from actordbg.outcome import ReplaySpec
+    from actordbg.formats.comparison_record import NoiseRecord, NoiseVariant
+    from actordbg.formats.replay_record import ReplaySpec
     from actordbg.replay.supervise import Progress
-    from actordbg.store import Store
+    from actordbg.store.layout import Store
 
 ANSWERS = {
     "repeat": "the same call again",
@@ -116,10 +116,10 @@ def noise(
 
 def run(store: Store, spec: ReplaySpec, *, quiet: bool) -> NoiseRecord:
     """Check the configuration, run all five replays with a progress bar, and leave the catalog up to date."""
-    from actordbg.actor.choices import VARIATIONS
-    from actordbg.actor.known import check_config, refuse_findings
-    from actordbg.lab.noise import measure_noise
-    from actordbg.replay.live import LiveCatalog
+    from actordbg.actor.known_failures import check_config, refuse_findings
+    from actordbg.compare.noise_runs import measure_noise
+    from actordbg.config.choices import VARIATIONS
+    from actordbg.replay.live_catalog import LiveCatalog
     from actordbg.replay.selection import defaults_of
 
     refuse_findings(check_config(spec.config, defaults=defaults_of(store.root, spec.inputs)))
@@ -166,7 +166,7 @@ def answer_of(record: NoiseRecord, skipped: dict[str, int] | None = None) -> Noi
 
 def render(answer: NoiseAnswer) -> None:
     """The floor by variation, then by measure, and what it means."""
-    from actordbg.numerics.thresholds import MEASURES
+    from actordbg.compare.thresholds import MEASURES
 
     _say(f"noise {answer.noise_id}: {answer.label}")
     _say(
@@ -194,7 +194,7 @@ def _say(text: str) -> None:
 
 
 def _conclusion(record: NoiseRecord, largest: NoiseVariant | None, same: bool | None) -> list[str]:
-    from actordbg.numerics.noise import ROUNDING, ROUNDING_MARGIN
+    from actordbg.compare.noise_floor import ROUNDING, ROUNDING_MARGIN
 
     lines = []
     if same is True:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from actordbg.settings import Settings
-    from actordbg.store import Store
+    from actordbg.config.sources import Settings
+    from actordbg.store.layout import Store
 
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Limit = Annotated[int, typer.Option("--limit", min=0, help="At most this many rows; 0 for all.")]
@@ -23,7 +23,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only th
 
 def settings_of(ctx: typer.Context) -> Settings:
     """The merged settings of this invocation (`actordbg --store DIR COMMAND` comes first)."""
-    from actordbg.settings import load_settings
+    from actordbg.config.sources import load_settings
 
     root = ctx.find_root()
     flag: Path | None = root.params.get("store")
@@ -32,6 +32,6 @@ def settings_of(ctx: typer.Context) -> Settings:
 
 def store_of(ctx: typer.Context) -> Store:
     """The store of this invocation; it may not exist yet (`Store.create`, `Store.require`)."""
-    from actordbg.store import Store
+    from actordbg.store.layout import Store
 
     return Store(settings_of(ctx).store)

@@ -11,7 +11,7 @@ from actordbg.cli.options import Json, store_of
 from actordbg.cli.output import emit, note, say
 
 if TYPE_CHECKING:
-    from actordbg.patch.operate import Outcome
+    from actordbg.install.patching import Outcome
 
 Python = Annotated[
     Path | None,
@@ -56,8 +56,8 @@ def patch(
 
     Example: actordbg --store /data/store patch --python /opt/train/bin/python
     """
-    from actordbg.patch import operate
-    from actordbg.patch.target import find_target
+    from actordbg.install import patching as operate
+    from actordbg.install.patch_target import find_target
 
     answer = operate.patch(find_target(python, target), store_of(ctx), dry_run=dry_run)
     emit(answer, render, as_json)

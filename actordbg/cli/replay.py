@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from actordbg.base.errors import ActordbgError, Unsupported, UsageError
 from actordbg.cli import output
 from actordbg.cli import replay_options as opt
 from actordbg.cli.options import Json, Quiet, Where, settings_of, store_of
 from actordbg.cli.replay_answer import ReplayAnswer, answer_of, render, shares_of
-from actordbg.errors import ActordbgError, Unsupported, UsageError
 
 if TYPE_CHECKING:
-    from actordbg.outcome import ReplayConfig, ReplaySpec
+    from actordbg.formats.replay_record import ReplayConfig, ReplaySpec
     from actordbg.replay.plan import Plan
     from actordbg.replay.supervise import Progress
-    from actordbg.store import Store
+    from actordbg.store.layout import Store
 
 _PANEL = "The inputs"
 _BESIDE_RESUME = ("resume", "dry_run", "quiet", "as_json")
@@ -211,8 +211,8 @@ def planned(
     shuffle_seed: int,
 ) -> Plan:
     """The plan of the dumps that --where, --input-file and --max-inputs select."""
-    from actordbg.actor.choices import installed_versions
     from actordbg.catalog.query import open_fresh
+    from actordbg.config.choices import installed_versions
     from actordbg.replay.plan import Row, make_plan
     from actordbg.replay.selection import rows_of_catalog, rows_of_files
 
@@ -242,7 +242,7 @@ def _resumed(store: Store, name: str) -> Plan:
 
 def _run(store: Store, plan: Plan, *, dry_run: bool, quiet: bool) -> tuple[ReplayAnswer, Exception | None]:
     """The answer, and the error that ended the replay before every input had its result, if one did."""
-    from actordbg.actor.known import check_config, refuse_findings
+    from actordbg.actor.known_failures import check_config, refuse_findings
     from actordbg.replay.selection import defaults_of
 
     spec = plan.spec
@@ -272,8 +272,8 @@ def _supervised(store: Store, spec: ReplaySpec, quiet: bool) -> tuple[ReplayAnsw
 
     What goes wrong before anything was started (its folder cannot be written, another process runs it) is raised.
     """
-    from actordbg.replay.journal import read_results
-    from actordbg.replay.live import LiveCatalog
+    from actordbg.formats.journal import read_results
+    from actordbg.replay.live_catalog import LiveCatalog
     from actordbg.replay.supervise import run_replay
 
     folder = store.replays / spec.replay_id

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from actordbg.cli import output
 
 if TYPE_CHECKING:
-    from actordbg.outcome import ReplaySpec, ResultRecord
-    from actordbg.report.model import Generators, Golden, NotCompared, RankAgreement, ReplaySummary
-    from actordbg.store import Store
+    from actordbg.formats.replay_record import ReplaySpec, ResultRecord
+    from actordbg.report.report_model import Generators, Golden, NotCompared, RankAgreement, ReplaySummary
+    from actordbg.store.layout import Store
 
 
 @dataclass
@@ -105,7 +105,7 @@ def shares_of(spec: ReplaySpec) -> tuple[ShareAnswer, ...]:
 
 def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
     """Read from the store what became of a replay."""
-    from actordbg.replay.journal import SUPERVISOR, TENSORS, read_events, read_results
+    from actordbg.formats.journal import SUPERVISOR, TENSORS, read_events, read_results
 
     folder = store.replays / spec.replay_id
     events = read_events(folder / SUPERVISOR)
@@ -164,7 +164,7 @@ def _summarised(
     spec: ReplaySpec, resolved: dict[str, Any], status: str, results: Sequence[ResultRecord]
 ) -> ReplaySummary:
     from actordbg.actor.signatures import explain
-    from actordbg.report.model import ReplayData
+    from actordbg.report.report_model import ReplayData
     from actordbg.report.summary import summarise
 
     data = ReplayData(spec, resolved, status, tuple(results))
@@ -205,8 +205,8 @@ def _share(share: ShareAnswer) -> str:
 
 
 def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
-    from actordbg.report.golden import against_the_run
-    from actordbg.report.ranks import ranks_in_words
+    from actordbg.report.golden_summary import against_the_run
+    from actordbg.report.rank_agreement import ranks_in_words
 
     lines = []
     if answer.first_forward_s is not None:
@@ -240,7 +240,7 @@ def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
 
 
 def _configuration(resolved: dict[str, Any]) -> str:
-    from actordbg.actor.choices import TRUTHS
+    from actordbg.config.choices import TRUTHS
 
     if resolved.get("oracle"):
         what = "the truth" if resolved["oracle"] in TRUTHS else "no truth, but what this dtype costs"

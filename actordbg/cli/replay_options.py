@@ -10,7 +10,7 @@ Every option is None unless it was given, so that `actordbg.toml` can fill in wh
     timeout = 900
 
 A flag wins over the file, the file over ReplayConfig's own default. What is still open then follows the dump's record
-(`actordbg.actor.choices`).
+(`actordbg.config.choices`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actordbg.errors import UsageError
+from actordbg.base.errors import UsageError
 
 if TYPE_CHECKING:
-    from actordbg.outcome import ReplayConfig
+    from actordbg.formats.replay_record import ReplayConfig
 
 
 def _option(*names: str, help: str, metavar: str | None = None) -> Any:
@@ -170,8 +170,8 @@ def build_config(defaults: Mapping[str, Any], flags: Mapping[str, Any], *, no_fl
 
     Both use the options' names, with `-` or `_`. Raises UsageError for unknown keys, wrong types and values that mean nothing.
     """
-    from actordbg.actor.choices import BESIDE_ORACLE, validate
-    from actordbg.outcome import ReplayConfig
+    from actordbg.config.choices import BESIDE_ORACLE, validate
+    from actordbg.formats.replay_record import ReplayConfig
 
     given = {name: value for name, value in flags.items() if value is not None}
     values = _from_file(defaults) | given

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.cli.options import Where, store_of
 from actordbg.cli.output import note
-from actordbg.errors import EnvironmentProblem, UsageError
 
 if TYPE_CHECKING:
-    from actordbg.report.load import Material
+    from actordbg.report.load_replays import Material
 
 
 class Format(str, Enum):
@@ -62,7 +62,7 @@ def report(
     """
     chosen = _format(format, as_json, output)
     names = [*(replays or []), *(["all"] if everything else [])]
-    from actordbg.report.load import load
+    from actordbg.report.load_replays import load
 
     text = _written(load(store_of(ctx), names, where), chosen, slowest)
     if output is None:
@@ -82,7 +82,7 @@ def _format(asked: Format | None, as_json: bool, output: Path | None) -> Format:
 
 def _written(material: Material, chosen: Format, slowest: int) -> str:
     from actordbg.actor.signatures import explain
-    from actordbg.record import now_timestamp
+    from actordbg.formats.dump_record import now_timestamp
     from actordbg.report import markdown, tabular, terminal
     from actordbg.report.summary import summarise
 
@@ -101,7 +101,7 @@ def _written(material: Material, chosen: Format, slowest: int) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    from actordbg.store import atomic_write
+    from actordbg.store.layout import atomic_write
 
     try:
         atomic_write(path, text.encode(), mode=0o644)

@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from actordbg.base.errors import LaunchProblem
 from actordbg.cli import capture_options as opt
 from actordbg.cli.dump_recover import RecoverAnswer, recovered_from
 from actordbg.cli.dump_status import ProcessRow, process_rows, total_of, totals_in_words, trouble_of
 from actordbg.cli.dump_switch import control_before, switch_off, switch_on
 from actordbg.cli.options import store_of
 from actordbg.cli.output import emit, human_bytes, note, plural
-from actordbg.errors import LaunchProblem
 
 if TYPE_CHECKING:
-    from actordbg.store import Store
+    from actordbg.store.layout import Store
 
 LAST_WORDS_SECONDS = 3.0
 """How long processes that still end (Ray's, for example) may take to publish their last counters."""
@@ -88,8 +88,8 @@ def run(
 
     Example: actordbg run --run ppo-7b --max-dumps 200 -- bash train_ppo.sh
     """
-    from actordbg.attach import carried, ray_submit
-    from actordbg.attach.foreground import run_in_foreground
+    from actordbg.install import carried, ray_submit
+    from actordbg.install.foreground import run_in_foreground
 
     given = dict(locals())
     options = {name: given[name] for name in opt.NAMES}
@@ -119,9 +119,9 @@ def run(
 
 def recovered_from_rings(store: Store, run: str) -> RecoverAnswer | None:
     """Recover what processes of this run that died on this machine had in hand, before the machine goes."""
-    from actordbg.errors import StoreProblem
-    from actordbg.recover import find_rings
-    from actordbg.ringfile import read_ring
+    from actordbg.base.errors import StoreProblem
+    from actordbg.dumps.recover import find_rings
+    from actordbg.formats.ringfile import read_ring
 
     paths = []
     for path in find_rings(store):

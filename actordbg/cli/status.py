@@ -11,7 +11,7 @@ from actordbg.cli.output import cell, emit, note, say
 from actordbg.cli.patch import Python, TargetFile
 
 if TYPE_CHECKING:
-    from actordbg.patch.state import Status
+    from actordbg.install.patch_state import Status
 
 
 def render(answer: Status) -> None:
@@ -46,7 +46,7 @@ def status(
 
     Example: actordbg status --json
     """
-    from actordbg.patch.state import inspect_target
-    from actordbg.patch.target import find_target
+    from actordbg.install.patch_state import inspect_target
+    from actordbg.install.patch_target import find_target
 
     emit(inspect_target(find_target(python, target), store_of(ctx)), render, as_json)

@@ -23,7 +23,7 @@ def unpatch(
 
     Example: actordbg unpatch --dry-run
     """
-    from actordbg.patch import operate
-    from actordbg.patch.target import find_target
+    from actordbg.install import patching as operate
+    from actordbg.install.patch_target import find_target
 
     emit(operate.unpatch(find_target(python, target), store_of(ctx), dry_run=dry_run), render, as_json)

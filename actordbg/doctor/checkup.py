@@ -16,10 +16,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-from actordbg.doctor import environment, machine, modules, state
-from actordbg.doctor.finding import Finding, Level
-from actordbg.errors import EnvironmentProblem
-from actordbg.store import Store
+from actordbg.base.errors import EnvironmentProblem
+from actordbg.doctor import machine_check as machine
+from actordbg.doctor import openrlhf_modules as modules
+from actordbg.doctor import python_environment as environment
+from actordbg.doctor import store_check as state
+from actordbg.doctor.check_result import Finding, Level
+from actordbg.store.layout import Store
 
 
 def examine(

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import torch
 
-from actordbg import payload
-from actordbg.errors import CorruptDump
+from actordbg.base.errors import CorruptDump
+from actordbg.formats.dump_record import DumpRecord
 from actordbg.legacy.decode import LegacyDump, LegacyTensor
-from actordbg.legacy.values import CORRUPT_HINT
-from actordbg.record import DumpRecord
+from actordbg.legacy.pickle_values import CORRUPT_HINT
+from actordbg.store import payload
 
 LEVEL = 12
 """zstd level of imported dumps: 2.4% smaller than level 3 for 1 ms more each; level 19 gives 1.5% more for 3 ms more."""

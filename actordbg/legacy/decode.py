@@ -29,10 +29,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from math import prod
 
-from actordbg.errors import CorruptDump, UnsafeInput
-from actordbg.legacy.machine import Machine
-from actordbg.legacy.storage import Storage, parse_storage
-from actordbg.legacy.values import CORRUPT_HINT, UNSAFE_HINT, Call, Name, Persistent, Span
+from actordbg.base.errors import CorruptDump, UnsafeInput
+from actordbg.legacy.pickle_machine import Machine
+from actordbg.legacy.pickle_storage import Storage, parse_storage
+from actordbg.legacy.pickle_values import CORRUPT_HINT, UNSAFE_HINT, Call, Name, Persistent, Span
 
 Scalar = bool | int | list[int] | None
 

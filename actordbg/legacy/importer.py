@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from actordbg.errors import ActordbgError, LaunchProblem, StoreProblem, UsageError
+from actordbg.base.errors import ActordbgError, LaunchProblem, StoreProblem, UsageError
+from actordbg.formats.dump_record import is_plain_name, make_dump_id
+from actordbg.legacy.child_pool import LegacyReader, Limits
 from actordbg.legacy.decode import parse_stamp
-from actordbg.legacy.pool import LegacyReader, Limits
-from actordbg.places import dump_id_of, places_of
-from actordbg.record import is_plain_name, make_dump_id
-from actordbg.store import Store
+from actordbg.store.layout import Store
+from actordbg.store.places import dump_id_of, places_of
 
 _NAME = re.compile(r"rank(\d{1,6})_(?:.*_)?(\d{8}_\d{6}_\d{6})\.pkl\Z", re.ASCII)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from actordbg.actor.signatures import signature_of
-from actordbg.errors import ActordbgError
-from actordbg.outcome import FAILED
+from actordbg.base.errors import ActordbgError
+from actordbg.formats.replay_record import FAILED
 
 T = TypeVar("T")
 

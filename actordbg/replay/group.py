@@ -22,15 +22,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from actordbg.actor.signatures import signature_of
-from actordbg.errors import LaunchProblem
-from actordbg.outcome import CRASHED, HUNG, PASSED, ReplaySpec, ResultRecord
-from actordbg.record import now_timestamp
-from actordbg.replay import hang, verdict
+from actordbg.base.errors import LaunchProblem
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.journal import Event, result_of
+from actordbg.formats.replay_record import CRASHED, HUNG, PASSED, ReplaySpec, ResultRecord
+from actordbg.replay import blame as verdict
+from actordbg.replay import hang
+from actordbg.replay.blame import Seen
 from actordbg.replay.failure import EXCERPT
 from actordbg.replay.hang import standing_of
-from actordbg.replay.journal import Event, result_of
 from actordbg.replay.launch import Group, Launched
-from actordbg.replay.logs import (
+from actordbg.replay.plan import slots_for
+from actordbg.replay.processes import TERMINATED, DeathWatch, describe_status, start_ticks
+from actordbg.replay.rank_view import RankView
+from actordbg.replay.reporter import Reporter, as_error
+from actordbg.replay.work_order import WorkOrder
+from actordbg.replay.worker_logs import (
     LAUNCHER_LOG,
     before_stacks,
     last_words,
@@ -38,13 +45,7 @@ from actordbg.replay.logs import (
     take_stacks,
     was_told_to_end,
 )
-from actordbg.replay.order import WorkOrder
-from actordbg.replay.plan import slots_for
-from actordbg.replay.processes import TERMINATED, DeathWatch, describe_status, start_ticks
-from actordbg.replay.reporter import Reporter, as_error
-from actordbg.replay.verdict import Seen
-from actordbg.replay.view import RankView
-from actordbg.store import atomic_write
+from actordbg.store.layout import atomic_write
 
 START_TIMEOUT_S = 1800.0
 """How long building the actor, or anything else outside of an input, may take."""

@@ -10,12 +10,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from actordbg.outcome import ReplaySpec
+from actordbg.formats.replay_record import ReplaySpec
+from actordbg.replay.blame import Seen
 from actordbg.replay.plan import owner
 from actordbg.replay.processes import STOPPED
+from actordbg.replay.rank_view import RankView
 from actordbg.replay.stacks import Stack, read_stack
-from actordbg.replay.verdict import Seen
-from actordbg.replay.view import RankView
 
 MAX_RANKS = 8
 """Ranks whose stacks are shown in full; of more ranks the blamed ones come first."""

@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from actordbg.outcome import PASSED, ResultRecord
-from actordbg.record import now_timestamp
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.replay_record import PASSED, ResultRecord
 
 LANE = "lane"
 """The key in a result's `extra`."""

@@ -29,8 +29,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from actordbg.errors import LaunchProblem, Unsupported
-from actordbg.outcome import ReplayConfig
+from actordbg.base.errors import LaunchProblem, Unsupported
+from actordbg.formats.replay_record import ReplayConfig
 from actordbg.replay.processes import end_session
 
 WORKER_MODULE = "actordbg.replay.worker"
@@ -168,7 +168,7 @@ def _first_devices(visible: Sequence[str], nproc: int) -> Sequence[str]:
 
 
 def _has_gpu() -> bool:
-    from actordbg.actor.choices import gather_facts
+    from actordbg.config.choices import gather_facts
 
     return gather_facts().gpus > 0
 

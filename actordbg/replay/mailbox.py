@@ -13,7 +13,7 @@ import json
 import time
 from pathlib import Path
 
-from actordbg.store import atomic_write
+from actordbg.store.layout import atomic_write
 
 POLL_S = 0.02
 

@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from actordbg.replay.journal import Tail, rank_journal
+from actordbg.formats.journal import Tail, rank_journal
 from actordbg.replay.processes import GONE, ZOMBIE, state_of
 
 T = TypeVar("T")

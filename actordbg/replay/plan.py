@@ -33,9 +33,9 @@ from datetime import datetime, timezone
 from itertools import zip_longest
 from typing import Protocol, TypeVar
 
-from actordbg.errors import UsageError
-from actordbg.outcome import ReplayConfig, ReplayInput, ReplaySpec
-from actordbg.record import now_timestamp
+from actordbg.base.errors import UsageError
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec
 from actordbg.replay.calls import Calls, Captured, find_calls, in_slots
 
 T = TypeVar("T")

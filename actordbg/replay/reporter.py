@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from actordbg import errors
-from actordbg.errors import ActordbgError, LaunchProblem
-from actordbg.outcome import ResultRecord
-from actordbg.replay.journal import Event
+from actordbg.base import errors
+from actordbg.base.errors import ActordbgError, LaunchProblem
+from actordbg.formats.journal import Event
+from actordbg.formats.replay_record import ResultRecord
 from actordbg.replay.launch import Group, Launched
 
 

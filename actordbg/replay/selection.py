@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actordbg.dumpfile import SUFFIX
-from actordbg.errors import StoreProblem, UsageError
-from actordbg.outcome import ReplayInput
-from actordbg.packs.layout import PACK_SUFFIX
-from actordbg.packs.reader import open_pack
-from actordbg.places import packed_place, read_record, split_place
-from actordbg.record import DumpRecord
-from actordbg.store import Store
+from actordbg.base.errors import StoreProblem, UsageError
+from actordbg.formats.dump_record import DumpRecord
+from actordbg.formats.dumpfile import SUFFIX
+from actordbg.formats.replay_record import ReplayInput
+from actordbg.store.layout import Store
+from actordbg.store.pack_bytes import PACK_SUFFIX
+from actordbg.store.pack_reader import open_pack
+from actordbg.store.places import packed_place, read_record, split_place
 
 if TYPE_CHECKING:
     from actordbg.catalog.query import Catalog, DumpRow

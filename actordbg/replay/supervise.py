@@ -25,18 +25,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actordbg.errors import Conflict, StoreProblem
-from actordbg.outcome import ReplayConfig, ReplaySpec, ResultRecord
-from actordbg.record import now_timestamp
+from actordbg.base.errors import Conflict, StoreProblem
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Event, Journal, rank_journal, read_events, read_results
+from actordbg.formats.replay_record import ReplayConfig, ReplaySpec, ResultRecord
 from actordbg.replay.group import START_TIMEOUT_S, GroupRun
-from actordbg.replay.journal import SPEC, SUPERVISOR, TENSORS, Event, Journal, rank_journal, read_events, read_results
 from actordbg.replay.lanes import LaneBook
 from actordbg.replay.launch import Group, Launched, groups_of, launch
-from actordbg.replay.order import WorkOrder
 from actordbg.replay.plan import owner
 from actordbg.replay.processes import start_ticks, state_of, wait_for_any
-from actordbg.replay.warm import WarmGroups
-from actordbg.store import Store, atomic_write, make_folder
+from actordbg.replay.warm_groups import WarmGroups
+from actordbg.replay.work_order import WorkOrder
+from actordbg.store.layout import Store, atomic_write, make_folder
 
 POLL_S = 0.05
 

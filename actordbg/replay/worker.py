@@ -41,22 +41,22 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from actordbg.outcome import ReplayInput, ReplaySpec, ResultRecord
-from actordbg.record import now_timestamp
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.journal import SPEC, Journal, rank_journal, rank_log
+from actordbg.formats.replay_record import ReplayInput, ReplaySpec, ResultRecord
 from actordbg.replay.failure import Failure, guarded
-from actordbg.replay.journal import SPEC, Journal, rank_journal, rank_log
 from actordbg.replay.lanes import answer_fields
 from actordbg.replay.mailbox import await_next
-from actordbg.replay.order import EXIT_BROKEN, EXIT_RESTART, Part, Task, WorkOrder
 from actordbg.replay.peers import Peer, Prefetch
 from actordbg.replay.processes import GONE, ZOMBIE, start_ticks, state_of
+from actordbg.replay.work_order import EXIT_BROKEN, EXIT_RESTART, Part, Task, WorkOrder
 
 GRACE_S = 10.0
 """How long a failed rank waits at least for its peers to finish the slot."""
 
 
 class Engine(Protocol):
-    """What runs inputs. `actordbg.replay.engine.ActorEngine` is the real one."""
+    """What runs inputs. `actordbg.replay.actor_engine.ActorEngine` is the real one."""
 
     @property
     def collective(self) -> bool:
@@ -308,7 +308,7 @@ def _stay(work: Path, order: WorkOrder, rank: int, engine: Engine) -> int:
 
 
 def _run_as_program() -> None:
-    from actordbg.replay.engine import ActorEngine
+    from actordbg.replay.actor_engine import ActorEngine
 
     code = main(ActorEngine)
     sys.stdout.flush()

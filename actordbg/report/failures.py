@@ -10,8 +10,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from actordbg.outcome import CRASHED, FAILED, HUNG, PASSED, ResultRecord
-from actordbg.report.model import FailureGroup
+from actordbg.formats.replay_record import CRASHED, FAILED, HUNG, PASSED, ResultRecord
+from actordbg.report.report_model import FailureGroup
 
 EXAMPLES = 3
 CAUSE_CHARS = 600

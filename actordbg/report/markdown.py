@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from actordbg.report.document import Block, Code, Grid, Heading, Items, Paragraph, document
-from actordbg.report.model import Summary
+from actordbg.report.replay_document import Block, Code, Grid, Heading, Items, Paragraph, document
+from actordbg.report.report_model import Summary
 
 _SPECIAL = re.compile(r"([\\`*\[\]<|~&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
 _LEADING = re.compile(r"^(\s*)([-+>#=])")

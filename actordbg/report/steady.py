@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from actordbg.outcome import ResultRecord
+from actordbg.formats.replay_record import ResultRecord
 
 
 def warm_up_of(results: Iterable[ResultRecord]) -> tuple[set[str], set[str]]:

@@ -20,10 +20,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from actordbg.outcome import CRASHED, FAILED, HUNG, PASSED, ReplayInput, ResultRecord
-from actordbg.report.compare import compare
-from actordbg.report.failures import Explain, group_failures, nothing_known
-from actordbg.report.figures import (
+from actordbg.formats.replay_record import CRASHED, FAILED, HUNG, PASSED, ReplayInput, ResultRecord
+from actordbg.report.arithmetic import (
     PERCENTILE_DEFINITION,
     Bucket,
     bucket_of,
@@ -32,8 +30,10 @@ from actordbg.report.figures import (
     spread,
     weighted_mean,
 )
-from actordbg.report.golden import generators_of, golden_of, not_compared_of
-from actordbg.report.model import (
+from actordbg.report.failures import Explain, group_failures, nothing_known
+from actordbg.report.golden_summary import generators_of, golden_of, not_compared_of
+from actordbg.report.rank_agreement import agreement_of
+from actordbg.report.report_model import (
     BucketFigures,
     Compiled,
     Counts,
@@ -46,7 +46,7 @@ from actordbg.report.model import (
     Throughput,
     WarmUp,
 )
-from actordbg.report.ranks import agreement_of
+from actordbg.report.side_by_side import compare
 from actordbg.report.steady import warm_up_of
 
 SLOWEST = 5

@@ -14,9 +14,9 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from actordbg.outcome import ReplayInput
-from actordbg.report.compare import configuration
-from actordbg.report.model import ReplayData, Summary
+from actordbg.formats.replay_record import ReplayInput
+from actordbg.report.report_model import ReplayData, Summary
+from actordbg.report.side_by_side import configuration
 from actordbg.report.steady import warm_up_of
 
 CONFIGURATION = (

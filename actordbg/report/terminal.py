@@ -9,8 +9,8 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable
 
-from actordbg.report.document import Block, Code, Grid, Heading, Items, Paragraph, document
-from actordbg.report.model import Summary
+from actordbg.report.replay_document import Block, Code, Grid, Heading, Items, Paragraph, document
+from actordbg.report.report_model import Summary
 
 WIDTH = 80
 

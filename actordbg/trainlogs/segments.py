@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
-from actordbg.errors import EnvironmentProblem, UsageError
+from actordbg.base.errors import EnvironmentProblem, UsageError
 
 STDIN = "-"
 _PIECE = 2**20

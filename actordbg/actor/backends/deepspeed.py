@@ -32,19 +32,20 @@ from typing import Any
 
 import torch
 
-from actordbg.actor import compiling, ring
-from actordbg.actor.backends.base import Place, gradient_norm
+from actordbg.actor import compiling
+from actordbg.actor.backends.backend import Place, gradient_norm
 from actordbg.actor.backends.processgroup import backend_in_use, dumps_of_lanes, initialise, rendezvous, timeout_of
-from actordbg.actor.build import build_actor
-from actordbg.actor.choices import Choices
 from actordbg.actor.compiling import COMPILE_OPTIONS
-from actordbg.actor.gradients import GradientKeeper
-from actordbg.errors import EnvironmentProblem, Unsupported
-from actordbg.outcome import ReplayConfig
+from actordbg.actor.gradient_samples import GradientKeeper
+from actordbg.base.errors import EnvironmentProblem, Unsupported
+from actordbg.config.choices import Choices
+from actordbg.formats.replay_record import ReplayConfig
+from actordbg.host.openrlhf import ring_attention as ring
+from actordbg.host.openrlhf.build import build_actor
 
 
 class DeepspeedBackend:
-    """An Actor whose model is a DeepSpeed engine. See `actordbg.actor.backends.base.Backend`."""
+    """An Actor whose model is a DeepSpeed engine. See `actordbg.actor.backends.backend.Backend`."""
 
     def __init__(self, path: str, choices: Choices, config: ReplayConfig, place: Place) -> None:
         self.tainted = False

@@ -28,21 +28,22 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from actordbg.actor import compiling, ring
-from actordbg.actor.backends.base import Place
+from actordbg.actor import compiling
+from actordbg.actor.backends.backend import Place
 from actordbg.actor.backends.processgroup import backend_in_use, dumps_of_lanes, initialise
 from actordbg.actor.backends.tensor_parallel import Split, split
-from actordbg.actor.build import build_actor, text_config
-from actordbg.actor.choices import DTYPES, Choices
 from actordbg.actor.compiling import COMPILE_OPTIONS
-from actordbg.actor.gradients import GradientKeeper
-from actordbg.outcome import ReplayConfig
+from actordbg.actor.gradient_samples import GradientKeeper
+from actordbg.config.choices import DTYPES, Choices
+from actordbg.formats.replay_record import ReplayConfig
+from actordbg.host.openrlhf import ring_attention as ring
+from actordbg.host.openrlhf.build import build_actor, text_config
 
 _SHARDED, _TP = "shard", "tp"
 
 
 class Fsdp2Backend:
-    """An Actor whose model is sharded with `fully_shard`. See `actordbg.actor.backends.base.Backend`."""
+    """An Actor whose model is sharded with `fully_shard`. See `actordbg.actor.backends.backend.Backend`."""
 
     can_train = True
 

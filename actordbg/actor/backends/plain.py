@@ -12,15 +12,15 @@ from typing import Any
 import torch
 
 from actordbg.actor import compiling
-from actordbg.actor.backends.base import Place, gradient_norm
-from actordbg.actor.build import build_actor
-from actordbg.actor.choices import Choices
+from actordbg.actor.backends.backend import Place, gradient_norm
 from actordbg.actor.compiling import COMPILE_OPTIONS
-from actordbg.actor.gradients import GradientKeeper
+from actordbg.actor.gradient_samples import GradientKeeper
+from actordbg.config.choices import Choices
+from actordbg.host.openrlhf.build import build_actor
 
 
 class PlainBackend:
-    """An Actor on this rank's device. See `actordbg.actor.backends.base.Backend`."""
+    """An Actor on this rank's device. See `actordbg.actor.backends.backend.Backend`."""
 
     tainted = False
     can_train = True

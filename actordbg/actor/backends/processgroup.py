@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from actordbg.actor.backends.base import Place
-from actordbg.outcome import ReplayConfig
+from actordbg.actor.backends.backend import Place
+from actordbg.formats.replay_record import ReplayConfig
 
 LEAST_TIMEOUT_S = 3600.0
 """Collectives give up no earlier than this (OpenRLHF's own): a hang is for the replay's supervisor to find."""

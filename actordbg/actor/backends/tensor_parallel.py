@@ -28,7 +28,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from actordbg.errors import Unsupported
+from actordbg.base.errors import Unsupported
 
 _SUMMED = "replicated_with_grad_allreduce"
 

@@ -1,0 +1,177 @@
+"""Combinations that are known to fail, or to give wrong numbers, before anything is started.
+
+Each rule is a predicate over the configuration and what the environment has, with its explanation and the ways out. Three
+severities:
+
+* refuse: it cannot run here, or it runs and the numbers are wrong. A replay that "passes" with wrong log-probs is worse than
+  one that fails, so it is not started (`Unsupported`, exit code 3).
+* warn: it may fail, or differ for a known reason.
+* info: what whoever reads the result should know.
+
+Pure: no torch, so the desk checks a configuration before it starts a process, and the worker checks again with what its own
+process sees.
+
+Example:
+    >>> [finding.id for finding in check_config(ReplayConfig(backend="deepspeed", deepcompile=True), laptop)]
+    ['deepcompile-needs-cuda', 'vocabulary-folded']
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from actordbg.actor.rule import INFO, REFUSE, WARN, Case, Finding, Rule
+from actordbg.actor.rules_parallel import PARALLEL_RULES
+from actordbg.base.errors import Unsupported
+from actordbg.config.choices import TINY, Choices, Facts, choose, gather_facts
+from actordbg.formats.dump_record import DumpRecord
+from actordbg.formats.replay_record import ReplayConfig
+
+PACKED_SINCE = (4, 53)
+"""The transformers release from which sdpa and eager attention keep packed rows apart."""
+
+RULES: tuple[Rule, ...] = (
+    *PARALLEL_RULES,
+    Rule(
+        "packing-leaks",
+        REFUSE,
+        lambda case: (
+            case.choices.packing
+            and case.choices.attn in ("sdpa", "eager")
+            and () < case.version("transformers") < PACKED_SINCE
+        ),
+        "packing with {attn} attention is silently wrong with transformers {transformers}: packed rows attend to each other "
+        "(log-probs off by several nats), because only transformers 4.53 and later find the borders of packed rows",
+        (
+            "upgrade transformers to 4.53 or later",
+            "--no-packing",
+            "--attn flash_attention_2 where flash-attn is installed",
+        ),
+    ),
+    Rule(
+        "flash-attention-unavailable",
+        REFUSE,
+        lambda case: case.choices.attn == "flash_attention_2" and not (case.facts.cuda and case.facts.flash_attn),
+        "flash_attention_2 was asked for, but {missing_for_flash}",
+        ("--attn sdpa", "pip install flash-attn, on a machine with CUDA"),
+    ),
+    Rule(
+        "deepcompile-needs-cuda",
+        REFUSE,
+        lambda case: case.config.deepcompile and not case.facts.cuda,
+        "DeepCompile runs on CUDA only: DeepSpeed builds its operators with the CUDA compiler and falls back in silence "
+        "elsewhere",
+        ("--compile, which runs torch.compile through the DeepSpeed engine", "a machine with CUDA"),
+    ),
+    Rule(
+        "deepcompile-needs-zero",
+        REFUSE,
+        lambda case: case.config.deepcompile and case.config.zero_stage not in (1, 2, 3),
+        "DeepCompile optimises the communication of ZeRO 1 to 3; at stage {zero_stage} there is nothing for it to do, and "
+        "DeepSpeed falls back to torch.compile in silence",
+        ("--zero-stage 1 or --zero-stage 3", "--compile"),
+    ),
+    Rule(
+        "compiler-missing",
+        REFUSE,
+        lambda case: (
+            case.config.compile
+            and case.config.compile_backend in (None, "inductor")
+            and not case.facts.cuda
+            and not case.facts.compiler
+        ),
+        "torch.compile's inductor needs a C++ compiler on a CPU, and none is on PATH",
+        (
+            "--compile-backend aot_eager, which traces graphs and autograd and generates no code",
+            "install g++ or clang++, or name one in CXX",
+            "leave --compile out",
+        ),
+    ),
+    Rule(
+        "fp16-on-cpu",
+        REFUSE,
+        lambda case: case.deepspeed and case.choices.dtype == "fp16" and not case.facts.cuda,
+        "DeepSpeed does not train in fp16 on a CPU",
+        ("--dtype fp32, which is also the fastest here", "--dtype bf16", "--backend plain"),
+    ),
+    Rule(
+        "too-few-gpus",
+        REFUSE,
+        lambda case: case.together and case.facts.cuda and case.config.nproc > max(case.facts.gpus, 1),
+        "{nproc} processes were asked for, and {gpus} GPUs are visible: NCCL refuses two ranks on one GPU",
+        ("--nproc {gpus}", "--backend plain, whose ranks are independent and may share a GPU"),
+    ),
+    Rule(
+        "varlen-flash-attention-under-compile",
+        WARN,
+        lambda case: case.choices.attn == "flash_attention_2" and case.choices.packing and case.compiles,
+        "packing calls flash-attn's variable-length kernel with max_seqlen_q, which under torch.compile is a FakeTensor "
+        "where the kernel wants a number: many versions fail there",
+        ("--attn sdpa", "--no-packing", "leave --compile and --deepcompile out"),
+    ),
+    Rule(
+        "zero3-bf16-rotary",
+        WARN,
+        lambda case: case.deepspeed and case.config.zero_stage == 3 and case.choices.dtype != "fp32",
+        "under ZeRO-3 the rotary embedding's inv_freq is made in {dtype} (fp32 at stages 0 to 2), so log-probs differ in "
+        "about the fourth digit from those of other stages with the same weights",
+        ("--dtype fp32 to compare stages", "compare ZeRO-3 with ZeRO-3"),
+    ),
+    Rule(
+        "zero3-breaks-graphs",
+        WARN,
+        lambda case: case.deepspeed and case.config.zero_stage == 3 and case.config.compile,
+        "under ZeRO-3, DeepSpeed's hooks gather weights around every module and break the graph there: a two-layer model "
+        "compiles into 20 graphs with 80 breaks instead of one graph, and takes minutes",
+        ("--zero-stage 0, 1 or 2", "--deepcompile, which puts the gathering into the graph (needs CUDA)"),
+    ),
+    Rule(
+        "compile-takes-time",
+        WARN,
+        lambda case: case.compiles and case.config.timeout_s < 120,
+        "the first input of a compiled replay includes the compilation (on a CPU 30 to 60 s even for a tiny model), and the "
+        "timeout of {timeout_s:g} s counts it",
+        ("--timeout 600",),
+    ),
+    Rule(
+        "plain-ranks-are-independent",
+        INFO,
+        lambda case: case.config.backend == "plain" and case.config.nproc > 1,
+        "{nproc} plain processes share the inputs and do not communicate: collectives and ZeRO are not part of this replay",
+        ("--backend deepspeed",),
+    ),
+    Rule(
+        "vocabulary-folded",
+        INFO,
+        lambda case: case.choices.model == TINY,
+        "the tiny model has random weights and a small vocabulary: larger token ids are folded into it (id modulo size), so "
+        "log-probs compare between replays, not with the run",
+        ("--model NAME or PATH of the run's model",),
+    ),
+)
+
+
+def check_config(config: ReplayConfig, facts: Facts | None = None, defaults: DumpRecord | None = None) -> list[Finding]:
+    """Every known thing about this configuration here, worst first. UsageError for values that mean nothing anywhere."""
+    seen = facts or gather_facts()
+    return check(config, choose(config, defaults, seen), seen)
+
+
+def check(config: ReplayConfig, choices: Choices, facts: Facts) -> list[Finding]:
+    """The findings on a configuration that is decided already."""
+    case = Case(config, choices, facts)
+    found = [rule.finding(case) for rule in RULES if rule.applies(case)]
+    return sorted(found, key=lambda finding: (REFUSE, WARN, INFO).index(finding.severity))
+
+
+def refuse(config: ReplayConfig, choices: Choices, facts: Facts) -> None:
+    """Raise Unsupported if a rule refuses this configuration, with the reason and the ways out."""
+    refuse_findings(check(config, choices, facts))
+
+
+def refuse_findings(findings: Sequence[Finding]) -> None:
+    """Raise Unsupported if one of these findings is a refusal."""
+    stops = [finding for finding in findings if finding.severity == REFUSE]
+    if stops:
+        ways = "; or ".join(stops[0].ways_out)
+        raise Unsupported("; ".join(finding.message for finding in stops), hint=ways)

@@ -1,0 +1,295 @@
+"""The truth: each row alone, unpadded, eager attention, fp32 or fp64, plain PyTorch, the same weights.
+
+A padded batch, a packed one, a fused kernel, a sharded model: all are ways to compute the log-probs that *this* computes without
+any of them. So a configuration is judged by how near it comes to the truth, not by how near to another configuration that
+may share its fault. OpenRLHF's Actor is not used: what it does around the model (rolling, slicing, unpadding, masking) is
+written down here once more, in its simplest form:
+
+    log_prob[row, t] = log softmax(logits(ids that the mask attends to, up to t) / temperature)[id at t + 1]
+
+for every t that the summaries' mask selects, at the place in [B, A] or [B, S-1] where the Actor returns it; 0 elsewhere.
+Padding may be on either side and in the middle of a row; positions count the attended tokens, from 0, as the Actor counts
+them. The loss is the mean of -log_prob over the mask of the whole batch; its gradient is summed row by row. What has no truth
+is refused with the reason: an action whose predecessor is not attended, masks with other values than 0 and 1, images.
+
+In bf16 or fp16 (`--oracle bf16`) this is no truth, but the same computation in that dtype: how far it is from the truth is what
+the dtype costs by itself, whoever computes (`actordbg noise`).
+
+`OracleSession` is an `ActorSession` to whoever runs it.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actordbg.actor import known_failures as known
+from actordbg.actor import timing as measure
+from actordbg.actor import truth_model as oracle_model
+from actordbg.actor.backends.backend import Place, set_seed
+from actordbg.actor.gradient_samples import GradientKeeper
+from actordbg.actor.models import locate
+from actordbg.actor.session import ForwardOutcome
+from actordbg.base.errors import Unsupported
+from actordbg.config.choices import DTYPES, choose, gather_facts
+from actordbg.formats.dump_record import DumpRecord
+from actordbg.formats.replay_record import ReplayConfig
+from actordbg.host.openrlhf.build import parameter_count, resolved_attention, text_config
+from actordbg.host.openrlhf.call import Call, Signature, make_call
+from actordbg.store.payload import Dump
+
+_TENSORS = frozenset({"sequences", "attention_mask", "action_mask"})
+_SCALARS = frozenset({"return_output", "allgather_logits", "return_logprobs", "return_entropy", "packed_seq_lens"})
+
+
+class OracleSession:
+    """The truth's model, built once: see `actordbg.actor.session.ActorSession` for what each method promises."""
+
+    is_collective = False
+    tainted = False
+
+    def __init__(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path) -> None:
+        os.environ["ACTORDBG_DISABLE"] = "1"
+        began = time.perf_counter()
+        self.config = config
+        facts = gather_facts(cuda=torch.cuda.is_available(), gpus=torch.cuda.device_count())
+        self.choices = choose(config, defaults, facts)
+        known.refuse(config, self.choices, facts)
+        set_seed(self.choices.seed)
+        self._place = Place.from_environment()
+        self._device = self._place.device()
+        self._dtype = getattr(torch, {"fp64": "float64", **DTYPES}[config.oracle or "fp32"])
+        path = locate(self.choices.model, model_cache, num_layers=self.choices.num_layers)
+        weights = DTYPES[self.choices.dtype]
+        self._model = oracle_model.load(path, weights=weights, dtype=self._dtype, device=self._device)
+        self._dropout = oracle_model.dropout_of(self._model)
+        self.resolved: dict[str, Any] = self._describe() | {
+            "versions": dict(facts.versions),
+            "load_s": time.perf_counter() - began,
+        }
+
+    def backward_for(self, record: DumpRecord) -> bool:
+        """Whether to compute gradients for this dump: as configured, else as its own record has it."""
+        if self.config.backward is not None or record.grad_enabled is None:
+            return self.choices.backward
+        return record.grad_enabled
+
+    def run(self, dump: Dump, *, backward: bool, keep: bool = False) -> ForwardOutcome:
+        """The truth of one captured call, one row at a time. With `keep`, `tensors` hold what is worth storing."""
+        call = self._call(dump)
+        training = self._train(dump.record, backward)
+        temperature = self._temperature(dump.record)
+        measure.reset_peak(self._device)
+        try:
+            outcome = self._rows(call, dump, backward, temperature)
+            outcome.training, outcome.notes = training, outcome.notes + self._notes(dump.record)
+            if backward:
+                self._take_gradients(outcome, keep=keep and self.config.keep_gradients)
+        finally:
+            self._model.zero_grad(set_to_none=True)
+        outcome.peak_memory_bytes = measure.peak_bytes(self._device)
+        if keep:
+            outcome.tensors |= {"log_probs": outcome.log_probs, "mask": outcome.mask}
+            outcome.tensors |= {} if outcome.entropy is None else {"entropy": outcome.entropy}
+        return outcome
+
+    def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
+        """Never: the truth is loaded for itself."""
+        raise Unsupported("the truth is not computed on an Actor that is shared", hint="start a process for it")
+
+    def save(self, folder: Path) -> None:
+        """Write the model as `save_pretrained` does, in the oracle's dtype."""
+        if self._place.rank == 0:
+            self._model.save_pretrained(folder)
+
+    def close(self) -> None:
+        """Free the model."""
+        del self._model
+        gc.collect()
+
+    def _rows(self, call: Call, dump: Dump, backward: bool, temperature: float) -> ForwardOutcome:
+        sequences, mask = call.arguments["sequences"], call.mask
+        attended = _attended(call.arguments.get("attention_mask"), sequences)
+        weight = call.arguments.get("action_mask", mask).to(
+            self._device, oracle_model.wide(self._dtype)
+        )  # the Actor multiplies by it
+        log_probs = torch.zeros(mask.shape)
+        wants_entropy = bool(dump.record.arguments.get("return_entropy"))
+        entropy = torch.zeros(mask.shape) if wants_entropy else None
+        count = max(int(mask.sum()), 1)
+        forward_s = backward_s = loss = 0.0
+        narrowed = oracle_model.Narrowed(self._dtype)
+        for row, columns, chosen in _chosen_tokens(mask.cpu(), attended.cpu()):
+            began = measure.now(self._device)
+            ids = sequences[row, attended[row]]
+            labels = sequences[row, (columns + 1).to(self._device)]
+            places = mask[row].nonzero().squeeze(-1).cpu()
+            with torch.set_grad_enabled(backward), narrowed:
+                logits = self._logits(ids, chosen.to(self._device)).to(oracle_model.wide(self._dtype)) / temperature
+                normaliser = torch.logsumexp(logits, dim=-1)
+                found = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - normaliser
+                found = found * weight[row, places.to(self._device)]
+            if entropy is not None:
+                flat = logits.detach()
+                mean = (torch.softmax(flat, dim=-1) * flat).sum(-1)
+                entropy[row, places] = (normaliser.detach() - mean).float().cpu()
+            log_probs[row, places] = found.detach().float().cpu()
+            forward_s += measure.now(self._device) - began
+            if backward:
+                began = measure.now(self._device)
+                part = -found.sum() / count
+                loss += float(part.detach())
+                part.backward()  # type: ignore[no-untyped-call]
+                backward_s += measure.now(self._device) - began
+        return ForwardOutcome(
+            log_probs=log_probs,
+            mask=mask.cpu(),
+            forward_s=forward_s,
+            backward_s=backward_s if backward else None,
+            entropy=entropy,
+            loss=loss if backward else None,
+            folded=call.folded,
+            temperature=temperature,
+            notes=call.notes + _narrowing(narrowed, self._dtype),
+        )
+
+    def _logits(self, ids: Tensor, chosen: Tensor) -> Tensor:
+        """Logits [len(chosen), V] of one row's tokens `ids` [n] at the places `chosen`, in the oracle's dtype."""
+        positions = torch.arange(len(ids), device=self._device)[None]
+        few = {"logits_to_keep": chosen} if oracle_model.takes(self._model, "logits_to_keep") else {}
+        with oracle_model.in_double(self._dtype):
+            output = self._model(ids[None], attention_mask=None, position_ids=positions, use_cache=False, **few)
+        logits: Tensor = output.logits[0]
+        return logits if few else logits[chosen]
+
+    def _take_gradients(self, outcome: ForwardOutcome, *, keep: bool) -> None:
+        """The norm over all parameters, and with `keep` each parameter's gradient as `actordbg.actor.gradient_samples` has it."""
+        keeper = GradientKeeper()
+        squares = 0.0
+        for name, parameter in self._model.named_parameters():
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            squares += float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2
+            if keep:
+                keeper.take(name, gradient)
+        outcome.tensors, outcome.gradients = keeper.tensors, keeper.facts
+        outcome.grad_norm = math.sqrt(squares)
+
+    def _call(self, dump: Dump) -> Call:
+        unknown = sorted(set(dump.inputs) - _TENSORS)
+        if unknown:
+            raise Unsupported(
+                f"the truth knows what text is, not {', '.join(unknown)}",
+                hint="compare two configurations on this dump with each other",
+            )
+        if dump.record.arguments.get("packed_seq_lens") is not None:
+            raise Unsupported(
+                "the rows of this call were packed before the Actor got them (packed_seq_lens)",
+                hint="replay a dump whose rows are apart: OpenRLHF 0.7 and later pack inside of the Actor",
+            )
+        signature = Signature(_TENSORS | _SCALARS, multimodal=False)
+        call = make_call(signature, dump, self.resolved["vocab_size"], self._device)
+        notes = tuple(note for note in call.notes if "return_logprobs" not in note)  # nothing of that is called here
+        return Call(call.arguments, call.mask, call.folded, notes)
+
+    def _train(self, record: DumpRecord, backward: bool) -> bool:
+        """Training mode as the record has it, unless that would drop something."""
+        training = bool(backward if record.training is None else record.training) and not self._dropout
+        self._model.train(training)
+        return training
+
+    def _temperature(self, record: DumpRecord) -> float:
+        asked = (self.config.temperature, record.temperature, self.choices.temperature)
+        return next(value for value in asked if value is not None)
+
+    def _notes(self, record: DumpRecord) -> tuple[str, ...]:
+        if record.training and self._dropout:
+            return (f"the run was in training mode with dropout {self._dropout:g}: the truth drops nothing",)
+        return ()
+
+    def _describe(self) -> dict[str, Any]:
+        model, config = self._model, text_config(self._model)
+        return {
+            "model": self.choices.model,
+            "model_class": type(model).__name__,
+            "parameters": parameter_count(model),
+            "num_layers": getattr(config, "num_hidden_layers", None),
+            "vocab_size": int(config.vocab_size),
+            "oracle": self.config.oracle,
+            "dtype": self.choices.dtype,
+            "attn": resolved_attention(model),
+            "packing": False,
+            "temperature": self.choices.temperature,
+            "backward": self.choices.backward,
+            "seed": self.choices.seed,
+            "device": str(self._device),
+            "device_name": torch.cuda.get_device_name() if self._device.type == "cuda" else "cpu",
+            "threads": torch.get_num_threads(),
+            "rank": self._place.rank,
+            "actor": None,
+            "model_path": inspect.getfile(type(model)),
+            "backend": "plain",
+            "compile": False,
+            "deepcompile": False,
+            "engine": None,
+            "zero_stage": 0,
+            "world_size": self._place.world_size,
+        }
+
+
+def _attended(attention: Tensor | None, sequences: Tensor) -> Tensor:
+    """Which tokens exist, bool [B, S]. Unsupported for masks that say something else than yes and no."""
+    if attention is None:
+        return torch.ones_like(sequences, dtype=torch.bool)
+    if tuple(attention.shape) != tuple(sequences.shape):
+        raise Unsupported(
+            f"the attention mask is {list(attention.shape)}, the sequences are {list(sequences.shape)}",
+            hint="replay another dump of this run",
+        )
+    if not bool(((attention == 0) | (attention == 1)).all()):
+        raise Unsupported(
+            "the attention mask holds other values than 0 and 1 (numbers of packed rows?): no row can be taken alone",
+            hint="replay a dump whose rows are apart",
+        )
+    return attention != 0
+
+
+def _chosen_tokens(mask: Tensor, attended: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """For each row with selected tokens: the row, their predecessors' columns in [0, S-1), and their places among the attended.
+
+    Raises Unsupported, before anything is computed, where a selected token's predecessor is not attended: what would predict it?
+    """
+    shift = attended.shape[1] - 1 - mask.shape[1]
+    if shift < 0:
+        raise Unsupported(
+            f"the action mask has {mask.shape[1]} columns, there are {attended.shape[1]} tokens",
+            hint="replay another dump of this run",
+        )
+    rank = attended.long().cumsum(-1) - 1
+    orphans = mask & ~attended[:, shift : shift + mask.shape[1]]
+    if bool(orphans.any()):
+        row, column = (int(value) for value in orphans.nonzero()[0])
+        raise Unsupported(
+            f"row {row}'s action {column} is behind a token that is not attended: no model predicts it, so it has no truth",
+            hint="its masks contradict each other; compare two configurations on this dump with each other",
+        )
+    for row in range(mask.shape[0]):
+        columns = mask[row].nonzero().squeeze(-1) + shift
+        if len(columns):
+            yield row, columns, rank[row, columns]
+
+
+def _narrowing(narrowed: oracle_model.Narrowed, dtype: torch.dtype) -> tuple[str, ...]:
+    """What was computed in less than the oracle's dtype, in words; () where nothing was."""
+    if not narrowed.found:
+        return ()
+    worst = ", ".join(f"{name} ({count}x)" for name, count in narrowed.found.most_common(3))
+    return (f"not all of the truth was computed in {str(dtype).removeprefix('torch.')}: {worst}",)

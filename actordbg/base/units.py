@@ -1,0 +1,40 @@
+"""Units that a user writes: one grammar for the sizes of every option, and one for times.
+
+    500        bytes                        10GB, 10 gb, 10G      10 * 1000**3
+    1.5k       1500                         10GiB, 10 gib, 10Gi   10 * 1024**3
+
+Only the standard library is used here, so any zone may import it.
+"""
+
+from __future__ import annotations
+
+import re
+
+from actordbg.base.errors import UsageError
+
+_SIZE = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([kmgt]i?)?b?\s*")
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_MOST = 2**63 - 1
+_TIME = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ms|us|s|m|min|h)?\s*")
+_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+
+
+def parse_size(option: str, text: str) -> int:
+    """`10GB` (10**9), `10GiB` (2**30) or a plain number, as bytes; `option` is named in the UsageError for anything else."""
+    match = _SIZE.fullmatch(text.lower())
+    if not match:
+        raise UsageError(f"{option} {text!r:.40} is not a size", hint="write it like 500MB, 10GB or 5GiB")
+    number, unit = match[1], _UNITS[match[2] or ""]
+    size = int(number) * unit if number.isdecimal() and len(number) < 20 else float(number) * unit
+    if size > _MOST:
+        raise UsageError(f"{option} {text!r:.40} is too large a size", hint="write it like 500MB, 10GB or 5GiB")
+    return int(size)
+
+
+def parse_seconds(option: str, text: str) -> float:
+    """`2s`, `500ms`, `1.5` (seconds), `2m` or `1h`, as seconds above 0; `option` is named in the UsageError for anything else."""
+    match = _TIME.fullmatch(text.lower())
+    seconds = float(match[1]) * _SECONDS[match[2] or "s"] if match else 0.0
+    if not 0 < seconds < 1e9:
+        raise UsageError(f"{option} {text!r:.40} is not a time", hint="write it like 500ms, 2s or 1.5m")
+    return seconds

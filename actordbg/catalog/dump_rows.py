@@ -1,0 +1,173 @@
+"""One dump's header to one row of the catalog: the path that runs 100,000 times.
+
+The full check of a record (`DumpRecord.from_json`) builds dataclasses in Python. Here msgspec parses the JSON straight into
+the columns and checks their types and ranges on the way, in C. What it refuses goes through the full check, which
+says what is wrong, or accepts it; so every row has been held to the same rules.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+import msgspec
+
+from actordbg.base.errors import CorruptDump, StoreProblem
+from actordbg.formats import dumpfile
+from actordbg.formats.dump_record import (
+    DEFAULTS,
+    OUTPUT_PREFIX,
+    RECORD_VERSION,
+    RNG_PREFIX,
+    DumpRecord,
+    format_timestamp,
+    is_plain_name,
+    parse_timestamp,
+)
+
+RECORD_FIELDS = (
+    "dump_id", "run", "rank", "timestamp", "batch_size", "seq_len", "tokens", "source", "action_len", "role", "step",
+    "world_size", "local_rank", "host", "pid", "call_index", "instance", "training", "grad_enabled", "packing_samples",
+    "autocast_dtype", "temperature", "model_name", "model_dtype", "replayable",
+    "pinned", "triggered", "recovered",
+)  # fmt: skip
+"""Columns of `dump` that are fields of the record, in this order."""
+
+CALL_FLAGS = ("return_output", "return_logprobs", "return_entropy", "allgather_logits")
+VERSIONS = ("openrlhf", "torch", "transformers", "deepspeed")
+DUMP_COLUMNS = (
+    *RECORD_FIELDS, "padding", *CALL_FLAGS, "with_outputs", "with_rng", *(f"{name}_version" for name in VERSIONS), "bytes",
+    "pack",
+)  # fmt: skip
+"""Columns of the rows that `read_row` and `row_of` make, in this order."""
+
+_FIRST_READ = 8192
+_INT64 = 2**63
+_OUTPUT_KEY, _RNG_KEY = f'"{OUTPUT_PREFIX}'.encode(), f'"{RNG_PREFIX}'.encode()
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z", re.ASCII)
+
+_Count = Annotated[int, msgspec.Meta(ge=0, le=_INT64 - 1)]
+_Size = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_COUNTS = {"rank", "tokens", "pid", "call_index"}
+_SIZES = {"batch_size", "seq_len"}
+_OPTIONAL_COUNTS = {"action_len", "step", "world_size", "local_rank"}
+_OPTIONAL_FLAGS = {"training", "grad_enabled", "packing_samples"}
+_OPTIONAL_TEXTS = {"role", "instance", "autocast_dtype", "model_name", "model_dtype", "triggered", "recovered"}
+
+
+def _kind(name: str) -> Any:
+    if name in _COUNTS or name in _SIZES:
+        return _Count if name in _COUNTS else _Size
+    if name in _OPTIONAL_COUNTS:
+        return _Count | None
+    if name in _OPTIONAL_FLAGS:
+        return bool | None
+    if name in _OPTIONAL_TEXTS:
+        return str | None
+    return {"temperature": float | None, "replayable": bool, "pinned": bool}.get(name, str)
+
+
+def _column(name: str, kind: Any) -> tuple[Any, ...]:
+    if name not in DEFAULTS:
+        return name, kind
+    default = DEFAULTS[name]
+    return name, kind, msgspec.field(default_factory=dict) if default == {} else default
+
+
+_Columns = msgspec.defstruct(
+    "_Columns",
+    [
+        *(_column(name, _kind(name)) for name in RECORD_FIELDS),
+        _column("tensors", dict[str, msgspec.Raw]),
+        _column("arguments", dict[str, Any]),
+        _column("versions", dict[str, Any]),
+        ("format_version", Literal[RECORD_VERSION]),
+    ],
+    kw_only=True,
+)
+_decode = msgspec.json.Decoder(_Columns).decode
+
+
+def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, ...]:
+    """The row of the dump file at `path`, which by its place is called `dump_id` and belongs to `run` and `rank`.
+
+    Raises CorruptDump or NewerFormat for a file that is not what it should be, a plain StoreProblem for a sound one in the
+    wrong place, OSError if it cannot be read.
+    """
+    header, size = _header(path)
+    row = row_of(dumpfile.record_line(header, "header"), size)
+    if row[0] != dump_id or row[1] != run or row[2] != rank:
+        raise StoreProblem(
+            f"its record belongs at dumps/{row[1]}/rank{row[2]:04d}/{row[0]}{dumpfile.SUFFIX}",
+            hint="move it there, or import its original again",
+        )
+    return row
+
+
+def row_of(text: bytes, size: int, pack: str | None = None) -> tuple[Any, ...]:
+    """The row of a record's line of JSON; `size`: bytes that the dump takes, `pack`: where it lies if not in a file of its own.
+
+    Raises CorruptDump or NewerFormat for a line that is not a sound record.
+    """
+    values = _quickly(text)
+    if values is None:
+        values = _checked(text)
+    *columns, tensors, arguments, versions, _ = values
+    columns.append(columns[4] * columns[5] - columns[6])
+    for name in CALL_FLAGS:
+        value = arguments.get(name)
+        columns.append(value if value is True or value is False else None)
+    for key, prefix in ((_OUTPUT_KEY, OUTPUT_PREFIX), (_RNG_KEY, RNG_PREFIX)):
+        columns.append(key in text and any(name.startswith(prefix) for name in tensors))
+    for name in VERSIONS:
+        value = versions.get(name)
+        columns.append(value if type(value) is str else None)
+    columns += (size, pack)
+    return tuple(columns)
+
+
+def _header(path: str) -> tuple[bytes, int]:
+    """The record's bytes with their checksum, and the size of the file."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        head = os.read(descriptor, _FIRST_READ)
+        length = int.from_bytes(head[4:8], "little")
+        if len(head) < 8 or head[:4] != dumpfile.MAGIC:
+            raise CorruptDump("not an actordbg dump (wrong magic)", hint=dumpfile.HINT)
+        if length > dumpfile.MAX_RECORD:
+            raise CorruptDump(
+                f"its record claims {length} bytes, over the limit of {dumpfile.MAX_RECORD}", hint=dumpfile.HINT
+            )
+        while len(head) < 8 + length:
+            more = os.read(descriptor, 8 + length - len(head))
+            if not more:
+                raise CorruptDump("ends inside its record", hint=dumpfile.HINT)
+            head += more
+        size = os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+    if size <= 8 + length:
+        raise CorruptDump("ends after its record: the payload is missing", hint=dumpfile.HINT)
+    return head[8 : 8 + length], size
+
+
+def _quickly(text: bytes) -> tuple[Any, ...] | None:
+    """The picked values, if msgspec finds every one of them sound; None means: ask the full check."""
+    try:
+        values: tuple[Any, ...] = msgspec.structs.astuple(_decode(text))
+        datetime.fromisoformat(values[3][:26])
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return None
+    return values if _MOMENT.match(values[3]) and is_plain_name(values[0]) and is_plain_name(values[1]) else None
+
+
+def _checked(text: bytes) -> tuple[Any, ...]:
+    """The same values through the full check."""
+    record = DumpRecord.from_json(text)
+    values = tuple(getattr(record, name) for name in RECORD_FIELDS)
+    values = (*values[:3], format_timestamp(parse_timestamp(record.timestamp)), *values[4:])
+    if record.batch_size * record.seq_len >= _INT64:
+        raise CorruptDump("the record has a number that does not fit into 64 bits", hint=dumpfile.HINT)
+    return (*values, record.tensors, record.arguments, record.versions, record.format_version)

@@ -1,0 +1,339 @@
+"""The only writer of the catalog: makes it agree with the files of the store.
+
+`refresh` looks at what changed since the last time, and writes that:
+
+* a folder of dumps is listed again only if its modification time is not the one that was noted when it was listed. A
+  time that was younger than two seconds at the listing is not noted: file systems keep coarse times, and a file that
+  arrived in the same tick would be missed. So a refresh with nothing new costs one `stat` for each folder;
+* packs come first (`packed`): a dump that lies in a pack and in a file is one row, the packed one;
+* of a new dump only the header is read; of a vanished one the row goes; a damaged one is noted with its reason. One that
+  may become readable without a change of its folder (a newer format, a failed read) leaves the folder to be listed again;
+* journals of replays are read on from where the last refresh stopped;
+* the lab's files (comparisons, noise floors, matrices) are read when they are new or were replaced (`labfiles`).
+
+Many processes may refresh at once. Files are read outside of any transaction, in batches; each batch is one immediate
+transaction. A batch first forgets the folder's noted time and the last one notes it again, so a refresh that is killed,
+or overtaken by another, leaves a folder that will be listed again, never a wrong row that stays.
+
+Example::
+
+    summary = refresh(store)
+    print(summary.added, summary.removed, summary.damaged)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from actordbg.base.errors import NewerFormat, StoreProblem
+from actordbg.catalog import comparison_index as labfiles
+from actordbg.catalog import connections as engine
+from actordbg.catalog import dump_rows as headers
+from actordbg.catalog import migrate
+from actordbg.catalog import pack_rows as packed
+from actordbg.catalog import replay_rows as replays
+from actordbg.catalog.damage import Damaged
+from actordbg.catalog.replay_rows import Known, News
+from actordbg.formats.dumpfile import SUFFIX
+from actordbg.store.layout import Store
+
+BATCH = 4096
+"""Dumps that are read and then written in one transaction."""
+ANALYZE_FROM = 5000
+"""A refresh that adds so many dumps counts the indexes' entries again for SQLite's planner."""
+SETTLED_NS = 2_000_000_000
+"""A folder's modification time is relied on if it was at least so old when the folder was listed."""
+
+Progress = Callable[[int, int], None]
+"""Called with (dumps read, dumps to read) after each batch."""
+
+_RANK = re.compile(r"rank(\d{4,})\Z")
+
+
+@dataclass
+class IndexSummary:
+    """What a refresh did. `damaged` lists every file that is known and could not be indexed.
+
+    `lab` counts the files of comparisons, noise floors and matrices that were read.
+    """
+
+    added: int = 0
+    removed: int = 0
+    results: int = 0
+    replays: int = 0
+    events: int = 0
+    lab: int = 0
+    damaged: list[Damaged] = field(default_factory=list)
+    skipped_lines: int = 0
+    dumps: int = 0
+    seconds: float = 0.0
+
+
+@dataclass
+class _Folder:
+    """A folder of dumps that has to be listed: its place, its modification time before the listing, and what is new."""
+
+    path: str
+    run: str
+    rank: int | None
+    mtime_ns: int
+    names: set[str]
+    new: list[str]
+
+
+def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = None) -> IndexSummary:
+    """Index what is new in the store; with `rebuild` forget everything first. Safe to run in many processes at once.
+
+    Raises StoreProblem or NewerFormat for a store that is not one, CatalogProblem for a catalog that cannot be used.
+    Damaged dumps and replays are in the summary; they never fail it.
+    """
+    start = time.perf_counter()
+    store.require()
+    if rebuild:
+        migrate.recreate(store)
+    else:
+        migrate.ensure(store)
+    summary = IndexSummary()
+    with engine.held_open(store.catalog_path):
+        _refresh_dumps(store, summary, on_progress)
+        _refresh_replays(store, summary)
+        _refresh_events(store, summary)
+        summary.lab = labfiles.refresh_lab(store, SETTLED_NS)
+    with engine.connect_readonly(store.catalog_path) as reader:
+        summary.damaged += read_damaged(reader)
+        summary.dumps = reader.execute("SELECT count(*) FROM dump").fetchone()[0]
+    summary.seconds = time.perf_counter() - start
+    return summary
+
+
+def forget_dumps(store: Store, dump_ids: Iterable[str], folders: Iterable[str]) -> None:
+    """Forget dumps whose files were replaced, and that their folders (paths below the store) were listed: read them again."""
+    from actordbg.catalog import statements as writer
+
+    migrate.ensure(store)
+    with engine.transaction(store.catalog_path) as connection:
+        writer.remove_dumps(connection, dump_ids)
+        for folder in folders:
+            writer.forget_folder(connection, folder)
+
+
+def read_damaged(reader: sqlite3.Connection) -> list[Damaged]:
+    """Every file that is noted as damaged: dumps, packs, and the lab's files."""
+    return [Damaged(*row) for row in reader.execute("SELECT path, code, reason FROM damaged_file ORDER BY path")]
+
+
+def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | None) -> None:
+    done = 0
+
+    def count(read: int) -> None:
+        nonlocal done
+        done += read
+        if on_progress and read:
+            on_progress(done, done)
+
+    summary.added, summary.removed = packed.refresh_packs(store, SETTLED_NS, _folder_names, count)
+    folders, gone = _changed_folders(store)
+    total = done + sum(len(folder.new) for folder in folders)
+    for folder in folders:
+        final = True
+        for batch in _batches(folder.new):
+            rows, damaged, passing = _read_batch(store, folder, batch)
+            final = final and not passing
+            summary.added += _write_batch(store, folder, rows, damaged)
+            done += len(batch)
+            if on_progress:
+                on_progress(done, total)
+        summary.removed += _settle(store, folder, final)
+    for path in gone:
+        summary.removed += _drop_folder(store, path)
+    if summary.added >= ANALYZE_FROM:
+        _analyze(store)
+
+
+def _changed_folders(store: Store) -> tuple[list[_Folder], list[str]]:
+    """Folders to list again, listed, and the known folders that are no longer there."""
+    with engine.connect_readonly(store.catalog_path) as reader:
+        noted = dict(reader.execute("SELECT path, mtime_ns FROM scanned_folder WHERE path LIKE 'dumps/%'"))
+        present, changed = set(), []
+        for run, name in _rank_folders(store):
+            path = f"dumps/{run}/{name}"
+            present.add(path)
+            try:
+                mtime_ns = os.stat(store.root / path).st_mtime_ns
+                if noted.get(path) == mtime_ns:
+                    continue
+                listed = os.listdir(store.root / path)
+            except (FileNotFoundError, NotADirectoryError):
+                present.discard(path)
+                continue
+            except OSError as error:
+                raise StoreProblem(
+                    f"cannot list {path}: {error.strerror}", hint="check the permissions of the store"
+                ) from None
+            match = _RANK.match(name)
+            rank = int(match[1]) if match and name == f"rank{int(match[1]):04d}" else None
+            cut = -len(SUFFIX)
+            names = {entry[:cut] for entry in listed if entry.endswith(SUFFIX) and entry[0] != "."}
+            known = {
+                row[0] for row in reader.execute("SELECT dump_id FROM dump WHERE run = ? AND rank = ?", (run, rank))
+            }
+            changed.append(_Folder(path, run, rank, mtime_ns, names, sorted(names - known)))
+    return changed, sorted(set(noted) - present)
+
+
+def _rank_folders(store: Store) -> Iterator[tuple[str, str]]:
+    for run in _folder_names(os.fspath(store.dumps)):
+        for name in _folder_names(f"{store.dumps}/{run}"):
+            yield run, name
+
+
+def _folder_names(path: str) -> list[str]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise StoreProblem(f"cannot list {path}: {error.strerror}", hint="check the permissions of the store") from None
+
+
+def _batches(names: list[str]) -> Iterator[list[str]]:
+    for first in range(0, len(names), BATCH):
+        yield names[first : first + BATCH]
+
+
+def _read_batch(store: Store, folder: _Folder, names: list[str]) -> tuple[list[tuple[Any, ...]], list[Damaged], bool]:
+    """Rows of the good ones, the damaged ones, and whether any of these may become good without a change of the folder."""
+    rows, damaged, passing = [], [], False
+    prefix = f"{store.root}/{folder.path}/"
+    for name in names:
+        path = _printable(f"{folder.path}/{name}{SUFFIX}")
+        try:
+            rows.append(headers.read_row(f"{prefix}{name}{SUFFIX}", name, folder.run, folder.rank))
+        except StoreProblem as error:
+            passing = passing or isinstance(error, NewerFormat)
+            damaged.append(Damaged(path, error.code, error.message))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            passing = True
+            damaged.append(Damaged(path, StoreProblem.code, f"cannot be read: {error.strerror}"))
+    return rows, damaged, passing
+
+
+def _printable(path: str) -> str:
+    return path.encode("utf-8", "backslashreplace").decode()
+
+
+def _write_batch(store: Store, folder: _Folder, rows: list[tuple[Any, ...]], damaged: list[Damaged]) -> int:
+    from actordbg.catalog import statements as writer
+
+    with engine.transaction(store.catalog_path) as connection:
+        writer.forget_folder(connection, folder.path)
+        noted = [(item.path, folder.path, item.code, item.reason) for item in damaged]
+        writer.put_damaged(connection, noted, [f"{folder.path}/{row[0]}{SUFFIX}" for row in rows])
+        return writer.put_dumps(connection, folder.run, rows)
+
+
+def _settle(store: Store, folder: _Folder, final: bool) -> int:
+    """The last transaction of a folder: rows of vanished files go, and its modification time is noted.
+
+    `final`: what was read of its files will be the same as long as the modification time is.
+    """
+    from actordbg.catalog import statements as writer
+
+    settled = final and time.time_ns() - folder.mtime_ns >= SETTLED_NS
+    with engine.transaction(store.catalog_path) as connection:
+        missing = [name for name in writer.known_dumps(connection, folder.run, folder.rank) if name not in folder.names]
+        missing = [name for name in missing if not os.path.lexists(f"{store.root}/{folder.path}/{name}{SUFFIX}")]
+        writer.remove_dumps(connection, missing)
+        stale = [path for path in writer.known_damaged(connection, folder.path) if not (store.root / path).exists()]
+        writer.put_damaged(connection, [], stale)
+        writer.note_folder(connection, folder.path, folder.mtime_ns if settled else -1)
+    return len(missing)
+
+
+def _analyze(store: Store) -> None:
+    from actordbg.catalog import statements as writer
+
+    with engine.transaction(store.catalog_path) as connection:
+        writer.count_for_planner(connection)
+
+
+def _drop_folder(store: Store, path: str) -> int:
+    from actordbg.catalog import statements as writer
+
+    _, run, name = path.split("/")
+    match = _RANK.match(name)
+    with engine.transaction(store.catalog_path) as connection:
+        if (store.root / path).is_dir():
+            writer.forget_folder(connection, path)
+            return 0
+        missing = writer.known_dumps(connection, run, int(match[1]) if match else None)
+        writer.remove_dumps(connection, missing)
+        writer.put_damaged(connection, [], writer.known_damaged(connection, path))
+        writer.forget_folder(connection, path)
+    return len(missing)
+
+
+def _refresh_replays(store: Store, summary: IndexSummary) -> None:
+    with engine.connect_readonly(store.catalog_path) as reader:
+        known = {
+            path: Known(*rest) for path, *rest in reader.execute("SELECT path, size, mtime_ns, offset FROM read_file")
+        }
+        present = reader.execute("SELECT replay_id FROM replay").fetchall()
+    for replay_id, paths in replays.changed(store.root, known):
+        try:
+            news = replays.read_news(store.root, replay_id, paths, known)
+        except StoreProblem as error:
+            summary.damaged.append(Damaged(f"replays/{replay_id}", error.code, error.message))
+            continue
+        except OSError as error:
+            reason = f"cannot be read: {error.strerror}"
+            summary.damaged.append(Damaged(f"replays/{replay_id}", StoreProblem.code, reason))
+            continue
+        _write_replay(store, news, {path: known.get(path) for path in news.files})
+        summary.replays += 1
+        summary.results += len({row["dump_id"] for row in news.results})
+        summary.skipped_lines += news.skipped
+    gone = [replay_id for (replay_id,) in present if not (store.replays / replay_id).is_dir()]
+    if gone:
+        from actordbg.catalog import statements as writer
+
+        with engine.transaction(store.catalog_path) as connection:
+            writer.remove_replays(connection, gone)
+
+
+def _write_replay(store: Store, news: News, before: dict[str, Known | None]) -> None:
+    from actordbg.catalog import statements as writer
+
+    with engine.transaction(store.catalog_path) as connection:
+        writer.put_replay(connection, news, before)
+
+
+def _refresh_events(store: Store, summary: IndexSummary) -> None:
+    """Patch events are immutable files: what the table lacks is read, what has vanished goes."""
+    try:
+        mtime_ns = os.stat(store.events).st_mtime_ns
+    except OSError:
+        mtime_ns = 0
+    with engine.connect_readonly(store.catalog_path) as reader:
+        noted = reader.execute("SELECT mtime_ns FROM scanned_folder WHERE path = 'events'").fetchone()
+        if (noted[0] if noted else 0) == mtime_ns:
+            return
+        known = {row[0] for row in reader.execute("SELECT name FROM patch_event")}
+    from actordbg.catalog import statements as writer
+
+    found = {path.name for path in store.events.glob("*.json") if not path.name.startswith(".")}
+    rows = [row for name in sorted(found - known) if (row := writer.event_row(store.events / name)) is not None]
+    settled = time.time_ns() - mtime_ns >= SETTLED_NS
+    with engine.transaction(store.catalog_path) as connection:
+        writer.put_events(connection, rows, sorted(known - found))
+        writer.note_folder(connection, "events", mtime_ns if settled else -1)
+    summary.events = len(rows)

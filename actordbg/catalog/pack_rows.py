@@ -1,0 +1,204 @@
+"""The packs' part of the index: rows of packed dumps, read from the packs' own indexes; no tensor is decompressed.
+
+A folder of packs is listed again only if its modification time changed, and a pack is read again only if its own did. A dump that
+lies in a pack and in a file too (a `pack` or `unpack` that was interrupted) is one row, the packed one. So a pack's rows go in
+before folders of files are looked at, and take over rows of files; when rows of a vanished pack go, the run's folders are listed
+again, because files may have come in their place. A row whose pack is no longer noted may be taken over by another pack.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from actordbg.base.errors import ActordbgError, NewerFormat, StoreProblem
+from actordbg.catalog import connections as engine
+from actordbg.catalog import dump_rows as headers
+from actordbg.catalog.damage import Damaged
+from actordbg.store.layout import Store
+from actordbg.store.pack_bytes import PACK_SUFFIX
+from actordbg.store.pack_reader import Pack, open_pack
+from actordbg.store.places import packed_place
+
+if TYPE_CHECKING:
+    from sqlalchemy import Connection
+
+_NAMED = 20
+"""Dumps of a damaged pack that are named."""
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """A run's folder of packs that has to be listed: modification times by path, those noted, and packs that are gone."""
+
+    run: str
+    mtime_ns: int
+    found: dict[str, int]
+    noted: dict[str, int]
+    gone: list[str]
+
+    @property
+    def path(self) -> str:
+        return f"packs/{self.run}"
+
+    @property
+    def to_read(self) -> list[str]:
+        """New and changed packs; all, if one is gone: another may hold what it held."""
+        return [path for path in sorted(self.found) if self.gone or self.noted.get(path) != self.found[path]]
+
+
+def refresh_packs(
+    store: Store, settled_ns: int, names: Callable[[str], list[str]], on_read: Callable[[int], None]
+) -> tuple[int, int]:
+    """Bring the rows of packed dumps up to date; returns how many were added and removed.
+
+    settled_ns: how old a folder's modification time must be to be relied on. names: the folders below a folder.
+    on_read: called with the number of dumps of each pack that was read.
+    """
+    added = removed = 0
+    for folder in _changed(store, names(os.fspath(store.packs))):
+        _forget(store, folder)
+        final = True
+        for path in folder.to_read:
+            rows, damaged, passing = _read(store, folder.run, path)
+            final = final and not passing
+            added += _write(store, folder, path, rows, damaged)
+            on_read(len(rows))
+        settled = final and time.time_ns() - folder.mtime_ns >= settled_ns
+        removed += _settle(store, folder, settled)
+    return added, removed
+
+
+def _changed(store: Store, runs: list[str]) -> list[_Folder]:
+    """Folders to list again, listed; folders that are gone, as empty ones."""
+    with engine.connect_readonly(store.catalog_path) as reader:
+        noted = dict(reader.execute("SELECT path, mtime_ns FROM scanned_folder WHERE path LIKE 'packs/%'"))
+        changed = []
+        for run in sorted({*runs, *(path.split("/")[1] for path in noted)}):
+            mtime_ns, found = 0, {}
+            try:
+                mtime_ns = os.stat(store.packs / run).st_mtime_ns
+                if noted.get(f"packs/{run}") == mtime_ns:
+                    continue
+                found = _list(store, run)
+            except (FileNotFoundError, NotADirectoryError):
+                pass
+            except OSError as error:
+                hint = "check the permissions of the store"
+                raise StoreProblem(f"cannot list packs/{run}: {error.strerror}", hint=hint) from None
+            mine = {path: mtime for path, mtime in noted.items() if path.startswith(f"packs/{run}/")}
+            gone = sorted({*mine, *_packs_of_rows(reader, run)} - set(found))
+            changed.append(_Folder(run, mtime_ns, found, mine, gone))
+    return changed
+
+
+def split_pack(path: str) -> str:
+    """The pack of a noted path, which may be one of its dumps."""
+    return path.partition("#")[0]
+
+
+def _list(store: Store, run: str) -> dict[str, int]:
+    with os.scandir(store.packs / run) as entries:
+        return {
+            f"packs/{run}/{entry.name}": entry.stat().st_mtime_ns
+            for entry in entries
+            if entry.name.endswith(PACK_SUFFIX) and entry.name[0] != "." and entry.name.isprintable()
+        }
+
+
+def _packs_of_rows(reader: sqlite3.Connection, run: str) -> list[str]:
+    sql = "SELECT DISTINCT pack FROM dump WHERE pack > ? AND pack < ?"
+    return [row[0] for row in reader.execute(sql, (f"packs/{run}/", f"packs/{run}0"))]  # "0" comes after "/"
+
+
+def _forget(store: Store, folder: _Folder) -> None:
+    from actordbg.catalog import statements as writer
+
+    with engine.transaction(store.catalog_path) as connection:
+        for path in (folder.path, *folder.gone, *folder.to_read):
+            writer.forget_folder(connection, path)
+
+
+def _read(store: Store, run: str, path: str) -> tuple[list[tuple[Any, ...]], list[Damaged], bool]:
+    """Rows of a pack's good dumps, what is damaged, and whether that may become good without a change of the folder."""
+    try:
+        pack = open_pack(store.root / path)
+    except FileNotFoundError:
+        return [], [], True
+    except StoreProblem as error:
+        reason = error.message.removeprefix(f"{store.root / path}: ")
+        passing = isinstance(error, NewerFormat) or error.code == StoreProblem.code
+        return [], [Damaged(path, error.code, reason)], passing
+    rows, damaged, passing = [], [], False
+    for dump_id, share in zip(pack.dump_ids, pack.shares(), strict=True):
+        try:
+            rows.append(_row(pack, dump_id, run, share, path))
+        except ActordbgError as error:
+            passing = passing or isinstance(error, NewerFormat)
+            damaged.append(Damaged(packed_place(path, dump_id), error.code, error.message))
+    return rows, damaged, passing
+
+
+def _row(pack: Pack, dump_id: str, run: str, share: int, path: str) -> tuple[Any, ...]:
+    row = headers.row_of(pack.line(dump_id), share, path)
+    if row[0] != dump_id or row[1] != run:
+        raise StoreProblem(f"its record is that of {row[0]}, and belongs below packs/{row[1]}")
+    return row
+
+
+def _write(store: Store, folder: _Folder, path: str, rows: list[tuple[Any, ...]], damaged: list[Damaged]) -> int:
+    """One pack's rows; what was noted of it before goes."""
+    from actordbg.catalog import statements as writer
+
+    with engine.transaction(store.catalog_path) as connection:
+        writer.forget_damaged_pack(connection, path)
+        writer.take_into_pack(connection, path, rows)
+        added = writer.put_dumps(connection, folder.run, rows)
+        kept = {row[0] for row in rows}
+        lost = [dump_id for dump_id in writer.packed_dumps(connection, path) if dump_id not in kept]
+        _remove(connection, folder.run, lost)
+        noted = [(item.path, folder.path, item.code, _naming(item, path, lost)) for item in damaged]
+        writer.put_damaged(connection, noted, [])
+        if rows or not damaged:
+            writer.note_folder(connection, path, folder.found[path])
+    return added
+
+
+def _naming(item: Damaged, pack: str, lost: list[str]) -> str:
+    """The reason; of a whole pack with the dumps that were known to be in it."""
+    if item.path != pack or not lost:
+        return item.reason
+    more = f" and {len(lost) - _NAMED} more" if len(lost) > _NAMED else ""
+    return f"{item.reason}; with it {', '.join(lost[:_NAMED])}{more} cannot be read"
+
+
+def _settle(store: Store, folder: _Folder, settled: bool) -> int:
+    """The last transaction of a folder: rows of vanished packs go, and its modification time is noted."""
+    from actordbg.catalog import statements as writer
+
+    removed = 0
+    with engine.transaction(store.catalog_path) as connection:
+        for path in folder.gone:
+            if not (store.root / path).exists():
+                lost = writer.packed_dumps(connection, path)
+                _remove(connection, folder.run, lost)
+                writer.forget_damaged_pack(connection, path)
+                removed += len(lost)
+        for path in {split_pack(path) for path in writer.known_damaged(connection, folder.path)} - set(folder.found):
+            writer.forget_damaged_pack(connection, path)
+        if folder.mtime_ns:
+            writer.note_folder(connection, folder.path, folder.mtime_ns if settled else -1)
+    return removed
+
+
+def _remove(connection: Connection, run: str, dump_ids: list[str]) -> None:
+    """Remove rows of packed dumps. Files of the same dumps may be there: the run's folders are listed again."""
+    from actordbg.catalog import statements as writer
+
+    if dump_ids:
+        writer.remove_dumps(connection, dump_ids)
+        writer.forget_folders_of(connection, run)

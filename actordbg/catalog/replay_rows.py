@@ -1,0 +1,186 @@
+"""From a replay's folder to rows: `spec.json` to a row of `replay`, lines of its journals to rows of `result`.
+
+A journal grows while its replay runs, so it is read from where the last refresh stopped, whole lines only. Which result
+of a dump counts does not depend on the order of reading: the one that finished last (see `index`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from actordbg.base.errors import CorruptDump
+from actordbg.formats.dump_record import is_plain_name
+from actordbg.formats.replay_record import ReplayConfig, ReplaySpec, ResultRecord
+
+SPEC = "spec.json"
+UNFINISHED = "unfinished"
+SETTINGS = tuple(f.name for f in fields(ReplayConfig))
+"""The settings that have a column of their own."""
+
+RESULT_COLUMNS = tuple(f.name for f in fields(ResultRecord))
+_STATUSES = ("complete", "interrupted", "failed")
+
+
+@dataclass(frozen=True)
+class Known:
+    """How far a file had been read, and what it was then."""
+
+    size: int
+    mtime_ns: int
+    offset: int
+
+
+@dataclass
+class News:
+    """What changed in one replay: rows to write, and the new bookkeeping.
+
+    `spec` is None if it did not change, `active` says that workers were at it, `reset` asks to forget old results first.
+    """
+
+    replay_id: str
+    spec: ReplaySpec | None = None
+    results: list[dict[str, Any]] = field(default_factory=list)
+    resolved: dict[str, Any] | None = None
+    status: str | None = None
+    finished_at: str | None = None
+    files: dict[str, Known] = field(default_factory=dict)
+    active: bool = False
+    reset: bool = False
+    skipped: int = 0
+
+
+def changed(root: Path, known: dict[str, Known]) -> Iterator[tuple[str, list[str]]]:
+    """(replay id, its files that differ from `known`) for each replay with something new. Paths are below the store."""
+    for folder in _entries(root / "replays"):
+        if not folder.is_dir() or not is_plain_name(folder.name):
+            continue
+        differing = []
+        for entry in _entries(Path(folder.path)):
+            if entry.name == SPEC or entry.name.endswith(".jsonl"):
+                path = f"replays/{folder.name}/{entry.name}"
+                if _differs(entry, known.get(path)):
+                    differing.append(path)
+        if differing:
+            yield folder.name, sorted(differing)
+
+
+def read_news(root: Path, replay_id: str, paths: list[str], known: dict[str, Known]) -> News:
+    """Read what is new in these files. Raises CorruptDump or NewerFormat for a spec that cannot be read."""
+    news = News(replay_id)
+    spec = f"replays/{replay_id}/{SPEC}"
+    if spec in paths or spec not in known:
+        news.spec = _read_spec(root, spec, news)
+    journals = [path for path in paths if path.endswith(".jsonl")]
+    if any(path in known and (root / path).stat().st_size < known[path].offset for path in journals):
+        news.reset = True
+        journals = sorted(f"replays/{replay_id}/{p.name}" for p in (root / "replays" / replay_id).glob("*.jsonl"))
+    for path in journals:
+        start = 0 if news.reset or path not in known else known[path].offset
+        _read_journal(root, path, start, news)
+    return news
+
+
+def spec_columns(spec: ReplaySpec) -> dict[str, Any]:
+    """The columns of `replay` that come from its specification; those of its settings come from `setting_columns`."""
+    return {
+        "replay_id": spec.replay_id,
+        "created_at": spec.created_at,
+        "inputs": len(spec.inputs),
+        "selection": spec.where,
+        "ordering": spec.order,
+        "command": spec.command,
+        "config": spec.config.to_dict(),
+        "versions": spec.versions,
+    }
+
+
+def setting_columns(asked: dict[str, Any], resolved: dict[str, Any] | None) -> dict[str, Any]:
+    """The columns of `replay` for each setting: as resolved by the workers where they said so, else as asked for."""
+    return {name: _setting(name, resolved or {}, asked) for name in SETTINGS}
+
+
+def _setting(name: str, resolved: dict[str, Any], asked: dict[str, Any]) -> Any:
+    value = resolved.get(name)
+    return value if isinstance(value, str | int | float) else asked.get(name)
+
+
+def _read_spec(root: Path, path: str, news: News) -> ReplaySpec:
+    try:
+        with open(root / path, "rb") as file:
+            state = os.fstat(file.fileno())
+            spec = ReplaySpec.from_json(file.read())
+    except FileNotFoundError:
+        raise CorruptDump("the replay has no spec.json") from None
+    if spec.replay_id != news.replay_id:
+        raise CorruptDump(f"its spec.json is that of {spec.replay_id}")
+    news.files[path] = Known(state.st_size, state.st_mtime_ns, state.st_size)
+    return spec
+
+
+def _read_journal(root: Path, path: str, start: int, news: News) -> None:
+    with open(root / path, "rb") as file:
+        state = os.fstat(file.fileno())
+        file.seek(start)
+        data = file.read()
+    whole = data[: data.rfind(b"\n") + 1]
+    news.files[path] = Known(start + len(data), state.st_mtime_ns, start + len(whole))
+    for line in whole.splitlines():
+        if line.strip():
+            _take(line, news)
+
+
+def _take(line: bytes, news: News) -> None:
+    """One line of a journal; what cannot be understood is counted."""
+    try:
+        event = json.loads(line)
+        kind = event.pop("event")
+        if kind == "end":
+            news.results.append(_result(event, news.replay_id))
+        elif kind in ("ready", "resolved"):
+            news.active = news.active or kind == "ready"
+            resolved = event.get("resolved")
+            if isinstance(resolved, dict) and (news.resolved is None or kind == "resolved"):
+                news.resolved = resolved
+        elif kind == "finished":
+            news.status = event["status"] if event.get("status") in _STATUSES else UNFINISHED
+            moment = event.get("finished_at") or event.get("timestamp") or event.get("at")
+            news.finished_at = moment if isinstance(moment, str) else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        news.skipped += 1
+
+
+def _result(event: dict[str, Any], replay_id: str) -> dict[str, Any]:
+    """The row of a result. ValueError for one whose values SQLite cannot hold."""
+    record = ResultRecord.from_dict(event)
+    row = {name: getattr(record, name) for name in RESULT_COLUMNS}
+    row["extra"] = json.dumps(row["extra"])
+    row["replay_id"] = replay_id
+    for name, value in row.items():
+        if value is None and name in ("dump_id", "status", "attempt", "worker", "slot", "started_at", "finished_at"):
+            raise ValueError(f"{name} is null")
+        if not isinstance(value, str | int | float | None) or (isinstance(value, int) and abs(value) >= 2**63):
+            raise ValueError(f"{name} is {value!r:.60}")
+        if isinstance(value, str):
+            value.encode()
+    return row
+
+
+def _differs(entry: os.DirEntry[str], known: Known | None) -> bool:
+    try:
+        state = entry.stat()
+    except OSError:
+        return False
+    return known is None or known.size != state.st_size or known.mtime_ns != state.st_mtime_ns
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

@@ -1,0 +1,283 @@
+"""The statements of `index`, as SQLAlchemy Core over the tables of `models`. Each takes a connection in a transaction.
+
+Rows go in by `executemany` of one compiled statement, as plain tuples: ten times faster than adding objects to a session.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Table, bindparam, delete, select, update
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.dialects.sqlite import insert
+
+from actordbg.catalog import tables as models
+from actordbg.catalog.dump_rows import DUMP_COLUMNS
+from actordbg.catalog.replay_rows import RESULT_COLUMNS, UNFINISHED, Known, News, setting_columns, spec_columns
+
+EVENT_FORMAT = 1
+EVENT_COLUMNS = (
+    "event", "timestamp", "target", "sha256_before", "sha256_after", "python", "openrlhf_version", "actordbg_version",
+)  # fmt: skip
+
+GOLDEN = {"golden": "golden", "golden-entropy": "golden_entropy"}
+"""What a comparison is against, and how the columns of `result` that it is made from begin."""
+
+_BYTES = DUMP_COLUMNS.index("bytes")
+_FINISHED_LATER = "(excluded.finished_at, excluded.attempt) >= (result.finished_at, result.attempt)"
+
+
+def _table(model: Any) -> Table:
+    table: Table = model.__table__
+    return table
+
+
+dump, run, replay, result, comparison, comparison_run, event, damaged, folder, file = map(
+    _table,
+    (
+        models.Dump, models.Run, models.Replay, models.Result, models.Comparison, models.ComparisonRun, models.PatchEvent,
+        models.DamagedFile, models.ScannedFolder, models.ReadFile,
+    ),
+)  # fmt: skip
+
+
+def put_dumps(connection: Connection, run_name: str, rows: Sequence[tuple[Any, ...]]) -> int:
+    """Add rows of `headers.read_row` or `row_of`, all of one run; returns how many were not there yet."""
+    if not rows:
+        return 0
+    connection.execute(insert(run).values(name=run_name).on_conflict_do_nothing())
+    added = connection.exec_driver_sql(_insert_dumps(), list(rows)).rowcount
+    if connection.execute(select(result.c.id).limit(1)).first():
+        _point_to_last_result(connection, [row[0] for row in rows])
+    return added
+
+
+@cache
+def _insert_dumps() -> str:
+    statement = insert(dump).values({name: bindparam(name) for name in DUMP_COLUMNS}).on_conflict_do_nothing()
+    compiled = statement.compile(dialect=sqlite.dialect(paramstyle="qmark"))
+    assert compiled.positiontup is not None
+    order = [DUMP_COLUMNS.index(name) + 1 for name in compiled.positiontup]
+    return _numbered(str(compiled), order)
+
+
+def _numbered(sql: str, order: list[int]) -> str:
+    """The statement with its n-th `?` as `?<order[n]>`, so that rows need not be sorted into the table's column order."""
+    parts = sql.split("?")
+    return parts[0] + "".join(f"?{number}{part}" for number, part in zip(order, parts[1:], strict=True))
+
+
+def remove_dumps(connection: Connection, dump_ids: Iterable[str]) -> None:
+    """Remove rows of dumps; runs that have none left go too. Their results stay."""
+    names = [{"gone": dump_id} for dump_id in dump_ids]
+    if names:
+        connection.execute(delete(dump).where(dump.c.dump_id == bindparam("gone")), names)
+        connection.execute(delete(run).where(~select(dump.c.run).where(dump.c.run == run.c.name).exists()))
+
+
+def take_into_pack(connection: Connection, pack: str, rows: Sequence[tuple[Any, ...]]) -> None:
+    """Rows that are there as files, or of this pack or one that is not noted any more, become rows of this pack."""
+    if not rows:
+        return
+    connection.exec_driver_sql(
+        "UPDATE dump SET pack = ?1, bytes = ?2 WHERE dump_id = ?3 AND run = ?4 AND rank = ?5 "
+        "AND (pack IS NULL OR pack = ?1 OR pack NOT IN (SELECT path FROM scanned_folder))",
+        [(pack, row[_BYTES], row[0], row[1], row[2]) for row in rows],
+    )
+
+
+def packed_dumps(connection: Connection, pack: str) -> list[str]:
+    """Ids of the dumps whose rows say that they lie in this pack."""
+    return list(connection.scalars(select(dump.c.dump_id).where(dump.c.pack == pack)))
+
+
+def forget_damaged_pack(connection: Connection, pack: str) -> None:
+    """Forget what was noted of a pack, and of dumps in it."""
+    inside = damaged.c.path.startswith(f"{pack}#", autoescape=True)
+    connection.execute(delete(damaged).where((damaged.c.path == pack) | inside))
+
+
+def forget_folders_of(connection: Connection, run_name: str) -> None:
+    """Forget the modification times of a run's folders of dump files, so that they are listed again."""
+    connection.execute(delete(folder).where(folder.c.path.startswith(f"dumps/{run_name}/", autoescape=True)))
+
+
+def known_dumps(connection: Connection, run_name: str, rank: int | None) -> list[str]:
+    """Ids of the dumps that have a file of their own in one folder."""
+    query = select(dump.c.dump_id).where(dump.c.run == run_name, dump.c.rank == rank, dump.c.pack.is_(None))
+    return list(connection.scalars(query)) if rank is not None else []
+
+
+def put_damaged(connection: Connection, rows: Sequence[tuple[str, str, str, str]], sound: Iterable[str]) -> None:
+    """Note damaged files (path, folder, code, reason), and forget those at the paths `sound`."""
+    if connection.execute(select(damaged.c.path).limit(1)).first():
+        paths = [{"sound": path} for path in sound]
+        if paths:
+            connection.execute(delete(damaged).where(damaged.c.path == bindparam("sound")), paths)
+    if rows:
+        statement = insert(damaged)
+        statement = statement.on_conflict_do_update(
+            index_elements=[damaged.c.path], set_={name: statement.excluded[name] for name in ("code", "reason")}
+        )
+        connection.execute(
+            statement, [dict(zip(("path", "folder", "code", "reason"), row, strict=True)) for row in rows]
+        )
+
+
+def known_damaged(connection: Connection, path: str) -> list[str]:
+    """Paths of the files of one folder that are noted as damaged."""
+    return list(connection.scalars(select(damaged.c.path).where(damaged.c.folder == path)))
+
+
+def note_folder(connection: Connection, path: str, mtime_ns: int) -> None:
+    """Note a folder's modification time; -1 for one that cannot be relied on."""
+    statement = insert(folder).values(path=path, mtime_ns=mtime_ns)
+    connection.execute(statement.on_conflict_do_update(index_elements=[folder.c.path], set_={"mtime_ns": mtime_ns}))
+
+
+def forget_folder(connection: Connection, path: str) -> None:
+    """Forget a folder's modification time, so that it is listed again."""
+    connection.execute(delete(folder).where(folder.c.path == path))
+
+
+def count_for_planner(connection: Connection) -> None:
+    """Tell SQLite how many rows each index gives, so that it can choose; looks at a sample, takes a few milliseconds."""
+    connection.exec_driver_sql("PRAGMA analysis_limit = 400")
+    connection.exec_driver_sql("ANALYZE dump")
+    connection.exec_driver_sql("ANALYZE result")
+
+
+def put_replay(connection: Connection, news: News, before: dict[str, Known | None]) -> None:
+    """Write what is new of one replay, unless another process has read on in the meantime; then nothing is written.
+
+    `before` is the bookkeeping that the reading started from. A lost race costs nothing: what the other process did not
+    read is still new for the next refresh.
+    """
+    if not _still(connection, before):
+        return
+    if news.reset:
+        connection.execute(delete(result).where(result.c.replay_id == news.replay_id))
+        own = comparison.c.comparison_id.is_(None)
+        connection.execute(delete(comparison).where(comparison.c.replay_id == news.replay_id, own))
+    _put_replay_row(connection, news)
+    if news.results:
+        _put_results(connection, news)
+    _note_files(connection, news)
+
+
+def _still(connection: Connection, before: dict[str, Known | None]) -> bool:
+    rows = connection.execute(
+        select(file.c.path, file.c.size, file.c.mtime_ns, file.c.offset).where(file.c.path.in_(before))
+    )
+    now = {path: Known(size, mtime_ns, offset) for path, size, mtime_ns, offset in rows}
+    return all(now.get(path) == known for path, known in before.items())
+
+
+def _put_replay_row(connection: Connection, news: News) -> None:
+    """Insert or update the row of the replay; what the news do not say stays as it was."""
+    stored = connection.execute(select(replay).where(replay.c.replay_id == news.replay_id)).mappings().first()
+    row: dict[str, Any] = dict(stored) if stored and not news.reset else {"resolved": None, "status": UNFINISHED}
+    if news.spec is not None:
+        row |= spec_columns(news.spec)
+    elif stored is None:
+        return
+    row = dict(stored or {}) | row | {"resolved": news.resolved or row["resolved"]}
+    row |= setting_columns(row["config"], row["resolved"])
+    if news.status is not None:
+        row |= {"status": news.status, "finished_at": news.finished_at}
+    elif news.active or news.reset:
+        row |= {"status": UNFINISHED, "finished_at": None}
+    statement = insert(replay).values(**row)
+    changes = {name: statement.excluded[name] for name in row if name != "replay_id"}
+    connection.execute(statement.on_conflict_do_update(index_elements=[replay.c.replay_id], set_=changes))
+
+
+def _put_results(connection: Connection, news: News) -> None:
+    """Add results; of two for one dump the one that finished last stays, in whatever order they are read."""
+    names = RESULT_COLUMNS
+    changes = ", ".join(f"{name} = excluded.{name}" for name in names)
+    connection.exec_driver_sql(
+        f"INSERT INTO result ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) "
+        f"ON CONFLICT (replay_id, dump_id) DO UPDATE SET {changes} WHERE {_FINISHED_LATER}",
+        [tuple(row[name] for name in names) for row in news.results],
+    )
+    dump_ids = sorted({row["dump_id"] for row in news.results})
+    _compare_with_golden(connection, news.replay_id, dump_ids)
+    _point_to_last_result(connection, dump_ids)
+
+
+def _compare_with_golden(connection: Connection, replay_id: str, dump_ids: Sequence[str]) -> None:
+    which = [(replay_id, dump_id) for dump_id in dump_ids]
+    for against, column in GOLDEN.items():
+        connection.exec_driver_sql(
+            f"DELETE FROM comparison WHERE replay_id = ? AND dump_id = ? AND against = '{against}' "
+            "AND comparison_id IS NULL",
+            which,
+        )
+        connection.exec_driver_sql(
+            "INSERT INTO comparison (replay_id, dump_id, against, count, max_abs, mean_abs) "
+            f"SELECT replay_id, dump_id, '{against}', {column}_count, {column}_max_abs, {column}_mean_abs FROM result "
+            f"WHERE replay_id = ? AND dump_id = ? AND {column}_count IS NOT NULL",
+            which,
+        )
+
+
+def _point_to_last_result(connection: Connection, dump_ids: Sequence[str]) -> None:
+    newest = (
+        select(result.c.id)
+        .where(result.c.dump_id == dump.c.dump_id)
+        .order_by(result.c.finished_at.desc(), result.c.replay_id.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    statement = update(dump).where(dump.c.dump_id == bindparam("which")).values(last_result=newest)
+    connection.execute(statement, [{"which": dump_id} for dump_id in dump_ids])
+
+
+def _note_files(connection: Connection, news: News) -> None:
+    statement = insert(file)
+    statement = statement.on_conflict_do_update(
+        index_elements=[file.c.path],
+        set_={name: statement.excluded[name] for name in ("size", "mtime_ns", "offset")},
+    )
+    rows = [
+        {"path": path, "replay_id": news.replay_id, "size": k.size, "mtime_ns": k.mtime_ns, "offset": k.offset}
+        for path, k in news.files.items()
+    ]
+    connection.execute(statement, rows)
+
+
+def remove_replays(connection: Connection, replay_ids: Sequence[str]) -> None:
+    """Remove replays whose folders are gone, with their results and comparisons; their dumps point to the newest result left."""
+    of_them = comparison_run.c.replay_id.in_(replay_ids) | comparison_run.c.against.in_(replay_ids)
+    connection.execute(update(comparison_run).where(of_them).values(current=0))
+    connection.execute(delete(comparison).where(comparison.c.against.in_(replay_ids)))
+    affected = list(connection.scalars(select(result.c.dump_id).where(result.c.replay_id.in_(replay_ids))))
+    connection.execute(delete(replay).where(replay.c.replay_id.in_(replay_ids)))
+    connection.execute(delete(file).where(file.c.replay_id.in_(replay_ids)))
+    if affected:
+        _point_to_last_result(connection, affected)
+
+
+def event_row(path: Path) -> dict[str, Any] | None:
+    """The row of a patch event's file; None for a file that is not one (yet)."""
+    try:
+        data = json.loads(path.read_bytes())
+        if data["format"] != EVENT_FORMAT or not isinstance(data["event"], str):
+            return None
+        values = {name: data.get(name) for name in EVENT_COLUMNS}
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return {"name": path.name} | {name: None if value is None else str(value) for name, value in values.items()}
+
+
+def put_events(connection: Connection, rows: Sequence[dict[str, Any]], gone: Sequence[str]) -> None:
+    """Add patch events, and remove those whose files are gone."""
+    if rows:
+        connection.execute(insert(event).on_conflict_do_nothing(), list(rows))
+    if gone:
+        connection.execute(delete(event).where(event.c.name.in_(gone)))

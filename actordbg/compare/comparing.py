@@ -1,0 +1,297 @@
+"""Compare a replay with another one, with the truth, or with what the training run itself got, dump by dump.
+
+Only dumps that both sides have are compared; every other one is in the record with the reason. Comparing nothing is a
+failure of its own (`not-compared`): it must never look like an agreement. Nor must a dump that A failed on and B did not: that
+is a mismatch without figures.
+
+One dump's tensors are in memory at a time, and what is kept of a dump are figures; worst tokens and parameters only of the
+worst dumps. So a thousand dumps take no more memory than ten.
+
+Example::
+
+    record = compare(store, "last", "golden")
+    record.verdict, record.dumps[0].log_probs.max_abs
+    save(store, record)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import math
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from actordbg.base.errors import StoreProblem, UsageError
+from actordbg.catalog import query
+from actordbg.compare import sides
+from actordbg.compare.dump_figures import measure, unlike
+from actordbg.compare.judge import Floors, Judgement, judge
+from actordbg.compare.sides import GOLDEN, TRUTH, GoldenSide, Side, Values
+from actordbg.compare.thresholds import Applied, Thresholds, measures, weaker
+from actordbg.formats.comparison_record import (
+    GOOD,
+    MATCH,
+    MISMATCH,
+    NOT_COMPARED,
+    WITHIN_NOISE,
+    ComparisonRecord,
+    DumpComparison,
+    NoiseRecord,
+    WorstToken,
+)
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.replay.plan import new_replay_id
+from actordbg.store.layout import Store
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+DETAILED = 50
+"""How many dumps, the worst ones, keep their worst tokens and parameters."""
+NAMED = 10
+"""How many dumps, the worst ones, have the ids of their worst tokens: each of these dumps is read for it."""
+
+Progress = Callable[[int, int], None]
+"""Called with (dumps done, dumps in all) after each dump."""
+
+
+def compare(
+    store: Store,
+    a: str,
+    b: str,
+    *,
+    thresholds: Thresholds | None = None,
+    noise: NoiseRecord | None = None,
+    only: Collection[str] | None = None,
+    on_progress: Progress | None = None,
+) -> ComparisonRecord:
+    """Compare the replay `a` with `b`: an id, the beginning of one, or "last"; `b` may also be "golden".
+
+    The truth is a replay like any here: `lab.truth.ensure_truth` gives its id. `only`: ids of the dumps to look at. The
+    record is not written (`save` does). Raises UsageError for an unknown replay, for one compared with itself, and for
+    `truth`; StoreProblem for a damaged one.
+    """
+    catalog = query.open_fresh(store)
+    ours = sides.open_replay(catalog, _replay_name(a))
+    theirs = _other(catalog, ours, b)
+    shared = theirs.info.kind == TRUTH  # by replays of other inputs: what is not A's is not missing in A
+    wanted = sorted(set(ours.inputs) | (set() if shared else set(theirs.inputs)))
+    if only is not None:
+        wanted = [dump_id for dump_id in wanted if dump_id in set(only)]
+    blocked = sides.why_not(ours, theirs)
+    applied = _Thresholds(thresholds or Thresholds(), ours, theirs)
+    found, floors = _Worst(), Floors(noise)
+    with _one_thread():
+        for done, dump_id in enumerate(wanted, 1):
+            found.add(*_one(ours, theirs, dump_id, blocked, applied, floors))
+            if on_progress:
+                on_progress(done, len(wanted))
+    dumps = _with_token_ids(store, ours, found.sorted())
+    verdict = _overall(dumps)
+    shown = applied.shown()
+    return ComparisonRecord(
+        comparison_id=new_replay_id(),
+        created_at=now_timestamp(),
+        a=ours.info,
+        b=theirs.info,
+        thresholds=shown.limits,
+        thresholds_from=shown.source,
+        verdict=verdict,
+        dumps=dumps,
+        noise_id=noise.noise_id if noise else None,
+        reasons=_notes(ours, theirs, dumps, blocked, noise, only),
+    )
+
+
+def save(store: Store, record: ComparisonRecord) -> Path:
+    """Write the record to `store/comparisons/<comparison_id>.json` and return the path."""
+    return store.publish_text(store.comparisons / f"{record.comparison_id}.json", record.to_json())
+
+
+def _replay_name(a: str) -> str:
+    if a in (GOLDEN, TRUTH):
+        raise UsageError(f"A is what is judged, so it cannot be {a}", hint=f"turn them round: compare REPLAY {a}")
+    return a
+
+
+def _other(catalog: query.Catalog, ours: sides.ReplaySide, b: str) -> Side:
+    if b == GOLDEN:
+        return GoldenSide(catalog.store, ours)
+    if b == TRUTH:
+        raise UsageError("the truth has to be there before it is compared with", hint="name its replay")
+    theirs = sides.open_replay(catalog, b)
+    if theirs.row.replay_id == ours.row.replay_id:
+        raise UsageError(f"A and B are the same replay, {ours.row.replay_id}", hint="name two, or `golden`, or `truth`")
+    return theirs
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """torch computes with one thread in the block: the tensors are too small to share, and on a busy machine the threads of
+    one operation wait for each other (measured: 160 ms a dump instead of 24).
+    """
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class _Thresholds:
+    """The thresholds of each dump: by the weaker dtype of its two sides, which only golden's dumps may differ in."""
+
+    def __init__(self, asked: Thresholds, a: Side, b: Side) -> None:
+        self._asked, self._sides = asked, (a, b)
+        self._made: dict[str | None, Applied] = {}
+
+    def of(self, ours: Values, theirs: Values) -> Applied:
+        return self._for(weaker([ours.dtype, theirs.dtype]))
+
+    def shown(self) -> Applied:
+        """What the record names: the weakest dtype's."""
+        return self._for(weaker(side.info.dtype for side in self._sides))
+
+    def _for(self, dtype: str | None) -> Applied:
+        if dtype not in self._made:
+            self._made[dtype] = self._asked.for_dtype(dtype)
+        return self._made[dtype]
+
+
+def _one(
+    a: sides.ReplaySide, b: Side, dump_id: str, blocked: str | None, thresholds: _Thresholds, floors: Floors
+) -> tuple[DumpComparison, float]:
+    """One dump's comparison, and its severity."""
+    given = a.inputs.get(dump_id) or b.inputs.get(dump_id)
+    length = given.seq_len if given else None
+    loaded = blocked or _load(a, b, dump_id)
+    if isinstance(loaded, str):
+        if not blocked and a.failed(dump_id) and _has_values(b, dump_id):
+            return DumpComparison(dump_id, MISMATCH, (f"{loaded}, and B has its results",), seq_len=length), math.inf
+        return DumpComparison(dump_id, NOT_COMPARED, seq_len=length, not_compared={"dump": loaded}), -1.0
+    ours, theirs = loaded
+    dump, broken = measure(dump_id, length, ours, theirs)
+    if dump.log_probs is None or not dump.log_probs.count:
+        return replace(dump, verdict=NOT_COMPARED, not_compared={"dump": "its mask selects no token"}), -1.0
+    limits = thresholds.of(ours, theirs).limits
+    if not broken and not limits.keys() & measures(dump).keys():
+        reason = "nothing that was measured has a threshold"
+        return replace(dump, verdict=NOT_COMPARED, not_compared=dump.not_compared | {"dump": reason}), -1.0
+    found: Judgement = judge(dump, limits, floors.of(dump_id), broken)
+    judged = replace(dump, verdict=found.verdict, reasons=found.reasons, beyond_noise=found.beyond)
+    return judged, found.severity
+
+
+def _load(a: Side, b: Side, dump_id: str) -> tuple[Values, Values] | str:
+    """The values of both sides, or why they cannot be compared."""
+    for letter, side, other in (("A", a, "B"), ("B", b, "A")):
+        if dump_id not in side.inputs:
+            return f"only {other} replayed it, {letter} did not"
+    ours = a.read(dump_id)
+    if isinstance(ours, str):
+        return f"A: {ours}"
+    theirs = b.read(dump_id)
+    if isinstance(theirs, str):
+        return theirs if isinstance(b, GoldenSide) else f"B: {theirs}"
+    return unlike(ours, theirs) or (ours, theirs)
+
+
+def _has_values(side: Side, dump_id: str) -> bool:
+    return dump_id in side.inputs and not isinstance(side.read(dump_id), str)
+
+
+class _Worst:
+    """Collects dumps; only the `DETAILED` worst ones keep their tokens and parameters."""
+
+    def __init__(self) -> None:
+        self._dumps: list[tuple[DumpComparison, float]] = []
+        self._detailed: list[tuple[float, int]] = []
+
+    def add(self, dump: DumpComparison, severity: float) -> None:
+        self._dumps.append((dump, severity))
+        heapq.heappush(self._detailed, (severity, len(self._dumps) - 1))
+        if len(self._detailed) > DETAILED:
+            _, index = heapq.heappop(self._detailed)
+            plain, least = self._dumps[index]
+            self._dumps[index] = (replace(plain, worst_tokens=(), parameters=()), least)
+
+    def sorted(self) -> tuple[DumpComparison, ...]:
+        """Mismatches first, then the more severe one; what was not compared last."""
+        order = (MISMATCH, WITHIN_NOISE, MATCH, NOT_COMPARED)
+        ranked = sorted(self._dumps, key=lambda one: (order.index(one[0].verdict), -one[1], one[0].dump_id))
+        return tuple(dump for dump, _ in ranked)
+
+
+def _with_token_ids(
+    store: Store, side: sides.ReplaySide, dumps: tuple[DumpComparison, ...]
+) -> tuple[DumpComparison, ...]:
+    """The worst dumps' worst tokens with their ids, where the dump is still there."""
+    from actordbg.store import payload
+
+    found = list(dumps)
+    for index, one in enumerate(found[:NAMED]):
+        if not one.worst_tokens or one.dump_id not in side.inputs:
+            continue
+        try:
+            dump = payload.load(store.root / side.inputs[one.dump_id].path)
+        except StoreProblem:
+            continue
+        ids, mask = dump.tensors.get("sequences"), dump.tensors.get("action_mask")
+        if ids is not None:
+            actions = ids.shape[1] - 1 if mask is None else mask.shape[1]
+            found[index] = replace(one, worst_tokens=tuple(_named(token, ids, actions) for token in one.worst_tokens))
+    return tuple(found)
+
+
+def _named(token: WorstToken, ids: Tensor, actions: int) -> WorstToken:
+    """The token with its id: log-probs [B, A] are of the last A of the ids [B, S]."""
+    place = ids.shape[1] - actions + token.position
+    if token.row >= ids.shape[0] or not 0 <= place < ids.shape[1]:
+        return token
+    return replace(token, token_id=int(ids[token.row, place]))
+
+
+def _overall(dumps: tuple[DumpComparison, ...]) -> str:
+    verdicts = {dump.verdict for dump in dumps}
+    return next((one for one in (MISMATCH, WITHIN_NOISE, MATCH) if one in verdicts), NOT_COMPARED)
+
+
+def _notes(
+    a: sides.ReplaySide,
+    b: Side,
+    dumps: tuple[DumpComparison, ...],
+    blocked: str | None,
+    noise: NoiseRecord | None,
+    only: Collection[str] | None,
+) -> tuple[str, ...]:
+    return tuple(_note_lines(a, b, dumps, blocked, noise, only))
+
+
+def _note_lines(
+    a: sides.ReplaySide,
+    b: Side,
+    dumps: tuple[DumpComparison, ...],
+    blocked: str | None,
+    noise: NoiseRecord | None,
+    only: Collection[str] | None,
+) -> Iterator[str]:
+    """What has to be said about the whole comparison."""
+    if blocked:
+        yield blocked
+    if not dumps:
+        yield "there is no dump to compare" if only is None else "the selection has none of their dumps"
+    if (
+        isinstance(b, sides.ReplaySide)
+        and b.spec.config.oracle
+        and any(one.verdict in (*GOOD, MISMATCH) for one in dumps)
+    ):
+        ours, theirs = sides.weights_dtype(a), sides.weights_dtype(b)
+        if ours and theirs and ours != theirs:
+            yield f"the truth's weights are {theirs}, A's {ours}: their rounding is part of the difference"
+    if noise is not None and noise.replay_id not in (a.row.replay_id, b.info.replay_id):
+        yield f"the noise floor was measured with another replay, {noise.replay_id} ({noise.label})"

@@ -1,0 +1,112 @@
+"""One dump on both sides: whether they are about the same thing, and every figure of how far they are apart.
+
+What a side lacks is not an error: it is in `not_compared`, by what and why. What is a mismatch whatever the thresholds say (not
+finite on one side only, zero on one side only) is handed back in words beside the figures.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from actordbg.compare.sides import Values
+from actordbg.formats.comparison_record import MATCH, DumpComparison
+
+WORST_TOKENS = 5
+WORST_PARAMETERS = 10
+
+
+def unlike(a: Values, b: Values) -> str | None:
+    """Why two sides of a dump are not about the same thing."""
+    for what, ours, theirs in (("log-probs", a.log_probs, b.log_probs), ("masks", a.mask, b.mask)):
+        if ours.shape != theirs.shape:
+            return f"A's {what} are {list(ours.shape)}, B's {list(theirs.shape)}"
+    if not bool((a.mask == b.mask).all()):
+        return f"the masks differ in {int((a.mask != b.mask).sum())} tokens"
+    if bool(a.folded) != bool(b.folded):
+        return f"token ids were folded into the vocabulary on side {'A' if a.folded else 'B'} only"
+    if a.temperature is not None and b.temperature is not None and a.temperature != b.temperature:
+        return f"A's temperature is {a.temperature:g}, B's {b.temperature:g}"
+    return None
+
+
+def measure(dump_id: str, length: int | None, a: Values, b: Values) -> tuple[DumpComparison, list[str]]:
+    """Every figure of one dump without its verdict, and what is a mismatch whatever the thresholds say."""
+    from actordbg.compare.tensor_figures import figures, sequence_sums, worst_tokens
+
+    dtype = a.dtype if a.dtype == b.dtype else None
+    mask, broken, missing = a.mask, [], {}
+    tokens = figures(a.log_probs[mask], b.log_probs[mask], log_probs=True, dtype=dtype)
+    if tokens.nonfinite:
+        broken.append(f"{tokens.nonfinite} of {tokens.count} log-probs are not finite on one side only")
+    sequences = figures(sequence_sums(a.log_probs, mask), sequence_sums(b.log_probs, mask))
+    entropy = None
+    if a.entropy is not None and b.entropy is not None and a.entropy.shape == b.entropy.shape == mask.shape:
+        entropy = figures(a.entropy[mask], b.entropy[mask])
+        if entropy.nonfinite:
+            broken.append(f"{entropy.nonfinite} of {entropy.count} entropies are not finite on one side only")
+    elif a.entropy is not None or b.entropy is not None:
+        missing["entropy"] = _only_one("entropies", a.entropy, b.entropy)
+    dump = DumpComparison(
+        dump_id,
+        MATCH,
+        seq_len=length,
+        log_probs=tokens,
+        sequences=sequences,
+        entropy=entropy,
+        loss_abs=_apart("the loss", a.loss, b.loss, broken, missing, relative=False),
+        worst_tokens=worst_tokens(a.log_probs, b.log_probs, mask, WORST_TOKENS),
+    )
+    return _with_gradients(dump, a, b, broken, missing), broken
+
+
+def _with_gradients(
+    dump: DumpComparison, a: Values, b: Values, broken: list[str], missing: dict[str, str]
+) -> DumpComparison:
+    """The dump's comparison with its gradients' figures, where both sides' gradients are of the same inputs."""
+    from actordbg.compare.gradient_figures import compare_gradients
+
+    if (a.grad_norm is not None or b.grad_norm is not None) and a.gradient_over != b.gradient_over:
+        counts = len(a.gradient_over), len(b.gradient_over)
+        missing["gradients"] = f"A's gradient is over {counts[0]} inputs, B's over {counts[1]}" + (
+            "" if counts[0] != counts[1] else " others"
+        )
+        return replace(dump, not_compared=missing)
+    norm = _apart("the gradient norm", a.grad_norm, b.grad_norm, broken, missing, relative=True)
+    dump = replace(dump, grad_norm_rel=norm)
+    if a.gradients is None or b.gradients is None:
+        if a.gradients is not b.gradients:
+            missing["gradients"] = _only_one("gradients", a.gradients, b.gradients)
+        return replace(dump, not_compared=missing)
+    found = compare_gradients(a.gradients, b.gradients, count=WORST_PARAMETERS)
+    if found.nonfinite:
+        names = ", ".join(found.nonfinite[:3]) + (" ..." if len(found.nonfinite) > 3 else "")
+        broken.append(f"gradients are not finite on one side only: {names}")
+    elif found.together and found.together.count and found.together.distance is None:
+        broken.append("B's gradients are all zero, A's are not")
+    return replace(dump, gradients=found.together, parameters=found.worst, not_compared=missing | found.not_compared)
+
+
+def _apart(
+    what: str, a: float | None, b: float | None, broken: list[str], missing: dict[str, str], *, relative: bool
+) -> float | None:
+    """|a - b|, by |b| if `relative`; None where a side has none, or it is not defined (then `broken` says so)."""
+    if a is None or b is None:
+        if a is not b:
+            missing[what.removeprefix("the ")] = _only_one(what, a, b)
+        return None
+    if a == b or (math.isnan(a) and math.isnan(b)):
+        return 0.0
+    if not (math.isfinite(a) and math.isfinite(b)):
+        broken.append(f"{what} is not finite on one side only")
+        return None
+    if relative and not b:
+        broken.append(f"{what} is {a:.3g} in A and 0 in B")
+        return None
+    return abs(a - b) / (abs(b) if relative else 1.0)
+
+
+def _only_one(what: str, a: object, b: object) -> str:
+    if a is not None and b is not None:
+        return f"{what} of another shape on each side"
+    return f"only {'A' if a is not None else 'B'} has {what}"

@@ -1,0 +1,161 @@
+"""The truth for a replay's inputs: the oracle replay that belongs to it, the one that is there or a new one.
+
+What the truth depends on is little: the inputs, the model and how many of its layers, the dtype that its weights are rounded to,
+the temperature, and whether gradients are wanted. Whether a replay was packed, compiled or sharded changes nothing, so many
+configurations (the cells of a matrix) share one.
+
+Example:
+    truth = ensure_truth(store, replay_id)                   # "20250619T052608-9f3a2c"
+    compare(store, replay_id, truth)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from actordbg.base.errors import ActordbgError, StoreProblem, Unsupported, UsageError
+from actordbg.formats.dump_record import format_timestamp, now_timestamp
+from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, read_events, read_results
+from actordbg.formats.replay_record import FAILED, PASSED, ReplayConfig, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.replay.plan import new_replay_id
+from actordbg.replay.supervise import Progress, load_spec, run_replay
+from actordbg.store.layout import Store
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a replay has to be to be the truth of another: its configuration, its inputs, and which of them need gradients."""
+
+    config: ReplayConfig
+    inputs: tuple[ReplayInput, ...]
+    with_gradients: frozenset[str]
+
+
+def ensure_truth(
+    store: Store,
+    replay_id: str,
+    *,
+    dtype: str = "fp32",
+    on_event: Callable[[Progress], None] = lambda event: None,
+    on_tick: Callable[[], None] = lambda: None,
+) -> str:
+    """The id of a finished oracle replay in `dtype` ("fp32", "fp64") of every input of replay `replay_id`.
+
+    One that is there is used again; else it runs now, with `on_event` and `on_tick` as in `run_replay`. `replay_id` may be a
+    prefix, or "last". Raises StoreProblem for an unknown replay or one that built no actor, Unsupported where no input has a
+    truth, and whatever `run_replay` raises.
+    """
+    wanted = wanted_truth(store, load_spec(store, replay_id), dtype)
+    return ensure_oracle(store, wanted, command=f"the truth of replay {replay_id}", on_event=on_event, on_tick=on_tick)
+
+
+def ensure_oracle(
+    store: Store,
+    wanted: Wanted,
+    *,
+    command: str,
+    on_event: Callable[[Progress], None] = lambda event: None,
+    on_tick: Callable[[], None] = lambda: None,
+) -> str:
+    """The id of this oracle replay, the newest one that is there or a new one, for which `command` says why it was run."""
+    found = find_truth(store, wanted)
+    if found is not None:
+        return found
+    spec = ReplaySpec(
+        replay_id=new_replay_id(),
+        created_at=now_timestamp(),
+        config=wanted.config,
+        inputs=wanted.inputs,
+        command=command,
+    )
+    outcome = run_replay(store, spec, on_event, on_tick=on_tick)
+    if PASSED not in outcome.counts:
+        first = next(iter(outcome.results.values()))
+        raise Unsupported(
+            f"none of the {len(spec.inputs)} inputs has a truth: {first.error or first.status}",
+            hint=f"`actordbg report {spec.replay_id}` shows the reason of each",
+        )
+    return spec.replay_id
+
+
+def wanted_truth(store: Store, spec: ReplaySpec, dtype: str) -> Wanted:
+    """What the truth of this replay has to be. The weights' dtype is the one that the replay ran in, whoever chose it."""
+    if spec.config.oracle is not None:
+        raise UsageError(
+            f"replay {spec.replay_id} is a truth itself", hint="name the replay of the configuration in question"
+        )
+    folder = store.replays / spec.replay_id
+    resolved = _resolved(folder)
+    if not resolved:
+        raise StoreProblem(
+            f"replay {spec.replay_id} has built no actor yet, so it is not known in which dtype its weights are",
+            hint=f"`actordbg report {spec.replay_id}` says why; `actordbg replay --resume {spec.replay_id}` goes on",
+        )
+    asked, results = spec.config, read_results(folder)
+    with_gradients = frozenset(dump_id for dump_id, one in results.items() if one.grad_norm is not None)
+    config = ReplayConfig(
+        model=asked.model,
+        dtype=resolved["dtype"],
+        num_layers=asked.num_layers,
+        temperature=asked.temperature,
+        backward=asked.backward if asked.backward is not None or asked.backend == "plain" else bool(with_gradients),
+        timeout_s=asked.timeout_s,
+        keep_gradients=asked.keep_gradients,
+        oracle=dtype,
+    )
+    return Wanted(config, spec.inputs, with_gradients)
+
+
+def find_truth(store: Store, wanted: Wanted) -> str | None:
+    """The newest replay of this store that is this truth, and has what is wanted of every wanted input."""
+    changed = _changed(wanted.config.model)
+    for path in sorted(store.replays.glob(f"*/{SPEC}"), reverse=True):
+        try:
+            spec = load_spec(store, path.parent.name)
+            results = read_results(path.parent)
+        except ActordbgError:
+            continue  # damaged, or of a newer version: no use here, and others report it
+        current = changed is None or spec.created_at > changed
+        if current and _is_the_same(spec.config, wanted.config) and _covers(path.parent, results, wanted):
+            return spec.replay_id
+    return None
+
+
+def _is_the_same(there: ReplayConfig, wanted: ReplayConfig) -> bool:
+    names = ("model", "dtype", "num_layers", "temperature", "oracle", "vary")
+    same = all(getattr(there, name) == getattr(wanted, name) for name in names)
+    return same and there.keep_tensors and (there.keep_gradients or not wanted.keep_gradients)
+
+
+def _covers(folder: Path, results: dict[str, ResultRecord], wanted: Wanted) -> bool:
+    """An input without a truth (refused with its reason) is covered as well: running it again would say the same."""
+    for item in wanted.inputs:
+        result = results.get(item.dump_id)
+        if result is None or result.status not in (PASSED, FAILED):
+            return False
+        if result.status == FAILED:
+            continue
+        if not (folder / TENSORS / f"{item.dump_id}.safetensors").is_file():
+            return False
+        if item.dump_id in wanted.with_gradients and result.grad_norm is None:
+            return False
+    return True
+
+
+def _resolved(folder: Path) -> dict[str, Any]:
+    events = read_events(folder / SUPERVISOR)
+    found = [event["resolved"] for event in events if event["event"] == "resolved"]
+    return dict(found[-1]) if found else {}
+
+
+def _changed(model: str) -> str | None:
+    """When a model in a folder of this machine was changed last, as a record's timestamp; None for other models."""
+    folder = Path(model).expanduser()
+    if not folder.is_dir():
+        return None
+    latest = max((path.stat().st_mtime for path in folder.iterdir() if path.is_file()), default=0.0)
+    return format_timestamp(datetime.fromtimestamp(latest, timezone.utc))

@@ -1,0 +1,154 @@
+"""Kept gradients of two replays of one dump, parameter by parameter: figures of each, and of all together.
+
+A file holds `grad/<parameter>` (float32, 1-D): the whole flattened gradient of a small parameter, of a large one the
+elements at `floor(i * numel / GRADIENT_SAMPLE)`; its metadata `gradients` says the number of elements and the norm of the whole.
+One parameter of both sides is in memory at a time, and one float32 difference for each kept element.
+
+`distance` of all together is of the whole gradients: a sampled parameter counts by its number of elements, not of samples.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from actordbg.compare.tensor_figures import figures, upper_percentiles
+from actordbg.formats.comparison_record import Figures, ParameterFigures
+
+PREFIX = "grad/"
+
+
+@dataclass(frozen=True)
+class GradientFigures:
+    """All kept gradients together, the `worst` parameters first, what could not be compared by what, and how many parameters
+    are not finite on one side only.
+    """
+
+    together: Figures | None
+    worst: tuple[ParameterFigures, ...] = ()
+    not_compared: dict[str, str] = field(default_factory=dict)
+    nonfinite: tuple[str, ...] = ()
+
+
+def compare_gradients(a: Path, b: Path, *, count: int) -> GradientFigures:
+    """The gradients in two files, and the `count` worst parameters by |a - b| / |b|."""
+    try:
+        with _opened(a) as ours, _opened(b) as theirs:
+            return _compare(ours, theirs, count)
+    except (SafetensorError, OSError, ValueError) as error:
+        return GradientFigures(None, not_compared={"gradients": f"the kept tensors cannot be read ({error})"})
+
+
+@dataclass
+class _File:
+    handle: Any
+    names: set[str]
+    sizes: dict[str, int]
+
+    def read(self, name: str) -> Tensor:
+        tensor: Tensor = self.handle.get_tensor(PREFIX + name)
+        return tensor
+
+    def numel(self, name: str, kept: Tensor) -> int:
+        return self.sizes.get(name, kept.numel())
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[_File]:
+    with safetensors.safe_open(path, framework="pt") as handle:
+        names = {key.removeprefix(PREFIX) for key in handle.keys() if key.startswith(PREFIX)}  # noqa: SIM118
+        said = json.loads((handle.metadata() or {}).get("gradients", "{}"))
+        sizes = {name: int(one["numel"]) for name, one in said.items()} if isinstance(said, dict) else {}
+        yield _File(handle, names, sizes)
+
+
+def _compare(a: _File, b: _File, count: int) -> GradientFigures:
+    sums = _Sums()
+    each: list[ParameterFigures] = []
+    unlike: list[str] = []
+    for name in sorted(a.names & b.names):
+        ours, theirs = a.read(name), b.read(name)
+        numel = a.numel(name, ours)
+        if ours.shape != theirs.shape or numel != b.numel(name, theirs):
+            unlike.append(name)
+            continue
+        found = figures(ours, theirs)
+        each.append(ParameterFigures(name, found, sampled=numel > ours.numel()))
+        if not found.nonfinite:
+            sums.add(ours, theirs, numel)
+    not_compared = _left_out("only A has it", a.names - b.names) | _left_out("only B has it", b.names - a.names)
+    not_compared |= _left_out("another size on each side", set(unlike))
+    nonfinite = tuple(one.name for one in each if one.figures.nonfinite)
+    together = replace(sums.figures(), nonfinite=sum(one.figures.nonfinite for one in each)) if each else None
+    worst = sorted((one for one in each if _badness(one) > 0), key=lambda one: (-_badness(one), one.name))
+    return GradientFigures(together, tuple(worst[:count]), not_compared, nonfinite)
+
+
+def _left_out(why: str, names: set[str]) -> dict[str, str]:
+    if not names:
+        return {}
+    first = min(names)
+    what = f"gradient of {first}" if len(names) == 1 else f"gradients of {len(names)} parameters, e.g. {first}"
+    return {what: why}
+
+
+def _badness(one: ParameterFigures) -> float:
+    """0 for equal ones, infinite where it is not finite on one side only, or where only A's is not zero."""
+    return math.inf if one.figures.distance is None else one.figures.distance
+
+
+class _Sums:
+    """What the figures of all parameters together are made from: sums, and every absolute and relative difference."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._products = torch.zeros(4, dtype=torch.float64)
+        self._absolute: list[Tensor] = []
+        self._relative: list[Tensor] = []
+
+    def add(self, a: Tensor, b: Tensor, numel: int) -> None:
+        """Take in one parameter, finite on both sides or equal; `numel`: elements of the whole."""
+        ours, theirs = a.double(), b.double()
+        both = ours.isfinite()
+        ours, theirs = ours[both], theirs[both]
+        if not a.numel() or not ours.numel():
+            return
+        difference = ours - theirs
+        weight = numel / a.numel()
+        self._products += weight * torch.stack([ours @ ours, theirs @ theirs, ours @ theirs, difference @ difference])
+        self._count += a.numel()
+        self._absolute.append(difference.abs().float())
+        known = theirs != 0
+        self._relative.append((difference[known] / theirs[known]).abs().float())
+
+    def figures(self) -> Figures:
+        if not self._count:
+            return Figures(0)
+        absolute, relative = torch.cat(self._absolute), torch.cat(self._relative)
+        ours, theirs, product, difference = self._products.tolist()
+        norms = math.sqrt(ours) * math.sqrt(theirs)
+        p95_abs, p99_abs = upper_percentiles(absolute)
+        p95_rel, p99_rel = upper_percentiles(relative)
+        return Figures(
+            count=self._count,
+            max_abs=float(absolute.max()),
+            mean_abs=float(absolute.double().mean()),
+            p95_abs=p95_abs,
+            p99_abs=p99_abs,
+            max_rel=float(relative.max()) if relative.numel() else None,
+            mean_rel=float(relative.double().mean()) if relative.numel() else None,
+            p95_rel=p95_rel,
+            p99_rel=p99_rel,
+            cosine=1.0 if difference == 0 else max(-1.0, min(1.0, product / norms)) if norms else None,
+            distance=0.0 if difference == 0 else math.sqrt(difference / theirs) if theirs else None,
+        )

@@ -1,0 +1,278 @@
+"""The two sides of a comparison: a replay, the truth (a replay too), or `golden`, what the training run itself recorded.
+
+A side gives the values of one dump at a time, read from disk when they are asked for, or the reason why it has none. It never
+holds more than one dump's tensors.
+
+Example::
+
+    side = open_replay(catalog, "last")
+    values = side.read(dump_id)         # Values, or a str: why not
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from actordbg.base.errors import StoreProblem
+from actordbg.catalog import comparison_query as lab
+from actordbg.catalog import query
+from actordbg.compare.thresholds import weaker
+from actordbg.config.choices import TINY, TRUTHS, short_dtype
+from actordbg.formats.comparison_record import SideInfo
+from actordbg.formats.journal import SPEC, TENSORS
+from actordbg.formats.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.store.layout import Store
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+GOLDEN, TRUTH = "golden", "truth"
+NON_FINITE = "non-finite-output"
+"""The signature of inputs that finished with a NaN: their tensors were kept, and a NaN on both sides is a match."""
+NO_OUTPUTS = "the run's own log-probs were not recorded (`dump enable --with-outputs` records them)"
+
+
+@dataclass(frozen=True)
+class Values:
+    """What one side has of one dump. log_probs: float [B, A] or [B, S-1]; mask: bool, the same shape; entropy: the same shape.
+
+    `gradients`: the safetensors file that holds gradients, None where none were kept. `gradient_over`: the dumps whose gradients
+    were averaged into them. `dtype`: what it was computed in.
+    """
+
+    log_probs: Tensor
+    mask: Tensor
+    entropy: Tensor | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    gradients: Path | None = None
+    gradient_over: tuple[str, ...] = ()
+    dtype: str | None = None
+    folded: bool | None = None
+    temperature: float | None = None
+
+
+class Side(Protocol):
+    """One side of a comparison. `inputs` by dump id: what it could have; `model`: what must be the same on both sides."""
+
+    @property
+    def info(self) -> SideInfo: ...
+    @property
+    def inputs(self) -> Mapping[str, ReplayInput]: ...
+    @property
+    def model(self) -> dict[str, Any]: ...
+    def read(self, dump_id: str) -> Values | str: ...
+
+
+@dataclass(frozen=True)
+class ReplaySide:
+    """A replay: `results` by dump id from its journals, tensors from its folder.
+
+    `autocast`: by dump id, the dtype that a call was autocast to, where the replay followed the record in that.
+    """
+
+    store: Store
+    row: query.ReplayRow
+    spec: ReplaySpec
+    results: dict[str, ResultRecord]
+    autocast: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def info(self) -> SideInfo:
+        kind = TRUTH if self.spec.config.oracle in TRUTHS else "replay"
+        dtypes = {self.dtype_of(dump_id) for dump_id in self.inputs} or {computed_in(self.row)}
+        return SideInfo(kind, self.row.replay_id, label_of(self.row), weaker(dtypes))
+
+    def dtype_of(self, dump_id: str) -> str | None:
+        """What a dump was computed in."""
+        return weaker([computed_in(self.row), _dtype(self.autocast.get(dump_id))])
+
+    @property
+    def inputs(self) -> Mapping[str, ReplayInput]:
+        return {one.dump_id: one for one in self.spec.inputs}
+
+    @property
+    def model(self) -> dict[str, Any]:
+        resolved = self.row.resolved or {}
+        layers = resolved.get("num_layers", self.spec.config.num_layers)
+        return {"model": resolved.get("model", self.spec.config.model), "num_layers": layers}
+
+    def failed(self, dump_id: str) -> bool:
+        """Whether it was run and gave nothing: it raised, crashed or hung."""
+        result = self.results.get(dump_id)
+        return result is not None and result.status != PASSED and result.signature != NON_FINITE
+
+    def read(self, dump_id: str) -> Values | str:
+        """The dump's values, or why there are none."""
+        result = self.results.get(dump_id)
+        if result is None:
+            return "it was not run"
+        if self.failed(dump_id):
+            what = (result.signature or result.error_class or "").strip()
+            return f"it {result.status}" + (f" ({what})" if what else "")
+        return self._kept(dump_id, result)
+
+    def _kept(self, dump_id: str, result: ResultRecord) -> Values | str:
+        import safetensors
+        from safetensors import SafetensorError
+
+        path = self.store.replays / self.row.replay_id / TENSORS / f"{dump_id}.safetensors"
+        try:
+            with safetensors.safe_open(path, framework="pt") as file:
+                names = set(file.keys())
+                log_probs, mask = file.get_tensor("log_probs"), file.get_tensor("mask")
+                entropy = file.get_tensor("entropy") if "entropy" in names else None
+        except FileNotFoundError:
+            return "its tensors are gone" if self.spec.config.keep_tensors else "it kept no tensors (--no-keep-tensors)"
+        except (SafetensorError, OSError) as error:
+            return f"its kept tensors cannot be read ({error})"
+        with_gradients = any(name.startswith("grad/") for name in names)
+        over = result.extra.get("gradient_over") or [dump_id]
+        return Values(
+            log_probs=log_probs,
+            mask=mask.bool(),
+            entropy=entropy,
+            loss=_figure(result, result.loss),
+            grad_norm=_figure(result, result.grad_norm),
+            gradients=path if with_gradients else None,
+            gradient_over=tuple(sorted(over)),
+            dtype=self.dtype_of(dump_id),
+            folded=result.folded_ids,
+            temperature=result.extra.get("temperature"),
+        )
+
+
+@dataclass(frozen=True)
+class GoldenSide:
+    """What the training run itself got, as its dumps recorded it; `beside` is the replay that it is compared with."""
+
+    store: Store
+    beside: ReplaySide
+    dtypes: list[str | None] = field(default_factory=list)
+
+    @property
+    def info(self) -> SideInfo:
+        return SideInfo(GOLDEN, None, "the training run's own results", weaker(self.dtypes))
+
+    @property
+    def inputs(self) -> Mapping[str, ReplayInput]:
+        return self.beside.inputs
+
+    @property
+    def model(self) -> dict[str, Any]:
+        return {"model": GOLDEN, "num_layers": None}
+
+    def read(self, dump_id: str) -> Values | str:
+        """What the dump holds of its call's results, or why nothing."""
+        from actordbg.host.openrlhf.call import summary_mask
+        from actordbg.replay.golden_check import log_probs_of, of_the_masked
+        from actordbg.store import payload
+
+        try:
+            dump = payload.load(self.store.root / self.inputs[dump_id].path)
+        except StoreProblem as error:
+            return f"the dump cannot be read ({error.message})"
+        log_probs = log_probs_of(dump.outputs)
+        if log_probs is None:
+            return NO_OUTPUTS
+        mask = summary_mask(dump.inputs)
+        entropy = dump.outputs.get("entropy")
+        record = dump.record
+        dtype = weaker([_dtype(record.model_dtype), _dtype(record.autocast_dtype)])
+        self.dtypes.append(dtype)
+        return Values(
+            log_probs=log_probs,
+            mask=mask,
+            entropy=None if entropy is None else of_the_masked(entropy, mask, record.seq_len),
+            gradient_over=(dump_id,),
+            dtype=dtype,
+            temperature=record.temperature,
+        )
+
+
+def open_replay(catalog: query.Catalog, name: str) -> ReplaySide:
+    """The replay of an id, the beginning of one, or `last`. UsageError if there is none, StoreProblem for a damaged one."""
+    row = query.get_replay(catalog, name)
+    path = catalog.store.replays / row.replay_id / SPEC
+    try:
+        spec = ReplaySpec.from_json(path.read_bytes())
+    except OSError as error:
+        raise StoreProblem(
+            f"cannot read {path}: {error.strerror}", hint="`actordbg index` sees what is there"
+        ) from None
+    results = {one.dump_id: one for one in query.results_for(catalog, row.replay_id)}
+    follows = spec.config.dtype is None and spec.config.oracle is None
+    autocast = lab.autocast_dtypes(catalog, [one.dump_id for one in spec.inputs]) if follows else {}
+    return ReplaySide(catalog.store, row, spec, results, autocast)
+
+
+def weights_dtype(side: ReplaySide) -> str | None:
+    """The dtype that the weights were in (of a truth: rounded to); None where it was left open, so that records decided."""
+    if side.spec.config.oracle or side.spec.config.dtype:
+        return side.spec.config.dtype
+    return _dtype((side.row.resolved or {}).get("dtype"))
+
+
+def why_not(a: Side, b: Side) -> str | None:
+    """Why the two sides cannot be compared at all; None where they can."""
+    ours, theirs = a.model, b.model
+    if GOLDEN in (ours["model"], theirs["model"]):
+        replayed = ours if theirs["model"] == GOLDEN else theirs
+        if replayed["model"] == TINY:
+            return "the embedded tiny model is not the run's: replay with --model"
+        config = a if theirs["model"] == GOLDEN else b
+        if isinstance(config, ReplaySide) and config.spec.config.num_layers is not None:
+            return f"the replay has the first {config.spec.config.num_layers} layers only, the run had all"
+        return None
+    if ours["model"] != theirs["model"]:
+        return f"A ran the model {ours['model']}, B {theirs['model']}"
+    if None not in (ours["num_layers"], theirs["num_layers"]) and ours["num_layers"] != theirs["num_layers"]:
+        return f"A ran {ours['num_layers']} layers, B {theirs['num_layers']}"
+    return None
+
+
+def computed_in(row: query.ReplayRow) -> str | None:
+    """The dtype that a replay computed in: the truth's own, else what its workers said."""
+    resolved = row.resolved or {}
+    asked = (
+        row.config.get("oracle") or resolved.get("compute_dtype") or resolved.get("dtype") or row.config.get("dtype")
+    )
+    return _dtype(asked) if isinstance(asked, str) else None
+
+
+def _figure(result: ResultRecord, value: float | None) -> float | None:
+    """A figure of the backward: a journal has null for a NaN, which is not the same as no backward."""
+    return math.nan if value is None and result.backward_s is not None else value
+
+
+def label_of(row: query.ReplayRow) -> str:
+    """A replay's configuration in words: "tiny bf16 sdpa, packed, deepspeed ZeRO 3, 2 processes"."""
+    settings = row.config | {key: value for key, value in (row.resolved or {}).items() if value is not None}
+    oracle = row.config.get("oracle")
+    if oracle:
+        weights = row.config.get("dtype")
+        what = "the truth" if oracle in TRUTHS else "each row alone"
+        return f"{settings.get('model')}, {what} in {oracle}" + (f" of {weights} weights" if weights else "")
+    backend = str(settings.get("backend"))
+    backend += f" ZeRO {settings.get('zero_stage') or 0}" if backend == "deepspeed" else ""
+    groups = [f"{name} {settings[name]}" for name in ("tp", "ring") if (settings.get(name) or 1) > 1]
+    parts = [
+        " ".join(str(settings[name]) for name in ("model", "dtype", "attn") if settings.get(name)),
+        "packed" if settings.get("packing") else "not packed",
+        " ".join([backend, *groups]),
+    ]
+    count = settings.get("world_size") or settings.get("nproc") or 1
+    parts += [f"{count} processes"] * (count > 1)
+    parts += ["compiled"] * bool(settings.get("compile")) + ["deepcompiled"] * bool(settings.get("deepcompile"))
+    parts += [f"varied: {settings['vary']}"] * bool(settings.get("vary"))
+    return ", ".join(parts)
+
+
+def _dtype(name: str | None) -> str | None:
+    """OpenRLHF's name of a torch dtype, "fp64" for float64, and any other name as it is."""
+    plain = (name or "").removeprefix("torch.")
+    return "fp64" if plain in ("float64", "fp64") else short_dtype(plain) or plain or None

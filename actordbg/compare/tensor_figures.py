@@ -1,0 +1,144 @@
+"""How far two tensors are apart, as `findings.Figures`: pure, in float64 whatever the tensors' own dtype is.
+
+Equal values differ by 0 also where they are infinite or both NaN, as in `replay.golden`. A value that is not finite on one
+side only (or another infinity) is counted in `nonfinite`, and no mean is taken over what is left: whoever reads such
+figures is told, and never given a mean that leaves the worst out.
+
+Percentiles interpolate linearly between the two closest ranks (type 7, numpy's default).
+
+Example::
+
+    found = figures(a[mask], b[mask], log_probs=True, dtype="bf16")
+    found.max_abs, found.clip_share
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from actordbg.compare.ulp import is_counted, ulp_distances
+from actordbg.formats.comparison_record import Figures, WorstToken
+
+CLIP_LOW, CLIP_HIGH = 0.8, 1.2
+"""PPO's usual clip band of the ratio exp(a - b)."""
+
+
+def figures(a: Tensor, b: Tensor, *, log_probs: bool = False, dtype: str | None = None) -> Figures:
+    """The figures of values `a` against `b`, both 1-D and of one length, of any float dtype.
+
+    `log_probs`: KL and clip_share too. `dtype`: what both were computed in (bf16, fp16, fp32, fp64), for max_ulp; None: not.
+    """
+    ours, theirs = a.double(), b.double()
+    same = (ours == theirs) | (ours.isnan() & theirs.isnan())
+    if not ours.numel():
+        return Figures(0)
+    odd = ~same & ~(ours.isfinite() & theirs.isfinite())
+    nonfinite = int(odd.sum())
+    difference = (ours - theirs).masked_fill(same, 0.0)
+    outside = _clip_share(difference, odd) if log_probs else None
+    if nonfinite:
+        return Figures(ours.numel(), clip_share=outside, nonfinite=nonfinite)
+    distances = difference.abs()
+    both = ours.isfinite()
+    relative = (distances / theirs.abs())[(theirs != 0) & both]
+    norm = float(theirs[both].norm())
+    p95_abs, p99_abs = upper_percentiles(distances)
+    p95_rel, p99_rel = upper_percentiles(relative)
+    return Figures(
+        count=ours.numel(),
+        max_abs=float(distances.max()),
+        mean_abs=float(distances.mean()),
+        p95_abs=p95_abs,
+        p99_abs=p99_abs,
+        max_rel=_finite(float(relative.max())) if relative.numel() else None,
+        mean_rel=_finite(float(relative.mean())) if relative.numel() else None,
+        p95_rel=p95_rel,
+        p99_rel=p99_rel,
+        cosine=cosine(ours[both], theirs[both]),
+        kl_k1=float((theirs - ours).masked_fill(same, 0.0).mean()) if log_probs else None,
+        kl_k3=_finite(float((torch.expm1(difference) - difference).mean())) if log_probs else None,
+        clip_share=outside,
+        max_ulp=_max_ulp(ours, theirs, same, dtype),
+        distance=relative_distance(float(difference.norm()), norm),
+    )
+
+
+def upper_percentiles(values: Tensor) -> tuple[float | None, float | None]:
+    """The 95th and 99th percentile of a 1-D float tensor of any length (torch.quantile stops at 16 million).
+
+    Only the twentieth of the values that they depend on is sorted. None of nothing.
+    """
+    count = values.numel()
+    if not count:
+        return None, None
+    positions = [(count - 1) * percent / 100 for percent in (95, 99)]
+    top = values.topk(count - math.floor(positions[0])).values
+    found = []
+    for position in positions:
+        low = math.floor(position)
+        lower, upper = float(top[count - 1 - low]), float(top[max(count - 2 - low, 0)])
+        found.append(_finite(lower + (upper - lower) * (position - low)))
+    return found[0], found[1]
+
+
+def cosine(a: Tensor, b: Tensor) -> float | None:
+    """The cosine of two vectors (float64); 1 for equal ones, None where only one is zero, or a norm overflows."""
+    if torch.equal(a, b):
+        return 1.0
+    product = float(a.norm()) * float(b.norm())
+    return max(-1.0, min(1.0, float(a @ b) / product)) if product and math.isfinite(product) else None
+
+
+def relative_distance(difference: float, norm: float) -> float | None:
+    """|a - b| / |b|; 0 where they are equal, None where b is zero and a is not."""
+    if difference == 0:
+        return 0.0
+    return _finite(difference / norm) if norm else None
+
+
+def sequence_sums(values: Tensor, mask: Tensor) -> Tensor:
+    """The sum of each row's masked values, float64 [rows that have any]: a sequence's log-prob. Both [B, A]."""
+    chosen = values.double().masked_fill(~mask, 0.0)
+    return chosen.sum(dim=1)[mask.any(dim=1)]
+
+
+def worst_tokens(a: Tensor, b: Tensor, mask: Tensor, count: int) -> tuple[WorstToken, ...]:
+    """The `count` masked tokens of [B, A] that differ most, the worst first; what is not finite on one side only is worst.
+
+    Tokens that do not differ are left out.
+    """
+    ours, theirs = a.double(), b.double()
+    same = (ours == theirs) | (ours.isnan() & theirs.isnan())
+    distance = (ours - theirs).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+    distance = distance.masked_fill(same | ~mask, -1.0).flatten()
+    top = distance.topk(min(count, distance.numel()))
+    columns = mask.shape[1]
+    return tuple(
+        _token(ours, theirs, *divmod(place, columns))
+        for place, size in zip(top.indices.tolist(), top.values.tolist(), strict=True)
+        if size > 0
+    )
+
+
+def _token(a: Tensor, b: Tensor, row: int, position: int) -> WorstToken:
+    ours, theirs = float(a[row, position]), float(b[row, position])
+    return WorstToken(row, position, _finite(ours), _finite(theirs), _finite(ours - theirs))
+
+
+def _clip_share(difference: Tensor, odd: Tensor) -> float:
+    """The share of tokens whose ratio is outside the band; what is not finite on one side only is."""
+    outside = (difference < math.log(CLIP_LOW)) | (difference > math.log(CLIP_HIGH)) | odd
+    return float(outside.double().mean())
+
+
+def _max_ulp(a: Tensor, b: Tensor, same: Tensor, dtype: str | None) -> int | None:
+    if dtype is None or not is_counted(dtype):
+        return None
+    return int(ulp_distances(a[~same], b[~same], dtype).max()) if not bool(same.all()) else 0
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,278 @@
+"""An answer of `actordbg curve` as headings, paragraphs and tables, for text of 80 columns and for Markdown."""
+
+from __future__ import annotations
+
+import shlex
+
+from actordbg.curve.curves import MEASURED, MEMORY, At, CurveAnswer, CurvesAnswer, Longest, value_of
+from actordbg.curve.fit import LEAST, Curve
+from actordbg.curve.measurements import BY, PADDED, SEQ_LEN, Measurements, Point
+from actordbg.report.replay_document import Block, Grid, Heading, Items, Paragraph
+from actordbg.report.words import plural, seconds
+
+MOST_ROWS = 24
+NOTHING = (
+    "Nothing was measured: no input passed in these replays. `actordbg replay` makes measurements; inputs of chosen "
+    "lengths come from `actordbg dump create --seq-len N`."
+)
+
+
+def document(answer: CurvesAnswer, rows: int = MOST_ROWS) -> list[Block]:
+    """The whole answer. `rows`: at most so many points of each curve, spread evenly; 0 for all."""
+    what = (
+        "peak memory"
+        if answer.quantity == MEMORY
+        else {"both": "time", None: "time"}.get(answer.passes, f"{answer.passes} time")
+    )
+    blocks: list[Block] = [Heading(f"actordbg curve {answer.quantity}", 1)]
+    measured = sum(sum(p.inputs for p in one.measurements.points) for one in answer.curves)
+    said = f"{what} by {BY[answer.by]}; {plural(answer.replays, 'replay')}, {plural(measured, 'input')}"
+    blocks.append(Paragraph(said))
+    if not any(one.values for one in answer.curves):
+        blocks.append(Paragraph(NOTHING))
+    if answer.budget is not None and any(one.longest for one in answer.curves):
+        blocks += _longest(answer, answer.budget)
+    if any(one.at for one in answer.curves):
+        blocks += _at(answer)
+    for one in answer.curves:
+        blocks += _curve(one, answer, rows)
+    return [*blocks, *map(Paragraph, answer.notes), Heading("How to read the figures", 3), Items(_definitions(answer))]
+
+
+def title(one: CurveAnswer) -> str:
+    """A curve's heading: "A  tiny fp32 sdpa, batch size 2"."""
+    of, batch = one.measurements.settings, one.measurements.batch_size
+    model = str(of["model"] or "-").rstrip("/").rpartition("/")[2]
+    rows = "" if batch is None else f", batch size {batch}"
+    return f"{one.label}  {model:.40} {of['dtype'] or '-'} {of['attn'] or '-'}{rows}"
+
+
+def configuration(one: Measurements) -> str:
+    """A configuration in words: "tiny (2 layers) fp32 sdpa, packed, plain, 1 worker, forward and backward, cpu"."""
+    of = one.settings
+    stage = f" ZeRO {of['zero_stage']}" if of["backend"] == "deepspeed" else ""
+    layers = f" ({of['num_layers']} layers)" if of["num_layers"] else ""
+    parts = [
+        f"{of['model']}{layers} {of['dtype'] or '-'} {of['attn'] or '-'}",
+        "packed" if of["packing"] else "not packed",
+        f"{of['backend']}{stage}, {plural(of['world_size'] or 1, 'worker')}",
+        *(f"{name} {of[name]}" for name in ("tp", "ring") if (of[name] or 1) > 1),
+        *(["compiled"] * bool(of["compile"]) + ["deepcompiled"] * bool(of["deepcompile"])),
+        "forward and backward" if one.backward else "forward",
+        str(of["device_name"] or "device unknown"),
+    ]
+    return ", ".join(parts)
+
+
+def formula(curve: Curve, quantity: str) -> str:
+    """The curve with its figures: "437.0 MiB + 312.5 KiB n"."""
+    shown = _bytes if quantity == MEMORY else _duration
+    terms = [shown(curve.a)] if curve.a else []
+    terms += [f"{shown(value)} {power}" for value, power in ((curve.b, "n"), (curve.c, "n^2")) if value]
+    return " + ".join(terms)
+
+
+def shown_value(value: float | None, quantity: str) -> str:
+    """Bytes or seconds with their unit."""
+    if value is None:
+        return "-"
+    return _bytes(value) if quantity == MEMORY else f"{seconds(value)} s"
+
+
+def shown_budget(budget: float, quantity: str) -> str:
+    """A budget as it was asked for: "80 GB (74.51 GiB)", "2.00 s"."""
+    return f"{budget / 1e9:.4g} GB ({_bytes(budget)})" if quantity == MEMORY else shown_value(budget, quantity)
+
+
+def _bytes(value: float) -> str:
+    """Bytes with four significant digits: "493.0 MiB", "1.133 GiB", "12.00 B"."""
+    size, unit = value, "B"
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1000 or unit == "GiB":
+            break
+        size /= 1024
+    return f"{size:#.4g} {unit}" if abs(size) < 1000 else f"{size:,.0f} {unit}"
+
+
+def _duration(value: float) -> str:
+    for unit, factor in (("s", 1.0), ("ms", 1e3), ("us", 1e6)):
+        if abs(value) * factor >= 1:
+            return f"{value * factor:.3g} {unit}"
+    return f"{value * 1e9:.3g} ns"
+
+
+def _longest(answer: CurvesAnswer, budget: float) -> list[Block]:
+    rows = []
+    for one in answer.curves:
+        if one.longest is not None:
+            found = one.longest
+            over = "-" if found.too_long is None else f"{found.too_long:,}"
+            rows.append((one.label, _or_dash(found.measured), over, _by_curve(found), found.how))
+    columns = ("", "ran and fits", "too long", "by the curve", "")
+    texts = [text for one in answer.curves if one.longest for text in _remarks(one, one.longest)]
+    blocks: list[Block] = [Heading(f"Longest {_unit(answer.by)} in {shown_budget(budget, answer.quantity)}", 2)]
+    blocks.append(Grid(columns, tuple(rows), frozenset({""})))
+    return blocks + ([Items(tuple(texts))] if texts else [])
+
+
+def _by_curve(found: Longest) -> str:
+    if found.by_curve is None:
+        return "-"
+    if found.low is None or found.low == found.high:
+        return f"{found.by_curve:,}"
+    return f"{found.by_curve:,} ({found.low:,} " + ("or more)" if found.high is None else f"to {found.high:,})")
+
+
+def _remarks(one: CurveAnswer, found: Longest) -> list[str]:
+    texts = []
+    if found.far:
+        texts.append(
+            f"{one.label}: caution, that is {found.by_curve / one.values[-1][0]:.1f} times the longest measured length, "  # type: ignore[operator]
+            f"{one.values[-1][0]:,}: measure a longer one before relying on it"
+        )
+    if found.exceptions:
+        listed = ", ".join(f"{n:,}" for n in found.exceptions[:5])
+        texts.append(f"{one.label}: over the budget though longer ones were not: {listed}")
+    if found.too_long is None and one.curve is not None and found.by_curve is None:
+        texts.append(f"{one.label}: the curve never reaches the budget: measure longer inputs")
+    if found.measured is None and found.by_curve is None:
+        texts.append(f"{one.label}: nothing that was measured fits")
+    return texts
+
+
+def _at(answer: CurvesAnswer) -> list[Block]:
+    budgeted = answer.budget is not None
+    rows = [
+        (
+            one.label,
+            f"{at.n:,}",
+            shown_value(at.value, answer.quantity),
+            _range(at, answer.quantity),
+            at.how + (", far" if at.far else ""),
+            *([at.fits or "-"] if budgeted else []),
+        )
+        for one in answer.curves
+        for at in one.at
+    ]
+    columns = ("", _unit(answer.by), "needs", "with the curve's error", "how", *(["fits"] if budgeted else []))
+    return [Heading("At the lengths asked for", 2), Grid(columns, tuple(rows), frozenset({"", "how", "fits"}))]
+
+
+def _range(at: At, quantity: str) -> str:
+    if at.low is None or at.how == MEASURED:
+        return "-"
+    return f"{shown_value(at.low, quantity)} to {shown_value(at.high, quantity)}"
+
+
+def _curve(one: CurveAnswer, answer: CurvesAnswer, rows: int) -> list[Block]:
+    of = one.measurements
+    blocks: list[Block] = [Heading(title(one), 2)]
+    lines = [f"ran as: {configuration(of)}", _law(one, answer)]
+    if of.out_of_memory:
+        lines.append(
+            f"out of memory at {', '.join(f'{n:,}' for n in of.out_of_memory[:8])}: never said to fit, nor is more"
+        )
+    if of.left_out and answer.quantity != MEMORY:
+        lines.append(f"{plural(of.left_out, 'input')} left out: warming up or compiling")
+    names = ", ".join(of.replays[:3]) + (f" and {len(of.replays) - 3} more" if len(of.replays) > 3 else "")
+    blocks.append(Items((*lines, f"replays: {names}")))
+    if one.values:
+        blocks.append(_points(one, answer, rows))
+    if one.curve is None:
+        blocks.append(Paragraph(_how_to_measure(one, answer.by, answer.quantity)))
+    return blocks
+
+
+def _law(one: CurveAnswer, answer: CurvesAnswer) -> str:
+    if one.curve is None:
+        return f"no curve: {plural(len(one.values), 'length')} measured, {LEAST} are the fewest"
+    form, error, ahead = one.curve.form, one.curve.error, one.curve.ahead
+    beyond = "unknown beyond" if ahead is None else f"{max(error, ahead):.1%} for twice the longest"
+    return f"curve: {formula(one.curve, answer.quantity)}   (form {form}; error {error:.1%} between lengths, {beyond})"
+
+
+def _points(one: CurveAnswer, answer: CurvesAnswer, rows: int) -> Grid:
+    known = [p for p in one.measurements.points if value_of(p, answer.quantity, answer.passes or "both") is not None]
+    shown = (
+        known
+        if not rows or len(known) <= rows
+        else [known[round(i * (len(known) - 1) / (rows - 1))] for i in range(rows)]
+    )
+    times = answer.quantity != MEMORY
+    columns = (_unit(answer.by), "inputs", *(("forward", "backward", "both") if times else ("peak",)), "curve", "off")
+    return Grid(columns, tuple(_row(p, one.curve, answer, times) for p in shown))
+
+
+def _row(point: Point, curve: Curve | None, answer: CurvesAnswer, times: bool) -> tuple[str, ...]:
+    value = value_of(point, answer.quantity, answer.passes or "both")
+    measured = (point.forward, point.backward, point.both) if times else (point.memory,)
+    drawn = curve.at(point.n) if curve else None
+    off = "-" if drawn is None or not value else f"{(drawn - value) / value:+.1%}"
+    shown = [seconds(one) if times else shown_value(one, MEMORY) for one in (*measured, drawn)]
+    return (f"{point.n:,}", f"{point.inputs:,}", *shown, off)
+
+
+def _how_to_measure(one: CurveAnswer, by: str, quantity: str) -> str:
+    of = one.measurements
+    batch = of.batch_size or 1
+    longest = max([p.n for p in of.points] + [512]) if by == SEQ_LEN else 512
+    lengths = sorted({max(64, longest // 4), max(128, longest // 2), longest, 2 * longest})
+    lengths = [n for n in lengths if not of.out_of_memory or by != SEQ_LEN or n < of.out_of_memory[0]]
+    create = f"actordbg dump create -n 2 --batch-size {batch} --seq-len $n --padding none --run lengths"
+    return (
+        f"More lengths: for n in {' '.join(map(str, lengths))}; do {create}; done; then actordbg replay --where "
+        f"\"run='lengths'\" {_flags(of)}. Or, in one: actordbg curve {quantity} {of.replays[-1]} --measure "
+        f"{','.join(map(str, lengths))}"
+    )
+
+
+def _flags(of: Measurements) -> str:
+    """The options of `actordbg replay` that give this configuration again."""
+    settings = of.settings
+    words = ["--model", str(settings["model"]), "--backend", str(settings["backend"])]
+    if settings["backend"] == "deepspeed":
+        words += ["--zero-stage", str(settings["zero_stage"] or 0)]
+    for name in ("dtype", "attn"):
+        words += [f"--{name}", str(settings[name])] if settings[name] else []
+    words += [f"--nproc={settings['world_size']}"] if (settings["world_size"] or 1) > 1 else []
+    words += [f"--{name}={settings[name]}" for name in ("tp", "ring") if (settings[name] or 1) > 1]
+    words.append("--packing" if settings["packing"] else "--no-packing")
+    words += [f"--{name}" for name in ("compile", "deepcompile") if settings[name]]
+    words.append("--backward" if of.backward else "--no-backward")
+    return shlex.join(words)
+
+
+def _unit(by: str) -> str:
+    return {SEQ_LEN: "seq_len", PADDED: "B x S"}.get(by, "tokens")
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def _definitions(answer: CurvesAnswer) -> tuple[str, ...]:
+    devices = {str(one.measurements.settings.get("device_name") or "") for one in answer.curves}
+    texts = []
+    if answer.quantity == MEMORY:
+        on_cpu = "on a CPU, the process's resident memory, which holds Python, the libraries and the model too"
+        on_cuda = "on a GPU, the memory that torch's allocator had given out, the model included"
+        cpu, other = "cpu" in devices, any(name and name != "cpu" for name in devices)
+        what = f"{on_cpu}; {on_cuda}" if cpu == other else on_cpu if cpu else on_cuda
+        texts.append(
+            f"peak: the largest of the inputs of a length, in one worker: {what}. Compiling inputs are left out."
+        )
+        texts.append(
+            "sizes are in powers of 1024, as everywhere here; --budget 80GB is 80 * 1000^3 bytes, 80GiB 80 * 1024^3"
+        )
+    else:
+        texts.append(
+            "forward, backward, both: median seconds of the inputs of a length, in one worker, warm-up left out"
+        )
+    texts.append(
+        "curve: least squares on relative errors, outliers weighted down; of a, a + b n, a + c n^2 and a + b n + c n^2 the one "
+        "that predicts left-out points best, a simpler one if it is as good; error: how far off it was there"
+    )
+    if answer.by == SEQ_LEN and any(one.measurements.settings["packing"] for one in answer.curves):
+        texts.append("packed inputs are computed without their padding, so real tokens decide: --by tokens")
+    texts.append("measured: a longer one is known not to fit; extrapolated: by the curve, beyond what ran")
+    return tuple(texts)

@@ -1,0 +1,197 @@
+"""`actordbg curve`: memory or time over length for each configuration, and the longest length that fits a budget.
+
+Every length that is named says where it comes from:
+
+* **measured**: an input of that length ran.
+* **interpolated**: between measured lengths, by the curve (`actordbg.curve.fit`).
+* **extrapolated**: beyond them, by the curve. More than twice beyond the longest measured one comes with a caution: kernels,
+  allocators and cache sizes change with size, and no curve knows.
+
+A length that ran out of memory is never said to fit, nor is any longer one. A curve's value "fits" only with its error on top:
+between measured lengths the held-out error, beyond them what extrapolation was wrong by where that could be checked
+(`Curve.error_at`). Within that error of the budget, or where nobody knows the error, it is "unsure".
+
+Attention computes n^2 scores, and eager attention stores them. So a time always, and the memory of eager attention, is drawn
+with a square term, even where the measured lengths are too short to show it.
+
+Pure: measurements in, answer out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from actordbg.curve.fit import Curve, fit
+from actordbg.curve.measurements import Measurements, Point
+from actordbg.report.summary import label
+
+MEMORY, TIME = "memory", "time"
+PASSES = ("both", "forward", "backward")
+MEASURED, INTERPOLATED, EXTRAPOLATED = "measured", "interpolated", "extrapolated"
+OUT_OF_MEMORY, UNKNOWN = "out of memory", "unknown"
+YES, NO, UNSURE = "yes", "no", "unsure"
+FAR = 2.0
+"""Lengths beyond this many times the longest measured one come with a caution."""
+
+
+@dataclass(frozen=True)
+class At:
+    """What a length needs: `value` in bytes or seconds, `low` to `high` with the curve's error; None where unknown.
+
+    fits: yes, no or unsure; None without a budget. far: more than twice the longest measured length.
+    """
+
+    n: int
+    how: str
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    fits: str | None = None
+    far: bool = False
+
+
+@dataclass(frozen=True)
+class Longest:
+    """The longest length that fits. measured: among those that ran; None if none of them fits.
+
+    by_curve: where the curve reaches the budget, between `low` and `high` with its error; None without a curve, or where it
+    never does. how: "measured" where a longer one is known not to fit, "extrapolated" where none is. too_long: the shortest
+    length that is known not to fit. exceptions: shorter ones that were over the budget all the same.
+    """
+
+    how: str
+    measured: int | None
+    by_curve: int | None = None
+    low: int | None = None
+    high: int | None = None
+    too_long: int | None = None
+    far: bool = False
+    exceptions: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class CurveAnswer:
+    """One configuration: its points, the curve through them, and what was asked of it. `measurements` has its settings."""
+
+    label: str
+    measurements: Measurements
+    curve: Curve | None
+    values: tuple[tuple[int, float], ...]
+    longest: Longest | None = None
+    at: tuple[At, ...] = ()
+
+
+@dataclass(frozen=True)
+class CurvesAnswer:
+    """The answer of `actordbg curve`. quantity: memory or time; passes: which of a time's passes; budget: bytes or seconds."""
+
+    quantity: str
+    by: str
+    passes: str | None
+    budget: float | None
+    replays: int
+    curves: tuple[CurveAnswer, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def good(self) -> bool:
+        """Something was measured, and every length that was asked for fits everywhere."""
+        measured = any(one.values for one in self.curves)
+        return measured and all(at.fits in (None, YES) for one in self.curves for at in one.at)
+
+
+def answer(
+    measured: Sequence[Measurements],
+    quantity: str,
+    by: str,
+    *,
+    passes: str = "both",
+    budget: float | None = None,
+    at: Sequence[int] = (),
+    replays: int = 0,
+    notes: Sequence[str] = (),
+) -> CurvesAnswer:
+    """A curve for each configuration; `budget` in bytes or seconds, `at`: lengths to say the value of."""
+    curves = tuple(_one(label(i), one, quantity, passes, budget, at) for i, one in enumerate(measured))
+    return CurvesAnswer(quantity, by, passes if quantity == TIME else None, budget, replays, curves, tuple(notes))
+
+
+def value_of(point: Point, quantity: str, passes: str) -> float | None:
+    """What a curve is about, at one point."""
+    if quantity == MEMORY:
+        return point.memory
+    return {"both": point.both, "forward": point.forward, "backward": point.backward}[passes]
+
+
+def _one(
+    name: str, measured: Measurements, quantity: str, passes: str, budget: float | None, at: Sequence[int]
+) -> CurveAnswer:
+    values = tuple((one.n, value) for one in measured.points if (value := value_of(one, quantity, passes)) is not None)
+    curve = fit(values, square=quantity == TIME or measured.settings.get("attn") == "eager")
+    bound = measured.out_of_memory[0] if measured.out_of_memory else None
+    return CurveAnswer(
+        name, measured, curve, values,
+        longest=longest(values, curve, bound, budget) if budget is not None and values else None,
+        at=tuple(value_at(n, values, curve, bound, budget) for n in at),
+    )  # fmt: skip
+
+
+def value_at(
+    n: int, values: Sequence[tuple[int, float]], curve: Curve | None, bound: int | None, budget: float | None
+) -> At:
+    """What length `n` needs, and whether that fits."""
+    if bound is not None and n >= bound:
+        return At(n, OUT_OF_MEMORY, fits=None if budget is None else NO)
+    known = dict(values)
+    if n in known:
+        value = known[n]
+        return At(n, MEASURED, value, value, value, None if budget is None else YES if value <= budget else NO)
+    if curve is None:
+        return At(n, UNKNOWN, fits=None if budget is None else UNSURE)
+    value, error = curve.at(n), curve.error_at(n)
+    shortest, most = values[0][0], values[-1][0]
+    how, far = INTERPOLATED if shortest < n < most else EXTRAPOLATED, n > FAR * most
+    if error is None:
+        return At(n, how, value, fits=None if budget is None else UNSURE, far=far)
+    low, high = value * (1 - min(error, 1.0)), value * (1 + error)
+    fits = None if budget is None else YES if high <= budget else NO if low > budget else UNSURE
+    return At(n, how, value, low, high, fits, far)
+
+
+def longest(values: Sequence[tuple[int, float]], curve: Curve | None, bound: int | None, budget: float) -> Longest:
+    """The longest length that fits `budget`; `values` ascending and not empty, `bound` the first that ran out of memory."""
+    below = [(n, value) for n, value in values if bound is None or n < bound]
+    fitting = [n for n, value in below if value <= budget]
+    over = [n for n, value in below if value > budget]
+    most = max(fitting, default=None)
+    beyond = [n for n in over if most is None or n > most] + ([bound] if bound is not None else [])
+    too_long = min(beyond, default=None)
+    exceptions = tuple(n for n in over if most is not None and n < most)
+    by_curve, low, high = _by_curve(curve, budget, most, too_long)
+    far = too_long is None and by_curve is not None and by_curve > FAR * values[-1][0]
+    how = EXTRAPOLATED if too_long is None or most is None else MEASURED
+    return Longest(how, most, by_curve, low, high, too_long, far, exceptions)
+
+
+def _by_curve(
+    curve: Curve | None, budget: float, most: int | None, too_long: int | None
+) -> tuple[int | None, int | None, int | None]:
+    """Where the curve reaches the budget, and with its error on top and off; between what is known to fit and not to."""
+    if curve is None:
+        return None, None, None
+
+    def clamped(n: float | None) -> int | None:
+        if n is None or not math.isfinite(n):
+            return None
+        whole = math.floor(n) if too_long is None else min(math.floor(n), too_long - 1)
+        whole = max(whole, most or 0)
+        return whole if whole > 0 else None
+
+    reached = curve.reaches(budget)
+    error = None if reached is None else curve.error_at(reached)
+    if error is None:
+        return clamped(reached), None, None
+    bold = curve.reaches(budget / (1 - error)) if error < 1 else None
+    return clamped(reached), clamped(curve.reaches(budget / (1 + error))), clamped(bold)

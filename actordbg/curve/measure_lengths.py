@@ -1,0 +1,75 @@
+"""Measurements made on purpose: made-up inputs of chosen lengths, replayed as an earlier replay was.
+
+The inputs are unpadded (every position is computed, packed or not), in a run of their own, in order of their length, so that the
+first thing that runs out of memory is the shortest that does. Each length comes twice for each lane: the first input of all is
+warm-up.
+
+Example::
+
+    replay_id = measure(store, settled(config, resolved), [512, 1024, 2048], batch_size=2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from actordbg.formats.replay_record import ReplayConfig
+from actordbg.store.layout import Store
+
+if TYPE_CHECKING:
+    from actordbg.replay.plan import Plan
+    from actordbg.replay.supervise import Progress
+
+INPUTS = 2
+"""Inputs of each length for each lane."""
+
+
+def settled(config: ReplayConfig, resolved: dict[str, Any]) -> ReplayConfig:
+    """The configuration with what was left to the recorded call filled in as it ran: made-up inputs record nothing."""
+    open_settings = {
+        name: resolved[name]
+        for name in ("dtype", "attn", "packing", "backward", "temperature")
+        if getattr(config, name) is None and resolved.get(name) is not None
+    }
+    return replace(config, **open_settings, keep_tensors=False, keep_gradients=False)
+
+
+def measure(
+    store: Store,
+    config: ReplayConfig,
+    lengths: Sequence[int],
+    batch_size: int,
+    *,
+    command: str = "",
+    on_plan: Callable[[Plan], None] = lambda plan: None,
+    on_event: Callable[[Progress], None] = lambda event: None,
+) -> str:
+    """Make the inputs, replay them, and return the replay's id. What fails or runs out of memory is a result like others.
+
+    Raises UsageError for lengths that mean nothing, Unsupported for a configuration that cannot run here, LaunchProblem, or
+    the worker's own error, where the actor cannot be built.
+    """
+    from actordbg.actor.known_failures import check_config, refuse_findings
+    from actordbg.catalog.query import open_fresh, select_dumps
+    from actordbg.config.choices import installed_versions
+    from actordbg.dumps.create import create_dumps
+    from actordbg.replay.live_catalog import LiveCatalog
+    from actordbg.replay.plan import make_plan, new_replay_id
+    from actordbg.replay.supervise import run_replay
+
+    refuse_findings(check_config(config))
+    run = f"curve-{new_replay_id()}"
+    for length in sorted(set(lengths)):
+        create_dumps(store, INPUTS * config.lanes, batch_size, length, padding="none", run=run)
+    where = f"run='{run}'"
+    rows = select_dumps(open_fresh(store, where), where, order="length")
+    plan = make_plan(rows, config, order="length", where=where, command=command, versions=installed_versions())
+    on_plan(plan)
+    catalog = LiveCatalog(store)
+    try:
+        run_replay(store, plan.spec, on_event, on_tick=catalog.tick)
+    finally:
+        catalog.flush()
+    return plan.spec.replay_id

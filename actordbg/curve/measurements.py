@@ -1,0 +1,195 @@
+"""What replays measured, by configuration and length: the points that curves are drawn through.
+
+* **Configuration**: what the workers resolved, not what was asked for; inputs that ran with a backward and inputs that ran
+  without one are different configurations. Replays of the truth and of noise variants are left out: nobody trains so.
+* **Length** (`by`): "seq_len", S of [B, S], and then one curve for each batch size; "padded", B x S; "tokens", real tokens.
+* **Several inputs of one length**: memory is the largest peak (what has to fit), times are medians.
+* **Warm-up** is left out of times as reports leave it out (`actordbg.report.steady`): the first measured input of each worker
+  start, and inputs during which a graph was compiled. Memory leaves out inputs during which a graph was compiled.
+* **Out of memory** (by the failure's signature; a worker that the kernel killed, too) is no point, but a bound: the
+  shortest such length. With `by="seq_len"` it also bounds larger batches of the same configuration.
+
+Pure: rows in, points out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from actordbg.formats.replay_record import PASSED, ReplayInput, ResultRecord
+from actordbg.report.report_model import ReplayData
+from actordbg.report.steady import warm_up_of
+
+SEQ_LEN, PADDED, TOKENS = "seq_len", "padded", "tokens"
+BY = {
+    SEQ_LEN: "seq_len, padding included; a curve for each batch size",
+    PADDED: "padded positions, batch size x seq_len",
+    TOKENS: "real tokens of an input, padding left out",
+}
+OUT_OF_MEMORY = ("cuda-out-of-memory", "cpu-out-of-memory", "killed")
+_SETTINGS = (
+    "model", "num_layers", "backend", "zero_stage", "dtype", "attn", "packing", "compile", "compile_backend", "deepcompile",
+    "world_size", "tp", "ring", "device_name",
+)  # fmt: skip
+_FROM_CONFIG = ("tp", "ring", "compile", "deepcompile", "zero_stage", "backend", "model")
+
+
+@dataclass(frozen=True)
+class Point:
+    """Inputs of one length: how many, the largest peak in bytes, and median seconds. None: not measured (or warm-up only)."""
+
+    n: int
+    inputs: int
+    memory: float | None = None
+    forward: float | None = None
+    backward: float | None = None
+    both: float | None = None
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """One configuration: `settings` by name, `batch_size` where curves are drawn for each, and whether backward ran.
+
+    left_out: inputs that were warm-up. out_of_memory: lengths that ran out of memory, ascending.
+    """
+
+    settings: dict[str, Any]
+    backward: bool
+    batch_size: int | None
+    replays: tuple[str, ...]
+    points: tuple[Point, ...]
+    left_out: int = 0
+    out_of_memory: tuple[int, ...] = ()
+
+
+_Failed = tuple[dict[str, Any], tuple[bool, ...], int | None, int, str]
+"""What ran out of memory: settings, with which passes, batch size, length, replay."""
+
+
+@dataclass
+class _Gathered:
+    """One configuration while its results are read."""
+
+    settings: dict[str, Any]
+    backward: bool
+    batch_size: int | None
+    replays: dict[str, None] = field(default_factory=dict)
+    memory: dict[int, list[float]] = field(default_factory=dict)
+    times: dict[int, list[tuple[float, float | None]]] = field(default_factory=dict)
+    lengths: dict[int, int] = field(default_factory=dict)
+    left_out: int = 0
+    failed: set[int] = field(default_factory=set)
+
+
+def gather(replays: Sequence[ReplayData], by: str = SEQ_LEN) -> list[Measurements]:
+    """The points of every configuration in `replays`, in the order in which they come up."""
+    found: dict[tuple[Any, ...], _Gathered] = {}
+    failed: list[_Failed] = []
+    for data in replays:
+        if data.spec.config.oracle is None and data.spec.config.vary is None:
+            _read(data, by, found, failed)
+    for settings, passes, batch, n, replay_id in failed:
+        there = [one for one in passes if _key(settings, one, batch) in found]
+        for backward in there or passes[:1]:
+            _group(found, settings, backward, batch, replay_id).failed.add(n)
+    if by == SEQ_LEN:
+        _bound_larger_batches(list(found.values()))
+    return [_settled(one) for one in found.values()]
+
+
+def left_out_replays(replays: Iterable[ReplayData]) -> int:
+    """How many of the replays are truths or noise variants."""
+    return sum(data.spec.config.oracle is not None or data.spec.config.vary is not None for data in replays)
+
+
+def _read(data: ReplayData, by: str, found: dict[tuple[Any, ...], _Gathered], failed: list[_Failed]) -> None:
+    settings = _settings(data)
+    first, compiling = warm_up_of(data.results)
+    inputs = {one.dump_id: one for one in data.spec.inputs}
+    for result in data.results:
+        given = inputs.get(result.dump_id)
+        if given is None:
+            continue
+        batch = given.batch_size if by == SEQ_LEN else None
+        n = _length(given, result, by)
+        if result.signature in OUT_OF_MEMORY and result.status != PASSED:
+            failed.append((settings, _passes(data, result), batch, n, data.spec.replay_id))
+        elif result.status == PASSED and result.forward_s is not None:
+            group = _group(found, settings, result.backward_s is not None, batch, data.spec.replay_id)
+            group.lengths[n] = group.lengths.get(n, 0) + 1
+            _add(group, n, result, warm=result.dump_id in first | compiling)
+
+
+def _add(group: _Gathered, n: int, result: ResultRecord, *, warm: bool) -> None:
+    group.left_out += warm
+    if result.peak_memory_bytes and not result.graphs:
+        group.memory.setdefault(n, []).append(float(result.peak_memory_bytes))
+    if not warm and result.forward_s is not None:
+        group.times.setdefault(n, []).append((result.forward_s, result.backward_s))
+
+
+def _passes(data: ReplayData, result: ResultRecord) -> tuple[bool, ...]:
+    """With which passes (True: with a backward) an input that ran out of memory does not fit, the one that ran first."""
+    asked = data.spec.config.backward
+    if asked is None and data.spec.config.backend != "plain":
+        asked = data.resolved.get("backward")
+    if result.forward_s is not None or asked:
+        return (True,)
+    return (False, True)  # a forward alone that does not fit, or nobody knows: then neither is said to
+
+
+def _group(
+    found: dict[tuple[Any, ...], _Gathered], settings: dict[str, Any], backward: bool, batch: int | None, replay_id: str
+) -> _Gathered:
+    group = found.setdefault(_key(settings, backward, batch), _Gathered(settings, backward, batch))
+    group.replays[replay_id] = None
+    return group
+
+
+def _key(settings: dict[str, Any], backward: bool, batch: int | None) -> tuple[Any, ...]:
+    return (*settings.items(), backward, batch)
+
+
+def _settings(data: ReplayData) -> dict[str, Any]:
+    """What ran, by name; what the workers did not say, as it was asked for."""
+    asked = data.spec.config.to_dict()
+    known = {name: asked[name] for name in _FROM_CONFIG} | {"world_size": data.spec.config.nproc} | data.resolved
+    return {name: known.get(name, asked.get(name)) for name in _SETTINGS}
+
+
+def _length(given: ReplayInput, result: ResultRecord, by: str) -> int:
+    if by == TOKENS:
+        return result.tokens or given.tokens
+    return given.seq_len if by == SEQ_LEN else given.batch_size * given.seq_len
+
+
+def _bound_larger_batches(groups: Sequence[_Gathered]) -> None:
+    """What does not fit with few rows does not fit with more."""
+    for group in groups:
+        for other in groups:
+            alike = other.settings == group.settings and other.backward == group.backward
+            if alike and (other.batch_size or 0) < (group.batch_size or 0):
+                group.failed |= other.failed
+
+
+def _settled(group: _Gathered) -> Measurements:
+    points = []
+    for n in sorted(group.lengths):
+        forward = [one for one, _ in group.times.get(n, [])]
+        backward = [two for _, two in group.times.get(n, []) if two is not None]
+        both = [one + (two or 0.0) for one, two in group.times.get(n, [])]
+        points.append(
+            Point(
+                n=n, inputs=group.lengths[n], memory=max(group.memory.get(n, []), default=None),
+                forward=median(forward) if forward else None,
+                backward=median(backward) if backward else None,
+                both=median(both) if both else None,
+            )
+        )  # fmt: skip
+    return Measurements(
+        group.settings, group.backward, group.batch_size, tuple(group.replays), tuple(points), group.left_out,
+        tuple(sorted(group.failed)),
+    )  # fmt: skip

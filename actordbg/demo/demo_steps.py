@@ -1,0 +1,201 @@
+"""The demo's seven steps: from a real training run to a report and back to an unpatched file.
+
+Each step prints the command that a user would type and then runs exactly that, as a child process, in the demo's directory.
+Nothing is simulated and nothing is called behind the command line's back, except the training itself, which is OpenRLHF's
+own program (see `actordbg.demo.demo_training`), and the check of file hashes at the end.
+
+    DIR/python/openrlhf/   private copy of the installed openrlhf: this is what gets patched
+    DIR/training/          tiny model, tokenizer, data, the trainer's log
+    DIR/store/             what actordbg recorded and found out
+    DIR/report.md
+
+The first step that fails ends the demo with its reason.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shlex
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import actordbg
+from actordbg.base.errors import EnvironmentProblem, LaunchProblem
+from actordbg.config.choices import gather_facts
+from actordbg.demo.demo_recipes import Trainer
+from actordbg.demo.demo_training import Progress, copy_openrlhf, hide_gpus, start_training
+from actordbg.store.layout import Store
+
+TARGET = "python/openrlhf/models/actor.py"
+QUERY = "seq_len >= 64 and rank = 0"
+_NEEDED = {
+    "ppo": ("torch", "transformers", "deepspeed", "peft", "datasets", "tokenizers", "torchdata", "pylatexenc", "ray"),
+    "sft": ("torch", "transformers", "deepspeed", "peft", "datasets", "tokenizers", "torchdata", "pylatexenc"),
+}
+_EVERY = {"ppo": 1, "sft": 24}
+
+
+@dataclass(frozen=True)
+class FileState:
+    """What `patch` followed by `unpatch` has to give back: content, permissions and modification time."""
+
+    sha256: str
+    mode: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, path: Path) -> FileState:
+        found = path.stat()
+        return cls(hashlib.sha256(path.read_bytes()).hexdigest(), found.st_mode, found.st_mtime_ns)
+
+
+@dataclass
+class Demo:
+    """One run of the demo in `directory` (empty or new). `tell` prints a line for the user, at once."""
+
+    trainer: Trainer
+    directory: Path
+    tell: Callable[[str], None]
+    _started: float = field(default_factory=time.monotonic)
+    _dumping: bool = False
+
+    def run(self) -> None:
+        """All seven steps. Raises EnvironmentProblem or LaunchProblem at the first that fails."""
+        require_modules(self.trainer)
+        actor = copy_openrlhf(self.directory / "python")
+        before = FileState.of(actor)
+        self.tell(f"Everything happens in {self.directory}; your installed openrlhf is copied, not touched.")
+        self._patch()
+        self._train()
+        self._index()
+        self._replay_under_deepspeed()
+        self._replay_compiled()
+        self._report()
+        self._unpatch(actor, before)
+        self.tell(f"\nDone in {self._elapsed()}.")
+
+    def _patch(self) -> None:
+        self._heading("1/7", "patch: append the capture hook to OpenRLHF's actor.py")
+        self._actordbg("patch", "--target", TARGET)
+
+    def _train(self) -> None:
+        self._heading("2/7", f"train: OpenRLHF's own {self.trainer.upper()}, with dumping switched on while it runs")
+        work = self.directory / "training"
+        work.mkdir()
+        with start_training(self.trainer, work, self.directory / "python", hide_gpus(self.trainer)) as job:
+            self.tell(f"$ {self._as_typed(job.command)}")
+            job.wait(self._follow)
+        self._actordbg("dump", "status")
+        if next(iter(Store(self.directory / "store").iter_dumps()), None) is None:
+            raise LaunchProblem(
+                "the training ran, but nothing was recorded",
+                hint="keep the run (--keep DIR) and look at training/*.log",
+            )
+
+    def _as_typed(self, command: list[str]) -> str:
+        """The trainer's command as a user would type it: the demo's own wrapper left out, paths relative, lines of 110."""
+        program = {
+            "ppo": "python -m openrlhf.cli.train_ppo_ray",
+            "sft": "deepspeed --num_gpus 1 --module openrlhf.cli.train_sft",
+        }
+        options = " ".join(command[command.index("--") + 1 :]).replace(f"{self.directory}{os.sep}", "")
+        lines = textwrap.wrap(f"{program[self.trainer]} {options}", 108, break_long_words=False, break_on_hyphens=False)
+        return " \\\n    ".join(lines)
+
+    def _follow(self, progress: Progress) -> None:
+        if progress.phase == "step" and (not self._dumping or progress.step % _EVERY[self.trainer] == 0):
+            self.tell(f"  [{self._elapsed()}] step {progress.step}  {progress.text}")
+        elif progress.phase != "step":
+            self.tell(f"  [{self._elapsed()}] {progress.text}")
+        if progress.phase == "step" and not self._dumping:
+            self._dumping = True
+            self._actordbg("dump", "enable")
+
+    def _index(self) -> None:
+        self._heading("3/7", "index: the catalog of what was recorded")
+        self._actordbg("index")
+        self._actordbg("dump", "ls", "--where", QUERY, "--limit", "5")
+
+    def _replay_under_deepspeed(self) -> None:
+        self._heading("4/7", "replay: what a query selects, through OpenRLHF's Actor under the deepspeed launcher")
+        self._replay("--max-inputs", "4", "--backend", "deepspeed", "--zero-stage", "2")
+
+    def _replay_compiled(self) -> None:
+        self._heading("5/7", "replay again: the forward alone, in one plain process, with torch.compile")
+        options = ["--backend", "plain", "--compile", "--no-backward"]
+        if not gather_facts().compiler:
+            self.tell(
+                "  no C++ compiler is on PATH: graphs are captured and traced, but no code is generated (aot_eager)"
+            )
+            options += ["--compile-backend", "aot_eager"]
+        self._replay("--max-inputs", "4", *options)
+
+    def _replay(self, *options: str) -> None:
+        replays = Store(self.directory / "store").replays
+        before = _entries(replays)
+        self._actordbg("replay", "--where", QUERY, "--model", "training/model", *options)
+        if _entries(replays) == before:
+            raise LaunchProblem(
+                "the query selected nothing that was recorded", hint="`dump ls` above shows what there is"
+            )
+
+    def _report(self) -> None:
+        self._heading("6/7", "report")
+        self._actordbg("report", "--all")
+        self._actordbg("report", "--all", "--output", "report.md")
+
+    def _unpatch(self, actor: Path, before: FileState) -> None:
+        self._heading("7/7", "unpatch: the file is what it was")
+        self._actordbg("unpatch", "--target", TARGET)
+        after = FileState.of(actor)
+        self.tell(f"sha256 before  {before.sha256}\nsha256 after   {after.sha256}")
+        if after != before:
+            raise EnvironmentProblem(f"unpatch did not give the file back: {before} became {after}")
+        self.tell("the same, with the same mode and modification time")
+
+    def _actordbg(self, *arguments: str) -> None:
+        """Show and run `actordbg --store store ARGUMENTS` in the demo's directory; its output goes where ours goes."""
+        words = ["actordbg", "--store", "store", *arguments]
+        self.tell(f"$ {shlex.join(words)}")
+        command = [sys.executable, "-m", *words]
+        code = subprocess.run(command, cwd=self.directory, env=self._environment(), check=False).returncode
+        if code != 0:
+            raise LaunchProblem(
+                f"`{shlex.join(words)}` ended with exit code {code}",
+                hint="its own message is above; --keep DIR keeps the files",
+            )
+
+    def _environment(self) -> dict[str, str]:
+        """The user's, without settings of theirs that would make the demo another one."""
+        env = {name: value for name, value in os.environ.items() if not name.startswith("ACTORDBG_")}
+        ours = str(Path(actordbg.__file__).resolve().parent.parent)
+        paths = os.pathsep.join([ours, *filter(None, [env.get("PYTHONPATH")])])
+        return {**env, **hide_gpus(self.trainer), "PYTHONPATH": paths}
+
+    def _heading(self, number: str, title: str) -> None:
+        self.tell(f"\n[{number}] {title}  ({self._elapsed()})")
+
+    def _elapsed(self) -> str:
+        seconds = int(time.monotonic() - self._started)
+        return f"{seconds // 60}:{seconds % 60:02d}"
+
+
+def _entries(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+
+
+def require_modules(trainer: Trainer) -> None:
+    """Raise EnvironmentProblem naming what the training needs and this environment lacks."""
+    missing = [name for name in (*_NEEDED[trainer], "openrlhf") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise EnvironmentProblem(
+            f"the {trainer} training needs modules that are not installed: {', '.join(missing)}",
+            hint="`make demo` installs everything; by hand: pip install 'actordbg[replay,demo]' and then --no-deps openrlhf",
+        )

@@ -1,0 +1,132 @@
+"""What actordbg itself left on this machine: the store, its catalog, the dump switch, the patch of actor.py."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from actordbg.base.errors import ActordbgError, CatalogProblem
+from actordbg.capture.control import DEFAULT_FREE_FLOOR, read_control
+from actordbg.catalog import connections as engine
+from actordbg.catalog import migrate
+from actordbg.doctor import known_versions as known_good
+from actordbg.doctor import machine_check as machine
+from actordbg.doctor.check_result import Finding, bad, ok, warn
+from actordbg.doctor.python_environment import Environment
+from actordbg.install.patch_state import Status, inspect_target
+from actordbg.install.patch_target import find_target
+from actordbg.install.trailer import State
+from actordbg.store.layout import Store
+
+PRIVATE = 0o077
+"""Permission bits that nobody but the owner should have on a store: dumps hold training data."""
+
+
+def check(env: Environment, store: Store) -> Iterator[Finding]:
+    """Store, disk, catalog, dump switch and patch, in this order."""
+    yield _store(store)
+    yield machine.disk(store.root, _floor(store))
+    yield _catalog(store)
+    yield _control(store)
+    yield _patch(env, store)
+
+
+def _problem(name: str, error: ActordbgError) -> Finding:
+    return bad(name, error.message, error.hint)
+
+
+def _store(store: Store) -> Finding:
+    if not store.exists() and not (store.root.is_dir() and any(store.root.glob("dumps/*/rank*"))):
+        return ok("store", f"none yet in {store.root}; the first dump makes it")
+    try:
+        store.require()
+    except ActordbgError as error:
+        return _problem("store", error)
+    if not os.access(store.root, os.W_OK | os.X_OK):
+        return bad(
+            "store", f"{store.root} is not writable for you", "name another store with --store DIR or ACTORDBG_STORE"
+        )
+    mode = store.root.stat().st_mode
+    if mode & PRIVATE:
+        detail = f"{store.root} has mode {mode & 0o777:o}: others can look at the dumps"
+        return warn("store", detail, f"chmod 700 {store.root}")
+    kind = engine.file_system(store.root)
+    return ok("store", f"{store.root}, format 1" + (f", on {kind}" if kind else ""))
+
+
+def _catalog(store: Store) -> Finding:
+    path = store.catalog_path
+    try:
+        found = migrate.revision(path)
+    except ActordbgError as error:
+        return _problem("catalog", error)
+    if found is None:
+        return ok("catalog", "none yet; the first command that reads dumps makes it")
+    if found == migrate.HEAD:
+        return ok("catalog", f"revision {found}, up to date; journal {engine.journal_mode(path)}")
+    if found.isdecimal() and int(found) < int(migrate.HEAD):
+        return warn(
+            "catalog", f"revision {found}, older than {migrate.HEAD}", "any reading command upgrades it: actordbg index"
+        )
+    newer = CatalogProblem(f"revision {found}, written by a newer actordbg than this one ({migrate.HEAD})")
+    return bad("catalog", newer.message, "upgrade actordbg, or remove catalog.db and run `actordbg index`")
+
+
+def _control(store: Store) -> Finding:
+    if os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0"):
+        return warn(
+            "dumping", "ACTORDBG_DISABLE is set: jobs started from this shell do not capture", "unset ACTORDBG_DISABLE"
+        )
+    try:
+        control = read_control(store)
+    except ActordbgError as error:
+        return _problem("dumping", error)
+    if control is None or not control.enabled:
+        return ok("dumping", "disabled")
+    return ok("dumping", f"enabled since {control.since}, run {control.run}")
+
+
+def _floor(store: Store) -> int:
+    try:
+        control = read_control(store)
+    except ActordbgError:
+        control = None
+    return control.free_floor_bytes if control else DEFAULT_FREE_FLOOR
+
+
+def _patch(env: Environment, store: Store) -> Finding:
+    if not env.versions.get("openrlhf"):
+        return warn("patch", "no openrlhf here to patch", "doctor --python EXE examines the training environment")
+    try:
+        status = inspect_target(find_target(None if env.own else Path(env.python)), store)
+    except ActordbgError as error:
+        return _problem("patch", error)
+    return _patched(status, store)
+
+
+def _patched(status: Status, store: Store) -> Finding:
+    if status.state is State.CLEAN:
+        return ok("patch", f"clean, not patched: {status.file}")
+    if status.state is State.OVERWRITTEN:
+        return warn("patch", f"{status.reason}: {status.file}", "run `actordbg patch` again")
+    if status.state is State.UNSUPPORTED:
+        newest = ".".join(map(str, known_good.NEWEST_OPENRLHF))
+        return bad(
+            "patch", f"{status.file}: {status.reason}", f"OpenRLHF 0.7 to {newest} have an Actor that can be patched"
+        )
+    if status.state is State.EDITED:
+        return warn(
+            "patch", f"{status.reason}: {status.file}", "`actordbg unpatch` keeps the edit and takes the hook away"
+        )
+    if status.hooked is False:
+        return bad(
+            "patch",
+            f"patched, but the interpreter does not see it: {status.file}",
+            "run `actordbg patch` for the reason",
+        )
+    if status.store and Path(status.store) != store.root:
+        return warn(
+            "patch", f"patched, capturing into another store: {status.store}", f"actordbg --store {status.store} ..."
+        )
+    return ok("patch", f"patched: {status.file}")

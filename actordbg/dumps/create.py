@@ -1,0 +1,153 @@
+"""Makes actor inputs where there are none yet: same format as captured ones, random ids, chosen shapes.
+
+Each rank gets `count` calls of `sequences` [B, S] (int64), `attention_mask` [B, S] (int64) and `action_mask` [B, A]
+(bool), as OpenRLHF's experience maker passes them: the actions are the last A positions, a prompt is padded on the left,
+a response that ended early on the right. Every row keeps at least one prompt token and one action. The same seed gives
+the same tensors; ids and timestamps are new, so creating twice adds twice.
+
+Example::
+
+    create_dumps(store, count=4, batch_size=2, seq_len=512, padding="both", ranks=2, seed=7)      # 8 dumps
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from actordbg.base.errors import StoreProblem, UsageError
+from actordbg.formats.dump_record import DumpRecord, is_plain_name, make_dump_id, now_timestamp
+from actordbg.store import payload
+from actordbg.store.layout import Store
+
+PADDINGS = ("left", "right", "both", "none")
+LLAMA_VOCABULARY = 128_256
+PAD_ID = 0
+_FLAGS = ("return_output", "allgather_logits", "return_logprobs", "return_entropy")
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What to make: B, S, A (None: half of S; 0: no action mask), which sides are padded, and ids below `vocab_size`."""
+
+    batch_size: int = 2
+    seq_len: int = 512
+    action_len: int | None = None
+    padding: str = "both"
+    vocab_size: int = LLAMA_VOCABULARY
+
+    @property
+    def actions(self) -> int:
+        """A, the number of action positions."""
+        return self.seq_len // 2 if self.action_len is None else self.action_len
+
+    def check(self) -> Shape:
+        """Itself, or UsageError saying which number makes no sense."""
+        if self.batch_size < 1 or self.seq_len < 2 or self.vocab_size < 2:
+            raise UsageError(
+                f"cannot make {self.batch_size} x {self.seq_len} ids below {self.vocab_size}",
+                hint="batch size at least 1, sequence length and vocabulary at least 2",
+            )
+        if not 0 <= self.actions < self.seq_len:
+            raise UsageError(
+                f"{self.actions} actions do not fit behind a prompt in {self.seq_len} positions",
+                hint="choose --action-len between 0 (no action mask) and seq-len - 1",
+            )
+        if self.padding not in PADDINGS:
+            raise UsageError(f"unknown padding {self.padding!r:.40}", hint=f"one of {', '.join(PADDINGS)}")
+        return self
+
+
+def create_dumps(
+    store: Store,
+    count: int,
+    batch_size: int = 2,
+    seq_len: int = 512,
+    action_len: int | None = None,
+    padding: str = "both",
+    ranks: int = 1,
+    vocab_size: int = LLAMA_VOCABULARY,
+    seed: int = 0,
+    run: str = "created",
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[Path]:
+    """Write `count` dumps for each of `ranks` ranks and return their paths. `on_progress(done, total)`.
+
+    Raises UsageError for numbers that make no sense and StoreProblem when the store cannot be written.
+    """
+    shape = Shape(batch_size, seq_len, action_len, padding, vocab_size).check()
+    if count < 1 or ranks < 1 or not is_plain_name(run):
+        raise UsageError(f"cannot create {count} dumps for {ranks} ranks of run {run!r:.80}", hint="see --help")
+    store.create()
+    generator = torch.Generator().manual_seed(seed)
+    paths = []
+    for call in range(count):
+        for rank in range(ranks):
+            tensors = make_inputs(shape, generator)
+            paths.append(_publish(store, _record(run, rank, ranks, call, shape, seed), tensors))
+            if on_progress is not None:
+                on_progress(len(paths), count * ranks)
+    return paths
+
+
+def make_inputs(shape: Shape, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    """Random inputs of one call: `sequences`, `attention_mask` int64 [B, S], `action_mask` bool [B, A] unless A is 0."""
+    batch, length, actions = shape.batch_size, shape.seq_len, shape.actions
+    response = actions or length // 2
+    left = _pads(shape.padding in ("left", "both"), length - response - 1, batch, generator)
+    right = _pads(shape.padding in ("right", "both"), response - 1, batch, generator)
+    position = torch.arange(length)
+    shown = (position >= left) & (position < length - right)
+    ids = torch.randint(1, shape.vocab_size, (batch, length), generator=generator)
+    tensors = {"sequences": torch.where(shown, ids, PAD_ID), "attention_mask": shown.long()}
+    if actions:
+        tensors["action_mask"] = shown[:, -actions:].contiguous()
+    return tensors
+
+
+def _pads(wanted: bool, most: int, batch: int, generator: torch.Generator) -> torch.Tensor:
+    """How many positions each row is padded on one side, [B, 1]: 0 to `most`, 0 throughout unless wanted."""
+    if not wanted:
+        return torch.zeros(batch, 1, dtype=torch.long)
+    return torch.randint(0, most + 1, (batch, 1), generator=generator)
+
+
+def _record(run: str, rank: int, ranks: int, call: int, shape: Shape, seed: int) -> DumpRecord:
+    timestamp = now_timestamp()
+    return DumpRecord(
+        dump_id=make_dump_id(timestamp, call, 0, secrets.token_hex(4)),
+        run=run,
+        rank=rank,
+        timestamp=timestamp,
+        batch_size=shape.batch_size,
+        seq_len=shape.seq_len,
+        tokens=0,
+        source="create",
+        world_size=ranks,
+        host=socket.gethostname(),
+        call_index=call,
+        action_len=shape.actions or None,
+        arguments={
+            **dict.fromkeys(_FLAGS, False),
+            "packed_seq_lens": None,
+            **({} if shape.actions else {"action_mask": None}),
+        },
+        origin={"seed": seed, "padding": shape.padding, "vocab_size": shape.vocab_size},
+        versions={"torch": torch.__version__},
+    )
+
+
+def _publish(store: Store, record: DumpRecord, tensors: dict[str, torch.Tensor]) -> Path:
+    counted = replace(record, tokens=int(tensors["attention_mask"].sum()))
+    finished, blob = payload.encode(counted, tensors)
+    try:
+        return store.publish_dump(finished, blob)
+    except OSError as error:
+        raise StoreProblem(
+            f"cannot write into {store.root}: {error.strerror}", hint="make room, or name another store"
+        ) from None

@@ -1,0 +1,261 @@
+"""Moving dumps into packs and out of them, without loss, killed at any point or not.
+
+The order is always the same: write the new place, flush it, read it again and verify it (SHA-256 of every payload, every byte of
+every record), and only then remove the old one. A process that is killed in between leaves dumps in both places: readers
+take either, the catalog counts them once (as packed), and the next `pack` or `unpack` finishes.
+
+What cannot be read whole stays as it is and is named. One process at a time moves dumps (`publish.exclusive`).
+
+Example::
+
+    summary = pack_dumps(store, "run = 'ppo-1'")
+    print(summary.figures.content / summary.figures.stored)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from actordbg.base.errors import ActordbgError, StoreProblem
+from actordbg.catalog.damage import Damaged
+from actordbg.catalog.query import dump_files, open_fresh
+from actordbg.dumps import twins
+from actordbg.dumps.verify import check_place
+from actordbg.formats import dumpfile
+from actordbg.formats import payload_check as contents
+from actordbg.formats.dump_record import DumpRecord
+from actordbg.store import places
+from actordbg.store.layout import Store, atomic_write, sync_folder
+from actordbg.store.pack_build import DEFAULT_LEVEL, PackFigures
+from actordbg.store.pack_publish import PackWriter, exclusive
+from actordbg.store.pack_reader import open_pack
+
+UNPACK_LEVEL = 12
+"""zstd level of the files that `unpack` writes."""
+
+Progress = Callable[[int, int], None]
+"""Called with (dumps done, dumps to do)."""
+
+
+@dataclass
+class PackSummary:
+    """What a pack run did: dumps packed, the packs made, bytes of the files before; files of dumps that an interrupted run had
+    packed already and that were removed now; what stayed a file, with the reason."""
+
+    packs: list[str] = field(default_factory=list)
+    figures: PackFigures = field(default_factory=PackFigures)
+    loose_bytes: int = 0
+    finished: int = 0
+    kept: list[Damaged] = field(default_factory=list)
+
+
+@dataclass
+class UnpackSummary:
+    """What an unpack run did: dumps that are files again, their bytes, packs that are gone or were written again; what stayed."""
+
+    dumps: int = 0
+    bytes: int = 0
+    packs: list[str] = field(default_factory=list)
+    kept: list[Damaged] = field(default_factory=list)
+
+
+def pack_dumps(
+    store: Store,
+    where: str | None = None,
+    run: str | None = None,
+    level: int = DEFAULT_LEVEL,
+    on_progress: Progress | None = None,
+) -> PackSummary:
+    """Move the dumps that a condition selects (all without one; of one run with `run`) into packs, each run into its own.
+
+    Raises Conflict while another process moves dumps, WhereError, and StoreProblem for a store that cannot be written.
+    """
+    store.require()
+    summary = PackSummary()
+    with exclusive(store):
+        catalog = open_fresh(store, where)
+        chosen = [path for path, _ in dump_files(catalog, where, run=run)]
+        loose = [path for path in chosen if places.split_place(path) is None]
+        summary.finished = twins.remove_twins(
+            store, [path for path in chosen if places.split_place(path)], summary.kept
+        )
+        twins.remove_redundant(store, catalog)
+        done = 0
+        for of_run, paths in _by_run(loose).items():
+            job = _Packing(store, of_run, level, summary)
+            with contextlib.closing(job):
+                for path in paths:
+                    job.take(path)
+                    done += 1
+                    if on_progress:
+                        on_progress(done, len(loose))
+                job.flush()
+    open_fresh(store)
+    return summary
+
+
+def unpack_dumps(
+    store: Store,
+    where: str | None = None,
+    run: str | None = None,
+    level: int = UNPACK_LEVEL,
+    on_progress: Progress | None = None,
+) -> UnpackSummary:
+    """Make files of their own again of the packed dumps that a condition selects; the same records, the same payloads."""
+    store.require()
+    summary = UnpackSummary()
+    with exclusive(store):
+        catalog = open_fresh(store, where)
+        packed = [found for path, _ in dump_files(catalog, where, run=run) if (found := places.split_place(path))]
+        done = 0
+        for pack, dump_ids in _grouped(packed).items():
+            out = []
+            for dump_id in dump_ids:
+                if _restore(store, pack, dump_id, level, summary):
+                    out.append(dump_id)
+                done += 1
+                if on_progress:
+                    on_progress(done, len(packed))
+            _drop_or_keep(store, pack, out, summary)
+    open_fresh(store)
+    return summary
+
+
+def drop_from_pack(store: Store, pack: str, dump_ids: Iterable[str]) -> None:
+    """Write a pack (its path below the store) again without these dumps, or remove it if none is left. Hold `exclusive`.
+
+    Raises CorruptDump if one of the dumps that are to stay is damaged; the pack is as it was then.
+    """
+    path, gone = store.root / pack, set(dump_ids)
+    try:
+        held = open_pack(path)
+    except FileNotFoundError:
+        return
+    staying = [dump_id for dump_id in held.dump_ids if dump_id not in gone]
+    if len(staying) == len(held.dump_ids):
+        return
+    writer = None
+    try:
+        for dump_id in staying:
+            writer = writer or PackWriter(path.parent)
+            record, line, payload = _read_packed(path, dump_id)
+            writer.add(record, line, payload)
+            if writer.is_full:
+                writer.publish()
+                writer = None
+        if writer:
+            writer.publish()
+    except BaseException:
+        if writer:
+            writer.discard()
+        raise
+    path.unlink(missing_ok=True)
+    sync_folder(path.parent)
+
+
+class _Packing:
+    """The packs of one run under way, and the files that may go when the pack that they went into stands."""
+
+    def __init__(self, store: Store, run: str, level: int, summary: PackSummary) -> None:
+        self.store, self.run, self.level, self.summary = store, run, level, summary
+        self._writer: PackWriter | None = None
+        self._going: list[tuple[Path, int]] = []
+
+    def take(self, place: str) -> None:
+        """Read one file whole and put it into the pack; a bad one stays where it is."""
+        path = self.store.root / place
+        try:
+            try:
+                data = path.read_bytes()
+            except FileNotFoundError:
+                return
+            record, payload = dumpfile.unpack(data, path)
+            contents.check(record, payload, str(path))
+            check_place(self.store, record, place)
+            if self._writer is None:
+                self._writer = PackWriter(self.store.packs / self.run, self.level)
+            self._writer.add(record, dumpfile.line_of(data, path), payload)
+        except ActordbgError as error:
+            self.summary.kept.append(Damaged(place, error.code, error.message.removeprefix(f"{path}: ")))
+            return
+        self._going.append((path, len(data)))
+        if self._writer.is_full:
+            self.flush()
+
+    def flush(self) -> None:
+        """Publish what there is, and remove the files that are in it."""
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        if not writer.count:
+            writer.discard()
+            return
+        published = writer.publish()
+        self.summary.packs.append(self.store.relative(published.path))
+        self.summary.figures += published.figures
+        self.summary.loose_bytes += sum(size for _, size in self._going)
+        twins.remove_files([path for path, _ in self._going])
+        self._going = []
+
+    def close(self) -> None:
+        """Give up what is not published."""
+        if self._writer is not None:
+            self._writer.discard()
+
+
+def _restore(store: Store, pack: str, dump_id: str, level: int, summary: UnpackSummary) -> bool:
+    """Write one dump as a file of its own and read it again; whether it stands there now."""
+    place = places.packed_place(pack, dump_id)
+    try:
+        record, line, payload = _read_packed(store.root / pack, dump_id)
+        contents.check(record, payload, place)
+        check_place(store, record, place)
+        path = store.dump_path(record)
+        if not path.exists():
+            atomic_write(path, dumpfile.pack_line(line, payload, level))
+        written, _ = dumpfile.read_payload(path)
+        if written != record:
+            raise StoreProblem(f"{store.relative(path)} exists and is another dump")
+    except ActordbgError as error:
+        summary.kept.append(Damaged(place, error.code, error.message.removeprefix(f"{store.root}/{place}: ")))
+        return False
+    summary.dumps += 1
+    summary.bytes += path.stat().st_size
+    return True
+
+
+def _drop_or_keep(store: Store, pack: str, dump_ids: list[str], summary: UnpackSummary) -> None:
+    """Take restored dumps out of their pack. If it cannot be written again, they stay in it too, and that is said."""
+    if not dump_ids:
+        return
+    try:
+        drop_from_pack(store, pack, dump_ids)
+    except StoreProblem as error:
+        summary.kept.append(Damaged(pack, error.code, f"not written again without what was taken out: {error.message}"))
+    else:
+        summary.packs.append(pack)
+
+
+def _read_packed(path: Path, dump_id: str) -> tuple[DumpRecord, bytes, bytes]:
+    """Record, its exact line, and the checked payload of a packed dump."""
+    record, payload = places.read_payload(places.packed_place(os.fspath(path), dump_id))
+    return record, open_pack(path).line(dump_id), payload
+
+
+def _by_run(paths: Sequence[str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in paths:
+        found[path.split("/")[1]].append(path)
+    return found
+
+
+def _grouped(packed: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = defaultdict(list)
+    for pack, dump_id in packed:
+        found[pack].append(dump_id)
+    return found

@@ -1,0 +1,216 @@
+"""Choosing and removing dumps. Nothing outside `store/dumps` and `store/packs` is touched, and nothing that is not asked for.
+
+A plan says what would go and why; `apply` removes just that. Removing is by file name below the store's `dumps` folder,
+without following links: a path that leads elsewhere is refused. Packed dumps go by writing their pack again without them;
+one that an interrupted `dump pack` left as a file too loses both. Pinned dumps are spared unless they are asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+
+from actordbg.base.errors import CorruptDump, Refused, StoreProblem
+from actordbg.catalog import dump_rows as headers
+from actordbg.catalog.query import Catalog, damaged_files, dump_bytes, dump_files
+from actordbg.dumps import packing, twins
+from actordbg.formats.dump_record import format_timestamp
+from actordbg.formats.dumpfile import SUFFIX
+from actordbg.store.layout import TEMPORARY, Store
+from actordbg.store.pack_bytes import PACK_SUFFIX
+from actordbg.store.pack_publish import exclusive
+from actordbg.store.pack_reader import Pack
+from actordbg.store.places import dump_id_of, split_place
+
+LEFTOVER_AGE_S = 3600.0
+"""A temporary file older than this belongs to a writer that died."""
+
+
+@dataclass(frozen=True)
+class Doomed:
+    """One dump or file to remove: its place below the store, its size (or share of its pack) in bytes, and why."""
+
+    path: str
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class PrunePlan:
+    """What would go, and how much that is; `failed` names what could not be removed. `spared`: pinned dumps that the conditions
+    select and that stay."""
+
+    files: list[Doomed]
+    bytes: int
+    done: bool = False
+    failed: list[tuple[str, str]] = field(default_factory=list)
+    spared: int = 0
+
+    def followed_by(self, later: PrunePlan) -> PrunePlan:
+        """This and another one that was carried out after it, as one."""
+        files, failed = [*self.files, *later.files], [*self.failed, *later.failed]
+        return PrunePlan(files, self.bytes + later.bytes, self.done and later.done, failed, later.spared)
+
+
+def plan_prune(
+    catalog: Catalog,
+    *,
+    where: str | None = None,
+    older_than_s: float | None = None,
+    keep_bytes: int | None = None,
+    run: str | None = None,
+    damaged: bool = False,
+    healthy: bool = True,
+    pinned: bool = False,
+    now: datetime | None = None,
+) -> PrunePlan:
+    """Dumps that all given conditions select (`where`, `older_than_s`, `run`), pinned ones only with `pinned`; of these, with
+    `keep_bytes`, the oldest until the store's dumps take no more than that. `damaged` adds files that are broken (not those
+    that only a newer actordbg can read, nor unreadable ones), and without `healthy` only those go. Leftover temporary files
+    are always part of the plan.
+    """
+    doomed = {item.path: item for item in _leftovers(catalog.store)}
+    spared, short = 0, False
+    if damaged:
+        doomed |= {item.path: item for item in _damaged(catalog, run)}
+    if healthy:
+        moment = now or datetime.now(timezone.utc)
+        chosen = _selected(catalog, where, older_than_s, run, None if pinned else False, moment)
+        if keep_bytes is not None:
+            excess = dump_bytes(catalog) - keep_bytes
+            short = sum(size for _, size in chosen) < excess
+            chosen = _beyond(chosen, excess)
+        if not pinned and (keep_bytes is None or short):
+            spared = len(_selected(catalog, where, older_than_s, run, True, moment))
+        reason = "selected" if keep_bytes is None else "over the size to keep"
+        doomed |= {path: Doomed(path, size, reason) for path, size in chosen}
+    files = [doomed[path] for path in sorted(doomed)]
+    return PrunePlan(files, sum(item.bytes for item in files), spared=spared)
+
+
+def apply(store: Store, plan: PrunePlan) -> PrunePlan:
+    """Remove what the plan names; what is already gone counts as removed. Emptied folders go too.
+
+    Raises Conflict while another process moves dumps into or out of packs.
+    """
+    with exclusive(store) if store.packs.is_dir() else contextlib.nullcontext():
+        return _apply(store, plan)
+
+
+def _apply(store: Store, plan: PrunePlan) -> PrunePlan:
+    packed = [item for item in plan.files if split_place(item.path)]
+    removed, failed = _remove_packed(store, packed)
+    for item in plan.files:
+        if split_place(item.path):
+            continue
+        try:
+            _inside(store, item.path).unlink(missing_ok=True)
+        except OSError as error:
+            failed.append((item.path, error.strerror or str(error)))
+        else:
+            removed.append(item)
+    for folder in {(store.root / item.path).parent for item in removed}:
+        _remove_if_empty(folder, store.packs if folder.is_relative_to(store.packs) else store.dumps)
+    return PrunePlan(removed, sum(item.bytes for item in removed), True, failed, plan.spared)
+
+
+def _remove_packed(store: Store, items: list[Doomed]) -> tuple[list[Doomed], list[tuple[str, str]]]:
+    """Write each pack again without its doomed dumps; their files go first, so that none comes back as a file."""
+    removed: list[Doomed] = []
+    failed: list[tuple[str, str]] = []
+    by_pack: dict[str, list[Doomed]] = {}
+    for item in items:
+        by_pack.setdefault(item.path.rpartition("#")[0], []).append(item)
+    for pack, doomed in by_pack.items():
+        try:
+            _inside(store, pack)
+            for path in twins.loose_twins(store, [item.path for item in doomed]):
+                path.unlink(missing_ok=True)
+            packing.drop_from_pack(store, pack, [dump_id_of(item.path) for item in doomed])
+        except OSError as error:
+            failed += [(item.path, error.strerror or str(error)) for item in doomed]
+        except StoreProblem as error:
+            failed += [(item.path, f"its pack cannot be written again: {error.message}") for item in doomed]
+        else:
+            removed += doomed
+    return removed, failed
+
+
+def _selected(
+    catalog: Catalog, where: str | None, older_than_s: float | None, run: str | None, pinned: bool | None, now: datetime
+) -> list[tuple[str, int]]:
+    before = None
+    if older_than_s is not None:
+        before = format_timestamp(datetime.fromtimestamp(max(0.0, now.timestamp() - older_than_s), timezone.utc))
+    return dump_files(catalog, where, before=before, run=run, pinned=pinned)
+
+
+def _beyond(files: list[tuple[str, int]], excess: int) -> list[tuple[str, int]]:
+    """The oldest files that together free at least `excess` bytes."""
+    taken = []
+    for path, size in files:
+        if excess <= 0:
+            break
+        taken.append((path, size))
+        excess -= size
+    return taken
+
+
+def _damaged(catalog: Catalog, run: str | None) -> list[Doomed]:
+    """Files that are broken, and are still so now: not those that are newer, unreadable, or in the wrong place."""
+    found = []
+    for item in damaged_files(catalog):
+        full = catalog.store.root / item.path
+        if split_place(item.path):
+            continue
+        if item.code == CorruptDump.code and (run is None or item.path.split("/")[1] == run) and _is_corrupt(full):
+            found.append(Doomed(item.path, full.lstat().st_size, item.reason))
+    return found
+
+
+def _is_corrupt(path: Path) -> bool:
+    """Whether a file is broken, read again: one that was mended in place leaves no trace in its folder."""
+    try:
+        if path.name.endswith(PACK_SUFFIX):
+            Pack(path)
+            return False
+        headers.read_row(os.fspath(path), path.name.removesuffix(SUFFIX), path.parent.parent.name, None)
+    except CorruptDump:
+        return True
+    except (StoreProblem, OSError):
+        return False
+    return False
+
+
+def _leftovers(store: Store) -> list[Doomed]:
+    found = []
+    for folder in (*store.dump_folders(), *store.pack_folders()):
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                if entry.name.startswith(TEMPORARY) and entry.is_file(follow_symlinks=False):
+                    state = entry.stat(follow_symlinks=False)
+                    if time.time() - state.st_mtime > LEFTOVER_AGE_S:
+                        found.append(Doomed(store.relative(Path(entry.path)), state.st_size, "unfinished, writer died"))
+    return found
+
+
+def _inside(store: Store, path: str) -> Path:
+    """The full path, if its folder really is below the store's dumps or packs; a link that leads out of them is refused."""
+    full = store.root / path
+    folder = full.parent.resolve()
+    if not any(folder.is_relative_to(top.resolve()) for top in (store.dumps, store.packs)):
+        raise Refused(f"{path} leads out of the store's dumps", hint="remove it by hand")
+    return full
+
+
+def _remove_if_empty(folder: Path, top: Path) -> None:
+    while folder != top:
+        try:
+            folder.rmdir()
+        except OSError:
+            return
+        folder = folder.parent

@@ -1,0 +1,317 @@
+"""Turns the rings of dead processes into dumps, and settles their books.
+
+A ring (`actordbg.formats.ringfile`) holds the inputs of a process's last calls, and of the one in flight, as they were when
+it died. Each becomes a dump of the store, marked `recovered`:
+
+    in_flight   the call ran when the process died, or it was the process's last call and raised
+    recent      one of the calls before
+
+A call that was recorded anyway keeps its file, with the mark in its record. What had waited in the queue counts as captured
+now; what is in no ring counts as dropped, `killed`. So calls = captured + dropped + sampled out holds for a killed process, too.
+
+Dumps are published first, then the books, and the ring goes last: recovering again after a crash in between gives the same.
+A live process's ring is only read if that is asked for (a hang): then nothing is settled, and the ring stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from actordbg.base.errors import ActordbgError, CorruptDump, StoreProblem, Unsupported
+from actordbg.formats import dumpfile
+from actordbg.formats.dump_record import IN_FLIGHT, RECENT, DumpRecord, format_timestamp, make_dump_id, now_timestamp
+from actordbg.formats.ringfile import (
+    DONE,
+    OPEN,
+    RAISED,
+    RingFile,
+    Slot,
+    head_bytes,
+    read_ring,
+    remove_unfinished,
+    ring_paths,
+)
+from actordbg.store import places
+from actordbg.store.layout import Store, atomic_write
+
+if TYPE_CHECKING:
+    import torch
+
+HINT = "`actordbg dump recover --discard` removes it"
+
+
+@dataclass
+class Recovered:
+    """One dump out of a ring. `recorded`: it had been written before. `error`: what the call raised, if it did."""
+
+    dump_id: str
+    recovered: str
+    run: str
+    rank: int
+    role: str | None
+    batch_size: int
+    seq_len: int
+    timestamp: str
+    path: str
+    recorded: bool
+    error: str | None = None
+
+
+@dataclass
+class RingReport:
+    """What became of one ring. `problem`: why it could not be used. `killed`: wanted calls that are lost."""
+
+    path: str
+    host: str
+    pid: int
+    alive: bool
+    dumps: list[Recovered] = field(default_factory=list)
+    killed: int = 0
+    removed: bool = False
+    problem: str | None = None
+
+
+def find_rings(store: Store) -> list[Path]:
+    """Rings of a store that are on this machine: where they lie by default, where the switches and the counters say."""
+    from actordbg.capture.control import read_control
+    from actordbg.capture.ring_places import default_place, place
+
+    folders = {default_place(store), store.root / "rings"}
+    for job in (None, *(path.stem for path in store.controls.glob("[!.]*.json"))):
+        with contextlib.suppress(ActordbgError):
+            control = read_control(store, job)
+            if control is not None:
+                folders.add(place(store, control))
+    for folder in folders:
+        remove_unfinished(folder)
+    found = {path for folder in folders for path in ring_paths(folder)}
+    found |= {path for path in _rings_of_counters(store) if path.is_file()}
+    return sorted(found)
+
+
+def recover(
+    store: Store, paths: Sequence[Path], *, live: bool = False, keep_rings: bool = False
+) -> Iterator[RingReport]:
+    """Recover rings one after another. A damaged ring is reported (`problem`), and stays; what is whole in it is recovered."""
+    for path in paths:
+        report = RingReport(str(path), "", 0, False)
+        try:
+            ring = read_ring(path)
+            report.host, report.pid, report.alive = (
+                str(ring.facts.get("host")),
+                int(ring.facts.get("pid", 0)),
+                ring.alive,
+            )
+            if live or not ring.alive:
+                _recover(store, ring, report, keep_rings)
+        except (ActordbgError, OSError) as error:
+            if path.exists():
+                report.problem = error.message if isinstance(error, ActordbgError) else str(error)
+            else:  # another `dump recover` was quicker, or its process ended well
+                report.removed = True
+        yield report
+
+
+def discard(paths: Iterable[Path]) -> Iterator[RingReport]:
+    """Remove rings of dead processes without looking into them."""
+    from actordbg.formats.ringfile import is_held
+
+    for path in paths:
+        report = RingReport(str(path), socket.gethostname(), 0, is_held(path))
+        if not report.alive:
+            path.unlink(missing_ok=True)
+            _remove_if_empty(path.parent)
+            report.removed = True
+        yield report
+
+
+def _recover(store: Store, ring: RingFile, report: RingReport, keep_rings: bool) -> None:
+    last = max((slot.sequence for slot in ring.slots), default=0)
+    written: list[int] = []
+    for slot in ring.slots:
+        in_flight = slot.state not in (DONE, RAISED) or (slot.state == RAISED and slot.sequence == last)
+        try:
+            found, nbytes = _dump(store, ring, slot, IN_FLIGHT if in_flight else RECENT)
+        except CorruptDump as error:
+            ring.damaged.append(error.message)
+            continue
+        report.dumps.append(found)
+        written.append(nbytes if slot.book == OPEN else 0)
+    if ring.alive:
+        return  # what seems to be damaged is what it wrote over meanwhile
+    if ring.damaged:
+        more = f" ({len(ring.damaged)} calls in it are damaged)" if len(ring.damaged) > 1 else ""
+        raise CorruptDump(ring.damaged[0] + more, hint=HINT)
+    for number, books in ring.books.items():
+        saved = [n for slot, n in zip(ring.slots, written, strict=True) if slot.ledger == number and slot.book == OPEN]
+        report.killed += max(0, books.unresolved - len(saved))
+        instance = books.identity["instance"]
+        roles = [f.get("role") for f in (slot.kind["fields"] for slot in ring.slots) if f["instance"] == instance]
+        who = books.identity | ({"role": roles[-1]} if roles else {})
+        _settle(store, who, books.counts, books.unresolved, saved)
+    if not keep_rings:
+        ring.path.unlink(missing_ok=True)
+        _remove_if_empty(ring.path.parent)
+        report.removed = True
+
+
+def _dump(store: Store, ring: RingFile, slot: Slot, mark: str) -> tuple[Recovered, int]:
+    """Publish one slot as a dump, or mark the dump that it is already; and the size of its file. CorruptDump, and nothing is
+    published, if the slot makes no dump that can be read.
+    """
+    try:
+        tensors = _tensors(ring, slot)
+        record = _record(ring, slot, tensors, mark)
+        path, found = store.dump_path(record), _written(store.dump_path(record))
+        packed = _packed_place(store, record) if found is None else None
+        if found is not None:
+            before, data = found
+            record = replace(before, recovered=mark, pinned=before.pinned or record.pinned)
+            record = replace(record, trigger_facts=before.trigger_facts or slot.end)
+        else:
+            record, data = _serialized(record, tensors, slot)
+        blob = dumpfile.pack(record, data)
+    except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError, Unsupported) as error:
+        raise CorruptDump(f"{ring.path}: a call in it is damaged: {error}", hint=HINT) from None
+    if ring.alive and not ring.still_has(slot):
+        raise CorruptDump(f"{ring.path}: its process wrote over a call", hint="")
+    if packed is None:
+        store.publish_dump(record, blob)
+    path = packed or path  # packs are immutable: the dump is there, and goes without the mark
+    recorded = found is not None or packed is not None
+    raised = f"{slot.end['error']}: {slot.end.get('message', '')}" if "error" in slot.end else None
+    return Recovered(
+        record.dump_id, mark, record.run, record.rank, record.role, record.batch_size, record.seq_len, record.timestamp,
+        store.relative(path), recorded, raised,
+    ), len(blob)  # fmt: skip
+
+
+def _packed_place(store: Store, record: DumpRecord) -> Path | None:
+    """Where the dump lies, if it was packed already."""
+    for pack in store.iter_packs(record.run):
+        place = Path(places.packed_place(str(pack), record.dump_id))
+        if places.is_there(place):
+            return place
+    return None
+
+
+def _written(path: Path) -> tuple[DumpRecord, bytes] | None:
+    """The record and the payload of a dump that is there already, if it is and can be read."""
+    with contextlib.suppress(StoreProblem):
+        return dumpfile.read_payload(path) if path.is_file() else None
+    return None
+
+
+def _serialized(record: DumpRecord, tensors: dict[str, torch.Tensor], slot: Slot) -> tuple[DumpRecord, bytes]:
+    """The finished record and its payload; read back at once, since what cannot be read must not be published."""
+    from actordbg.store import payload
+
+    strides = dict(zip(tensors, (strides for _, strides, _, _ in _described(slot)), strict=True))
+    record, data = payload.serialize(record, tensors, strides)
+    payload.widen(record, data, record.dump_id)
+    return record, data
+
+
+def _described(slot: Slot) -> list[tuple[tuple[int, ...], tuple[int, ...], int, int]]:
+    from actordbg.capture.kinds import tensors_of
+
+    return list(tensors_of(slot.numbers))
+
+
+def _tensors(ring: RingFile, slot: Slot) -> dict[str, torch.Tensor]:
+    """The tensors of a slot, contiguous. ValueError, TypeError or RuntimeError if they are not all inside of its extent."""
+    import torch
+
+    tensors: dict[str, torch.Tensor] = {}
+    head = head_bytes(len(slot.numbers))
+    for (name, kind), (shape, _, offset, nbytes) in zip(slot.kind["tensors"], _described(slot), strict=True):
+        dtype = getattr(torch, kind)
+        if head + offset + nbytes > slot.size or type(name) is not str or name in tensors:
+            raise ValueError(f"{name!r:.80} lies outside of its extent")
+        data = bytearray(ring.bytes_at(slot.offset + head + offset, nbytes))
+        flat = torch.frombuffer(data, dtype=dtype) if nbytes else torch.empty(0, dtype=dtype)
+        tensors[name] = flat.view(shape)
+    return tensors
+
+
+def _record(ring: RingFile, slot: Slot, tensors: dict[str, torch.Tensor], mark: str) -> DumpRecord:
+    """The record of a slot's call, checked as one that is read from a file is."""
+    from datetime import datetime, timezone
+
+    number, time_ns, monotonic_ns, step, token, batch, seq_len = slot.numbers[:7]
+    seconds, rest = divmod(time_ns, 1_000_000_000)
+    moment = datetime.fromtimestamp(seconds, timezone.utc).replace(microsecond=rest // 1000)
+    timestamp, fields = format_timestamp(moment), dict(slot.kind["fields"])
+    attention, action = tensors.get("attention_mask"), tensors.get("action_mask")
+    record = DumpRecord(
+        dump_id=make_dump_id(timestamp, number, int(fields["pid"]), f"{token:08x}"),
+        timestamp=timestamp,
+        monotonic_ns=monotonic_ns,
+        call_index=number,
+        step=step if step >= 0 else None,
+        batch_size=batch,
+        seq_len=seq_len,
+        action_len=action.shape[-1] if action is not None and action.dim() else None,
+        tokens=int(attention.count_nonzero()) if attention is not None else batch * seq_len,
+        replayable=not fields["extra"] and bool(seq_len),
+        recovered=mark,
+        pinned=mark == IN_FLIGHT,
+        trigger_facts=slot.end,
+        versions=ring.facts.get("versions", {}),
+        **fields,
+    )
+    return DumpRecord.from_json(record.to_json())
+
+
+def _settle(store: Store, who: dict[str, Any], counts: dict[str, int], unresolved: int, saved: list[int]) -> None:
+    """Publish the counters of a dead process, with nothing left open."""
+    from actordbg.capture.ledger import COUNTERS_FORMAT, counters_path, read_counters
+
+    path = counters_path(store, who["run"], who["rank"], who["host"], who["pid"], who["instance"])
+    data: dict[str, Any] = {"format": COUNTERS_FORMAT, "generation": 0, "last_error": None, "triggered": {}}
+    with contextlib.suppress(CorruptDump):
+        data = read_counters(path)
+    reasons: dict[str, dict[str, int]] = {"dropped": {}, "sampled_out": {}}
+    for name, count in counts.items():
+        kind, _, reason = name.partition(".")
+        if reason and count:
+            reasons[kind][reason] = count
+    killed = max(0, unresolved - len(saved))
+    if killed:
+        reasons["dropped"]["killed"] = killed
+    data |= who | reasons
+    data |= {
+        "state": "killed",
+        "heartbeat": now_timestamp(),
+        "calls": counts["calls"],
+        "captured": counts["captured"] + min(len(saved), unresolved),
+        "bytes": counts["bytes"] + sum(saved),
+        "pending": 0,
+        "queue_bytes": 0,
+        "ring": None,
+    }
+    atomic_write(path, json.dumps(data, sort_keys=True).encode())
+
+
+def _rings_of_counters(store: Store) -> Iterator[Path]:
+    """Rings that processes of this machine published in their counters."""
+    from actordbg.capture.ledger import read_counters
+    from actordbg.capture.ring_places import host_name
+
+    for path in store.counters.glob("*/[!.]*.json"):
+        with contextlib.suppress(CorruptDump):
+            data = read_counters(path)
+            ring = data.get("ring")
+            if data["host"] == host_name() and isinstance(ring, dict) and isinstance(ring.get("path"), str):
+                yield Path(ring["path"])
+
+
+def _remove_if_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        folder.rmdir()

@@ -1,0 +1,237 @@
+"""The bytes of one dump file, both ways, without torch.
+
+Layout::
+
+    magic      4 bytes  0x184D2A5A little endian: a zstd *skippable frame*
+    length     4 bytes  little endian, N
+    record     N bytes  DumpRecord as one line of JSON (UTF-8), a newline, and the CRC-32 of that line as 8 hex digits
+    payload             exactly one zstd frame with content size and content checksum; inside it, a safetensors file
+
+`zstd -d` skips the first frame, so it turns the file into a plain safetensors file that any reader opens.
+
+Reading trusts nothing: the content size is checked against a cap before anything is allocated, trailing bytes and second
+frames are refused (`stream_reader` would return a truncated frame without an error, so it is never used). zstd's own
+checksum (XXH64) covers every byte of the payload and the CRC every byte of the record, so damage is always found. The
+payload's SHA-256 in the record is its identity; `dump verify` checks it too (`hash_too`). Loading for a replay does not:
+without SHA instructions it costs as much as everything else together, and finds nothing that the checksum does not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import struct
+import zlib
+from operator import itemgetter
+from typing import NamedTuple
+
+import zstandard
+
+from actordbg.base import strictjson
+from actordbg.base.errors import CorruptDump, StoreProblem, Unsupported
+from actordbg.formats.dump_record import MAX_DIMS, DumpRecord
+
+SUFFIX = ".safetensors.zst"
+MAGIC = struct.pack("<I", 0x184D2A5A)
+DEFAULT_CAP = 8 * 2**30
+"""Largest payload, in bytes after decompression, that a reader allocates unless told otherwise."""
+MAX_RECORD = 4 * 2**20
+"""Largest record, in bytes of JSON, that a reader accepts."""
+
+SAFETENSORS_DTYPES = {
+    "BOOL": ("bool", 1), "U8": ("uint8", 1), "I8": ("int8", 1), "I16": ("int16", 2), "I32": ("int32", 4),
+    "I64": ("int64", 8), "U16": ("uint16", 2), "U32": ("uint32", 4), "U64": ("uint64", 8), "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2), "F32": ("float32", 4), "F64": ("float64", 8), "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+}  # fmt: skip
+"""safetensors' dtype codes: our name, and bytes per element."""
+
+
+class Entry(NamedTuple):
+    """One tensor of a safetensors payload: dtype by torch's name, shape, and where its bytes begin in the payload."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+
+
+_FIRST_READ = 4096
+HINT = "run `actordbg dump verify` to list every damaged file; `actordbg dump prune --damaged` removes them"
+
+
+def pack(record: DumpRecord, payload: bytes, level: int = 3, *, known_good: bool = False) -> bytes:
+    """One dump file's bytes from a finished record and its safetensors payload, compressed at zstd `level`.
+
+    Raises Unsupported for a record or a payload that no reader would accept: what is written can be read. `known_good`: such a
+    record was packed before, so that only sizes have to be checked.
+    """
+    line = record.to_json().encode()
+    _refuse_unreadable(record.dump_id, line, len(line) + 9, int.from_bytes(payload[:8], "little"), known_good)
+    return pack_line(line, payload, level)
+
+
+def pack_line(line: bytes, payload: bytes, level: int = 3) -> bytes:
+    """The same from the exact line of a record that was read before."""
+    header = b"%b\n%08x" % (line, zlib.crc32(line))
+    compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
+    return b"".join((MAGIC, struct.pack("<I", len(header)), header, compressor.compress(payload)))
+
+
+def _refuse_unreadable(dump_id: str, line: bytes, record_size: int, payload_header_size: int, known_good: bool) -> None:
+    hint = "large lists belong into tensors; leave out the arguments that the replay does not need"
+    for what, size in (("record", record_size), ("list of tensors", payload_header_size)):
+        if size > MAX_RECORD:
+            raise Unsupported(f"dump {dump_id}: its {what} has {size} bytes, over the limit of {MAX_RECORD}", hint=hint)
+    if known_good:
+        return
+    try:
+        DumpRecord.from_json(line)
+    except StoreProblem as error:
+        raise Unsupported(f"dump {dump_id}: no reader would accept it: {error.message}", hint=hint) from None
+
+
+def read_record(path: str | os.PathLike[str]) -> DumpRecord:
+    """The record of a dump file; reads its first few kilobytes and decompresses nothing.
+
+    Raises CorruptDump, NewerFormat, or StoreProblem when the file cannot be read.
+    """
+    try:
+        with open(path, "rb", buffering=0) as file:
+            head = file.read(_FIRST_READ)
+            size = _record_size(head, path)
+            while len(head) < 8 + size:
+                more = file.read(8 + size - len(head))
+                if not more:
+                    raise CorruptDump(f"{path}: ends inside its record", hint=HINT)
+                head += more
+    except OSError as error:
+        raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from None
+    return _parse(head[8 : 8 + size], path)
+
+
+def record_line(header: bytes, name: str | os.PathLike[str] = "dump") -> bytes:
+    """The record's JSON from the content of the skippable frame, its CRC-32 checked. Raises CorruptDump."""
+    line, newline, check = header[:-9], header[-9:-8], header[-8:]
+    if newline != b"\n" or check != b"%08x" % zlib.crc32(line):
+        raise CorruptDump(f"{name}: damaged record (its CRC-32 does not match)", hint=HINT)
+    return line
+
+
+def read_payload(
+    path: str | os.PathLike[str], max_bytes: int = DEFAULT_CAP, *, hash_too: bool = True
+) -> tuple[DumpRecord, bytes]:
+    """Record and checked safetensors bytes of a dump file. At most `max_bytes` are allocated for the payload, and under twice
+    as many for payload and file together."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > 2 * max_bytes + MAX_RECORD:
+                raise CorruptDump(f"{path}: has {size} bytes, over the limit of {2 * max_bytes}", hint=HINT)
+            data = file.read()
+    except OSError as error:
+        raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from None
+    return unpack(data, path, max_bytes, hash_too=hash_too)
+
+
+def unpack(
+    data: bytes, name: str | os.PathLike[str] = "dump", max_bytes: int = DEFAULT_CAP, *, hash_too: bool = True
+) -> tuple[DumpRecord, bytes]:
+    """Record and checked safetensors bytes from a dump file's bytes; `name` is used in messages."""
+    size = _record_size(data[:8], name)
+    if len(data) < 8 + size:
+        raise CorruptDump(f"{name}: ends inside its record", hint=HINT)
+    record = _parse(data[8 : 8 + size], name)
+    payload = _decompress(memoryview(data)[8 + size :], name, max_bytes)
+    if hash_too:
+        check_hash(record, payload, name)
+    return record, payload
+
+
+def line_of(data: bytes, name: str | os.PathLike[str] = "dump") -> bytes:
+    """The exact line of JSON that a dump file's bytes begin with, its CRC-32 checked."""
+    return record_line(data[8 : 8 + _record_size(data[:8], name)], name)
+
+
+def check_hash(record: DumpRecord, payload: bytes, name: str | os.PathLike[str] = "dump") -> None:
+    """CorruptDump unless the payload is the one that the record names by its SHA-256."""
+    if hashlib.sha256(payload).hexdigest() != record.payload_sha256:
+        raise CorruptDump(f"{name}: the payload's SHA-256 is not the record's", hint=HINT)
+
+
+def payload_entries(payload: bytes, name: str | os.PathLike[str] = "dump") -> dict[str, Entry]:
+    """What a safetensors payload holds, by key, from its JSON header alone.
+
+    Raises CorruptDump unless the entries cover the data exactly, one after another, with the bytes that their shapes need.
+    """
+    size = int.from_bytes(payload[:8], "little")
+    if not 0 < size <= min(len(payload) - 8, MAX_RECORD):
+        raise CorruptDump(f"{name}: the payload is not a safetensors file", hint=HINT)
+    try:
+        header = strictjson.loads(payload[8 : 8 + size])
+        header.pop("__metadata__", None)
+        found = [(item["data_offsets"], key, item["dtype"], item["shape"]) for key, item in header.items()]
+        found.sort(key=itemgetter(0))
+        end, entries, numbers = 0, {}, [0]
+        for offsets, key, code, shape in found:
+            dtype, width = SAFETENSORS_DTYPES[code]
+            first, last = offsets
+            if type(shape) is not list or len(shape) > MAX_DIMS:
+                raise CorruptDump(f"{name}: entry {key!r:.80} of the payload has an impossible shape", hint=HINT)
+            numbers += (first, last, *shape)
+            if first != end or last - first != width * math.prod(shape):
+                raise CorruptDump(f"{name}: entry {key!r:.80} of the payload has impossible offsets", hint=HINT)
+            entries[key] = Entry(dtype, tuple(shape), 8 + size + first)
+            end = last
+        if not {*map(type, numbers)} <= {int} or min(numbers) < 0:  # True and 1.0 are equal to 1, but torch minds
+            raise ValueError("not sizes")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise CorruptDump(f"{name}: the payload's safetensors header is damaged", hint=HINT) from None
+    if end != len(payload) - 8 - size:
+        raise CorruptDump(f"{name}: the payload has bytes that belong to no tensor", hint=HINT)
+    return entries
+
+
+def _record_size(head: bytes, name: str | os.PathLike[str]) -> int:
+    if len(head) < 8 or head[:4] != MAGIC:
+        raise CorruptDump(f"{name}: not an actordbg dump (wrong magic)", hint=HINT)
+    size: int = struct.unpack("<I", head[4:8])[0]
+    if size > MAX_RECORD:
+        raise CorruptDump(f"{name}: its record claims {size} bytes, over the limit of {MAX_RECORD}", hint=HINT)
+    return size
+
+
+def _parse(header: bytes, name: str | os.PathLike[str]) -> DumpRecord:
+    return parse_line(record_line(header, name), name)
+
+
+def parse_line(line: bytes, name: str | os.PathLike[str] = "dump") -> DumpRecord:
+    """The record that a line of JSON holds; what is wrong with it is said of `name`."""
+    try:
+        return DumpRecord.from_json(line)
+    except StoreProblem as error:
+        prefix = "" if error.message.startswith(f"{name}: ") else f"{name}: "
+        raise type(error)(f"{prefix}{error.message}", hint=error.hint) from None
+
+
+def _decompress(frame: memoryview, name: str | os.PathLike[str], max_bytes: int) -> bytes:
+    try:
+        parameters = zstandard.get_frame_parameters(frame[:32])
+        if parameters.content_size in (zstandard.CONTENTSIZE_UNKNOWN, zstandard.CONTENTSIZE_ERROR):
+            raise CorruptDump(f"{name}: its payload does not state its size", hint=HINT)
+        if parameters.content_size > max_bytes or parameters.content_size + len(frame) > 2 * max_bytes:
+            raise CorruptDump(
+                f"{name}: its payload claims {parameters.content_size} bytes, over the limit of {max_bytes}", hint=HINT
+            )
+        if not parameters.has_checksum:
+            raise CorruptDump(f"{name}: its payload has no checksum", hint=HINT)
+        if parameters.window_size > max(max_bytes, 2**27):
+            raise CorruptDump(f"{name}: its payload claims a window of {parameters.window_size} bytes", hint=HINT)
+        return zstandard.ZstdDecompressor().decompress(frame, max_output_size=max_bytes, allow_extra_data=False)
+    except MemoryError:
+        raise StoreProblem(
+            f"{name}: there is no memory for its payload of {parameters.content_size} bytes",
+            hint="use a machine with more memory; `actordbg dump show` without --values needs none",
+        ) from None
+    except zstandard.ZstdError as error:
+        raise CorruptDump(f"{name}: damaged payload: {error}", hint=HINT) from None

@@ -1,0 +1,119 @@
+"""Is a payload what its record says? The check between decompressing a dump and believing it, without torch.
+
+Frame and checksum say that a file is as it was written, not that it was written by us. So the record and the safetensors
+header are held against each other before anything is allocated: the same tensors, each stored in a form that loses
+nothing, strides under which no two elements share memory, room for all of it; and the payload's own sentence
+about itself names this dump, so that two good halves of different files are not taken for one.
+
+`payload.widen` and `dump verify` both ask here, so what verifies also loads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from actordbg.base.errors import CorruptDump
+from actordbg.formats import dumpfile
+from actordbg.formats.dump_record import UINT24, DumpRecord, TensorSpec, contiguous_strides
+
+_WIDTHS = dict(dumpfile.SAFETENSORS_DTYPES.values())
+_MASKS = ("int64", "int32", "int16", "int8", "uint8", "float64", "float32", "float16", "bfloat16")
+_NARROWER = {
+    **dict.fromkeys(_MASKS, ("bool",)),
+    "int32": ("bool", "uint16", UINT24),
+    "int64": ("bool", "uint16", UINT24, "int32"),
+}
+"""By logical dtype, the forms beside itself in which `payload.encode` may store a tensor."""
+_HINT = "run `actordbg dump verify` to list every damaged file"
+
+
+def label(record: DumpRecord) -> str:
+    """What a payload taken out of its file says of itself. The whole record would make the real dumps 7 % larger."""
+    return f"dump {record.dump_id} of run {record.run}, rank {record.rank}, record version {record.format_version}"
+
+
+def check(
+    record: DumpRecord, payload: bytes, name: str = "dump", max_bytes: int = dumpfile.DEFAULT_CAP
+) -> dict[str, dumpfile.Entry]:
+    """The payload's entries by key, once they are known to be what the record says. Raises CorruptDump.
+
+    What a reader then allocates, the payload and a copy of it included, stays under twice `max_bytes`.
+    """
+    entries = dumpfile.payload_entries(payload, name)
+    wanted: dict[str, tuple[str, tuple[int, ...]]] = {}
+    room = 2 * len(payload)
+    for tensor, spec in record.tensors.items():
+        room += _room(tensor, spec, name)
+        for key, kind in spec.parts(tensor):
+            if key in wanted:
+                raise CorruptDump(f"{name}: two tensors of the record are both stored as {key!r:.80}", hint=_HINT)
+            wanted[key] = kind, spec.shape
+    if {key: entry[:2] for key, entry in entries.items()} != wanted:
+        raise CorruptDump(f"{name}: the payload's tensors are not those of its record", hint=_HINT)
+    if room > 2 * max_bytes:
+        raise CorruptDump(f"{name}: its tensors take {room} bytes, over the limit of {2 * max_bytes}", hint=_HINT)
+    _check_label(record, payload, name)
+    for key, entry in entries.items():
+        if entry.dtype == "bool":
+            _check_truths(key, entry, payload, name)
+    for tensor, spec in record.tensors.items():
+        if 0 in spec.strides:
+            for key, _ in spec.parts(tensor):
+                _check_expanded(key, spec, entries[key], payload, name)
+    return entries
+
+
+def _room(tensor: str, spec: TensorSpec, name: str) -> int:
+    """Bytes that this tensor takes beside the payload; CorruptDump for a spec that was never written by `encode`."""
+    if spec.stored != spec.dtype and spec.stored not in _NARROWER.get(spec.dtype, ()):
+        what = f"tensor {tensor!r:.80} of dtype {spec.dtype!r:.40} cannot be stored as {spec.stored!r:.40}"
+        raise CorruptDump(f"{name}: {what}", hint=_HINT)
+    width, count = _WIDTHS.get(spec.dtype, 0), math.prod(spec.shape)
+    room = width * count if spec.stored != spec.dtype else 0
+    if spec.strides == contiguous_strides(spec.shape) or count == 0:
+        return room
+    reach = reach_of(spec.shape, spec.strides)
+    if reach is None:
+        raise CorruptDump(f"{name}: the strides of tensor {tensor!r:.80} overlap", hint=_HINT)
+    return room + width * (reach + 1)
+
+
+def reach_of(shape: Sequence[int], strides: Sequence[int]) -> int | None:
+    """How far behind its first element a tensor's last one lies, in elements; None if elements may share memory.
+
+    Expanded dimensions (stride 0) count as one element: whether that is right, `_check_expanded` tells. None is said of some
+    rare layouts in which no elements share memory, too.
+    """
+    reach = 0
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1 and stride
+    ):
+        if stride <= reach:
+            return None
+        reach += stride * (size - 1)
+    return reach
+
+
+def _check_label(record: DumpRecord, payload: bytes, name: str) -> None:
+    header = payload[8 : 8 + int.from_bytes(payload[:8], "little")]
+    if b'"actordbg"' in header and label(record).encode() not in header:
+        raise CorruptDump(f"{name}: its payload says that it belongs to another dump", hint=_HINT)
+
+
+def _check_truths(key: str, entry: dumpfile.Entry, payload: bytes, name: str) -> None:
+    stored = payload[entry.offset : entry.offset + math.prod(entry.shape)]
+    if stored.translate(None, b"\0\1"):
+        raise CorruptDump(f"{name}: {key!r:.80} holds bytes that are neither true nor false", hint=_HINT)
+
+
+def _check_expanded(key: str, spec: TensorSpec, entry: dumpfile.Entry, payload: bytes, name: str) -> None:
+    """Along a dimension of stride 0 there is one value only, and the payload holds it as often as the dimension is long."""
+    stored = memoryview(payload)[entry.offset : entry.offset + _WIDTHS[entry.dtype] * math.prod(entry.shape)]
+    for dim, (stride, size) in enumerate(zip(spec.strides, spec.shape, strict=True)):
+        if stride or size < 2:
+            continue
+        inner = _WIDTHS[entry.dtype] * math.prod(spec.shape[dim + 1 :])
+        for first in range(0, len(stored), inner * size):
+            if stored[first : first + inner * (size - 1)] != stored[first + inner : first + inner * size]:
+                raise CorruptDump(f"{name}: tensor {key!r:.80} claims one value where it has several", hint=_HINT)

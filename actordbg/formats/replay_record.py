@@ -1,0 +1,216 @@
+"""What a replay is asked to do and what came of it: the contract between supervisor, workers, catalog and report.
+
+A replay lives in `store/replays/<replay_id>/`:
+
+* `spec.json`: one ReplaySpec. Written once, before anything starts.
+* `rank<N>.jsonl`: what worker N appended and fsynced, one JSON object a line, `event` says which:
+  `ready` (pid, attempt, resolved configuration), `start` (dump_id, slot, attempt), `end` (a ResultRecord), `done`.
+* `supervisor.jsonl`: what the supervisor found out: `end` for inputs that killed or hung a worker, and for those that
+  several ranks ran together once all of them answered, `resolved`, and
+  `finished` with the replay's status ("complete", "interrupted", "failed").
+
+Results are read from these files alone, so the catalog can always be rebuilt. For one dump the *last* `end` counts.
+
+A result's status: `passed`, forward (and backward) ran and every log-prob is finite; `failed`, an exception or a
+non-finite output; `crashed`, the worker process died in it; `hung`, it did not finish within the timeout.
+
+Standard library only: this is read at the desk without torch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from actordbg.base.errors import CorruptDump, NewerFormat
+
+SPEC_VERSION = 1
+
+PASSED = "passed"
+FAILED = "failed"
+CRASHED = "crashed"
+HUNG = "hung"
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """A replay's configuration as asked for. None means: as the dump's own record has it, else the backend's default.
+
+    model: "tiny", a path, or a hub name. dtype: "bf16", "fp16" or "fp32". attn: "flash_attention_2", "sdpa", "eager".
+    seed: None means the generator states that a dump recorded, and 0 where it has none.
+    compile_backend: torch.compile's: "inductor"; "aot_eager" (graphs and autograd tracing, no code); "eager" (graphs only).
+    timeout_s: seconds that one input may take, compile time included.
+    tp, ring: ranks of a tensor-parallel group and of a ring-attention group; both share one input. dist_backend: "gloo"
+    or "nccl".
+    align: which rank gets which input: "same", all the same; "rank", each its own rank's of the same call; "shuffle", each
+    its share in its own random order, without keeping numbers or lengths alike; None, each its share.
+    oracle: the dtype, "fp32" or "fp64", of the truth: each row alone, unpadded, eager attention, plain PyTorch; `dtype`
+    is then the dtype that the weights are rounded to first. "bf16", "fp16": the same computation in that dtype, no truth.
+    vary: a way of running the same input differently (`actordbg noise`): "repeat", "repad", "rebatch", "reorder".
+    keep_tensors: log-probs, mask and entropies of each input, for `compare`. keep_gradients: each parameter's gradient too.
+    """
+
+    model: str = "tiny"
+    backend: str = "plain"
+    dtype: str | None = None
+    attn: str | None = None
+    packing: bool | None = None
+    compile: bool = False
+    compile_backend: str | None = None
+    deepcompile: bool = False
+    zero_stage: int = 0
+    nproc: int = 1
+    backward: bool | None = None
+    num_layers: int | None = None
+    temperature: float | None = None
+    seed: int | None = None
+    timeout_s: float = 600.0
+    keep_tensors: bool = True
+    keep_gradients: bool = False
+    tp: int = 1
+    ring: int = 1
+    dist_backend: str | None = None
+    align: str | None = None
+    oracle: str | None = None
+    vary: str | None = None
+
+    @property
+    def lane_width(self) -> int:
+        """How many ranks run one input together: a *lane*. Ranks of a lane are neighbours; its first one writes the
+        results.
+        """
+        return self.nproc if self.align == "same" else self.tp * self.ring
+
+    @property
+    def lanes(self) -> int:
+        """How many inputs run at a time."""
+        return self.nproc // self.lane_width
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ReplayConfig:
+        """From plain data; keys that this version does not know are refused with NewerFormat."""
+        unknown = sorted(set(data) - {f.name for f in fields(cls)})
+        if unknown:
+            raise NewerFormat(
+                f"a replay's configuration has unknown settings: {', '.join(unknown)}", hint="upgrade actordbg"
+            )
+        return cls(**data)
+
+
+@dataclass(frozen=True)
+class ReplayInput:
+    """One dump to replay: its id, its path relative to the store, and what reports group by."""
+
+    dump_id: str
+    path: str
+    rank: int
+    batch_size: int
+    seq_len: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class ReplaySpec:
+    """One replay: what selected the inputs, their order, and under which configuration they run."""
+
+    replay_id: str
+    created_at: str
+    config: ReplayConfig
+    inputs: tuple[ReplayInput, ...]
+    where: str | None = None
+    order: str = "time"
+    command: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    format: int = SPEC_VERSION
+
+    def to_json(self) -> str:
+        """The specification as indented JSON."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> ReplaySpec:
+        """Parse a spec.json; CorruptDump when it is not one, NewerFormat for another version."""
+        try:
+            data = json.loads(text)
+            if data["format"] != SPEC_VERSION:
+                raise NewerFormat(
+                    f"spec.json has format {data['format']}, this actordbg reads {SPEC_VERSION}",
+                    hint="upgrade actordbg",
+                )
+            data["config"] = ReplayConfig.from_dict(data["config"])
+            data["inputs"] = tuple(ReplayInput(**item) for item in data["inputs"])
+            return cls(**data)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CorruptDump(f"spec.json is damaged: {error}", hint="remove this replay's folder") from None
+
+
+@dataclass
+class ResultRecord:
+    """What became of one dump in one replay. Times in seconds, memory in bytes, log-probs in nats.
+
+    Log-prob figures are over the tokens that the action mask selects (all real tokens without one). `loss` and
+    `grad_norm` are None without backward. `output_digest` is the SHA-256 of the log-probs' bytes in float32.
+    `golden_*` compare with the log-probs (and entropies) that the training run itself recorded, where it did: a value that is
+    not finite is equal to the same value only. `rng_match` says whether the generators, restored to the states that it
+    recorded,
+    ended in those that it recorded.
+    `graphs` and `graph_breaks` count what torch.compile did for this input; `extra` holds what has no column:
+    `not_compared`, by what was recorded, says why it was not compared; `lane`, of an input that several ranks ran
+    together, which ranks did and what came out in those that differ from `worker` (`actordbg.replay.lanes`).
+    """
+
+    replay_id: str
+    dump_id: str
+    status: str
+    attempt: int = 1
+    worker: int = 0
+    slot: int = 0
+    started_at: str = ""
+    finished_at: str = ""
+    error_class: str | None = None
+    error: str | None = None
+    signature: str | None = None
+    log_excerpt: str | None = None
+    load_s: float | None = None
+    forward_s: float | None = None
+    backward_s: float | None = None
+    tokens: int | None = None
+    tokens_per_s: float | None = None
+    peak_memory_bytes: int | None = None
+    logprob_count: int | None = None
+    logprob_mean: float | None = None
+    logprob_std: float | None = None
+    logprob_min: float | None = None
+    logprob_max: float | None = None
+    nonfinite: int | None = None
+    entropy_mean: float | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    output_digest: str | None = None
+    graphs: int | None = None
+    graph_breaks: int | None = None
+    folded_ids: bool | None = None
+    golden_count: int | None = None
+    golden_max_abs: float | None = None
+    golden_mean_abs: float | None = None
+    golden_entropy_count: int | None = None
+    golden_entropy_max_abs: float | None = None
+    golden_entropy_mean_abs: float | None = None
+    rng_match: bool | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; non-finite numbers become None and are counted in `nonfinite`."""
+        return {k: None if isinstance(v, float) and v - v != 0 else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ResultRecord:
+        """From plain data; unknown keys are kept in `extra`, so that a newer worker's figures are not lost."""
+        known = {f.name for f in fields(cls)}
+        extra = dict(data.get("extra") or {}) | {k: v for k, v in data.items() if k not in known}
+        return cls(**{k: v for k, v in data.items() if k in known and k != "extra"}, extra=extra)

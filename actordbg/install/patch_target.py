@@ -1,0 +1,139 @@
+"""Which actor.py is meant, found without importing it (torch takes seconds to import and has side effects).
+
+Three ways to name it: `--target FILE`; `--python EXE`, for the environment of another interpreter; neither, for this
+one. The interpreter itself says what `import openrlhf.models.actor` would load in the current folder (`probe`), so
+editable installations, PYTHONPATH and a checkout that shadows the installed copy are seen as the training job would
+see them.
+
+A symbolic link is followed: `Target.path` is the real file, `Target.named` what was found or named.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from actordbg.base.errors import EnvironmentProblem, UsageError
+from actordbg.install import target_probe as probe
+
+PROBE_SECONDS = 120
+
+
+@dataclass(frozen=True)
+class Copy:
+    """One actor.py that the interpreter could import, and the sys.path entry that it comes from."""
+
+    path: str
+    entry: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """The file to work on, the interpreter that runs it, and what else that interpreter could import instead."""
+
+    path: Path
+    named: Path
+    python: str
+    openrlhf_version: str | None
+    copies: list[Copy] = field(default_factory=list)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know about which file this is."""
+        notes = []
+        if self.named != self.path:
+            notes.append(f"{self.named} leads to {self.path} through a link: whatever else links there changes too")
+        if len(self.copies) > 1:
+            notes.append(f"{self.copies[0].path} wins here (found through {self.copies[0].entry})")
+            notes += [f"shadowed: {copy.path} (in {copy.entry}); --target names it" for copy in self.copies[1:]]
+        return notes
+
+
+def find_target(python: Path | None = None, target: Path | None = None) -> Target:
+    """The actor.py of `--target`, of the interpreter `--python`, or of this interpreter.
+
+    UsageError if both are given, EnvironmentProblem if there is no such file or interpreter, or no openrlhf in it.
+    """
+    if python is not None and target is not None:
+        raise UsageError("--python and --target exclude each other", hint="name the file, or the interpreter, not both")
+    if target is not None:
+        if not target.is_file():
+            raise EnvironmentProblem(f"{target} is not a file", hint="name an actor.py with --target")
+        return _target(target, _interpreter_of(target), [])
+    executable = str(python) if python is not None else sys.executable
+    found = ask(executable, "find")
+    if not found["winner"]:
+        raise EnvironmentProblem(
+            f"{executable} has no openrlhf",
+            hint="name the interpreter of the training environment with --python, or the file with --target",
+        )
+    return _target(Path(found["winner"]), executable, [Copy(**copy) for copy in found["copies"]])
+
+
+def ask(python: str, *question: str) -> dict[str, Any]:
+    """Put a question to an interpreter (see `probe`); EnvironmentProblem with its last words if it cannot answer."""
+    command = [python, "-c", Path(probe.__file__).read_text(encoding="utf-8"), *question]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=PROBE_SECONDS, stdin=subprocess.DEVNULL
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"no answer in {PROBE_SECONDS} s"
+        raise EnvironmentProblem(
+            f"{python} cannot be run as a Python: {reason}", hint="name a Python interpreter with --python"
+        ) from None
+    answers = [line for line in done.stdout.splitlines() if line.startswith(probe.MARK)]
+    if done.returncode != 0 or not answers:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise EnvironmentProblem(f"{python} cannot answer `{question[0]}`: {last}", hint="check the environment")
+    answer: dict[str, Any] = json.loads(answers[-1].removeprefix(probe.MARK))
+    return answer
+
+
+def require_hook(python: str) -> str:
+    """The version of the actordbg that `python` imports; EnvironmentProblem if its capture hook does not import."""
+    try:
+        return str(ask(python, "hook")["version"])
+    except EnvironmentProblem as problem:
+        reason = problem.message.partition("cannot answer `hook`: ")[2] or problem.message
+        raise EnvironmentProblem(
+            f"{python} would run the patched file, but cannot import actordbg.capture.hook: {reason}",
+            hint=f"install actordbg into that environment: {python} -m pip install actordbg",
+        ) from None
+
+
+def version_beside(path: Path) -> str | None:
+    """The version of OpenRLHF that holds this `openrlhf/models/actor.py`, read from the metadata beside it, or None."""
+    if path.parts[-3:] != ("openrlhf", "models", "actor.py"):
+        return None
+    root = path.parents[2]
+    for info in sorted(root.glob("openrlhf-*.dist-info")):
+        return info.name.removeprefix("openrlhf-").removesuffix(".dist-info")
+    try:
+        text = (root / "version.txt").read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return None
+    return text if re.fullmatch(r"\d[\w.+!-]*", text) else None
+
+
+def _target(named: Path, python: str, copies: list[Copy]) -> Target:
+    named = Path(os.path.abspath(named))
+    path = Path(os.path.realpath(named))
+    return Target(path, named, python, version_beside(named) or version_beside(path), copies)
+
+
+def _interpreter_of(target: Path) -> str:
+    """The interpreter of the environment that this file is installed in; this one if it is in none."""
+    for folder in Path(os.path.abspath(target)).parents:
+        if folder.name in ("site-packages", "dist-packages") and folder.parent.name.startswith("python"):
+            for name in ("python", "python3"):
+                python = folder.parents[2] / "bin" / name
+                if os.access(python, os.X_OK):
+                    return str(python)
+    return sys.executable

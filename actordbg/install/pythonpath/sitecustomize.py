@@ -1,0 +1,169 @@
+"""What `actordbg run` puts on PYTHONPATH, alone in its folder: every Python process below `run` executes this file at start.
+
+Most of them (pip, a git hook, Ray's daemons) have nothing to do with us. So it is standard library only, imports nothing of
+actordbg, and does three things:
+
+1. **Waits for `openrlhf.models.actor`** with a finder on `sys.meta_path`, and wraps `Actor` when that module has run, as the
+   block that `actordbg patch` writes would. The module's own loader stays its loader. Three more modules are waited for,
+   because they start processes that do not inherit this environment (`DOORS`).
+2. **Lends the package `actordbg`** to an environment that has none of its own: a finder at the end of `sys.meta_path` that knows
+   this one name, and none of what else is installed where `run` was called.
+3. **Gets out of the way**: its folder leaves `sys.path`, and a `sitecustomize` that Python would have found without us runs
+   now, in our place, under its name, with its errors going where they always go.
+
+Whatever fails here is one line on standard error; the program runs on, unrecorded. `ACTORDBG_DISABLE=1` leaves only the third.
+
+Where PYTHONPATH was lost on the way (a Ray actor with an environment of its own), `actordbg.install.ray_hooks` executes this file
+under another name, and only the first two happen.
+
+Annotations are in quotes, and nothing here is newer than Python 3.6: it is not only the trainer's interpreter that runs this.
+"""
+
+import os
+import sys
+
+TYPE_CHECKING = False  # typing takes longer to import than all of this
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+PACKAGE = os.path.dirname(os.path.dirname(HERE))
+
+
+def main() -> None:
+    """All three; each of them at most once in a process."""
+    wanted = os.environ.get("ACTORDBG_STORE") and os.environ.get("ACTORDBG_DISABLE", "") in ("", "0")
+    if wanted and not any(type(finder).__name__ == ActordbgFinder.__name__ for finder in sys.meta_path):
+        guarded(install)
+    if __name__ == "sitecustomize":
+        guarded(leave_the_path)
+        run_the_users_own()
+
+
+def install() -> None:
+    """Wait for the modules of `DOORS`. Those that are imported already are taken care of now."""
+    sys.meta_path.insert(0, ActordbgFinder())  # type: ignore[arg-type]
+    sys.meta_path.append(PackageFinder())  # type: ignore[arg-type]
+    for name, action in DOORS.items():
+        if name in sys.modules:
+            guarded(action, sys.modules[name])
+
+
+def record(module: "ModuleType") -> None:
+    """`openrlhf.models.actor` has run: wrap its Actor, unless a patched file did it already."""
+    from actordbg.capture.hook import install
+
+    install(module.Actor, store=os.environ["ACTORDBG_STORE"])
+
+
+def take_ray_along(module: "ModuleType") -> None:
+    """`ray` or `ray.job_submission` has run: its workers are to get what this process has."""
+    from actordbg.install import ray_hooks
+
+    ray_hooks.take_along(module)
+
+
+def take_deepspeed_along(module: "ModuleType") -> None:
+    """The deepspeed launcher hands only variables with certain beginnings to other nodes, PYTHONPATH among them."""
+    if "ACTORDBG_" not in module.EXPORT_ENVS:
+        module.EXPORT_ENVS.append("ACTORDBG_")
+
+
+DOORS: "dict[str, Callable[[ModuleType], object]]" = {
+    "openrlhf.models.actor": record,
+    "ray": take_ray_along,
+    "ray.job_submission": take_ray_along,
+    "deepspeed.launcher.runner": take_deepspeed_along,
+}
+
+
+class ActordbgFinder:
+    """Finds nothing by itself: asks the finders behind it, and has the loader that they name call us when the module has run."""
+
+    def find_spec(
+        self, fullname: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
+        if fullname not in DOORS:
+            return None
+        finders: list[object] = list(sys.meta_path)
+        for finder in finders[finders.index(self) + 1 :] if self in finders else []:
+            find_spec = getattr(finder, "find_spec", None)
+            spec: ModuleSpec | None = find_spec(fullname, path, target) if find_spec else None
+            if spec is not None:
+                if spec.loader is not None:
+                    guarded(call_after, spec, DOORS[fullname])
+                return spec
+        return None
+
+
+class PackageFinder:
+    """Where no other finder knows a package `actordbg`: the one that this file belongs to."""
+
+    def find_spec(
+        self, fullname: str, path: "Sequence[str] | None" = None, target: "ModuleType | None" = None
+    ) -> "ModuleSpec | None":
+        if fullname != "actordbg":
+            return None
+        from importlib.util import spec_from_file_location
+
+        init = os.path.join(PACKAGE, "__init__.py")
+        return spec_from_file_location(fullname, init, submodule_search_locations=[PACKAGE])
+
+
+def call_after(spec: "ModuleSpec", action: "Callable[[ModuleType], object]") -> None:
+    """Wrap `exec_module` of this one loader instance."""
+    loader = spec.loader
+    assert loader is not None
+    execute = loader.exec_module
+
+    def exec_module(module: "ModuleType") -> None:
+        execute(module)
+        guarded(action, module)
+
+    loader.exec_module = exec_module  # type: ignore[method-assign]
+
+
+def guarded(action: "Callable[..., object]", *arguments: object) -> None:
+    """`action(*arguments)`; what it raises is told and goes no further."""
+    try:
+        action(*arguments)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: BLE001  # whatever it is: a debugger does not stop somebody's program
+        said = f"actordbg: not recording in process {os.getpid()}: {type(error).__name__}: {error}"
+        missing = getattr(error, "name", None) if isinstance(error, ModuleNotFoundError) else None
+        remedy = f" ({sys.executable} -m pip install {missing.partition('.')[0]})" if missing else ""
+        try:
+            sys.stderr.write(f"{said}{remedy}\n")
+        except Exception:  # noqa: BLE001  # no standard error to tell it on
+            return
+
+
+def leave_the_path() -> None:
+    """Take our folder out of sys.path, so that the program sees the path that it would have had.
+
+    Under Ray our part of PYTHONPATH is `HERE:${PYTHONPATH}`; on a node without a PYTHONPATH that leaves `HERE:`, whose empty
+    second part means the working directory to Python, and goes as well.
+    """
+    if os.environ.get("PYTHONPATH", "").endswith(HERE + os.pathsep) and HERE in sys.path:
+        os.environ["PYTHONPATH"] = os.environ["PYTHONPATH"][: -len(os.pathsep)]
+        behind = sys.path.index(HERE) + 1
+        if sys.path[behind : behind + 1] == [os.getcwd()]:
+            del sys.path[behind]
+    sys.path[:] = [entry for entry in sys.path if entry != HERE]
+
+
+def run_the_users_own() -> None:
+    """The `sitecustomize` that Python would have found without us, if there is one. What it raises is its own affair."""
+    ours = sys.modules.pop(__name__)
+    try:
+        __import__("sitecustomize")
+    except ImportError as error:
+        if error.name != "sitecustomize":
+            raise
+        sys.modules[__name__] = ours
+
+
+main()

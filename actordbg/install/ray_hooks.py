@@ -1,0 +1,145 @@
+"""Ray's workers do not inherit their driver's environment: hand them what `actordbg run` set, through Ray's runtime environment.
+
+Two doors lead to a cluster, and both get a wrapper when their module is imported in a process below `run`:
+
+- `ray.init(...)` of a driver: its `runtime_env` gets our variables and our PYTHONPATH, which Ray sets before a worker's Python
+  starts. So that an actor with a PYTHONPATH of its own is reached as well, Ray's `worker_process_setup_hook` does the same
+  once more inside the worker, and then calls the user's own, if there is one.
+- `JobSubmissionClient.submit_job(...)`, that is `ray job submit`, also when a script calls it: the job's runtime environment gets
+  the variables, so its driver is a process below `run`, and its `ray.init` does the rest.
+
+What can go wrong, and does not: a worker whose node has no actordbg starts and trains (the hook is sent by value and imports
+nothing before it looks); a hook is not added where Ray takes none (Ray client, containers, old versions); a failure of
+ours is a line on standard error, and Ray is called as the user called it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from types import ModuleType
+from typing import Any
+
+from actordbg.install.carried import FOLDER, carried, merged, reconciled
+
+MARK = "__actordbg_ray__"
+JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""The variable in which Ray tells a submitted job's driver the job's runtime environment."""
+HOOK = "worker_process_setup_hook"
+_SENT_HOOK = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
+_WITHOUT_HOOK = ("container", "image_uri")
+
+
+def take_along(module: ModuleType) -> None:
+    """Wrap the door of `ray` or of `ray.job_submission`. Calling it again does nothing more."""
+    if module.__name__ == "ray":
+        if not hasattr(module.init, MARK):
+            module.init = _init(module, module.init)  # type: ignore[attr-defined]
+        return
+    client = module.JobSubmissionClient
+    if not hasattr(client.submit_job, MARK):
+        client.submit_job = _submit_job(client.submit_job)
+
+
+def _init(ray: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def init(*args: Any, **kwargs: Any) -> Any:
+        try:
+            address = kwargs.get("address", args[0] if args else None)
+            changed, job = prepared(kwargs, os.environ, takes_hook=_takes_hook(ray, address, kwargs.get("job_config")))
+        except Exception as error:  # noqa: BLE001  # ours, not the user's: call Ray as they did
+            _tell(error)
+            return original(*args, **kwargs)
+        before = os.environ.get(JOB_CONFIG)
+        if job is None or before is None:
+            return original(*args, **changed)
+        os.environ[JOB_CONFIG] = job
+        try:
+            return original(*args, **changed)
+        finally:
+            os.environ[JOB_CONFIG] = before
+
+    setattr(init, MARK, original)
+    return init
+
+
+def _submit_job(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def submit_job(*args: Any, **kwargs: Any) -> Any:
+        try:
+            changed = {**kwargs, "runtime_env": merged(kwargs.get("runtime_env"), carried(os.environ))}
+        except Exception as error:  # noqa: BLE001  # ours, not the user's: call Ray as they did
+            _tell(error)
+            changed = kwargs
+        return original(*args, **changed)
+
+    setattr(submit_job, MARK, original)
+    return submit_job
+
+
+def prepared(
+    kwargs: Mapping[str, Any], environ: Mapping[str, str], *, takes_hook: bool
+) -> tuple[dict[str, Any], str | None]:
+    """(the arguments for `ray.init`, what the job's variable is to be meanwhile), from what the user passed."""
+    own = kwargs.get("runtime_env")
+    if own is None:
+        own = getattr(kwargs.get("job_config"), "runtime_env", None)  # an argument of ours would replace it
+    config = json.loads(environ[JOB_CONFIG]) if environ.get(JOB_CONFIG) else None
+    job = (config or {}).get("runtime_env") or {}
+    job, result = reconciled(job, own, carried(environ))
+    if takes_hook and not _hook_is_taken(job, result):
+        in_job = HOOK in job and HOOK not in result
+        result[HOOK] = worker_setup(job.pop(HOOK) if in_job else result.get(HOOK), FOLDER)
+    return {**kwargs, "runtime_env": result}, None if config is None else json.dumps({**config, "runtime_env": job})
+
+
+def worker_setup(users_own: Callable[[], Any] | str | None, folder: str) -> Callable[[], None]:
+    """The set-up hook for Ray's workers: ours, then the user's (a function, or "module.function"), whose errors are theirs.
+
+    Ray pickles the inner function by value, since it is local: it may name nothing of this module.
+    """
+
+    def actordbg_worker_setup() -> None:
+        import importlib
+        import importlib.util
+        import os
+        import sys
+
+        try:
+            if not any(type(finder).__name__ == "ActordbgFinder" for finder in sys.meta_path):
+                file = os.path.join(folder, "sitecustomize.py")
+                if not os.path.isfile(file):
+                    attach = importlib.import_module("actordbg.install")
+                    file = os.path.join(os.path.dirname(str(attach.__file__)), "pythonpath", "sitecustomize.py")
+                spec = importlib.util.spec_from_file_location("actordbg_in_worker", file)
+                assert spec is not None and spec.loader is not None
+                spec.loader.exec_module(importlib.util.module_from_spec(spec))
+        except Exception as error:  # noqa: BLE001  # a worker without actordbg trains on, unrecorded
+            sys.stderr.write(f"actordbg: not recording in Ray worker {os.getpid()}: {type(error).__name__}: {error}\n")
+        if isinstance(users_own, str):
+            module, _, name = users_own.rpartition(".")
+            getattr(importlib.import_module(module), name)()
+        elif users_own is not None:
+            users_own()
+
+    return actordbg_worker_setup
+
+
+def _takes_hook(ray: ModuleType, address: str | None, job_config: Any) -> bool:
+    """Whether this Ray sends functions as set-up hooks, which neither side of Ray client does (nor old versions)."""
+    named = os.environ.get("RAY_ADDRESS") if address in (None, "auto") else address
+    known: set[str] = getattr(ray.runtime_env.RuntimeEnv, "known_fields", set())
+    return HOOK in known and "://" not in (named or "") and not getattr(job_config, "_client_job", False)
+
+
+def _hook_is_taken(job: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    """Whether Ray would refuse a hook: in a container, or where it sent one already."""
+    variables = {**(job.get("env_vars") or {}), **(own.get("env_vars") or {})}
+    return _SENT_HOOK in variables or any(one.get(key) for one in (job, own) for key in _WITHOUT_HOOK)
+
+
+def _tell(error: Exception) -> None:
+    sys.stderr.write(f"actordbg: Ray's workers will not be recorded: {type(error).__name__}: {error}\n")

@@ -1,0 +1,304 @@
+"""The trailer that `actordbg patch` appends to OpenRLHF's actor.py: pure bytes to bytes, no file is touched here.
+
+Nothing inside the file is edited. A few ASCII lines go behind its last one::
+
+    # >>> actordbg trailer >>> appended by `actordbg patch`, cut off by `actordbg unpatch`: do not edit
+    # {"format": 1, "length": 14040, "sha256": "4c95...", "store": "/data/store", ..., "check": "91d0..."}
+    def _actordbg_install(): ...        imports actordbg.capture.hook and wraps Actor, whatever happens to it
+    _actordbg_install()
+    del _actordbg_install
+    # <<< actordbg trailer <<<
+
+Why a trailer: the file exists in at least 48 versions with 8 `forward` signatures, and in forks with more. What is
+appended does not depend on any of that, and cutting it off gives the original back to the byte; `length` and `sha256`
+prove it.
+
+Invariants:
+- `strip(append(source, ...)) == source` for every source that `append` accepts, with any newline convention, byte order
+  mark, encoding, or a missing final newline. The new text parses to the old statements plus the trailer's own.
+- The state of a file is a function of its bytes (`inspect`). Bytes before the trailer may be edited: they are the
+  user's, and `strip` gives them back as they are. A trailer that was edited (its `check` does not match), that has
+  text behind it, or that a newer actordbg wrote, is never cut by guesswork: Conflict.
+- A training job runs on, with one line on stderr, when actordbg is gone, broken, too new, or fails in any way.
+  `ACTORDBG_DISABLE=1` skips it altogether; `ACTORDBG_STORE` overrides the store that was chosen when patching.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import re
+import warnings
+from dataclasses import dataclass
+from enum import Enum
+
+from actordbg import __version__
+from actordbg.base.errors import Conflict, Unsupported
+
+FORMAT = 1
+NEWLINES = ("\n", "\r\n", "\r")
+INSTALLER = "_actordbg_install"
+BEGIN = "# >>> actordbg trailer >>>"
+END = "# <<< actordbg trailer <<<"
+
+_BEGIN = re.compile(rb"(?<![^\r\n])" + re.escape(BEGIN).encode())
+_TRACES = re.compile(
+    rb"(?<![^\r\n])(" + b"|".join(re.escape(t).encode() for t in (BEGIN, END, f"def {INSTALLER}(")) + b")"
+)
+_CHECK = re.compile(rb'"check": "([0-9a-f]{64})"')
+_NO_CHECK = "0" * 64
+
+_TEXT = """\
+{begin} appended by `actordbg patch`, cut off by `actordbg unpatch`: do not edit
+# {header}
+def {installer}():
+    try:
+        import os
+
+        if os.environ.get("ACTORDBG_DISABLE", "") in ("", "0"):
+            from actordbg.capture.hook import install
+
+            install(Actor, store=os.environ.get("ACTORDBG_STORE") or {store})
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever it is: a debugger does not stop a training job
+        try:
+            import sys
+
+            print("actordbg: not capturing: %s: %s" % (type(error).__name__, error), file=sys.stderr)
+        except Exception:
+            pass
+
+
+{installer}()
+del {installer}
+{end}
+"""
+
+
+class State(str, Enum):
+    """What the bytes of an actor.py are. OVERWRITTEN is CLEAN plus knowledge of an earlier patch (`history`)."""
+
+    CLEAN = "clean"
+    PATCHED = "patched"
+    EDITED = "patched and edited since"
+    OVERWRITTEN = "overwritten by an upgrade"
+    UNSUPPORTED = "unsupported"
+
+
+@dataclass(frozen=True)
+class Trailer:
+    """What a trailer says of itself: the original it was appended to and the store it captures into.
+
+    `length` (bytes), `sha256` and `mtime_ns` (or None) are the original's; `store` is an absolute path; `lead` counts
+    the newlines (`newline`) between the original and the trailer's first line; `actordbg` is the version that wrote it.
+    """
+
+    format: int
+    length: int
+    sha256: str
+    mtime_ns: int | None
+    store: str
+    newline: str
+    lead: int
+    actordbg: str
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """A file's state, the reason for it, its trailer if it has a readable one, and what `strip` would give back.
+
+    `source` is the file without its trailer: the original (PATCHED), the user's edit of it (EDITED), the file as it is
+    (CLEAN), or None where cutting would be guesswork or there is nothing to patch.
+    """
+
+    state: State
+    reason: str
+    trailer: Trailer | None = None
+    source: bytes | None = None
+
+
+def append(source: bytes, store: str, *, mtime_ns: int | None = None) -> bytes:
+    """`source` with a trailer that captures into `store` (an absolute path).
+
+    Raises Unsupported if `source` has no top-level class Actor with a forward, does not parse, or would parse to
+    something else with a trailer behind it; Conflict if it already holds a trailer or a part of one.
+    """
+    found = inspect(source)
+    if found.state is State.UNSUPPORTED:
+        raise Unsupported(
+            f"there is nothing to patch: {found.reason}",
+            hint="name OpenRLHF's own file with --target .../openrlhf/models/actor.py",
+        )
+    if found.state is not State.CLEAN:
+        raise Conflict(f"the file already has an actordbg trailer: {found.reason}", hint="run `actordbg unpatch` first")
+    newline = _newline_of(source)
+    trailer = Trailer(
+        format=FORMAT,
+        length=len(source),
+        sha256=sha256_of(source),
+        mtime_ns=mtime_ns,
+        store=store,
+        newline=newline,
+        lead=1 if source.endswith((b"\n", b"\r")) else 2,
+        actordbg=__version__,
+    )
+    patched = source + (newline * trailer.lead).encode() + _render(trailer)
+    _require_same_meaning(source, patched, _render(trailer))
+    return patched
+
+
+def strip(patched: bytes) -> bytes:
+    """The file without its trailer: the original, or the user's edit of it. Conflict where that would be guesswork."""
+    found = inspect(patched)
+    if found.trailer is None or found.source is None:
+        raise Conflict(f"the trailer cannot be cut off: {found.reason}", hint=remedy(patched))
+    return found.source
+
+
+def inspect(data: bytes) -> Inspection:
+    """The state of a file by its bytes alone: CLEAN, PATCHED, EDITED or UNSUPPORTED (see State and Inspection)."""
+    traces = list(_TRACES.finditer(data))
+    if not traces:
+        problem = _unsupported(data)
+        return Inspection(State.UNSUPPORTED, problem) if problem else Inspection(State.CLEAN, "", source=data)
+    begins = [match.start() for match in _BEGIN.finditer(data)]
+    if len(begins) != 1:
+        return Inspection(State.EDITED, f"it has {len(begins)} first lines of a trailer instead of one")
+    start = begins[0]
+    trailer, damage = _parse(data[start:])
+    if trailer is None:
+        return Inspection(State.EDITED, damage)
+    if damage:
+        return Inspection(State.EDITED, damage, trailer)
+    source = _cut(data[:start], trailer)
+    exact = len(source) == trailer.length and sha256_of(source) == trailer.sha256
+    if exact:
+        return Inspection(State.PATCHED, "", trailer, source)
+    return Inspection(State.EDITED, "the text before the trailer was edited after patching", trailer, source)
+
+
+def remedy(data: bytes) -> str:
+    """How a user gets rid of a damaged trailer by hand, with line numbers."""
+    lines = [re.split(rb"\r\n|\r|\n", data[: match.start()]) for match in _TRACES.finditer(data)]
+    if not lines:
+        return ""
+    return (
+        f"lines {len(lines[0])} to the end hold the trailer: move what is yours above it or delete it by hand; "
+        "the original is in the store's backups folder, and reinstalling openrlhf brings it back too"
+    )
+
+
+def sha256_of(data: bytes) -> str:
+    """In hex."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _render(trailer: Trailer) -> bytes:
+    header = {**trailer.__dict__, "check": _NO_CHECK}
+    text = _TEXT.format(
+        begin=BEGIN,
+        end=END,
+        installer=INSTALLER,
+        header=json.dumps(header),
+        store=ascii(trailer.store),
+    )
+    blank = text.replace("\n", trailer.newline).encode("ascii")
+    return _with_check(blank, sha256_of(blank))
+
+
+def _with_check(text: bytes, check: str) -> bytes:
+    """A trailer's text with another value for `check`: the first match, since quotes inside the header are escaped."""
+    return _CHECK.sub(f'"check": "{check}"'.encode(), text, count=1)
+
+
+def _parse(text: bytes) -> tuple[Trailer | None, str]:
+    """The trailer that starts at `text`, and what is wrong with it ("" if nothing is)."""
+    line = re.split(rb"\r\n|\r|\n", text, maxsplit=2)[1:2]
+    try:
+        header = json.loads(line[0].removeprefix(b"# "))
+        check = header.pop("check")
+        if header["format"] != FORMAT:
+            return None, f"its trailer has format {header['format']}, this actordbg knows format {FORMAT}"
+        trailer = Trailer(**header)
+        if trailer.newline not in NEWLINES or trailer.lead not in (1, 2):
+            raise ValueError(trailer.newline)
+    except (IndexError, ValueError, KeyError, TypeError, AttributeError):
+        return None, "the trailer's second line was edited"
+    if sha256_of(_with_check(text, _NO_CHECK)) == check:
+        return trailer, ""
+    end = text.find(END.encode() + trailer.newline.encode())
+    whole = text[: end + len(END) + len(trailer.newline)] if end >= 0 else b""
+    if whole and whole == _render(trailer):
+        return trailer, "there is text behind the trailer"
+    return trailer, "the trailer itself was edited"
+
+
+def _cut(before: bytes, trailer: Trailer) -> bytes:
+    """The text before the trailer without the newlines that belong to the trailer, as far as they are still there.
+
+    A file that ended with a newline (`lead` 1) still does when lines were added right before the trailer.
+    """
+    newline = trailer.newline.encode()
+    if trailer.lead == 1:
+        shorter = before.removesuffix(newline)
+        return shorter if shorter.endswith((b"\n", b"\r")) else before
+    return before.removesuffix(newline).removesuffix(newline)
+
+
+def _newline_of(source: bytes) -> str:
+    """The newline that the file uses most; LF if it has none."""
+    crlf = source.count(b"\r\n")
+    counts = {"\n": source.count(b"\n") - crlf, "\r\n": crlf, "\r": source.count(b"\r") - crlf}
+    return max(counts, key=lambda newline: counts[newline])
+
+
+def _parse_python(source: bytes) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(source)
+
+
+def _unsupported(source: bytes) -> str:
+    """Why this source cannot be patched; "" if it can."""
+    try:
+        tree = _parse_python(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        return f"this is not Python source that can be read ({error})"
+    actors = [node for node in _top_level(tree.body) if isinstance(node, ast.ClassDef) and node.name == "Actor"]
+    if not actors:
+        return "there is no class Actor at the top level"
+    methods = {node.name for node in actors[-1].body if isinstance(node, ast.FunctionDef)}
+    return "" if "forward" in methods else "class Actor has no method forward of its own"
+
+
+def _top_level(body: list[ast.stmt]) -> list[ast.stmt]:
+    """Statements that run when the module is imported, those under top-level `if` and `try` included."""
+    found: list[ast.stmt] = []
+    for node in body:
+        found.append(node)
+        if isinstance(node, ast.If):
+            found += _top_level(node.body) + _top_level(node.orelse)
+        elif isinstance(node, ast.Try):
+            found += _top_level(node.body) + _top_level(node.orelse) + _top_level(node.finalbody)
+    return found
+
+
+def _require_same_meaning(source: bytes, patched: bytes, added: bytes) -> None:
+    """Prove that the old statements are all still there, on the same lines, with only the trailer's own behind them."""
+    try:
+        before, after, own = (_parse_python(text).body for text in (source, patched, added))
+        kept, rest = after[: len(before)], after[len(before) :]
+        same = _dump(kept, places=True) == _dump(before, places=True) and _dump(rest) == _dump(own)
+    except (SyntaxError, ValueError, RecursionError):
+        same = False
+    if not same:
+        raise Unsupported(
+            "a trailer would not mean what it says in this file, or change what the file means",
+            hint="end the file with a complete statement and a newline, and keep it in UTF-8 (coding comment)",
+        )
+
+
+def _dump(nodes: list[ast.stmt], *, places: bool = False) -> list[str]:
+    return [ast.dump(node, include_attributes=places) for node in nodes]

@@ -1,0 +1,226 @@
+"""Is a cell that passed also right, and has it become worse? Against the truth, and against a baseline.
+
+A cell that finished with wrong numbers is the most dangerous one of a table: it looks green. So every passed cell is compared
+with the truth for its inputs, unless that is switched off, and where nothing could be compared it is not green either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from actordbg.base.errors import ActordbgError, StoreProblem, UsageError
+from actordbg.formats.comparison_record import (
+    GOOD,
+    MISMATCH,
+    NOT_COMPARED,
+    ComparisonRecord,
+    DumpComparison,
+    MatrixCell,
+    MatrixRecord,
+)
+from actordbg.formats.journal import read_results
+from actordbg.formats.replay_record import PASSED as INPUT_PASSED
+from actordbg.formats.replay_record import ResultRecord
+from actordbg.matrix import matrix_files as matrices
+from actordbg.matrix.cell_outcomes import data_of
+from actordbg.matrix.cells import FAILED, PASSED, UNAVAILABLE
+from actordbg.replay.supervise import Progress, load_spec
+from actordbg.report.summary import summarise
+from actordbg.store.layout import Store
+
+SHOWN = 3
+"""Dumps that a regression names."""
+
+
+def is_good(cell: MatrixCell) -> bool:
+    """It passed, and what it computed is not known to be wrong."""
+    return cell.status == PASSED and (cell.verdict is None or cell.verdict in GOOD)
+
+
+def is_wrong(cell: MatrixCell) -> bool:
+    """It passed, and its numbers are not the truth's, or could not be compared with them."""
+    return cell.status == PASSED and not is_good(cell)
+
+
+def all_good(record: MatrixRecord) -> bool:
+    """Whether the answer is good: something ran, nothing is wrong, and nothing failed; with a baseline: nothing regressed, and
+    what failed there already may fail here.
+    """
+    ran = [cell for cell in record.cells if cell.status in (PASSED, FAILED)]
+    bad = [cell for cell in record.cells if is_wrong(cell) or cell.regressed]
+    failed = [] if record.baseline else [cell for cell in ran if cell.status == FAILED]
+    return bool(ran) and not bad and not failed
+
+
+def judged(
+    store: Store,
+    cell: MatrixCell,
+    oracle: str,
+    on_event: Callable[[Progress], None] = lambda event: None,
+    on_tick: Callable[[], None] = lambda: None,
+) -> tuple[MatrixCell, str | None]:
+    """A passed cell with its verdict against the truth in dtype `oracle`, which is computed where it is not there; and the
+    truth's replay. A truth that cannot be computed leaves the cell `not-compared`, with the reason.
+    """
+    from actordbg.compare.comparing import compare, save
+    from actordbg.compare.find_truth import ensure_truth
+
+    assert cell.replay_id is not None
+    try:
+        truth = ensure_truth(store, cell.replay_id, dtype=oracle, on_event=on_event, on_tick=on_tick)
+        record = compare(store, cell.replay_id, truth)
+    except ActordbgError as problem:
+        return replace(cell, verdict=NOT_COMPARED, reason=f"no truth to compare with: {problem.message}"), None
+    save(store, record)
+    why = "; ".join(record.reasons) or next((reason for dump in record.dumps for reason in dump.reasons), "")
+    return replace(
+        cell,
+        verdict=record.verdict,
+        comparison_id=record.comparison_id,
+        max_abs=_max_abs(record),
+        reason="; ".join(filter(None, (cell.reason, _unjudged(record)))) if record.good else why,
+    ), truth
+
+
+def _unjudged(record: ComparisonRecord) -> str:
+    """What the truth says nothing about, in words: a good verdict is not about these dumps. "" where it is about all."""
+    left = [dump for dump in record.dumps if dump.verdict == NOT_COMPARED]
+    without = [why for dump in record.dumps if (why := _gradients_left(dump))]
+    dumps, said = f"{len(record.dumps)} dumps could not be compared with the truth", []
+    if left:
+        why = next((reason for dump in left for reason in dump.not_compared.values()), "")
+        said.append(f"{len(left)} of {dumps}: {why}")
+    if without:
+        said.append(f"the gradients of {len(without)} of {dumps}: {without[0]}")
+    return "; ".join(said)
+
+
+def _gradients_left(dump: DumpComparison) -> str:
+    """Why the gradients that A has of a compared dump were not judged; "" where they were, or where A has none."""
+    if dump.log_probs is None or dump.grad_norm_rel is not None:
+        return ""
+    reasons = (why for what, why in dump.not_compared.items() if what.startswith("gradient"))
+    return next((why for why in reasons if not why.startswith("only B")), "")
+
+
+def _max_abs(record: ComparisonRecord) -> float | None:
+    found = [dump.log_probs.max_abs for dump in record.dumps if dump.log_probs is not None]
+    return max((value for value in found if value is not None), default=None)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What cells are held against: one replay for all of them, or a matrix, cell by cell (those with the same configuration).
+
+    slower: a cell whose forward takes more than this many times as long has regressed; None: time does not matter.
+    """
+
+    replay_id: str | None = None
+    matrix: MatrixRecord | None = None
+    slower: float | None = None
+
+    @property
+    def name(self) -> str:
+        """Its id."""
+        return self.replay_id or (self.matrix.matrix_id if self.matrix else "")
+
+    def cell_like(self, cell: MatrixCell) -> MatrixCell | None:
+        """The baseline's cell with the same configuration."""
+        cells = self.matrix.cells if self.matrix else ()
+        return next((one for one in cells if one.config == cell.config), None)
+
+    def replay_for(self, cell: MatrixCell) -> str | None:
+        """The replay that this cell is held against, None if the baseline has none."""
+        like = self.cell_like(cell)
+        return like.replay_id if like else self.replay_id
+
+
+def open_baseline(store: Store, name: str, slower: float | None) -> Baseline:
+    """A replay or a matrix by its id or the beginning of one; UsageError where the store has neither."""
+    if name in matrices.names(store):
+        return Baseline(matrix=matrices.load(store, name), slower=slower)
+    try:
+        return Baseline(replay_id=load_spec(store, name).replay_id, slower=slower)
+    except StoreProblem:
+        try:
+            return Baseline(matrix=matrices.load(store, name), slower=slower)
+        except UsageError:
+            raise UsageError(
+                f"--baseline {name} is neither a replay nor a matrix of this store",
+                hint="`actordbg report --all` lists replays; a matrix's id is the first line of its table",
+            ) from None
+
+
+def require_common(store: Store, baseline: Baseline, cells: Sequence[MatrixCell], dump_ids: Sequence[str]) -> None:
+    """UsageError where nothing could be held against the baseline: that must not look like "nothing regressed"."""
+    replays = {baseline.replay_for(cell) for cell in cells} - {None}
+    passed = {
+        dump_id
+        for one in replays
+        for dump_id, result in read_results(store.replays / str(one)).items()
+        if result.status == INPUT_PASSED
+    }
+    if not passed.intersection(dump_ids):
+        what = "has no cell in common with this one" if not replays else "has passed none of these dumps"
+        raise UsageError(
+            f"--baseline {baseline.name} {what}: nothing could regress", hint="select the dumps that it replayed"
+        )
+
+
+def regressions(store: Store, cell: MatrixCell, baseline: Baseline) -> tuple[str, ...]:
+    """What got worse, in words; () if nothing did, or where the baseline has nothing to hold this cell against.
+
+    A dump that passed there and does not pass here; log-probs that differ from those there by more than `compare` allows, or
+    that cannot be compared with them (another temperature, another model, outputs that were not kept); a
+    forward that takes more than `slower` times as long (input by input, the median over inputs that are steady in both); a
+    cell of a matrix that ran there and is unavailable here.
+    """
+    like, theirs = baseline.cell_like(cell), baseline.replay_for(cell)
+    if cell.status == UNAVAILABLE:
+        return (f"it passed in the baseline, and is unavailable here: {cell.reason}",) * bool(like and is_good(like))
+    if theirs is None or cell.replay_id is None or theirs == cell.replay_id:
+        return ()
+    there, here = read_results(store.replays / theirs), read_results(store.replays / cell.replay_id)
+    asked = {item.dump_id for item in load_spec(store, cell.replay_id).inputs}
+    expected = sorted(one for one, result in there.items() if result.status == INPUT_PASSED and one in asked)
+    lost = [one for one in expected if one not in here or here[one].status != INPUT_PASSED]
+    found = [f"passed in the baseline, not here: {_named(lost)}"] if lost else []
+    both = [one for one in expected if one not in lost and not _alike(here[one], there[one])]
+    return tuple(found + _moved(store, cell.replay_id, theirs, both) + _slowed(store, cell.replay_id, theirs, baseline))
+
+
+def _alike(here: ResultRecord, there: ResultRecord) -> bool:
+    """The same log-probs, bit for bit, and the same backward: nothing to compare."""
+    names = ("output_digest", "loss", "grad_norm")
+    return here.output_digest is not None and all(getattr(here, name) == getattr(there, name) for name in names)
+
+
+def _moved(store: Store, ours: str, theirs: str, dumps: Sequence[str]) -> list[str]:
+    from actordbg.compare.comparing import compare
+
+    if not dumps:
+        return []
+    record = compare(store, ours, theirs, only=dumps)
+    bad = [dump.dump_id for dump in record.dumps if dump.verdict == MISMATCH]
+    found = [f"other numbers than in the baseline: {_named(bad)}"] if bad else []
+    if record.verdict == NOT_COMPARED:
+        why = next((reason for dump in record.dumps for reason in dump.not_compared.values()), "")
+        found.append(f"its numbers cannot be compared with the baseline's: {'; '.join(record.reasons) or why}")
+    return found
+
+
+def _slowed(store: Store, ours: str, theirs: str, baseline: Baseline) -> list[str]:
+    if baseline.slower is None:
+        return []
+    both = [data_of(store, load_spec(store, one)) for one in (theirs, ours)]
+    comparison = summarise(both, selection="", now="").comparison
+    ratio = comparison.rows[1].forward_ratio if comparison else None
+    if ratio is None or ratio <= baseline.slower:
+        return []
+    return [f"the forward takes {ratio:.2f} times as long as in the baseline"]
+
+
+def _named(dumps: Sequence[str]) -> str:
+    more = f" and {len(dumps) - SHOWN} more" if len(dumps) > SHOWN else ""
+    return ", ".join(dumps[:SHOWN]) + more

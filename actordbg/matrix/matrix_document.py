@@ -1,0 +1,242 @@
+"""A matrix as a document: the table, what failed and why, what was loaded, and what it ran on. Pure.
+
+Text and Markdown show the same blocks. A cell is told in a word that needs no colour: passed, WRONG (it finished, and its
+numbers are not the truth's), failed, unavailable, not run; and REGRESSED where a baseline says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from actordbg.formats.comparison_record import GOOD, NOT_COMPARED, MatrixCell, MatrixRecord
+from actordbg.report.failures import Explain, nothing_known
+from actordbg.report.replay_document import Block, Grid, Heading, Items, Paragraph
+from actordbg.report.words import memory, number, plural, seconds, setting
+
+AXES_AS_COLUMNS = 4
+"""With more axes than this the settings share one column."""
+WRONG, REGRESSED = "WRONG", "REGRESSED"
+_ORDER = (
+    "backend", "zero_stage", "nproc", "tp", "ring", "dtype", "attn", "compile", "compile_backend", "deepcompile", "packing",
+)  # fmt: skip
+_SHORT = {"flash_attention_2": "flash"}
+_PASSED, _FAILED = "passed", "failed"
+
+
+@dataclass(frozen=True)
+class MatrixContext:
+    """What the cells ran on. `resolved`: of the first Actor that was built. `folded`: inputs whose token ids were folded into
+    the vocabulary. `truth_load_s`: seconds that loading the truth took, in a process of its own.
+    """
+
+    resolved: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    seq_lens: tuple[int, ...] = ()
+    batch_sizes: tuple[int, ...] = ()
+    tokens: int = 0
+    folded: int = 0
+    truth_load_s: float | None = None
+    gone: tuple[str, ...] = ()
+    """Replays of cells that are in the store no longer."""
+
+
+def matrix_document(record: MatrixRecord, context: MatrixContext, explain: Explain = nothing_known) -> list[Block]:
+    """The whole matrix, top to bottom."""
+    return [
+        Heading(f"matrix {record.matrix_id}", 1),
+        Paragraph(f"{_counted(record)}." + ("" if record.status == "complete" else f" The matrix is {record.status}.")),
+        _table(record),
+        Paragraph(_legend(record)),
+        *_section("Wrong", [_wrong(cell) for cell in record.cells if verdict_word(cell) == WRONG]),
+        *_section("In part", _in_part(record.cells)),
+        *_section("Regressed", [f"{_label(c)}: {'; '.join(c.regressed)}" for c in record.cells if c.regressed]),
+        *_section(
+            "Failed", [line for cell in record.cells if cell.status == _FAILED for line in _failure(cell, explain)]
+        ),
+        *_section("Unavailable and not run", _left_out(record.cells)),
+        *_section("Loaded", _loaded(record, context)),
+        *_section("What it ran on", _facts(record, context)),
+    ]
+
+
+def verdict_word(cell: MatrixCell) -> str:
+    """What became of the cell, in one word or two."""
+    if cell.status == _PASSED and cell.verdict is not None and cell.verdict not in GOOD:
+        return WRONG
+    if cell.status == "not run" and not cell.reason and cell.replay_id:
+        return "unfinished"
+    return cell.status
+
+
+def _counted(record: MatrixRecord) -> str:
+    words = [verdict_word(cell) for cell in record.cells]
+    names = (_PASSED, WRONG, _FAILED, "unavailable", "unfinished", "not run")
+    counts = [f"{words.count(name)} {name}" for name in names if name in words]
+    regressed = sum(bool(cell.regressed) for cell in record.cells)
+    return f"{plural(len(record.cells), 'cell')} on {plural(len(record.dump_ids), 'dump')}: {', '.join(counts)}" + (
+        f"; {regressed} {REGRESSED} against {record.baseline}" if regressed else ""
+    )
+
+
+def _table(record: MatrixRecord) -> Grid:
+    varied = [name for name in _ORDER if len(record.axes.get(name, ())) > 1]
+    split = 0 < len(varied) <= AXES_AS_COLUMNS
+    heads = tuple(name.replace("_", " ") for name in varied) if split else ("combination",)
+    backward = any(cell.backward_s is not None for cell in record.cells)
+    judged = any(cell.verdict is not None for cell in record.cells)
+    columns = ("#", *heads, "result", *(["off by"] if judged else []), "fwd s", *(["bwd s"] if backward else []))
+    columns = (*columns, "peak mem", "load s")
+    rows = []
+    for cell in record.cells:
+        named = tuple(_setting(cell.settings.get(name)) for name in varied) if split else (cell.name or "all as given",)
+        figures = ([_off_by(cell)] if judged else []) + [seconds(cell.forward_s)]
+        figures += ([seconds(cell.backward_s)] if backward else []) + [memory(cell.peak_memory_bytes), _load(cell)]
+        rows.append((str(cell.index), *named, _result(cell), *figures))
+    return Grid(columns, tuple(rows), frozenset((*heads, "result")))
+
+
+def _result(cell: MatrixCell) -> str:
+    word = verdict_word(cell)
+    bad = sum(count for status, count in cell.counts.items() if status != _PASSED)
+    told = f"{word} {bad}/{sum(cell.counts.values())}" if cell.status == _FAILED and bad else word
+    return f"{told} {REGRESSED}" if cell.regressed else told
+
+
+def _off_by(cell: MatrixCell) -> str:
+    return "?" if cell.verdict == NOT_COMPARED else number(cell.max_abs, 2)
+
+
+def _load(cell: MatrixCell) -> str:
+    if cell.shared_with is not None and not cell.loads:
+        return f"as {cell.shared_with}"
+    return seconds(cell.load_s) if cell.loads else "-"
+
+
+def _setting(value: Any) -> str:
+    return "-" if value is None else _SHORT.get(value, setting(value)) if isinstance(value, str) else setting(value)
+
+
+def _legend(record: MatrixRecord) -> str:
+    told = []
+    if any(cell.verdict is not None for cell in record.cells):
+        told.append(
+            "off by: largest difference of a log-prob from the truth, in nats (each row alone, unpadded, eager attention,"
+            f" {record.options.get('oracle', 'fp32')})"
+        )
+    elif not record.options.get("oracle"):
+        told.append("passed: it finished with finite numbers; they were not compared with the truth (--no-truth)")
+    told.append('fwd, bwd: median of steady inputs ("-": none was: first and compiling ones do not count)')
+    told.append("load: seconds to build the Actor, or whose was used")
+    return "; ".join(told) + "."
+
+
+def _label(cell: MatrixCell) -> str:
+    """Without a #: GitHub would make it a link to an issue."""
+    return f"cell {cell.index}, {cell.name}".removesuffix(", ")
+
+
+def _cells(cells: Sequence[MatrixCell]) -> str:
+    """ "cells 0, 1, 2"."""
+    return f"cell{'s' * (len(cells) > 1)} {', '.join(str(cell.index) for cell in cells)}"
+
+
+def _wrong(cell: MatrixCell) -> str:
+    return f"{_label(cell)}: {cell.reason or cell.verdict}. Comparison {cell.comparison_id or '-'}, replay {cell.replay_id}"
+
+
+def _in_part(cells: Sequence[MatrixCell]) -> list[str]:
+    """Good cells that are not about every dump, by what was said of them."""
+    return _by_reason([cell for cell in cells if verdict_word(cell) == _PASSED and cell.reason])
+
+
+def _failure(cell: MatrixCell, explain: Explain) -> list[str]:
+    known = explain(cell.signature) if cell.signature else None
+    counts = ", ".join(f"{count} {status}" for status, count in sorted(cell.counts.items()))
+    parts = [f"{_label(cell)}: {cell.signature or 'failed'} ({counts or 'the Actor could not be built'})"]
+    if cell.error and cell.error != cell.signature:
+        parts.append(f"first cause: {cell.error}")
+    if known:
+        parts += [f"why: {known[0]}", f"way out: {'; or '.join(known[1])}"]
+    return [*parts, f"log: {cell.log}"]
+
+
+def _left_out(cells: Sequence[MatrixCell]) -> list[str]:
+    return _by_reason([cell for cell in cells if cell.status in ("unavailable", "not run") and cell.reason])
+
+
+def _by_reason(cells: Sequence[MatrixCell]) -> list[str]:
+    """Each reason once, with its cells."""
+    by_reason: dict[str, list[MatrixCell]] = {}
+    for cell in cells:
+        by_reason.setdefault(cell.reason, []).append(cell)
+    return [f"{_cells(members)}: {reason}" for reason, members in by_reason.items()]
+
+
+def _loaded(record: MatrixRecord, context: MatrixContext) -> list[str]:
+    built = [cell for cell in record.cells if cell.loads]
+    if not built:
+        return []
+    total = sum(cell.load_s or 0.0 for cell in built)
+    lines = [f"{plural(record.loads, 'Actor')} built in {seconds(total)} s for {_ran(record)}"]
+    for cell in built:
+        sharing = (one for one in record.cells if one.shared_with == cell.index and one.index != cell.index)
+        shared = [one for one in sharing if not one.loads]  # one that was resumed may have shared first and built later
+        how = f"{_label(cell)}: {seconds(cell.load_s)} s" + (f", {cell.loads} builds" if cell.loads > 1 else "")
+        lines.append(how + (f"; shared by {_cells(shared)}" if shared else ""))
+    if context.truth_load_s is not None:
+        lines.append(f"the truth ({record.truth_id}) has a model of its own: {seconds(context.truth_load_s)} s")
+    return lines
+
+
+def _ran(record: MatrixRecord) -> str:
+    return plural(sum(cell.replay_id is not None for cell in record.cells), "cell")
+
+
+def _facts(record: MatrixRecord, context: MatrixContext) -> list[str]:
+    return [line for line in _fact_lines(record, context) if line]
+
+
+def _fact_lines(record: MatrixRecord, context: MatrixContext) -> Iterable[str]:
+    if context.resolved:
+        named = ((name, context.resolved.get(name)) for name in ("model", "model_class", "parameters", "num_layers"))
+        yield "model: " + ", ".join(
+            setting(value) if name == "model" else f"{name} {setting(value)}"
+            for name, value in named
+            if value is not None
+        )
+        yield f"device: {context.resolved.get('device_name')}, {context.resolved.get('threads')} threads"
+    if context.seq_lens:
+        yield (
+            f"inputs: {plural(len(context.seq_lens), 'dump')}, batch size {_range(context.batch_sizes)}, seq_len"
+            f" {_range(context.seq_lens)}, {plural(context.tokens, 'token')}"
+            + (f" (ids of {context.folded} folded into the vocabulary)" if context.folded else "")
+        )
+    if record.selection:
+        yield f'selected: --where "{record.selection}"'
+    fixed = {name: values[0] for name, values in record.axes.items() if len(values) == 1}
+    if fixed:
+        yield "the same for all: " + ", ".join(f"{name} {setting(value)}" for name, value in fixed.items())
+    if context.versions:
+        yield "versions: " + ", ".join(f"{name} {version}" for name, version in sorted(context.versions.items()))
+    if record.command:
+        yield f"command: {record.command}"
+    if record.baseline:
+        yield f"baseline: {record.baseline}"
+    replays = [
+        f"{cell.index}: {cell.replay_id}" + (" (gone)" if cell.replay_id in context.gone else "")
+        for cell in record.cells
+        if cell.replay_id
+    ]
+    if replays:
+        yield f"replays (for `report` and `compare`): {', '.join(replays)}"
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _section(title: str, items: Sequence[str]) -> list[Block]:
+    return [Heading(title, 3), Items(tuple(items))] if items else []

@@ -1,0 +1,205 @@
+"""A matrix from its cells to the last verdict: one replay for each cell, one load for all cells that can share it.
+
+    record = run_matrix(store, record, rows, Surroundings(defaults))
+
+Cells run batch by batch (`cells.batches`): those that can share an Actor run on it, one after the other, compiled ones last.
+Each is an ordinary replay with its own folder, so a crash or a hang costs one input of one cell, and every command that
+takes a replay takes a cell. After a batch its processes leave, and its passed cells are compared with the truth.
+
+The file `store/matrices/<id>.json` is replaced after every step, so a matrix that was interrupted or killed goes on where it was
+(`run_matrix` again with the record from the file): finished cells stay, and a cell that was half-way resumes its replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from actordbg.base.errors import ActordbgError, UsageError
+from actordbg.config.choices import Facts, gather_facts, installed_versions
+from actordbg.formats.comparison_record import MatrixCell, MatrixRecord
+from actordbg.formats.dump_record import DumpRecord, now_timestamp
+from actordbg.formats.journal import SPEC
+from actordbg.formats.replay_record import ReplayConfig, ReplaySpec
+from actordbg.matrix import matrix_files as matrices
+from actordbg.matrix.cell_outcomes import finished
+from actordbg.matrix.cell_verdicts import Baseline, judged, regressions
+from actordbg.matrix.cells import PASSED, UNAVAILABLE, batches, with_way_out
+from actordbg.replay.plan import DEFAULT_SHUFFLE_SEED, Row, make_plan, new_replay_id
+from actordbg.replay.supervise import Progress, interruptible, load_spec, run_replay, undisturbed
+from actordbg.replay.warm_groups import WarmGroups
+from actordbg.store.layout import Store
+
+COMPLETE, INTERRUPTED, STOPPED_EARLY = "complete", "interrupted", "failed"
+
+
+@dataclass(frozen=True)
+class MatrixEvent:
+    """News. kind: "cell" (it starts), "input" (one of its inputs has a result), "load" (again), "truth" (it is
+    compared), "truth input", "done". `text`: in words.
+    """
+
+    kind: str
+    cell: MatrixCell
+    text: str = ""
+
+
+@dataclass
+class Surroundings:
+    """What a matrix runs in: the facts of this machine, the record that open settings follow, where news go."""
+
+    defaults: DumpRecord | None
+    facts: Facts = field(default_factory=gather_facts)
+    on_event: Callable[[MatrixEvent], None] = lambda event: None
+    on_tick: Callable[[], None] = lambda: None
+    warm: WarmGroups = field(default_factory=WarmGroups)
+
+
+def new_matrix(
+    cells: Sequence[MatrixCell], axes: dict[str, list[Any]], rows: Sequence[Row], options: dict[str, Any], **about: Any
+) -> MatrixRecord:
+    """A matrix before its first cell. `options`: order, shuffle_seed, oracle (None: no truth) and slower; `about`: selection,
+    command, baseline.
+    """
+    order = make_plan(rows, ReplayConfig(), order=options.get("order", "time")).spec.inputs
+    return MatrixRecord(
+        matrix_id=new_replay_id(),
+        created_at=now_timestamp(),
+        status="running",
+        axes=axes,
+        cells=tuple(cells),
+        dump_ids=tuple(item.dump_id for item in order),
+        options=options,
+        **about,
+    )
+
+
+def run_matrix(
+    store: Store,
+    record: MatrixRecord,
+    rows: Sequence[Row],
+    around: Surroundings,
+    baseline: Baseline | None = None,
+) -> MatrixRecord:
+    """Run every cell that is not decided, and judge those that passed. `rows`: the dumps of `record.dump_ids`.
+
+    Raises Conflict while another process runs it, StoreProblem when the store cannot be written; KeyboardInterrupt passes
+    through after every process was ended. A cell that cannot be started is a cell that failed.
+    """
+    run = MatrixRun(store, record, rows, around, baseline)
+    with interruptible():
+        run.run()
+    return run.record
+
+
+class MatrixRun:
+    """One run of a matrix. `record` is always what the file says."""
+
+    def __init__(
+        self, store: Store, record: MatrixRecord, rows: Sequence[Row], around: Surroundings, baseline: Baseline | None
+    ) -> None:
+        self.store, self.rows, self.around, self.baseline = store, rows, around, baseline
+        self.record = matrices.claimed(record)
+        matrices.save(store, self.record)
+
+    def run(self) -> None:
+        """Until every cell is decided, an interruption, or an error of the store."""
+        status = STOPPED_EARLY
+        try:
+            for batch in batches(self.record.cells, self.around.facts, self.around.defaults):
+                self.around.warm.share(batch.key)
+                for index in batch.cells:
+                    self._run_cell(index)
+                self.around.warm.close()
+                self._judge(batch.cells)
+            self._judge(range(len(self.record.cells)))
+            if self.baseline is not None:
+                self._hold_against(self.baseline)
+            status = COMPLETE
+        except KeyboardInterrupt:
+            status = INTERRUPTED
+            raise
+        finally:
+            with undisturbed():
+                self.around.warm.close(at_once=True)
+                self.record = matrices.released(self.record, status, now_timestamp())
+                matrices.save(self.store, self.record)
+                self.around.on_tick()
+
+    def _run_cell(self, index: int) -> None:
+        cell = self.record.cells[index]
+        try:
+            spec = self._spec(cell)
+        except UsageError as error:  # --align rank, and no call that is whole for this many processes
+            cell = replace(cell, status=UNAVAILABLE, reason=with_way_out(error.message, (error.hint,)))
+            self._put(cell)
+            self.around.on_event(MatrixEvent("done", cell))
+            return
+        cell = replace(cell, replay_id=spec.replay_id)
+        self._put(cell)
+        self.around.on_event(MatrixEvent("cell", cell))
+        problem: ActordbgError | None = None
+        try:
+            run_replay(
+                self.store,
+                spec,
+                partial(self._tell, cell, "input"),
+                on_tick=self.around.on_tick,
+                warm=self.around.warm,
+            )
+        except ActordbgError as error:
+            problem = error
+        by_replay = {one.replay_id: one.index for one in self.record.cells if one.replay_id is not None}
+        done = finished(self.store, cell, spec, by_replay, problem)
+        left_out = len(self.record.dump_ids) - len(spec.inputs)
+        if left_out and done.status == PASSED:
+            done = replace(
+                done, reason=f"{left_out} of {len(self.record.dump_ids)} dumps left out: not of a whole call"
+            )
+        self._put(done)
+        self.around.on_event(MatrixEvent("done", done))
+
+    def _spec(self, cell: MatrixCell) -> ReplaySpec:
+        """The cell's replay: the one that was begun, else a new one."""
+        if cell.replay_id is not None and (self.store.replays / cell.replay_id / SPEC).is_file():
+            return load_spec(self.store, cell.replay_id)
+        options = self.record.options
+        return make_plan(
+            self.rows,
+            ReplayConfig.from_dict(cell.config),
+            order=options.get("order", "time"),
+            shuffle_seed=options.get("shuffle_seed", DEFAULT_SHUFFLE_SEED),
+            where=self.record.selection,
+            command=f"matrix {self.record.matrix_id}, cell {cell.index}: {cell.name}",
+            versions=installed_versions(),
+        ).spec
+
+    def _judge(self, indices: Sequence[int]) -> None:
+        """Verdicts of cells that have none yet, once the cells' own processes are gone: the truth loads the model as well."""
+        oracle = self.record.options.get("oracle")
+        for index in indices:
+            cell = self.record.cells[index]
+            if oracle and cell.status == PASSED and cell.verdict is None:
+                self.around.on_event(MatrixEvent("truth", cell))
+                cell, truth = judged(
+                    self.store, cell, oracle, partial(self._tell, cell, "truth input"), self.around.on_tick
+                )
+                self.record = replace(self.record, truth_id=self.record.truth_id or truth)
+                self._put(cell)
+
+    def _hold_against(self, baseline: Baseline) -> None:
+        for cell in self.record.cells:
+            self._put(replace(cell, regressed=regressions(self.store, cell, baseline)))
+
+    def _tell(self, cell: MatrixCell, kind: str, event: Progress) -> None:
+        if event.kind == "result":
+            self.around.on_event(MatrixEvent(kind, cell, event.text))
+        elif event.kind == "attempt" and event.text:
+            self.around.on_event(MatrixEvent("load", cell, f"starting again: {event.text}"))
+
+    def _put(self, cell: MatrixCell) -> None:
+        cells = tuple(cell if one.index == cell.index else one for one in self.record.cells)
+        self.record = replace(self.record, cells=cells, loads=sum(one.loads for one in cells))
+        matrices.save(self.store, self.record)

@@ -1,0 +1,144 @@
+"""The real engine of a worker: OpenRLHF's Actor, one captured call at a time, summarised and released.
+
+torch is imported when the engine is opened, so that a worker writes `boot` before the seconds that takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from actordbg.config.choices import TINY
+from actordbg.formats.journal import TENSORS
+from actordbg.formats.replay_record import ReplayInput, ReplaySpec
+from actordbg.replay.selection import defaults_of
+from actordbg.store.layout import atomic_write
+
+if TYPE_CHECKING:
+    from actordbg.actor.session import ForwardOutcome, Session
+    from actordbg.store.payload import Dump
+
+
+class ActorEngine:
+    """Runs dumps through an `ActorSession`. See `actordbg.replay.worker.Engine` for what each method promises."""
+
+    def __init__(self, folder: Path, spec: ReplaySpec, rank: int) -> None:
+        self.folder, self.spec, self.rank = folder, spec, rank
+        self.root = folder.parent.parent
+        self._loaded_for = spec.replay_id
+        self._resources = contextlib.ExitStack()
+        self._session: Session
+
+    @property
+    def collective(self) -> bool:
+        return self._session.is_collective
+
+    @property
+    def tainted(self) -> bool:
+        return self._session.tainted or self._device_is_lost()
+
+    def open(self) -> dict[str, Any]:
+        from actordbg.actor.session import open_actor
+
+        defaults = defaults_of(self.root, self.spec.inputs)
+        opening = open_actor(self.spec.config, defaults=defaults, model_cache=self.root / "models")
+        self._session = self._resources.enter_context(opening)
+        return self._session.resolved
+
+    def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
+        """`load_s` is 0 and `load_shared_with` names the replay whose load it shares."""
+        self._session.switch(spec.config, defaults_of(self.root, spec.inputs))
+        self.folder, self.spec = folder, spec
+        return self._session.resolved | {"load_shared_with": self._loaded_for}
+
+    def load(self, item: ReplayInput) -> Dump:
+        from actordbg.store import payload
+
+        return payload.load(self._path(item))
+
+    def run(self, item: ReplayInput, loaded: Dump, *, recorded: bool) -> dict[str, Any]:
+        from actordbg.actor.variants import vary
+
+        keep = self.spec.config.keep_tensors
+        varied, undo = vary(loaded, self.spec.config.vary)
+        outcome = self._session.run(varied, backward=self._session.backward_for(loaded.record), keep=keep)
+        outcome.apply(undo)
+        if outcome.tensors and recorded:
+            self._keep(item, outcome)
+        return self._fields(loaded, outcome)
+
+    def close(self) -> None:
+        self._resources.close()
+
+    def _path(self, item: ReplayInput) -> Path:
+        return self.root / item.path
+
+    def _fields(self, dump: Dump, outcome: ForwardOutcome) -> dict[str, Any]:
+        from actordbg.replay import golden_check as golden
+        from actordbg.replay.output_figures import summarise, verdict_of
+
+        tokens = dump.record.tokens
+        fields = summarise(outcome.log_probs, outcome.mask, outcome.entropy)
+        fields |= verdict_of(fields, outcome.loss, outcome.grad_norm)
+        checked = golden.check(dump, outcome, own_model=self._session.resolved["model"] != TINY)
+        fields |= checked.fields
+        seconds = outcome.forward_s + (outcome.backward_s or 0.0)
+        return fields | {
+            "forward_s": outcome.forward_s,
+            "backward_s": outcome.backward_s,
+            "tokens": tokens,
+            "tokens_per_s": tokens / seconds if seconds else None,
+            "peak_memory_bytes": outcome.peak_memory_bytes,
+            "loss": outcome.loss,
+            "grad_norm": outcome.grad_norm,
+            "graphs": outcome.graphs,
+            "graph_breaks": outcome.graph_breaks,
+            "folded_ids": outcome.folded,
+            "extra": _extra(outcome, checked.not_compared),
+        }
+
+    def _keep(self, item: ReplayInput, outcome: ForwardOutcome) -> None:
+        """`--keep-tensors`: what a comparison needs, as a safetensors file named after the dump."""
+        import safetensors.torch
+
+        plain = {name: tensor.detach().contiguous() for name, tensor in outcome.tensors.items()}
+        about = {"dump_id": item.dump_id, "replay_id": self.spec.replay_id}
+        if outcome.gradients:
+            about["gradients"] = json.dumps(outcome.gradients)
+        blob = safetensors.torch.save(plain, metadata=about)
+        atomic_write(self.folder / TENSORS / f"{item.dump_id}.safetensors", blob)
+
+    def _device_is_lost(self) -> bool:
+        """After some CUDA errors (an illegal memory access) every later call in this process fails: try one."""
+        import torch
+
+        gc.collect()
+        if not torch.cuda.is_available():
+            return False
+        try:
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+            torch.zeros(1, device="cuda").add_(1).item()
+        except RuntimeError:
+            return True
+        return False
+
+
+def _extra(outcome: ForwardOutcome, not_compared: dict[str, str]) -> dict[str, Any]:
+    extra: dict[str, Any] = {
+        "packing": outcome.packing,
+        "temperature": outcome.temperature,
+        "training": outcome.training,
+    }
+    if outcome.randomness and outcome.randomness.restored:
+        extra["restored"] = list(outcome.randomness.restored)
+    if outcome.gradient_over:
+        extra["gradient_over"] = list(outcome.gradient_over)
+    if not_compared:
+        extra["not_compared"] = not_compared
+    if outcome.notes:
+        extra["notes"] = list(outcome.notes)
+    return extra

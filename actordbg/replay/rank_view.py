@@ -1,0 +1,83 @@
+"""One rank in the present attempt, as its journal and /proc show it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from actordbg.formats.journal import Event, Tail, rank_journal, rank_log
+from actordbg.formats.replay_record import FAILED
+from actordbg.replay.blame import Seen
+from actordbg.replay.processes import ALIVE, state_of
+from actordbg.replay.worker_logs import size_of, tail_of
+
+
+@dataclass
+class RankView:
+    """Put together event by event (`take`). `doing` is the `start` or `fill` that has not ended; `since` the last news.
+
+    `log_at`: where the log of what it is doing begins. `collective`: whether it needs its peers for an input, as far as is
+    known. `restart`: why it asked for one, "" if it did not.
+    """
+
+    folder: Path
+    rank: int
+    tail: Tail
+    since: float
+    log_at: int
+    identity: tuple[int, int] | None = None
+    doing: Event | None = None
+    slots_finished: int = 0
+    failed_slot: int | None = None
+    done: bool = False
+    collective: bool = True
+    restart: str = ""
+    broken: Event | None = None
+
+    @classmethod
+    def begin(cls, folder: Path, rank: int) -> RankView:
+        """The view at the beginning of an attempt: what earlier attempts wrote is past."""
+        tail = Tail(rank_journal(folder, rank))
+        tail.skip_to_end()
+        return cls(folder, rank, tail, time.monotonic(), size_of(rank_log(folder, rank)))
+
+    def take(self, event: Event) -> None:
+        """Take one event of the journal in."""
+        kind = event["event"]
+        self.since = time.monotonic()
+        if kind == "boot":
+            self.identity = (event["pid"], event["ticks"])
+        elif kind == "ready":
+            self.collective = event.get("collective", True)
+        elif kind in ("start", "fill"):
+            self.doing, self.log_at = event, event["log_at"]
+        elif kind in ("end", "filled"):
+            self.doing = None
+            self.slots_finished = max(self.slots_finished, event["slot"] + 1)
+            self.failed_slot = event["slot"] if event.get("status") == FAILED else self.failed_slot
+        elif kind == "restart":
+            self.restart = event["reason"]
+        elif kind == "broken":
+            self.broken = event
+        elif kind == "done":
+            self.done = True
+
+    def seen(self) -> Seen:
+        """This moment, with the process's state from /proc."""
+        state, status = state_of(*self.identity) if self.identity else (ALIVE, None)
+        return Seen(
+            self.rank,
+            slot=self.doing["slot"] if self.doing else None,
+            started=self.since,
+            slots_finished=self.slots_finished,
+            failed_slot=self.failed_slot,
+            state=state,
+            wait_status=status,
+            done=self.done,
+            wants_restart=bool(self.restart),
+        )
+
+    def log(self) -> str:
+        """What the worker printed since it began what it is doing."""
+        return tail_of(rank_log(self.folder, self.rank), self.log_at)

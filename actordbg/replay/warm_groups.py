@@ -1,0 +1,90 @@
+"""Groups of workers that outlive their replay, so that the next one finds its Actor loaded.
+
+    with WarmGroups() as warm:
+        for key, spec in ...:
+            warm.share(key)                      # ends the groups that were loaded for another key
+            run_replay(store, spec, warm=warm)
+
+A replay asks here for its groups. Where one with the same ranks is waiting it is given the replay's work order (`mailbox`) and
+changes its settings, not its weights; else one is started. When its work is done it comes back. Nothing else is different: every
+replay has its own folder, journals, logs and verdicts. What crashed, hung or was tainted does not come back, and who is given
+one is its only owner, so a second attempt after a crash always starts a new one.
+
+At most one key's groups are alive at a time: an Actor takes the memory of its device.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from actordbg.formats.replay_record import ReplayConfig
+from actordbg.replay.launch import Group, Launched, launch
+from actordbg.replay.mailbox import announce
+
+LEAVE_S = 15.0
+"""How long workers may take to leave once they were told to; as after an ordinary replay."""
+
+
+@dataclass
+class WarmGroups:
+    """The groups that wait, by their ranks. `started`: how many were started here, `shared`: how often one was used again."""
+
+    launcher: Callable[[ReplayConfig, Group, Path], Launched] = launch
+    leave_s: float = LEAVE_S
+    started: int = 0
+    shared: int = 0
+    _key: Hashable = None
+    _waiting: dict[tuple[int, ...], tuple[Launched, Path]] = field(default_factory=dict)
+
+    def __enter__(self) -> WarmGroups:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(at_once=error is not None)
+
+    def share(self, key: Hashable) -> None:
+        """What follows was loaded as `key` says (`actordbg.actor.sharing.host_key`); groups of another key leave."""
+        if key != self._key:
+            self.close()
+        self._key = key
+
+    def launch(self, config: ReplayConfig, group: Group, work: Path) -> Launched:
+        """A waiting group with these ranks, told about `work`; a new one where none waits, or its process has ended."""
+        waiting = self._waiting.pop(group.ranks, None)
+        if waiting is not None:
+            launched, before = waiting
+            if launched.process.poll() is None:
+                announce(before, work)
+                self.shared += 1
+                return launched
+            launched.end()
+        self.started += 1
+        return self.launcher(config, group, work)
+
+    def keep(self, group: Group, launched: Launched, work: Path) -> None:
+        """The group has done `work` and waits beside it."""
+        self._waiting[group.ranks] = (launched, work)
+
+    def close(self, *, at_once: bool = False) -> None:
+        """Tell every waiting group to leave, and end what is still there a little later (`at_once`: now). All are gone then.
+
+        Who is interrupted in it calls it again: a group is forgotten only when it is gone.
+        """
+        waiting = list(self._waiting.values())
+        if not at_once:
+            for _, work in waiting:
+                with contextlib.suppress(OSError):  # a full disk: then they are ended
+                    announce(work, None)
+            deadline = time.monotonic() + self.leave_s
+            while any(launched.process.poll() is None for launched, _ in waiting) and time.monotonic() < deadline:
+                time.sleep(0.02)
+        for ranks in list(self._waiting):
+            self._waiting[ranks][0].end()
+            del self._waiting[ranks]

@@ -1,0 +1,248 @@
+"""A comparison as a document: the conclusion in words first, then what it rests on, the worst first.
+
+The same blocks as a report's, so `terminal` and `markdown` show both.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from actordbg.formats.comparison_record import (
+    GOOD,
+    MATCH,
+    MISMATCH,
+    NOT_COMPARED,
+    WITHIN_NOISE,
+    ComparisonRecord,
+    DumpComparison,
+    Figures,
+    SideInfo,
+)
+from actordbg.report.replay_document import Block, Grid, Heading, Items, Paragraph
+from actordbg.report.words import number, plural
+
+WORDS = {
+    MATCH: "A agrees with B within the thresholds",
+    WITHIN_NOISE: "A differs from B no more than the configuration moves by itself",
+    MISMATCH: "A differs from B",
+    NOT_COMPARED: "nothing was compared",
+}
+"""What each verdict means."""
+
+_TOKENS, _PARAMETERS = 10, 10
+_EXAMPLES = 3
+
+
+def document(record: ComparisonRecord, limit: int) -> list[Block]:
+    """The whole comparison with its `limit` worst dumps; 0: all of them."""
+    shown = [one for one in record.dumps if one.verdict != NOT_COMPARED]
+    shown = shown[: limit or None]
+    blocks: list[Block] = [Heading(f"{record.verdict}: {WORDS[record.verdict]}", 1), Paragraph(conclusion(record))]
+    blocks.append(Items(tuple(_facts(record))))
+    blocks += _dumps(record, shown)
+    blocks += _tokens(shown)
+    blocks += _parameters(shown)
+    return [*blocks, *_not_compared(record)]
+
+
+def conclusion(record: ComparisonRecord) -> str:
+    """In a sentence or two: how many dumps, which verdict, how large the largest difference is."""
+    counts = Counter(one.verdict for one in record.dumps)
+    failed = sum(_only_failed(one) for one in record.dumps)
+    compared = len(record.dumps) - counts[NOT_COMPARED] - failed
+    counts[MISMATCH] -= failed
+    lost = f"A failed on {plural(failed, 'dump')} that B has the results of. " if failed else ""
+    if not compared:
+        reasons = "; ".join(record.reasons) or "; ".join(sorted(_reasons(record)))
+        return f"{lost}None of {plural(len(record.dumps), 'dump')} could be compared{reasons and ': '}{reasons}."
+    words = {MATCH: "within the thresholds", WITHIN_NOISE: "within the noise", MISMATCH: "outside"}
+    parts = [f"{counts[name]:,} {text}" for name, text in words.items() if counts[name]]
+    text = f"{lost}{plural(compared, 'dump')} compared: {', '.join(parts)}"
+    text += f"; {counts[NOT_COMPARED]:,} not compared." if counts[NOT_COMPARED] else "."
+    known = [
+        (one.log_probs.max_abs, one.dump_id)
+        for one in record.dumps
+        if one.log_probs and one.log_probs.max_abs is not None
+    ]
+    if known:
+        largest, dump_id = max(known)
+        where = f" (in {dump_id})" if largest else ""
+        text += f" The largest difference of a log-prob is {number(largest, 3)} nats{where}."
+    return " ".join(part for part in (text, meaning(record), _beyond(record)) if part)
+
+
+def _only_failed(one: DumpComparison) -> bool:
+    """A mismatch without figures: A failed on it, B did not."""
+    return one.verdict == MISMATCH and one.log_probs is None
+
+
+def _beyond(record: ComparisonRecord) -> str:
+    """What is accepted though noise does not explain it: worth knowing before the thresholds are blamed or trusted."""
+    real = [one for one in record.dumps if one.beyond_noise and one.verdict in GOOD]
+    if not real:
+        return ""
+    what = f"{plural(len(real), 'dump')} within the thresholds "
+    what += "differs" if len(real) == 1 else "differ"
+    return f"{what} by more than the noise, for example {real[0].beyond_noise[0]}: a real difference that the thresholds allow."
+
+
+def meaning(record: ComparisonRecord) -> str:
+    """What the verdict says about A in a sentence or two: how near it is to the truth, or what it has that B has not."""
+    bad = [one for one in record.dumps if one.verdict == MISMATCH]
+    if bad and all(map(_only_failed, bad)):
+        return ""  # nothing is known to be further away: what failed is said elsewhere
+    real = record.verdict == MISMATCH
+    dtype = record.a.dtype or "its dtype"
+    floor = " and than its own noise floor" if record.noise_id else ""
+    if record.b.kind == "truth":
+        if " from " in record.thresholds_from and record.verdict != WITHIN_NOISE:  # not the dtype's, but somebody's own
+            further = f"further from the truth than the thresholds allow{floor}"
+            return f"A is {further if real else 'as near the truth as the thresholds ask'}."
+        if real:
+            return f"A is further from the truth than {dtype} explains{floor}: more than rounding moves it."
+        return f"A is as near the truth as {dtype} allows."
+    if record.b.kind == "golden":
+        return "A does not give what the run got." if real else "A gives what the run got."
+    ours, theirs = (_settings(one.label) for one in (record.a, record.b))
+    apart = [", ".join(word for word in one if word not in other) for one, other in ((ours, theirs), (theirs, ours))]
+    settings = _apart(*apart)
+    if real:
+        return f"{settings}. Which of them is right, the truth tells: `actordbg compare {record.a.replay_id} truth`."
+    return f"{settings}, and that moves nothing that counts."
+
+
+def _apart(ours: str, theirs: str) -> str:
+    """In which settings the two sides differ, in words; "" for a side that has nothing of its own."""
+    if ours and theirs:
+        return f"A is {ours}, B {theirs}"
+    if ours or theirs:
+        return f"{'A' if ours else 'B'} is {ours or theirs}, {'B' if ours else 'A'} is not"
+    return "Both are configured alike"
+
+
+def _settings(label: str) -> list[str]:
+    """What a label is made of: model, dtype and attention one by one, then its other parts."""
+    first, *rest = label.split(", ")
+    return [*first.split(), *rest]
+
+
+def side(info: SideInfo) -> str:
+    """One side in words."""
+    name = info.replay_id or info.kind
+    dtype = f", computed in {info.dtype}" if info.dtype and info.dtype not in info.label.split() else ""
+    return f"{name}: {info.label}{dtype}"
+
+
+def _facts(record: ComparisonRecord) -> Iterator[str]:
+    yield f"A  {side(record.a)}"
+    yield f"B  {side(record.b)}"
+    limits = ", ".join(f"{name} {number(value, 3)}" for name, value in record.thresholds.items())
+    yield f"thresholds: {limits or 'none'} ({record.thresholds_from})"
+    if record.noise_id:
+        yield f"noise floor: {record.noise_id}"
+    yield from (f"note: {reason}" for reason in record.reasons)
+
+
+def _dumps(record: ComparisonRecord, shown: Sequence[DumpComparison]) -> list[Block]:
+    if not shown:
+        return []
+    compared = sum(one.verdict != NOT_COMPARED for one in record.dumps)  # what A failed on is in the table too
+    title = (
+        "Dumps, the worst first"
+        if len(shown) == compared
+        else f"The worst {len(shown):,} of {plural(compared, 'dump')}"
+    )
+    columns = ("dump", "S", "verdict", "max", "p99", "mean", "clip", "KL k3", "ulp")
+    grads = any(one.grad_norm_rel is not None or one.gradients is not None for one in shown)
+    if grads:
+        columns = (*columns[:-2], "|g| rel", "grad")
+    blocks: list[Block] = [
+        Heading(title, 3),
+        Grid(columns, tuple(_dump(one, grads) for one in shown), frozenset({"dump", "verdict"})),
+        Paragraph(_legend(grads, any(one.log_probs and one.log_probs.nonfinite for one in shown))),
+    ]
+    reasons = tuple(f"{one.dump_id}: {'; '.join(one.reasons)}" for one in shown if one.reasons)
+    return [*blocks, Items(reasons)] if reasons else blocks
+
+
+def _dump(one: DumpComparison, grads: bool) -> tuple[str, ...]:
+    tokens = one.log_probs or Figures(0)
+    last: tuple[str, ...] = (number(tokens.kl_k3, 2), "-" if tokens.max_ulp is None else _count(tokens.max_ulp))
+    if grads:
+        last = (number(one.grad_norm_rel, 2), number(one.gradients.distance if one.gradients else None, 2))
+    odd = f"{tokens.nonfinite} odd" if tokens.nonfinite else None
+    return (
+        one.dump_id,
+        "-" if one.seq_len is None else str(one.seq_len),
+        one.verdict,
+        odd or number(tokens.max_abs, 3),
+        number(tokens.p99_abs, 2),
+        number(tokens.mean_abs, 2),
+        "-" if tokens.clip_share is None else f"{tokens.clip_share:.1%}",
+        *last,
+    )
+
+
+def _count(value: int) -> str:
+    return str(value) if value < 10**6 else f"{value:.1e}"
+
+
+def _legend(grads: bool, odd: bool) -> str:
+    text = "max, p99, mean: absolute differences of log-probs, nats. clip: tokens whose ratio is outside 0.8 to 1.2. "
+    text += "odd: log-probs that are not finite on one side only. " if odd else ""
+    if grads:
+        return text + "|g| rel: relative difference of the gradient norms. grad: |a - b| / |b| of the kept gradients."
+    return text + "ulp: units of last place of the dtype that computed both."
+
+
+def _tokens(shown: Sequence[DumpComparison]) -> list[Block]:
+    found = [(one.dump_id, token) for one in shown for token in one.worst_tokens]
+    found.sort(key=lambda pair: -(abs(pair[1].difference) if pair[1].difference is not None else float("inf")))
+    if not found:
+        return []
+    rows = tuple(
+        (dump_id, str(t.row), str(t.position), "-" if t.token_id is None else str(t.token_id), number(t.a, 6), number(t.b, 6),
+         number(t.difference, 3))
+        for dump_id, t in found[:_TOKENS]
+    )  # fmt: skip
+    columns = ("dump", "row", "position", "token", "A", "B", "A - B")
+    return [Heading("Worst tokens", 3), Grid(columns, rows, frozenset({"dump"}))]
+
+
+def _parameters(shown: Sequence[DumpComparison]) -> list[Block]:
+    found = [(one.dump_id, item) for one in shown for item in one.parameters]
+    found.sort(key=lambda pair: -_distance(pair[1].figures.distance))
+    if not found:
+        return []
+    rows = tuple(
+        (dump_id, item.name + (" (sampled)" if item.sampled else ""), number(item.figures.distance, 3),
+         "-" if item.figures.cosine is None else f"{item.figures.cosine:.6f}", number(item.figures.max_abs, 2))
+        for dump_id, item in found[:_PARAMETERS]
+    )  # fmt: skip
+    columns = ("dump", "gradient of", "|a-b|/|b|", "cosine", "max")  # the first one is cut first
+    return [Heading("Worst parameters", 3), Grid(columns, rows, frozenset({"gradient of", "dump"}))]
+
+
+def _distance(value: float | None) -> float:
+    return float("inf") if value is None else value
+
+
+def _not_compared(record: ComparisonRecord) -> list[Block]:
+    """What was not compared and why, each reason once, with examples."""
+    by_reason: dict[str, list[str]] = {}
+    for one in record.dumps:
+        for what, why in one.not_compared.items():
+            text = why if what == "dump" else f"{what}: {why}"
+            by_reason.setdefault(text, []).append(one.dump_id)
+    if not by_reason:
+        return []
+    lines = []
+    for reason, ids in by_reason.items():
+        examples = ", ".join(ids[:_EXAMPLES]) + (", ..." if len(ids) > _EXAMPLES else "")
+        lines.append(f"{plural(len(ids), 'dump')}: {reason}; {examples}")
+    return [Heading("Not compared", 3), Items(tuple(lines))]
+
+
+def _reasons(record: ComparisonRecord) -> set[str]:
+    return {why for one in record.dumps for why in one.not_compared.values()}

@@ -1,0 +1,99 @@
+"""What the training run recorded of its own results, against the replay's: from results to figures, and from figures to words.
+
+A difference is reported and fails nothing: other weights, kernels and dtypes are expected to differ. So the words name it
+wherever a replay is shown, and what was recorded but not compared is there with its reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from actordbg.formats.replay_record import ResultRecord
+from actordbg.report.arithmetic import finite, weighted_mean
+from actordbg.report.report_model import Generators, Golden, NotCompared
+from actordbg.report.words import number, plural
+
+
+def golden_of(results: Sequence[ResultRecord], prefix: str) -> Golden | None:
+    """Over the columns that begin with `prefix`: `golden` for log-probs, `golden_entropy`. None: nothing was compared."""
+
+    def of(one: ResultRecord, figure: str) -> Any:
+        return getattr(one, f"{prefix}_{figure}")
+
+    known = [one for one in results if of(one, "count")]
+    if not known:
+        return None
+    measured = [one for one in known if finite([of(one, "max_abs")])]
+    worst = max(measured, key=lambda one: of(one, "max_abs"), default=None)
+    return Golden(
+        results=len(known),
+        equal=sum(of(one, "max_abs") == 0 for one in measured),
+        nonfinite=len(known) - len(measured),
+        count=sum(of(one, "count") for one in known),
+        max_abs=of(worst, "max_abs") if worst else None,
+        mean_abs=weighted_mean((of(one, "mean_abs"), of(one, "count")) for one in known),
+        worst_dump=worst.dump_id if worst else None,
+    )
+
+
+def generators_of(results: Sequence[ResultRecord]) -> Generators | None:
+    """None where no generator was set to a recorded state."""
+    restored = [one for one in results if one.extra.get("restored")]
+    if not restored:
+        return None
+    differed = [one.dump_id for one in restored if one.rng_match is False]
+    return Generators(
+        restored=len(restored),
+        devices=tuple(sorted({name.partition(":")[0] for one in restored for name in one.extra["restored"]})),
+        matched=sum(one.rng_match is True for one in restored),
+        differed=len(differed),
+        example=min(differed, default=None),
+    )
+
+
+def not_compared_of(results: Sequence[ResultRecord]) -> tuple[NotCompared, ...]:
+    """What was recorded and not compared, counted by reason."""
+    counted = Counter(
+        (what, reason) for one in results for what, reason in (one.extra.get("not_compared") or {}).items()
+    )
+    return tuple(NotCompared(what, count, reason) for (what, reason), count in counted.items())
+
+
+def against_the_run(
+    golden: Golden | None, entropy: Golden | None, generators: Generators | None, not_compared: Sequence[NotCompared]
+) -> list[str]:
+    """In words: a line for each kind of thing that the run recorded, and for each reason not to compare it."""
+    lines = [_golden("log-probs", golden)] if golden else []
+    lines += [_golden("entropies", entropy)] if entropy else []
+    lines += [_generators(generators)] if generators else []
+    reasons = dict.fromkeys(one.reason for one in not_compared)
+    return lines + [_not_compared([one for one in not_compared if one.reason == reason]) for reason in reasons]
+
+
+def _golden(what: str, g: Golden) -> str:
+    text = f"{what}: {plural(g.results, 'input')}, {plural(g.count, 'token')}; "
+    if g.equal == g.results:
+        return text + "all equal"
+    parts = []
+    if g.max_abs is not None:
+        largest = f"largest {number(g.max_abs)} nats" + f" in {g.worst_dump}" * bool(g.max_abs)
+        parts.append(f"{plural(g.equal, 'input')} equal, |difference| mean {number(g.mean_abs)}, {largest}")
+    if g.nonfinite:
+        parts.append(f"{plural(g.nonfinite, 'input')} with a token that is finite on one side only")
+    return text + "; ".join(parts)
+
+
+def _generators(g: Generators) -> str:
+    text = f"generators: {', '.join(g.devices)} set to the recorded states for {plural(g.restored, 'input')}"
+    if g.matched or g.differed:
+        text += f"; {g.matched:,} ended in the run's own"
+    if g.differed:
+        text += f", {g.differed:,} in others, e.g. {g.example}"
+    return text
+
+
+def _not_compared(alike: Sequence[NotCompared]) -> str:
+    counts = ", ".join(f"{one.what} of {plural(one.count, 'input')}" for one in alike)
+    return f"{counts} not compared: {alike[0].reason}"

@@ -1,0 +1,84 @@
+"""What a report is about, read from the store: replays by id, the newest one, or all of them.
+
+Inputs come from each replay's `spec.json`, results and resolved configurations from the catalog (which is brought up to
+date first). A replay whose specification cannot be read is left out with a note: the others are still worth a report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from actordbg.base.errors import StoreProblem
+from actordbg.catalog import comparison_query as lab
+from actordbg.catalog import query
+from actordbg.formats.replay_record import ReplaySpec
+from actordbg.report.report_model import ReplayData
+from actordbg.report.summary import restrict
+from actordbg.store.layout import Store
+
+LAST = "last"
+ALL = "all"
+
+
+@dataclass(frozen=True)
+class Material:
+    """The replays of a report in its order, what they are in words, and what has to be said about them."""
+
+    replays: tuple[ReplayData, ...]
+    selection: str
+    notes: tuple[str, ...] = ()
+
+
+def load(store: Store, names: Sequence[str] = (), where: str | None = None) -> Material:
+    """The replays that `names` mean: full ids or unique beginnings of them, `last`, `all`; without any name, the last.
+
+    `where` keeps the inputs whose dumps it selects. Raises StoreProblem without a store, UsageError for an unknown
+    replay, WhereError for a condition that is not allowed. No replay at all is an empty Material.
+    """
+    catalog = query.open_fresh(store, where)
+    rows = _chosen(catalog, list(names) or [LAST])
+    replays, notes = [], []
+    for row in rows:
+        try:
+            replays.append(_read(catalog, row))
+        except StoreProblem as problem:
+            notes.append(f"{row.replay_id} is left out: {problem.message}")
+    if where is not None:
+        selected = {row.dump_id for row in query.select_dumps(catalog, where)}
+        replays = [restrict(data, selected.__contains__) for data in replays]
+        notes.append(f'only inputs selected by --where "{where}"; dumps pruned since are not among them')
+    return Material(tuple(replays), _selection(names, len(rows)), tuple(notes))
+
+
+def _chosen(catalog: query.Catalog, names: list[str]) -> list[query.ReplayRow]:
+    """The rows that the names mean, each once."""
+    rows: dict[str, query.ReplayRow] = {}
+    for name in names:
+        if name == ALL:
+            found = list(reversed(query.list_replays(catalog)))
+        elif name == LAST:
+            newest = query.newest_configuration(catalog, typed=True)
+            found = [newest] if newest is not None else query.list_replays(catalog, limit=1)
+        else:
+            found = [query.get_replay(catalog, name)]
+        rows |= {row.replay_id: row for row in found if row.replay_id not in rows}
+    return list(rows.values())
+
+
+def _read(catalog: query.Catalog, row: query.ReplayRow) -> ReplayData:
+    path = catalog.store.replays / row.replay_id / "spec.json"
+    try:
+        spec = ReplaySpec.from_json(path.read_bytes())
+    except OSError as error:
+        raise StoreProblem(f"cannot read {path}: {error.strerror}") from None
+    results = query.results_for(catalog, row.replay_id)
+    compared = tuple(lab.comparisons(catalog, row.replay_id))
+    return ReplayData(spec, row.resolved or {}, row.status, tuple(results), compared)
+
+
+def _selection(names: Sequence[str], count: int) -> str:
+    if not names or list(names) == [LAST]:
+        return "the last replay"
+    what = "replay" if count == 1 else "replays"
+    return f"the whole store, {count} {what}" if ALL in names else f"{count} {what}"

@@ -1,0 +1,346 @@
+"""A Summary as a document: headings, paragraphs, lists and tables, before anyone decides how they look.
+
+Text (`terminal`) and Markdown (`markdown`) show the same blocks, so they say the same. Cells are strings already, in the
+units that their heading names, so a renderer only has to lay them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from actordbg.catalog.comparison_query import ComparisonRow
+from actordbg.replay.hang import in_brief
+from actordbg.report.arithmetic import Spread
+from actordbg.report.golden_summary import against_the_run
+from actordbg.report.rank_agreement import ranks_in_words
+from actordbg.report.report_model import Against, Counts, FailureGroup, ReplaySummary, Summary
+from actordbg.report.words import memory, number, plural, rate, ratio, seconds, setting
+
+SETTINGS = (
+    "model", "oracle", "parameters", "num_layers", "backend", "zero_stage", "world_size", "nproc", "device", "dtype", "attn",
+    "packing", "compile", "compile_backend", "deepcompile", "vary", "backward", "temperature", "seed",
+)  # fmt: skip
+"""The settings that a reader looks for, in this order. Others are shown only where two replays differ in them."""
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A title; level 1 for the report, 2 for a replay, 3 for its parts."""
+
+    text: str
+    level: int
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Running text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list; an item may hold several lines (an excerpt of a log), which stay lines."""
+
+    items: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text whose line breaks matter: the end of a log."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table; columns whose heading is in `left` are text, all others figures."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: frozenset[str] = frozenset()
+
+
+Block = Heading | Paragraph | Items | Code | Grid
+
+
+def document(summary: Summary) -> list[Block]:
+    """The whole report, top to bottom."""
+    blocks: list[Block] = [Heading("actordbg report", 1), Paragraph(f"{summary.selection}; {summary.generated_at}")]
+    if not summary.replays:
+        unread = any("is left out" in note for note in summary.notes)
+        return [*blocks, *map(Paragraph, summary.notes), *([] if unread else [Paragraph(NOTHING)])]
+    if summary.comparison:
+        blocks += _side_by_side(summary)
+    for replay in summary.replays:
+        blocks += _replay(replay)
+    return [
+        *blocks,
+        *map(Paragraph, summary.notes),
+        Heading("How to read the figures", 3),
+        Items(_definitions(summary)),
+    ]
+
+
+NOTHING = "Nothing has been replayed yet. `actordbg replay --max-inputs 3` replays three dumps."
+
+
+def _definitions(summary: Summary) -> tuple[str, ...]:
+    return (
+        "Steady times leave out the first measured input of each worker start and inputs that compiled a graph.",
+        f"p95: {summary.percentile}; with fewer than 20 inputs it is close to the largest.",
+        "tok/s: real tokens (attention mask, no padding) per second of forward in one worker process, the median over"
+        " inputs; all: all tokens by all seconds.",
+        "seq_len counts padding. peak mem is one worker process's, the largest of the inputs.",
+        *_of_comparisons(summary),
+    )
+
+
+def _of_comparisons(summary: Summary) -> tuple[str, ...]:
+    if not any(one.comparisons for one in summary.replays):
+        return ()
+    return (
+        "Compared: the newest `actordbg compare` with each other side; max, mean: absolute differences of log-probs in nats,"
+        " clip: tokens whose ratio leaves 0.8 to 1.2, |g| rel: relative difference of the gradient norms.",
+    )
+
+
+def _side_by_side(summary: Summary) -> list[Block]:
+    comparison = summary.comparison
+    assert comparison is not None
+    rows = [_compared(one, against) for one, against in zip(summary.replays, comparison.rows, strict=True)]
+    columns = ("", "passed", "fwd", "p95", "tok/s", "peak mem", "x fwd", "timed", "digest = / !=")
+    return [
+        Heading(f"{plural(len(rows), 'replay')} side by side", 2),
+        Grid(columns, tuple(rows), frozenset({""})),
+        Items(tuple(_configured(one, against) for one, against in zip(summary.replays, comparison.rows, strict=True))),
+        Paragraph(f"The same for all: {_settings(comparison.shared) or 'nothing'}."),
+        Paragraph(
+            f"x fwd: forward seconds by those of {comparison.baseline}, input by input, median over the inputs that are"
+            f" steady in both (timed). digest: log-probs of inputs that passed in both, equal bit for bit or not."
+        ),
+    ]
+
+
+def _compared(one: ReplaySummary, against: Against) -> tuple[str, ...]:
+    baseline = one.label == "A"
+    return (
+        one.label,
+        f"{one.counts.passed}/{one.counts.inputs}",
+        seconds(one.forward.median),
+        seconds(one.forward.p95),
+        rate(one.tokens_per_s.median),
+        memory(one.peak_memory_bytes),
+        "1" if baseline else ratio(against.forward_ratio),
+        "-" if baseline else str(against.timed),
+        "-" if baseline else f"{against.digests_equal} / {against.digests_differ}",
+    )
+
+
+def _configured(one: ReplaySummary, against: Against) -> str:
+    text = f"{one.label}  {one.replay_id}: {_settings(against.differs, others=True) or 'the same configuration'}"
+    if one.golden and one.golden.max_abs is not None:
+        text += f"; log-probs at most {number(one.golden.max_abs, 3)} nats from the run's own"
+        text += f" ({plural(one.golden.nonfinite, 'input')} not finite on one side)" * bool(one.golden.nonfinite)
+    if one.label == "A" or against.mean_moved is None:
+        return text
+    return f"{text}; mean log-prob of an input moved by at most {number(against.mean_moved, 3)} nats"
+
+
+def _replay(one: ReplaySummary) -> list[Block]:
+    blocks: list[Block] = [Heading(f"{one.label}  {one.replay_id}", 2), Items(tuple(_facts(one)))]
+    blocks += _failures(one)
+    blocks += _timing(one)
+    blocks += _slowest(one)
+    blocks += _numbers(one)
+    blocks += _comparisons(one)
+    return blocks
+
+
+def _facts(one: ReplaySummary) -> Iterable[str]:
+    yield f"result: {counted(one.counts)}" + ("" if one.status == "complete" else f" (the replay is {one.status})")
+    yield f"inputs: {_selected(one)}"
+    if one.resolved:
+        yield f"ran as: {_settings(one.resolved)}"
+    else:
+        yield f"no worker became ready; asked for: {_settings(one.asked)}"
+        yield f"why: the logs in the store's replays/{one.replay_id}/"
+    if one.command:
+        yield f"command: {one.command}"
+    if one.versions:
+        yield "versions: " + ", ".join(f"{name} {version}" for name, version in sorted(one.versions.items()))
+
+
+def _selected(one: ReplaySummary) -> str:
+    text = f"{plural(one.counts.inputs, 'dump')} by {one.order}"
+    if one.where:
+        text += f', --where "{one.where}"'
+    if one.inputs.seq_len_min is not None:
+        low, mid, high = one.inputs.seq_len_min, one.inputs.seq_len_median, one.inputs.seq_len_max
+        lengths = f"{low}" if low == high else f"{low} to {high} (median {mid:g})"
+        text += f"; seq_len {lengths}; {plural(one.inputs.tokens, 'token')}"
+    return text
+
+
+def counted(counts: Counts) -> str:
+    """ "3 passed, 1 hung of 4": what is zero is left out, except when nothing passed."""
+    names = (("passed", counts.passed), ("failed", counts.failed), ("crashed", counts.crashed), ("hung", counts.hung),
+             ("not run", counts.not_run))  # fmt: skip
+    shown = [f"{count:,} {name}" for name, count in names if count or name == "passed"]
+    return f"{', '.join(shown)} of {counts.inputs:,}"
+
+
+def _failures(one: ReplaySummary) -> list[Block]:
+    if not one.failures:
+        return []
+    blocks: list[Block] = [Heading("Failures", 3)]
+    for group in one.failures:
+        blocks += _failure(group)
+    return blocks
+
+
+def _failure(group: FailureGroup) -> list[Block]:
+    statuses = ", ".join(f"{count} {status}" for status, count in sorted(group.statuses.items()))
+    kind = f" ({group.error_class})" if group.error_class and group.error_class != group.name else ""
+    lines = [f"{group.name}{kind}: {plural(group.count, 'input')}, {statuses}"]
+    if group.cause:
+        lines.append(f"first cause: {' '.join(group.cause.split())}")
+    if group.explanation:
+        lines.append(f"why: {group.explanation}")
+    lines += [f"way out: {way}" for way in group.ways_out]
+    lines += [f"for example: {example}" for example in group.examples]
+    blocks: list[Block] = [Items(tuple(lines))]
+    if group.log_excerpt and not group.explanation:
+        blocks.append(Code("\n".join(group.log_excerpt.strip().splitlines()[-8:])))
+    elif stacks := in_brief(group.log_excerpt or ""):
+        blocks.append(Code(stacks))
+    return blocks
+
+
+def _timing(one: ReplaySummary) -> list[Block]:
+    blocks: list[Block] = [Heading("Time and memory by seq_len", 3)]
+    if not one.buckets:
+        return [*blocks, Paragraph("No input has a result.")]
+    columns = ("seq_len", "n", "steady", "fwd", "p95", "bwd", "p95", "tok/s", "all", "peak mem")
+    rows = [
+        (b.label, b.inputs, b.steady, b.forward, b.backward, b.tokens_per_s, b.peak_memory_bytes) for b in one.buckets
+    ]
+    counts = one.counts
+    if len(one.buckets) > 1:
+        done = counts.inputs - counts.not_run
+        steady = sum(b.steady for b in one.buckets)
+        rows.append(("all", done, steady, one.forward, one.backward, one.tokens_per_s, one.peak_memory_bytes))
+    cells = tuple(
+        (
+            name,
+            str(inputs),
+            str(timed),
+            *_spread(fwd),
+            *_spread(bwd),
+            rate(speed.median),
+            rate(speed.total),
+            memory(peak),
+        )
+        for name, inputs, timed, fwd, bwd, speed, peak in rows
+    )
+    return [*blocks, Grid(columns, cells, frozenset({"seq_len"})), Paragraph(_warm_up(one))]
+
+
+def _spread(spread: Spread) -> tuple[str, str]:
+    return seconds(spread.median), seconds(spread.p95)
+
+
+def _warm_up(one: ReplaySummary) -> str:
+    warm = one.warm_up
+    text = "fwd, bwd: median seconds of steady inputs."
+    if warm.first_inputs:
+        text += f" First inputs ({plural(one.worker_starts, 'worker start')}): forward {_range(warm.first_forward)}."
+    if warm.compiling_inputs:
+        text += f" {plural(warm.compiling_inputs, 'later input')} compiled: forward {_range(warm.compiling_forward)}."
+    if not one.forward.count:
+        text += " No input was steady: every measured one was a first or a compiling one."
+    return text
+
+
+def _range(spread: Spread) -> str:
+    if spread.count == 1:
+        return f"{seconds(spread.median)} s"
+    return f"median {seconds(spread.median)} s, largest {seconds(spread.largest)} s"
+
+
+def _slowest(one: ReplaySummary) -> list[Block]:
+    if not one.slowest:
+        return []
+    title = "Slowest inputs" if one.slowest_are_steady else "Slowest inputs (warm-up included: none is steady)"
+    rows = tuple(
+        (s.dump_id, str(s.rank), str(s.batch_size), str(s.seq_len), seconds(s.forward_s), seconds(s.backward_s))
+        for s in one.slowest
+    )
+    return [Heading(title, 3), Grid(("dump", "rank", "B", "S", "fwd s", "bwd s"), rows, frozenset({"dump"}))]
+
+
+def _numbers(one: ReplaySummary) -> list[Block]:
+    lines: list[str] = []
+    if one.logprobs:
+        p = one.logprobs
+        lines.append(
+            f"log-probs of {plural(p.results, 'input')}, {plural(p.count, 'token')}: mean {number(p.mean)},"
+            f" from {number(p.lowest)} to {number(p.highest)} nats; {p.nonfinite:,} non-finite"
+        )
+        if p.entropy_mean is not None:
+            lines.append(f"entropy: mean {number(p.entropy_mean)} nats")
+        if p.folded_ids:
+            lines.append(f"token ids of {plural(p.folded_ids, 'input')} were folded into the model's vocabulary")
+    own = against_the_run(one.golden, one.golden_entropy, one.generators, one.not_compared)
+    lines += [f"against the run's own {text}" for text in own]
+    lines += [f"ranks with the same input: {text}" for text in ranks_in_words(one.ranks)]
+    if one.compiled:
+        c = one.compiled
+        lines.append(f"torch.compile: {plural(c.graphs, 'graph')}, {plural(c.graph_breaks, 'graph break')}")
+    return [Heading("Numbers", 3), Items(tuple(lines))] if lines else []
+
+
+def _settings(data: dict[str, Any], *, others: bool = False) -> str:
+    names = [name for name in SETTINGS if name in data]
+    if others:
+        names += sorted(name for name in data if name not in SETTINGS)
+    plain = [(name, data[name]) for name in names if isinstance(data[name], str | int | float)]
+    return ", ".join(f"{name} {setting(value)}" for name, value in plain)
+
+
+def _comparisons(one: ReplaySummary) -> list[Block]:
+    """The newest comparison with each other side: `actordbg compare` made them, over all dumps that both have."""
+    if not one.comparisons:
+        return []
+    columns = ("against", "verdict", "dumps", "max", "mean", "clip", "|g| rel")
+    rows = tuple(
+        (
+            c.against if c.against_kind == "replay" else f"{c.against_kind} {c.against}".removesuffix(" golden"),
+            c.verdict,
+            f"{c.compared}/{c.dumps}",
+            number(c.max_abs, 3),
+            number(c.mean_abs, 2),
+            "-" if c.clip_share is None else f"{c.clip_share:.1%}",
+            number(c.grad_norm_rel, 2),
+        )
+        for c in one.comparisons
+    )
+    return [
+        Heading("Compared", 3),
+        Grid(columns, rows, frozenset({"against", "verdict"})),
+        Items(tuple(_compared_with(c) for c in one.comparisons)),
+    ]
+
+
+def _compared_with(c: ComparisonRow) -> str:
+    text = f"{c.comparison_id}: {c.against_label or c.against}"
+    counts = [f"{c.mismatches:,} a mismatch"] * bool(c.mismatches) + [f"{c.within_noise:,} within the noise"] * bool(
+        c.within_noise
+    )
+    text += f"; {', '.join(counts)}" if counts else ""
+    if c.worst_dump is not None and c.mismatches:
+        text += f"; the worst is {c.worst_dump}"
+    text += f"; thresholds: {c.thresholds_from}" if c.compared else f"; {c.reasons or 'nothing in common'}"
+    return text + (f"; noise floor {c.noise_id}" if c.noise_id else "")

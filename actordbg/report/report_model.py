@@ -1,0 +1,293 @@
+"""What a report says, as data: the dataclasses that `summary` fills, and that text, Markdown and JSON show.
+
+`actordbg report --format json` prints a Summary field by field, so these names are the JSON's names. Times are in
+seconds, memory in bytes, log-probs in nats. A figure that nobody measured is None, never 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from actordbg.catalog.comparison_query import ComparisonRow
+from actordbg.formats.replay_record import ReplaySpec, ResultRecord
+from actordbg.report.arithmetic import Spread
+
+
+@dataclass(frozen=True)
+class ReplayData:
+    """One replay as the store has it: the input of a report.
+
+    `resolved` is the configuration that the workers said they ran (empty if none became ready), `status` is
+    "complete", "interrupted", "failed" or "unfinished". `results` holds at most one result for each dump, `comparisons` the
+    newest one with each other side.
+    """
+
+    spec: ReplaySpec
+    resolved: dict[str, Any]
+    status: str
+    results: tuple[ResultRecord, ...]
+    comparisons: tuple[ComparisonRow, ...] = ()
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many inputs a replay has and what became of them; the last five add up to `inputs`."""
+
+    inputs: int
+    passed: int
+    failed: int
+    crashed: int
+    hung: int
+    not_run: int
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The range of a replay's inputs: seq_len counts padding, tokens do not."""
+
+    seq_len_min: int | None
+    seq_len_median: float | None
+    seq_len_max: int | None
+    tokens: int
+
+
+@dataclass(frozen=True)
+class FailureGroup:
+    """Inputs that failed in the same way: a known signature, or else the same kind of error.
+
+    `cause` is the error of the first of them, `log_excerpt` what its worker printed, `examples` the first few dump ids.
+    `explanation` and `ways_out` are filled for known signatures.
+    """
+
+    name: str
+    known: bool
+    count: int
+    statuses: dict[str, int]
+    error_class: str | None
+    cause: str
+    log_excerpt: str | None
+    explanation: str
+    ways_out: tuple[str, ...]
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Real tokens per second of forward in one worker: the median over inputs, and all tokens by all seconds."""
+
+    median: float | None
+    total: float | None
+
+
+@dataclass(frozen=True)
+class BucketFigures:
+    """The figures of one range of seq_len: `inputs` have a result, `steady` of them count for the times.
+
+    `peak_memory_bytes` is the largest peak of the bucket's inputs.
+    """
+
+    label: str
+    inputs: int
+    passed: int
+    steady: int
+    forward: Spread
+    backward: Spread
+    tokens_per_s: Throughput
+    peak_memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """What is kept out of steady timing: the first measured input of each worker start, and inputs that compiled."""
+
+    first_inputs: int
+    first_forward: Spread
+    compiling_inputs: int
+    compiling_forward: Spread
+
+
+@dataclass(frozen=True)
+class SlowInput:
+    """One of the slowest inputs, by forward plus backward seconds."""
+
+    dump_id: str
+    rank: int
+    batch_size: int
+    seq_len: int
+    tokens: int
+    forward_s: float
+    backward_s: float | None
+
+
+@dataclass(frozen=True)
+class LogProbs:
+    """Log-probs of all results that have them, weighted by their number; `nonfinite` counts NaN and infinite ones."""
+
+    results: int
+    count: int
+    mean: float | None
+    lowest: float | None
+    highest: float | None
+    nonfinite: int
+    entropy_mean: float | None
+    folded_ids: int
+
+
+@dataclass(frozen=True)
+class Golden:
+    """Distance to the log-probs, or entropies, that the training run itself recorded, in absolute values.
+
+    `results` inputs, `count` tokens; `equal` inputs do not differ in any of them, `nonfinite` ones have a token that is finite
+    on one side only, and the figures are over the others. The two were computed by different weights, kernels or dtypes
+    unless the replay used the training's own: a large distance is a finding only where they should be equal.
+    """
+
+    results: int
+    equal: int
+    nonfinite: int
+    count: int
+    max_abs: float | None
+    mean_abs: float | None
+    worst_dump: str | None
+
+
+@dataclass(frozen=True)
+class Generators:
+    """Random generators that were set to the states that the run recorded before the call.
+
+    `restored`: inputs with at least one such generator, `devices` of which kind; `matched`, `differed`: inputs whose generators
+    ended in the run's own states, or in others (the replay drew other numbers); the rest cannot be told.
+    """
+
+    restored: int
+    devices: tuple[str, ...]
+    matched: int
+    differed: int
+    example: str | None
+
+
+@dataclass(frozen=True)
+class NotCompared:
+    """`count` inputs whose `what` (log-probs, entropies, generators) the run recorded, and why they were not compared."""
+
+    what: str
+    count: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class RankDifference:
+    """`rank` came to another answer than `first` on the same input; `moved`: by how much, of each figure that both have."""
+
+    dump_id: str
+    first: int
+    rank: int
+    same_log_probs: bool
+    moved: dict[str, float]
+
+
+@dataclass(frozen=True)
+class RankAgreement:
+    """Ranks that ran each input together, `lane_width` of them (--align same, --tp, --ring): did they come to the same?
+
+    `results` inputs passed; of `checked` ones every rank said what came out, on `agree` of them all the same: log-probs
+    to the bit, loss and gradient norm within rounding.
+    """
+
+    lane_width: int
+    results: int
+    checked: int
+    agree: int
+    differ: tuple[RankDifference, ...]
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What torch.compile did: graphs built and graph breaks over all results that counted them."""
+
+    results: int
+    graphs: int
+    graph_breaks: int
+
+
+@dataclass(frozen=True)
+class ReplaySummary:
+    """One replay: what ran under which resolved configuration, and what came of it.
+
+    `comparisons`: the newest one of it (as A) with each other replay, the truth and the run's own results.
+    """
+
+    label: str
+    replay_id: str
+    created_at: str
+    status: str
+    command: str
+    where: str | None
+    order: str
+    asked: dict[str, Any]
+    resolved: dict[str, Any]
+    versions: dict[str, str]
+    inputs: Inputs
+    counts: Counts
+    worker_starts: int
+    failures: tuple[FailureGroup, ...]
+    forward: Spread
+    backward: Spread
+    tokens_per_s: Throughput
+    peak_memory_bytes: int | None
+    buckets: tuple[BucketFigures, ...]
+    warm_up: WarmUp
+    slowest: tuple[SlowInput, ...]
+    slowest_are_steady: bool
+    logprobs: LogProbs | None
+    golden: Golden | None
+    golden_entropy: Golden | None
+    generators: Generators | None
+    not_compared: tuple[NotCompared, ...]
+    compiled: Compiled | None
+    comparisons: tuple[ComparisonRow, ...] = ()
+    ranks: RankAgreement | None = None
+
+
+@dataclass(frozen=True)
+class Against:
+    """A replay beside the baseline (the first of the report), over the inputs that both ran.
+
+    `forward_ratio` is the median, over inputs that are steady in both, of this replay's forward seconds by the
+    baseline's (below 1: faster); None when there is no such input. Digests are compared where both passed: equal means
+    the same log-probs bit for bit in float32. `mean_moved` is the largest distance, over the same inputs, between the two
+    replays' mean log-probs of an input, in nats: small does not prove that no single log-prob moved.
+    """
+
+    label: str
+    replay_id: str
+    differs: dict[str, Any]
+    common: int
+    timed: int
+    forward_ratio: float | None
+    digests_equal: int
+    digests_differ: int
+    mean_moved: float | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Several replays side by side: the settings that all share, and each against the baseline."""
+
+    baseline: str
+    shared: dict[str, Any]
+    rows: tuple[Against, ...]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A whole report. `selection` says what was asked for in words; `replays` is empty when nothing was replayed."""
+
+    selection: str
+    generated_at: str
+    percentile: str
+    replays: tuple[ReplaySummary, ...]
+    totals: Counts
+    comparison: Comparison | None = None
+    notes: tuple[str, ...] = field(default=())

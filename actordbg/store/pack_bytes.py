@@ -1,0 +1,304 @@
+"""The bytes of a pack file: where its frames lie, and what its index says. Pure: bytes in, checked numbers out.
+
+Layout::
+
+    head      skippable frame (magic 0x184D2A5B): "ACTORDBGPACK", format version
+    blocks    zstd frames with content size and checksum, each at most MAX_BLOCK bytes of content
+    index     one zstd frame, the same way
+    foot      skippable frame: "ACTORDBGPEND", version, where the index lies and how large it is, CRC-32s
+
+so `zstd -l` lists a pack, and `zstd -d` gives its blocks and the index, one after another.
+
+A dump's payload is its safetensors header and, behind it, *pieces*: bytes of a block, repeated a number of times (a run of
+padding is one element, repeated). A piece that occurs again is stored once. The index's content::
+
+    6 x u32                     blocks, pieces, dumps, references, bytes of texts, bytes of all dump ids
+    texts                       for each dump: its record's line, then its safetensors header (with the 8 bytes of its length)
+    ids                         the dump ids, a newline behind each
+    u32 columns                 blocks: stored bytes, content bytes
+                                pieces: block, bytes, times
+                                dumps:  bytes of line, bytes of header, references, CRC-32 of line and payload
+                                references: piece numbers, dump by dump, in the order of the payload
+
+All numbers are little endian. A column is written as four planes (all low bytes first, all high bytes last), because they
+compress to two thirds. The pieces of one block lie in it one after another in the order of their numbers and fill it exactly;
+blocks lie one after another and fill the file exactly. So offsets need not be stored, and cannot lie.
+"""
+
+from __future__ import annotations
+
+import itertools
+import struct
+import sys
+import zlib
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import zstandard
+
+from actordbg.base.errors import CorruptDump, NewerFormat
+from actordbg.formats.dump_record import is_plain_name
+from actordbg.formats.dumpfile import MAX_RECORD
+
+PACK_SUFFIX = ".pack"
+FORMAT = 1
+MAGIC = struct.pack("<I", 0x184D2A5B)
+MAX_BLOCK = 4 * 2**20
+"""Largest content of a block, in bytes, that a reader accepts: what loading a dump holds beside the dump itself."""
+MAX_INDEX = 64 * 2**20
+"""Largest content of an index, in bytes, that a reader accepts."""
+MAX_DUMPS = 2**16
+"""Most dumps of a pack that a reader accepts."""
+HINT = (
+    "run `actordbg dump verify` to list every damaged dump; `actordbg dump prune --damaged` removes what cannot be read"
+)
+
+_LEAST_FRAME = 13
+"""Bytes of the smallest zstd frame with a checksum."""
+_HEAD = struct.Struct("<12sI")
+_HEAD_TAG, _FOOT_TAG = b"ACTORDBGPACK", b"ACTORDBGPEND"
+_FOOT = struct.Struct("<12sIQQQII")
+_COUNTS = struct.Struct("<6I")
+HEAD_BYTES = 8 + _HEAD.size
+FOOT_BYTES = 8 + _FOOT.size + 4
+
+
+class Block(NamedTuple):
+    """One frame of rows: where it begins in the file, its bytes there, and the bytes of its content."""
+
+    offset: int
+    stored: int
+    content: int
+
+
+class Foot(NamedTuple):
+    """Where the index lies: offset and bytes in the file, bytes of its content, dumps it describes, CRC-32 of its bytes."""
+
+    offset: int
+    stored: int
+    content: int
+    dumps: int
+    crc: int
+
+
+@dataclass(frozen=True)
+class Index:
+    """What a pack holds. By piece: `piece_block`, `piece_start` (in the block's content), `piece_bytes`, `piece_times`.
+    By dump: where its texts begin (`line_start`, `head_start`) and its references (`first_ref`); `line_start` and `first_ref`
+    have one item more, the end. `crc`: CRC-32 of line and payload.
+    """
+
+    blocks: list[Block]
+    piece_block: array[int]
+    piece_start: array[int]
+    piece_bytes: array[int]
+    piece_times: array[int]
+    texts: bytes
+    dump_ids: list[str]
+    line_start: list[int]
+    head_start: list[int]
+    first_ref: list[int]
+    refs: array[int]
+    crc: array[int]
+
+
+def head() -> bytes:
+    """The frame that begins a pack."""
+    return MAGIC + struct.pack("<I", _HEAD.size) + _HEAD.pack(_HEAD_TAG, FORMAT)
+
+
+def foot(offset: int, index: bytes, content: int, dumps: int) -> bytes:
+    """The frame that ends a pack whose index `index` (its bytes in the file) lies at `offset`."""
+    body = _FOOT.pack(_FOOT_TAG, FORMAT, offset, len(index), content, dumps, zlib.crc32(index))
+    return MAGIC + struct.pack("<I", len(body) + 4) + body + struct.pack("<I", zlib.crc32(body))
+
+
+def check_head(data: bytes, name: str) -> None:
+    """Refuse a file that is not a pack (CorruptDump), or one of a newer format (NewerFormat)."""
+    if len(data) != HEAD_BYTES or data[:8] != head()[:8] or data[8:20] != _HEAD_TAG:
+        raise CorruptDump(f"{name}: not an actordbg pack (wrong magic)", hint=HINT)
+    _check_version(_HEAD.unpack(data[8:])[1], name)
+
+
+def parse_foot(data: bytes, size: int, name: str) -> Foot:
+    """The checked foot of a pack of `size` bytes, from its last FOOT_BYTES bytes."""
+    body = data[8:-4]
+    if len(data) != FOOT_BYTES or data[:4] != MAGIC or body[:12] != _FOOT_TAG:
+        raise CorruptDump(f"{name}: ends without its foot (cut off, or damaged)", hint=HINT)
+    if data[4:8] != struct.pack("<I", FOOT_BYTES - 8) or data[-4:] != struct.pack("<I", zlib.crc32(body)):
+        raise CorruptDump(f"{name}: damaged foot (its CRC-32 does not match)", hint=HINT)
+    _, version, *rest = _FOOT.unpack(body)
+    _check_version(version, name)
+    found = Foot(*rest)
+    if found.offset < HEAD_BYTES or found.offset + found.stored + FOOT_BYTES != size:
+        raise CorruptDump(f"{name}: its foot has an impossible place for the index", hint=HINT)
+    if found.content > MAX_INDEX or found.dumps > MAX_DUMPS:
+        raise CorruptDump(
+            f"{name}: its index claims {found.content} bytes for {found.dumps} dumps, over the limits of {MAX_INDEX} and "
+            f"{MAX_DUMPS}",
+            hint=HINT,
+        )
+    return found
+
+
+def _check_version(version: int, name: str) -> None:
+    if version == 0:
+        raise CorruptDump(f"{name}: has format 0, which never was", hint=HINT)
+    if version != FORMAT:
+        raise NewerFormat(
+            f"{name}: is a pack of format {version}, this actordbg reads format {FORMAT}",
+            hint="upgrade actordbg in this environment: pip install --upgrade actordbg",
+        )
+
+
+def compress(content: bytes, level: int) -> bytes:
+    """One zstd frame with content size and checksum."""
+    compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
+    frame: bytes = compressor.compress(content)
+    return frame
+
+
+def decompress(frame: bytes, content: int, name: str) -> bytes:
+    """The content of exactly one frame that states to have `content` bytes; nothing larger is ever allocated."""
+    try:
+        parameters = zstandard.get_frame_parameters(frame[:32])
+        if parameters.content_size != content or not parameters.has_checksum:
+            raise CorruptDump(f"{name}: is not a frame of {content} bytes with a checksum", hint=HINT)
+        if parameters.window_size > max(content, 2**17) * 2:
+            raise CorruptDump(f"{name}: claims a window of {parameters.window_size} bytes", hint=HINT)
+        data: bytes = zstandard.ZstdDecompressor().decompress(frame, max_output_size=content, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise CorruptDump(f"{name}: damaged: {error}", hint=HINT) from None
+    if len(data) != content:
+        raise CorruptDump(f"{name}: has {len(data)} bytes instead of {content}", hint=HINT)
+    return data
+
+
+def encode_index(
+    blocks: Sequence[tuple[int, int]],
+    pieces: Sequence[tuple[int, int, int]],
+    dumps: Sequence[tuple[str, bytes, bytes, Sequence[int], int]],
+) -> bytes:
+    """The index's content. blocks: (stored, content). pieces: (block, bytes, times). dumps: (id, line, header, refs, CRC)."""
+    texts = b"".join(part for _, line, header, _, _ in dumps for part in (line, header))
+    ids = "".join(f"{dump_id}\n" for dump_id, *_ in dumps).encode()
+    refs = [number for *_, numbers, _ in dumps for number in numbers]
+    counts = _COUNTS.pack(len(blocks), len(pieces), len(dumps), len(refs), len(texts), len(ids))
+    columns: list[Iterable[int]] = [
+        *_columns(blocks, 2),
+        *_columns(pieces, 3),
+        *_columns([(len(line), len(header), len(numbers), crc) for _, line, header, numbers, crc in dumps], 4),
+        refs,
+    ]
+    return b"".join((counts, texts, ids, *map(_to_planes, columns)))
+
+
+def _columns(rows: Sequence[tuple[int, ...]], width: int) -> list[list[int]]:
+    return [[row[place] for row in rows] for place in range(width)]
+
+
+def index_bytes(pieces: int, dumps: int, references: int, texts: int) -> int:
+    """About how large the content of an index of so many things is (blocks and ids estimated high)."""
+    return _COUNTS.size + texts + 4 * (5 * pieces + 4 * dumps + references) + 160 * dumps
+
+
+def decode_index(content: bytes, found: Foot, name: str) -> Index:
+    """The checked index of a pack with this foot. Raises CorruptDump for any number that does not fit the others."""
+    if len(content) < _COUNTS.size:
+        raise CorruptDump(f"{name}: its index is too short", hint=HINT)
+    blocks, pieces, dumps, references, texts, ids = _COUNTS.unpack_from(content)
+    columns = 2 * blocks + 3 * pieces + 4 * dumps + references
+    if len(content) != _COUNTS.size + texts + ids + 4 * columns or dumps != found.dumps:
+        raise CorruptDump(f"{name}: its index does not have the size of what it claims to list", hint=HINT)
+    at = _COUNTS.size + texts
+    names = _dump_ids(content[at : at + ids], dumps, name)
+    planes = _Planes(content, at + ids)
+    stored, contents = planes.take(blocks), planes.take(blocks)
+    piece_block, piece_bytes, piece_times = planes.take(pieces), planes.take(pieces), planes.take(pieces)
+    lines, headers, numbers, crc = (planes.take(dumps) for _ in range(4))
+    refs = planes.take(references)
+    if references and max(refs) >= pieces:
+        raise CorruptDump(f"{name}: its index refers to a piece that is not there", hint=HINT)
+    starts = [0, *itertools.accumulate(itertools.chain.from_iterable(zip(lines, headers, strict=True)))]
+    first_ref = [0, *itertools.accumulate(numbers)]
+    too_long = dumps and (max(lines) > MAX_RECORD or max(headers) > MAX_RECORD + 8 or min(headers) < 8)
+    if starts[-1] != texts or first_ref[-1] != references or too_long:
+        raise CorruptDump(f"{name}: its index has impossible lengths", hint=HINT)
+    placed = _place_blocks(stored, contents, found.offset, name)
+    return Index(
+        placed,
+        piece_block,
+        _place_pieces(placed, piece_block, piece_bytes, piece_times, name),
+        piece_bytes,
+        piece_times,
+        content[_COUNTS.size : _COUNTS.size + texts],
+        names,
+        starts[::2],
+        starts[1::2],
+        first_ref,
+        refs,
+        crc,
+    )
+
+
+def _dump_ids(data: bytes, count: int, name: str) -> list[str]:
+    names = data.decode("ascii", "replace").split("\n")
+    if names.pop() != "" or len(names) != count or len(set(names)) != count or not all(map(is_plain_name, names)):
+        raise CorruptDump(f"{name}: its index has impossible dump ids", hint=HINT)
+    return names
+
+
+def _place_blocks(stored: array[int], contents: array[int], end: int, name: str) -> list[Block]:
+    if sum(stored) != end - HEAD_BYTES or (
+        stored and (min(stored) < _LEAST_FRAME or not 0 < min(contents) <= max(contents) <= MAX_BLOCK)
+    ):
+        raise CorruptDump(f"{name}: its blocks do not fill the file, or are over the limit", hint=HINT)
+    offsets = itertools.accumulate(stored[:-1], initial=HEAD_BYTES)
+    return [Block(*item) for item in zip(offsets, stored, contents, strict=True)] if stored else []
+
+
+def _place_pieces(
+    blocks: Sequence[Block], piece_block: array[int], piece_bytes: array[int], piece_times: array[int], name: str
+) -> array[int]:
+    """Where each piece begins in its block's content; the pieces of a block have to fill it exactly."""
+    filled = [0] * len(blocks)
+    starts = array("I", bytes(4 * len(piece_block)))
+    try:
+        for number, block in enumerate(piece_block):
+            starts[number] = at = filled[block]
+            filled[block] = at + piece_bytes[number]
+        whole = all(block.content == bytes_ for block, bytes_ in zip(blocks, filled, strict=True))
+    except (IndexError, OverflowError):
+        whole = False
+    if not whole or (len(piece_block) and (min(piece_bytes) == 0 or min(piece_times) == 0)):
+        raise CorruptDump(f"{name}: its pieces do not fill its blocks", hint=HINT)
+    return starts
+
+
+def _to_planes(column: Iterable[int]) -> bytes:
+    data = _little(array("I", column)).tobytes()
+    return b"".join(data[place::4] for place in range(4))
+
+
+class _Planes:
+    """Reads u32 columns, each of four planes, one after another."""
+
+    def __init__(self, content: bytes, at: int) -> None:
+        self.content, self.at = content, at
+
+    def take(self, count: int) -> array[int]:
+        data = bytearray(4 * count)
+        for place in range(4):
+            data[place::4] = self.content[self.at : self.at + count]
+            self.at += count
+        column = array("I")
+        column.frombytes(data)
+        return _little(column)
+
+
+def _little(column: array[int]) -> array[int]:
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column

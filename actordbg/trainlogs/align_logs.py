@@ -1,0 +1,251 @@
+"""Two training logs held against each other: one metric, step by step.
+
+Three rules decide, and the answer names the one that did. Relative differences are |a - b| / max(|a|, |b|); a figure that is 0
+on both sides differs by 0. "Below" is strictly below the threshold.
+
+* `first-mean-last` (default): the first value, the mean and the last value of both differ by less than the threshold. Steps
+  that say their number are compared where both logs have them; where lines have no numbers, all values count.
+* `every-step`: no step that both have differs by the threshold or more.
+* `compare-backends`: what OpenRLHF's own archived script `compare_backends.py` decides: first, mean and last of all values
+  between 0 and 100 (both excluded), whatever their steps. Others are left out, as it does; the answer says how many.
+
+Under the first two, NaN and infinities make the answer bad: a loss that is not a number agrees with nothing. Nothing to
+compare is `nothing-in-common`, which is bad too.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from actordbg.base.errors import UsageError
+from actordbg.trainlogs.log_answer import ALIGNED, DIFFERENT, NOTHING, LogComparison, Side, Step
+from actordbg.trainlogs.log_lines import BAR, KINDS, ORDER, Series, TrainLog, is_loss, plain_name
+from actordbg.trainlogs.trend import trend
+
+FIRST_MEAN_LAST, EVERY_STEP, COMPARE_BACKENDS = "first-mean-last", "every-step", "compare-backends"
+RULES = (FIRST_MEAN_LAST, EVERY_STEP, COMPARE_BACKENDS)
+PREFERENCE = ("gpt_loss", "loss", "policy_loss", "act_loss", "actor_loss", "critic_loss", "loss_mean", "train_loss")
+"""Which loss is compared where both logs have several; then the others by name, evaluation last."""
+THRESHOLD = 0.05
+_NAMED = 20
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Steps that both have, ascending, and both values of each."""
+
+    steps: array[int]
+    a: array[float]
+    b: array[float]
+
+
+def relative(a: float, b: float) -> float:
+    """|a - b| / max(|a|, |b|), 0 where both are 0; NaN where one is not finite."""
+    if not (math.isfinite(a) and math.isfinite(b)):
+        return math.nan
+    largest = max(abs(a), abs(b))
+    return abs(a - b) / largest if largest else 0.0
+
+
+def choose(a: TrainLog, b: TrainLog, metric: str | None = None) -> str | None:
+    """The metric to compare: the asked one, else the preferred loss that both have; None where they share none."""
+    if metric is not None:
+        name = plain_name(metric)
+        return name if name in a.series and name in b.series else None
+    shared = [name for name in a.series if name in b.series and is_loss(name)]
+    return min(shared, key=_preference, default=None)
+
+
+def _preference(name: str) -> tuple[int, int, str]:
+    place = PREFERENCE.index(name) if name in PREFERENCE else len(PREFERENCE)
+    return (int("eval" in name.lower()), place, name)
+
+
+def chosen_series(a: TrainLog, b: TrainLog, name: str) -> tuple[Series, Series]:
+    """Both logs' series of a metric: numbered alike where possible, the best numbering first."""
+    ours, theirs = a.series[name], b.series[name]
+    for kind in KINDS:
+        if kind in ours and kind in theirs:
+            return ours[kind], theirs[kind]
+    first, second = (next(one[kind] for kind in KINDS if kind in one) for one in (ours, theirs))
+    return first, second
+
+
+def pair(a: Series, b: Series) -> Pairs:
+    """The steps that both series have."""
+    found = Pairs(array("q"), array("d"), array("d"))
+    i = j = 0
+    while i < len(a.steps) and j < len(b.steps):
+        if a.steps[i] == b.steps[j]:
+            found.steps.append(a.steps[i])
+            found.a.append(a.values[i])
+            found.b.append(b.values[j])
+        here, there = a.steps[i], b.steps[j]
+        i += here <= there
+        j += there <= here
+    return found
+
+
+def compare_logs(
+    a: TrainLog,
+    b: TrainLog,
+    *,
+    metric: str | None = None,
+    threshold: float = THRESHOLD,
+    rule: str = FIRST_MEAN_LAST,
+    limit: int = 10,
+) -> LogComparison:
+    """Compare one metric of two logs. `limit`: how many of the worst steps to name, 0 for all.
+
+    Raises UsageError for a threshold that is not a positive number, and for an unknown rule.
+    """
+    if not threshold > 0 or not math.isfinite(threshold):
+        raise UsageError(f"--threshold {threshold} is not a positive number", hint="0.05 allows 5 % of difference")
+    if rule not in RULES:
+        raise UsageError(f"there is no rule {rule!r:.40}", hint=f"one of {', '.join(RULES)}")
+    name = choose(a, b, metric)
+    if name is None:
+        return _nothing(a, b, metric, rule, threshold, _what_is_there(a, b, metric))
+    ours, theirs = chosen_series(a, b, name)
+    both = pair(ours, theirs)
+    if not both.steps and rule != COMPARE_BACKENDS:
+        return _nothing(a, b, name, rule, threshold, f"both logs have {name}, but no step is in both")
+    numbers = _deciding(ours, theirs, both, rule)
+    sides = (_side(a, ours, rule, numbers[0]), _side(b, theirs, rule, numbers[1]))
+    differences = [relative(x, y) for x, y in zip(both.a, both.b, strict=True)]
+    over = [i for i, value in enumerate(differences) if not value < threshold]
+    over.sort(key=lambda i: (-differences[i] if differences[i] == differences[i] else -math.inf, both.steps[i]))
+    known = sorted(value for value in differences if value == value)
+    first, mean, last = _three(*numbers)
+    reasons = _reasons(name, rule, threshold, (first, mean, last), len(over), sides)
+    return LogComparison(
+        a=sides[0], b=sides[1], metric=name, rule=rule, threshold=threshold,
+        verdict=DIFFERENT if reasons else ALIGNED,
+        reasons=tuple(reasons), notes=tuple(_notes(ours, theirs, both, sides)),
+        first=first, mean=mean, last=last,
+        common=len(both.steps), only_a=len(ours.steps) - len(both.steps), only_b=len(theirs.steps) - len(both.steps),
+        exceeding=len(over),
+        median_relative=known[len(known) // 2] if known else None,
+        max_relative=known[-1] if known else None,
+        worst=tuple(_step(both, i, differences[i]) for i in (over if limit == 0 else over[:limit])),
+    )  # fmt: skip
+
+
+def _deciding(ours: Series, theirs: Series, both: Pairs, rule: str) -> tuple[list[float], list[float]]:
+    """The values that first, mean and last are taken of."""
+    if rule == COMPARE_BACKENDS:
+        return [v for v in ours.values if 0 < v < 100], [v for v in theirs.values if 0 < v < 100]
+    if ours.kind == ORDER and theirs.kind == ORDER:
+        return _finite(ours.values), _finite(theirs.values)
+    return _finite(both.a), _finite(both.b)
+
+
+def _three(a: Sequence[float], b: Sequence[float]) -> tuple[float | None, float | None, float | None]:
+    """Relative differences of first value, mean and last value; None where one side has no value."""
+    if not a or not b:
+        return None, None, None
+    means = (math.fsum(a) / len(a), math.fsum(b) / len(b))
+    return relative(a[0], b[0]), relative(*means), relative(a[-1], b[-1])
+
+
+def _reasons(
+    name: str,
+    rule: str,
+    threshold: float,
+    three: tuple[float | None, float | None, float | None],
+    over: int,
+    sides: tuple[Side, Side],
+) -> list[str]:
+    """What makes the answer bad; nothing where it is good."""
+    reasons = []
+    if rule == EVERY_STEP:
+        if over:
+            reasons.append(f"{over:,} {'step differs' if over == 1 else 'steps differ'} by {threshold:g} or more")
+    elif three[0] is None:
+        reasons.append(f"no value of {name} that the rule counts")
+    else:
+        for what, value in zip(("first value", "mean", "last value"), three, strict=True):
+            if value is not None and not value < threshold:
+                reasons.append(f"the {what} differs by {value:.4g}, which is not below {threshold:g}")
+    if rule != COMPARE_BACKENDS:
+        for letter, side in zip("AB", sides, strict=True):
+            if side.nonfinite:
+                what = "value of {} is" if side.nonfinite == 1 else "values of {} are"
+                steps = ", ".join(map(str, side.nonfinite_steps[:5])) + (", ..." if side.nonfinite > 5 else "")
+                reasons.append(f"{side.nonfinite:,} {what.format(letter)} NaN or infinite (step {steps})")
+    return reasons
+
+
+def _notes(ours: Series, theirs: Series, both: Pairs, sides: tuple[Side, Side]) -> list[str]:
+    notes = []
+    if ours.kind != theirs.kind:
+        notes.append(f"the logs number their steps differently: A by {_KIND[ours.kind]}, B by {_KIND[theirs.kind]}")
+    elif ours.kind == ORDER:
+        notes.append("nothing in the lines says which step they are: they are counted, from 1")
+    if BAR in (ours.kind, theirs.kind):
+        notes.append("progress bars print three digits: differences below 0.01 may be rounding")
+    if ours.totals and theirs.totals and ours.totals != theirs.totals:
+        notes.append(
+            f"a round has {_list(ours.totals)} steps in A and {_list(theirs.totals)} in B: equal numbers may not be equal steps"
+        )
+    if len(ours.steps) != len(theirs.steps):
+        notes.append(f"A has {len(ours.steps):,} steps, B {len(theirs.steps):,}; {len(both.steps):,} are in both")
+    for letter, side in zip("AB", sides, strict=True):
+        if side.rerun:
+            notes.append(f"{letter} came back to {side.rerun:,} earlier steps (resumed?): the later values count")
+        if side.left_out:
+            notes.append(f"{side.left_out:,} values of {letter} are left out: not between 0 and 100, or not finite")
+    return notes
+
+
+_KIND = {"line": "what its lines say", "bar": "its progress bar", "order": "counting its lines"}
+
+
+def _list(values: Sequence[int]) -> str:
+    return " or ".join(f"{value:,}" for value in values[:3]) + (" or more" if len(values) > 3 else "")
+
+
+def _step(both: Pairs, index: int, difference: float) -> Step:
+    a, b = both.a[index], both.b[index]
+    wild = [f"{letter} is {value}" for letter, value in (("A", a), ("B", b)) if not math.isfinite(value)]
+    return Step(both.steps[index], _or_none(a), _or_none(b), _or_none(difference), ", ".join(wild))
+
+
+def _side(log: TrainLog, series: Series, rule: str, counted: Sequence[float]) -> Side:
+    values = _finite(series.values)
+    wild = [step for step, value in zip(series.steps, series.values, strict=True) if not math.isfinite(value)]
+    return Side(
+        path=log.path, numbered_by=series.kind, steps=len(series.steps),
+        first_step=series.steps[0], last_step=series.steps[-1],
+        first=values[0] if values else None,
+        mean=math.fsum(values) / len(values) if values else None,
+        last=values[-1] if values else None,
+        smallest=min(values, default=None), largest=max(values, default=None),
+        trend=trend(values), nonfinite=len(wild), nonfinite_steps=tuple(wild[:_NAMED]), rerun=series.rerun,
+        left_out=len(series.values) - len(counted) if rule == COMPARE_BACKENDS else 0,
+        round_lengths=series.totals,
+    )  # fmt: skip
+
+
+def _finite(values: Sequence[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]
+
+
+def _or_none(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _what_is_there(a: TrainLog, b: TrainLog, metric: str | None) -> str:
+    if metric is None:
+        lacking = [letter for letter, log in (("A", a), ("B", b)) if not any(is_loss(name) for name in log.series)]
+        return f"no loss in {' and '.join(lacking)}" if lacking else "no loss that both logs have"
+    lacking = [letter for letter, log in (("A", a), ("B", b)) if plain_name(metric) not in log.series]
+    return f"no {plain_name(metric)} in {' and '.join(lacking)}"
+
+
+def _nothing(a: TrainLog, b: TrainLog, metric: str | None, rule: str, threshold: float, why: str) -> LogComparison:
+    sides = [Side(path=log.path, found=dict(log.metrics)) for log in (a, b)]
+    return LogComparison(sides[0], sides[1], metric, rule, threshold, NOTHING, reasons=(why,))

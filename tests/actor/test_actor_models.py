@@ -1,0 +1,98 @@
+"""Which folder a configuration's model is, and how a shorter or otherwise loaded one is derived without touching it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actordbg.actor.models import locate, truncate
+from actordbg.base.errors import EnvironmentProblem, UsageError
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder with a model's files; nobody reads the weights here."""
+    folder = tmp_path / "llama"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps({"num_hidden_layers": 4, "hidden_size": 8}))
+    (folder / "model.safetensors").write_bytes(b"weights")
+    (folder / "tokenizer.json").write_text("{}")
+    return folder
+
+
+def test_a_folder_is_itself_and_a_hub_name_stays_a_name(model: Path, tmp_path: Path):
+    assert locate(str(model), tmp_path / "cache") == str(model)
+    assert locate("meta-llama/Llama-3.1-8B", tmp_path / "cache") == "meta-llama/Llama-3.1-8B"
+    assert not (tmp_path / "cache").exists()
+
+
+def test_tiny_is_built_into_the_cache(tmp_path: Path):
+    path = Path(locate("tiny", tmp_path / "cache"))
+    assert path.parent == tmp_path / "cache"
+    assert (path / "model.safetensors").is_file()
+
+
+def test_a_shorter_model_has_its_own_configuration_and_the_same_weights(model: Path, tmp_path: Path):
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
+    path = Path(locate(str(model), tmp_path / "cache", num_layers=2))
+    assert json.loads((path / "config.json").read_text()) == {"num_hidden_layers": 2, "hidden_size": 8}
+    assert (path / "model.safetensors").read_bytes() == b"weights"
+    assert (path / "model.safetensors").is_symlink()
+    assert {path.name: path.read_bytes() for path in model.iterdir()} == before
+
+
+def test_deriving_again_gives_the_same_folder_and_another_wish_another(model: Path, tmp_path: Path):
+    cache = tmp_path / "cache"
+    first = locate(str(model), cache, num_layers=2)
+    assert locate(str(model), cache, num_layers=2) == first
+    assert locate(str(model), cache, num_layers=3) != first
+    assert locate(str(model), cache, num_layers=2, dtype="float32") != first
+    assert len([path for path in cache.iterdir() if path.name.startswith(".")]) == 0
+
+
+def test_another_dtype_is_what_an_old_openrlhf_will_load(model: Path, tmp_path: Path):
+    path = Path(locate(str(model), tmp_path / "cache", dtype="float32"))
+    assert json.loads((path / "config.json").read_text())["torch_dtype"] == "float32"
+
+
+@pytest.mark.parametrize(
+    ("config", "shorter"),
+    [
+        ({"num_hidden_layers": 3}, {"num_hidden_layers": 2}),
+        ({"n_layer": 12, "n_head": 4}, {"n_layer": 2, "n_head": 4}),
+        (
+            {"num_hidden_layers": 3, "layer_types": ["a", "b", "a"]},
+            {"num_hidden_layers": 2, "layer_types": ["a", "b"]},
+        ),
+        (
+            {"vision_config": {"num_hidden_layers": 9}, "text_config": {"num_hidden_layers": 3}},
+            {"vision_config": {"num_hidden_layers": 9}, "text_config": {"num_hidden_layers": 2}},
+        ),
+    ],
+)
+def test_truncating_keeps_the_first_layers_of_the_text_model(config: dict[str, Any], shorter: dict[str, Any]):
+    before = json.dumps(config)
+    assert truncate(config, 2) == shorter
+    assert json.dumps(config) == before
+
+
+def test_more_layers_than_there_are_is_an_error_that_says_how_many(model: Path, tmp_path: Path):
+    with pytest.raises(UsageError, match="the model has 4 layers"):
+        locate(str(model), tmp_path / "cache", num_layers=5)
+    with pytest.raises(UsageError, match="does not say how many layers"):
+        truncate({"hidden_size": 8}, 1)
+
+
+@pytest.mark.parametrize("name", ["/nowhere/model", "./nowhere", "~/nowhere/at/all"])
+def test_a_path_where_nothing_is_is_not_taken_for_a_hub_name(name: str, tmp_path: Path):
+    with pytest.raises(EnvironmentProblem, match="there is no model"):
+        locate(name, tmp_path / "cache")
+
+
+def test_a_folder_without_a_configuration_cannot_be_shortened(tmp_path: Path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(EnvironmentProblem, match=r"config\.json cannot be read"):
+        locate(str(tmp_path / "empty"), tmp_path / "cache", num_layers=1)

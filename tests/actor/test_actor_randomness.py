@@ -1,0 +1,129 @@
+"""Where a replayed forward's random numbers come from, and when their end can be compared with the run's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from actordbg.actor.randomness import Randomness, check, restore
+from actordbg.capture.generators import digests
+from actordbg.formats.dump_record import DumpRecord
+from actordbg.store.payload import Dump
+
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
+
+
+class FakeGpu:
+    """A GPU's generator without a GPU. Guarantees: keeps the state that it was given, and counts what was drawn in its last byte."""
+
+    def __init__(self) -> None:
+        self.state = torch.zeros(16, dtype=torch.uint8)
+
+    def get_state(self) -> torch.Tensor:
+        return self.state.clone()
+
+    def set_state(self, state: torch.Tensor) -> None:
+        if state.numel() != 16:
+            raise RuntimeError("RNG state is wrong size")
+        self.state = state.clone()
+
+    def draw(self) -> None:
+        self.state[15] += 1
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    """The one GPU of this process."""
+    generator = FakeGpu()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "default_generators", (generator,))
+    return generator
+
+
+def recorded(*, drawn: int = 3, **gpus: int) -> Dump:
+    """A dump of a run that drew `drawn` numbers on its CPU, and on each GPU (by name, `_` for `:`) the number given."""
+    torch.manual_seed(77)
+    tensors = {"rng.cpu": torch.get_rng_state()}
+    torch.rand(drawn)
+    after = {"cpu": torch.get_rng_state()}
+    for name, count in gpus.items():
+        key = name.replace("_", ":")
+        tensors[f"rng.{key}"], after[key] = torch.full((2, 16), 9, dtype=torch.uint8)
+        after[key][15] += count
+    torch.manual_seed(0)
+    record = DumpRecord("d", "r", 0, "2025-06-19T05:26:08.430740Z", 1, 1, 1, rng=digests(after))
+    return Dump(record, tensors)
+
+
+def replayed(dump: Dump, device: torch.device, *, draws: int = 3, seed: int | None = None) -> Randomness | None:
+    """What comes of a forward that draws `draws` numbers on the CPU."""
+    before = restore(dump, device, seed)
+    torch.rand(draws)
+    return before and check(before, dump, device)
+
+
+def test_a_dump_without_states_says_nothing() -> None:
+    record = DumpRecord("d", "r", 0, "2025-06-19T05:26:08.430740Z", 1, 1, 1)
+    state = torch.get_rng_state()
+    assert restore(Dump(record, {}), CPU, None) is None
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_on_a_cpu_the_recorded_state_is_set_and_its_end_compared() -> None:
+    assert replayed(recorded(), CPU) == Randomness(("cpu",), True)
+    assert replayed(recorded(), CPU, draws=40) == Randomness(("cpu",), False)
+
+
+def test_a_seed_that_was_asked_for_wins_over_the_recorded_state() -> None:
+    dump = recorded()
+    state = torch.get_rng_state()
+    assert restore(dump, CPU, 0) == Randomness(why="seed 0 was asked for instead of the recorded generator states")
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_gpus_state_is_set_on_whichever_gpu_the_replay_has(gpu: FakeGpu) -> None:
+    dump = recorded(cuda_3=2)
+    before = restore(dump, GPU, None)
+    assert before == Randomness(("cpu", "cuda:3")) and torch.equal(gpu.state, dump.rng["cuda:3"])
+    torch.rand(3)
+    assert check(before, dump, GPU).match is False
+    gpu.draw()
+    gpu.draw()
+    assert check(before, dump, GPU) == Randomness(("cpu", "cuda:3"), True)
+
+
+def test_of_several_gpus_the_one_that_is_called_alike_is_meant(gpu: FakeGpu) -> None:
+    before = restore(recorded(cuda_0=0, cuda_1=0), GPU, None)
+    assert before == Randomness(("cpu", "cuda:0"))
+    before = restore(recorded(cuda_1=0, cuda_2=0), GPU, None)
+    assert before is not None and before.restored == ("cpu",) and "none of them cuda:0" in before.why
+
+
+def test_draws_of_another_kind_of_device_are_not_compared(gpu: FakeGpu) -> None:
+    on_cpu = replayed(recorded(cuda_3=2), CPU)
+    assert on_cpu is not None and (on_cpu.restored, on_cpu.match) == (("cpu",), None)
+    assert on_cpu.why == "the run drew its random numbers on cuda:3, the replay on a CPU"
+    on_gpu = replayed(recorded(), GPU)
+    assert on_gpu is not None and (on_gpu.restored, on_gpu.match) == (("cpu",), None)
+    assert on_gpu.why == "the run drew its random numbers on a CPU, the replay on a GPU"
+
+
+def test_a_call_that_raised_in_the_run_has_no_states_after_it() -> None:
+    dump = recorded()
+    raised = Dump(DumpRecord("d", "r", 0, "2025-06-19T05:26:08.430740Z", 1, 1, 1), dump.tensors)
+    found = replayed(raised, CPU)
+    assert found == Randomness(("cpu",), None, "the run recorded no generator states after the call")
+
+
+@pytest.mark.parametrize(
+    "state", [torch.zeros(7, dtype=torch.uint8), torch.zeros(5056, dtype=torch.uint8), torch.zeros(5056)]
+)
+def test_a_state_that_this_torch_does_not_take_is_a_reason_not_a_failure(state: torch.Tensor) -> None:
+    dump = recorded()
+    before = torch.get_rng_state()
+    found = replayed(Dump(dump.record, {"rng.cpu": state}), CPU, draws=0)
+    assert found is not None and (found.restored, found.match) == ((), None)
+    assert found.why.startswith("the recorded state of the cpu generator is none for this torch: ")
+    assert torch.equal(torch.get_rng_state(), before)

@@ -1,0 +1,186 @@
+"""A call that dropped activations gives its own log-probs again, bit for bit, exactly when its generators' states are restored."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import goldencases
+import pytest
+import torch
+from actorcases import run_scenario
+from roots import ROOT
+
+from actordbg.catalog.query import results_for
+from actordbg.formats.replay_record import ResultRecord
+from actordbg.store.layout import Store
+
+pytestmark = pytest.mark.slow
+
+WITHOUT_DYNAMO = {"TORCHDYNAMO_DISABLE": "1"}
+"""OpenRLHF compiles its entropy; without dynamo it is the same function, without half a minute of C++."""
+AS_RECORDED = ("training", "checkpointed", "no gradients", "evaluated", "other entropies")
+OFF = ("without states", "other states", "no states")
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the scenario made: the model, and the dumps' ids by what they are."""
+
+    store: Store
+    model: str
+    ids: dict[str, str]
+    drawn: list[bool]
+
+    def replay(self, *options: str) -> tuple[dict[str, Any], dict[str, ResultRecord]]:
+        """`actordbg replay --json OPTIONS`: the answer, and the results by what their dumps are."""
+        answer = json.loads(self.command("replay", "--json", *options))
+        assert (answer["status"], answer["passed"]) == ("complete", 8)
+        by_id = {record.dump_id: record for record in results_for(self.store, answer["replay_id"])}
+        return answer, {name: by_id[dump_id] for name, dump_id in self.ids.items()}
+
+    def command(self, *words: str) -> str:
+        environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+        environment |= WITHOUT_DYNAMO | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-m", "actordbg", "--store", str(self.store.root), *words]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    cache = tmp_path_factory.mktemp("dropout")
+    facts = run_scenario("dropout", cache, program=goldencases.__file__, **WITHOUT_DYNAMO)[0]
+    return Recorded(Store(cache / "store"), facts["model"], facts["ids"], facts["drawn"])
+
+
+@pytest.fixture(scope="module")
+def default(recorded: Recorded) -> tuple[dict[str, Any], dict[str, ResultRecord]]:
+    return recorded.replay("--model", recorded.model)
+
+
+def test_the_runs_calls_drew_random_numbers_in_training_mode_only(recorded: Recorded) -> None:
+    assert recorded.drawn == [True, True, True, False]
+
+
+def test_restored_states_give_the_runs_log_probs_and_entropies_bit_for_bit(
+    default: tuple[dict[str, Any], dict[str, ResultRecord]],
+) -> None:
+    for name in AS_RECORDED:
+        result = default[1][name]
+        assert (result.golden_max_abs, result.rng_match) == (0.0, True), name
+        assert result.golden_count == result.golden_entropy_count == result.logprob_count, name
+        assert (result.logprob_count or 0) > 20 and result.extra["restored"] == ["cpu"]
+        expected = pytest.approx(0.25, abs=1e-5) if name == "other entropies" else 0.0
+        assert result.golden_entropy_max_abs == expected, name
+
+
+def test_without_the_states_or_with_others_the_log_probs_are_not_the_runs(
+    default: tuple[dict[str, Any], dict[str, ResultRecord]],
+) -> None:
+    assert all((default[1][name].golden_max_abs or 0) > 0.01 for name in OFF)
+    assert [default[1][name].rng_match for name in OFF] == [None, False, None]
+    assert default[1]["no states"].extra["not_compared"]["generators"].startswith("the recorded state of the cpu")
+    assert not {"restored", "not_compared"} & default[1]["without states"].extra.keys()
+
+
+def test_a_seed_wins_over_the_recorded_states(recorded: Recorded) -> None:
+    answer, results = recorded.replay("--model", recorded.model, "--seed", "3")
+    off = [name for name, result in results.items() if result.golden_max_abs != 0.0]
+    assert set(off) == set(results) - {"evaluated"}
+    assert {result.rng_match for result in results.values()} == {None} and answer["generators"] is None
+    assert answer["not_compared"] == [
+        {"what": "generators", "count": 7, "reason": "seed 3 was asked for instead of the recorded generator states"}
+    ]
+
+
+def test_the_tiny_model_is_not_compared_and_the_answer_says_why(recorded: Recorded) -> None:
+    out = recorded.command("replay", "--quiet")
+    assert "log-probs of 8 inputs, entropies of 8 inputs, generators of 7 inputs not compared: the embedded tiny" in out
+    (replay_id,) = [line.split()[1] for line in out.splitlines() if line.startswith("replay ")]
+    for result in results_for(recorded.store, replay_id):
+        assert result.golden_count is result.golden_entropy_count is result.rng_match is None
+
+
+def test_a_deepspeed_engine_gives_the_same(
+    recorded: Recorded, default: tuple[dict[str, Any], dict[str, ResultRecord]]
+) -> None:
+    engine = ("--backend", "deepspeed", "--zero-stage", "2")
+    answer, results = recorded.replay("--model", recorded.model, *engine)
+    assert (answer["resolved"]["backend"], answer["resolved"]["zero_stage"]) == ("deepspeed", 2)
+    for name in AS_RECORDED:
+        assert (results[name].golden_max_abs, results[name].rng_match) == (0.0, True), name
+    digests = [{name: result.output_digest for name, result in found.items()} for found in (results, default[1])]
+    assert digests[0] == digests[1]
+
+
+def test_the_answer_the_report_and_the_catalog_tell(
+    recorded: Recorded, default: tuple[dict[str, Any], dict[str, ResultRecord]]
+) -> None:
+    answer, results = default
+    assert (answer["golden"]["results"], answer["golden"]["equal"]) == (8, 5)
+    assert (answer["golden_entropy"]["equal"], answer["golden_entropy"]["worst_dump"]) == (
+        4, recorded.ids["other entropies"],
+    )  # fmt: skip
+    drawn = answer["generators"]
+    assert (drawn["restored"], drawn["matched"], drawn["differed"]) == (6, 5, 1)
+    assert drawn["example"] == recorded.ids["other states"]
+    text = " ".join(recorded.command("report", answer["replay_id"]).split())
+    assert "against the run's own log-probs: 8 inputs, 206 tokens; 5 inputs equal, |difference|" in text
+    assert "against the run's own generators: cpu set to the recorded states for 6 inputs; 5 ended in the run's" in text
+    with sqlite3.connect(recorded.store.catalog_path) as catalog:
+        rows = catalog.execute(
+            "SELECT dump_id, against, count, max_abs FROM comparison WHERE replay_id = ?", [answer["replay_id"]]
+        )
+        found = {(dump_id, against): (count, worst) for dump_id, against, count, worst in rows}
+    assert found == {
+        (result.dump_id, against): (count, worst)
+        for result in results.values()
+        for against, count, worst in (
+            ("golden", result.golden_count, result.golden_max_abs),
+            ("golden-entropy", result.golden_entropy_count, result.golden_entropy_max_abs),
+        )
+    }
+
+
+def test_where_finds_what_is_off(recorded: Recorded, default: tuple[dict[str, Any], dict[str, ResultRecord]]) -> None:
+    recorded.replay("--model", recorded.model)
+    for condition, names in (
+        ("with_rng and rng_match = false", {"other states"}),
+        ("golden_max_abs > 0.01", set(OFF)),
+        ("golden_entropy_max_abs > 0.1", {"other entropies"}),
+        ("not with_rng", {"without states"}),
+    ):
+        rows = json.loads(recorded.command("dump", "ls", "--where", condition, "--json"))
+        assert {row["dump_id"] for row in rows} == {recorded.ids[name] for name in names}, condition
+
+
+def _assert_as_recorded(facts: dict[str, Any], kind: str) -> None:
+    for layout in ("padded", "packed"):
+        for one in facts[layout]:
+            assert one["restored"] == (["cpu", kind] if kind != "cpu" else ["cpu"]) and one["not compared"] == {}
+            fields = one["fields"]
+            assert (fields["golden_max_abs"], fields["golden_entropy_max_abs"], fields["rng_match"]) == (0.0, 0.0, True)
+        for one in facts[f"{layout}, seeded"]:
+            assert one["restored"] == [] and one["fields"]["golden_max_abs"] > 0.1
+
+
+def test_dropout_in_attention_is_the_runs_own_padded_and_packed(tmp_path: Path) -> None:
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    facts = run_scenario("sessions", tmp_path, program=goldencases.__file__, **WITHOUT_DYNAMO, **hidden)[0]
+    _assert_as_recorded(facts, "cpu")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+def test_on_a_gpu_its_own_generator_is_restored(tmp_path: Path) -> None:
+    facts = run_scenario("sessions", tmp_path, program=goldencases.__file__, **WITHOUT_DYNAMO)[0]
+    assert facts["cuda"]
+    _assert_as_recorded(facts, "cuda:0")

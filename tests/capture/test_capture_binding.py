@@ -1,0 +1,173 @@
+"""Binding: every signature that OpenRLHF had, by position and by name, and values that cannot be stored."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from capturekit import SIGNATURES, ForkWithTypingDefault, ForkWithVisualInputs, SignatureD, SignatureH, ids, padded_mask
+
+from actordbg.formats.dumpfile import MAX_RECORD
+from actordbg.host.openrlhf.binding import MAX_ARGUMENTS, MAX_STRING, Binder, Bound
+
+
+def bind(actor: type, *args: Any, **kwargs: Any) -> Bound:
+    return Binder(actor.forward).bind(args, kwargs)
+
+
+@pytest.mark.parametrize("actor", SIGNATURES)
+def test_position_and_name_give_the_same(actor: type):
+    sequences, mask = ids(), padded_mask()
+    second = 5 if "num_actions" in actor.forward.__code__.co_varnames else torch.ones(2, 5, dtype=torch.bool)
+    name = "num_actions" if isinstance(second, int) else "action_mask"
+    by_position = bind(actor, sequences, second, mask, True)
+    by_name = bind(actor, **{"return_output": True, "attention_mask": mask, name: second, "sequences": sequences})
+    assert by_position.tensors.keys() == by_name.tensors.keys() >= {"sequences", "attention_mask"}
+    assert by_position.arguments == by_name.arguments
+    assert by_position.arguments["return_output"] is True
+    assert by_position.extra == by_name.extra == {}
+    assert by_position.shape() == (2, 12)
+    if isinstance(second, int):
+        assert by_position.arguments["num_actions"] == 5
+
+
+def test_defaults_are_recorded_and_groups_apart():
+    bound = bind(SignatureH, ids(), attention_mask=padded_mask())
+    assert bound.arguments == {
+        "action_mask": None, "return_output": False, "allgather_logits": False, "return_logprobs": False,
+        "packed_seq_lens": None, "return_entropy": False,
+    }  # fmt: skip
+    assert bound.groups == {"ring_attn_group": None}
+
+
+def test_lists_of_numbers_are_plain_and_copied():
+    lengths = [3, 4]
+    bound = bind(SignatureD, ids(), lengths, packed_seq_lens=(5, 7))
+    lengths.append(99)
+    assert bound.arguments["num_actions"] == [3, 4]
+    assert bound.arguments["packed_seq_lens"] == [5, 7]
+
+
+def test_multimodal_tensors_go_by_their_own_name():
+    pixels = torch.rand(3, 4)
+    bound = bind(SignatureH, ids(), pixel_values=pixels, image_count=2)
+    assert bound.tensors["pixel_values"] is pixels
+    assert bound.arguments["image_count"] == 2
+
+
+def test_a_typing_object_as_default_is_left_to_the_replay():
+    bound = bind(ForkWithTypingDefault, ids(), None, padded_mask(), torch.arange(12)[None])
+    assert bound.extra == {}
+    assert "prompt_len" not in bound.arguments
+    assert "pos_ids" in bound.tensors
+    assert bind(ForkWithTypingDefault, ids(), prompt_len=3).arguments["prompt_len"] == 3
+
+
+class Secretive:
+    def __repr__(self) -> str:
+        raise AssertionError("never asked for its text")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Secretive(), {"pixels": torch.zeros(1)}, [torch.zeros(1)], float("nan"), "x" * 5000, {1: 2}, object, 1j, b"x"],
+)
+def test_what_cannot_be_stored_is_named_with_its_type(value: Any):
+    bound = bind(ForkWithVisualInputs, ids(), visual_inputs=value)
+    assert list(bound.extra) == ["visual_inputs"]
+    assert type(value).__qualname__ in bound.extra["visual_inputs"]
+    assert "visual_inputs" not in bound.arguments
+
+
+def nested(depth: int) -> list[Any]:
+    inner: list[Any] = []
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+def endless() -> list[Any]:
+    loop: list[Any] = []
+    loop.append(loop)
+    return loop
+
+
+LARGE = {
+    "many long strings": ["x" * MAX_STRING] * 1_000_000,
+    "many numbers": list(range(20_000)),
+    "many empty lists": [[] for _ in range(20_000)],
+    "strings that JSON makes longer": ["\N{GRINNING FACE}" * MAX_STRING] * 30,
+    "many keys": {str(i): None for i in range(20_000)},
+    "a long key": {"k" * (MAX_STRING + 1): 1},
+    "a long number": 10**5000,
+    "a deep list": nested(100),
+    "a list in itself": endless(),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+def test_arguments_that_are_too_large_are_extra_with_the_reason(kind: str):
+    bound = bind(SignatureH, ids(), images=LARGE[kind], return_output=True)
+    assert type(LARGE[kind]).__qualname__ in bound.extra["images"] and "too large" in bound.extra["images"]
+    assert "images" not in bound.arguments and bound.arguments["return_output"] is True
+    assert bound.argument_bytes < 1000, "what was not stored costs nothing"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [list(range(10**12, 10**12 + 13_000)), ["\0\N{GRINNING FACE}" * 2000] * 28, [{"a": [1.5e-300, None, True]}] * 2000, nested(20)],
+    ids=["numbers", "strings", "dicts", "deep"],
+)  # fmt: skip
+def test_what_an_argument_costs_is_no_less_than_its_json(value: Any):
+    bound = bind(SignatureH, ids(), images=value)
+    assert bound.extra == {} and bound.arguments["images"] == value
+    assert len(json.dumps(value)) <= bound.argument_bytes <= MAX_ARGUMENTS
+
+
+def test_the_arguments_of_a_call_have_one_bound_together():
+    some = ["x" * MAX_STRING] * 20
+    bound = bind(SignatureH, ids(), **{f"a{i}": some for i in range(60)})
+    stored = [name for name in bound.arguments if name.startswith("a") and name[1:].isdigit()]
+    assert 0 < len(stored) < 60 and len(stored) + len(bound.extra) == 60
+    assert len(json.dumps(bound.arguments)) < 1.01 * MAX_ARGUMENTS < MAX_RECORD / 2
+    assert bind(SignatureH, ids()).argument_bytes < 1000, "one call's arguments are not charged to the next"
+
+
+def test_positional_arguments_without_a_name_are_extra():
+    assert "rest" in bind(ForkWithVisualInputs, ids(), *[None] * 6, 1, 2).extra
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.eye(3).to_sparse(), torch.zeros(2, device="meta"), torch.zeros(2, dtype=torch.complex64)]
+)
+def test_tensors_that_no_file_can_hold_are_extra(tensor: torch.Tensor):
+    bound = bind(SignatureH, ids(), odd=tensor)
+    assert "odd" in bound.extra
+    assert "odd" not in bound.tensors
+
+
+def test_tensor_subclasses_are_extra():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        fake = mode.from_tensor(torch.ones(2, 5))
+    assert "FakeTensor" in bind(SignatureH, ids(), fake).extra["action_mask"]
+
+
+def test_numpy_scalars_are_plain():
+    numpy = pytest.importorskip("numpy")
+    assert bind(SignatureH, ids(), return_output=numpy.bool_(True)).arguments["return_output"] is True
+
+
+def test_a_real_process_group_becomes_size_and_rank(tmp_path: Any):
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        bound = bind(SignatureH, ids(), ring_attn_group=dist.group.WORLD)
+    finally:
+        dist.destroy_process_group()
+    assert bound.groups == {"ring_attn_group": {"size": 1, "rank": 0}}
+    assert bound.extra == {}

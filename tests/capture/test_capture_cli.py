@@ -1,0 +1,225 @@
+"""`actordbg dump enable`, `disable` and `status`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+import typer
+from capturekit import Recording, SignatureH, ids
+from roots import ROOT
+from typer.testing import CliRunner
+
+from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
+from actordbg.capture.control import Control, read_control, write_control
+from actordbg.capture.ledger import Identity, Ledger
+from actordbg.capture.ring import Ring
+from actordbg.capture.ring_places import default_place
+from actordbg.cli import dump_status, dump_switch
+from actordbg.cli.capture_options import parse_ranks
+from actordbg.cli.dump_status import process_rows
+from actordbg.store.layout import Store
+
+
+def run(store: Store, *arguments: str, fails: type[Exception] | None = None) -> Any:
+    """A command's standard output, parsed if --json was asked for."""
+    app = typer.Typer()
+
+    @app.callback()
+    def root(store: Annotated[Path | None, typer.Option()] = None) -> None: ...
+
+    for command in (dump_switch.enable, dump_switch.disable, dump_status.status):
+        app.command()(command)
+    result = CliRunner().invoke(app, ["--store", str(store.root), *arguments])
+    if fails is not None:
+        assert isinstance(result.exception, fails), result.output
+        return result.exception
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout) if "--json" in arguments else result.stdout
+
+
+def test_enable_makes_the_store_and_says_what_to_do_next(tmp_path: Path):
+    store = Store(tmp_path / "new")
+    out = run(store, "enable")
+    assert "Recording is on: run run-2" in out
+    control = read_control(store)
+    assert control is not None and control.enabled and control.generation == 1 and control.free_floor_bytes == 5 * 2**30
+
+
+def test_every_limit_gets_into_the_switch(store: Store):
+    answer = run(
+        store, "enable", "--run", "ppo", "--every", "10", "--max-dumps", "5", "--max-bytes", "10GB", "--ranks", "0,1,4-7",
+        "--min-seq-len", "8", "--max-seq-len", "4096", "--free-floor", "1GiB", "--level", "9", "--with-outputs", "--json",
+    )  # fmt: skip
+    control = read_control(store)
+    assert control is not None
+    assert (control.run, control.every, control.max_dumps, control.max_bytes) == ("ppo", 10, 5, 10**10)
+    assert (control.ranks, control.min_seq_len, control.max_seq_len) == ((0, 1, 4, 5, 6, 7), 8, 4096)
+    assert (control.free_floor_bytes, control.level, control.with_outputs) == (2**30, 9, True)
+    assert answer["control"]["max_bytes"] == 10**10 and answer["enabled"] is True
+
+
+def test_enabling_again_keeps_the_run_and_replaces_the_limits(store: Store):
+    run(store, "enable", "--run", "a", "--every", "7")
+    run(store, "enable", "--max-dumps", "3")
+    control = read_control(store)
+    assert control is not None and (control.run, control.every, control.max_dumps, control.generation) == ("a", 1, 3, 2)
+    run(store, "disable")
+    run(store, "enable")
+    control = read_control(store)
+    assert control is not None and control.run.startswith("run-") and control.generation == 4
+
+
+def test_disable_keeps_the_rest_and_may_come_twice(store: Store):
+    run(store, "enable", "--run", "a", "--every", "7")
+    assert "off" in run(store, "disable")
+    control = read_control(store)
+    assert control is not None and not control.enabled and (control.run, control.every) == ("a", 7)
+    assert run(store, "disable", "--json")["changed"] is False
+
+
+def test_a_damaged_switch_is_replaced_and_a_newer_one_is_not(store: Store):
+    store.control_path.write_text("{")
+    run(store, "enable", "--run", "a")
+    store.control_path.write_text('{"format": 99}')
+    run(store, "enable", fails=NewerFormat)
+    assert store.control_path.read_text() == '{"format": 99}'
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--run", "../x"), ("--ranks", "1-"), ("--max-bytes", "many"), ("--min-seq-len", "9", "--max-seq-len", "8")],
+)
+def test_nonsense_is_a_usage_error_and_changes_nothing(store: Store, arguments: tuple[str, ...]):
+    run(store, "enable", *arguments, fails=UsageError)
+    assert read_control(store) is None
+
+
+def test_disable_and_status_need_a_store(tmp_path: Path):
+    store = Store(tmp_path / "none")
+    run(store, "disable", fails=StoreProblem)
+    run(store, "status", fails=StoreProblem)
+    assert not (tmp_path / "none").exists()
+
+
+def test_ranks_are_lists_and_ranges():
+    assert parse_ranks("3, 0,1-2") == (0, 1, 2, 3)
+    for wrong in ("", "a", "2-1", "-1", "1,,2"):
+        with pytest.raises(UsageError):
+            parse_ranks(wrong)
+
+
+def test_status_before_anything_was_recorded(store: Store):
+    assert "never on" in run(store, "status")
+    run(store, "enable")
+    assert "No process has reported yet." in run(store, "status")
+    assert run(store, "status", "--json")["processes"] == []
+
+
+def test_status_shows_what_a_process_counted(store: Store):
+    recording = Recording(store, every=2)
+    actor = SignatureH()
+    for _ in range(5):
+        recording.forward(actor, ids())
+    recording.close()
+    answer = run(store, "status", "--json")
+    (row,) = answer["processes"]
+    assert (row["calls"], row["captured"], row["sampled_out"], row["dropped"]) == (5, 3, 2, 0)
+    assert (row["state"], row["role"], row["rank"], row["sampled_out_by"]) == ("ended", "policy", 0, {"every": 2})
+    assert answer["total"]["calls"] == 5 and answer["enabled"] is True
+    out = run(store, "status")
+    assert "5 calls = 3 captured + 0 dropped + 2 sampled out" in out
+
+
+def ledger(store: Store, run_name: str, rank: int, **changes: Any) -> Ledger:
+    made = Ledger(Identity(run_name, rank, 2, "host", 100 + rank, f"actor0-{rank:08x}"))
+    for name, value in changes.items():
+        setattr(made, name, value)
+    made.publish(store, True, {"queue_bytes": 0})
+    return made
+
+
+def test_a_silent_process_is_lost_and_its_drops_are_explained(store: Store):
+    run(store, "enable", "--run", "a")
+    ledger(store, "a", 0, calls=4, captured=2, dropped={"disk_full": 2}, last_error="OSError: no space")
+    now = datetime.now(timezone.utc)
+    assert [row.state for row in process_rows(store, now)[0]] == ["on"]
+    rows, unreadable = process_rows(store, now + timedelta(seconds=60))
+    assert rows[0].state == "lost" and 55 < rows[0].age_s < 70 and unreadable == 0
+    out = run(store, "status")
+    assert "disk_full 2; last: OSError: no space" in out
+
+
+def test_processes_of_earlier_runs_are_shown_only_if_asked_for(store: Store):
+    run(store, "enable", "--run", "b")
+    ledger(store, "a", 0, closed=True)
+    ledger(store, "b", 1)
+    assert [row["run"] for row in run(store, "status", "--json")["processes"]] == ["b"]
+    assert [row["run"] for row in run(store, "status", "--all", "--json")["processes"]] == ["a", "b"]
+
+
+def test_damaged_counters_are_skipped_and_counted(store: Store):
+    run(store, "enable", "--run", "a")
+    ledger(store, "a", 0)
+    (store.counters / "a" / "0001-x.json").write_text("{")
+    answer = run(store, "status", "--json")
+    assert len(answer["processes"]) == 1 and answer["unreadable"] == 1
+
+
+def test_the_table_fits_eighty_columns(store: Store, monkeypatch: pytest.MonkeyPatch):
+    run(store, "enable", "--run", "a")
+    ledger(store, "a", 1023, role="reference", calls=1_234_567, captured=1_200_000, bytes=900 * 2**30, dropped={"queue_full": 4567},
+           sampled_out={"every": 30_000})  # fmt: skip
+    monkeypatch.setattr("actordbg.cli.output.PIPE_WIDTH", 80)
+    lines = run(store, "status").splitlines()
+    heading = next(i for i, line in enumerate(lines) if line.startswith("rank"))
+    assert all(len(line) <= 80 for line in lines[heading : heading + 2])
+    assert lines[heading + 1].startswith("1023") and "1234567" in lines[heading + 1]
+
+
+def test_status_names_the_rings_of_dead_processes_and_what_jobs_have_switches(store: Store, tmp_path: Path):
+    run(store, "enable", "--run", "a")
+    write_control(store, replace(Control(True, "night", "2026-11-20T12:00:00.000000Z"), every=7), "night")
+    ring = Ring.create(default_place(store), "host-4711-x-1", {"pid": 4711}, 2**20, 2**20)
+    assert [row["alive"] for row in run(store, "status", "--json")["rings"]] == [True]
+    ring.let_go()
+    answer = run(store, "status", "--json")
+    assert [(row["pid"], row["alive"], row["inputs"]) for row in answer["rings"]] == [(4711, False, 0)]
+    assert [job["run"] for job in answer["jobs"]] == ["night"]
+    out = run(store, "status")
+    assert "a dead process's ring: 0 inputs" in out and "job night alone" in out and "one call in 7" in out
+    ring.remove()
+
+
+def test_disable_reaches_every_job_or_one(store: Store):
+    for job in ("one", "two"):
+        write_control(store, Control(True, job, "2026-11-20T12:00:00.000000Z"), job)
+    run(store, "enable", "--run", "a")
+    run(store, "disable", "--run", "one")
+    assert not read_control(store, "one").enabled and read_control(store, "two").enabled
+    run(store, "enable", "--run", "two", "--every", "9")
+    assert read_control(store, "two").every == 9 and read_control(store).run == "a"
+    run(store, "disable")
+    assert not read_control(store, "two").enabled and not read_control(store).enabled
+
+
+def test_watch_shows_it_again_and_again_until_it_is_interrupted(store: Store):
+    run(store, "enable", "--run", "a")
+    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "dump", "status", "--watch", "--interval", "0.1", "--json"]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert process.stdout is not None
+    first = json.loads(process.stdout.readline())
+    ledger(store, "a", 3, calls=5, captured=5)
+    while not (seen := json.loads(process.stdout.readline()))["processes"]:
+        pass
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 0
+    assert first["processes"] == [] and seen["processes"][0]["calls"] == 5

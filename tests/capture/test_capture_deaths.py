@@ -1,0 +1,508 @@
+"""What survives each kind of death: dumps that were acknowledged, the input in flight, and exact books."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+from victims import Job, Victims, is_of_seed, wait_for
+
+from actordbg.capture.control import Control, write_control
+from actordbg.capture.ledger import read_counters
+from actordbg.dumps.recover import RingReport, find_rings, recover
+from actordbg.formats.ringfile import BOOKS, DATA, KINDS_AT, SLOT, SLOT_SIZE, SLOTS, SLOTS_AT
+from actordbg.store import payload
+from actordbg.store.layout import Store
+
+SINCE = "2026-11-20T12:00:00.000000Z"
+MEMORY = Path("/dev/shm")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder in memory, where there is such a thing: thousands of small files are flushed here."""
+    found = Path(tempfile.mkdtemp(prefix="actordbg-deaths-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None))
+    yield found
+    shutil.rmtree(found, ignore_errors=True)
+
+
+@pytest.fixture
+def quick_store(folder: Path) -> Store:
+    return Store(folder / "store").create()
+
+
+@pytest.fixture(scope="module")
+def victims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victims]:
+    with Victims(tmp_path_factory.mktemp("victims")) as server:
+        yield server
+
+
+def switch(store: Store, **limits: Any) -> None:
+    write_control(store, Control(True, "r", SINCE, free_floor_bytes=0, **limits))
+
+
+def counters(store: Store) -> dict[int, dict[str, Any]]:
+    """Counters by pid: a victim has one actor."""
+    return {data["pid"]: data for data in map(read_counters, store.counters.rglob("[!.]*.json"))}
+
+
+def recovered(store: Store, **options: Any) -> list[RingReport]:
+    reports = list(recover(store, find_rings(store), **options))
+    assert [report.problem for report in reports] == [None] * len(reports)
+    return reports
+
+
+def by_pid(store: Store) -> dict[int, list[payload.Dump]]:
+    """Every dump of a store, loaded, in order of its calls."""
+    found: dict[int, list[payload.Dump]] = {}
+    for path in store.iter_dumps():
+        dump = payload.load(path)
+        found.setdefault(dump.record.pid or 0, []).append(dump)
+    return {pid: sorted(dumps, key=lambda d: d.record.call_index or 0) for pid, dumps in found.items()}
+
+
+def closed(data: dict[str, Any]) -> int:
+    return int(data["captured"] + sum(data["dropped"].values()) + sum(data["sampled_out"].values()))
+
+
+def assert_exact(data: dict[str, Any] | None, job: Job) -> None:
+    """The books of a dead process hold, and they count the calls that it made: see `victims`."""
+    if data is None:  # it died before it counted its first call
+        assert job.entered == 0 and job.started <= 1
+        return
+    assert data["pending"] == 0 and data["calls"] == closed(data)
+    assert job.entered <= data["calls"] <= job.started <= job.entered + 1
+
+
+def in_flight(dumps: list[payload.Dump]) -> list[payload.Dump]:
+    return [dump for dump in dumps if dump.record.recovered == "in_flight"]
+
+
+def die(victims: Victims, jobs: list[Job]) -> dict[int, Job]:
+    """Run victims that die by themselves, some at a time."""
+    pids: dict[int, Job] = {}
+    for job in jobs:
+        pids[victims.start(job)] = job
+    for pid in pids:
+        victims.wait(pid)
+    return pids
+
+
+@pytest.mark.slow
+def test_five_hundred_kills_at_random_moments_lose_nothing_that_was_acknowledged(victims: Victims, folder: Path):
+    dice, killed, dumps, acked = random.Random(20261120), 0, 0, 0
+    for wave in range(50):
+        store = Store(folder / f"wave{wave}").create()
+        every = 3 if wave % 5 == 4 else 1
+        switch(store, every=every)
+        jobs = {}
+        for n in range(10):
+            job = Job("calls", str(store.root), pause=dice.choice((0.0005, 0.002)), seed=1000 * n, publish_seconds=0.02)
+            jobs[victims.start(job)] = job
+        lives = sorted((dice.uniform(0, 0.25), pid) for pid in jobs)
+        begin = time.monotonic()
+        for life, pid in lives:
+            time.sleep(max(0.0, begin + life - time.monotonic()))
+            os.kill(pid, signal.SIGKILL)
+        for pid in jobs:
+            assert victims.wait(pid) == -signal.SIGKILL
+            killed += 1
+        before = counters(store)
+        found = by_pid(store)
+        for pid, job in jobs.items():
+            numbers = {dump.record.call_index for dump in found.get(pid, [])}
+            assert job.acked <= numbers
+            assert len(numbers) >= before.get(pid, {"captured": 0})["captured"]
+            acked += len(job.acked)
+        if wave == 0:
+            from actordbg.cli.app import app
+
+            result = CliRunner().invoke(app, ["--store", str(store.root), "dump", "recover", "--json"])
+            assert result.exit_code == 0, result.output
+            assert not any(ring["problem"] for ring in json.loads(result.stdout)["rings"])
+        else:
+            recovered(store)
+        assert not find_rings(store)
+        books, found = counters(store), by_pid(store)
+        for pid, job in jobs.items():
+            data = books.get(pid)
+            assert_exact(data, job)
+            mine = found.get(pid, [])
+            assert all(is_of_seed(dump, job.seed + (dump.record.call_index or 0)) for dump in mine)
+            wanted = [dump for dump in mine if (dump.record.call_index or 0) % every == 0]
+            assert len(wanted) == (data["captured"] if data else 0)
+            dumps += len(mine)
+        shutil.rmtree(store.root)
+    print(f"{killed} killed, {acked} acknowledged, {dumps} dumps read")
+
+
+# What records the call in flight: every call, one in five, only triggered ones, and what waits for its outputs.
+SWITCHES: dict[str, dict[str, Any]] = {
+    "every call": {},
+    "one in five": {"every": 5},
+    "armed": {"every": 0, "triggers": ("nan", "exception")},
+    "with outputs": {"with_outputs": True, "with_rng": True},
+}
+
+
+@pytest.mark.parametrize("ways", [("kill",), ("segv", "segfault")])
+def test_a_hundred_of_a_hundred_inputs_in_flight_survive_a_kill_and_a_segfault(
+    victims: Victims, folder: Path, ways: tuple[str, ...]
+):
+    survived = 0
+    for number, limits in enumerate(SWITCHES.values()):
+        store = Store(folder / f"store{number}").create()
+        switch(store, **limits)
+        jobs = [Job("dies_inside", str(store.root), calls=n % 21, way=ways[n % len(ways)]) for n in range(25)]
+        pids = die(victims, jobs)
+        reports = recovered(store)
+        assert len(reports) == 25 and all(report.removed for report in reports)
+        found, books = by_pid(store), counters(store)
+        for pid, job in pids.items():
+            (last,) = in_flight(found[pid])
+            assert last.record.call_index == job.calls and is_of_seed(last, job.calls)
+            assert last.record.pinned
+            assert all(is_of_seed(dump, dump.record.call_index or 0) for dump in found[pid])
+            assert job.started == job.entered == books[pid]["calls"] == job.calls + 1
+            assert_exact(books[pid], job)
+            survived += 1
+    assert survived == 100
+
+
+@pytest.mark.parametrize(
+    ("body", "way", "code", "mark"),
+    [
+        ("dies_inside", "_exit", 7, "in_flight"),
+        ("dies_inside", "abort", -signal.SIGABRT, "in_flight"),
+        ("dies_inside", "term", -signal.SIGTERM, "in_flight"),
+        ("dies_inside", "raise", 1, "in_flight"),
+        ("dies_after", "raise", 1, "recent"),
+        ("dies_after", "kill", -signal.SIGKILL, "recent"),
+        ("dies_after", "_exit", 7, "recent"),
+        ("dies_after", "sys.exit", 0, None),
+        ("ends", "", 0, None),
+    ],
+)
+def test_what_is_left_after_each_kind_of_end(
+    victims: Victims, quick_store: Store, body: str, way: str, code: int, mark: str | None
+):
+    switch(quick_store)
+    job = Job(body, str(quick_store.root), calls=5 if mark or way else 6, way=way)
+    pid = victims.start(job)
+    assert victims.wait(pid) == code
+    assert len(find_rings(quick_store)) == (mark is not None)
+    recovered(quick_store)
+    assert not find_rings(quick_store)
+    dumps = by_pid(quick_store)[pid]
+    assert [dump.record.call_index for dump in dumps] == list(range(6))
+    assert all(is_of_seed(dump, n) for n, dump in enumerate(dumps))
+    assert dumps[-1].record.recovered == mark and len(in_flight(dumps)) == (mark == "in_flight")
+    data = counters(quick_store)[pid]
+    assert data["captured"] == data["calls"] == 6
+    assert_exact(data, job)
+    if way == "raise" and mark == "in_flight":
+        assert dumps[-1].record.trigger_facts["error"] == "RuntimeError"
+
+
+def test_a_process_that_is_stopped_and_then_killed(victims: Victims, quick_store: Store):
+    switch(quick_store)
+    job = Job("dies_inside", str(quick_store.root), calls=3, way="stop")
+    pid = victims.start(job)
+    wait_for(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    (report,) = recovered(quick_store)
+    assert report.alive and not report.dumps
+    os.kill(pid, signal.SIGKILL)
+    assert victims.wait(pid) == -signal.SIGKILL
+    recovered(quick_store)
+    (last,) = in_flight(by_pid(quick_store)[pid])
+    assert is_of_seed(last, 3)
+    assert_exact(counters(quick_store)[pid], job)
+
+
+def test_a_hang_is_looked_into_while_it_lasts(victims: Victims, quick_store: Store):
+    switch(quick_store, every=0, triggers=("nan",))
+    job = Job("hangs", str(quick_store.root), calls=4)
+    pid = victims.start(job)
+    wait_for(lambda: job.entered == 5)
+    (ring,) = find_rings(quick_store)
+    for _ in range(2):  # looking twice gives the same
+        (report,) = recovered(quick_store, live=True)
+        assert report.alive and not report.removed and ring.exists()
+        (last,) = in_flight(by_pid(quick_store)[pid])
+        assert is_of_seed(last, 4) and len(report.dumps) == 5
+    (quick_store.root / "go").touch()
+    assert victims.wait(pid) == 0
+    assert job.entered == 8 and not find_rings(quick_store)
+    assert counters(quick_store)[pid]["sampled_out"] == {"armed": 8}
+
+
+def test_a_live_process_that_goes_on_never_gives_a_wrong_input(victims: Victims, quick_store: Store):
+    switch(quick_store, every=0, triggers=("nan",))
+    job = Job("calls", str(quick_store.root))
+    pid = victims.start(job)
+    wait_for(lambda: job.entered > 20)
+    for _ in range(40):
+        recovered(quick_store, live=True)
+    os.kill(pid, signal.SIGKILL)
+    victims.wait(pid)
+    recovered(quick_store)
+    dumps = by_pid(quick_store)[pid]
+    assert len(dumps) > 8
+    assert all(is_of_seed(dump, dump.record.call_index or 0) for dump in dumps)
+    assert_exact(counters(quick_store)[pid], job)
+
+
+def test_a_stuck_disk_loses_neither_the_last_calls_nor_the_one_in_flight(victims: Victims, quick_store: Store):
+    switch(quick_store)
+    job = Job("stuck", str(quick_store.root), calls=3000)
+    pid = victims.start(job)
+    wait_for(lambda: job.entered == 3001)
+    (ring,) = find_rings(quick_store)
+    backed = ring.stat().st_blocks * 512
+    os.kill(pid, signal.SIGKILL)
+    victims.wait(pid)
+    recovered(quick_store)
+    dumps, data = by_pid(quick_store)[pid], counters(quick_store)[pid]
+    numbers = [dump.record.call_index for dump in dumps]
+    (last,) = in_flight(dumps)
+    assert last.record.call_index == 3000 and set(range(2992, 3001)) <= set(numbers)
+    assert all(is_of_seed(dump, dump.record.call_index or 0) for dump in dumps)
+    assert data["captured"] > 500 and data["dropped"]["queue_full"] > 1000
+    assert backed < 16 * 2**20
+    assert_exact(data, job)
+
+
+def test_the_ring_of_ten_thousand_calls_stays_small_and_goes_with_its_process(victims: Victims, quick_store: Store):
+    switch(quick_store, ring_bytes=2**20)
+    job = Job("sizes", str(quick_store.root), calls=10_000)
+    pid = victims.start(job)
+    largest, ring = 0, None
+    while job.entered < 10_000:
+        for path in find_rings(quick_store):
+            ring = path
+            with contextlib.suppress(FileNotFoundError):
+                largest = max(largest, path.stat().st_blocks * 512)
+        time.sleep(0.05)
+    assert victims.wait(pid) == 0
+    assert ring is not None and not ring.exists()
+    assert 0 < largest < 2**20 + 256 * 2**20 + 4 * 2**20
+    data = counters(quick_store)[pid]
+    assert data["calls"] == 10_000 and data["pending"] == 0
+
+
+def planted(folder: Path, store: Store, rings: list[Path]) -> Store:
+    """A copy of a store with copies of rings in it."""
+    shutil.copytree(store.root, folder)
+    (folder / "rings").mkdir()
+    for ring in rings:
+        with open(ring, "rb") as file:  # a ring is a sparse file of hundreds of megabytes
+            (folder / "rings" / ring.name).write_bytes(file.read(DATA + 2**20))
+    return Store(folder)
+
+
+def result(store: Store) -> dict[str, Any]:
+    """What a recovery comes to: dumps with their marks and tensors, and books."""
+    dumps = {
+        dump.record.dump_id: (dump.record.recovered, dump.record.payload_sha256)
+        for mine in by_pid(store).values()
+        for dump in mine
+    }
+    books = {pid: {k: d[k] for k in ("calls", "captured", "dropped", "state")} for pid, d in counters(store).items()}
+    return {"dumps": dumps, "books": books, "rings": list((store.root / "rings").glob("*"))}
+
+
+@pytest.fixture
+def dead(victims: Victims, folder: Path) -> tuple[Store, list[Path], dict[int, Job]]:
+    """A store with the rings of three processes that were killed inside of forward."""
+    store = Store(folder / "dead").create()
+    switch(store)
+    pids = die(victims, [Job("dies_inside", str(store.root), calls=12 + n) for n in range(3)])
+    return store, find_rings(store), pids
+
+
+def test_two_recoveries_at_once_come_to_what_one_comes_to(
+    victims: Victims, folder: Path, dead: tuple[Store, list[Path], dict[int, Job]]
+):
+    store, rings, pids = dead
+    once = planted(folder / "once", store, rings)
+    recovered(once)
+    wanted = result(once)
+    assert len(wanted["dumps"]) == sum(job.calls + 1 for job in pids.values()) and not wanted["rings"]
+    for trial in range(5):
+        copy = planted(folder / f"twice{trial}", store, rings)
+        assert [victims.wait(pid) for pid in [victims.start(Job("recovers", str(copy.root))) for _ in range(2)]] == [
+            0,
+            0,
+        ]
+        assert result(copy) == wanted
+
+
+def test_a_recovery_that_is_killed_is_done_by_the_next_one(
+    victims: Victims, folder: Path, dead: tuple[Store, list[Path], dict[int, Job]]
+):
+    store, rings, _ = dead
+    once, dice, unfinished = planted(folder / "once", store, rings), random.Random(5), 0
+    recovered(once)
+    wanted = result(once)
+    for trial in range(30):
+        copy = planted(folder / f"killed{trial}", store, rings)
+        pid = victims.start(Job("recovers", str(copy.root)))
+        time.sleep(dice.uniform(0.02, 0.08))
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        victims.wait(pid)
+        unfinished += bool(list((copy.root / "rings").glob("*.ring")))
+        recovered(copy)
+        assert result(copy) == wanted
+        shutil.rmtree(copy.root)
+    print(f"{unfinished} of 30 recoveries did not come to their end")
+
+
+def test_hundreds_of_damaged_rings_are_problems_and_never_wrong_inputs(
+    folder: Path, dead: tuple[Store, list[Path], dict[int, Job]]
+):
+    store, rings, _ = dead
+    copy, dice = planted(folder / "damaged", store, rings[:1]), random.Random(6)
+    whole = (copy.root / "rings" / rings[0].name).read_bytes()
+    target = copy.root / "rings" / rings[0].name
+    slots = [place for place in range(SLOTS) if whole[SLOTS_AT + place * SLOT_SIZE]]
+    extents = [SLOT.unpack_from(whole, SLOTS_AT + place * SLOT_SIZE)[5:10:4] for place in slots]
+    kinds = len(whole[KINDS_AT:DATA].rstrip(b"\0"))
+
+    def spot(n: int) -> int:
+        """A byte of the header, the books, a slot, the kinds, or the numbers of a call, in turn."""
+        offset, count = dice.choice(extents)
+        slot = SLOTS_AT + dice.choice(slots) * SLOT_SIZE
+        return (
+            dice.randrange(400), BOOKS + dice.randrange(300), slot + dice.randrange(SLOT.size), KINDS_AT + dice.randrange(kinds),
+            offset + dice.randrange(8 * count),
+        )[n % 5]  # fmt: skip
+
+    problems = read = 0
+    for n in range(400):
+        damaged = bytearray(whole)
+        if n % 10 == 9:
+            del damaged[dice.randrange(len(damaged)) :]
+        for _ in range(dice.choice((1, 1, 3))):
+            place = spot(n)
+            if place < len(damaged):
+                damaged[place] ^= 1 << dice.randrange(8)
+        target.parent.mkdir(exist_ok=True)
+        target.write_bytes(damaged)
+        (report,) = recover(copy, [target])
+        problems += report.problem is not None
+        assert target.exists() == (report.problem is not None)
+        for dump in report.dumps:
+            loaded = payload.load(copy.root / dump.path)
+            assert is_of_seed(loaded, loaded.record.call_index or 0)
+            read += 1
+        for path in copy.iter_dumps():
+            path.unlink()
+        target.unlink(missing_ok=True)
+    print(f"{problems} of 400 damaged rings are problems, {read} whole inputs came out of them")
+    assert problems > 250 and read > 1000
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, options: str) -> Iterator[None]:
+    """A tmpfs of its own on `folder`; the test is skipped where that is not allowed."""
+    folder.mkdir(exist_ok=True)
+    tried = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, text=True
+    )
+    if tried.returncode:
+        pytest.skip(f"a tmpfs cannot be mounted here: {tried.stderr.strip()}")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def assert_recorded_without_a_ring(victims: Victims, store: Store, log: Path, **environment: str) -> None:
+    job = Job("ends", str(store.root), log=str(log), calls=40, environment=environment)
+    pid = victims.start(job)
+    assert victims.wait(pid) == 0
+    data = counters(store)[pid]
+    assert data["captured"] == data["calls"] == 40
+    assert all(is_of_seed(dump, n) for n, dump in enumerate(by_pid(store)[pid]))
+    warnings = [line for line in log.read_text().splitlines() if line.startswith("actordbg:")]
+    assert len(warnings) == 1 and "no ring in" in warnings[0]
+
+
+def test_a_ring_in_a_full_folder_costs_a_warning(victims: Victims, quick_store: Store, tmp_path: Path):
+    with mounted(tmp_path / "full", "size=300k"):
+        switch(quick_store)
+        named = {"ACTORDBG_RING_DIR": str(tmp_path / "full")}
+        assert_recorded_without_a_ring(victims, quick_store, tmp_path / "log", **named)
+        assert not [path for path in (tmp_path / "full").rglob("*") if path.is_file()]
+
+
+def test_rings_leave_a_quarter_of_the_shared_memory_to_others(victims: Victims, quick_store: Store, tmp_path: Path):
+    with mounted(tmp_path / "small", "size=16m"):
+        switch(quick_store, every=0, triggers=("nan",), ring_dir=str(tmp_path / "small"))
+        jobs = {}
+        for _ in range(3):  # one after another: two that look at the same moment may both take what is there
+            job = Job("large", str(quick_store.root), calls=9)
+            jobs[victims.start(job)] = job
+            wait_for(lambda job=job: job.entered == 10)
+        space = os.statvfs(tmp_path / "small")
+        assert space.f_bavail >= space.f_blocks // 4
+        for pid in jobs:
+            os.kill(pid, signal.SIGKILL)
+            victims.wait(pid)
+        recovered(quick_store)
+        for mine in by_pid(quick_store).values():
+            (last,) = in_flight(mine)
+            assert last.record.call_index == 9
+
+
+def test_a_ring_in_a_read_only_folder_costs_a_warning(victims: Victims, quick_store: Store, tmp_path: Path):
+    with mounted(tmp_path / "closed", "size=8m,ro"):
+        switch(quick_store, ring_dir=str(tmp_path / "closed"))
+        assert_recorded_without_a_ring(victims, quick_store, tmp_path / "log")
+
+
+def test_a_ring_may_lie_in_the_store(victims: Victims, store: Store, tmp_path: Path):
+    switch(store, ring_dir="store")
+    job = Job("dies_inside", str(store.root), log=str(tmp_path / "log"), calls=7)
+    pid = victims.start(job)
+    assert victims.wait(pid) == -signal.SIGKILL
+    assert [path.parent for path in find_rings(store)] == [store.root / "rings"]
+    recovered(store)
+    dumps = by_pid(store)[pid]
+    assert [dump.record.call_index for dump in dumps] == list(range(8))
+    assert is_of_seed(in_flight(dumps)[0], 7) and not (store.root / "rings").exists()
+    assert_exact(counters(store)[pid], job)
+    assert (tmp_path / "log").read_text() == ""
+
+
+@pytest.mark.slow
+def test_sixty_four_processes_write_a_thousand_dumps_each_into_one_store(victims: Victims, quick_store: Store):
+    switch(quick_store)
+    jobs = {}
+    for n in range(64):
+        rank = {"RANK": str(n % 8), "WORLD_SIZE": "8"}
+        job = Job("patient", str(quick_store.root), calls=1000, seed=0, environment=rank)
+        jobs[victims.start(job)] = job
+    assert [victims.wait(pid) for pid in jobs] == [0] * 64
+    books, mine = counters(quick_store), dict.fromkeys(jobs, 0)
+    names = [path.name for path in quick_store.iter_dumps()]
+    assert len(names) == len(set(names)) == 64_000
+    for name in names:
+        mine[int(name.split("-")[2])] += 1
+    for pid, job in jobs.items():
+        assert books[pid]["calls"] == books[pid]["captured"] == mine[pid] == 1000
+        assert_exact(books[pid], job)
+    assert len(books) == 64 and not find_rings(quick_store)

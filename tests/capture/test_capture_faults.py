@@ -1,0 +1,254 @@
+"""Faults in the hook and the writer: the training never notices, and the books are exact.
+
+- Every call that the recorder makes fails in turn, once and from then on, with each kind of error (`faulted_runs`, in a process
+  of its own, because there the package is loaded with fault points). `FAULTS=all` runs them one error at a time, in every configuration:
+  about an hour.
+- A store on a file system of 300 kB: full, free again, full again.
+- A disk that sleeps for ten seconds in one write: while the training runs, and while it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from capturekit import Recording, TinyActor, balanced, ids
+from roots import SUPPORT
+
+from actordbg.capture.ledger import read_counters
+from actordbg.dumps import recover
+from actordbg.store import payload
+from actordbg.store.layout import Store
+
+TESTS = SUPPORT
+
+
+# --- every call fails in turn ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_every_call_of_the_recorder_may_fail_once_or_for_ever(tmp_path: Path):
+    mode = "all" if os.environ.get("FAULTS") == "all" else "quick"
+    environment = {**os.environ, "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(TESTS / "faulted_runs.py"), mode]
+    with open(tmp_path / "errors", "w+") as errors:
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=errors, text=True)
+        errors.seek(0)
+        assert done.returncode == 0, errors.read()[-4000:]
+    *complaints, summary = (json.loads(line) for line in done.stdout.splitlines())
+    print(summary)
+    assert not complaints, json.dumps(complaints[:20], indent=1)
+    assert summary["sites"] > 700 and summary["sites_after_a_fault"] > 60
+    assert summary["errors"] > 6 * summary["sites"]
+    assert len(summary["unreached"]) <= 0.01 * summary["runs"], summary["unreached"]
+
+
+# --- a store of 300 kB ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """An empty file system of 300 kB."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("only root can mount a file system of 300 kB")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(folder)], capture_output=True, text=True
+    )
+    if mounted.returncode != 0:
+        pytest.skip(f"a file system of 300 kB cannot be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def wait_for(condition: Any, seconds: float = 20) -> None:
+    until = time.monotonic() + seconds
+    while not condition() and time.monotonic() < until:
+        time.sleep(0.01)
+    assert condition()
+
+
+def test_a_full_disk_costs_dumps_and_nothing_else(small_disk: Path, caplog: pytest.LogCaptureFixture):
+    store = Store(small_disk / "store").create()
+    recording = Recording(store)
+    clock = [0.0]
+    recording.recorder.notices._clock = lambda: clock[0]
+    actor, plain = TinyActor(), TinyActor()
+
+    def compare(number: int) -> None:
+        """One call with and without the hook, from the same random state: outputs, gradients, random states."""
+        results = []
+        state = torch.get_rng_state()
+        for forward, one in ((recording.forward, actor), (lambda a, *args, **kw: a(*args, **kw), plain)):
+            torch.set_rng_state(state)
+            one.zero_grad()
+            output = forward(one, ids(4, 1500, number), return_logprobs=True)
+            output.sum().backward()
+            results.append([output.detach(), *(p.grad for p in one.parameters()), torch.get_rng_state()])
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+    def train(calls: range) -> Any:
+        for number in calls:
+            compare(number)
+        (ledger,) = recording.ledgers
+        wait_for(lambda: ledger.pending == 0)
+        return ledger
+
+    def warnings(of: str) -> int:
+        return sum(of in record.getMessage() for record in caplog.records)
+
+    with caplog.at_level(logging.WARNING, "actordbg"):
+        ledger = train(range(40))
+        kept = ledger.captured
+        assert 0 < kept < 40 and ledger.dropped == {"disk_full": 40 - kept}
+        assert warnings("a dump was lost") == 1
+
+        for path in list(store.iter_dumps()):
+            path.unlink()
+        ledger = train(range(40, 45))  # there is room again: recording goes on, and says nothing more
+        assert ledger.captured == kept + 5 and warnings("a dump was lost") == 1
+
+        clock[0] += 100  # a minute later it is news when the disk is full once more
+        ledger = train(range(45, 90))
+        assert warnings("a dump was lost") == 2 and ledger.dropped["disk_full"] > 40 - kept
+        assert warnings("counters could not be published") <= 2
+
+        left = list(store.iter_dumps())
+        assert all(payload.load(path).record.seq_len == 1500 for path in left)
+        assert len(left) == ledger.captured - kept
+        left[0].unlink()  # room for the last counters
+        assert recording.close()
+    assert balanced(ledger) and ledger.calls == 90 and recording.recorder.stray == 0
+    data = read_counters(ledger.path(store))
+    assert (data["calls"], data["captured"], data["pending"], data["state"]) == (90, ledger.captured, 0, "ended")
+    assert not list(small_disk.rglob(".tmp-*"))
+
+
+# --- a disk that sleeps ---------------------------------------------------------------------------------------------------
+
+TRAINING = """
+import json, os, sys, threading, time
+sys.path.insert(0, {tests!r})
+import torch
+torch.set_num_threads(1)
+from capturekit import TinyActor, ids
+from actordbg.capture import hook
+from actordbg.capture.control import Control, write_control
+from actordbg.store.layout import Store
+
+store = Store({store!r}).create()
+fsync, naps = os.fsync, []
+
+def sleeping_fsync(descriptor):
+    asleep = threading.current_thread().name == "actordbg-writer" and armed and not naps
+    if asleep:
+        naps.append(time.monotonic())
+        time.sleep(10)
+    fsync(descriptor)
+
+armed, generation = False, 0
+os.fsync = sleeping_fsync
+
+def switch(on):
+    global generation
+    generation += 1
+    write_control(store, Control(on, "r", "2026-11-20T12:00:00.000000Z", generation, free_floor_bytes=0))
+
+class Actor(TinyActor):
+    pass
+Actor.forward = TinyActor.forward
+switch(True)
+assert hook.install(Actor, store={store!r})
+(slot,) = hook._slots.values()
+actor, calls, took = Actor(), 0, []
+
+def call():
+    global calls
+    calls += slot.enter is not None
+    began = time.monotonic()
+    with torch.no_grad():
+        actor(ids(2, 50, calls), return_logprobs=True)
+    took.append(time.monotonic() - began)
+    time.sleep(0.02)
+
+def until(condition, seconds=5.0):
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began < seconds
+        call()
+    return time.monotonic() - began
+
+for _ in range(20): call()
+usual, armed = max(took), True
+took.clear()
+until(lambda: naps)
+"""
+
+LIVE = """
+switch(False)
+off_after = until(lambda: slot.enter is None)
+switch(True)
+on_after = until(lambda: slot.enter is not None)
+until(lambda: time.monotonic() - naps[0] > 10.5, 20)
+print(json.dumps(dict(calls=calls, off_after=off_after, on_after=on_after, slowest=max(took), usual=usual)))
+"""
+
+ENDS = """
+for _ in range(20): call()
+print(json.dumps(dict(calls=calls, slowest=max(took), usual=usual, ended=time.time())))
+"""
+
+
+def start(store: Store, body: str) -> subprocess.Popen[str]:
+    code = TRAINING.format(tests=str(TESTS), store=str(store.root)) + body
+    environment = {**os.environ, "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.slow
+def test_a_disk_that_sleeps_for_ten_seconds_holds_up_nobody(tmp_path: Path):
+    """While the writer hangs in a write: calls go on, the switch works, the process ends in its time, and the books are exact (of the
+    process that had to leave, once its ring is recovered)."""
+    live, ends = Store(tmp_path / "live"), Store(tmp_path / "ends")
+    processes = [start(live, LIVE), start(ends, ENDS)]
+    left: dict[str, float] = {}
+
+    def wait(name: str, process: subprocess.Popen[str]) -> None:
+        process.wait(timeout=90)
+        left[name] = time.time()
+
+    threads = [threading.Thread(target=wait, args=pair) for pair in zip(("live", "ends"), processes, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    told = [json.loads(process.stdout.read()) for process in processes if process.stdout is not None]
+    assert [process.returncode for process in processes] == [0, 0]
+
+    for one in told:
+        assert one["slowest"] < one["usual"] + 1
+    assert (
+        told[0]["off_after"] < 2 and told[0]["on_after"] < 2
+    )  # twice a second, and a machine that does other things as well
+    (data,) = [read_counters(path) for path in live.counters.rglob("*.json")]
+    assert data["calls"] == told[0]["calls"] == data["captured"] == len(list(live.iter_dumps()))
+    assert (data["pending"], data["dropped"], data["state"]) == (0, {}, "ended")
+
+    assert left["ends"] - told[1]["ended"] < 8
+    assert [len(report.dumps) > 0 for report in recover.recover(ends, recover.find_rings(ends))] == [True]
+    (data,) = [read_counters(path) for path in ends.counters.rglob("*.json")]
+    assert data["calls"] == told[1]["calls"] and data["pending"] == 0
+    assert data["calls"] == data["captured"] + sum(data["dropped"].values()) + sum(data["sampled_out"].values())
+    assert data["captured"] == len(list(ends.iter_dumps()))
+    assert all(payload.load(path).record.seq_len == 50 for path in ends.iter_dumps())

@@ -1,0 +1,620 @@
+"""The hook on a live actor: what is recorded, and that the actor cannot tell."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import os
+import pickle
+import time
+from typing import Any
+
+import pytest
+import torch
+from capturekit import (
+    SIGNATURES,
+    FailingStore,
+    ForkWithTypingDefault,
+    LaterDevice,
+    Recording,
+    SignatureA,
+    SignatureH,
+    StuckStore,
+    TinyActor,
+    balanced,
+    ids,
+    padded_mask,
+)
+
+from actordbg.capture import hook, recorder
+from actordbg.capture.control import Control, write_control
+from actordbg.capture.hook import MARK, install, uninstall
+from actordbg.capture.snapshot import Copier
+from actordbg.capture.writer import ITEM_BYTES
+from actordbg.store.layout import Store
+
+
+@pytest.fixture
+def recording(store: Store) -> Any:
+    made = Recording(store)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A class of its own to install into, and no slots or variables left from other tests."""
+    for name in ("ACTORDBG_DISABLE", "ACTORDBG_STORE", "ACTORDBG_RUN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(hook, "_slots", {})
+    yield type("Actor", (TinyActor,), {"forward": TinyActor.forward})
+    for slot in hook._slots.values():
+        slot.recorder.close()
+
+
+# --- what is recorded ---------------------------------------------------------------------------------------------------
+
+
+def test_a_call_is_recorded_whole(recording: Recording):
+    actor, sequences, attention = TinyActor().eval(), ids(), padded_mask()
+    action = torch.ones(2, 5, dtype=torch.bool)
+    with torch.no_grad():
+        recording.forward(actor, sequences, action, attention_mask=attention, return_output=True)
+    (dump,) = recording.dumps()
+    record = dump.record
+    assert torch.equal(dump.tensors["sequences"], sequences) and dump.tensors["sequences"].dtype is torch.int64
+    assert torch.equal(dump.tensors["action_mask"], action)
+    assert torch.equal(dump.tensors["attention_mask"], attention)
+    assert (record.batch_size, record.seq_len, record.action_len, record.tokens) == (2, 12, 5, int(attention.sum()))
+    assert (record.run, record.rank, record.pid, record.call_index) == ("r", 0, os.getpid(), 0)
+    assert record.arguments["return_output"] is True and record.arguments["packed_seq_lens"] is None
+    assert (record.training, record.grad_enabled, record.autocast_dtype) == (False, False, None)
+    assert (record.packing_samples, record.temperature, record.model_dtype) == (False, 0.7, "float32")
+    assert record.process_groups == {"ring_attn_group": None}
+    assert record.replayable and record.extra == {} and record.source == "capture"
+    assert record.versions["torch"] and abs(time.monotonic_ns() - record.monotonic_ns) < 600e9
+    assert record.actor["actor_class"] == "TinyActor"
+
+
+@pytest.mark.parametrize("cls", [*SIGNATURES, ForkWithTypingDefault])
+def test_every_signature_is_recorded_and_replayable(recording: Recording, cls: type):
+    recording.forward(cls(), ids(3, 7), attention_mask=padded_mask(3, 7))
+    (dump,) = recording.dumps()
+    assert (dump.record.batch_size, dump.record.seq_len, dump.record.action_len) == (3, 7, None)
+    assert dump.record.replayable
+    assert dump.record.input_names == ("attention_mask", "sequences")
+
+
+def test_num_actions_of_old_releases_is_an_argument(recording: Recording):
+    recording.forward(SignatureA(), ids(), 4, padded_mask())
+    (dump,) = recording.dumps()
+    assert dump.record.arguments["num_actions"] == 4 and dump.record.action_len is None
+
+
+def test_without_an_attention_mask_every_position_is_a_token(recording: Recording):
+    recording.forward(SignatureH(), ids(3, 7))
+    assert recording.dumps()[0].record.tokens == 21
+
+
+def test_an_argument_that_cannot_be_stored_makes_it_not_replayable(recording: Recording):
+    recording.forward(SignatureH(), ids(), visual=object())
+    record = recording.dumps()[0].record
+    assert not record.replayable and "object" in record.extra["visual"]
+
+
+def test_strides_come_back_as_captured(recording: Recording):
+    whole = ids(4, 40)
+    recording.forward(SignatureH(), whole[:2, 3:15], whole[:1, :5].expand(2, 5))
+    tensors = recording.dumps()[0].tensors
+    assert tensors["sequences"].stride() == (40, 1) and torch.equal(tensors["sequences"], whole[:2, 3:15])
+    assert tensors["action_mask"].stride() == (0, 1)
+
+
+def test_what_training_changes_after_the_call_is_not_in_the_dump(recording: Recording):
+    sequences = ids()
+    expected = sequences.clone()
+    recording.forward(SignatureH(), sequences)
+    sequences.zero_()
+    assert torch.equal(recording.dumps()[0].tensors["sequences"], expected)
+
+
+def test_autocast_grad_and_training_are_of_the_call(recording: Recording):
+    actor = TinyActor()
+    with torch.autocast("cpu", torch.bfloat16):
+        recording.forward(actor, ids(), return_logprobs=True)
+    record = recording.dumps()[0].record
+    assert (record.autocast_dtype, record.grad_enabled, record.training) == ("bfloat16", True, True)
+
+
+def test_step_zero_stage_and_model_come_from_the_engine(recording: Recording):
+    class Config:
+        model_type, hidden_size, _attn_implementation, _name_or_path, use_cache = (
+            "llama",
+            64,
+            "sdpa",
+            "meta/llama",
+            False,
+        )
+        secret = "not asked for"
+
+    class Engine(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = torch.nn.Linear(1, 1, dtype=torch.bfloat16)
+            self.module.config = Config()
+            self.config = {"zero_optimization": {"stage": 3}}
+            self.global_steps = 17
+
+        def zero_optimization_stage(self) -> int:
+            return 3
+
+    actor = SignatureH()
+    actor.model = Engine()
+    recording.forward(actor, ids())
+    record = recording.dumps()[0].record
+    assert (record.step, record.model_name, record.model_dtype) == (17, "meta/llama", "bfloat16")
+    facts = record.actor
+    assert (facts["model_type"], facts["attn_implementation"], facts["zero_stage"]) == ("llama", "sdpa", 3)
+    assert (facts["wrapper_class"], facts["model_class"], facts["use_cache"]) == ("Engine", "Linear", False)
+    assert "secret" not in facts
+
+
+def test_two_actors_of_one_process_are_told_apart_and_the_trained_one_is_the_policy(recording: Recording):
+    policy, reference = TinyActor(), TinyActor().eval()
+    for _ in range(2):
+        recording.forward(policy, ids(), return_logprobs=True)
+        with torch.no_grad():
+            recording.forward(reference, ids(), return_logprobs=True)
+    records = [dump.record for dump in recording.dumps()]
+    assert [record.role for record in records] == ["policy", None, "policy", None]
+    assert len({record.instance for record in records}) == 2
+    assert [record.call_index for record in records] == [0, 0, 1, 1]
+
+
+def test_the_rank_of_the_launcher_is_the_rank(store: Store, monkeypatch: pytest.MonkeyPatch):
+    for name, value in {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    recording = Recording(store)
+    recording.forward(SignatureH(), ids())
+    record = recording.dumps()[0].record
+    assert (record.rank, record.world_size, record.local_rank) == (5, 8, 1)
+    assert next(store.iter_dumps()).parent.name == "rank0005"
+
+
+def test_outputs_are_stored_beside_inputs(store: Store):
+    recording = Recording(store, with_outputs=True)
+    actor = TinyActor().eval()
+    action = torch.ones(2, 5, dtype=torch.int64)
+    wanted = recording.forward(actor, ids(), action, return_output=True, return_entropy=True)
+    log_probs = recording.forward(actor, ids(), return_logprobs=True)
+    recording.forward(actor, ids(), return_output=True)
+    first, second, third = recording.dumps()
+    assert torch.equal(first.outputs["action_log_probs"], wanted[0])
+    assert torch.equal(first.outputs["entropy"], wanted[1].entropy)
+    assert torch.equal(second.outputs["log_probs"], log_probs)
+    assert third.outputs == {}
+    assert not any("logits" in name for dump in (first, second, third) for name in dump.tensors)
+
+
+def test_a_forward_that_raises_is_recorded_and_still_raises(store: Store):
+    class Failing(SignatureH):
+        def forward(self, sequences, attention_mask=None):
+            raise RuntimeError("CUDA out of memory")
+
+    for outputs in (False, True):
+        recording = Recording(store, with_outputs=outputs, run=f"r{outputs}")
+        with pytest.raises(RuntimeError, match="out of memory"):
+            recording.forward(Failing(), ids())
+        assert recording.close()
+        assert [ledger.captured for ledger in recording.ledgers] == [1]
+    assert len(list(store.iter_dumps())) == 2
+
+
+# --- the actor cannot tell ----------------------------------------------------------------------------------------------
+
+
+def train(forward: Any, actor: TinyActor, steps: int = 4) -> tuple[list[torch.Tensor], torch.Tensor]:
+    """A few steps with dropout and random masks; the outputs, gradients and weights, and the generator's last state."""
+    torch.manual_seed(3)
+    optimizer = torch.optim.SGD(actor.parameters(), lr=0.1)
+    seen = []
+    for step in range(steps):
+        mask = torch.rand(2, 5) > 0.3
+        log_probs, _ = forward(actor, ids(seed=step), mask, attention_mask=padded_mask(), return_output=True)
+        optimizer.zero_grad()
+        (-log_probs.mean()).backward()
+        seen += [log_probs.detach().clone()] + [p.grad.clone() for p in actor.parameters()]
+        optimizer.step()
+    return seen + [p.detach().clone() for p in actor.parameters()], torch.get_rng_state()
+
+
+EVERYTHING = {
+    "with_outputs": True, "with_rng": True, "before": 2, "keep_bytes": 10**9,
+    "triggers": ("nan", "exception", "slow:3x", "logprobs:-40:0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("limits", [{}, {"with_outputs": True}, EVERYTHING, {"ring": 0}, EVERYTHING | {"every": 0}])
+def test_outputs_gradients_weights_and_random_state_are_bit_identical(store: Store, limits: dict[str, Any]):
+    plain, plain_state = train(TinyActor.forward, TinyActor())
+    recording = Recording(store, **limits)
+    hooked, hooked_state = train(recording.forward, TinyActor())
+    assert recording.close() and recording.ledgers[0].calls == 4 and balanced(recording.ledgers[0])
+    assert recording.ledgers[0].captured == (4 if limits.get("every", 1) else 0)
+    assert all(torch.equal(a, b) for a, b in zip(plain, hooked, strict=True))
+    assert torch.equal(plain_state, hooked_state)
+
+
+def test_the_output_object_itself_is_returned(recording: Recording):
+    class Same(SignatureH):
+        value = object()
+
+        def forward(self, sequences):
+            return self.value
+
+    assert recording.forward(Same(), ids()) is Same.value
+
+
+def test_it_works_in_inference_mode_and_without_grad(recording: Recording):
+    with torch.inference_mode():
+        recording.forward(SignatureH(), ids())
+    assert len(recording.dumps()) == 1
+
+
+def test_actors_still_copy_and_pickle(recording: Recording):
+    actor = TinyActor()
+    recording.forward(actor, ids(), return_logprobs=True)
+    assert pickle.loads(pickle.dumps(copy.deepcopy(actor))).temperature == 0.7
+    assert "actordbg" not in repr(actor.__dict__)
+
+
+def test_actors_are_not_kept_alive(recording: Recording):
+    import gc
+    import weakref
+
+    actor = SignatureH()
+    recording.forward(actor, ids())
+    gone = weakref.ref(actor)
+    del actor
+    recording.close()
+    gc.collect()
+    assert gone() is None
+
+
+# --- install ------------------------------------------------------------------------------------------------------------
+
+
+def switch(store: Store, **limits: Any) -> None:
+    write_control(store, Control(True, "r", "2026-11-20T12:00:00.000000Z", free_floor_bytes=0, **limits))
+
+
+def test_install_wraps_once_and_keeps_the_signature(store: Store, fresh: type):
+    original = fresh.forward
+    assert install(fresh, store=str(store.root))
+    wrapped = fresh.forward
+    assert install(fresh, store=str(store.root)) and fresh.forward is wrapped
+    assert getattr(wrapped, MARK) is original
+    assert inspect.signature(wrapped) == inspect.signature(original) and wrapped.__doc__ == original.__doc__
+    assert uninstall(fresh) and fresh.forward is original
+    assert not uninstall(fresh)
+
+
+def test_a_reloaded_class_shares_the_recorder(store: Store, fresh: type):
+    switch(store)
+    again = type("Actor", (TinyActor,), {"forward": TinyActor.forward})
+    install(fresh, store=str(store.root))
+    install(again, store=str(store.root))
+    fresh()(ids(), return_logprobs=True)
+    again()(ids(), return_logprobs=True)
+    assert len(hook._slots) == 1
+    next(iter(hook._slots.values())).recorder.close()
+    assert len(list(store.iter_dumps())) == 2
+
+
+@pytest.mark.parametrize("value", ["1", "true"])
+def test_the_environment_can_switch_it_off(store: Store, fresh: type, monkeypatch: pytest.MonkeyPatch, value: str):
+    monkeypatch.setenv("ACTORDBG_DISABLE", value)
+    original = fresh.forward
+    assert not install(fresh, store=str(store.root))
+    assert fresh.forward is original
+
+
+def test_the_environment_overrides_store_and_run(tmp_path: Any, fresh: type, monkeypatch: pytest.MonkeyPatch):
+    other = Store(tmp_path / "other").create()
+    switch(other)
+    monkeypatch.setenv("ACTORDBG_STORE", str(other.root))
+    monkeypatch.setenv("ACTORDBG_RUN", "night-7")
+    install(fresh, store=str(tmp_path / "unused"))
+    fresh()(ids(), return_logprobs=True)
+    next(iter(hook._slots.values())).recorder.close()
+    assert [path.parent.parent.name for path in other.iter_dumps()] == ["night-7"]
+    assert not (tmp_path / "unused").exists()
+
+
+def test_a_run_name_that_could_leave_the_store_is_not_used(store: Store, fresh: type, monkeypatch: pytest.MonkeyPatch):
+    switch(store)
+    monkeypatch.setenv("ACTORDBG_RUN", "../../etc")
+    install(fresh, store=str(store.root))
+    fresh()(ids(), return_logprobs=True)
+    next(iter(hook._slots.values())).recorder.close()
+    assert [path.parent.parent.name for path in store.iter_dumps()] == ["r"]
+
+
+@pytest.mark.parametrize("cls", [type("NoForward", (), {}), type("Inherits", (TinyActor,), {})])
+def test_a_class_without_its_own_forward_is_left_alone(store: Store, fresh: type, cls: type):
+    assert not install(cls, store=str(store.root))
+    assert "forward" not in cls.__dict__
+
+
+def test_without_any_store_nothing_is_wrapped(fresh: type):
+    assert not install(fresh, store=None)
+
+
+def test_installing_and_calling_while_off_writes_nothing(tmp_path: Any, fresh: type):
+    install(fresh, store=str(tmp_path / "store"))
+    fresh()(ids(), return_logprobs=True)
+    assert not (tmp_path / "store").exists()
+    assert next(iter(hook._slots.values())).recorder.writer._thread is None
+
+
+def test_enable_and_disable_take_effect_in_a_running_process(store: Store, fresh: type):
+    install(fresh, store=str(store.root))
+    actor, recorder_ = fresh(), next(iter(hook._slots.values())).recorder
+    actor(ids(), return_logprobs=True)
+    switch(store)
+    time.sleep(1)
+    actor(ids(), return_logprobs=True)
+    write_control(store, Control(False, "r", "2026-11-20T12:00:00.000000Z", 2))
+    time.sleep(1)
+    actor(ids(), return_logprobs=True)
+    recorder_.close()
+    (ledger,) = recorder_.writer.watched()
+    assert ledger.calls == 1 == len(list(store.iter_dumps())) >= 1
+
+
+# --- faults -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_recorder_that_fails_is_swallowed_counted_and_reported_once(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr(recorder.facts, "facts_of_call", lambda actor: 1 / 0)
+    with caplog.at_level(logging.WARNING, "actordbg"):
+        for _ in range(5):
+            assert torch.equal(recording.forward(SignatureH(), ids()), ids().float())
+    assert recording.recorder.faults == 5
+    assert len([r for r in caplog.records if "ZeroDivisionError" in r.getMessage()]) == 1
+    recording.close()
+    assert all(balanced(ledger) and ledger.dropped == {"error": 1} for ledger in recording.ledgers)
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("x"), OSError(28, "No space left on device")])
+def test_a_copy_that_fails_costs_the_dump_and_nothing_else(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch, error: Exception
+):
+    def fail(*arguments: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(recording.recorder._copier, "place", fail)
+    recording.forward(SignatureH(), ids())
+    assert recording.recorder.writer._bytes == 0 and recording.recorder.ring.running == []
+    assert recording.ledgers[0].dropped == {"error": 1}
+
+
+def test_an_interrupt_goes_through_and_the_books_are_right(recording: Recording, monkeypatch: pytest.MonkeyPatch):
+    def interrupt(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recording.recorder._copier, "place", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        recording.forward(SignatureH(), ids())
+    assert balanced(recording.ledgers[0])
+
+
+def test_an_actor_with_odd_attributes_is_recorded_without_its_facts(recording: Recording):
+    class Odd(SignatureH):
+        @property
+        def model(self) -> Any:
+            raise RuntimeError("not now")
+
+    recording.forward(Odd(), ids())
+    assert len(recording.dumps()) == 1
+
+
+def test_wrong_arguments_raise_what_they_would_without_the_hook(recording: Recording):
+    with pytest.raises(TypeError):
+        recording.forward(SignatureA(), ids(), 1, None, False, 5, 6)
+    recording.close()
+    assert balanced(recording.ledgers[0])
+
+
+def test_a_stuck_disk_does_not_hold_up_training(tmp_path: Any):
+    store = StuckStore(tmp_path / "store")
+    store.create()
+    recording = Recording(store, publisher=store, capacity=20_000)
+    actor, sequences = SignatureH(), ids(2, 100)
+    start = time.monotonic()
+    for _ in range(200):
+        recording.forward(actor, sequences)
+    assert time.monotonic() - start < 5
+    assert store.entered.wait(5)
+    ledger = recording.ledgers[0]
+    assert ledger.dropped["queue_full"] > 100
+    assert ledger.calls == 200 == ledger.pending + ledger.dropped["queue_full"]
+    store.free.set()
+    assert recording.close()
+    assert balanced(ledger) and ledger.captured == len(list(store.iter_dumps()))
+    assert recording.recorder.writer._bytes == 0
+
+
+@pytest.mark.parametrize(("images", "most"), [(None, 4), (["x" * 4000] * 10, 1)], ids=["nothing", "arguments"])
+def test_calls_without_tensors_do_not_queue_up_for_ever(tmp_path: Any, images: Any, most: int):
+    class Wordy(torch.nn.Module):
+        def forward(self, sequences, images=None):
+            return None
+
+    store = StuckStore(tmp_path / "store")
+    store.create()
+    recording = Recording(store, publisher=store, capacity=4 * ITEM_BYTES)
+    actor = Wordy()
+    for _ in range(50):
+        recording.forward(actor, None, images)
+    ledger = recording.ledgers[0]
+    assert (ledger.pending, ledger.dropped["queue_full"]) == (most, 50 - most)
+    store.free.set()
+    assert recording.close()
+    assert balanced(ledger) and recording.recorder.writer._bytes == 0
+
+
+def test_a_call_with_too_large_arguments_is_recorded_without_them(recording: Recording):
+    recording.forward(SignatureH(), ids(), images=["x" * 4000] * 2000, return_output=True)
+    record = recording.dumps()[0].record
+    assert not record.replayable and "too large" in record.extra["images"]
+    assert record.arguments["return_output"] is True and "images" not in record.arguments
+
+
+def test_a_record_that_no_reader_would_accept_is_a_counted_drop(
+    recording: Recording, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setattr("actordbg.formats.dumpfile.MAX_RECORD", 200)
+    with caplog.at_level(logging.WARNING, "actordbg"):
+        recording.forward(SignatureH(), ids())
+        assert recording.close()
+    ledger = recording.ledgers[0]
+    assert ledger.dropped == {"error": 1} and balanced(ledger) and "over the limit" in ledger.last_error
+    assert len(caplog.records) == 1 and list(recording.store.iter_dumps()) == []
+
+
+def test_outputs_that_do_not_fit_are_left_out_and_counted(store: Store):
+    recording = Recording(store, with_outputs=True, capacity=ITEM_BYTES)
+    recording.forward(TinyActor(), ids(), return_logprobs=True)
+    (dump,) = recording.dumps()
+    assert dump.outputs == {} and recording.ledgers[0].outputs_dropped == 1
+    assert recording.recorder.writer._bytes == 0
+
+
+@pytest.mark.parametrize("number", [1, 5, 13, 30])
+def test_a_failing_disk_is_a_counted_drop_with_one_warning(
+    tmp_path: Any, number: int, caplog: pytest.LogCaptureFixture
+):
+    store = FailingStore(tmp_path / "store", OSError({1: 28, 5: 5, 13: 13, 30: 30}[number], "no"), first=2, count=3)
+    store.create()
+    recording = Recording(store, publisher=store)
+    actor = SignatureH()
+    with caplog.at_level(logging.WARNING, "actordbg"):
+        for _ in range(10):
+            recording.forward(actor, ids())
+        assert recording.close()
+    ledger = recording.ledgers[0]
+    assert ledger.captured == 7 and sum(ledger.dropped.values()) == 3 and balanced(ledger)
+    assert set(ledger.dropped) == {"disk_full" if number == 1 else "write_error"}
+    assert len(caplog.records) == 1
+    assert not [path for path in store.dumps.rglob("*") if path.name.startswith(".")]
+
+
+def test_under_the_disk_floor_nothing_is_written(store: Store):
+    recording = Recording(store, free_floor_bytes=2**62)
+    for _ in range(3):
+        recording.forward(SignatureH(), ids())
+    recording.close()
+    assert sum(ledger.dropped["disk_floor"] for ledger in recording.ledgers) == 3
+    assert list(store.iter_dumps()) == []
+
+
+def test_max_bytes_holds_for_the_files(store: Store):
+    recording = Recording(store)
+    actor = SignatureH()
+    recording.forward(actor, ids())
+    recording.close()
+    size = next(store.iter_dumps()).stat().st_size
+    second = Recording(store, run="second", max_bytes=3 * size + size // 2)
+    for seed in range(8):
+        second.forward(actor, ids(seed=seed))
+    second.close()
+    total = sum(path.stat().st_size for path in store.iter_dumps() if "second" in path.parts)
+    ledger = second.ledgers[0]
+    assert total == ledger.bytes <= 3 * size + size // 2
+    assert ledger.captured == 3 and balanced(ledger)
+
+
+def test_a_new_run_name_starts_new_books_and_closes_the_old(recording: Recording):
+    actor = SignatureH()
+    recording.forward(actor, ids())
+    recording.set(run="s")
+    recording.forward(actor, ids())
+    recording.forward(actor, ids())
+    recording.close()
+    assert [(ledger.identity.run, ledger.captured, ledger.closed) for ledger in recording.ledgers] == [
+        ("r", 1, True),
+        ("s", 2, True),
+    ]
+    assert {path.parent.parent.name for path in recording.store.iter_dumps()} == {"r", "s"}
+
+
+def test_after_closing_calls_are_not_counted(recording: Recording):
+    actor = SignatureH()
+    recording.forward(actor, ids())
+    recording.close()
+    recording.forward(actor, ids())
+    assert recording.ledgers[0].calls == 1
+
+
+def test_inputs_on_a_device_reach_the_ring_when_the_writer_has_seen_them(store: Store, monkeypatch: pytest.MonkeyPatch):
+    """The CUDA path, on a device made of CPU tensors: queued for the writer even where the call is sampled out."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
+    device = LaterDevice()
+    recording = Recording(store, copier=Copier(lambda _: device), every=2, ring=8)
+    actor = SignatureH()
+    for seed in range(4):
+        recording.forward(actor, ids(2, 9, seed))
+    monkeypatch.undo()
+    assert recording.close()
+    ring = recording.recorder.ring
+    assert [dump.tensors["sequences"].equal(ids(2, 9, 2 * n)) for n, dump in enumerate(recording.dumps())] == [True] * 2
+    assert ring is not None and ring.running == []
+    assert all(entry.whole for entry in ring._recent)
+
+
+def test_during_a_graph_capture_calls_are_dropped(recording: Recording, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(recording.recorder._copier, "may_copy", lambda tensors: False)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
+    recording.forward(SignatureH(), ids())
+    assert recording.ledgers[0].dropped == {"cuda_graph": 1}
+
+
+# --- torch.compile ------------------------------------------------------------------------------------------------------
+
+
+def compiled(actor: TinyActor, whole: bool) -> Any:
+    if whole:
+        return torch.compile(actor, backend="eager", fullgraph=True)
+    actor.model.compile(backend="eager")
+    return actor
+
+
+def breaks(forward: Any) -> int:
+    import torch._dynamo as dynamo
+
+    dynamo.reset()
+    return dynamo.explain(forward)(ids(), return_logprobs=True).graph_break_count
+
+
+def test_compiling_the_model_records_and_changes_nothing(store: Store, fresh: type):
+    switch(store)
+    expected = TinyActor().eval()(ids(), return_logprobs=True)
+    install(fresh, store=str(store.root))
+    assert torch.equal(compiled(fresh().eval(), whole=False)(ids(), return_logprobs=True), expected)
+    next(iter(hook._slots.values())).recorder.close()
+    assert len(list(store.iter_dumps())) == 1
+
+
+def test_compiling_the_whole_actor_adds_no_graph_break_and_records_nothing(store: Store, fresh: type):
+    switch(store)
+    plain = TinyActor().eval()
+    expected, plain_breaks = plain(ids(), return_logprobs=True), breaks(plain)
+    install(fresh, store=str(store.root))
+    assert breaks(fresh().eval()) == plain_breaks == 0
+    torch._dynamo.reset()
+    assert torch.equal(compiled(fresh().eval(), whole=True)(ids(), return_logprobs=True), expected)
+    assert list(store.iter_dumps()) == []

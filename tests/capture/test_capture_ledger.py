@@ -1,0 +1,132 @@
+"""The books: which calls are wanted, and that every call is in exactly one of them."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+from capturekit import balanced
+
+from actordbg.base.errors import CorruptDump
+from actordbg.capture.control import Control
+from actordbg.capture.ledger import Identity, Ledger, read_counters
+from actordbg.store.layout import Store
+
+
+def ledger(rank: int = 0) -> Ledger:
+    return Ledger(Identity("r", rank, 4, "host", 42, "actor0-abcd1234"))
+
+
+def control(generation: int = 1, **limits: object) -> Control:
+    return Control(True, "r", "2026-11-20T12:00:00.000000Z", generation, **limits)  # type: ignore[arg-type]
+
+
+def reasons(books: Ledger, switch: Control, seq_lens: list[int]) -> list[str | None]:
+    found = []
+    for seq_len in seq_lens:
+        _, reason = books.open(switch, seq_len)
+        if reason is None:
+            books.capture(100)
+        found.append(reason)
+    return found
+
+
+def test_without_limits_every_call_is_wanted():
+    assert reasons(ledger(), control(), [1, 2, 3]) == [None] * 3
+
+
+def test_every_counts_from_the_first_and_only_among_calls_that_pass_the_other_limits():
+    assert reasons(ledger(), control(every=3), [9] * 5) == [None, "every", "every", None, "every"]
+    alternating = reasons(ledger(), control(every=2, min_seq_len=5), [1, 9, 1, 9, 1, 9])
+    assert alternating == ["seq_len", None, "seq_len", "every", "seq_len", None]
+
+
+def test_only_the_named_ranks_record():
+    assert reasons(ledger(2), control(ranks=(0, 1)), [9]) == ["ranks"]
+    assert reasons(ledger(1), control(ranks=(0, 1)), [9]) == [None]
+
+
+def test_max_dumps_counts_what_is_queued_and_starts_anew_with_the_next_enable():
+    books, switch = ledger(), control(max_dumps=2)
+    assert [books.open(switch, 1)[1] for _ in range(3)] == [None, None, "max_dumps"]
+    books.drop("write_error")  # a lost one makes room
+    assert books.open(switch, 1)[1] is None
+    assert [books.open(control(2, max_dumps=1), 1)[1] for _ in range(2)] == [None, "max_dumps"]
+
+
+def test_max_bytes_is_never_passed():
+    books, switch = ledger(), control(max_bytes=250)
+    captured = 0
+    for _ in range(5):
+        if books.open(switch, 1)[1] is None and not books.over_max_bytes(switch, 100):
+            books.capture(100)
+            captured += 1
+    assert captured == 2
+    assert books.bytes == 200
+    assert books.sampled_out == {"max_bytes": 3}
+    assert balanced(books)
+    assert reasons(books, control(2, max_bytes=250), [1]) == [None]
+
+
+def test_a_limit_of_nothing_records_nothing():
+    assert reasons(ledger(), control(max_bytes=0), [1]) == ["max_bytes"]
+    assert reasons(ledger(), control(max_dumps=0), [1]) == ["max_dumps"]
+
+
+def test_calls_from_many_threads_are_counted_exactly():
+    books, switch = ledger(), control(every=2)
+
+    def work() -> None:
+        for number in range(2000):
+            _, reason = books.open(switch, 5)
+            if reason is None:
+                books.capture(1) if number % 3 else books.drop("queue_full")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert books.calls == 8000
+    assert books.sampled_out == {"every": 4000}
+    assert balanced(books)
+
+
+def test_counters_are_published_and_read(store: Store):
+    books = ledger(3)
+    books.open(control(), 5)
+    books.open(control(), 5)
+    books.drop("disk_full", "OSError: no space")
+    books.publish(store, True, {"queue_bytes": 17})
+    assert not books.changed
+    path = store.counters / "r" / "0003-host-42-actor0-abcd1234.json"
+    found = read_counters(path)
+    assert (found["calls"], found["captured"], found["pending"], found["queue_bytes"]) == (2, 0, 1, 17)
+    assert found["dropped"] == {"disk_full": 1}
+    assert found["last_error"] == "OSError: no space"
+    assert found["state"] == "on"
+    books.publish(store, False, {"queue_bytes": 0})
+    assert read_counters(path)["state"] == "off"
+    books.closed = True
+    books.publish(store, True, {"queue_bytes": 0})
+    assert read_counters(path)["state"] == "on"  # one call is still in the queue
+    books.capture(5)
+    books.publish(store, True, {"queue_bytes": 0})
+    assert read_counters(path)["state"] == "ended"
+
+
+def test_a_publication_that_fails_is_tried_again(store: Store):
+    books = ledger()
+    store.counters.write_text("in the way")
+    with pytest.raises(OSError):
+        books.publish(store, True, {"queue_bytes": 0})
+    assert books.changed
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", json.dumps({"format": 1}), json.dumps({"format": 2})])
+def test_damaged_counters_are_refused(store: Store, text: str):
+    path = store.root / "x.json"
+    path.write_text(text)
+    with pytest.raises(CorruptDump):
+        read_counters(path)

@@ -1,0 +1,289 @@
+"""Capture across processes: forks, many writers, the end of a process, and what never gets into a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+import zstandard
+from roots import ROOT, SUPPORT
+
+from actordbg.capture.control import Control, write_control
+from actordbg.capture.ledger import read_counters
+from actordbg.dumps.recover import find_rings
+from actordbg.store import payload
+from actordbg.store.layout import Store
+
+SINCE = "2026-11-20T12:00:00.000000Z"
+HEAD = """
+import os, sys, time
+sys.path.insert(0, {tests!r})
+import torch
+torch.set_num_threads(1)
+from capturekit import SignatureH, ids
+from actordbg.capture import hook
+class Actor(SignatureH):
+    def forward(self, sequences, action_mask=None, attention_mask=None, return_output=False):
+        return sequences
+assert hook.install(Actor, store={store!r})
+"""
+
+
+def start(store: Store, body: str, *, delay: float = 0.0, **environment: str) -> subprocess.Popen[str]:
+    """A training process: an Actor with the hook installed as the trailer does it, then `body`."""
+    code = HEAD.format(tests=str(SUPPORT), store=str(store.root)) + body
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.Popen(
+        [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(process: subprocess.Popen[str], timeout: float = 90) -> str:
+    out, err = process.communicate(timeout=timeout)
+    assert process.returncode == 0, err
+    return out
+
+
+def switch(store: Store, **limits: Any) -> None:
+    write_control(store, Control(True, "r", SINCE, free_floor_bytes=0, **limits))
+
+
+def counters(store: Store) -> list[dict[str, Any]]:
+    return [read_counters(path) for path in sorted(store.counters.rglob("*.json"))]
+
+
+def balanced(data: dict[str, Any]) -> bool:
+    closed = data["captured"] + sum(data["dropped"].values()) + sum(data["sampled_out"].values())
+    return data["pending"] == 0 and data["calls"] == closed
+
+
+def test_what_is_queued_at_the_end_is_written(store: Store):
+    switch(store)
+    finish(start(store, "actor = Actor()\nfor n in range(200): actor(ids(4, 500, n))"))
+    (data,) = counters(store)
+    assert (data["calls"], data["captured"], data["state"]) == (200, 200, "ended")
+    assert balanced(data) and len(list(store.iter_dumps())) == 200
+
+
+def test_the_end_waits_at_most_five_seconds_for_a_stuck_disk(store: Store):
+    switch(store)
+    body = """
+from actordbg.store.layout import Store
+Store.publish_dump = lambda self, record, blob: time.sleep(600)
+Actor()(ids())
+print(time.time())
+"""
+    process = start(store, body)
+    out = finish(process)
+    assert time.time() - float(out) < 12
+
+
+def test_a_slow_disk_at_the_end_costs_dumps_that_are_counted(store: Store):
+    switch(store)
+    body = """
+from actordbg.store.layout import Store
+publish = Store.publish_dump
+Store.publish_dump = lambda self, record, blob: (time.sleep(0.3), publish(self, record, blob))[1]
+actor = Actor()
+for n in range(60): actor(ids())
+"""
+    finish(start(store, body))
+    (data,) = counters(store)
+    assert balanced(data) and data["state"] == "ended"
+    assert data["dropped"]["exit"] > 20 and data["captured"] >= 5
+    assert data["captured"] == len(list(store.iter_dumps()))
+
+
+def test_a_killed_process_leaves_only_whole_files(store: Store):
+    switch(store)
+    process = start(store, "actor = Actor()\nprint('up', flush=True)\nwhile True: actor(ids(4, 1000))")
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    deadline = time.monotonic() + 30
+    while len(list(store.iter_dumps())) < 20 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    dumps = [payload.load(path) for path in store.iter_dumps()]
+    assert len(dumps) >= 20
+    assert {dump.record.seq_len for dump in dumps} == {1000}
+
+
+def test_two_hundred_forks_while_the_queue_is_busy(store: Store):
+    switch(store)
+    body = """
+import threading
+actor, stop = Actor(), threading.Event()
+def busy():
+    while not stop.is_set():
+        actor(ids(4, 300))
+        time.sleep(0.002)
+threads = [threading.Thread(target=busy) for _ in range(2)]
+for thread in threads: thread.start()
+slot = hook._slots[ROOT]
+while slot.recorder.watcher.current is None or slot.recorder.ring is None: time.sleep(0.01)
+mine = slot.recorder.ring.path
+held, made = mine.stat().st_ino, set()
+def child():
+    (parent,) = slot._left_to_parent
+    assert parent.ring._descriptor is None and parent.ring.path == mine
+    parent.ring.open = parent.ring.leave = parent.ring.commit = parent.ring._lock = None  # whoever touches it now fails
+    for _ in range(3): actor(ids(1, 7))
+    assert slot.recorder.faults == 0 and slot.recorder.ring.path != mine
+    return slot.recorder.close(20) and not slot.recorder.ring.path.exists()
+children = {}
+for n in range(200):
+    pid = os.fork()
+    if pid == 0:
+        code = 3
+        try: code = 0 if child() else 4
+        finally: os._exit(code)
+    children[pid] = time.monotonic() + 60
+    while len(children) > (3 if n < 199 else 0):
+        for pid in list(children):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                del children[pid]
+                assert status == 0, status
+            elif time.monotonic() > children[pid]:
+                os.kill(pid, 9)
+                sys.exit("a child hangs")
+        time.sleep(0.002)
+assert mine.stat().st_ino == held
+stop.set()
+for thread in threads: thread.join()
+"""
+    finish(start(store, body.replace("ROOT", repr(str(store.root)))), timeout=240)
+    books = counters(store)
+    children = [data for data in books if data["calls"] == data["captured"] == 3]
+    assert len(books) == 201 and len(children) == 200
+    assert all(balanced(data) for data in books)
+    assert sum(data["captured"] for data in books) == len(list(store.iter_dumps()))
+    by_pid: dict[int, int] = {}
+    for path in store.iter_dumps():
+        pid = int(path.name.split("-")[2])
+        by_pid[pid] = by_pid.get(pid, 0) + 1
+    assert by_pid == {data["pid"]: data["captured"] for data in books}  # nothing of the parent's is written twice
+    assert not find_rings(store)
+
+
+def test_a_fork_inside_forward_leaves_the_call_to_the_parent(store: Store):
+    switch(store, with_outputs=True)
+    body = """
+class Forking(SignatureH):
+    def forward(self, sequences):
+        self.pid = os.fork()
+        return sequences
+hook.install(Forking, store=sys.argv[0])
+actor = Forking()
+actor(ids())
+if actor.pid == 0:
+    os._exit(0 if hook._slots[ROOT].recorder.close() else 3)
+assert os.waitpid(actor.pid, 0)[1] == 0
+"""
+    body = body.replace("sys.argv[0]", "ROOT").replace("ROOT", repr(str(store.root)))
+    finish(start(store, body))
+    assert len(list(store.iter_dumps())) == 1
+
+
+def test_children_of_multiprocessing_flush_at_their_end(store: Store):
+    switch(store)
+    body = """
+import multiprocessing
+def work():
+    actor = Actor()
+    for n in range(40): actor(ids(4, 500, n))
+child = multiprocessing.get_context("fork").Process(target=work)
+child.start(); child.join(30)
+assert child.exitcode == 0
+"""
+    finish(start(store, body))
+    (data,) = counters(store)
+    assert data["captured"] == 40 == len(list(store.iter_dumps()))
+    assert data["state"] == "ended"
+
+
+def test_sixteen_processes_write_into_one_store(store: Store):
+    switch(store, every=2)
+    body = """
+children = []
+for n in range(16):
+    os.environ.update(RANK=str(n % 4), WORLD_SIZE="4")
+    children.append(os.fork())
+    if children[-1] == 0:
+        actor = Actor()
+        for seed in range(50): actor(ids(2, 64, seed))
+        os._exit(0 if hook._slots[ROOT].recorder.close(60) else 3)
+assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 16
+""".replace("ROOT", repr(str(store.root)))
+    finish(start(store, body))
+    books = counters(store)
+    assert len(books) == 16
+    assert all(balanced(data) and data["calls"] == 50 and data["sampled_out"] == {"every": 25} for data in books)
+    names = [path.name for path in store.iter_dumps()]
+    assert len(names) == len(set(names)) == 16 * 25
+    assert {path.parent.name for path in store.iter_dumps()} == {f"rank{n:04d}" for n in range(4)}
+
+
+def test_a_running_job_is_switched_on_and_off_without_restart(store: Store):
+    process = start(
+        store, "actor = Actor()\nprint('up', flush=True)\nfor n in range(400): actor(ids()); time.sleep(0.01)"
+    )
+    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    switch(store)
+    time.sleep(1.5)
+    write_control(store, Control(False, "r", SINCE, 2))
+    finish(process)
+    (data,) = counters(store)
+    assert 20 <= data["calls"] < 350
+    assert data["captured"] == data["calls"] == len(list(store.iter_dumps()))
+
+
+def test_no_secret_of_the_environment_is_in_any_byte_written(store: Store):
+    switch(store, with_outputs=True, with_rng=True, triggers=("exception", "nan"), ring_dir="store")
+    secrets = {
+        "HF_TOKEN": "hf_PLANTEDSECRETONE", "WANDB_API_KEY": "PLANTEDSECRETTWO", "RANK": "0",
+        "AWS_SECRET_ACCESS_KEY": "PLANTEDSECRETTHREE", "ACTORDBG_RUN": "night",
+    }  # fmt: skip
+    body = """
+class Failing(SignatureH):
+    def forward(self, sequences, note=None): raise RuntimeError("401 for " + os.environ["HF_TOKEN"])
+hook.install(Failing, store=ROOT)
+actor = Actor()
+actor(ids(), None, os.environ)
+actor(ids(), None, None, "note: " + os.environ["WANDB_API_KEY"])
+failing = Failing()
+try: failing(ids(), "a " + os.environ["AWS_SECRET_ACCESS_KEY"])
+except RuntimeError: pass
+time.sleep(1.5)  # the counters, too
+os._exit(0)  # leaves its ring
+""".replace("ROOT", repr(str(store.root)))
+    finish(start(store, body, **secrets))
+    files = [path for path in store.root.rglob("*") if path.is_file()]
+    assert len(list(store.iter_dumps())) == 3
+    assert {path.suffix for path in files} >= {".ring", ".json", ".zst"}
+    for path in files:
+        data = path.read_bytes()
+        if path.name.endswith(".zst"):
+            assert b'"run":"night"' in data
+            data += zstandard.ZstdDecompressor().decompressobj(read_across_frames=True).decompress(data)
+        assert b"PLANTEDSECRET" not in data, path
+
+
+def test_the_training_process_loads_nothing_of_the_desk(store: Store):
+    switch(store)
+    body = """
+actor = Actor(); actor(ids())
+hook._slots[ROOT].recorder.close()
+names = {m.partition('.')[0] for m in sys.modules}
+import json; print(json.dumps(sorted(names)))
+""".replace("ROOT", repr(str(store.root)))
+    loaded = set(json.loads(finish(start(store, body)).splitlines()[-1]))
+    assert loaded.isdisjoint(
+        {"typer", "rich", "pydantic", "sqlmodel", "sqlalchemy", "alembic", "sqlglot", "click", "transformers"}
+    )
+    assert len(list(store.iter_dumps())) == 1

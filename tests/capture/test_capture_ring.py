@@ -1,0 +1,247 @@
+"""The ring in a process that lives: threads, nesting, what does not fit, and books for more runs than there is room for."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from capturekit import Empty, Recording, SignatureH, StuckStore, balanced, ids
+
+from actordbg.capture.arena import CHUNK, Arena
+from actordbg.capture.hook import wrap
+from actordbg.capture.ledger import read_counters
+from actordbg.capture.ring import Ring
+from actordbg.dumps.recover import recover
+from actordbg.formats.ringfile import DATA, MAX_LEDGERS, SLOTS, read_ring
+from actordbg.store import payload
+from actordbg.store.layout import Store
+
+
+class Calling(Empty):
+    """An actor whose forward does what it is given."""
+
+    def forward(self, sequences: Any, inside: Any = None) -> Any:
+        return inside() if inside is not None else sequences
+
+
+def states(recording: Recording) -> list[tuple[int, int]]:
+    """(state, call number) of what the ring holds, the oldest first."""
+    ring = recording.recorder.ring
+    assert ring is not None and ring.path is not None
+    return [(slot.state, slot.numbers[0]) for slot in read_ring(ring.path).slots]
+
+
+def live(recording: Recording) -> list[payload.Dump]:
+    """The inputs that are in flight now, as `dump recover --live` finds them."""
+    ring = recording.recorder.ring
+    assert ring is not None and ring.path is not None
+    (report,) = recover(recording.store, [ring.path], live=True)
+    assert report.problem is None
+    found = [dump for dump in report.dumps if dump.recovered == "in_flight"]
+    return [payload.load(recording.store.root / dump.path) for dump in found]
+
+
+def test_nested_and_recursive_calls_are_in_flight_together(store: Store):
+    recording, actor, other = Recording(store, every=0, triggers=("nan",)), Calling(), Calling()
+    forward = wrap(Calling.forward, recording.slot)
+    seen: list[list[int]] = []
+
+    def look() -> torch.Tensor:
+        seen.append(sorted(int(dump.tensors["sequences"][0, 0]) for dump in live(recording)))
+        return torch.zeros(1)
+
+    def inner() -> Any:
+        for n in range(20):
+            forward(other, torch.full((1, 4), 100 + n))
+        return forward(actor, torch.full((1, 4), 2), look)
+
+    forward(actor, torch.full((1, 4), 1), lambda: forward(other, torch.full((1, 4), 7), inner))
+    assert seen == [[1, 2, 7]]
+    assert live(recording) == []
+    assert recording.close() and all(balanced(ledger) for ledger in recording.ledgers)
+
+
+def test_threads_call_and_raise_while_others_are_inside(store: Store):
+    recording, actor = Recording(store), Calling()
+    forward, held, go = wrap(Calling.forward, recording.slot), threading.Event(), threading.Event()
+
+    def wait_inside() -> None:
+        held.set()
+        assert go.wait(30)
+
+    waiting = threading.Thread(target=forward, args=(actor, torch.full((1, 4), 999), wait_inside))
+    waiting.start()
+    assert held.wait(30)
+
+    def work(first: int) -> None:
+        for n in range(100):
+            if n % 10:
+                forward(actor, torch.full((1, 4), first + n))
+                continue
+            with pytest.raises(ZeroDivisionError):
+                forward(actor, torch.full((1, 4), first + n), lambda: 1 // 0)
+
+    threads = [threading.Thread(target=work, args=(1000 * n,)) for n in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert 999 in [int(dump.tensors["sequences"][0, 0]) for dump in live(recording)]
+    go.set()
+    waiting.join()
+    (ledger,) = recording.ledgers
+    assert recording.close() and balanced(ledger) and ledger.calls == ledger.captured == 401
+
+
+def test_two_threads_that_meet_an_actor_at_once_share_its_books(store: Store):
+    other = SignatureH()
+    for trial in range(20):
+        recording, actor = Recording(store, run=f"r{trial}"), Calling()
+        recording.forward(
+            other, ids()
+        )  # the first call of a process waits for the switch; those beside it are not recorded
+        barrier = threading.Barrier(8)
+
+        def call(
+            barrier: threading.Barrier = barrier, recording: Recording = recording, actor: Calling = actor
+        ) -> None:
+            barrier.wait()
+            recording.forward(actor, ids())
+
+        threads = [threading.Thread(target=call) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert [ledger.calls for ledger in recording.ledgers] == [1, 8]
+        assert recording.close()
+
+
+def test_a_run_that_comes_back_goes_on_counting_where_it_stopped(store: Store):
+    recording, actor = Recording(store, run="a"), SignatureH()
+    for run in ("a", "b", "a"):
+        recording.set(run=run)
+        for n in range(3):
+            recording.forward(actor, ids(seed=n))
+    assert recording.close()
+    books = {path.parent.name: read_counters(path) for path in store.counters.rglob("[!.]*.json")}
+    assert {run: data["captured"] for run, data in books.items()} == {"a": 6, "b": 3}
+    assert len(list(store.iter_dumps())) == 9
+
+
+def test_a_job_with_more_runs_than_books_keeps_exact_books_for_each(store: Store):
+    recording, actor = Recording(store), SignatureH()
+    for n in range(2 * MAX_LEDGERS):
+        recording.set(run=f"night{n}")
+        recording.forward(actor, ids(seed=n))
+        drain(recording)
+    ring = recording.recorder.ring
+    assert ring is not None and ring.path is not None
+    found = read_ring(ring.path)
+    assert 1 <= len(found.books) <= 2
+    assert recording.ledgers[-1].book >= 0
+    assert recording.close() and all(balanced(ledger) for ledger in recording.ledgers)
+
+
+def drain(recording: Recording) -> None:
+    """Wait until everything is written, and publish all counters."""
+    writer, moment = recording.recorder.writer, threading.Event()
+    for _ in range(2000):
+        if not any(ledger.pending for ledger in recording.ledgers):
+            break
+        moment.wait(0.005)
+    writer._publish(heartbeat=True)
+
+
+def test_an_input_larger_than_the_ring_is_dropped_and_counted(store: Store):
+    recording, actor = Recording(store, ring_bytes=2**20, capacity=2**20), SignatureH()
+    recording.forward(actor, ids(4, 200_000))  # 6.4 MB
+    recording.forward(actor, ids(2, 8))
+    (ledger,) = recording.ledgers
+    assert [dump.record.seq_len for dump in recording.dumps()] == [8]
+    assert ledger.dropped == {"queue_full": 1} and balanced(ledger)
+
+
+def test_calls_of_nothing_and_of_empty_tensors_are_kept(store: Store):
+    recording, actor = Recording(store), Calling()
+    recording.forward(actor, torch.zeros(0, 5, dtype=torch.int64))
+    recording.forward(actor, torch.zeros(3, 0, dtype=torch.int64))
+    recording.forward(actor, None)
+    recording.forward(actor, torch.tensor(5))
+    assert len(states(recording)) == 4
+    shapes = [{name: tuple(t.shape) for name, t in dump.tensors.items()} for dump in recording.dumps()]
+    assert shapes == [{"sequences": (0, 5)}, {"sequences": (3, 0)}, {}, {"sequences": ()}]
+
+
+def test_more_kinds_of_calls_than_the_ring_has_room_for(store: Store):
+    recording, actor = Recording(store), Calling()
+    forward = wrap(Calling.forward, recording.slot)
+    text = "x" * 3000
+    for n in range(120):
+        actor.temperature = float(n)
+        recording.forward(SignatureH() if n % 2 else actor, torch.full((1, 4), n))
+        with pytest.raises(TypeError):
+            forward(actor, torch.full((1, 4), n), f"{text}{n}")
+    ring = recording.recorder.ring
+    assert ring is not None and ring.path is not None and DATA - ring._kinds_end < 5000
+    last = read_ring(ring.path).slots[-1]
+    assert last.kind["fields"]["arguments"]["inside"] == f"{text}119"
+    assert recording.close() and all(balanced(ledger) for ledger in recording.ledgers)
+    assert len(list(store.iter_dumps())) == 240
+
+
+def test_windows_that_overlap_are_stored_with_their_values(store: Store):
+    recording, windows = Recording(store), torch.arange(20).unfold(0, 4, 2)
+    recording.forward(SignatureH(), windows, windows.t())
+    (dump,) = recording.dumps()
+    assert torch.equal(dump.tensors["sequences"], windows) and torch.equal(dump.tensors["action_mask"], windows.t())
+
+
+def test_more_calls_wait_than_there_are_slots(tmp_path: Path):
+    store = StuckStore(tmp_path / "store")
+    store.create()
+    recording, actor = Recording(store, publisher=store), SignatureH()
+    for n in range(2 * SLOTS):
+        recording.forward(actor, torch.full((1, 4), n))
+    numbers = [number for _, number in states(recording)]
+    assert numbers[-8:] == list(range(2 * SLOTS - 8, 2 * SLOTS))  # however many wait, the last ones are there
+    store.free.set()
+    (ledger,) = recording.ledgers
+    assert recording.close(30) and balanced(ledger)
+    assert ledger.captured > SLOTS // 2 and ledger.dropped["queue_full"] > SLOTS // 2
+
+
+def test_a_ring_whose_bounds_are_tiny_never_reaches_out_of_its_memory(tmp_path: Path):
+    ring = Ring.create(tmp_path, "r", {}, 0, 1000)
+    ring.keep = 8
+    entries = [ring.open(4, 4096) for _ in range(400)]
+    made = [entry for entry in entries if entry is not None]
+    assert made and max(entry.offset + entry.size for entry in made) <= len(ring._memory)
+    ring.remove()
+
+
+def test_extents_never_overlap_whatever_is_taken_and_given_back():
+    import mmap
+
+    memory = mmap.mmap(-1, DATA + 8 * CHUNK)
+    arena, dice = Arena(memory, DATA, DATA + CHUNK, lambda end: None), random.Random(1)
+    held: dict[int, int] = {}
+    for _ in range(20_000):
+        if held and dice.random() < 0.5:
+            offset = dice.choice(list(held))
+            arena.give_back(offset)
+            del held[offset]
+        else:
+            size = 64 * dice.randrange(1, 4000 if dice.random() < 0.1 else 40)
+            offset = arena.take(size)
+            if offset is None:
+                continue
+            assert offset >= DATA and offset + size <= arena.limit <= len(memory)
+            assert all(end <= offset or offset + size <= first for first, end in ((o, o + n) for o, n in held.items()))
+            held[offset] = size
+        if dice.random() < 0.01:
+            arena.trim()

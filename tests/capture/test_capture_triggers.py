@@ -1,0 +1,305 @@
+"""Triggers: what makes a call worth keeping after it ran, what is kept with it, and that the books stay exact."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from capturekit import Recording, StuckStore, balanced, ids
+
+from actordbg.capture import trigger_verdicts as verdicts
+from actordbg.capture import triggers
+from actordbg.capture.trigger_verdicts import Judge, Outcome
+from actordbg.capture.triggers import Triggers, parse
+from actordbg.formats.dump_record import OUTPUT_PREFIX
+from actordbg.store import payload
+from actordbg.store.layout import Store
+
+
+class Steered(torch.nn.Module):
+    """An Actor whose next result the test decides: `result` is returned, or raised, after `seconds`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.result: Any = None
+        self.seconds = 0.0
+
+    def forward(self, sequences: torch.Tensor, action_mask: Any = None, return_output: bool = False) -> Any:
+        time.sleep(self.seconds)
+        if isinstance(self.result, BaseException):
+            raise self.result
+        return self.result if self.result is not None else torch.zeros(sequences.shape[0], sequences.shape[1] - 1)
+
+
+def armed(store: Store, *words: str, **limits: Any) -> Recording:
+    """Recording that keeps only what triggers say."""
+    return Recording(store, **({"every": 0, "triggers": words, "ring": 8} | limits))
+
+
+def call(
+    recording: Recording, actor: Steered, result: Any = None, seed: int = 0, seconds: float = 0.0, **kwargs: Any
+) -> Any:
+    actor.result, actor.seconds = result, seconds
+    return recording.forward(actor, ids(2, 9, seed), **kwargs)
+
+
+# --- the words ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_words_are_parsed():
+    assert parse(()) == Triggers()
+    assert parse(("nan", " Exception ", "oom")) == Triggers(nan=True, exception=True, oom=True)
+    assert parse(("slow:3x",)).slow == parse(("slow:3",)).slow == 3.0
+    assert parse(("logprobs:-40:0.5",)).logprobs == parse(("logprobs:-40..0.5",)).logprobs == (-40.0, 0.5)
+    assert parse(("logprobs:-inf:0",)).logprobs == (float("-inf"), 0.0)
+
+
+@pytest.mark.parametrize(
+    "word", ["", "often", "slow", "slow:x", "slow:1x", "slow:0.5x", "logprobs", "logprobs:0:-40", "logprobs:1", "nan:3"]
+)
+def test_other_words_are_refused_with_what_there_is(word: str):
+    with pytest.raises(ValueError):
+        parse((word,))
+
+
+# --- what fires -----------------------------------------------------------------------------------------------------------
+
+
+def bad(value: float) -> torch.Tensor:
+    tensor = torch.zeros(2, 8)
+    tensor[1, 3] = value
+    return tensor
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_call_whose_output_is_not_finite_is_kept_and_pinned(store: Store, value: float):
+    recording, actor = armed(store, "nan"), Steered()
+    for seed in range(4):
+        call(recording, actor, seed=seed)
+    call(recording, actor, bad(value), seed=4)
+    call(recording, actor, seed=5)
+    (dump,) = recording.dumps()
+    assert torch.equal(dump.tensors["sequences"], ids(2, 9, 4))
+    assert (dump.record.triggered, dump.record.pinned) == ("nan", True)
+    facts = dump.record.trigger_facts
+    assert (facts["output"], facts["nan"] + facts["inf"], facts["of"], facts["first"]) == ("log_probs", 1, 16, [1, 3])
+    (ledger,) = recording.ledgers
+    assert balanced(ledger)
+    assert (ledger.calls, ledger.captured, ledger.sampled_out) == (6, 1, {"armed": 5})
+    assert dump.outputs == {}, "outputs were only looked at"
+
+
+def test_entropy_and_logits_are_looked_at_too(store: Store):
+    recording, actor = armed(store, "nan"), Steered()
+    call(recording, actor, SimpleNamespace(logits=torch.zeros(2, 8, 50), entropy=bad(float("nan"))))
+    call(recording, actor, SimpleNamespace(logits=torch.zeros(2, 8, 50)))
+    logits = torch.zeros(2, 8, 50)
+    logits[0, 0, 7] = float("inf")
+    call(recording, actor, SimpleNamespace(logits=logits))
+    found = [dump.record.trigger_facts["output"] for dump in recording.dumps()]
+    assert found == ["entropy", verdicts.LOGITS_SUM]
+    assert all(not dump.outputs for dump in map(payload.load, store.iter_dumps()))
+
+
+def test_an_exception_is_kept_with_what_it_said_and_still_raised(store: Store):
+    recording, actor = armed(store, "exception"), Steered()
+    call(recording, actor)
+    with pytest.raises(RuntimeError, match="shapes"):
+        call(recording, actor, RuntimeError("shapes do not fit"), seed=1)
+    (dump,) = recording.dumps()
+    assert dump.record.triggered == "exception"
+    assert dump.record.trigger_facts == {
+        "error": "RuntimeError", "message": "RuntimeError: shapes do not fit", "out_of_memory": False,
+    }  # fmt: skip
+    assert torch.equal(dump.tensors["sequences"], ids(2, 9, 1))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:121] . DefaultCPUAllocator: can't allocate memory"),
+    ],
+)
+@pytest.mark.parametrize("word", ["exception", "oom"])
+def test_out_of_memory_is_told_apart_with_the_bytes_in_use(store: Store, error: Exception, word: str):
+    recording, actor = armed(store, word), Steered()
+    with pytest.raises(type(error)):
+        call(recording, actor, error)
+    (dump,) = recording.dumps()
+    facts = dump.record.trigger_facts
+    assert dump.record.triggered == "oom" and facts["out_of_memory"]
+    assert 2**20 < facts["allocated_bytes"] <= facts["peak_resident_bytes"] + 2**26
+    assert facts["reserved_bytes"] > 2**20
+
+
+def test_oom_alone_does_not_keep_other_exceptions(store: Store):
+    recording, actor = armed(store, "oom"), Steered()
+    with pytest.raises(ValueError):
+        call(recording, actor, ValueError("x"))
+    assert recording.dumps() == []
+    assert recording.ledgers[0].sampled_out == {"armed": 1}
+
+
+def test_a_slow_call_is_kept_once_there_is_a_median(store: Store):
+    recording, actor = armed(store, "slow:5x"), Steered()
+    call(recording, actor, seconds=0.2)  # the first call is always slow, and nothing to compare with
+    for seed in range(8):
+        call(recording, actor, seed=seed, seconds=0.005)
+    call(recording, actor, seed=99, seconds=0.3)
+    (dump,) = recording.dumps()
+    assert torch.equal(dump.tensors["sequences"], ids(2, 9, 99))
+    facts = dump.record.trigger_facts
+    assert dump.record.triggered == "slow" and facts["seconds"] >= 0.3 and facts["median"] < 0.06
+    assert facts["times"] == pytest.approx(facts["seconds"] / facts["median"])
+
+
+def test_calls_of_different_kinds_have_different_medians():
+    judge, on = Judge(), parse(("slow:3x",))
+    long, short = verdicts.kind_of("a", True, (4, 2048)), verdicts.kind_of("a", True, (4, 128))
+    assert long != short != verdicts.kind_of("a", False, (4, 128)) != verdicts.kind_of("b", False, (4, 128))
+    assert verdicts.kind_of("a", True, (4, 2047)) == verdicts.kind_of("a", True, (4, 1100))
+    for _ in range(20):
+        assert judge.verdict(on, Outcome(short, lambda: 0.01), {}, None) is None
+        assert judge.verdict(on, Outcome(long, lambda: 1.0), {}, None) is None
+    assert judge.verdict(on, Outcome(short, lambda: 0.031), {}, None) is not None
+    assert judge.verdict(on, Outcome(long, lambda: 2.9), {}, None) is None
+
+
+def test_log_probs_out_of_range_count_only_under_the_action_mask(store: Store):
+    recording, actor = armed(store, "logprobs:-20:0"), Steered()
+    mask = torch.ones(2, 8, dtype=torch.bool)
+    mask[1, 3] = False
+    call(recording, actor, bad(-50.0), action_mask=mask)  # masked: does not count
+    call(recording, actor, bad(-50.0), seed=1, action_mask=torch.ones(2, 8, dtype=torch.bool))
+    call(recording, actor, bad(0.25), seed=2)
+    dumps = recording.dumps()
+    assert [dump.record.trigger_facts["outside"] for dump in dumps] == [1, 1]
+    assert [dump.record.trigger_facts["lowest"] for dump in dumps] == [-50.0, 0.0]
+    assert dumps[1].record.trigger_facts["highest"] == 0.25
+
+
+# --- what is kept with it ---------------------------------------------------------------------------------------------------
+
+
+def test_the_calls_before_are_kept_too_and_every_call_is_in_one_book(store: Store):
+    recording, actor = armed(store, "nan", before=2), Steered()
+    for seed in range(6):
+        call(recording, actor, seed=seed)
+    call(recording, actor, bad(float("nan")), seed=6)
+    call(recording, actor, bad(float("nan")), seed=7)
+    dumps = recording.dumps()
+    assert [dump.record.triggered for dump in dumps] == ["before", "before", "nan", "nan"]
+    for seed, dump in zip((4, 5, 6, 7), dumps, strict=True):
+        assert torch.equal(dump.tensors["sequences"], ids(2, 9, seed)) and dump.record.pinned
+    assert dumps[0].record.trigger_facts == {"before": dumps[2].record.dump_id}
+    (ledger,) = recording.ledgers
+    assert balanced(ledger)
+    assert (ledger.captured, ledger.sampled_out) == (4, {"armed": 4})
+    assert ledger.triggered == {"before": 2, "nan": 2}
+
+
+def test_a_recorded_call_before_a_triggered_one_is_pinned_in_place(store: Store):
+    recording, actor = Recording(store, triggers=("nan",), before=1), Steered()
+    for seed in range(3):
+        call(recording, actor, seed=seed)
+    call(recording, actor, bad(float("nan")), seed=3)
+    dumps = recording.dumps()
+    assert [dump.record.triggered for dump in dumps] == [None, None, "before", "nan"]
+    assert [dump.record.pinned for dump in dumps] == [False, False, True, True]
+    (ledger,) = recording.ledgers
+    assert balanced(ledger) and ledger.captured == 4 and ledger.sampled_out == {}
+
+
+def test_triggers_beside_sampling(store: Store):
+    recording, actor = Recording(store, every=3, triggers=("nan",)), Steered()
+    for seed in range(9):
+        call(recording, actor, bad(float("nan")) if seed == 4 else None, seed=seed)
+    assert [dump.record.triggered for dump in recording.dumps()] == [None, None, "nan", None]
+    assert recording.ledgers[0].sampled_out == {"every": 5}
+
+
+def test_there_is_a_limit_for_each_trigger_that_starts_anew_with_enable(store: Store):
+    recording, actor = armed(store, "nan", "exception", max_triggered=2), Steered()
+    for seed in range(5):
+        call(recording, actor, bad(float("nan")), seed=seed)
+    with pytest.raises(ValueError):
+        call(recording, actor, ValueError())
+    time.sleep(0.3)
+    recording.set(every=0, triggers=("nan",), max_triggered=2, ring=8)
+    call(recording, actor, bad(float("nan")), seed=9)
+    assert [dump.record.triggered for dump in recording.dumps()] == ["nan", "nan", "exception", "nan"]
+    (ledger,) = recording.ledgers
+    assert balanced(ledger) and ledger.sampled_out == {"armed": 3}
+
+
+def test_with_outputs_a_triggered_dump_has_them(store: Store):
+    recording, actor = armed(store, "nan", with_outputs=True, with_rng=True), Steered()
+    output = bad(float("nan"))
+    call(recording, actor, output)
+    (dump,) = recording.dumps()
+    assert (
+        torch.equal(
+            dump.outputs["log_probs"],
+            output,
+        )
+        or dump.outputs["log_probs"].isnan().sum() == 1
+    )
+    assert dump.rng["cpu"].dtype == torch.uint8 and len(dump.record.rng["cpu"]) == 64
+    assert OUTPUT_PREFIX + verdicts.LOGITS_SUM not in dump.tensors
+
+
+def test_no_secret_of_the_environment_gets_into_what_an_exception_said(store: Store, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_PLANTEDSECRET")
+    recording, actor = armed(store, "exception"), Steered()
+    with pytest.raises(RuntimeError):
+        call(recording, actor, RuntimeError("401 for https://user:hf_PLANTEDSECRET@hub"))
+    (dump,) = recording.dumps()
+    assert "hf_" not in str(dump.record.trigger_facts) and "[hidden]" in dump.record.trigger_facts["message"]
+    assert recording.recorder.ring is not None and recording.recorder.ring.path is not None
+    assert b"PLANTEDSECRET" not in recording.recorder.ring.path.read_bytes()
+
+
+def test_a_full_queue_costs_the_judgement_not_the_books(tmp_path: Path):
+    store = StuckStore(tmp_path / "store")
+    store.create()
+    recording, actor = armed(store, "nan", capacity=5 * 2**14), Steered()
+    recording.recorder.writer._publisher = store
+    for seed in range(30):
+        call(recording, actor, bad(float("nan")), seed=seed)
+    store.free.set()
+    assert len(recording.dumps()) >= 1
+    assert balanced(recording.ledgers[0]) and recording.ledgers[0].calls == 30
+
+
+def test_an_exception_keeps_no_frame_and_no_tensor_alive(store: Store):
+    import gc
+    import weakref
+
+    recording = armed(store, "exception")
+    gc.disable()
+    try:
+        big = torch.zeros(10)
+        alive = weakref.ref(big)
+        with pytest.raises(ValueError):
+            recording.forward(_Failing(), big)
+        assert recording.close()
+        del big
+        assert alive() is None, "a reference cycle would hold the tensors of a failed call until the next collection"
+    finally:
+        gc.enable()
+
+
+class _Failing(torch.nn.Module):
+    def forward(self, sequences: torch.Tensor) -> None:
+        raise ValueError
+
+
+def test_every_trigger_has_a_form_and_a_row_in_the_table():
+    for word in (triggers.NAN, triggers.EXCEPTION, triggers.OOM, triggers.SLOW, triggers.LOGPROBS):
+        assert word in triggers.FORMS and f"`{word}" in (triggers.__doc__ or "")

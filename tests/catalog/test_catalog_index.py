@@ -1,0 +1,448 @@
+"""The index: the catalog says what the files say, cheaply, whoever else is at it, and whatever state the files are in."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import catalogcases as cases
+import pytest
+from catalogcases import contents
+
+from actordbg.base.errors import CatalogProblem, StoreProblem
+from actordbg.catalog import dump_rows as headers
+from actordbg.catalog import query
+from actordbg.catalog.indexer import refresh
+from actordbg.formats import dumpfile
+from actordbg.formats.dump_record import DumpRecord
+from actordbg.formats.replay_record import ResultRecord
+from actordbg.store.layout import Store
+
+
+def rows_of(store: Store) -> list[str]:
+    with sqlite3.connect(store.catalog_path) as connection:
+        return [row[0] for row in connection.execute("SELECT dump_id FROM dump ORDER BY dump_id")]
+
+
+def test_every_dump_becomes_a_row_that_says_what_its_record_says(store: Store) -> None:
+    records = cases.fill(store, 12)
+    summary = refresh(store)
+    assert (summary.added, summary.removed, summary.dumps, summary.damaged) == (12, 0, 12, [])
+    for described in records:
+        row = query.get_dump(store, described.dump_id)
+        for name in headers.RECORD_FIELDS:
+            if hasattr(row, name):
+                assert getattr(row, name) == getattr(described, name), name
+        assert row.padding == described.padding
+        assert row.return_output is described.arguments["return_output"]
+        assert row.with_outputs is False
+        assert store.root / row.path == store.dump_path(described)
+        assert row.bytes == store.dump_path(described).stat().st_size
+
+
+def test_recorded_outputs_are_known(store: Store) -> None:
+    import torch
+
+    from actordbg.store import payload
+
+    described = cases.record(0)
+    store.publish_dump(
+        *payload.encode(described, {"sequences": torch.ones(2, 8).long(), "output.log_probs": torch.rand(2, 7)})
+    )
+    refresh(store)
+    assert query.get_dump(store, described.dump_id).with_outputs is True
+
+
+def test_a_refresh_adds_what_is_new_and_removes_what_is_gone(store: Store) -> None:
+    records = cases.fill(store, 6)
+    refresh(store)
+    store.dump_path(records[2]).unlink()
+    cases.publish(store, cases.record(6))
+    summary = refresh(store)
+    assert (summary.added, summary.removed, summary.dumps) == (1, 1, 6)
+    shutil.rmtree(store.dumps / "ppo-1")
+    summary = refresh(store)
+    assert (summary.removed, summary.dumps) == (6, 0)
+    assert contents(store)["run"] == []
+
+
+def test_a_settled_folder_is_not_listed_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases.fill(store, 4)
+    cases.settle(store)
+    refresh(store)
+    listed: list[str] = []
+    real: Callable[..., list[str]] = os.listdir
+    monkeypatch.setattr(os, "listdir", lambda path: listed.append(str(path)) or real(path))
+    refresh(store)
+    assert listed == []
+    cases.publish(store, cases.record(4))
+    assert refresh(store).added == 1
+    assert [Path(path).name for path in listed] == ["rank0000"]
+
+
+def test_a_folder_that_has_just_changed_is_not_relied_on(store: Store) -> None:
+    """A coarse clock can give two changes one time: the file that arrives in the same tick must still be found."""
+    first = cases.publish(store, cases.record(0))
+    refresh(store)
+    state = first.parent.stat()
+    cases.publish(store, cases.record(4))
+    os.utime(first.parent, ns=(state.st_atime_ns, state.st_mtime_ns))
+    assert refresh(store).added == 1
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda blob: b"", "wrong magic"),
+        (lambda blob: blob[:6], "wrong magic"),
+        (lambda blob: b"PK" + blob[2:], "wrong magic"),
+        (lambda blob: blob[:100], "ends inside its record"),
+        (lambda blob: blob.replace(b'"seq_len":8', b'"seq_len":9'), "CRC-32"),
+        (lambda blob: blob[:4] + b"\xff\xff\xff\x7f" + blob[8:], "over the limit"),
+        (lambda blob: blob[: 8 + int.from_bytes(blob[4:8], "little")], "payload is missing"),
+        (lambda blob: cases.with_record(blob, b'"format_version":1', b'"format_version":9'), "format version 9"),
+        (lambda blob: cases.with_record(blob, b'"rank":0', b'"rank":3'), "belongs at"),
+        (lambda blob: cases.with_record(blob, b'"seq_len":8', b'"seq_len":-'), "not JSON"),
+        (lambda blob: cases.with_record(blob, b'"tokens":13', b'"tokens":-3'), "tokens"),
+        (lambda blob: cases.with_record(blob, b'"tokens":13', b'"tokens":[]'), "tokens"),
+        (lambda blob: cases.with_record(blob, b"2025-06-19T05", b"2025-16-19T05"), "timestamp"),
+        (lambda blob: cases.with_record(blob, b'"host":"node-0"', b'"host":"\\ud80"'), "not JSON"),
+        (lambda blob: cases.with_record(blob, b'"node-0"', b'"\\udc00"'), "surrogates not allowed"),
+        (lambda blob: cases.with_record(blob, b'"role":"reference"', b'"role":7          '), "role"),
+    ],
+)  # fmt: skip
+def test_a_damaged_dump_is_a_warning_with_its_reason(
+    store: Store, damage: Callable[[bytes], bytes], reason: str
+) -> None:
+    bad, good = cases.fill(store, 1)[0], cases.record(4)
+    path = store.dump_path(bad)
+    blob = path.read_bytes()
+    path.write_bytes(damage(blob))
+    cases.publish(store, good)
+    summary = refresh(store)
+    assert summary.added == 1
+    assert [item.path for item in summary.damaged] == [store.relative(path)]
+    assert reason in summary.damaged[0].reason
+    assert refresh(store).damaged == summary.damaged, "it is still known after the second look"
+    path.write_bytes(blob)
+    os.utime(path.parent)
+    summary = refresh(store)
+    assert (summary.added, summary.damaged) == (1, []), "a repaired file is good again"
+
+
+def test_a_file_that_may_become_readable_is_read_again_though_its_folder_did_not_change(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    newer, locked = cases.fill(store, 1)[0], cases.record(4)
+    good = store.dump_path(newer).read_bytes()
+    store.dump_path(newer).write_bytes(cases.with_record(good, b'"format_version":1', b'"format_version":9'))
+    cases.publish(store, locked)
+    really, path = headers.read_row, os.fspath(store.dump_path(locked))
+
+    def refused(name: str, *place: object) -> tuple[object, ...]:
+        if name == path:
+            raise PermissionError(13, "Permission denied")
+        return really(name, *place)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(headers, "read_row", refused)
+    cases.settle(store)
+    for _ in range(2):
+        assert [(item.path, item.code) for item in refresh(store).damaged] == [
+            (store.relative(store.dump_path(newer)), "newer-format"),
+            (store.relative(store.dump_path(locked)), "store"),
+        ]
+    monkeypatch.undo()
+    store.dump_path(newer).write_bytes(good)
+    assert (refresh(store).dumps, refresh(store).damaged) == (2, [])
+
+
+def test_a_folder_with_a_broken_file_is_settled(store: Store) -> None:
+    path = store.dump_path(cases.fill(store, 1)[0])
+    path.write_bytes(b"junk")
+    cases.settle(store)
+    assert [item.code for item in refresh(store).damaged] == ["corrupt-dump"]
+    with sqlite3.connect(store.catalog_path) as connection:
+        noted = connection.execute("SELECT mtime_ns FROM scanned_folder WHERE path LIKE 'dumps/%'").fetchall()
+    assert noted == [(path.parent.stat().st_mtime_ns,)]
+
+
+def test_a_damaged_file_that_goes_is_forgotten(store: Store) -> None:
+    path = store.dump_path(cases.fill(store, 1)[0])
+    path.write_bytes(b"junk")
+    assert len(refresh(store).damaged) == 1
+    path.unlink()
+    assert refresh(store).damaged == []
+
+
+def test_a_file_under_another_name_or_in_another_place_is_damaged(store: Store) -> None:
+    path = store.dump_path(cases.fill(store, 1)[0])
+    for elsewhere in (path.with_name(f"renamed{dumpfile.SUFFIX}"), store.dumps / "other" / "rank0000" / path.name,
+                      store.dumps / "ppo-1" / "spare" / path.name):  # fmt: skip
+        elsewhere.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, elsewhere)
+    summary = refresh(store)
+    assert summary.dumps == 1
+    assert len(summary.damaged) == 3
+    assert all("belongs at" in item.reason and item.code == "store" for item in summary.damaged)
+
+
+def test_unfinished_and_foreign_files_are_no_dumps(store: Store) -> None:
+    path = store.dump_path(cases.fill(store, 1)[0])
+    path.with_name(f".tmp-1-abc-x{dumpfile.SUFFIX}").write_bytes(b"half")
+    path.with_name("notes.txt").write_text("hello")
+    (store.dumps / "README").write_text("hello")
+    assert refresh(store).damaged == []
+
+
+def test_records_are_held_to_the_full_check_also_on_the_fast_path(store: Store) -> None:
+    """One good record teaches the fast path its types; a bad one of the same types must still be refused."""
+    good = cases.fill(store, 1)[0]
+    path = store.dump_path(good)
+    headers.read_row(str(path), good.dump_id, good.run, 0)
+    text = good.to_json()
+    for field, value in (("seq_len", 2**63), ("batch_size", -1), ("timestamp", "2025-06-19 05:26:08.430740Z"),
+                         ("step", 2**63), ("format_version", 2), ("host", 5), ("run", "a/b")):  # fmt: skip
+        data = json.loads(text) | {field: value}
+        path.write_bytes(cases.header_frame(json.dumps(data).encode()) + b"payload")
+        with pytest.raises(StoreProblem):
+            headers.read_row(str(path), good.dump_id, good.run, 0)
+
+
+def test_a_timestamp_of_another_spelling_is_refused(store: Store) -> None:
+    """Python 3.11 reads week dates; as text they would not sort, and Python 3.10 does not know them."""
+    good = cases.record(0)
+    data = json.loads(good.to_json()) | {"timestamp": "2025-W25-4T05:26:08.430740Z"}
+    path = store.dump_path(good)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(cases.header_frame(json.dumps(data).encode()) + b"payload")
+    with pytest.raises(StoreProblem):
+        headers.read_row(str(path), good.dump_id, good.run, 0)
+
+
+def make_replay(store: Store, replay_id: str, records: list[DumpRecord], **values: object) -> Path:
+    folder = cases.write_spec(store, cases.spec(replay_id, records, dtype="bf16"))
+    ends = [cases.result(replay_id, r.dump_id, forward_s=0.5, **values) for r in records]
+    cases.append(folder / "rank0.jsonl", {"event": "ready", "resolved": {"dtype": "fp32", "attn": "sdpa"}}, *ends)
+    return folder
+
+
+def test_results_and_what_the_workers_resolved_come_from_the_journals(store: Store) -> None:
+    records = cases.fill(store, 3)
+    own = {"golden_count": 5, "golden_max_abs": 0.25, "rng_match": False}
+    own |= {"golden_entropy_count": 5, "golden_entropy_max_abs": 0.5, "golden_entropy_mean_abs": 0.125}
+    folder = make_replay(store, "r1", records, **own)
+    summary = refresh(store)
+    assert (summary.results, summary.replays) == (3, 1)
+    replay = query.get_replay(store, "last")
+    assert (replay.dtype, replay.attn, replay.backend, replay.status, replay.inputs) == (
+        "fp32",
+        "sdpa",
+        "plain",
+        "unfinished",
+        3,
+    )
+    assert (replay.config["dtype"], replay.resolved) == ("bf16", {"dtype": "fp32", "attn": "sdpa"})
+    assert replay.passed == 3
+    cases.append(
+        folder / "supervisor.jsonl", {"event": "finished", "status": "complete", "finished_at": "2025-07-01T02"}
+    )
+    refresh(store)
+    replay = query.get_replay(store, "r")
+    assert (replay.status, replay.finished_at, replay.dtype) == ("complete", "2025-07-01T02", "fp32")
+    assert query.results_for(store, "r1")[0] == cases.result("r1", records[0].dump_id, forward_s=0.5, **own)
+    rows = (("golden", 5, 0.25, None), ("golden-entropy", 5, 0.5, 0.125))
+    nothing_else = (None,) * 20
+    expected = (("r1", r.dump_id, *row, *nothing_else) for r in records for row in rows)
+    assert contents(store)["comparison"] == sorted(expected, key=repr)
+
+
+def test_a_growing_journal_is_read_on_and_a_cut_line_waits(store: Store) -> None:
+    records = cases.fill(store, 3)
+    folder = make_replay(store, "r1", records[:1])
+    line = json.dumps({"event": "end", **cases.result("r1", records[1].dump_id).to_dict()}) + "\n"
+    journal = folder / "rank0.jsonl"
+    with journal.open("a") as file:
+        file.write(line[:40])
+    assert refresh(store).results == 1
+    with journal.open("a") as file:
+        file.write(line[40:])
+    assert refresh(store).results == 1
+    assert refresh(store).replays == 0, "nothing new: nothing is read"
+    assert len(query.results_for(store, "r1")) == 2
+    cases.append(journal, cases.result("r1", records[2].dump_id))
+    with journal.open("a") as file:
+        file.write('{"event": "end", "dump\nnot json at all\n[1]\n{"event": "end"}\n')
+    summary = refresh(store)
+    assert (summary.results, summary.skipped_lines) == (1, 4)
+
+
+def test_of_two_results_for_a_dump_the_one_that_finished_last_counts(store: Store) -> None:
+    dump = cases.fill(store, 1)[0]
+    folder = cases.write_spec(store, cases.spec("r1", [dump]))
+    late = cases.result("r1", dump.dump_id, "passed", attempt=2, finished_at="2025-07-01T03")
+    early = cases.result("r1", dump.dump_id, "crashed", finished_at="2025-07-01T02")
+    cases.append(folder / "rank0.jsonl", late)
+    refresh(store)
+    cases.append(folder / "supervisor.jsonl", early)
+    refresh(store)
+    assert [r.status for r in query.results_for(store, "r1")] == ["passed"]
+    cases.append(folder / "rank0.jsonl", cases.result("r1", dump.dump_id, "hung", finished_at="2025-07-01T04"))
+    refresh(store)
+    assert [r.status for r in query.results_for(store, "r1")] == ["hung"]
+
+
+def test_the_last_result_of_a_dump_is_that_of_the_newest_replay_that_is_left(store: Store) -> None:
+    dump = cases.fill(store, 1)[0]
+    make_replay(store, "r1", [dump], finished_at="2025-07-01T01")
+    folder = cases.write_spec(store, cases.spec("r2", [dump]))
+    cases.append(folder / "rank0.jsonl", cases.result("r2", dump.dump_id, "failed", error_class="ValueError", finished_at="2025-07-01T02"))  # fmt: skip
+    row = query.get_dump(store, dump.dump_id)
+    assert (row.status, row.error, row.replay) == ("failed", "ValueError", "r2")
+    shutil.rmtree(folder)
+    row = query.get_dump(store, dump.dump_id)
+    assert (row.status, row.replay) == ("passed", "r1")
+
+
+def test_a_journal_that_was_replaced_is_read_again_from_its_beginning(store: Store) -> None:
+    records = cases.fill(store, 3)
+    folder = make_replay(store, "r1", records)
+    refresh(store)
+    (folder / "rank0.jsonl").unlink()
+    cases.append(folder / "rank0.jsonl", cases.result("r1", records[1].dump_id, "failed"))
+    refresh(store)
+    assert [(r.dump_id, r.status) for r in query.results_for(store, "r1")] == [(records[1].dump_id, "failed")]
+
+
+def test_a_damaged_replay_is_a_warning(store: Store) -> None:
+    records = cases.fill(store, 1)
+    folder = make_replay(store, "r1", records)
+    make_replay(store, "r2", records)
+    (folder / "spec.json").write_text("{")
+    summary = refresh(store)
+    assert [item.path for item in summary.damaged] == ["replays/r1"]
+    assert [replay.replay_id for replay in query.list_replays(store)] == ["r2"]
+
+
+def test_results_outlive_their_dumps(store: Store) -> None:
+    records = cases.fill(store, 2)
+    make_replay(store, "r1", records)
+    refresh(store)
+    store.dump_path(records[0]).unlink()
+    refresh(store)
+    assert len(query.results_for(store, "r1")) == 2
+    cases.publish(store, records[0])
+    assert query.get_dump(store, records[0].dump_id).status == "passed", "it finds its result when it comes back"
+
+
+def test_patch_events_are_indexed(store: Store) -> None:
+    store.events.mkdir()
+    event = {"format": 1, "event": "patch", "timestamp": "2025-06-19T00:00:00.000000Z", "target": "/x/actor.py",
+             "sha256_before": "a", "sha256_after": "b", "python": "/x/python", "openrlhf_version": None,
+             "actordbg_version": "0.1.0"}  # fmt: skip
+    (store.events / "20250619-1-aa.json").write_text(json.dumps(event))
+    (store.events / "20250619-1-bb.json").write_text("{")
+    refresh(store)
+    (found,) = query.patch_events(store)
+    assert (found.event, found.target, found.openrlhf_version) == ("patch", "/x/actor.py", None)
+    (store.events / "20250619-1-aa.json").unlink()
+    assert query.patch_events(store) == []
+
+
+def test_a_lost_catalog_comes_back_row_by_row(store: Store) -> None:
+    """Bar: `rm store/catalog.db && actordbg index` gives back every dump row and every result row."""
+    records = cases.fill(store, 20)
+    make_replay(store, "r1", records[:9], golden_count=2)
+    make_replay(store, "r2", records[5:], finished_at="2025-07-02T00")
+    store.dump_path(records[0]).write_bytes(b"junk")
+    refresh(store)
+    before = contents(store)
+    assert (len(before["dump"]), len(before["result"]), len(before["last"])) == (19, 24, 19)
+    for path in store.root.glob("catalog.db*"):
+        path.unlink()
+    refresh(store)
+    assert contents(store) == before
+    refresh(store, rebuild=True)
+    assert contents(store) == before
+
+
+@pytest.mark.parametrize("junk", [b"this is not a database" * 500, b"SQLite format 3\0" + b"\xff" * 8000])
+def test_a_damaged_catalog_is_an_error_with_the_remedy_and_rebuild_is_it(store: Store, junk: bytes) -> None:
+    cases.fill(store, 3)
+    store.catalog_path.write_bytes(junk)
+    with pytest.raises(CatalogProblem) as caught:
+        refresh(store)
+    assert "index --rebuild" in caught.value.hint
+    assert refresh(store, rebuild=True).dumps == 3
+
+
+def test_a_catalog_with_a_missing_table_is_rebuilt(store: Store) -> None:
+    cases.fill(store, 3)
+    refresh(store)
+    with sqlite3.connect(store.catalog_path) as connection:
+        connection.execute("DROP TABLE damaged_file")
+    with pytest.raises(CatalogProblem) as caught:
+        refresh(store)
+    assert "index --rebuild" in caught.value.hint
+    assert refresh(store, rebuild=True).dumps == 3
+
+
+def test_no_store_is_an_error_and_makes_none(tmp_path: Path) -> None:
+    with pytest.raises(StoreProblem):
+        refresh(Store(tmp_path / "nowhere"))
+    assert not (tmp_path / "nowhere").exists()
+
+
+def _refresh_often(root: str, worker: int) -> int:
+    import catalogcases
+
+    store = Store(root)
+    for turn in range(3):
+        described = catalogcases.record(1000 + worker * 10 + turn)
+        catalogcases.publish(store, described)
+        refresh(store)
+        assert query.get_dump(store, described.dump_id).dump_id == described.dump_id
+        if turn == 1:
+            store.dump_path(described).unlink()
+    return os.getpid()
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_sixteen_processes_may_publish_and_refresh_at_once(store: Store, fresh: bool) -> None:
+    cases.fill(store, 8)
+    if not fresh:
+        refresh(store)
+    with ProcessPoolExecutor(16) as pool:
+        pids = list(pool.map(_refresh_often, [str(store.root)] * 16, range(16)))
+    assert len(pids) == 16
+    refresh(store)
+    assert rows_of(store) == sorted(path.name.removesuffix(dumpfile.SUFFIX) for path in store.iter_dumps())
+    assert len(rows_of(store)) == 8 + 16 * 2
+    with sqlite3.connect(store.catalog_path) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+
+
+def test_progress_is_told_batch_by_batch(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actordbg.catalog.indexer.BATCH", 2)
+    cases.fill(store, 9)
+    calls: list[tuple[int, int]] = []
+    refresh(store, on_progress=lambda done, total: calls.append((done, total)))
+    assert calls[-1] == (9, 9)
+    assert [done for done, _ in calls] == sorted(done for done, _ in calls)
+
+
+def test_a_result_keeps_every_field(store: Store) -> None:
+    dump = cases.fill(store, 1)[0]
+    full = ResultRecord(
+        "r1", dump.dump_id, "passed", 2, 1, 3, "2025-07-01T00", "2025-07-01T01", "ValueError", "why", "sig", "log", 0.1, 0.2, 0.3,
+        13, 65.0, 1 << 30, 12, -1.5, 0.5, -9.0, -0.1, 0, 2.5, 0.7, 1.1, "ab" * 32, 1, 0, True, 12, 0.01, 0.001, 12, 0.02, 0.002, False, {"a": [1]},
+    )  # fmt: skip
+    folder = cases.write_spec(store, cases.spec("r1", [dump]))
+    cases.append(folder / "rank1.jsonl", full)
+    assert query.results_for(store, "r1") == [full]
+    assert query.results_of_dump(store, dump.dump_id) == [full]

@@ -1,0 +1,346 @@
+"""The lab's files as rows: incrementally, from damaged and vanished files, and the same again after a rebuild."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import catalogcases as cases
+import pytest
+from catalogcases import contents
+from comparecases import given, write_replay
+
+from actordbg.base.errors import UsageError
+from actordbg.catalog import comparison_index as labfiles
+from actordbg.catalog import comparison_query as lab
+from actordbg.catalog import connections as engine
+from actordbg.catalog import query
+from actordbg.catalog.indexer import refresh
+from actordbg.compare.comparing import save
+from actordbg.formats.comparison_record import (
+    MATCH,
+    MISMATCH,
+    NOT_COMPARED,
+    ComparisonRecord,
+    DumpComparison,
+    DumpNoise,
+    Figures,
+    MatrixCell,
+    MatrixRecord,
+    NoiseRecord,
+    SideInfo,
+)
+from actordbg.store.layout import Store, atomic_write
+
+INPUTS = [given(index) for index in range(3)]
+TOKENS = Figures(10, max_abs=0.5, mean_abs=0.125, p99_abs=0.25, cosine=1.0, kl_k3=0.01, clip_share=0.1, max_ulp=3)
+
+
+def comparison(name: str, a: str, b: str | None, *, verdict: str = MISMATCH, largest: float = 0.5) -> ComparisonRecord:
+    """Two dumps compared, and one that was not."""
+    dumps = (
+        DumpComparison(
+            INPUTS[0].dump_id,
+            verdict,
+            ("why",),
+            seq_len=12,
+            log_probs=replace(TOKENS, max_abs=largest),
+            grad_norm_rel=0.25,
+        ),
+        DumpComparison(
+            INPUTS[1].dump_id, MATCH, seq_len=12, log_probs=replace(TOKENS, count=30, max_abs=0.25, mean_abs=0.25)
+        ),
+        DumpComparison(INPUTS[2].dump_id, NOT_COMPARED, seq_len=12, not_compared={"dump": "A: it hung"}),
+    )
+    other = SideInfo("replay" if b else "golden", b, "B's configuration", "bf16")
+    return ComparisonRecord(
+        name, f"2025-06-20T00:00:{name[-2:]}.000000Z", SideInfo("replay", a, "A's", "bf16"), other, {"max_abs": 0.1}, verdict,
+        dumps, "defaults", "n-01", ("a note",),
+    )  # fmt: skip
+
+
+def noise(name: str, largest: float = 0.5) -> NoiseRecord:
+    floor = {"max_abs": largest, "clip_share": 0.1}
+    return NoiseRecord(
+        name, "2025-06-20T00:00:00.000000Z", "r-01", {"dtype": "bf16"}, "tiny bf16", "bf16", (),
+        (DumpNoise(INPUTS[0].dump_id, floor),), floor,
+    )  # fmt: skip
+
+
+def matrix(name: str, status: str, *cells: MatrixCell) -> MatrixRecord:
+    return MatrixRecord(
+        name, "2025-06-20T00:00:00.000000Z", status, {"attn": ["sdpa"]}, cells, (INPUTS[0].dump_id,), loads=1
+    )
+
+
+def cell(index: int, **values: Any) -> MatrixCell:
+    return MatrixCell(index, f"cell {index}", {"attn": "sdpa"}, values.pop("status", "passed"), {}, **values)
+
+
+def write(store: Store, record: NoiseRecord | MatrixRecord) -> Path:
+    folder, name = (
+        (store.noise, record.noise_id) if isinstance(record, NoiseRecord) else (store.matrices, record.matrix_id)
+    )
+    path = folder / f"{name}.json"
+    atomic_write(path, record.to_json().encode())
+    return path
+
+
+def age(store: Store) -> None:
+    """As if the lab's files and folders had been there for a minute: file times that young are not relied on."""
+    then = time.time_ns() - 60_000_000_000
+    for folder in (store.comparisons, store.noise, store.matrices):
+        for path in [*folder.glob("*.json"), *([folder] if folder.is_dir() else [])]:
+            os.utime(path, ns=(then, then))
+
+
+def rows(store: Store, sql: str) -> list[tuple[Any, ...]]:
+    with engine.connect_readonly(store.catalog_path) as reader:
+        return reader.execute(sql).fetchall()
+
+
+@pytest.fixture
+def replayed(store: Store) -> Store:
+    for name in ("r-01", "r-02"):
+        write_replay(store, name, INPUTS, result=lambda index: {"golden_count": 5, "golden_max_abs": 0.75})
+    return store
+
+
+def test_everything_becomes_rows_and_again_after_a_rebuild(replayed: Store) -> None:
+    save(replayed, comparison("c-01", "r-02", "r-01"))
+    save(replayed, comparison("c-02", "r-02", None))
+    write(replayed, noise("n-01"))
+    write(
+        replayed,
+        matrix("m-01", "complete", cell(0, verdict=MATCH, replay_id="r-01", max_abs=0.1), cell(1, status="failed")),
+    )
+    assert refresh(replayed).lab == 6, "two comparisons are read once more for their dumps"
+    found = contents(replayed)
+    assert len(found["comparison"]) == 6 + 6, "three dumps of two comparisons, and three goldens of two replays"
+    assert len(found["comparison_run"]) == 2
+    refresh(replayed, rebuild=True)
+    assert contents(replayed) == found
+    of_golden = lab.comparisons(replayed, "r-02")
+    assert [(one.against, one.against_kind, one.verdict) for one in of_golden] == [
+        ("golden", "golden", MISMATCH),
+        ("r-01", "replay", MISMATCH),
+    ]
+    one = of_golden[1]
+    assert (one.dumps, one.compared, one.mismatches, one.within_noise) == (3, 2, 1, 0)
+    assert (one.max_abs, one.grad_norm_rel, one.worst_dump) == (0.5, 0.25, INPUTS[0].dump_id)
+    assert one.mean_abs == pytest.approx((10 * 0.125 + 30 * 0.25) / 40)
+    assert (one.thresholds, one.noise_id, one.reasons) == ({"max_abs": 0.1}, "n-01", "a note")
+    assert lab.comparisons(replayed, "r-01") == []
+    found_dumps = rows(
+        replayed,
+        "SELECT dump_id, verdict, max_abs, max_ulp, reasons FROM comparison WHERE comparison_id = 'c-01' ORDER BY 1",
+    )
+    assert found_dumps == [
+        (INPUTS[0].dump_id, MISMATCH, 0.5, 3, "why"),
+        (INPUTS[1].dump_id, MATCH, 0.25, 3, None),
+        (INPUTS[2].dump_id, NOT_COMPARED, None, None, "dump not compared: A: it hung"),
+    ]
+    assert [(n.noise_id, n.inputs, n.floor) for n in lab.noise_floors(replayed)] == [
+        ("n-01", 1, {"max_abs": 0.5, "clip_share": 0.1})
+    ]
+    made = lab.matrices(replayed)
+    assert [(m.matrix_id, m.status, m.axes, m.loads) for m in made] == [("m-01", "complete", {"attn": ["sdpa"]}, 1)]
+    assert [(c.name, c.status, c.verdict, c.max_abs) for c in made[0].cells] == [
+        ("cell 0", "passed", MATCH, 0.1),
+        ("cell 1", "failed", None, None),
+    ]
+
+
+def test_nothing_is_read_when_nothing_changed(replayed: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(replayed, comparison("c-01", "r-02", "r-01"))
+    write(replayed, noise("n-01"))
+    write(replayed, matrix("m-01", "complete", cell(0)))
+    age(replayed)
+    refresh(replayed)
+    before = contents(replayed)
+
+    def unexpected(*_: Any) -> Any:
+        raise AssertionError("nothing is new")
+
+    monkeypatch.setattr(labfiles, "_read", unexpected)
+    monkeypatch.setattr(labfiles, "_list", unexpected)
+    assert refresh(replayed).lab == 0
+    assert contents(replayed) == before
+
+
+def test_a_newer_comparison_of_a_pair_replaces_the_older_until_it_is_gone(replayed: Store) -> None:
+    save(replayed, comparison("c-01", "r-02", "r-01"))
+    refresh(replayed)
+    newer = save(replayed, comparison("c-02", "r-02", "r-01", verdict=MATCH, largest=0.01))
+    refresh(replayed)
+    assert [(one.comparison_id, one.verdict) for one in lab.comparisons(replayed)] == [("c-02", MATCH)]
+    largest = "SELECT max(max_abs) FROM comparison WHERE against = 'r-01'"
+    assert rows(replayed, largest) == [(0.25,)]
+    newer.unlink()
+    refresh(replayed)
+    assert [one.comparison_id for one in lab.comparisons(replayed)] == ["c-01"]
+    assert rows(replayed, largest) == [(0.5,)]
+    before = contents(replayed)
+    refresh(replayed, rebuild=True)
+    assert contents(replayed) == before
+
+
+def test_an_older_one_that_comes_later_does_not(replayed: Store) -> None:
+    save(replayed, comparison("c-09", "r-02", "r-01"))
+    refresh(replayed)
+    save(replayed, comparison("c-05", "r-02", "r-01"))
+    refresh(replayed)
+    assert [one.comparison_id for one in lab.comparisons(replayed)] == ["c-09"]
+
+
+def test_goldens_of_results_survive_a_comparison_with_golden_and_its_end(replayed: Store) -> None:
+    own = "SELECT replay_id, dump_id, max_abs FROM comparison WHERE against = 'golden' AND comparison_id IS NULL ORDER BY 1, 2"
+    refresh(replayed)
+    before = rows(replayed, own)
+    assert len(before) == 6
+    path = save(replayed, comparison("c-01", "r-02", None))
+    refresh(replayed)
+    assert rows(replayed, own) == before
+    cases.append(replayed.replays / "r-02" / "rank0.jsonl", cases.result("r-02", INPUTS[0].dump_id, golden_count=1))
+    refresh(replayed)
+    assert len(rows(replayed, own)) == 6 and len(lab.comparisons(replayed)) == 1, "a newer result leaves the comparison"
+    path.unlink()
+    refresh(replayed)
+    assert len(rows(replayed, own)) == 6 and not lab.comparisons(replayed)
+
+
+@pytest.mark.parametrize("gone", ["r-01", "r-02"])
+def test_comparisons_go_with_either_replay_and_come_back_with_it(replayed: Store, tmp_path: Path, gone: str) -> None:
+    save(replayed, comparison("c-01", "r-02", "r-01"))
+    age(replayed)
+    refresh(replayed)
+    before = contents(replayed)
+    shutil.move(replayed.replays / gone, tmp_path / gone)
+    refresh(replayed)
+    assert not lab.comparisons(replayed)
+    assert not rows(replayed, "SELECT 1 FROM comparison WHERE comparison_id IS NOT NULL")
+    shutil.move(tmp_path / gone, replayed.replays / gone)
+    refresh(replayed)
+    assert contents(replayed) == before
+
+
+def test_a_comparison_may_come_before_its_replays(store: Store) -> None:
+    save(store, comparison("c-01", "r-02", "r-01"))
+    age(store)
+    refresh(store)
+    assert not lab.comparisons(store)
+    for name in ("r-01", "r-02"):
+        write_replay(store, name, INPUTS)
+    refresh(store)
+    assert [one.comparison_id for one in lab.comparisons(store)] == ["c-01"]
+
+
+def test_a_matrix_is_read_again_while_it_runs(store: Store) -> None:
+    write(store, matrix("m-01", "running", cell(0, status="not run")))
+    refresh(store)
+    write(store, matrix("m-01", "running", cell(0, status="passed ")))
+    refresh(store)
+    assert [one.status for one in lab.matrices(store)[0].cells] == ["passed "], "of the same size, in the same moment"
+    write(store, matrix("m-01", "complete", cell(0), cell(1)))
+    age(store)
+    refresh(store)
+    assert [(one.status, len(one.cells)) for one in lab.matrices(store)] == [("complete", 2)]
+    (store.matrices / "m-01.json").unlink()
+    refresh(store)
+    assert not lab.matrices(store) and not rows(store, "SELECT 1 FROM matrix_cell")
+
+
+@pytest.mark.parametrize("folder", ["comparisons", "noise", "matrices"])
+def test_damaged_files_are_noted_and_forgotten(store: Store, folder: str) -> None:
+    path = store.root / folder / "x-01.json"
+    newer = store.root / folder / "x-02.json"
+    other = store.root / folder / "x-03.json"
+    atomic_write(path, b'{"format": 1, "half')
+    atomic_write(newer, b'{"format": 9}')
+    atomic_write(other, {"comparisons": comparison("c-01", "r-02", "r-01"), "noise": noise("n-01"),
+                         "matrices": matrix("m-01", "complete")}[folder].to_json().encode())  # fmt: skip
+    age(store)
+    found = {item.path: item.code for item in refresh(store).damaged}
+    assert found == {
+        f"{folder}/x-01.json": "corrupt-dump",
+        f"{folder}/x-02.json": "newer-format",
+        f"{folder}/x-03.json": "corrupt-dump",
+    }
+    assert query.damaged_files(store) == [], "`dump verify` and `dump prune --damaged` are about dumps"
+    assert refresh(store).lab == 1, "only what a newer actordbg wrote may become readable by itself"
+    for one in (path, newer, other):
+        one.unlink()
+    summary = refresh(store)
+    assert summary.damaged == []
+    assert not lab.comparisons(store) and not lab.noise_floors(store) and not lab.matrices(store)
+
+
+def test_a_good_file_that_is_damaged_later_loses_its_rows(replayed: Store) -> None:
+    path = save(replayed, comparison("c-01", "r-02", "r-01"))
+    refresh(replayed)
+    atomic_write(path, b"{}")
+    assert [item.path for item in refresh(replayed).damaged] == ["comparisons/c-01.json"]
+    assert not lab.comparisons(replayed)
+    assert not rows(replayed, "SELECT 1 FROM comparison WHERE comparison_id = 'c-01'")
+
+
+def test_many_processes_may_index_the_lab_at_once(replayed: Store) -> None:
+    for number in range(1, 6):
+        save(replayed, comparison(f"c-0{number}", "r-02", "r-01" if number % 2 else None))
+        write(replayed, noise(f"n-0{number}"))
+        write(replayed, matrix(f"m-0{number}", "running", cell(0), cell(1)))
+    with ProcessPoolExecutor(3) as pool:
+        assert all(one.damaged == [] for one in pool.map(refresh, [replayed] * 6))
+    assert {one.comparison_id for one in lab.comparisons(replayed)} == {"c-05", "c-04"}
+    found = contents(replayed)
+    assert (len(found["comparison"]), len(found["noise_floor"]), len(found["matrix_cell"])) == (6 + 6, 5, 10)
+    refresh(replayed, rebuild=True)
+    assert contents(replayed) == found
+
+
+def test_ids_by_their_beginning_or_last(store: Store) -> None:
+    with pytest.raises(UsageError, match="there is no noise floor yet"):
+        lab.read_noise(store, "last")
+    write(store, noise("n-01", 0.25))
+    write(store, noise("n-02", 0.5))
+    assert lab.read_noise(store, "last") == noise("n-02", 0.5)
+    assert lab.read_noise(store, "n-01").floor["max_abs"] == 0.25
+    for name, what in (("n-", "several"), ("x", "no noise floor has"), ("", "no noise floor has")):
+        with pytest.raises(UsageError, match=what):
+            lab.read_noise(store, name)
+
+
+def test_where_knows_the_last_comparison_of_a_dump(replayed: Store) -> None:
+    dumps = [cases.record(index, dump_id=item.dump_id, run="run", rank=0) for index, item in enumerate(INPUTS)]
+    for described in dumps:
+        cases.publish(replayed, described)
+    save(replayed, comparison("c-01", "r-02", None, verdict=MATCH, largest=0.01))
+    save(replayed, comparison("c-02", "r-02", "r-01"))
+    catalog = query.open_fresh(replayed)
+
+    def select(where: str) -> list[str]:
+        return [row.dump_id for row in query.select_dumps(catalog, where)]
+
+    assert select("verdict = 'mismatch'") == [INPUTS[0].dump_id], "the older one was a match"
+    assert select("max_abs > 0.2 and against = 'r-01'") == [INPUTS[0].dump_id, INPUTS[1].dump_id]
+    assert select("verdict = 'not-compared' or max_abs >= 0.5") == [INPUTS[0].dump_id, INPUTS[2].dump_id]
+    (replayed.comparisons / "c-02.json").unlink()
+    catalog = query.open_fresh(replayed)
+    assert select("verdict = 'match'") == [INPUTS[0].dump_id, INPUTS[1].dump_id]
+    assert query.count_dumps(catalog, "verdict is null") == 0
+
+
+def test_autocast_dtypes_of_the_dumps_that_are_asked_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab, "_AT_ONCE", 2)
+    for index in range(6):
+        dtype = "torch.bfloat16" if index % 2 else None
+        cases.publish(store, cases.record(index, dump_id=f"d{index}", run="run", rank=0, autocast_dtype=dtype))
+    catalog = query.open_fresh(store)
+    bf16 = "torch.bfloat16"
+    assert lab.autocast_dtypes(catalog, ["d1", "d2", "d3", "d4", "d5"]) == {"d1": bf16, "d3": bf16, "d5": bf16}
+    assert lab.autocast_dtypes(catalog, ["d0", "nothing"]) == {} == lab.autocast_dtypes(catalog, [])

@@ -1,0 +1,235 @@
+"""Migrations: one head, equal to the models; an upgrade happens whole or not at all; what is newer is not touched."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import re
+import shutil
+import sqlite3
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import catalogcases as cases
+import pytest
+
+from actordbg.base.errors import CatalogProblem
+from actordbg.catalog import connections as engine
+from actordbg.catalog import migrate
+from actordbg.catalog import tables as models
+from actordbg.catalog.indexer import refresh
+from actordbg.store.layout import Store
+
+SECOND = """
+from alembic import op
+revision, down_revision, branch_labels, depends_on = "0004", "0003", None, None
+def upgrade():
+    connection = op.get_bind()
+    connection.exec_driver_sql("CREATE TABLE extra (name VARCHAR)")
+    connection.exec_driver_sql("ALTER TABLE run ADD COLUMN colour VARCHAR")
+    connection.exec_driver_sql("UPDATE run SET colour = 'red'")
+    {then}
+"""
+
+
+def second_revision(tmp_path: Path, then: str) -> Path:
+    """A copy of the migrations with one more."""
+    scripts = tmp_path / "migrations"
+    shutil.copytree(migrate.scripts_folder(), scripts)
+    (scripts / "versions" / "0004_fourth.py").write_text(SECOND.format(then=then))
+    return scripts
+
+
+def digest(store: Store) -> str:
+    return hashlib.sha256(store.catalog_path.read_bytes()).hexdigest()
+
+
+def schema(path: Path) -> list[str]:
+    with sqlite3.connect(path) as connection:
+        return [
+            row[0] for row in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name")
+        ]
+
+
+def test_there_is_one_head_and_the_program_knows_it() -> None:
+    from alembic.script import ScriptDirectory
+
+    assert ScriptDirectory.from_config(migrate.alembic_config()).get_heads() == [migrate.HEAD]
+
+
+def test_the_migrated_schema_is_that_of_the_models(store: Store) -> None:
+    from alembic.autogenerate import compare_metadata
+    from alembic.migration import MigrationContext
+
+    migrate.ensure(store)
+    with engine.make_engine(store.catalog_path).connect() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        assert compare_metadata(context, models.metadata) == []
+        for table in models.metadata.tables.values():
+            keys = {
+                row[3]: (row[2], row[4], row[6])
+                for row in connection.exec_driver_sql(f"PRAGMA foreign_key_list({table.name})")
+            }
+            wanted = {
+                key.parent.name: (key.column.table.name, key.column.name, key.ondelete or "NO ACTION")
+                for key in table.foreign_keys
+            }
+            assert keys == wanted
+
+
+def test_the_schema_says_what_each_column_holds(store: Store) -> None:
+    """`sqlite3 store/catalog.db .schema` is documentation: a comment beside each column, the model's own."""
+    migrate.ensure(store)
+    with sqlite3.connect(store.catalog_path) as connection:
+        for table in models.metadata.tables.values():
+            sql = connection.execute("SELECT sql FROM sqlite_master WHERE name = ?", (table.name,)).fetchone()[0]
+            said = dict(re.findall(r'^\s*"?(\w+)"? [A-Z].*?  -- (.*)$', sql, re.MULTILINE))
+            assert said == {column.name: column.comment for column in table.columns}
+            assert all(column.comment for column in table.columns)
+
+
+def test_a_new_catalog_has_the_right_journal_mode_and_permissions(store: Store) -> None:
+    migrate.ensure(store)
+    assert store.catalog_path.stat().st_mode & 0o777 == 0o600
+    with sqlite3.connect(store.catalog_path) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone()[0] == engine.journal_mode(store.catalog_path)
+
+
+def test_an_upgrade_keeps_the_rows_and_a_backup(store: Store, tmp_path: Path) -> None:
+    cases.fill(store, 3)
+    refresh(store)
+    migrate.ensure(store, head="0004", scripts=second_revision(tmp_path, "pass"))
+    assert migrate.revision(store.catalog_path) == "0004"
+    with sqlite3.connect(store.catalog_path) as connection:
+        assert connection.execute("SELECT name, colour FROM run").fetchall() == [("ppo-1", "red")]
+    backup = store.root / "catalog.0003.bak.db"
+    assert migrate.revision(backup) == "0003"
+    with sqlite3.connect(backup) as connection:
+        assert connection.execute("SELECT count(*) FROM dump").fetchone() == (3,)
+
+
+@pytest.mark.parametrize("then", ["raise RuntimeError('no')", "connection.exec_driver_sql('CREATE TABLE run (x)')"])
+def test_an_upgrade_that_fails_half_way_leaves_the_old_catalog(store: Store, tmp_path: Path, then: str) -> None:
+    cases.fill(store, 3)
+    refresh(store)
+    before = schema(store.catalog_path)
+    with pytest.raises((RuntimeError, CatalogProblem)):
+        migrate.ensure(store, head="0004", scripts=second_revision(tmp_path, then))
+    assert schema(store.catalog_path) == before
+    assert migrate.revision(store.catalog_path) == "0003"
+    assert refresh(store).dumps == 3
+
+
+def test_an_upgrade_that_is_killed_half_way_leaves_the_old_catalog(store: Store, tmp_path: Path) -> None:
+    cases.fill(store, 3)
+    refresh(store)
+    before = schema(store.catalog_path)
+    scripts = second_revision(tmp_path, "import os; os.kill(os.getpid(), 9)")
+    code = (
+        "import sys; from pathlib import Path; from actordbg.catalog import migrate; from actordbg.store.layout import Store;"
+        "migrate.ensure(Store(sys.argv[1]), head='0004', scripts=Path(sys.argv[2]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, store.root, scripts], check=False, timeout=60)
+    assert done.returncode == -9
+    assert schema(store.catalog_path) == before
+    assert refresh(store).dumps == 3
+
+
+def test_a_newer_catalog_is_refused_untouched_also_by_rebuild(store: Store) -> None:
+    cases.fill(store, 1)
+    refresh(store)
+    with sqlite3.connect(store.catalog_path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = '0042'")
+    connection.close()
+    before = digest(store)
+    for rebuild in (False, True):
+        with pytest.raises(CatalogProblem) as caught:
+            refresh(store, rebuild=rebuild)
+        assert "newer" in caught.value.message
+        assert caught.value.exit_code == 4
+        assert caught.value.hint
+    assert digest(store) == before
+
+
+def test_a_database_that_is_no_catalog_is_refused(store: Store) -> None:
+    with sqlite3.connect(store.catalog_path) as connection:
+        connection.execute("CREATE TABLE recipes (name)")
+    with pytest.raises(CatalogProblem, match="not a catalog"):
+        refresh(store)
+
+
+def test_an_empty_file_is_a_new_catalog(store: Store) -> None:
+    store.catalog_path.touch()
+    assert refresh(store).dumps == 0
+
+
+def test_an_up_to_date_catalog_is_opened_without_alembic_or_sqlalchemy(store: Store) -> None:
+    cases.fill(store, 2)
+    cases.settle(store)
+    refresh(store)
+    code = (
+        "import sys; from actordbg.catalog.query import select_dumps; from actordbg.store.layout import Store;"
+        "print(len(select_dumps(Store(sys.argv[1]), 'rank=0'))); print(sorted({'alembic', 'sqlalchemy', 'torch'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, store.root], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split("\n")[:2] == ["1", "[]"]
+
+
+def _open(root: str) -> str:
+    store = Store(root)
+    migrate.ensure(store)
+    return migrate.revision(store.catalog_path) or ""
+
+
+def test_many_processes_may_open_a_store_that_has_no_catalog_yet(store: Store) -> None:
+    with ProcessPoolExecutor(8) as pool:
+        assert set(pool.map(_open, [str(store.root)] * 16)) == {migrate.HEAD}
+
+
+def test_a_catalog_that_cannot_be_written_is_an_error_with_a_remedy(store: Store) -> None:
+    store.catalog_path.mkdir()
+    with pytest.raises(CatalogProblem) as caught:
+        refresh(store)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [("ext4", "wal"), ("tmpfs", "wal"), ("nfs4", "delete"), ("fuse.sshfs", "delete"), ("lustre", "delete")],
+)
+def test_the_journal_suits_the_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mode: str
+) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"root / ext4 rw 0 0\ndisk {tmp_path} {kind} rw 0 0\nother {tmp_path}x nfs rw 0 0\n")
+    assert engine.file_system(tmp_path, str(mounts)) == kind
+    monkeypatch.setattr(engine, "file_system", lambda folder: kind)
+    assert engine.journal_mode(tmp_path / "catalog.db") == mode
+
+
+def test_writers_begin_immediately(store: Store) -> None:
+    """Two transactions that read and then write: with a deferred BEGIN the second fails at once, here it waits its turn."""
+    migrate.ensure(store)
+    with engine.transaction(store.catalog_path) as first:
+        first.exec_driver_sql("SELECT count(*) FROM run")
+        other = sqlite3.connect(store.catalog_path, timeout=0, isolation_level=None)
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("BEGIN IMMEDIATE")
+        other.close()
+    with engine.transaction(store.catalog_path) as connection:
+        assert connection.exec_driver_sql("PRAGMA foreign_keys").scalar() == 1
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == int(engine.BUSY_TIMEOUT_S * 1000)
+
+
+def test_a_file_system_without_locks_is_an_error_with_a_remedy(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(migrate.fcntl, "flock", none)
+    with pytest.raises(CatalogProblem, match=r"cannot lock .*No locks available") as problem:
+        migrate.ensure(store)
+    assert "file system" in problem.value.hint

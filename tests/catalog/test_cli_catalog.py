@@ -1,0 +1,263 @@
+"""`index`, `dump ls`, `show`, `verify` and `prune` as a user types them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import catalogcases as cases
+import pytest
+import torch
+import typer
+from click.testing import Result
+from typer.testing import CliRunner
+
+from actordbg.base.errors import ActordbgError, UsageError, WhereError
+from actordbg.catalog import dump_rows as headers
+from actordbg.catalog import query
+from actordbg.catalog.indexer import refresh
+from actordbg.cli import dump_ls, dump_prune, dump_show, dump_verify, index
+from actordbg.dumps import prune
+from actordbg.formats import dumpfile
+from actordbg.store import payload
+from actordbg.store.layout import Store
+
+app = typer.Typer()
+for name, command in (("index", index.index), ("ls", dump_ls.ls), ("show", dump_show.show), ("verify", dump_verify.verify),
+                      ("prune", dump_prune.prune)):  # fmt: skip
+    app.command(name)(command)
+
+
+@app.callback()
+def root(store: Annotated[Path | None, typer.Option("--store")] = None) -> None:
+    """The root option that every command reads."""
+
+
+def run(store: Store, *words: str, code: int = 0) -> Result:
+    """One command; an error that the command line would print is raised."""
+    result = CliRunner().invoke(app, ["--store", str(store.root), *words], catch_exceptions=True)
+    if isinstance(result.exception, ActordbgError):
+        raise result.exception
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+def test_index_says_what_it_did_and_names_the_damaged(store: Store) -> None:
+    records = cases.fill(store, 5)
+    store.dump_path(records[0]).write_bytes(b"junk")
+    out = run(store, "index", "--quiet").stdout
+    assert "4 dumps in the catalog: 4 added, 0 removed" in out
+    assert f"damaged: {store.relative(store.dump_path(records[0]))}: " in out
+    answer = json.loads(run(store, "index", "--rebuild", "--json").stdout)
+    assert (answer["added"], answer["dumps"], len(answer["damaged"])) == (4, 4, 1)
+
+
+def test_ls_lists_and_says_how_many_more_there_are(store: Store) -> None:
+    records = cases.fill(store, 7)
+    result = run(store, "ls", "--limit", "3")
+    assert [line.split()[0] for line in result.stdout.splitlines()[1:4]] == [r.dump_id for r in records[:3]]
+    assert "4 more; --limit 0 shows all" in result.stderr
+    assert len(run(store, "ls", "--limit", "0").stdout.strip().splitlines()) == 8
+
+
+def test_ls_json_is_not_cut_in_silence(store: Store) -> None:
+    cases.fill(store, 7)
+    result = run(store, "ls", "--limit", "3", "--json")
+    assert len(json.loads(result.stdout)) == 3
+    assert "4 more; --limit 0 shows all" in result.stderr
+    assert "more;" not in run(store, "ls", "--limit", "0", "--json").stderr
+
+
+def test_ls_json_is_an_array_of_rows(store: Store) -> None:
+    records = cases.fill(store, 7)
+    rows = json.loads(run(store, "ls", "--where", "rank=1", "--json").stdout)
+    assert [row["dump_id"] for row in rows] == [r.dump_id for r in records if r.rank == 1]
+    assert rows[0]["path"] == store.relative(store.dump_path(records[1]))
+    assert rows[0]["training"] is True
+    assert json.loads(run(store, "ls", "--where", "rank=9", "--json").stdout) == []
+
+
+def test_ls_finds_new_dumps_by_itself_and_says_when_there_are_none(store: Store) -> None:
+    assert "no dumps in this store yet" in run(store, "ls").stdout
+    cases.fill(store, 1)
+    assert "no dump matches seq_len>4096" in run(store, "ls", "--where", "seq_len>4096").stdout
+    assert "policy" in run(store, "ls", "--where", "rank=0").stdout or "reference" in run(store, "ls").stdout
+
+
+def test_ls_refuses_a_bad_condition_or_order(store: Store) -> None:
+    with pytest.raises(WhereError):
+        run(store, "ls", "--where", '"typo" > 4096')
+    with pytest.raises(UsageError):
+        run(store, "ls", "--order", "colour")
+
+
+def test_ids_are_cut_on_a_narrow_terminal_only_if_they_still_differ() -> None:
+    ids = [cases.record(n).dump_id for n in range(3)]
+    assert dump_ls.shown_ids(ids, 80) == [dump_id[:30] for dump_id in ids]
+    assert dump_ls.shown_ids(ids, 120) == ids
+    assert dump_ls.shown_ids([ids[0], ids[0] + "x"], 80) == [ids[0], ids[0] + "x"]
+
+
+def test_show_tells_record_tensors_and_results(store: Store) -> None:
+    dump = cases.fill(store, 1)[0]
+    folder = cases.write_spec(store, cases.spec("r1", [dump]))
+    cases.append(folder / "rank0.jsonl", cases.result("r1", dump.dump_id, "failed", error_class="ValueError"))
+    out = run(store, "show", dump.dump_id[:30]).stdout
+    for word in (dump.dump_id, "2 x 8: 13 tokens, 3 padding", "int64", "[2, 8]", "r1", "failed", "ValueError"):
+        assert word in out
+    answer = json.loads(run(store, "show", dump.dump_id, "--values", "--json").stdout)
+    sequences = next(t for t in answer["tensors"] if t["name"] == "sequences")
+    assert (sequences["min"], sequences["max"], sequences["nonzero"]) == (0, 15, 15)
+    assert answer["record"]["rank"] == 0
+    assert answer["results"][0]["status"] == "failed"
+    with pytest.raises(UsageError):
+        run(store, "show", "nope")
+
+
+def test_show_tells_inputs_from_what_was_recorded_beside_them(store: Store) -> None:
+    described = cases.record(0, rng={"cpu": "0" * 64})
+    tensors = {
+        "rng.cpu": torch.arange(16, dtype=torch.uint8), "output.entropy": torch.ones(2, 7), "output.log_probs": -torch.ones(2, 7),
+        "sequences": torch.arange(16).view(2, 8),
+    }  # fmt: skip
+    store.publish_dump(*payload.encode(described, tensors))
+    own = {"golden_count": 14, "golden_max_abs": 0.25, "golden_entropy_max_abs": 0.125, "rng_match": False}
+    folder = cases.write_spec(store, cases.spec("r1", [described]))
+    cases.append(folder / "rank0.jsonl", cases.result("r1", described.dump_id, **own))
+    out = run(store, "show", described.dump_id, "--values").stdout
+    assert "what the call returned (entropy, log_probs); random generators before it (cpu)" in out
+    for word in ("log-probs off", "0.25", "entropy off", "0.125", "same draws", "no"):
+        assert word in out
+    folder = cases.write_spec(store, cases.spec("r2", [described]))
+    unlike = cases.result(
+        "r2",
+        described.dump_id,
+        finished_at="2999",
+        extra={"not_compared": {"log-probs": "because", "entropies": "because"}},
+    )
+    cases.append(folder / "rank0.jsonl", unlike)
+    assert run(store, "show", described.dump_id).stdout.count("not compared in r2: because") == 1
+    shown = json.loads(run(store, "show", described.dump_id, "--values", "--json").stdout)["tensors"]
+    assert [(one["name"], one["kind"], one["nonzero"]) for one in shown] == [
+        ("sequences", "input", 15), ("output.entropy", "output", 14), ("output.log_probs", "output", 14),
+        ("rng.cpu", "generator", None),
+    ]  # fmt: skip
+
+
+def test_verify_names_every_damaged_file_and_exits_1(store: Store) -> None:
+    records = cases.fill(store, 6)
+    assert "6 good, 0 damaged" in run(store, "verify", "--quiet").stdout
+    torn, flipped, junk = (store.dump_path(r) for r in records[:3])
+    torn.write_bytes(torn.read_bytes()[:-3])
+    blob = bytearray(flipped.read_bytes())
+    blob[-20] ^= 1
+    flipped.write_bytes(blob)
+    junk.write_bytes(b"junk")
+    out = run(store, "verify", "--quiet", code=1).stdout
+    assert all(store.relative(path) in out for path in (torn, flipped, junk))
+    assert "3 good, 3 damaged" in out
+    answer = json.loads(run(store, "verify", "--where", f"dump_id='{records[0].dump_id}'", "--json", code=1).stdout)
+    assert (answer["checked"], answer["damaged"][0]["code"]) == (1, "corrupt-dump")
+
+
+def test_verify_holds_the_payload_against_the_record(store: Store) -> None:
+    """A file whose checksums are all right, but whose record describes another tensor."""
+    path = store.dump_path(cases.fill(store, 1)[0])
+    path.write_bytes(cases.with_record(path.read_bytes(), b'"sequences"', b'"sequentia"'))
+    out = run(store, "verify", "--quiet", code=1).stdout
+    assert "are not those of its record" in out
+
+
+def test_prune_only_says_what_it_would_do_until_told(store: Store) -> None:
+    records = cases.fill(store, 8)
+    result = run(store, "prune", "--where", "rank=0")
+    assert "would remove 2 files" in result.stdout
+    assert "--yes does it" in result.stderr
+    assert len(list(store.iter_dumps())) == 8
+    answer = json.loads(run(store, "prune", "--where", "rank=0", "--yes", "--json").stdout)
+    assert (answer["done"], len(answer["files"])) == (True, 2)
+    assert [r for r in records if store.dump_path(r).exists()] == [r for r in records if r.rank != 0]
+    assert refresh(store).dumps == 6
+    assert not store.dump_folder("ppo-1", 0).exists(), "an emptied folder goes too"
+
+
+def test_prune_by_age_and_size_takes_the_oldest(store: Store) -> None:
+    records = cases.fill(store, 6)
+    assert "would remove 6 files" in run(store, "prune", "--older-than", "7d").stdout
+    assert "nothing to remove" in run(store, "prune", "--older-than", "99999d").stdout
+    sizes = [store.dump_path(r).stat().st_size for r in records]
+    run(store, "prune", "--keep", f"{sum(sizes[2:])}B", "--yes")
+    assert [r for r in records if store.dump_path(r).exists()] == records[2:]
+    assert "nothing to remove" in run(store, "prune", "--keep", "1GB").stdout
+
+
+def test_prune_by_run(store: Store) -> None:
+    cases.fill(store, 3)
+    cases.publish(store, cases.record(9, run="other"))
+    run(store, "prune", "--run", "other", "--yes")
+    assert [path.parts[-3] for path in store.iter_dumps()] == ["ppo-1"] * 3
+
+
+def test_prune_damaged_takes_only_those_and_leftovers_of_dead_writers(store: Store) -> None:
+    records = cases.fill(store, 4)
+    path = store.dump_path(records[0])
+    path.write_bytes(b"junk")
+    old, young = path.with_name(".tmp-1-aa-x"), path.with_name(".tmp-2-bb-y")
+    old.write_bytes(b"half")
+    young.write_bytes(b"half")
+    os.utime(old, (time.time() - 7200,) * 2)
+    out = run(store, "prune", "--damaged", "--yes").stdout
+    assert "removed 2 files" in out
+    assert not path.exists()
+    assert not old.exists()
+    assert young.exists()
+    assert len(list(store.iter_dumps())) == 3
+
+
+def test_prune_never_follows_a_link_out_of_the_store(store: Store, tmp_path: Path) -> None:
+    cases.fill(store, 4)
+    outside = tmp_path / "outside"
+    store.dump_folder("ppo-1", 1).rename(outside)
+    store.dump_folder("ppo-1", 1).symlink_to(outside)
+    with pytest.raises(ActordbgError, match="out of the store"):
+        run(store, "prune", "--where", "rank=1", "--yes")
+    assert len(list(outside.iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "words", [(), ("--older-than", "soon"), ("--keep", "much"), ("--keep", "-1GB"), ("--where", "rank")], ids=str
+)
+def test_prune_refuses_what_it_does_not_understand(store: Store, words: tuple[str, ...]) -> None:
+    with pytest.raises(UsageError):
+        run(store, "prune", *words)
+
+
+def test_prune_damaged_takes_only_what_is_broken(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    junk, newer, misplaced, mended, locked = (store.dump_path(r) for r in cases.fill(store, 5, rank=0))
+    junk.write_bytes(b"junk")
+    newer.write_bytes(cases.with_record(newer.read_bytes(), b'"format_version":1', b'"format_version":9'))
+    misplaced = misplaced.rename(misplaced.with_name(f"renamed{dumpfile.SUFFIX}"))
+    good = mended.read_bytes()
+    mended.write_bytes(b"torn")
+    really = headers.read_row
+
+    def refused(name: str, *place: Any) -> tuple[Any, ...]:
+        if name == os.fspath(locked):
+            raise OSError(5, "Input/output error")
+        return really(name, *place)
+
+    monkeypatch.setattr(headers, "read_row", refused)
+    result = run(store, "index", "--quiet")
+    assert [line.partition(":")[0] for line in result.stdout.splitlines()[1:]].count("damaged") == 2
+    assert result.stdout.count("not usable: ") == 3
+    catalog = query.open_fresh(store)
+    mended.write_bytes(good)
+    plan = prune.plan_prune(catalog, damaged=True, healthy=False)
+    assert [item.path for item in plan.files] == [store.relative(junk)]
+    answer = json.loads(run(store, "prune", "--damaged", "--yes", "--json").stdout)
+    assert [item["path"] for item in answer["files"]] == [store.relative(junk)]
+    assert not junk.exists()
+    assert all(path.exists() for path in (newer, misplaced, mended, locked))

@@ -1,0 +1,213 @@
+"""Packed dumps in the catalog: each once, from the packs' own indexes, found again after whatever happened to the files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+
+import catalogcases as cases
+import packcases
+import pytest
+
+from actordbg.catalog import query
+from actordbg.catalog.indexer import refresh
+from actordbg.dumps import packing
+from actordbg.dumps.verify import paths_to_verify, verify_files
+from actordbg.store import pack_bytes as layout
+from actordbg.store import pack_reader as reader
+from actordbg.store.layout import Store
+from actordbg.store.places import split_place
+
+
+@pytest.fixture
+def packed(store: Store) -> Store:
+    """Eight dumps of one run, packed."""
+    cases.fill(store, 8)
+    packing.pack_dumps(store)
+    return store
+
+
+def rows(store: Store) -> list[tuple[object, ...]]:
+    """Every column that does not say where a dump lies."""
+    with sqlite3.connect(store.catalog_path) as connection:
+        names = [row[1] for row in connection.execute("PRAGMA table_info(dump)")]
+        same = ", ".join(name for name in names if name not in ("pack", "bytes", "last_result"))
+        return connection.execute(f"SELECT {same} FROM dump ORDER BY dump_id").fetchall()
+
+
+def damaged(store: Store) -> list[tuple[str, str]]:
+    return [(item.path, item.code) for item in refresh(store).damaged]
+
+
+def test_a_packed_dump_has_the_row_of_its_file_and_its_share_of_the_pack(store: Store) -> None:
+    cases.fill(store, 8)
+    refresh(store)
+    before = rows(store)
+    packing.pack_dumps(store)
+    assert rows(store) == before
+    found = query.select_dumps(store)
+    (pack,) = store.iter_packs()
+    assert {row.pack for row in found} == {store.relative(pack)}
+    assert sum(row.bytes for row in found) == pack.stat().st_size == query.dump_bytes(store)
+    assert [split_place(row.path) for row in found] == [(store.relative(pack), row.dump_id) for row in found]
+
+
+def test_packing_keeps_results_and_rebuilding_gives_the_same(store: Store) -> None:
+    records = cases.fill(store, 8)
+    folder = cases.write_spec(store, cases.spec("r1", records))
+    cases.append(folder / "rank0.jsonl", *(cases.result("r1", r.dump_id, "failed") for r in records[:3]))
+    assert query.count_dumps(store, "status = 'failed'") == 3
+    packing.pack_dumps(store)
+    assert query.count_dumps(store, "status = 'failed' and pack is not null") == 3
+    before = rows(store)
+    summary = refresh(store, rebuild=True)
+    assert (summary.added, summary.dumps, rows(store)) == (8, 8, before)
+    assert query.count_dumps(store, "status = 'failed'") == 3
+
+
+def test_indexing_a_pack_decompresses_no_rows(packed: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    names: list[str] = []
+    real = layout.decompress
+    monkeypatch.setattr(layout, "decompress", lambda *words: names.append(words[2]) or real(*words))
+    reader._packs.clear()
+    refresh(packed, rebuild=True)
+    assert len(names) == 1 and names[0].endswith(": index")
+
+
+def test_a_settled_store_is_not_listed_again(packed: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    packcases.settle(packed)
+    refresh(packed)
+    listed: list[str] = []
+    real = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: listed.append(str(path)) or real(path))
+    monkeypatch.setattr(os, "listdir", lambda path: pytest.fail(f"{path} was listed"))
+    monkeypatch.setattr(reader.Pack, "__init__", lambda *words: pytest.fail("a pack was read"))
+    assert (refresh(packed).added, refresh(packed).removed) == (0, 0)
+    assert not [path for path in listed if path.endswith(("ppo-1/rank0000", "packs/ppo-1"))]
+
+
+def test_only_new_packs_are_read(packed: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases.publish(packed, cases.record(9))
+    opened: list[str] = []
+    real = reader.Pack.__init__
+    packing.pack_dumps(packed)
+    other = packed.root.with_name("other")
+    shutil.copytree(packed.root, other)
+    cases.publish(packed, cases.record(10))
+    packing.pack_dumps(packed)
+    (new,) = {path.name for path in packed.iter_packs()} - {path.name for path in Store(other).iter_packs()}
+    shutil.copy2(packed.packs / "ppo-1" / new, other / "packs" / "ppo-1")
+    monkeypatch.setattr(reader.Pack, "__init__", lambda self, path: opened.append(str(path)) or real(self, path))
+    assert refresh(Store(other)).added == 1
+    assert [Path(path).name for path in opened] == [new]
+
+
+def test_a_dump_in_a_pack_and_in_a_file_is_one_row(packed: Store) -> None:
+    for number in range(8):
+        cases.publish(packed, cases.record(number))
+    summary = refresh(packed)
+    assert (summary.added, summary.dumps) == (0, 8) and all(row.pack for row in query.select_dumps(packed))
+    assert refresh(packed, rebuild=True).dumps == 8 and all(row.pack for row in query.select_dumps(packed))
+    for path in packed.iter_packs():
+        path.unlink()
+    summary = refresh(packed)
+    assert summary.dumps == 8 and not any(row.pack for row in query.select_dumps(packed))
+
+
+def test_settled_folders_are_listed_again_when_a_pack_vanishes(packed: Store) -> None:
+    for number in range(8):
+        cases.publish(packed, cases.record(number))
+    packcases.settle(packed)
+    refresh(packed)
+    shutil.rmtree(packed.packs)
+    summary = refresh(packed)
+    assert summary.dumps == 8 and {row.path.split("/")[0] for row in query.select_dumps(packed)} == {"dumps"}
+
+
+def test_rows_of_a_vanished_pack_go_and_another_pack_takes_over_what_it_holds_too(packed: Store) -> None:
+    (first,) = packed.iter_packs()
+    second = first.with_name("zzz.pack")
+    pack = reader.Pack(first)
+    shutil.copy(first, second)
+    packcases.settle(packed)
+    refresh(packed)
+    assert {row.pack for row in query.select_dumps(packed)} == {packed.relative(first)}
+    first.unlink()
+    packcases.settle(packed)
+    summary = refresh(packed)
+    assert (summary.dumps, summary.removed) == (8, 0)
+    assert {row.pack for row in query.select_dumps(packed)} == {packed.relative(second)}
+    second.unlink()
+    summary = refresh(packed)
+    assert (summary.dumps, summary.removed) == (0, 8) and len(pack.dump_ids) == 8
+
+
+@pytest.mark.parametrize(
+    ("damage", "code", "reason"),
+    [
+        (lambda data: b"", "corrupt-dump", "too short"),
+        (lambda data: data[:-20], "corrupt-dump", "without its foot"),
+        (lambda data: data[:20] + b"\x02\0\0\0" + data[24:], "newer-format", "format 2"),
+        (lambda data: data[:-200] + bytes([data[-200] ^ 1]) + data[-199:], "corrupt-dump", "CRC-32"),
+    ],
+)
+def test_a_damaged_pack_is_noted_with_what_it_held_and_is_good_again_when_it_is_mended(
+    packed: Store, damage: object, code: str, reason: str
+) -> None:
+    (path,) = packed.iter_packs()
+    data = path.read_bytes()
+    path.write_bytes(damage(data))  # type: ignore[operator]
+    os.utime(path.parent)
+    summary = refresh(packed)
+    (item,) = summary.damaged
+    assert (item.path, item.code, summary.dumps) == (packed.relative(path), code, 0) and reason in item.reason
+    assert all(cases.record(number).dump_id in item.reason for number in range(8)), "the lost dumps are named"
+    assert damaged(packed) == [(packed.relative(path), code)], "it is still known after the second look"
+    assert [name for name, _, bad in verify_files(packed, paths_to_verify(query.open_fresh(packed), None)) if bad]
+    path.write_bytes(data)
+    os.utime(path.parent)
+    summary = refresh(packed)
+    assert (summary.added, summary.dumps, summary.damaged) == (8, 8, [])
+    path.unlink()
+    assert damaged(packed) == []
+
+
+def test_a_damaged_pack_that_is_removed_is_forgotten(packed: Store) -> None:
+    (path,) = packed.iter_packs()
+    path.write_bytes(b"junk" * 100)
+    os.utime(path.parent)
+    assert damaged(packed) == [(packed.relative(path), "corrupt-dump")]
+    path.unlink()
+    assert damaged(packed) == []
+
+
+def test_a_pack_in_the_folder_of_another_run_is_named_dump_by_dump(packed: Store) -> None:
+    (path,) = packed.iter_packs()
+    shutil.move(path.parent, path.parent.with_name("other"))
+    summary = refresh(packed)
+    assert summary.dumps == 0 and len(summary.damaged) == 8
+    assert {item.code for item in summary.damaged} == {"store"} and "belongs below packs/ppo-1" in summary.damaged[
+        0
+    ].reason
+
+
+def test_verify_reads_packed_dumps_whole_and_names_the_damaged(packed: Store) -> None:
+    catalog = query.open_fresh(packed)
+    paths = paths_to_verify(catalog, None)
+    assert len(paths) == 8 and [bad for _, _, bad in verify_files(packed, paths)] == [None] * 8
+    (path,) = packed.iter_packs()
+    data = bytearray(path.read_bytes())
+    data[30] ^= 255
+    path.write_bytes(data)
+    found = [bad for _, _, bad in verify_files(packed, paths) if bad]
+    assert found and all(bad.code == "corrupt-dump" and split_place(bad.path) for bad in found)
+
+
+def test_the_rows_of_json_name_the_pack(packed: Store) -> None:
+    from actordbg.cli.output import _plain
+
+    row = json.loads(json.dumps(query.select_dumps(packed, limit=1)[0], default=_plain))
+    assert row["pack"].startswith("packs/ppo-1/") and row["path"] == f"{row['pack']}#{row['dump_id']}"

@@ -1,0 +1,248 @@
+"""`--where`: what is allowed means what SQL says; everything else is refused by name, quickly, and never reaches SQLite."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+from datetime import datetime, timezone
+
+import pytest
+
+from actordbg.base.errors import WhereError
+from actordbg.catalog.moments import parse_duration
+from actordbg.catalog.where import MAX_DEPTH, MAX_OPERATORS, compile_where
+
+NOW = datetime(2025, 6, 20, 12, 0, tzinfo=timezone.utc)
+
+
+@pytest.mark.parametrize(
+    ("text", "sql", "params"),
+    [
+        ("seq_len>4096 and rank=0", "((d.seq_len > ?) AND (d.rank = ?))", (4096, 0)),
+        ("rank in (0, 2) or not training", "((d.rank IN (?, ?)) OR (NOT d.training))", (0, 2)),
+        ("training = true", "(d.training = 1)", ()),
+        ("training=1", "(d.training = 1)", ()),
+        ("training <> 0", "(d.training <> 0)", ()),
+        ("training is true", "(d.training IS 1)", ()),
+        ("training", "d.training", ()),
+        ("role is null", "(d.role IS NULL)", ()),
+        ("role is not null", "(NOT (d.role IS NULL))", ()),
+        ("host not like 'node-%'", "(NOT (d.host LIKE ?))", ("node-%",)),
+        ("seq_len between 10 and 20", "(d.seq_len BETWEEN ? AND ?)", (10, 20)),
+        ("seq_len not between 10 and 20", "(NOT (d.seq_len BETWEEN ? AND ?))", (10, 20)),
+        ("tokens / batch_size > 1.5", "((CAST(d.tokens AS REAL) / d.batch_size) > ?)", (1.5,)),
+        ("-rank < -1", "((- d.rank) < (- ?))", (1,)),
+        ("coalesce(step, 0) >= 3", "(coalesce(d.step, ?) >= ?)", (0, 3)),
+        ("lower(host) = 'a'", "(lower(d.host) = ?)", ("a",)),
+        ("rank < 99999999999999999999", "(d.rank < ?)", (1e20,)),
+        ("SEQ_LEN == 4", "(d.seq_len = ?)", (4,)),
+        ('"seq_len" > 4', "(d.seq_len > ?)", (4,)),
+        ("model_name = 'it''s; -- here'", "(d.model_name = ?)", ("it's; -- here",)),
+        ("status = 'failed'", "(r.status = ?)", ("failed",)),
+        ("timestamp >= '2025-06-19'", "(d.timestamp >= ?)", ("2025-06-19T00:00:00.000000Z",)),
+        ("timestamp >= '2025-06-19 05:26'", "(d.timestamp >= ?)", ("2025-06-19T05:26:00.000000Z",)),
+        ("timestamp < '2025-06-19T05:26:08.5Z'", "(d.timestamp < ?)", ("2025-06-19T05:26:08.500000Z",)),
+        ("timestamp < '2025-06-19T05:26:08+02:00'", "(d.timestamp < ?)", ("2025-06-19T03:26:08.000000Z",)),
+        ("timestamp > now() - '2h30m'", "(d.timestamp > ?)", ("2025-06-20T09:30:00.000000Z",)),
+        ("now() - '1d' < timestamp", "(? < d.timestamp)", ("2025-06-19T12:00:00.000000Z",)),
+        ("timestamp between '2025-06-19' and now()", "(d.timestamp BETWEEN ? AND ?)",
+         ("2025-06-19T00:00:00.000000Z", "2025-06-20T12:00:00.000000Z")),
+        ("timestamp like '2025-06-19%'", "(d.timestamp LIKE ?)", ("2025-06-19%",)),
+        ("timestamp > '2025-06-19' + '6h'", "(d.timestamp > ?)", ("2025-06-19T06:00:00.000000Z",)),
+    ],
+)  # fmt: skip
+def test_what_is_allowed_is_spelled_out_with_bound_values(text: str, sql: str, params: tuple[object, ...]) -> None:
+    condition = compile_where(text, now=NOW)
+    assert condition.sql == sql
+    assert condition.params == params
+
+
+@pytest.mark.parametrize(
+    ("text", "culprit"),
+    [
+        ('"typo" > 4096', "typo"),
+        ("seqlen > 4096", "seq_len"),
+        ("1) or (1=1", "')'"),
+        ("randomblob(9e8) is not null", "randomblob"),
+        ("load_extension('x')", "load_extension"),
+        ("readfile('/etc/passwd') = 'x'", "readfile"),
+        ("rank in (select rank from dump)", "queries inside"),
+        ("rank = (select 1)", "queries inside"),
+        ("exists(select 1)", "queries inside"),
+        ("rank = 0; drop table dump", "';'"),
+        ("rank = 0;", "';'"),
+        ("rank = 0 -- and more", "comments"),
+        ("rank /* x */ = 0", "comments"),
+        ("-- rank", "comment"),
+        ("pragma writable_schema", "cannot be understood"),
+        ("attach 'x' as y", "cannot be understood"),
+        ("1=1 union select 1", "cannot be understood"),
+        ("rank = 0 order by 1", "cannot be understood"),
+        ("rank = 0 limit 1", "cannot be understood"),
+        ("host glob 'x*'", "glob"),
+        ("host regexp '(a+)+$'", "regexp"),
+        ("host ilike 'x'", "ilike"),
+        ("host like 'x' escape 'y'", "escape"),
+        (f"host like '{'%a' * 50}'", "pattern"),
+        ("host like 1", "like"),
+        ("host || run = 'x'", "||"),
+        ("host collate nocase = 'x'", "collate"),
+        ("cast(rank as text) = 'x'", "CAST"),
+        ("case when rank=0 then 1 end = 1", "CASE"),
+        ("rank & 1 = 1", "&"),
+        ("rank << 60 > 1", "<<"),
+        ("~rank = 1", "~"),
+        ("d.rank = 0", "not allowed"),
+        ("main.dump.rank = 0", "not allowed"),
+        ("rank = ?", "not allowed"),
+        ("rank = :x", "not allowed"),
+        ("rank = @x", "not allowed"),
+        ("rank = $1", "$1"),
+        ("rank = x'00'", "not allowed"),
+        ("(rank, 1) = (0, 1)", "not allowed"),
+        ("rank in ()", "in"),
+        ("run = 'a' 'b'", "not allowed"),
+        ("rank", "number"),
+        ("1", "number"),
+        ("'x'", "text"),
+        ("null", "null"),
+        ("rank = null", "never true"),
+        ("rank = 'x'", "number with a text"),
+        ("run = 1", "text with a number"),
+        ("seq_len > '4096'", "number with a text"),
+        ("training > 0", "condition"),
+        ("training = 2", "yes/no with a number"),
+        ("rank = 0 = 1", "condition"),
+        ("rank / 0 > 1", "zero"),
+        ("rank % 0 = 1", "zero"),
+        ("rank + 'x' > 1", "text"),
+        ("not rank", "number"),
+        ("rank and 1", "number"),
+        ("abs(run) = 1", "text"),
+        ("abs() = 1", ""),
+        ("length(rank) = 1", "text"),
+        ("coalesce(step) = 1", "two values"),
+        ("count(*) > 1", "count"),
+        ("min(rank, 1) = 1", "not allowed"),
+        ("now('x') > timestamp", "now"),
+        ("timestamp > 'yesterday'", "yesterday"),
+        ("timestamp > '2025-13-45'", "2025-13-45"),
+        ("timestamp > now() - '2 fortnights'", "2 fortnights"),
+        ("timestamp > now() - 2", "computes"),
+        ("timestamp - '2h' > now()", "column of times"),
+        ("timestamp > now() - '99999999999w'", ""),
+        ("timestamp > 5", "time with a number"),
+        ("rank = 1e999", "large"),
+        ("", "empty"),
+        ("   ", "empty"),
+        ("rank = 'x", "not closed"),
+        ("(rank = 0", "not closed"),
+        ("rank = 0\0", "control character"),
+        ("rank is 1", "is"),
+        ("rank is distinct from 1", ""),
+        ("rank = all(rank)", ""),
+        ("host ->> 'x' = 1", ""),
+        ("rank over (partition by rank) = 1", ""),
+        ("sum(rank) over () = 1", ""),
+        ("rank = 0 and", "cannot be understood"),
+        ("current_timestamp > timestamp", ""),
+        ("interval '2h' > rank", ""),
+    ],
+)
+def test_everything_else_is_refused_and_named(text: str, culprit: str) -> None:
+    with pytest.raises(WhereError) as caught:
+        compile_where(text)
+    assert culprit in caught.value.message
+    assert caught.value.hint
+    assert caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "(" * 5000 + "1=1" + ")" * 5000,
+        "(" * (MAX_DEPTH + 1) + "rank=0" + ")" * (MAX_DEPTH + 1),
+        "not " * 4000 + "training",
+        "-" + " -" * 3000 + "rank > 1",
+        " or ".join(["rank=0"] * 2000),
+        " + ".join(["rank"] * 3000) + " > 1",
+        "abs(" * 500 + "rank" + ")" * 500 + "=1",
+        "rank in (" + ",".join("1" * 9000) + ")",
+        "x" * 100_000,
+        "case " * 800 + "rank",
+        "rank = 0 " + "and rank in (1) " * 500,
+        "a." * 2000 + "b = 1",
+        "rank between " * 300 + "1",
+        "'" * 9999,
+        "rank is " * 900 + "null",
+    ],
+)
+def test_bombs_are_refused_at_once(text: str) -> None:
+    start = time.perf_counter()
+    with pytest.raises(WhereError):
+        compile_where(text)
+    assert time.perf_counter() - start < 2
+
+
+def test_reasonable_sizes_are_allowed() -> None:
+    compile_where("(" * MAX_DEPTH + "rank=0" + ")" * MAX_DEPTH)
+    compile_where(" or ".join(f"rank={n}" for n in range(MAX_OPERATORS // 4)))
+    assert len(compile_where(f"rank in ({','.join(map(str, range(900)))})").params) == 900
+
+
+def test_columns_that_were_used_are_known() -> None:
+    assert compile_where("rank=0 and status='failed'").columns == {"rank", "status"}
+    assert compile_where("status='failed'").uses_result
+    assert not compile_where("rank=0").uses_result
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("7d", 604_800), ("2h30m", 9_000), ("1.5h", 5_400), ("90s", 90), ("1w", 604_800)]
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text).total_seconds() == seconds
+
+
+@pytest.mark.parametrize("text", ["", "7", "d", "7 days", "-1d", "1y", "9" * 60 + "d", "999999999999w"])
+def test_what_is_not_a_duration_is_refused(text: str) -> None:
+    with pytest.raises(WhereError):
+        parse_duration(text)
+
+
+def test_a_long_sum_is_written_once_and_without_nesting() -> None:
+    start = time.perf_counter()
+    condition = compile_where(" + ".join(["seq_len", *map(str, range(149))]) + " > 4")
+    assert time.perf_counter() - start < 1
+    assert condition.sql == f"((d.seq_len{' + ?' * 149}) > ?)"
+    assert condition.params == (*range(149), 4)
+
+
+def test_a_sum_groups_as_it_is_written() -> None:
+    assert compile_where("1 - 2 + 3 - (4 - 5) > 2 * 3 / 4").sql == (
+        "((? - ? + ? - (? - ?)) > (CAST((? * ?) AS REAL) / ?))"
+    )
+
+
+@pytest.mark.parametrize("word", ["or", "and"])
+def test_a_long_chain_of_conditions_is_one_flat_chain(word: str) -> None:
+    condition = compile_where(f" {word} ".join(["replayable"] * 299))
+    assert condition.sql == f"({f' {word.upper()} '.join(['d.replayable'] * 299)})"
+
+
+def test_every_part_of_a_chain_is_checked() -> None:
+    with pytest.raises(WhereError, match="needs a condition"):
+        compile_where("replayable or replayable or rank or replayable")
+    with pytest.raises(WhereError, match="computes with"):
+        compile_where("seq_len + 1 + host + 1 > 4")
+
+
+def test_what_is_nested_too_deep_for_python_is_refused() -> None:
+    text, before = "replayable" + " is true" * 299, sys.getrecursionlimit()
+    assert compile_where("replayable" + " is true" * 20).columns == {"replayable"}
+    sys.setrecursionlimit(len(inspect.stack(0)) + 400)
+    try:
+        with pytest.raises(WhereError, match="nested too deep"):
+            compile_where(text)
+    finally:
+        sys.setrecursionlimit(before)

@@ -1,0 +1,103 @@
+"""What is left open in a configuration follows the record, and then the machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from actordbg.base.errors import UsageError
+from actordbg.config.choices import Facts, choose, gather_facts, short_dtype, validate
+from actordbg.formats.dump_record import DumpRecord
+from actordbg.formats.replay_record import ReplayConfig
+
+LAPTOP = Facts(cuda=False, gpus=0, flash_attn=False)
+SERVER = Facts(cuda=True, gpus=2, flash_attn=True)
+
+
+def record(**fields: Any) -> DumpRecord:
+    moment = "2025-06-19T05:26:08.430740Z"
+    base = DumpRecord(dump_id="a", run="r", rank=0, timestamp=moment, batch_size=1, seq_len=4, tokens=4)
+    return replace(base, **fields)
+
+
+def test_without_a_record_the_machine_decides():
+    laptop, server = choose(ReplayConfig(), None, LAPTOP), choose(ReplayConfig(), None, SERVER)
+    assert (laptop.dtype, laptop.attn) == ("fp32", "sdpa")
+    assert (server.dtype, server.attn) == ("bf16", "flash_attention_2")
+    assert (laptop.model, laptop.packing, laptop.temperature, laptop.backward) == ("tiny", False, 1.0, False)
+    assert (laptop.seed, choose(ReplayConfig(seed=7), None, LAPTOP).seed) == (0, 7)
+
+
+def test_on_a_cpu_only_the_tiny_model_is_fp32_by_default():
+    assert choose(ReplayConfig(model="gpt2"), None, LAPTOP).dtype == "bf16"
+
+
+def test_the_record_decides_what_is_left_open():
+    captured = record(model_dtype="torch.bfloat16", packing_samples=True, temperature=0.7, grad_enabled=True)
+    found = choose(ReplayConfig(), captured, LAPTOP)
+    assert (found.dtype, found.packing, found.temperature, found.backward) == ("bf16", True, 0.7, True)
+
+
+def test_what_is_asked_for_wins_over_the_record_also_when_it_is_false():
+    captured = record(model_dtype="bfloat16", packing_samples=True, temperature=0.7, grad_enabled=True)
+    asked = ReplayConfig(dtype="fp16", packing=False, temperature=1.0, backward=False)
+    found = choose(asked, captured, LAPTOP)
+    assert (found.dtype, found.packing, found.temperature, found.backward) == ("fp16", False, 1.0, False)
+
+
+def test_the_recorded_model_is_not_taken():
+    assert choose(ReplayConfig(), record(model_name="meta-llama/Llama-3.1-8B"), SERVER).model == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("given", "short"),
+    [
+        ("torch.bfloat16", "bf16"),
+        ("float32", "fp32"),
+        ("fp16", "fp16"),
+        ("float8_e4m3fn", None),
+        (None, None),
+        ("", None),
+    ],
+)
+def test_dtypes_have_openrlhfs_short_names(given: str | None, short: str | None):
+    assert short_dtype(given) == short
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({"dtype": "int8"}, "--dtype int8"),
+        ({"attn": "flash"}, "--attn flash"),
+        ({"backend": "ddp"}, "--backend ddp"),
+        ({"backend": "deepspeed", "zero_stage": 4}, "--zero-stage 4"),
+        ({"zero_stage": 2}, "--zero-stage"),
+        ({"deepcompile": True}, "--deepcompile"),
+        ({"compile": True, "compile_backend": "nvfuser"}, "--compile-backend nvfuser"),
+        ({"compile_backend": "aot_eager"}, "--compile-backend"),
+        ({"nproc": 0}, "--nproc 0"),
+        ({"ring": 0, "nproc": 0}, "--ring 0"),
+        ({"num_layers": 0}, "--num-layers 0"),
+        ({"temperature": 0.0}, "--temperature"),
+        ({"timeout_s": 0.0}, "--timeout"),
+    ],
+)
+def test_values_that_mean_nothing_are_refused_by_name(fields: dict[str, Any], names: str):
+    with pytest.raises(UsageError) as refused:
+        validate(ReplayConfig(**fields))
+    assert names in refused.value.message
+    assert refused.value.hint
+
+
+def test_facts_come_without_torch_and_name_the_versions():
+    facts = gather_facts(cuda=True, gpus=3)
+    assert (facts.cuda, facts.gpus) == (True, 3)
+    assert {"python", "torch", "transformers"} <= facts.versions.keys()
+
+
+def test_a_cpu_build_of_torch_has_no_gpu_whatever_devices_there_are(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("actordbg.config.choices.installed_versions", lambda: {"torch": "2.13.0+cpu"})
+    assert gather_facts().gpus == 0
+    assert gather_facts().cuda is False

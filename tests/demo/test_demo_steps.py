@@ -1,0 +1,201 @@
+"""`actordbg demo`: every step is the command it shows; the first failure ends it, with a reason; nothing is left behind.
+
+The two whole demos at the end are slow and real: they train with OpenRLHF, twice replay what was recorded, and unpatch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from roots import ROOT
+
+from actordbg.base.errors import EnvironmentProblem, LaunchProblem
+from actordbg.demo import demo_steps as steps
+from actordbg.demo.demo_steps import Demo, FileState, require_modules
+from actordbg.demo.demo_training import Progress
+from actordbg.replay.processes import session_members
+
+
+class Recorded(Demo):
+    """A demo that notes the commands instead of running them: `ran` holds their arguments, in order."""
+
+    def __init__(self, trainer: str, directory: Path) -> None:
+        self.said: list[str] = []
+        self.ran: list[tuple[str, ...]] = []
+        super().__init__(trainer, directory, self.said.append)  # type: ignore[arg-type]
+
+    def _actordbg(self, *arguments: str) -> None:
+        self.ran.append(arguments)
+
+
+def test_dumping_is_switched_on_once_after_the_first_step(tmp_path: Path) -> None:
+    demo = Recorded("ppo", tmp_path)
+    for progress in (Progress("starting"), Progress("loading"), Progress("step", 1), Progress("step", 2)):
+        demo._follow(progress)
+        assert (("dump", "enable") in demo.ran) == (progress.phase == "step")
+    assert demo.ran == [("dump", "enable")]
+
+
+def test_a_long_training_is_told_in_few_lines(tmp_path: Path) -> None:
+    demo = Recorded("sft", tmp_path)
+    for step in range(1, 121):
+        demo._follow(Progress("step", step))
+    assert len(demo.said) < 10
+
+
+def test_the_training_is_shown_as_its_user_would_type_it(tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "actordbg.host.openrlhf.demo_driver",
+        "ppo",
+        "--",
+        "--a",
+        str(tmp_path / "training" / "model"),
+    ]
+    shown = Recorded("ppo", tmp_path)._as_typed(command)
+    assert shown == "python -m openrlhf.cli.train_ppo_ray --a training/model"
+
+
+def test_a_command_is_shown_and_then_run_with_exactly_those_words(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    said: list[str] = []
+    Demo("sft", tmp_path, said.append)._actordbg("--version")
+    assert said == ["$ actordbg --store store --version"]
+    assert re.match(r"actordbg \d", capfd.readouterr().out)
+
+
+def test_a_command_that_fails_ends_the_demo_and_is_named(tmp_path: Path) -> None:
+    with pytest.raises(LaunchProblem, match=r"actordbg --store store no-such-command.* exit code 2"):
+        Demo("sft", tmp_path, lambda text: None)._actordbg("no-such-command")
+
+
+def test_settings_of_the_users_do_not_reach_the_demos_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ACTORDBG_STORE", "/users/store")
+    env = Demo("sft", tmp_path, lambda text: None)._environment()
+    assert not [name for name in env if name.startswith("ACTORDBG_")]
+
+
+def test_a_replay_of_nothing_is_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(LaunchProblem, match="selected nothing"):
+        Recorded("sft", tmp_path)._replay("--backend", "plain")
+
+
+def test_a_file_that_came_back_different_is_not_called_the_same(tmp_path: Path) -> None:
+    actor = tmp_path / "actor.py"
+    actor.write_text("class Actor: ...\n")
+    before = FileState.of(actor)
+    demo = Recorded("sft", tmp_path)
+    demo._unpatch(actor, before)
+    os.utime(actor, ns=(1, 1))
+    with pytest.raises(EnvironmentProblem, match="did not give the file back"):
+        demo._unpatch(actor, before)
+
+
+def test_what_the_training_needs_and_lacks_is_said_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(steps.importlib.util, "find_spec", lambda name: None if name == "ray" else found("json"))
+    require_modules("sft")
+    with pytest.raises(EnvironmentProblem, match=r"not installed: ray$"):
+        require_modules("ppo")
+
+
+def _demo(*options: str, cwd: Path, **environment: str) -> subprocess.Popen[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
+    return subprocess.Popen(
+        [sys.executable, "-m", "actordbg", "demo", *options],
+        cwd=cwd,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_a_directory_with_something_in_it_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    demo = _demo("--keep", str(tmp_path), cwd=tmp_path)
+    output = demo.communicate(timeout=60)[0]
+    assert demo.returncode == 2 and "is not empty" in output
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+needs_openrlhf = pytest.mark.skipif(
+    importlib.util.find_spec("openrlhf") is None or importlib.util.find_spec("deepspeed") is None,
+    reason="openrlhf and deepspeed are not installed here (make test installs them)",
+)
+
+
+@needs_openrlhf
+@pytest.mark.slow
+def test_a_demo_that_is_told_to_end_leaves_no_process_and_no_file(tmp_path: Path) -> None:
+    demo = _demo("--trainer", "ppo", cwd=tmp_path, TMPDIR=str(tmp_path))
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if "starting processes" in line:
+            break
+    sessions = _child_sessions(demo.pid)
+    assert len(sessions) == 1
+    deadline = time.monotonic() + 90
+    while len(session_members(sessions[0])) < 6:  # the driver, Ray's daemons and its first workers
+        assert time.monotonic() < deadline and demo.poll() is None
+        time.sleep(0.1)
+    demo.send_signal(signal.SIGTERM)
+    demo.communicate(timeout=60)
+    assert demo.returncode == 130
+    assert session_members(sessions[0]) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def _child_sessions(parent: int) -> list[int]:
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(child) for child in children if os.getsid(int(child)) == int(child)]
+
+
+@needs_openrlhf
+@pytest.mark.slow
+@pytest.mark.parametrize("trainer", ["sft", "ppo"])
+def test_the_whole_way_from_a_real_training_to_an_unpatched_file(trainer: str, tmp_path: Path) -> None:
+    kept = tmp_path / "kept"
+    demo = _demo("--trainer", trainer, "--keep", str(kept), cwd=tmp_path)
+    output = demo.communicate(timeout=900)[0]
+    assert demo.returncode == 0, output[-4000:]
+    commands = [line for line in output.splitlines() if line.startswith("$ actordbg --store store ")]
+    verbs = [re.sub(r"^\$ actordbg --store store ", "", line).split(" --")[0] for line in commands]
+    assert verbs == [
+        "patch",
+        "dump enable",
+        "dump status",
+        "index",
+        "dump ls",
+        "replay",
+        "replay",
+        "report",
+        "report",
+        "unpatch",
+    ]
+    from actordbg.store.layout import Store
+
+    records = [record for record, _ in _records(Store(kept / "store"))]
+    roles = {record.role for record in records}
+    assert len(records) >= 10 and (trainer == "sft" or roles == {"policy", "reference"})
+    assert {record.grad_enabled for record in records} == ({True} if trainer == "sft" else {True, False})
+    assert output.count("4 passed") >= 2
+    assert "torch.compile" in (kept / "report.md").read_text()
+    before, after = (re.search(rf"sha256 {word} +(\w{{64}})", output) for word in ("before", "after"))
+    assert before and after and before[1] == after[1]
+
+
+def _records(store):  # type: ignore[no-untyped-def]
+    from actordbg.formats.dumpfile import read_record
+
+    return [(read_record(path), path) for path in store.iter_dumps()]

@@ -1,0 +1,129 @@
+"""Synthetic inputs have the shapes, paddings and dtypes that OpenRLHF's actor receives, and are repeatable."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import torch
+import typer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from actordbg.base.errors import UsageError
+from actordbg.cli import dump_create
+from actordbg.dumps.create import PADDINGS, Shape, create_dumps, make_inputs
+from actordbg.store import payload
+from actordbg.store.layout import Store
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.integers(1, 5),
+    st.integers(2, 40),
+    st.data(),
+    st.sampled_from(PADDINGS),
+    st.integers(2, 200_000),
+    st.integers(0, 2**31),
+)
+def test_every_input_is_one_that_an_actor_accepts(batch, length, data, padding, vocabulary, seed):
+    actions = data.draw(st.integers(0, length - 1))
+    shape = Shape(batch, length, actions, padding, vocabulary).check()
+    tensors = make_inputs(shape, generator(seed))
+    sequences, attention = tensors["sequences"], tensors["attention_mask"]
+    assert sequences.shape == attention.shape == (batch, length)
+    assert sequences.dtype == attention.dtype == torch.int64
+    assert int(sequences.min()) >= 0 and int(sequences.max()) < vocabulary
+    assert bool(((sequences == 0) == (attention == 0)).all())
+    assert bool((attention.diff(dim=1).abs().sum(1) <= 2).all()), "the tokens of a row are one stretch"
+    assert ("action_mask" in tensors) == (actions > 0)
+    if actions:
+        mask = tensors["action_mask"]
+        assert mask.shape == (batch, actions) and mask.dtype == torch.bool
+        assert bool(mask.any(1).all()), "every row has an action"
+        assert torch.equal(mask, attention[:, -actions:].bool())
+        assert bool(attention[:, :-actions].any(1).all()), "every row has a prompt"
+
+
+@pytest.mark.parametrize(
+    ("padding", "left", "right"), [("none", 0, 0), ("left", 1, 0), ("right", 0, 1), ("both", 1, 1)]
+)
+def test_padding_is_where_it_was_asked_for(padding: str, left: int, right: int):
+    mask = make_inputs(Shape(64, 32, 16, padding), generator())["attention_mask"]
+    assert bool((mask[:, 0] == 0).any()) == bool(left)
+    assert bool((mask[:, -1] == 0).any()) == bool(right)
+
+
+def test_dumps_land_in_the_store_with_their_record(store: Store):
+    paths = create_dumps(store, 2, batch_size=3, seq_len=20, action_len=7, padding="left", ranks=2, run="made", seed=5)
+    assert sorted(paths) == sorted(store.iter_dumps()) and len(paths) == 4
+    for path in paths:
+        dump = payload.load(path)
+        record = dump.record
+        assert (record.run, record.source, record.world_size) == ("made", "create", 2)
+        assert (record.batch_size, record.seq_len, record.action_len) == (3, 20, 7)
+        assert record.tokens == int(dump.tensors["attention_mask"].sum())
+        assert record.origin == {"seed": 5, "padding": "left", "vocab_size": 128_256}
+        assert path == store.dump_path(record)
+    assert {(payload.load(path).record.rank, payload.load(path).record.call_index) for path in paths} == {
+        (0, 0), (0, 1), (1, 0), (1, 1),
+    }  # fmt: skip
+
+
+def test_the_same_seed_makes_the_same_tensors_in_new_dumps(store: Store):
+    first, again = (payload.load(create_dumps(store, 1, seed=7)[0]) for _ in range(2))
+    other = payload.load(create_dumps(store, 1, seed=8)[0])
+    assert torch.equal(first.tensors["sequences"], again.tensors["sequences"])
+    assert not torch.equal(first.tensors["sequences"], other.tensors["sequences"])
+    assert first.record.dump_id != again.record.dump_id
+
+
+def test_without_actions_the_action_mask_was_none(store: Store):
+    dump = payload.load(create_dumps(store, 1, action_len=0)[0])
+    assert "action_mask" not in dump.tensors and dump.record.arguments["action_mask"] is None
+    assert dump.record.action_len is None
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"count": 0}, {"ranks": 0}, {"batch_size": 0}, {"seq_len": 1}, {"action_len": 512}, {"action_len": -1},
+        {"padding": "top"}, {"vocab_size": 1}, {"run": "a/b"},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_numbers_that_make_no_sense_are_usage_errors(tmp_path: Path, wrong: dict[str, object]):
+    with pytest.raises(UsageError):
+        create_dumps(Store(tmp_path / "s"), **({"count": 1} | wrong))  # type: ignore[arg-type]
+    assert not (tmp_path / "s").exists()
+
+
+def cli(*words: object):
+    app = typer.Typer()
+    app.command("create")(dump_create.create)
+
+    @app.callback()
+    def root(store: Annotated[Path | None, typer.Option()] = None) -> None: ...
+
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_the_command_makes_dumps_and_names_them(tmp_path: Path):
+    done = cli("--store", tmp_path / "s", "create", "--count", 2, "--ranks", 2, "--seq-len", 64, "--json")
+    answer = json.loads(done.stdout)
+    assert done.exit_code == 0 and answer["created"] == 4 and answer["run"] == "created"
+    assert sorted(answer["dump_ids"]) == sorted(
+        path.name.removesuffix(".safetensors.zst") for path in Store(tmp_path / "s").iter_dumps()
+    )
+
+
+def test_the_command_says_how_to_see_them(tmp_path: Path):
+    done = cli("--store", tmp_path / "s", "create", "--quiet")
+    assert done.exit_code == 0 and "1 dump of run created" in done.stdout and "run='created'" in done.stdout

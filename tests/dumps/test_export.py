@@ -1,0 +1,161 @@
+"""Exported dumps open with ordinary tools and hold exactly what the actor received."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import safetensors
+import torch
+import typer
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from actordbg.base.errors import ActordbgError, Conflict, EnvironmentProblem, UsageError
+from actordbg.cli import dump_export
+from actordbg.dumps.create import create_dumps
+from actordbg.dumps.export import export_dump
+from actordbg.formats.dump_record import DumpRecord
+from actordbg.store import payload
+from actordbg.store.layout import Store
+from actordbg.store.payload import Dump
+
+
+@pytest.fixture
+def dump(store: Store) -> Dump:
+    """A dump with a strided tensor, every kind of plain argument, and an awkward dtype."""
+    record = DumpRecord(
+        dump_id="d1", run="r", rank=2, timestamp="2025-06-19T05:26:08.430740Z", batch_size=2, seq_len=5, tokens=10,
+        arguments={"return_output": True, "packed_seq_lens": [3, 2], "ring_attn_group": None, "scale": 0.5, "name": "x"},
+    )  # fmt: skip
+    tensors = {
+        "sequences": torch.arange(20).reshape(2, 10)[:, ::2],
+        "action_mask": torch.ones(2, 3, dtype=torch.bfloat16),
+        "output.log_probs": torch.randn(2, 3),
+        "rng.cpu": torch.get_rng_state(),
+    }
+    finished, blob = payload.encode(record, tensors)
+    return payload.load(store.publish_dump(finished, blob))
+
+
+def test_safetensors_holds_logical_dtypes_and_the_record(dump: Dump, tmp_path: Path):
+    path = export_dump(dump, tmp_path / "new" / "folder", "safetensors")
+    assert path == tmp_path / "new" / "folder" / "d1.safetensors"
+    exported = load_file(path)
+    assert exported.keys() == dump.tensors.keys() >= {"output.log_probs", "rng.cpu"}
+    for name, tensor in exported.items():
+        assert tensor.dtype == dump.tensors[name].dtype and torch.equal(tensor, dump.tensors[name])
+    with safetensors.safe_open(path, "pt") as file:
+        assert DumpRecord.from_json(file.metadata()["actordbg"]) == dump.record
+
+
+def test_pt_opens_with_weights_only_and_keeps_strides(dump: Dump, tmp_path: Path):
+    content = torch.load(export_dump(dump, tmp_path, "pt"), weights_only=True)
+    for name, tensor in dump.tensors.items():
+        assert content[name].dtype == tensor.dtype and content[name].stride() == tensor.stride()
+        assert torch.equal(content[name], tensor)
+    assert {name: content[name] for name in dump.record.arguments} == dump.record.arguments
+    assert (content["rank"], content["batch_size"], content["seq_len"], content["run"]) == (2, 2, 5, "r")
+    assert DumpRecord.from_json(content["record"]) == dump.record
+
+
+@pytest.mark.parametrize("format", ["safetensors", "pt"])
+def test_an_existing_file_is_not_overwritten_unasked(dump: Dump, tmp_path: Path, format: str):
+    path = export_dump(dump, tmp_path, format)
+    before = path.stat().st_mtime_ns
+    with pytest.raises(Conflict):
+        export_dump(dump, tmp_path, format)
+    assert path.stat().st_mtime_ns == before
+    assert export_dump(dump, tmp_path, format, overwrite=True) == path
+
+
+def test_an_unknown_format_is_a_usage_error(dump: Dump, tmp_path: Path):
+    with pytest.raises(UsageError, match="pickle"):
+        export_dump(dump, tmp_path, "pickle")
+
+
+def test_a_folder_that_cannot_be_written_is_an_environment_problem(dump: Dump, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EnvironmentProblem):
+        export_dump(dump, tmp_path / "file")
+
+
+def cli(*words: object):
+    app = typer.Typer()
+    app.command("export")(dump_export.export)
+
+    @app.callback()
+    def root(store: Annotated[Path | None, typer.Option()] = None) -> None: ...
+
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def made(store: Store) -> list[Path]:
+    """Three dumps in the store."""
+    return create_dumps(store, 3, seq_len=16)
+
+
+def ids(paths: list[Path]) -> list[str]:
+    return [path.name.removesuffix(".safetensors.zst") for path in paths]
+
+
+def test_the_command_exports_by_id_and_by_the_beginning_of_one(store: Store, made: list[Path], tmp_path: Path):
+    first, second, _ = ids(made)
+    done = cli("--store", store.root, "export", first, second[:-3], "--out", tmp_path, "--json")
+    assert done.exit_code == 0
+    assert [item["dump_id"] for item in json.loads(done.stdout)["exported"]] == [first, second]
+    assert (tmp_path / f"{second}.safetensors").stat().st_size == json.loads(done.stdout)["exported"][1]["bytes"]
+
+
+def test_the_command_exports_what_a_query_selects(store: Store, made: list[Path], tmp_path: Path):
+    longer = create_dumps(store, 2, seq_len=32)
+    words = ("--store", store.root, "export", "--where", "seq_len>16", "--out", tmp_path, "--format", "pt", "--quiet")
+    assert cli(*words, "--limit", 1).exit_code == 0
+    assert [path.stem for path in tmp_path.glob("*.pt")] == ids(longer)[:1]
+    assert cli(*words, "--force").exit_code == 0
+    assert sorted(path.stem for path in tmp_path.glob("*.pt")) == sorted(ids(longer))
+
+
+def test_a_query_that_selects_nothing_exports_nothing(store: Store, made: list[Path], tmp_path: Path):
+    done = cli("--store", store.root, "export", "--where", "seq_len>4096", "--out", tmp_path / "out", "--quiet")
+    assert done.exit_code == 0 and "0 dumps exported" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["nonsense"], ["2"], ["x", "--where", "rank=0"], ["--format", "pickle"]], ids=str
+)
+def test_the_command_refuses_what_it_cannot_know(store: Store, made: list[Path], tmp_path: Path, words: list[str]):
+    done = cli("--store", store.root, "export", *words, "--out", tmp_path / "out", "--quiet")
+    assert isinstance(done.exception, UsageError)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_writes_nothing_when_one_file_exists(store: Store, made: list[Path], tmp_path: Path):
+    cli("--store", store.root, "export", ids(made)[2], "--out", tmp_path, "--quiet")
+    done = cli("--store", store.root, "export", *ids(made), "--out", tmp_path, "--quiet")
+    assert isinstance(done.exception, Conflict)
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1
+    assert cli("--store", store.root, "export", *ids(made), "--out", tmp_path, "--quiet", "--force").exit_code == 0
+
+
+def test_a_damaged_dump_is_named_and_the_others_exported(store: Store, made: list[Path], tmp_path: Path):
+    made[1].write_bytes(made[1].read_bytes()[:-7])
+    done = cli("--store", store.root, "export", *ids(made), "--out", tmp_path, "--quiet")
+    assert done.exit_code == 1
+    assert "2 dumps exported" in done.stdout and "damaged[corrupt-dump]" in done.stderr and made[1].name in done.stderr
+
+
+def test_without_a_store_the_command_says_so(tmp_path: Path):
+    done = cli("--store", tmp_path / "none", "export", "x")
+    assert isinstance(done.exception, ActordbgError) and "no store" in str(done.exception)
+
+
+def test_a_file_that_holds_another_dump_is_damaged_and_takes_no_name(store: Store, made: list[Path], tmp_path: Path):
+    made[1].write_bytes(made[0].read_bytes())
+    result = cli("--store", store.root, "export", ids(made)[1], "--out", tmp_path / "out", "--json")
+    answer = json.loads(result.stdout)
+    assert result.exit_code == 1 and answer["exported"] == [] and "is of dump" in answer["damaged"][0]["reason"]
+    assert not (tmp_path / "out").exists()

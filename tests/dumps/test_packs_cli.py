@@ -1,0 +1,203 @@
+"""`dump pack` and `dump unpack` as a user types them, and every other command on a store of packed dumps."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import packcases
+import pytest
+import torch
+from click.testing import Result
+from roots import ROOT
+from typer.testing import CliRunner
+
+from actordbg.base.errors import ActordbgError, Conflict, StoreProblem, UsageError, WhereError
+from actordbg.catalog import query
+from actordbg.cli.app import app
+from actordbg.dumps import packing
+from actordbg.legacy.importer import import_paths
+from actordbg.replay.selection import defaults_of, rows_of_files
+from actordbg.store.layout import Store
+from actordbg.store.pack_publish import exclusive
+from actordbg.store.places import places_of
+
+
+def run(store: Store, *words: object, code: int = 0) -> Result:
+    """One command; an error that the command line would print is raised."""
+    result = CliRunner().invoke(app, ["--store", str(store.root), *map(str, words)], catch_exceptions=True)
+    if isinstance(result.exception, ActordbgError):
+        raise result.exception
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+@pytest.fixture
+def ppo(store: Store) -> Store:
+    packcases.fill_ppo(store, calls=6)
+    return store
+
+
+def test_pack_tells_deduplication_and_compression_apart(ppo: Store):
+    files = sum(path.stat().st_size for path in ppo.iter_dumps())
+    answer = json.loads(run(ppo, "dump", "pack", "--json").stdout)
+    (pack,) = ppo.iter_packs()
+    assert answer["dumps"] == 18 and answer["files_bytes"] == files and answer["packed_bytes"] == pack.stat().st_size
+    assert answer["distinct_rows"] < answer["rows"] == 18 * 4 * 8 / 3
+    assert answer["content_bytes"] > answer["distinct_bytes"] > answer["packed_bytes"]
+    assert answer["dedup_ratio"] == pytest.approx(answer["content_bytes"] / answer["distinct_bytes"], rel=1e-3)
+    assert answer["compression_ratio"] == pytest.approx(answer["distinct_bytes"] / answer["packed_bytes"], rel=1e-3)
+
+
+def test_pack_says_it_in_words(ppo: Store):
+    out = run(ppo, "dump", "pack", "--quiet").stdout
+    assert "18 dumps in 1 pack" in out and "times smaller" in out
+    assert "deduplication: " in out and "compression: " in out and "rows are distinct" in out
+    assert run(ppo, "dump", "pack").stdout.strip() == "nothing to pack"
+
+
+def test_a_damaged_dump_stays_a_file_and_the_exit_code_says_so(ppo: Store):
+    path = next(ppo.iter_dumps())
+    path.write_bytes(path.read_bytes()[:-9])
+    result = run(ppo, "dump", "pack", "--quiet", code=1)
+    assert "17 dumps in 1 pack" in result.stdout and "stays a file: damaged: " in result.stderr
+    assert path.name in result.stderr and list(ppo.iter_dumps()) == [path]
+
+
+def test_unpack_needs_to_know_what_and_brings_it_back(ppo: Store):
+    before = packcases.contents(ppo)
+    run(ppo, "dump", "pack", "--level", "3", "--where", "rank < 3", "--quiet")
+    with pytest.raises(UsageError):
+        run(ppo, "dump", "unpack")
+    answer = json.loads(run(ppo, "dump", "unpack", "--where", "rank = 0", "--json").stdout)
+    assert answer["dumps"] == 5 and answer["kept"] == []
+    assert "9 dumps out of 1 pack" in run(ppo, "dump", "unpack", "--all", "--quiet").stdout
+    assert run(ppo, "dump", "unpack", "--all").stdout.strip() == "nothing to unpack"
+    assert packcases.contents(ppo) == before
+
+
+def test_a_bad_condition_a_missing_store_and_a_running_pack_are_refused(ppo: Store, tmp_path: Path):
+    with pytest.raises(WhereError):
+        run(ppo, "dump", "pack", "--where", '"typo" > 1')
+    with pytest.raises(StoreProblem):
+        run(Store(tmp_path / "none"), "dump", "pack")
+    assert not (tmp_path / "none").exists()
+    with exclusive(ppo), pytest.raises(Conflict) as refused:
+        run(ppo, "dump", "pack")
+    assert refused.value.exit_code == 3
+    assert len(list(ppo.iter_dumps())) == 18
+
+
+def test_ls_show_verify_export_index_and_report_read_packed_dumps_alike(ppo: Store, tmp_path: Path):
+    def seen() -> list[object]:
+        rows = json.loads(run(ppo, "dump", "ls", "--where", "seq_len > 300", "--json", "--limit", "0").stdout)
+        first = json.loads(run(ppo, "dump", "show", rows[0]["dump_id"], "--values", "--json").stdout)
+        checked = json.loads(run(ppo, "dump", "verify", "--json").stdout)
+        report = json.loads(run(ppo, "report", "--json").stdout)
+        for row in (*rows, first):
+            for name in ("path", "pack", "bytes"):
+                row.pop(name, None)
+        return [rows, first, checked["checked"], checked["damaged"], report["replays"], report["totals"]]
+
+    ids = [row.dump_id for row in query.select_dumps(ppo)]
+    run(ppo, "dump", "export", ids[3], "--out", tmp_path / "files", "--quiet")
+    before = seen()
+    run(ppo, "dump", "pack", "--quiet")
+    assert seen() == before
+    run(ppo, "dump", "export", ids[3][:-4], "--out", tmp_path / "packed", "--quiet")
+    assert (tmp_path / "packed" / f"{ids[3]}.safetensors").read_bytes() == next(
+        (tmp_path / "files").iterdir()
+    ).read_bytes()
+    run(ppo, "dump", "export", "--where", "rank = 1", "--format", "pt", "--out", tmp_path / "packed", "--quiet")
+    assert len(list((tmp_path / "packed").glob("*.pt"))) == 5
+    assert "18 dumps in the catalog: 18 added" in run(ppo, "index", "--rebuild", "--quiet").stdout
+    pack = ppo.relative(next(ppo.iter_packs()))
+    assert pack in run(ppo, "dump", "show", ids[0]).stdout
+
+
+def test_prune_takes_packed_dumps_and_spares_pinned_ones(store: Store):
+    rows = packcases.samples(2)
+    for number in range(8):
+        packcases.publish(store, number, packcases.batch(rows, number, 2), pinned=number % 4 == 0)
+    run(store, "dump", "pack", "--quiet")
+    result = run(store, "dump", "prune", "--where", "rank < 2")
+    assert "would remove 2 files" in result.stdout and "2 pinned dumps among them stay" in result.stderr
+    assert query.count_dumps(store) == 8
+    run(store, "dump", "prune", "--where", "rank < 2", "--yes")
+    assert query.count_dumps(store) == 6 and len(list(store.iter_packs())) == 1
+    run(store, "dump", "prune", "--where", "rank < 2", "--pinned", "--yes")
+    assert query.count_dumps(store) == 4
+    assert run(store, "dump", "verify", "--quiet").stdout.startswith("4 dumps checked")
+
+
+def test_keeping_a_size_holds_for_packs_too(ppo: Store):
+    run(ppo, "dump", "pack", "--quiet")
+    keep = query.dump_bytes(ppo) * 2 // 3
+    newest = max(row.dump_id for row in query.select_dumps(ppo))
+    run(ppo, "dump", "prune", "--keep", keep, "--yes")
+    assert 0 < query.dump_bytes(ppo) <= keep
+    assert sum(path.stat().st_size for path in ppo.iter_packs()) == query.dump_bytes(ppo)
+    assert newest in {row.dump_id for row in query.select_dumps(ppo)}
+
+
+def test_prune_damaged_takes_a_pack_that_cannot_be_read(ppo: Store):
+    run(ppo, "dump", "pack", "--where", "rank = 0", "--quiet")
+    (pack,) = ppo.iter_packs()
+    pack.write_bytes(b"junk" * 100)
+    os.utime(pack.parent)
+    assert "corrupt-dump" in run(ppo, "index", "--json").stdout
+    assert "damaged" in run(ppo, "dump", "verify", "--quiet", code=1).stdout
+    run(ppo, "dump", "prune", "--damaged", "--yes")
+    assert not pack.exists() and run(ppo, "dump", "verify", "--quiet").stdout.startswith("13 dumps checked")
+
+
+def test_an_import_knows_the_dumps_that_were_packed(store: Store, tmp_path: Path):
+    import pickle
+
+    source = tmp_path / "pickles"
+    source.mkdir()
+    for number in range(3):
+        ids = torch.randint(0, 9000, (2, 90))
+        facts = {"sequences": ids, "action_mask": ids[:, 50:] > 9, "attention_mask": torch.ones(2, 90).long(),
+                 "return_output": False, "packed_seq_lens": None, "timestamp": f"20250619_05260{number}_000001", "rank": 0}  # fmt: skip
+        (source / f"actor_inputs_rank0_{facts['timestamp']}.pkl").write_bytes(pickle.dumps(facts))
+    assert import_paths(store, [source]).added == 3
+    packing.pack_dumps(store)
+    assert (import_paths(store, [source]).present, len(list(places_of(store)))) == (3, 3)
+
+
+@pytest.mark.parametrize("spelling", ["whole pack", "one of it"])
+def test_replay_takes_packs_by_name(ppo: Store, spelling: str):
+    packing.pack_dumps(ppo)
+    pack, paths = next(ppo.iter_packs()), [row.path for row in query.select_dumps(ppo)]
+    names = [pack] if spelling == "whole pack" else [ppo.root / paths[2]]
+    rows = rows_of_files(ppo, names)
+    assert [row.path for row in rows] == (paths if spelling == "whole pack" else [paths[2]])
+    answer = json.loads(run(ppo, "replay", "--input-file", names[0], "--dry-run", "--max-inputs", "2", "--json").stdout)
+    assert answer["selected"] == min(2, len(rows))
+    assert defaults_of(ppo.root, rows) == rows[0].record
+
+
+def test_a_name_that_is_no_pack_is_refused(ppo: Store, tmp_path: Path):
+    (tmp_path / "x.txt").write_text("")
+    for name in (tmp_path / "none.pack", tmp_path / "x.txt", tmp_path / "none.pack#id"):
+        with pytest.raises(UsageError):
+            rows_of_files(ppo, [name])
+    packing.pack_dumps(ppo)
+    with pytest.raises(StoreProblem, match="no such dump"):
+        rows_of_files(ppo, [Path(f"{next(ppo.iter_packs())}#nothing")])
+
+
+def test_the_real_dumps_are_packed_at_least_27_times_smaller_than_the_pickles(store: Store, shared_dumps: Path):
+    """The bar of the product, end to end as a user does it; `test_packs_format` holds the format to more."""
+    command = [sys.executable, "-m", "actordbg", "--store", str(store.root)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    for words in (["dump", "import", str(shared_dumps), "--quiet"], ["dump", "pack", "--quiet"]):
+        subprocess.run([*command, *words], check=True, capture_output=True, env=environment)
+    taken = sum(path.stat().st_size for path in store.root.glob("[dp]*s/**/*") if path.is_file())
+    assert sum(path.stat().st_size for path in shared_dumps.glob("*.pkl")) / taken > 38
+    done = subprocess.run([*command, "dump", "verify", "--json"], check=True, capture_output=True, env=environment)
+    assert json.loads(done.stdout)["checked"] == 257

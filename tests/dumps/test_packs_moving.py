@@ -1,0 +1,299 @@
+"""Moving dumps into packs, out of them, and away: nothing is lost, whoever is at it and whenever it dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import catalogcases
+import packcases
+import pytest
+import torch
+from roots import SUPPORT
+
+from actordbg.base.errors import Conflict, NewerFormat, StoreProblem
+from actordbg.catalog import query
+from actordbg.catalog.indexer import refresh
+from actordbg.dumps import packing, prune
+from actordbg.formats import dumpfile
+from actordbg.store import pack_build as build
+from actordbg.store import payload, places
+from actordbg.store.layout import Store
+from actordbg.store.pack_publish import exclusive
+from actordbg.store.pack_reader import Pack
+from actordbg.store.places import split_place
+
+HERE = SUPPORT
+
+
+@pytest.fixture
+def ppo(store: Store) -> dict[str, tuple[str, str]]:
+    """Twelve dumps on four ranks with shared samples; what they hold."""
+    packcases.fill_ppo(store, calls=4)
+    return packcases.contents(store)
+
+
+def loose(store: Store) -> list[str]:
+    return [places.dump_id_of(path) for path in store.iter_dumps()]
+
+
+def test_packing_moves_every_dump_and_changes_none(store: Store, ppo: dict[str, tuple[str, str]]):
+    summary = packing.pack_dumps(store)
+    assert (summary.figures.dumps, summary.kept, loose(store)) == (12, [], [])
+    assert packcases.contents(store) == ppo
+    assert [store.root / path for path in summary.packs] == list(store.iter_packs())
+    assert os.stat(store.root / summary.packs[0]).st_mode & 0o777 == 0o600
+    assert packing.pack_dumps(store).figures.dumps == 0, "there is nothing left to pack"
+
+
+def test_records_and_payloads_come_back_to_the_byte(store: Store, ppo: dict[str, tuple[str, str]]):
+    before = {path: path.read_bytes() for path in store.iter_dumps()}
+    packing.pack_dumps(store)
+    summary = packing.unpack_dumps(store)
+    assert (summary.dumps, summary.kept, list(store.iter_packs())) == (12, [], [])
+    for path, blob in before.items():
+        now = path.read_bytes()
+        assert dumpfile.line_of(now) == dumpfile.line_of(blob)
+        assert dumpfile.unpack(now)[1] == dumpfile.unpack(blob)[1]
+
+
+def test_a_record_that_is_spelled_differently_keeps_its_spelling(store: Store):
+    path = catalogcases.publish(store, catalogcases.record(0))
+    blob = catalogcases.with_record(path.read_bytes(), b'"rank":0', b'"rank" :  0')
+    path.write_bytes(blob)
+    packing.pack_dumps(store)
+    packing.unpack_dumps(store)
+    assert dumpfile.line_of(path.read_bytes()) == dumpfile.line_of(blob) != b""
+
+
+def test_a_condition_and_a_run_choose(store: Store, ppo: dict[str, tuple[str, str]]):
+    packcases.fill_ppo(store, calls=1, first=20, run="other")
+    assert packing.pack_dumps(store, "rank = 1", run="ppo-1").figures.dumps == 3
+    assert all(split_place(row.path) for row in query.select_dumps(store, "rank = 1 and run = 'ppo-1'"))
+    assert packing.pack_dumps(store).figures.dumps == 9 + 3
+    assert {path.parent.name for path in store.iter_packs()} == {"ppo-1", "other"}
+    assert packing.unpack_dumps(store, "rank = 1", run="ppo-1").dumps == 3
+    assert len(loose(store)) == 3 and packcases.contents(store).items() >= ppo.items()
+
+
+def test_packs_are_bounded(store: Store, ppo: dict[str, tuple[str, str]], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(build, "MOST_DUMPS", 5)
+    assert len(packing.pack_dumps(store).packs) == 3
+    assert sorted(len(Pack(path).dump_ids) for path in store.iter_packs()) == [2, 5, 5]
+    assert packcases.contents(store) == ppo
+
+
+def test_what_cannot_be_read_whole_stays_a_file_and_is_named(store: Store, ppo: dict[str, tuple[str, str]]):
+    refresh(store)
+    torn, hashed, moved = list(store.iter_dumps())[:3]
+    torn.write_bytes(torn.read_bytes()[:-5])
+    record, blob = dumpfile.read_record(hashed), hashed.read_bytes()
+    other = b"0" * 64
+    hashed.write_bytes(catalogcases.with_record(blob, record.payload_sha256.encode(), other))
+    moved.write_bytes(catalogcases.with_record(moved.read_bytes(), b'"rank":0', b'"rank":3'))
+    summary = packing.pack_dumps(store)
+    assert summary.figures.dumps == 9
+    assert {item.path for item in summary.kept} == {store.relative(path) for path in (torn, hashed, moved)}
+    assert set(store.iter_dumps()) == {torn, hashed, moved}
+
+
+def test_a_dump_that_is_being_written_is_left_alone(store: Store, ppo: dict[str, tuple[str, str]]):
+    unfinished = next(store.iter_dumps()).with_name(".tmp-1-abc")
+    unfinished.write_bytes(b"half")
+    packing.pack_dumps(store)
+    assert unfinished.read_bytes() == b"half"
+
+
+def test_one_process_at_a_time_moves_dumps(store: Store, ppo: dict[str, tuple[str, str]]):
+    with exclusive(store):
+        for move in (packing.pack_dumps, packing.unpack_dumps):
+            with pytest.raises(Conflict, match="another actordbg"):
+                move(store)
+        with pytest.raises(Conflict):
+            prune.apply(store, prune.plan_prune(query.open_fresh(store), where="rank=0"))
+    assert packing.pack_dumps(store).figures.dumps == 12
+
+
+@pytest.fixture(scope="module")
+def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Store]:
+    """A store with files, and one with a pack."""
+    folder = tmp_path_factory.mktemp("originals")
+    plain, packed = Store(folder / "plain").create(), Store(folder / "packed").create()
+    for store in (plain, packed):
+        rows = packcases.samples(2)
+        for number in range(4):
+            packcases.publish(store, number, packcases.batch(rows, number, 2))
+    packing.pack_dumps(packed)
+    refresh(plain)
+    return {"pack": plain, "unpack": packed, "prune": packed}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", ["pack", "unpack", "prune"])
+def test_killed_at_any_step_nothing_is_lost_and_the_next_run_finishes(
+    operation: str, originals: dict[str, Store], tmp_path: Path
+):
+    store = originals[operation]
+    whole = {
+        dump_id: json.loads(record)["payload_sha256"] for dump_id, (record, _) in packcases.contents(store).items()
+    }
+    ranks = {dump_id: catalogcases.record(number).rank for number, dump_id in enumerate(sorted(whole))}
+    staying = {dump_id: sha for dump_id, sha in whole.items() if operation != "prune" or ranks[dump_id] >= 2}
+    done = subprocess.run(
+        [sys.executable, HERE / "killed_mover.py", store.root, tmp_path, operation], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    deaths = json.loads(done.stdout)
+    assert len(deaths) > 10 and [death["killed"] for death in deaths] == [True] * (len(deaths) - 1) + [False]
+    for death in deaths:
+        for moment in ("after", "again"):
+            found = death[moment]
+            assert found["problems"] == found["wrong"] == [], death
+            assert staying.items() <= found["files"].items() <= whole.items(), (moment, death["step"])
+            assert found["rows"] == sorted(found["files"]), (moment, death["step"])
+        again = death["again"]
+        assert again["files"] == staying and again["left"] == [], death["step"]
+        if operation == "pack":
+            assert again["loose"] == [] and len(again["packs"]) == 1, death["step"]
+        elif operation == "unpack":
+            assert len(again["loose"]) == 2 and len(again["packs"]) == 1
+
+
+def test_a_pack_that_an_interrupted_run_left_twice_goes(store: Store, ppo: dict[str, tuple[str, str]]):
+    packing.pack_dumps(store)
+    (whole,) = store.iter_packs()
+    part = packcases.write_pack(whole.parent, packcases.blobs(whole)[:5])
+    refresh(store)
+    strange = packcases.write_pack(whole.parent, packcases.blobs(whole, tokens=1)[5:7])
+    assert len(list(store.iter_packs())) == 3
+    packing.pack_dumps(store)
+    assert sorted(store.iter_packs()) == sorted([whole, Path(strange.path)]) and not os.path.exists(part.path)
+    assert query.count_dumps(store) == 12
+
+
+# ---- a dump that moved after it was looked up ----
+
+
+def test_a_reader_finds_a_dump_that_moved(store: Store, ppo: dict[str, tuple[str, str]]):
+    as_files = [row.path for row in query.select_dumps(store)]
+    packing.pack_dumps(store)
+    as_packed = [row.path for row in query.select_dumps(store)]
+    prune.apply(store, prune.plan_prune(query.open_fresh(store), where="rank = 3"))
+    here = {row.dump_id for row in query.select_dumps(store)}
+    for path in (*as_files, *as_packed):
+        if places.dump_id_of(path) in here:
+            assert places.read_record(store.root / path).dump_id == places.dump_id_of(path)
+            assert payload.load(store.root / path).record.to_json() == ppo[places.dump_id_of(path)][0]
+        else:
+            with pytest.raises(StoreProblem, match=places.dump_id_of(path)):
+                payload.load(store.root / path)
+    packing.unpack_dumps(store)
+    for path in as_packed:
+        if places.dump_id_of(path) in here:
+            assert payload.load(store.root / path).record.dump_id == places.dump_id_of(path)
+
+
+def test_readers_are_never_disturbed_while_dumps_move(store: Store, ppo: dict[str, tuple[str, str]]):
+    paths = [store.root / row.path for row in query.select_dumps(store)]
+    stop, failures, rounds = threading.Event(), [], []
+
+    def read() -> None:
+        while not stop.is_set():
+            for path in paths:
+                try:
+                    record, _ = places.read_payload(path)
+                    assert record.to_json() == ppo[record.dump_id][0]
+                except Exception as error:  # noqa: BLE001  any is a failure
+                    failures.append(f"{type(error).__name__}: {error}")
+            rounds.append(1)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for _ in range(6):
+        packing.pack_dumps(store, "rank < 2", level=1)
+        packing.pack_dumps(store, level=1)
+        packing.unpack_dumps(store, "rank = 0")
+        packing.unpack_dumps(store)
+    stop.set()
+    thread.join()
+    assert failures == [] and rounds
+
+
+def test_damage_of_a_whole_pack_is_said_of_the_dump(store: Store, ppo: dict[str, tuple[str, str]]):
+    packing.pack_dumps(store)
+    row = query.select_dumps(store)[0]
+    path = next(store.iter_packs())
+    data = path.read_bytes()
+    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(StoreProblem, match=f"{row.dump_id}.*CRC-32"):
+        payload.load(store.root / row.path)
+    path.write_bytes(data[:20] + b"\x09\0\0\0" + data[24:])
+    with pytest.raises(NewerFormat, match=row.dump_id):
+        payload.load(store.root / row.path)
+
+
+# ---- prune ----
+
+
+def fill_pinned(store: Store) -> list[str]:
+    """Eight dumps, the oldest three of them pinned; their ids in order of time."""
+    rows = packcases.samples(2)
+    for number in range(8):
+        packcases.publish(store, number, packcases.batch(rows, number, 2), pinned=number < 3)
+    return sorted(packcases.contents(store))
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_prune_spares_pinned_dumps_unless_they_are_asked_for(store: Store, packed: bool):
+    ids = fill_pinned(store)
+    if packed:
+        packing.pack_dumps(store)
+    plan = prune.plan_prune(query.open_fresh(store), where="rank >= 0")
+    assert plan.spared == 3 and sorted(places.dump_id_of(item.path) for item in plan.files) == ids[3:]
+    prune.apply(store, plan)
+    assert sorted(packcases.contents(store)) == ids[:3]
+    prune.apply(store, prune.plan_prune(query.open_fresh(store), where="rank >= 0", pinned=True))
+    assert packcases.contents(store) == {} and list(store.iter_packs()) == []
+
+
+def test_keeping_a_size_takes_the_oldest_that_are_not_pinned(store: Store):
+    ids = fill_pinned(store)
+    sizes = {row.dump_id: row.bytes for row in query.select_dumps(store)}
+    keep = sum(sizes.values()) - 1
+    prune.apply(store, prune.plan_prune(query.open_fresh(store), keep_bytes=keep))
+    assert sorted(packcases.contents(store)) == [*ids[:3], *ids[4:]]
+    plan = prune.plan_prune(query.open_fresh(store), keep_bytes=0)
+    assert len(plan.files) == 4 and plan.spared == 3
+
+
+def test_a_dump_that_lies_in_a_file_too_is_pruned_from_both(store: Store, ppo: dict[str, tuple[str, str]]):
+    before = {path: path.read_bytes() for path in store.iter_dumps()}
+    packing.pack_dumps(store)
+    for path, blob in before.items():
+        path.write_bytes(blob)
+    prune.apply(store, prune.plan_prune(query.open_fresh(store), where="rank = 0"))
+    assert len(packcases.contents(store)) == 9 and len(loose(store)) == 9
+    assert refresh(store).dumps == 9
+
+
+def test_a_pack_with_a_damaged_dump_is_not_written_again_unless_that_one_goes(store: Store):
+    good, bad = catalogcases.record(0), catalogcases.record(4)
+    catalogcases.publish(store, good)
+    store.publish_dump(*payload.encode(bad, {"sequences": torch.randint(0, 2**20, (2, 900)), "odd": torch.rand(2, 90)}))
+    packing.pack_dumps(store)
+    path = next(store.iter_packs())
+    data = bytearray(path.read_bytes())
+    data[data.index(b"\x28\xb5\x2f\xfd") + 900] ^= 1  # in the middle of the first block: the large one's low bits
+    path.write_bytes(data)
+    with pytest.raises(StoreProblem):
+        payload.load(places.packed_place(str(path), bad.dump_id))
+    dropped = prune.apply(store, prune.plan_prune(query.open_fresh(store), where="rank = 0 and seq_len = 8"))
+    assert [reason for _, reason in dropped.failed if bad.dump_id in reason] and path.exists()
+    summary = packing.unpack_dumps(store)
+    assert summary.dumps == 1 and bad.dump_id in summary.kept[0].path
+    plan = prune.plan_prune(query.open_fresh(store), where=f"dump_id = '{bad.dump_id}'")
+    assert prune.apply(store, plan).failed == [] and packcases.contents(store).keys() == {good.dump_id}

@@ -1,0 +1,96 @@
+"""The record is the contract between processes: what it accepts, what it refuses, and with which remedy."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+
+import pytest
+
+from actordbg.base.errors import CorruptDump, NewerFormat
+from actordbg.formats.dump_record import (
+    DumpRecord,
+    TensorSpec,
+    format_timestamp,
+    is_plain_name,
+    make_dump_id,
+    parse_timestamp,
+)
+
+
+def record(**changes: object) -> DumpRecord:
+    values = {
+        "dump_id": "20250619T052608.430740Z-000012-4711-9f3a2c1b", "run": "r", "rank": 3, "batch_size": 2, "seq_len": 10,
+        "timestamp": "2025-06-19T05:26:08.430740Z", "tokens": 15, "temperature": 0.5,
+        "tensors": {"sequences": TensorSpec("int64", (2, 10), (10, 1), "int32")},
+        "arguments": {"return_output": True, "packed_seq_lens": None},
+    }  # fmt: skip
+    return DumpRecord(**(values | changes))  # type: ignore[arg-type]
+
+
+def changed(**changes: object) -> str:
+    return json.dumps(json.loads(record().to_json()) | changes)
+
+
+def test_a_record_survives_json_exactly():
+    assert DumpRecord.from_json(record().to_json()) == record()
+
+
+def test_what_has_its_default_value_is_left_out():
+    assert set(json.loads(record(temperature=None).to_json())) == {
+        "format_version", "dump_id", "run", "rank", "timestamp", "batch_size", "seq_len", "tokens", "tensors", "arguments", "source",
+    } - {"source"}  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "strides"), [((2, 10), (10, 1)), ((2, 1), (1, 1)), ((0, 3), (3, 1)), ((), ())])
+def test_strides_of_a_contiguous_tensor_are_left_out(shape: tuple[int, ...], strides: tuple[int, ...]):
+    spec = TensorSpec("int64", shape, strides, "int32")
+    assert spec.to_list() == ["int64", "int32", list(shape)]
+    assert DumpRecord.from_json(record(tensors={"x": spec}).to_json()).tensors["x"] == spec
+
+
+def test_padding_is_what_the_tokens_leave():
+    assert record().padding == 5
+
+
+def test_input_names_leave_recorded_outputs_out():
+    spec = TensorSpec("float32", (2, 9), (9, 1), "float32")
+    assert record(tensors={"sequences": spec, "output.log_probs": spec}).input_names == ("sequences",)
+
+
+def test_a_newer_version_is_refused_with_the_remedy():
+    with pytest.raises(NewerFormat) as caught:
+        DumpRecord.from_json(changed(format_version=2))
+    assert "upgrade" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "{}", "null", "{" * 100_000, "[" * 100_000, changed(rank="0"), changed(rank=-1), changed(rank=True),
+        changed(seq_len=2**63), changed(timestamp="yesterday"), changed(run="../../etc"), changed(dump_id="a/b"), changed(run=""),
+        changed(tensors={"x": {}}), changed(tensors={"x": 3}), changed(tensors=[]), changed(arguments=[]), changed(pid="x"),
+        changed(tensors={"x": ["int64", "int64", [-1]]}), changed(tensors={"x": ["int64", "int64", [1, 2], [1]]}),
+        changed(tensors={"x": ["int64", "int64", [2**60]]}), changed(tensors={"x": ["int64", "int64", ["1"]]}),
+        changed(tensors={"x": ["int64", 3, [1]]}), changed(training=1), changed(host=None), changed(step=-1), changed(step=2**64),
+    ],
+)  # fmt: skip
+def test_anything_else_is_a_corrupt_dump(text: str):
+    with pytest.raises(CorruptDump):
+        DumpRecord.from_json(text)
+
+
+def test_fields_of_no_known_name_are_ignored():
+    assert DumpRecord.from_json(changed(invented=1)) == record()
+
+
+def test_timestamps_are_utc_with_microseconds():
+    moment = datetime(2025, 6, 19, 5, 26, 8, 430740, tzinfo=timezone.utc)
+    assert format_timestamp(moment) == "2025-06-19T05:26:08.430740Z"
+    assert parse_timestamp(format_timestamp(moment)) == moment
+
+
+def test_dump_ids_sort_by_time_and_are_plain_names():
+    first = make_dump_id("2025-06-19T05:26:08.430740Z", 12, 4711, "ff")
+    second = make_dump_id("2025-06-19T05:26:08.430741Z", 3, 1, "00")
+    assert first < second and is_plain_name(first)

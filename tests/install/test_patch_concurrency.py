@@ -1,0 +1,86 @@
+"""Sixteen processes patch and unpatch one file at once, and a reader never sees anything but the two states."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import actordbg
+from actordbg.install import patch_history as history
+from actordbg.install import trailer
+from actordbg.install.trailer import State
+from actordbg.store.layout import Store
+
+ACTOR = b"class Actor:\n    def forward(self, sequences):\n        return sequences\n"
+OLD = 1_600_000_000_123_456_789
+PROCESSES, ROUNDS = 16, 2
+WORKER = """
+import sys
+from actordbg.install import patching as operate
+from actordbg.install import patch_proof as verify
+from actordbg.install.patch_target import Target
+from actordbg.store.layout import Store
+from pathlib import Path
+target = Target(Path(sys.argv[1]), Path(sys.argv[1]), sys.executable, None)
+operate.require_hook = lambda python: "0"   # that the hook imports is another test's matter, and takes seconds
+for _ in range(int(sys.argv[3])):
+    for action in (operate.patch, operate.unpatch):
+        print(action(target, Store(sys.argv[2])).action, flush=True)
+"""
+
+
+@pytest.fixture
+def actor(tmp_path: Path) -> Path:
+    path = tmp_path / "models" / "actor.py"
+    path.parent.mkdir()
+    path.write_bytes(ACTOR)
+    path.chmod(0o640)
+    os.utime(path, ns=(OLD, OLD))
+    return path
+
+
+def _start(actor: Path, store: Store, rounds: int) -> subprocess.Popen[str]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(actordbg.__file__).parents[1])}
+    command = [sys.executable, "-c", WORKER, str(actor), str(store.root), str(rounds)]
+    return subprocess.Popen(command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def test_sixteen_processes_never_leave_a_third_state(actor: Path, store: Store) -> None:
+    patched = trailer.append(ACTOR, str(store.root), mtime_ns=OLD)
+    workers = [_start(actor, store, ROUNDS) for _ in range(PROCESSES)]
+    seen: set[bytes] = set()
+    while any(worker.poll() is None for worker in workers):
+        seen.add(actor.read_bytes())
+        time.sleep(0.001)
+    for worker in workers:
+        out, err = worker.communicate()
+        assert worker.returncode == 0, err
+        assert len(out.split("\n")) == 2 * ROUNDS + 1
+    assert seen <= {ACTOR, patched}
+    found = actor.stat()
+    assert (actor.read_bytes(), stat.S_IMODE(found.st_mode), found.st_mtime_ns) == (ACTOR, 0o640, OLD)
+    assert [path.name for path in actor.parent.iterdir()] == ["actor.py"]
+    names = [event.event for event in history.events(store)]
+    assert names == ["patch", "unpatch"] * (len(names) // 2), "the events tell the same story, in order"
+
+
+def test_processes_killed_at_any_moment_leave_one_of_the_two_states(actor: Path, store: Store) -> None:
+    for delay in (0.15, 0.2, 0.25, 0.3, 0.35, 0.4):
+        worker = _start(actor, store, 100)
+        time.sleep(delay)
+        worker.send_signal(signal.SIGKILL)
+        worker.communicate()
+        assert trailer.inspect(actor.read_bytes()).state in (State.CLEAN, State.PATCHED)
+        assert stat.S_IMODE(actor.stat().st_mode) == 0o640
+    last = _start(actor, store, 1)
+    _, err = last.communicate()
+    assert last.returncode == 0, err
+    assert (actor.read_bytes(), actor.stat().st_mtime_ns) == (ACTOR, OLD)
+    assert [path.name for path in actor.parent.iterdir()] == ["actor.py"]

@@ -1,0 +1,282 @@
+"""The trailer as bytes: what it appends, what it gives back, what it refuses; and that the text it appends is harmless."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actordbg.base.errors import Conflict, Unsupported
+from actordbg.install import trailer
+from actordbg.install.patch_target import find_target
+from actordbg.install.trailer import State
+
+ACTOR = b'class Actor:\n    """An actor."""\n\n    def forward(self, sequences):\n        return sequences\n'
+STORE = "/data/store"
+ODD_FILES = {
+    "as installed": ACTOR,
+    "CRLF": ACTOR.replace(b"\n", b"\r\n"),
+    "CR": ACTOR.replace(b"\n", b"\r"),
+    "byte order mark": b"\xef\xbb\xbf" + ACTOR,
+    "byte order mark and CRLF": b"\xef\xbb\xbf" + ACTOR.replace(b"\n", b"\r\n"),
+    "no final newline": ACTOR.rstrip(b"\n"),
+    "no final newline, CRLF": ACTOR.replace(b"\n", b"\r\n").removesuffix(b"\r\n"),
+    "mixed newlines": ACTOR + b"x = 1\r\ny = 2\r",
+    "ends in a comment": ACTOR + b"# the end",
+    "ends in a comment with a backslash": ACTOR + b"# the end \\",
+    "ends in blanks": ACTOR + b"        ",
+    "ends in a form feed": ACTOR + b"\f",
+    "form feeds between": b"import os\n\f\n" + ACTOR + b"\f\n",
+    "ends in blank lines": ACTOR + b"\n\n\n",
+    "ends inside an indented block": ACTOR + b"if True:\n    if True:\n        x = 1\n        ",
+    "non-ASCII": "# 演员\n".encode() + ACTOR + "# né".encode(),
+    "latin-1 with a cookie": b"# -*- coding: latin-1 -*-\nname = '\xe9'\n" + ACTOR,
+    "tabs": ACTOR.replace(b"    ", b"\t"),
+    "Actor under if and try": b"try:\n    if 1:\n"
+    + b"".join(b"        " + line + b"\n" for line in ACTOR.splitlines())
+    + b"finally:\n    pass\n",
+    "future import": b"from __future__ import annotations\n" + ACTOR,
+    "marker inside a line": ACTOR + b"x = '" + trailer.BEGIN.encode() + b"'\n",
+}
+UNSUPPORTED = {
+    "empty": (b"", "no class Actor"),
+    "no Actor": (b"class Critic:\n    def forward(self): ...\n", "no class Actor"),
+    "Actor inside a function": (b"def make():\n    class Actor:\n        def forward(self): ...\n", "no class Actor"),
+    "inherited forward": (b"class Actor(dict):\n    pass\n", "no method forward"),
+    "later Actor without forward": (ACTOR + b"class Actor:\n    pass\n", "no method forward"),
+    "open string": (ACTOR + b"x = '''", "not Python source"),
+    "open bracket": (ACTOR + b"x = (", "not Python source"),
+    "open line": (ACTOR + b"x = 1 \\", "not Python source"),
+    "NUL": (ACTOR + b"\0", "not Python source"),
+    "not text": (b"\x80\x04\x95" * 20, "not Python source"),
+    "wrong encoding": (ACTOR + b"x = '\xe9'\n", "not Python source"),
+    "deep nesting": (ACTOR + b"x = " + b"(" * 5000 + b")" * 5000 + b"\n", "not Python source"),
+}
+
+
+@pytest.fixture(scope="module")
+def installed() -> bytes:
+    """OpenRLHF's own actor.py of this environment."""
+    return find_target(python=Path(sys.executable)).path.read_bytes()
+
+
+@pytest.mark.parametrize("source", ODD_FILES.values(), ids=ODD_FILES)
+def test_any_supported_file_comes_back_to_the_byte(source: bytes) -> None:
+    patched = trailer.append(source, STORE, mtime_ns=1)
+    assert patched.startswith(source)
+    assert trailer.inspect(source).state is State.CLEAN
+    assert trailer.inspect(patched).state is State.PATCHED
+    assert trailer.strip(patched) == source
+
+
+def test_the_installed_actor_comes_back_to_the_byte_in_every_newline_convention(installed: bytes) -> None:
+    for source in (installed, installed.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf" + installed, installed.rstrip(b"\n")):
+        assert trailer.strip(trailer.append(source, STORE)) == source
+
+
+@pytest.mark.parametrize(("source", "reason"), UNSUPPORTED.values(), ids=UNSUPPORTED)
+def test_a_file_without_an_actor_to_patch_is_unsupported_with_the_reason(source: bytes, reason: str) -> None:
+    found = trailer.inspect(source)
+    assert found.state is State.UNSUPPORTED and reason in found.reason
+    with pytest.raises(Unsupported, match=reason):
+        trailer.append(source, STORE)
+
+
+def test_the_trailer_is_small_ascii_and_in_the_newlines_of_the_file() -> None:
+    for newline in (b"\n", b"\r\n", b"\r"):
+        source = ACTOR.replace(b"\n", newline)
+        added = trailer.append(source, "/é/'quoted\"/\udc80").removeprefix(source)
+        assert added.isascii() and len(added) < 1300
+        assert added.replace(newline, b"").count(b"\n") + added.replace(newline, b"").count(b"\r") == 0
+        assert added.endswith(newline)
+
+
+def test_the_trailer_remembers_the_original_and_the_store() -> None:
+    found = trailer.inspect(trailer.append(ACTOR, STORE, mtime_ns=1234567890123456789)).trailer
+    assert found is not None
+    assert (found.format, found.length, found.mtime_ns, found.store) == (1, len(ACTOR), 1234567890123456789, STORE)
+    assert found.sha256 == trailer.sha256_of(ACTOR)
+
+
+def test_a_store_named_like_the_trailers_own_fields_is_only_a_name() -> None:
+    for store in (f"/{'0' * 64}", '/"check": "' + "0" * 64 + '"', f"/\n{trailer.BEGIN}\n{trailer.END}", "/{store}/{}"):
+        found = trailer.inspect(trailer.append(ACTOR, store))
+        assert found.state is State.PATCHED and found.trailer is not None and found.trailer.store == store
+
+
+def test_a_second_trailer_is_never_appended() -> None:
+    with pytest.raises(Conflict, match="already has"):
+        trailer.append(trailer.append(ACTOR, STORE), STORE)
+
+
+def test_an_encoding_that_would_read_the_trailer_differently_is_unsupported() -> None:
+    """In UTF-7 the text `+AGE-` is the letter a: the hook would capture into another store than it says."""
+    source = b"# coding: utf-7\n" + ACTOR
+    assert trailer.strip(trailer.append(source, "/data/plain")) == source
+    with pytest.raises(Unsupported, match="would not mean what it says"):
+        trailer.append(source, "/data/+AGE-")
+
+
+def test_strip_refuses_a_file_without_a_trailer() -> None:
+    with pytest.raises(Conflict):
+        trailer.strip(ACTOR)
+
+
+def test_an_edit_before_the_trailer_is_kept_and_only_the_trailer_cut() -> None:
+    for source in (ACTOR, ACTOR.rstrip(b"\n"), ACTOR.replace(b"\n", b"\r\n")):
+        edited = trailer.append(source, STORE).replace(b"An actor.", b"My actor, edited.")
+        assert trailer.inspect(edited).state is State.EDITED
+        assert trailer.strip(edited) == source.replace(b"An actor.", b"My actor, edited.")
+
+
+def test_lines_added_right_before_the_trailer_are_kept() -> None:
+    patched = trailer.append(ACTOR, STORE)
+    place = patched.index(trailer.BEGIN.encode())
+    edited = patched[:place] + b"mine = 1\n" + patched[place:]
+    assert trailer.strip(edited) == ACTOR + b"\nmine = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    {
+        "text behind": (lambda p: p + b"mine = 1\n", "text behind"),
+        "code edited": (lambda p: p.replace(b"import install", b"import installer"), "itself was edited"),
+        "store edited": (lambda p: p.replace(b"or '/data/store'", b"or '/data/other'"), "itself was edited"),
+        "header edited": (lambda p: p.replace(b'"length": ', b'"length": 1'), "itself was edited"),
+        "header gone": (lambda p: p.replace(b"# {", b"# ["), "second line was edited"),
+        "cut short": (lambda p: p[:-40], "itself was edited"),
+        "first line gone": (lambda p: p.replace(trailer.BEGIN.encode(), b"#"), "0 first lines"),
+        "two trailers": (lambda p: p + p[len(ACTOR) :], "2 first lines"),
+        "newlines converted": (lambda p: p.replace(b"\n", b"\r\n"), "itself was edited"),
+        "newer format": (lambda p: p.replace(b'"format": 1', b'"format": 2'), "format 2"),
+    }.values(),
+)  # fmt: skip
+def test_a_damaged_trailer_is_never_cut_by_guesswork(damage, reason) -> None:  # type: ignore[no-untyped-def]
+    damaged = damage(trailer.append(ACTOR, STORE))
+    found = trailer.inspect(damaged)
+    assert found.state is State.EDITED and found.source is None and reason in found.reason
+    with pytest.raises(Conflict, match=reason) as refusal:
+        trailer.strip(damaged)
+    assert "lines" in refusal.value.hint
+    with pytest.raises(Conflict):
+        trailer.append(damaged, STORE)
+
+
+def _sources() -> st.SearchStrategy[bytes]:
+    """Valid Python around an Actor: any comments and strings, any newlines, with or without mark and final newline."""
+    words = st.text(st.characters(blacklist_categories=("Cs",), blacklist_characters="\r\n\0\x1a"), max_size=30)
+    line = st.one_of(
+        words.map(lambda text: f"# {text}"),
+        words.map(lambda text: f"x = {text!r}"),
+        words.map(lambda text: f"def f():  # {text}\n    return {text!r}"),
+        st.sampled_from(
+            ["", "   ", "\f", "if 1:\n    pass", "x = (1,\n     2)", "x = '''a\nb'''", f"  {trailer.BEGIN}"]
+        ),
+    )
+    lines = st.lists(line, max_size=8)
+    return st.builds(
+        lambda before, after, newline, mark, final: (
+            (b"\xef\xbb\xbf" if mark else b"")
+            + ("\n".join([*before, ACTOR.decode(), *after]) + "\n" * final).replace("\n", newline).encode()
+        ),
+        lines, lines, st.sampled_from(["\n", "\r\n", "\r"]), st.booleans(), st.integers(0, 3),
+    )  # fmt: skip
+
+
+@settings(max_examples=100, deadline=None)
+@given(source=_sources(), store=st.text(min_size=1, max_size=40))
+def test_round_trip_for_any_valid_source_and_any_store_path(source: bytes, store: str) -> None:
+    patched = trailer.append(source, store)
+    found = trailer.inspect(patched)
+    assert found.state is State.PATCHED and found.trailer is not None and found.trailer.store == store
+    assert trailer.strip(patched) == source
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_whatever_changes_in_a_patched_file_nothing_of_the_user_is_lost(data: st.DataObject) -> None:
+    source = data.draw(st.sampled_from([ACTOR, ACTOR.rstrip(b"\n"), ACTOR.replace(b"\n", b"\r\n")]))
+    patched = trailer.append(source, STORE)
+    at = data.draw(st.integers(0, len(patched)))
+    gone = data.draw(st.integers(0, 3))
+    new = data.draw(st.binary(max_size=3))
+    changed = patched[:at] + new + patched[at + gone :]
+    if changed == patched:
+        return
+    begin = changed.find(trailer.BEGIN.encode())
+    try:
+        kept = trailer.strip(changed)
+    except Conflict:
+        return
+    assert changed.startswith(kept), "what is kept is the file's beginning, unchanged"
+    assert changed[len(kept) : begin].strip(b"\r\n") == b"", "and all of it up to the trailer"
+    assert changed[begin:] == patched[patched.index(trailer.BEGIN.encode()) :], "and only a whole trailer was cut"
+
+
+HOOKS = {
+    "absent": None,
+    "syntax error": "def install(",
+    "import error": "import not_there_at_all",
+    "no install": "",
+    "other signature": "def install(): ...",
+    "raises": "def install(cls, *, store): raise RuntimeError('no')",
+    "exits": "raise SystemExit(3)",
+    "panics": "class Panic(BaseException): ...\nraise Panic",
+    "unprintable": "class E(Exception):\n    def __str__(self): raise ValueError\ndef install(cls, *, store): raise E",
+}
+RUNNER = """
+import sys
+sys.path[:0] = sys.argv[1:2]
+scope = {"__name__": "openrlhf.models.actor"}
+exec(compile(open(sys.argv[2], "rb").read(), sys.argv[2], "exec"), scope)
+assert scope["Actor"]().forward(7) == 7
+print(sorted(name for name in scope if not name.startswith("__")), ascii(getattr(scope["Actor"], "store", None)))
+"""
+
+
+def _run(tmp_path: Path, hook: str | None, store: str = STORE, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a patched file in a Python without site-packages, with an actordbg whose hook.py is `hook` (None: without any)."""
+    (tmp_path / "actor.py").write_bytes(trailer.append(ACTOR, store))
+    (tmp_path / "path").mkdir()
+    if hook is not None:
+        (tmp_path / "path" / "actordbg" / "capture").mkdir(parents=True)
+        (tmp_path / "path" / "actordbg" / "capture" / "hook.py").write_text(hook)
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("ACTORDBG", "PYTHON"))}
+    command = [sys.executable, "-S", "-c", RUNNER, str(tmp_path / "path"), str(tmp_path / "actor.py")]
+    return subprocess.run(
+        command, capture_output=True, text=True, env={**clean, **environment}, cwd=tmp_path / "path", timeout=60
+    )
+
+
+@pytest.mark.parametrize("hook", HOOKS.values(), ids=HOOKS)
+def test_training_runs_on_whatever_happens_to_actordbg(tmp_path: Path, hook: str | None) -> None:
+    done = _run(tmp_path, hook)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "['Actor'] None\n"
+    assert done.stderr.count("\n") <= 1
+
+
+def test_a_failed_hook_says_so_in_one_line_on_stderr(tmp_path: Path) -> None:
+    assert _run(tmp_path, None).stderr == "actordbg: not capturing: ModuleNotFoundError: No module named 'actordbg'\n"
+
+
+GOOD_HOOK = "def install(cls, *, store): cls.store = store"
+
+
+@pytest.mark.parametrize("path", [STORE, '/it\'s/a "path"', "/演员/store", "/line\nbreak/\\n", "/undecodable/\udc80"])
+def test_the_hook_gets_the_store_exactly_as_it_was_named(tmp_path: Path, path: str) -> None:
+    assert _run(tmp_path, GOOD_HOOK, path).stdout == f"['Actor'] {path!a}\n"
+
+
+def test_the_environment_overrides_the_store(tmp_path: Path) -> None:
+    assert _run(tmp_path, GOOD_HOOK, ACTORDBG_STORE="/other").stdout == "['Actor'] '/other'\n"
+
+
+def test_actordbg_disable_skips_the_hook_without_a_word(tmp_path: Path) -> None:
+    done = _run(tmp_path, "raise RuntimeError", ACTORDBG_DISABLE="1")
+    assert (done.stdout, done.stderr) == ("['Actor'] None\n", "")

@@ -1,0 +1,215 @@
+"""`actordbg run` with real clusters: Ray's workers are recorded wherever they run, and the user's own hooks still run.
+
+Each cluster has ports, a temporary folder and a session of its own, and ends with its test.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from runkit import ROOT, clean_environment, fake_openrlhf, run_job
+
+from actordbg.capture.control import read_control
+from actordbg.demo import demo_training as training
+from actordbg.demo.demo_assets import build_assets
+from actordbg.demo.demo_recipes import PPO_PROMPTS, SFT_CONVERSATIONS, sft_command
+from actordbg.replay.launch import free_port
+from actordbg.replay.processes import end_session
+from actordbg.store import payload
+from actordbg.store.layout import Store
+
+pytestmark = pytest.mark.slow
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "RAY_prestart_worker_first_driver": "0",
+    "RAY_DEDUP_LOGS": "0",
+}
+DRIVER = """
+import os, sys
+import ray
+
+def setup():
+    os.environ["USERS_HOOK"] = "ran"
+
+runtime_env = {"env_vars": {"NCCL_DEBUG": "WARN"}}
+if "hook" in sys.argv:
+    runtime_env["worker_process_setup_hook"] = setup
+if "local" in sys.argv:
+    ray.init(num_cpus=2, include_dashboard=False, object_store_memory=100 * 2**20, _temp_dir=sys.argv[-1], runtime_env=runtime_env)
+else:
+    ray.init(runtime_env=runtime_env)
+
+class Worker:
+    def work(self, calls):
+        import torch
+        from openrlhf.models.actor import Actor
+        actor = Actor()
+        for number in range(calls):
+            actor(torch.arange(16).reshape(2, 8))
+        return os.environ.get("USERS_HOOK"), os.environ.get("NCCL_DEBUG")
+    def end(self):
+        ray.actor.exit_actor()
+
+class PolicyModelActor(Worker): pass
+class ReferenceModelActor(Worker): pass
+
+own_path = {"env_vars": {"PYTHONPATH": os.environ["TREE"]}}
+policy = ray.remote(num_cpus=0.1)(PolicyModelActor).remote()
+reference = ray.remote(num_cpus=0.1)(ReferenceModelActor).options(runtime_env=own_path).remote()
+print("answers", *ray.get([policy.work.remote(3), reference.work.remote(4)]), flush=True)
+for worker in policy, reference:
+    try:
+        ray.get(worker.end.remote())
+    except ray.exceptions.RayActorError:
+        pass
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """What is to be trained: an OpenRLHF, and a driver with a policy and a reference worker; the second has its own PYTHONPATH."""
+    folder = tmp_path / "tree"
+    fake_openrlhf(folder)
+    (folder / "driver.py").write_text(DRIVER)
+    return folder
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder with a short name: Ray's socket paths must stay below 107 bytes."""
+    folder = Path(tempfile.mkdtemp(prefix="adbg-", dir="/tmp"))
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@dataclass
+class Head:
+    """A running head node. `address`: of its job server."""
+
+    address: str
+    environment: dict[str, str]
+
+
+@pytest.fixture
+def head(temporary: Path) -> Iterator[Head]:
+    """A Ray head on this host that knows nothing of actordbg, alone in its session, which ends with the test."""
+    port, dashboard, agent, client = (free_port() for _ in range(4))
+    words = [
+        "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--dashboard-host=127.0.0.1",
+        f"--dashboard-port={dashboard}", f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}",
+        "--num-cpus=4", f"--object-store-memory={100 * 2**20}", f"--temp-dir={temporary}", "--disable-usage-stats",
+    ]  # fmt: skip
+    log = (temporary / "head.log").open("wb")
+    process = subprocess.Popen(
+        [*RAY, *words], env=clean_environment(**QUIET), stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+    )  # fmt: skip
+    address = f"http://127.0.0.1:{dashboard}"
+    try:
+        wait_until_it_answers(f"{address}/api/version", process)
+        yield Head(address, QUIET)
+    finally:
+        process.terminate()  # it ends its daemons
+        try:
+            process.wait(20)
+        finally:
+            end_session(process.pid, grace_s=1.0)
+            process.wait()
+            log.close()
+
+
+RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+
+
+def wait_until_it_answers(url: str, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    raise AssertionError("the head node did not start")
+
+
+def ray_program(folder: Path) -> Path:
+    """A program `ray`, as an environment has it in its bin."""
+    path = folder / "bin" / "ray"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} -m ray.scripts.scripts "$@"\n')
+    path.chmod(0o755)
+    return path
+
+
+def by_role(store: Store) -> dict[tuple[str, str | None], int]:
+    counts: dict[tuple[str, str | None], int] = {}
+    for dump in map(payload.load, store.iter_dumps()):
+        key = (dump.record.run, dump.record.role)
+        counts[key] = counts.get(key, 0) + 1
+    return counts
+
+
+def test_workers_of_a_local_cluster_are_recorded_and_the_users_hook_runs(
+    store: Store, tree: Path, temporary: Path
+) -> None:
+    done = run_job(
+        store, "--run", "a", "--", sys.executable, "driver.py", "hook", "local", str(temporary),
+        path=tree, cwd=tree, TREE=f"{tree}{os.pathsep}{ROOT}", **QUIET,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "answers ('ran', 'WARN') ('ran', 'WARN')" in done.stdout
+    assert by_role(store) == {("a", "policy"): 3, ("a", "reference"): 4}
+
+
+@pytest.mark.parametrize("how", ["command", "script", "inside"])
+def test_a_submitted_job_is_recorded(store: Store, tree: Path, head: Head, how: str) -> None:
+    """`command`: below `run`; `script`: a script below `run` submits, with a YAML file; `inside`: the entrypoint is `run`."""
+    ray = ray_program(tree)
+    users = {"PYTHONPATH": f"{tree}{os.pathsep}{ROOT}", "TREE": f"{tree}{os.pathsep}{ROOT}"}
+    (tree / "env.yaml").write_text("env_vars:\n" + "".join(f"  {name}: {value}\n" for name, value in users.items()))
+    submit = f"{ray} job submit --address {head.address} --runtime-env {tree}/env.yaml --"
+    run_inside = f"{sys.executable} -m actordbg --store {store.root} run --run a --"
+    driver = f"{sys.executable} {tree}/driver.py hook"
+    (tree / "job.sh").write_text(f"set -e\n{submit} {driver}\n")
+    if how == "inside":
+        environment = clean_environment(**head.environment)
+        words = f"{submit} {run_inside} {driver}".split()
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+    else:
+        words = f"{submit} {driver}".split() if how == "command" else ["bash", f"{tree}/job.sh"]
+        done = run_job(store, "--run", "a", "--", *words, **head.environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "answers ('ran', 'WARN') ('ran', 'WARN')" in done.stdout
+    assert by_role(store) == {("a", "policy"): 3, ("a", "reference"): 4}
+    control = read_control(store, "a")
+    assert control is not None and not control.enabled
+
+
+def test_openrlhfs_own_sft_is_recorded_without_a_patch(store: Store, tmp_path: Path) -> None:
+    """The demo's training, from a copy of the installed OpenRLHF that nobody patched."""
+    actor = training.copy_openrlhf(tmp_path / "python")
+    before = actor.read_bytes()
+    assets = build_assets(tmp_path, prompts=PPO_PROMPTS, conversations=SFT_CONVERSATIONS)
+    command = sft_command(assets, tmp_path / "checkpoint", port=free_port())
+    (tmp_path / "cwd").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "actordbg", "--store", str(store.root), "run", "--run", "sft", "--every", "10", "--", *command],
+        env=training._environment(tmp_path / "python", training.hide_gpus("sft")), cwd=tmp_path / "cwd",
+        stdout=(tmp_path / "log").open("w"), stderr=subprocess.PIPE, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "120 calls = 12 captured + 0 dropped + 108 sampled out" in done.stderr
+    assert actor.read_bytes() == before and not list((tmp_path / "python").rglob("*.tmp"))
+    dumps = [payload.load(path) for path in store.iter_dumps()]
+    assert len(dumps) == 12 and {dump.record.run for dump in dumps} == {"sft"}
+    assert all(dump.record.training and dump.record.grad_enabled for dump in dumps)

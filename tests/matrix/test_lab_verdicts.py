@@ -1,0 +1,52 @@
+"""A cell's verdict against a truth that is not about every dump."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from comparecases import given, write_replay
+
+from actordbg.formats.comparison_record import MATCH, MatrixCell, MatrixRecord
+from actordbg.matrix.cell_verdicts import is_good, judged
+from actordbg.matrix.matrix_document import MatrixContext, matrix_document
+from actordbg.report.terminal import of_blocks
+from actordbg.store.layout import Store
+
+INPUTS = [given(index) for index in range(3)]
+
+
+def test_a_good_cell_says_which_part_of_it_the_truth_is_not_about(store: Store) -> None:
+    def refused(index: int) -> dict[str, Any]:
+        return {"status": "failed", "signature": "images"} if index == 1 else {}
+
+    truth = write_replay(store, "r-01", INPUTS, result=refused, oracle="fp32")
+    write_replay(store, "r-02", INPUTS)
+    found, name = judged(store, MatrixCell(0, "sdpa", {}, "passed", {}, "r-02"), "fp32")
+    assert (found.verdict, name) == (MATCH, truth) and is_good(found)
+    assert found.reason == "1 of 3 dumps could not be compared with the truth: B: it failed (images)"
+    record = MatrixRecord("m-01", "", "complete", {}, (found,), tuple(one.dump_id for one in INPUTS))
+    said = " ".join(of_blocks(matrix_document(record, MatrixContext())).split())
+    assert "In part" in said and f"cell 0: {found.reason}" in said
+
+
+def test_a_cell_that_was_judged_whole_says_nothing(store: Store) -> None:
+    write_replay(store, "r-01", INPUTS, oracle="fp32")
+    write_replay(store, "r-02", INPUTS)
+    found, _ = judged(store, MatrixCell(0, "sdpa", {}, "passed", {}, "r-02"), "fp32")
+    assert (found.verdict, found.reason) == (MATCH, "")
+
+
+def test_gradients_that_were_averaged_over_other_inputs_are_said_to_be_unjudged(store: Store) -> None:
+    trained = {"loss": 2.0, "grad_norm": 4.0, "backward_s": 0.5}
+    over = {"extra": {"temperature": 1.0, "gradient_over": [one.dump_id for one in INPUTS[:2]]}}
+    write_replay(store, "r-01", INPUTS, result=lambda index: trained, oracle="fp32")
+    write_replay(store, "r-02", INPUTS, result=lambda index: trained | (over if index < 2 else {}))
+    write_replay(store, "r-03", INPUTS)
+    averaged, _ = judged(store, MatrixCell(0, "sdpa", {}, "passed", {}, "r-02"), "fp32")
+    assert averaged.verdict == MATCH
+    assert (
+        averaged.reason
+        == "the gradients of 2 of 3 dumps could not be compared with the truth: A's gradient is over 2 inputs, B's over 1"
+    )
+    forward, _ = judged(store, MatrixCell(0, "sdpa", {}, "passed", {}, "r-03"), "fp32")
+    assert (forward.verdict, forward.reason) == (MATCH, ""), "without a backward there was nothing to judge"

@@ -1,0 +1,289 @@
+"""Documentation cannot lie: references are up to date, names exist, links lead somewhere, examples run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from itertools import groupby
+from pathlib import Path
+
+import docpages
+import pytest
+import typer
+from docpages import ROOT, Block
+
+from actordbg.base import errors
+from actordbg.base.errors import ActordbgError
+from actordbg.catalog.where import compile_where
+from actordbg.store.layout import Store
+
+CONSOLE = [block for page in docpages.pages() for block in docpages.blocks(page) if block.language == "console"]
+RUNNABLE = [block for page in docpages.pages() for block in docpages.blocks(page) if block.mode == "run"]
+
+
+def page_id(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def error_classes(root: type[ActordbgError] = ActordbgError) -> list[type[ActordbgError]]:
+    return [root, *(found for child in root.__subclasses__() for found in error_classes(child))]
+
+
+def environment_variables() -> set[str]:
+    """Every ACTORDBG_... that the package's code names."""
+    text = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "actordbg").rglob("*.py"))
+    return set(re.findall(r"\bACTORDBG_[A-Z][A-Z_]*[A-Z]\b", text))
+
+
+def command_names() -> list[str]:
+    from actordbg.cli.app import app
+
+    names = [info.name for info in app.registered_commands]
+    return names + [f"{group.typer_instance.info.name} {info.name}" for group in app.registered_groups
+                    for info in group.typer_instance.registered_commands]  # fmt: skip
+
+
+# ---- references ----
+
+
+@pytest.mark.parametrize("columns", ["40", "200"])
+def test_the_generated_reference_is_up_to_date_whatever_the_terminal(columns: str):
+    environment = os.environ | {"COLUMNS": columns, "TERM": "dumb", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(ROOT / "docs" / "generate.py"), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, f"run `make docs`\n{done.stdout}{done.stderr}"
+
+
+def test_the_check_notices_a_stale_page(tmp_path: Path):
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import generate; from pathlib import Path\n"
+        "generate.pages = lambda: {Path(sys.argv[2]): 'new text'}\n"
+        "sys.exit(generate.main(['--check']))"
+    )
+    page = tmp_path / "page.md"
+    page.write_text("old text")
+    done = subprocess.run([sys.executable, "-c", code, str(ROOT / "docs"), str(page)], capture_output=True, text=True)
+    assert (done.returncode, "+new text" in done.stdout) == (1, True), done.stderr
+    assert page.read_text() == "old text"
+
+
+def test_every_command_has_an_example_in_its_help():
+    text = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    sections = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
+    assert len(sections) == len(command_names())
+    assert [section.splitlines()[0] for section in sections if section.count("```text") < 2] == []
+
+
+# ---- names ----
+
+
+@pytest.mark.parametrize("name", command_names())
+def test_every_command_appears_in_the_prose(name: str):
+    words = r"\s+".join(name.split())
+    assert re.search(rf"(actordbg[^\n`]*\s|`){words}\b", docpages.prose()), (
+        f"no page that people write shows `actordbg {name}`"
+    )
+
+
+@pytest.mark.parametrize("error", error_classes(), ids=lambda error: error.code)
+def test_every_error_code_has_its_section_with_its_exit_code(error: type[ActordbgError]):
+    text = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+    section = re.search(rf"^## {re.escape(error.code)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert section, f"docs/reference/errors.md has no section for {error.code}"
+    assert f"Exit code {error.exit_code}." in section[1]
+
+
+def test_the_error_page_and_the_docstring_know_no_other_codes():
+    codes = {error.code for error in error_classes()}
+    text = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^## (\S+)$", text, re.MULTILINE)) == codes
+    tree = (errors.__doc__ or "").partition("Each carries")[0]
+    assert all(re.search(rf"\b{error.__name__}\b\s+{re.escape(error.code)}\b", tree) for error in error_classes()[1:])
+
+
+@pytest.mark.parametrize("name", sorted(environment_variables()))
+def test_every_environment_variable_is_documented(name: str):
+    assert name in (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
+
+
+def test_no_page_names_an_environment_variable_that_does_not_exist():
+    assert set(re.findall(r"\bACTORDBG_[A-Z][A-Z_]*[A-Z]\b", docpages.prose())) <= environment_variables()
+
+
+def test_the_settings_page_lists_every_key_of_the_replay_table():
+    from actordbg.cli.replay_options import _KINDS
+
+    text = (ROOT / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
+    assert [name for name in _KINDS if f"`{name.replace('_', '-')}`" not in text] == []
+
+
+# ---- links ----
+
+
+@pytest.mark.parametrize("page", docpages.pages(), ids=page_id)
+def test_every_link_leads_somewhere(page: Path):
+    dead = []
+    for link in docpages.links(page):
+        path, _, fragment = link.partition("#")
+        if re.match(r"[a-z]+:", link):
+            continue
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (fragment and target.suffix == ".md" and fragment not in docpages.anchors(target)):
+            dead.append(link)
+    assert dead == []
+
+
+# ---- examples ----
+
+
+def parse(arguments: list[str]) -> None:
+    """Parse a command line as `actordbg` would, without running the command."""
+    from actordbg.cli.app import app
+
+    command, context = typer.main.get_command(app), None
+    while True:
+        context = command.make_context(
+            command.name or "actordbg", list(arguments), parent=context, resilient_parsing=False
+        )
+        rest = [*getattr(context, "_protected_args", []), *context.args]
+        if not hasattr(command, "commands"):
+            return
+        name, command, arguments = command.resolve_command(context, rest)
+        assert command is not None, name
+
+
+@pytest.mark.parametrize("block", CONSOLE, ids=lambda block: f"{page_id(block.page)}:{block.text.splitlines()[0][:50]}")
+def test_every_command_line_on_a_page_exists(block: Block):
+    assert block.commands, "a console block shows what to type after `$ `"
+    for command in block.commands:
+        for arguments in docpages.invocations(command.text.replace("ID", "x")):
+            parse(arguments)
+
+
+def test_a_command_line_that_does_not_exist_is_noticed():
+    assert docpages.invocations("A=1 actordbg --store s dump ls | wc && pdsh 'actordbg status'") == [
+        ["--store", "s", "dump", "ls"], ["status"]
+    ]  # fmt: skip
+    with pytest.raises(Exception, match=r"(?i)no such option"):
+        parse(["dump", "ls", "--no-such-option"])
+    with pytest.raises(Exception, match=r"(?i)no such command"):
+        parse(["dump", "nothing"])
+
+
+def programs(folder: Path) -> str:
+    """A folder with an `actordbg` that is this checkout's, whatever is installed."""
+    script = folder / "actordbg"
+    folder.mkdir(exist_ok=True)
+    script.write_text(
+        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -m actordbg "$@"\n'
+    )
+    script.chmod(0o755)
+    return f"{folder}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+@pytest.mark.parametrize(
+    "blocks", [list(found) for _, found in groupby(RUNNABLE, key=lambda block: (block.page, block.name))],
+    ids=lambda blocks: f"{page_id(blocks[0].page)}:{blocks[0].name}",
+)  # fmt: skip
+def test_examples_do_what_their_page_shows(blocks: list[Block], tmp_path: Path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ACTORDBG_")}
+    environment |= {"PATH": programs(tmp_path / "bin"), "COLUMNS": "200", "OMP_NUM_THREADS": "2", "NO_COLOR": "1"}
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "shared").symlink_to(ROOT.parent / "shared")
+    for block in blocks:
+        for command in block.commands:
+            done = subprocess.run(
+                ["bash", "-c", command.text], cwd=work, env=environment, capture_output=True, text=True, timeout=300
+            )
+            assert done.returncode == 0, f"$ {command.text}\n{done.stdout}{done.stderr}"
+            came = docpages.comparable(done.stdout + done.stderr)
+            expected = [word for line in command.output for word in docpages.comparable(line)]
+            assert [word for word in expected if word not in came] == [], f"$ {command.text}\n{done.stdout}"
+
+
+# ---- the pages' own code ----
+
+
+def test_the_store_format_page_reads_a_real_dump(store: Store, capsys: pytest.CaptureFixture[str]):
+    torch = pytest.importorskip("torch")
+    from actordbg.formats.dump_record import DumpRecord
+    from actordbg.store import payload
+
+    record = DumpRecord(
+        "20250619T052608.430740Z-000012-4711-9f3a2c1b", "run", 3, "2025-06-19T05:26:08.430740Z", 2, 8, 16
+    )
+    _, blob = payload.encode(record, {"sequences": torch.arange(16).reshape(2, 8) * 5000})
+    names = {"path": store.publish_dump(record, blob)}
+    code = python_of_the_store_page()
+    for name in ("header", "payload"):
+        exec(code[name], names)  # the page's own code, nothing else
+    assert capsys.readouterr().out.split() == ["run", "3", "2", "8", "16"]
+    assert any(key.startswith("sequences") for key in names["stored"])
+    magic = (ROOT / "docs" / "reference" / "store-format.md").read_text().partition("| 4 | `")[2][:11]
+    assert bytes.fromhex(magic) == names["path"].read_bytes()[:4]
+
+
+def python_of_the_store_page() -> dict[str, str]:
+    page = ROOT / "docs" / "reference" / "store-format.md"
+    code = {block.name: block.text for block in docpages.blocks(page) if block.mode == "run-python"}
+    assert list(code) == ["header", "payload", "pack"]
+    return code
+
+
+def test_the_store_format_page_reads_a_real_pack(store: Store):
+    packcases = pytest.importorskip("packcases")
+    from actordbg.dumps.packing import pack_dumps
+
+    packcases.fill_ppo(store, calls=3)
+    expected = packcases.contents(store)
+    pack_dumps(store)
+    names = {"pack": next(store.iter_packs())}
+    exec(python_of_the_store_page()["pack"], names)  # the page's own code, nothing else
+    found = {dump_id: hashlib.sha256(payload).hexdigest() for dump_id, payload in names["payloads"].items()}
+    assert found == {dump_id: sha256 for dump_id, (_, sha256) in expected.items()}
+    magic = (
+        (ROOT / "docs" / "reference" / "store-format.md").read_text().partition("skippable zstd frame, magic `")[2][:11]
+    )
+    assert bytes.fromhex(magic) == names["data"][:4]
+
+
+def test_the_store_format_page_names_every_field_of_a_record():
+    from dataclasses import fields
+
+    from actordbg.formats.dump_record import DumpRecord
+
+    text = (ROOT / "docs" / "reference" / "store-format.md").read_text(encoding="utf-8")
+    assert [f.name for f in fields(DumpRecord) if f"`{f.name}`" not in text] == []
+
+
+def test_the_conditions_on_the_catalog_page_are_conditions():
+    (shown,) = [b.text for b in docpages.blocks(ROOT / "docs" / "reference" / "catalog.md") if b.language == "text"]
+    assert len(shown.splitlines()) >= 3
+    for line in shown.splitlines():
+        compile_where(line)
+
+
+def test_toml_on_the_settings_page_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    from actordbg.cli.replay_options import build_config
+    from actordbg.config.sources import load_settings
+
+    (block,) = [b for b in docpages.blocks(ROOT / "docs" / "reference" / "settings.md") if b.language == "toml"]
+    (tmp_path / "actordbg.toml").write_text(block.text)
+    for name in ("ACTORDBG_STORE", "ACTORDBG_CONFIG"):
+        monkeypatch.delenv(name, raising=False)
+    settings = load_settings(start=tmp_path)
+    assert str(settings.store) == "/shared/actordbg"
+    assert build_config(settings.replay, {}).zero_stage == 3
+
+
+def test_json_on_every_page_is_json():
+    for page in docpages.pages():
+        for block in docpages.blocks(page):
+            if block.language == "json":
+                json.loads(block.text)

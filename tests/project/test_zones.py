@@ -1,0 +1,93 @@
+"""The three process zones: what runs in a training job stays light, and what runs at the desk does not load torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import tomllib
+from catalogcases import append, fill, result, spec, write_spec
+from roots import ROOT
+
+from actordbg.store.layout import Store
+
+DESK_ONLY = {"typer", "rich", "pydantic", "sqlmodel", "sqlalchemy", "sqlite3", "alembic", "sqlglot", "msgspec", "click"}
+
+
+def loaded_by(code: str, *arguments: str) -> set[str]:
+    """Top-level names of the modules that a fresh interpreter has after running `code`."""
+    tail = "\nimport sys\nprint('\\n' + '\\0'.join({m.partition('.')[0] for m in sys.modules}))"
+    done = subprocess.run([sys.executable, "-c", code + tail, *arguments], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return set(done.stdout.splitlines()[-1].split("\0"))
+
+
+def command(*arguments: str) -> str:
+    """Code that runs `actordbg` with these arguments and goes on only if it was good."""
+    return (
+        f"import sys; sys.argv[1:] = {arguments!r}\nfrom actordbg.cli.app import main\n"
+        "try: main()\nexcept SystemExit as end: assert not end.code, f'exit code {end.code}'"
+    )
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]:
+    """A store with two dumps and a finished replay of them, the id of the first dump, and a training's log beside it."""
+    store = Store(tmp_path_factory.mktemp("zones") / "store").create()
+    (store.root.parent / "train.log").write_text("gpt_loss: 5.78\n")
+    records = fill(store, 2)
+    folder = write_spec(store, spec("r1", records, model="tiny"))
+    results = [result("r1", record.dump_id, forward_s=1.0, logprob_mean=-2.0) for record in records]
+    append(
+        folder / "rank0.jsonl", {"event": "ready", "pid": 1, "attempt": 1, "config": {}}, *results, {"event": "done"}
+    )
+    append(folder / "supervisor.jsonl", {"event": "finished", "status": "complete"})
+    return store, records[0].dump_id
+
+
+def test_the_capture_zone_loads_nothing_of_the_desk():
+    added = loaded_by("import torch, safetensors.torch, zstandard, actordbg.capture.hook") - loaded_by("import torch")
+    assert added & DESK_ONLY == set()
+
+
+def test_the_import_contract_forbids_the_same_modules():
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    (capture,) = [contract for contract in contracts if "the capture zone is light" in contract["name"]]
+    assert set(capture["forbidden_modules"]) == DESK_ONLY
+
+
+DESK_COMMANDS = {
+    "help": ("--help",),
+    "replay help": ("replay", "--help"),
+    "ls": ("dump", "ls"),
+    "ls where": ("dump", "ls", "--where", "seq_len > 0 AND status = 'passed'"),
+    "show": ("dump", "show", "DUMP"),
+    "verify": ("dump", "verify"),
+    "index": ("index",),
+    "run": ("run", "true"),
+    "dump status": ("dump", "status"),
+    "report": ("report",),
+    "report json": ("report", "--json"),
+    "curve": ("curve", "time"),
+    "compare-logs": ("compare-logs", "LOG", "LOG"),
+    "pack": ("dump", "pack"),
+    "ls packed": ("dump", "ls"),
+    "verify packed": ("dump", "verify"),
+    "show packed": ("dump", "show", "DUMP"),
+    "unpack": ("dump", "unpack", "--all"),
+    "prune": ("dump", "prune", "--where", "seq_len < 0", "--yes"),
+}
+
+
+@pytest.mark.parametrize("name", DESK_COMMANDS)
+def test_the_desk_does_not_load_torch(filled: tuple[Store, str], name: str):
+    store, dump_id = filled
+    meant = {"DUMP": dump_id, "LOG": str(store.root.parent / "train.log")}
+    arguments = [meant.get(argument, argument) for argument in DESK_COMMANDS[name]]
+    loaded = loaded_by(command("--store", str(store.root), *arguments))
+    assert "actordbg" in loaded and {"torch", "matplotlib"}.isdisjoint(loaded)
+
+
+def test_help_loads_neither_the_catalog_nor_rich_tables():
+    assert {"sqlmodel", "sqlalchemy", "alembic", "sqlglot", "msgspec"}.isdisjoint(loaded_by(command("--help")))

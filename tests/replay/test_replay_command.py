@@ -1,0 +1,297 @@
+"""`actordbg replay` as typed: what it selects, refuses and answers. Nothing here starts a worker except the last test."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from click.testing import Result
+from replaycases import publish
+from roots import ROOT, SUPPORT
+from typer.testing import CliRunner
+
+from actordbg.base.errors import ActordbgError, LaunchProblem, StoreProblem, Unsupported, UsageError, WhereError
+from actordbg.cli.app import app
+from actordbg.cli.replay_answer import answer_of, render
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.journal import SPEC, Journal, read_events, read_results
+from actordbg.formats.replay_record import ReplayConfig, ReplaySpec, ResultRecord
+from actordbg.replay import supervise
+from actordbg.replay.launch import launch
+from actordbg.replay.plan import new_replay_id
+from actordbg.replay.processes import session_members
+from actordbg.store.layout import Store, make_folder
+
+
+@pytest.fixture(autouse=True)
+def no_surrounding_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def invoke(store: Store, *arguments: str) -> Result:
+    result = CliRunner().invoke(app, ["--store", str(store.root), "replay", *arguments])
+    if isinstance(result.exception, ActordbgError):
+        raise result.exception
+    assert isinstance(result.exception, SystemExit | None), result.exception
+    return result
+
+
+def planned(store: Store, *arguments: str) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(invoke(store, "--dry-run", "--json", *arguments).stdout)
+    return answer
+
+
+def written_spec(store: Store) -> ReplaySpec:
+    """A replay of three inputs that has not begun."""
+    spec = ReplaySpec(new_replay_id(), now_timestamp(), ReplayConfig(), tuple(publish(store, 3)))
+    make_folder(store.replays / spec.replay_id)
+    (store.replays / spec.replay_id / SPEC).write_text(spec.to_json())
+    return spec
+
+
+def test_a_bad_condition_is_refused_before_anything_is_indexed(store: Store) -> None:
+    publish(store, 1)
+    with pytest.raises(WhereError):
+        invoke(store, "--where", "seq_length>3")
+    assert not store.catalog_path.exists()
+
+
+def test_a_store_that_cannot_take_a_replay_says_so(store: Store) -> None:
+    publish(store, 1)
+    store.replays.write_text("")
+    with pytest.raises(StoreProblem, match="cannot write the replay's folder"):
+        invoke(store)
+
+
+class TestAReplayThatIsGivenUp:
+    """The second worker dies on start-up, three times: what the first one found is answered before the error."""
+
+    @pytest.fixture
+    def spec(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> ReplaySpec:
+        spec = written_spec(store)
+        script = {spec.inputs[1].dump_id: "kill", "open again": "kill"}
+        (store.replays / spec.replay_id / "script.json").write_text(json.dumps(script))
+        monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
+        started = partial(launch, module="fake_worker")
+        monkeypatch.setattr(supervise, "run_replay", partial(supervise.run_replay, launcher=started))
+        return spec
+
+    def test_the_answer_has_what_is_done_and_the_error_comes_after(self, store: Store, spec: ReplaySpec) -> None:
+        arguments = ["--store", str(store.root), "replay", "--resume", spec.replay_id, "--json"]
+        result = CliRunner().invoke(app, arguments)
+        assert isinstance(result.exception, LaunchProblem)
+        answer = json.loads(result.stdout)
+        assert (answer["status"], answer["passed"], answer["crashed"], answer["not_run"]) == ("failed", 1, 1, 1)
+        assert answer["restarts"] == 3
+
+    def test_as_text_and_in_the_catalog_too(self, store: Store, spec: ReplaySpec) -> None:
+        result = CliRunner().invoke(app, ["--store", str(store.root), "replay", "--resume", spec.replay_id])
+        assert isinstance(result.exception, LaunchProblem)
+        assert "(failed): 3 inputs, 1 passed, 1 crashed, 1 not run" in result.stdout
+        with sqlite3.connect(store.catalog_path) as catalog:
+            rows = catalog.execute("SELECT status FROM result ORDER BY status").fetchall()
+        assert rows == [("crashed",), ("passed",)]
+
+
+def test_folded_ids_are_said_with_the_number_of_inputs(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = written_spec(store)
+    journal = Journal(store.replays / spec.replay_id / "rank0.jsonl")
+    for item, folded in zip(spec.inputs, (True, False, True), strict=True):
+        record = ResultRecord(spec.replay_id, item.dump_id, "passed", logprob_count=3, folded_ids=folded)
+        journal.append("end", **record.to_dict())
+    answer = answer_of(store, spec, 0)
+    assert answer.folded_ids == 2
+    render(answer)
+    assert "token ids of 2 inputs into the model's vocabulary" in capsys.readouterr().out
+
+
+def test_a_condition_selects_and_max_inputs_cuts(store: Store) -> None:
+    publish(store, 3, length=64)
+    publish(store, 4, length=128, first=3)
+    assert planned(store)["selected"] == 7
+    assert planned(store, "--where", "seq_len>100 and rank=0", "--max-inputs", "3")["selected"] == 3
+
+
+def test_nothing_selected_is_said_with_what_there_is_and_is_no_failure(store: Store) -> None:
+    publish(store, 2, length=64)
+    result = invoke(store, "--where", "seq_len>4096")
+    assert result.exit_code == 0
+    assert "no dump matches seq_len>4096; the store holds 2 dumps with seq_len 64 to 64" in result.stdout
+    answer = json.loads(invoke(store, "--where", "seq_len>4096", "--json").stdout)
+    assert (answer["replay_id"], answer["selected"]) == (None, 0)
+    assert list(store.replays.glob("*")) == []
+
+
+def test_an_empty_store_says_how_dumps_come_about(store: Store) -> None:
+    assert "dump import" in invoke(store).stdout
+
+
+def test_a_plan_says_what_each_rank_gets(store: Store) -> None:
+    publish(store, 3)
+    shares = planned(store, "--nproc", "2", "--align", "shuffle")["shares"]
+    assert [(share["ranks"], len(share["dumps"])) for share in shares] == [([0], 2), ([1], 1)]
+    same = invoke(store, "--nproc", "2", "--align", "same", "--dry-run")
+    assert "each on all ranks" in same.stdout and "ranks 0, 1: 3 inputs, seq_len 96, 96, 96" in same.stdout
+    with pytest.raises(UsageError, match="no call is whole for 2 processes"):
+        invoke(store, "--nproc", "2", "--align", "rank", "--dry-run")
+    alone = invoke(store, "--align", "rank", "--dry-run")
+    assert "aligns nothing" in alone.stderr
+
+
+def test_dumps_that_cannot_be_replayed_are_left_out_and_counted(store: Store) -> None:
+    publish(store, 2, replayable=False, extra={"pixel_values": "not storable"})
+    result = invoke(store, "--dry-run")
+    assert "no dump can be replayed" in result.stdout
+
+
+def test_an_input_file_is_replayed_wherever_it_lies(store: Store, tmp_path: Path) -> None:
+    inputs = publish(store, 2)
+    inside = store.root / inputs[0].path
+    outside = tmp_path / "copied.safetensors.zst"
+    outside.write_bytes((store.root / inputs[1].path).read_bytes())
+    assert planned(store, "--input-file", str(inside), "--input-file", str(outside))["selected"] == 2
+    assert planned(store, "--input-file", str(inside), "--input-file", str(inside))["selected"] == 1
+
+
+def test_a_pickle_is_never_read(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "input.pkl").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    with pytest.raises(UsageError, match="pickle") as caught:
+        invoke(store, "--input-file", "input.pkl")
+    assert "actordbg dump import" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--shuffle-inputs", "--order", "length"], "contradict"),
+        (["--order", "alphabetical"], "not known"),
+        (["--where", "rank=0", "--input-file", "x.safetensors.zst"], "exclude each other"),
+        (["--input-file", "nowhere.safetensors.zst"], "not a file"),
+        (["--resume", "last", "--dtype", "bf16"], "--dtype"),
+        (["--resume", "last", "--zero-stage", "0"], "--zero-stage cannot"),
+        (["--resume", "last", "--seed", "0"], "--seed cannot"),
+        (["--resume", "last", "--no-packing"], "--no-packing cannot"),
+        (["--resume", "last", "--no-flash-attn", "--random-seed", "42"], "--random-seed, --no-flash-attn cannot"),
+        (["--resume", "last", "--max-inputs", "1", "--where", "rank=0"], "--where, --max-inputs cannot"),
+        (["--zero-stage", "3"], "needs DeepSpeed"),
+    ],
+)
+def test_what_makes_no_sense_is_a_usage_error(store: Store, arguments: list[str], words: str) -> None:
+    publish(store, 1)
+    with pytest.raises(UsageError, match=words):
+        invoke(store, *arguments)
+
+
+def test_a_configuration_that_cannot_work_here_is_refused_before_anything_starts(store: Store) -> None:
+    publish(store, 1)
+    with pytest.raises(Unsupported) as caught:
+        invoke(store, "--backend", "deepspeed", "--zero-stage", "3", "--dtype", "fp16")
+    assert caught.value.exit_code == 3 and caught.value.hint
+    assert list(store.replays.glob("*")) == []
+
+
+def test_defaults_come_from_actordbg_toml(store: Store, tmp_path: Path) -> None:
+    publish(store, 1)
+    (tmp_path / "actordbg.toml").write_text('[replay]\nbackend = "deepspeed"\nnproc = 2\n')
+    assert "2 workers (deepspeed)" in planned(store)["note"]
+    assert "1 worker (plain)" in planned(store, "--backend", "plain", "--nproc", "1")["note"]
+
+
+class TestUnderALauncher:
+    """`deepspeed --num_gpus 2 --module actordbg replay ...`: the command is run once for each rank."""
+
+    def test_ranks_other_than_0_leave_it_to_rank_0(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        publish(store, 1)
+        for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1"}.items():
+            monkeypatch.setenv(name, value)
+        result = CliRunner().invoke(app, ["--local_rank=1", "--store", str(store.root), "replay"])
+        assert (result.exit_code, result.stdout) == (0, "")
+
+    def test_rank_0_takes_over_the_launchers_size_and_backend(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        publish(store, 1)
+        for name, value in {
+            "RANK": "0",
+            "WORLD_SIZE": "2",
+            "LOCAL_RANK": "0",
+            "LOCAL_SIZE": "2",
+            "CROSS_SIZE": "1",
+        }.items():
+            monkeypatch.setenv(name, value)
+        assert "2 workers (deepspeed)" in planned(store)["note"]
+
+    def test_several_machines_are_refused(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "2"}.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(Unsupported, match="one machine"):
+            invoke(store)
+
+    def test_resume_goes_on_under_the_replays_own_configuration(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        spec = written_spec(store)
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE"):
+            monkeypatch.setenv(name, "2" if name in ("WORLD_SIZE", "LOCAL_SIZE") else "0")
+        assert "1 worker (plain)" in planned(store, "--resume", spec.replay_id)["note"]
+        with pytest.raises(UsageError, match="--nproc cannot"):
+            planned(store, "--resume", spec.replay_id, "--nproc", "2")
+
+
+def test_the_command_is_in_the_application() -> None:
+    assert "replay" in typer.main.get_command(app).commands  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_a_failed_input_gives_exit_code_1_and_every_result_is_in_the_catalog(store: Store) -> None:
+    from actordbg.catalog.query import get_replay, results_for
+
+    damaged, good = publish(store, 2)
+    path = store.root / damaged.path
+    path.write_bytes(path.read_bytes()[:-20])
+    arguments = ["--input-file", str(path), "--input-file", str(store.root / good.path)]
+    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "replay", *arguments, "--json"]
+    home = str(ROOT)
+    environment = os.environ | {"PYTHONPATH": home, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 1, done.stderr
+    answer = json.loads(done.stdout)
+    assert (answer["passed"], answer["failed"], answer["status"]) == (1, 1, "complete")
+    assert answer["failures"][0]["signature"] == "damaged-dump" and answer["failures"][0]["ways_out"]
+    rows = {record.dump_id: record.status for record in results_for(store, answer["replay_id"])}
+    assert rows == {damaged.dump_id: "failed", good.dump_id: "passed"}
+    kept = get_replay(store, "last")
+    assert (kept.replay_id, kept.status, kept.model, kept.attn) == (answer["replay_id"], "complete", "tiny", "sdpa")
+
+
+@pytest.mark.slow
+def test_ctrl_c_exits_with_130_says_what_is_kept_and_leaves_no_process(store: Store) -> None:
+    publish(store, 60, length=512)
+    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "replay", "--backward"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    deadline = time.monotonic() + 120
+    while not any(read_results(folder) for folder in store.replays.glob("*")):
+        assert running.poll() is None and time.monotonic() < deadline
+        time.sleep(0.02)
+    running.send_signal(signal.SIGINT)
+    stdout, stderr = running.communicate(timeout=30)
+    assert running.returncode == 130, stderr
+    folder = next(store.replays.glob("*"))
+    kept = read_results(folder)
+    assert 0 < len(kept) < 60 and f"{len(kept)} passed, {60 - len(kept)} not run" in stdout
+    assert f"actordbg replay --resume {folder.name}" in stderr
+    worker = next(event for event in read_events(folder / "rank0.jsonl") if event["event"] == "boot")["pid"]
+    assert session_members(worker) == []

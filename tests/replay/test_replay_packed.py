@@ -1,0 +1,44 @@
+"""Replays of packed dumps for real: the same results as of files, also when dumps move between plan and run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from replaycases import publish
+
+from actordbg.catalog import query
+from actordbg.dumps import packing
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec
+from actordbg.replay.plan import make_plan, new_replay_id
+from actordbg.replay.supervise import run_replay
+from actordbg.store.layout import Store
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    yield
+
+
+def digests(store: Store, inputs: tuple[ReplayInput, ...]) -> dict[str, str | None]:
+    """What every input's log-probs were; all have to pass."""
+    outcome = run_replay(store, ReplaySpec(new_replay_id(), now_timestamp(), ReplayConfig(), inputs))
+    assert outcome.all_passed and len(outcome.results) == len(inputs)
+    return {dump_id: record.output_digest for dump_id, record in outcome.results.items()}
+
+
+def test_packed_dumps_replay_like_files_and_a_plan_survives_that_they_move(store: Store):
+    planned_as_files = tuple(publish(store, 8, batch=2, length=128))
+    expected = digests(store, planned_as_files)
+    packing.pack_dumps(store)
+    rows = query.select_dumps(store)
+    assert all(row.pack for row in rows)
+    planned_as_packed = make_plan(rows, ReplayConfig()).spec.inputs
+    assert digests(store, planned_as_packed) == expected
+    assert digests(store, planned_as_files) == expected, "the files of this plan are in a pack now"
+    packing.unpack_dumps(store, "rank = 0")
+    assert digests(store, planned_as_packed) == expected, "the pack of this plan is gone"

@@ -1,0 +1,135 @@
+"""The plain backend for real: OpenRLHF's Actor with the tiny model, real workers, real faults.
+
+Nothing in the product is there for these tests: a fault is a signal that the test sends to a worker while it has the input.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from replaycases import publish
+from safetensors.torch import load_file
+
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.journal import TENSORS, Tail, read_events, read_results
+from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec
+from actordbg.replay.plan import new_replay_id
+from actordbg.replay.supervise import Progress, ReplayOutcome, load_spec, run_replay
+from actordbg.store.layout import Store
+
+pytestmark = pytest.mark.slow
+
+COUNT, LENGTH = 40, 256
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, list[ReplayInput]]:
+    store = Store(tmp_path_factory.mktemp("plain") / "store").create()
+    return store, publish(store, COUNT, batch=2, length=LENGTH)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(bench: tuple[Store, list[ReplayInput]]) -> ReplayOutcome:
+    store, inputs = bench
+    return run_replay(store, make_spec(inputs, backward=True, keep_tensors=True))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")
+        yield
+
+
+def make_spec(inputs: list[ReplayInput], **settings: Any) -> ReplaySpec:
+    return ReplaySpec(new_replay_id(), now_timestamp(), ReplayConfig(**settings), tuple(inputs))
+
+
+class Saboteur(threading.Thread):
+    """Sends a signal to a worker the moment that its journal says that it starts an input."""
+
+    def __init__(self, journal: Path, signals: dict[str, signal.Signals]) -> None:
+        super().__init__(daemon=True)
+        self._tail, self._signals = Tail(journal), dict(signals)
+        self.start()
+
+    def run(self) -> None:
+        pid = 0
+        while self._signals:
+            for event in self._tail.poll():
+                pid = event.get("pid", pid)
+                if event["event"] == "start" and event["dump_id"] in self._signals:
+                    os.kill(pid, self._signals.pop(event["dump_id"]))
+            time.sleep(0.002)
+
+
+def test_every_input_passes_and_says_what_it_took(undisturbed: ReplayOutcome) -> None:
+    assert undisturbed.all_passed and len(undisturbed.results) == COUNT
+    assert undisturbed.resolved["model"] == "tiny" and undisturbed.resolved["attn"] == "sdpa"
+    for record in undisturbed.results.values():
+        assert record.forward_s and record.backward_s and record.load_s
+        assert record.grad_norm and record.loss and record.logprob_mean
+        assert record.loss == pytest.approx(-record.logprob_mean, rel=1e-5)
+        assert record.logprob_count == 2 * (LENGTH // 2 - 3)
+
+
+def test_kept_tensors_are_those_that_the_figures_are_about(
+    bench: tuple[Store, list[ReplayInput]], undisturbed: ReplayOutcome
+) -> None:
+    first = bench[1][0]
+    tensors = load_file(undisturbed.folder / TENSORS / f"{first.dump_id}.safetensors")
+    assert tensors["log_probs"].shape == tensors["mask"].shape == (2, LENGTH // 2)
+    mean = float(tensors["log_probs"][tensors["mask"].bool()].double().mean())
+    assert undisturbed.results[first.dump_id].logprob_mean == pytest.approx(mean)
+
+
+def test_memory_does_not_grow_with_the_number_of_inputs(
+    bench: tuple[Store, list[ReplayInput]], undisturbed: ReplayOutcome
+) -> None:
+    """One kept logits tensor would be 8 MiB for each input, 240 MiB between the two samples."""
+    peaks = [undisturbed.results[one.dump_id].peak_memory_bytes or 0 for one in bench[1]]
+    early, late = statistics.median(peaks[2:12]), statistics.median(peaks[-10:])
+    assert early > 0 and late - early < 64 * 2**20
+    assert len(read_events(undisturbed.folder / "rank0.jsonl")) == 2 + 2 * COUNT + 1
+
+
+def test_ctrl_c_and_resume_give_what_an_undisturbed_replay_gives(
+    bench: tuple[Store, list[ReplayInput]], undisturbed: ReplayOutcome
+) -> None:
+    store, inputs = bench
+    spec = make_spec(inputs, backward=True)
+
+    def interrupt(event: Progress) -> None:
+        if event.result is not None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_replay(store, spec, interrupt)
+    kept = read_results(store.replays / spec.replay_id)
+    assert 0 < len(kept) < COUNT
+    outcome = run_replay(store, load_spec(store, spec.replay_id))
+    assert outcome.all_passed and outcome.results.items() >= kept.items()
+    digests = {dump_id: record.output_digest for dump_id, record in undisturbed.results.items()}
+    assert {dump_id: record.output_digest for dump_id, record in outcome.results.items()} == digests
+
+
+def test_a_sigkill_and_a_hang_cost_exactly_the_inputs_that_were_running(store: Store) -> None:
+    inputs = publish(store, 6, batch=4, length=1024)
+    spec = make_spec(inputs, timeout_s=8.0)
+    killed, stopped = inputs[1].dump_id, inputs[4].dump_id
+    folder = store.replays / spec.replay_id
+    Saboteur(folder / "rank0.jsonl", {killed: signal.SIGKILL, stopped: signal.SIGSTOP})
+    outcome = run_replay(store, spec)
+    assert {one.dump_id: outcome.results[one.dump_id].status for one in inputs} == {
+        one.dump_id: {killed: "crashed", stopped: "hung"}.get(one.dump_id, "passed") for one in inputs
+    }
+    assert "SIGKILL" in (outcome.results[killed].error or "") and outcome.results[killed].signature == "killed"
+    assert "--timeout" in (outcome.results[stopped].error or "")
+    assert outcome.restarts == 2

@@ -1,0 +1,274 @@
+"""Supervision: whatever a worker does, exactly the inputs that did it are lost, and nothing is left running.
+
+The workers here are real processes with the real loop and journal; only what runs an input is scripted (tests/fake_worker.py).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+from supervised import TESTS, Bench, make_spec, statuses
+
+from actordbg.base.errors import Conflict, LaunchProblem, StoreProblem
+from actordbg.formats.journal import Journal, read_events, read_results
+from actordbg.replay.processes import session_members, start_ticks
+from actordbg.replay.supervise import Progress, ReplayOutcome, interruptible, load_spec, run_replay
+from actordbg.store.layout import Store, make_folder
+
+
+@pytest.fixture(autouse=True)
+def fake_worker_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+
+
+@pytest.fixture
+def bench(store: Store) -> Bench:
+    return Bench(store)
+
+
+def test_every_input_gets_a_result_and_nothing_is_left_running(bench: Bench) -> None:
+    outcome = bench.run(make_spec(3), {})
+    assert statuses(outcome) == {"d0": "passed", "d1": "passed", "d2": "passed"}
+    assert outcome.status == "complete" and outcome.all_passed and outcome.restarts == 0
+    assert outcome.resolved["model"] == "fake"
+    assert bench.left_running() == []
+    supervisor = read_events(outcome.folder / "supervisor.jsonl")
+    assert [event["event"] for event in supervisor] == ["supervisor", "attempt", "resolved", "finished"]
+    assert supervisor[-1]["status"] == "complete"
+
+
+def test_an_input_that_raises_is_failed_with_its_error_and_the_same_worker_goes_on(bench: Bench) -> None:
+    outcome = bench.run(make_spec(3), {"d1": "fail"})
+    assert statuses(outcome) == {"d0": "passed", "d1": "failed", "d2": "passed"}
+    assert outcome.restarts == 0 and not outcome.all_passed
+    failed = outcome.results["d1"]
+    assert failed.error_class == "RuntimeError"
+    assert failed.error == "mat1 and mat2 shapes cannot be multiplied"
+    assert "fake_worker.py" in (failed.log_excerpt or "")
+
+
+@pytest.mark.parametrize(("action", "words"), [("kill", "SIGKILL"), ("exit", "exit code 0")])
+def test_an_input_that_kills_its_worker_costs_exactly_that_input(bench: Bench, action: str, words: str) -> None:
+    outcome = bench.run(make_spec(6), {"d2": action})
+    assert statuses(outcome) == {f"d{n}": "crashed" if n == 2 else "passed" for n in range(6)}
+    crashed = outcome.results["d2"]
+    assert words in (crashed.error or "") and crashed.attempt == 1
+    assert outcome.results["d3"].attempt == 2 and outcome.restarts == 1
+    assert bench.left_running() == []
+
+
+def test_an_input_that_hangs_costs_exactly_that_input_and_leaves_its_stack(bench: Bench) -> None:
+    outcome = bench.run(make_spec(4, timeout_s=1.0), {"d1": "hang"})
+    assert statuses(outcome) == {"d0": "passed", "d1": "hung", "d2": "passed", "d3": "passed"}
+    assert "in _act" in (outcome.results["d1"].log_excerpt or "")
+    assert bench.left_running() == []
+
+
+def test_a_worker_that_is_stopped_from_outside_counts_as_hung(bench: Bench) -> None:
+    spec = make_spec(3, timeout_s=1.0)
+
+    def stop_it(event: Progress) -> None:
+        if event.kind == "start" and event.text == "d1":
+            os.kill(bench.sessions[0], signal.SIGSTOP)
+
+    outcome = bench.run(spec, {"takes": 0.3}, on_event=stop_it)
+    assert statuses(outcome) == {"d0": "passed", "d1": "hung", "d2": "passed"}
+    assert "stopped by a signal" in (outcome.results["d1"].error or "")
+
+
+def test_several_bad_inputs_are_each_found(bench: Bench) -> None:
+    outcome = bench.run(make_spec(6, timeout_s=1.0), {"d0": "kill", "d1": "kill", "d3": "hang", "d5": "exit"})
+    assert list(statuses(outcome).values()) == ["crashed", "crashed", "passed", "hung", "passed", "crashed"]
+
+
+def test_plain_workers_are_independent_and_a_crash_of_one_restarts_only_that_one(bench: Bench) -> None:
+    outcome = bench.run(make_spec(6, nproc=2), {"d2": "kill"})
+    assert statuses(outcome) == {f"d{n}": "crashed" if n == 2 else "passed" for n in range(6)}
+    assert {record.worker for dump, record in outcome.results.items() if dump in ("d0", "d2", "d4")} == {0}
+    assert [outcome.results[f"d{n}"].attempt for n in (0, 4, 1, 3, 5)] == [1, 2, 1, 1, 1]
+
+
+def test_an_unreadable_input_is_failed(bench: Bench) -> None:
+    outcome = bench.run(make_spec(2), {"d0": "unreadable"})
+    assert statuses(outcome) == {"d0": "failed", "d1": "passed"}
+    assert outcome.results["d0"].error == "this dump cannot be read"
+
+
+def test_a_failure_that_taints_the_process_restarts_it_and_is_recorded_once(bench: Bench) -> None:
+    outcome = bench.run(make_spec(3), {"d0": "tainted"})
+    assert statuses(outcome) == {"d0": "failed", "d1": "passed", "d2": "passed"}
+    assert outcome.restarts == 1 and outcome.results["d1"].attempt == 2
+
+
+def test_an_actor_that_cannot_be_built_stops_the_replay_with_its_error(bench: Bench) -> None:
+    with pytest.raises(LaunchProblem, match="mat1 and mat2 shapes") as caught:
+        bench.run(make_spec(2), {"open": "fail"})
+    assert "actor init" in caught.value.hint
+    assert bench.left_running() == [] and len(bench.sessions) == 1
+
+
+def test_three_crashes_on_start_up_stop_it_and_blame_no_input(bench: Bench) -> None:
+    spec = make_spec(2)
+    with pytest.raises(LaunchProblem, match="3 attempts in a row") as caught:
+        bench.run(spec, {"open": "kill"})
+    assert "SIGKILL" in caught.value.message
+    assert len(bench.sessions) == 3 and bench.left_running() == []
+    assert read_results(bench.store.replays / spec.replay_id) == {}
+    assert read_events(bench.store.replays / spec.replay_id / "supervisor.jsonl")[-1]["status"] == "failed"
+
+
+def test_a_dozen_crashes_in_a_row_cost_a_dozen_inputs_and_the_last_one_still_runs(bench: Bench) -> None:
+    outcome = bench.run(make_spec(13), {f"d{n}": "kill" for n in range(12)})
+    assert outcome.counts == {"crashed": 12, "passed": 1}
+    assert outcome.status == "complete" and outcome.restarts == 12
+
+
+def test_crashes_on_start_up_after_results_stop_it_and_resume_goes_on(bench: Bench) -> None:
+    spec = make_spec(3)
+    with pytest.raises(LaunchProblem, match="3 attempts in a row"):
+        bench.run(spec, {"d1": "kill", "open again": "kill"})
+    assert sorted(read_results(bench.store.replays / spec.replay_id)) == ["d0", "d1"]
+    assert len(bench.sessions) == 4 and bench.left_running() == []
+    assert bench.run(load_spec(bench.store, "last"), {}).counts == {"passed": 2, "crashed": 1}
+
+
+def test_a_replay_whose_folder_cannot_be_made_is_a_store_problem(bench: Bench) -> None:
+    bench.store.replays.write_text("")
+    with pytest.raises(StoreProblem, match="cannot write the replay's folder") as caught:
+        run_replay(bench.store, make_spec(1))
+    assert str(bench.store.replays) in caught.value.hint
+
+
+def test_a_journal_that_cannot_be_opened_is_a_store_problem(bench: Bench) -> None:
+    spec = make_spec(1)
+    make_folder(bench.store.replays / spec.replay_id / "supervisor.jsonl")
+    with pytest.raises(StoreProblem, match="directory"):
+        bench.run(spec, {})
+    assert bench.sessions == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
+def test_a_signal_that_ends_a_process_interrupts_unless_it_is_ignored_as_under_nohup(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    try:
+        with pytest.raises(KeyboardInterrupt), interruptible():
+            os.kill(os.getpid(), number)
+        signal.signal(number, signal.SIG_IGN)
+        with interruptible():
+            os.kill(os.getpid(), number)
+            assert signal.getsignal(number) is signal.SIG_IGN
+        assert signal.getsignal(number) is signal.SIG_IGN
+    finally:
+        signal.signal(number, before)
+
+
+def test_a_start_that_never_ends_is_given_up(bench: Bench) -> None:
+    with pytest.raises(LaunchProblem, match="silent"):
+        bench.run(make_spec(1), {"open": "hang"}, start_timeout_s=0.5)
+    assert bench.left_running() == []
+
+
+def test_ctrl_c_keeps_what_is_done_ends_the_children_and_resume_does_the_rest(bench: Bench) -> None:
+    spec = make_spec(5)
+
+    def interrupt(event: Progress) -> None:
+        if event.result and event.result.dump_id == "d1":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(spec, {"takes": 0.2}, on_event=interrupt)
+    folder = bench.store.replays / spec.replay_id
+    kept = read_results(folder)
+    assert {"d0", "d1"} <= set(kept) < {item.dump_id for item in spec.inputs}
+    assert bench.left_running() == []
+    assert read_events(folder / "supervisor.jsonl")[-1]["status"] == "interrupted"
+
+    outcome = bench.run(load_spec(bench.store, "last"), {})
+    assert len(outcome.results) == 5 and outcome.all_passed
+    assert outcome.results["d0"] == kept["d0"] and outcome.results["d4"].attempt == 2
+
+
+def test_resuming_a_complete_replay_starts_nothing(bench: Bench) -> None:
+    spec = make_spec(2)
+    bench.run(spec, {})
+    assert bench.run(spec, {}).all_passed and len(bench.sessions) == 1
+
+
+def test_a_replay_that_another_process_supervises_is_refused(bench: Bench) -> None:
+    spec = make_spec(1)
+    folder = bench.store.replays / spec.replay_id
+    make_folder(folder)
+    Journal(folder / "supervisor.jsonl").append("supervisor", pid=os.getppid(), ticks=start_ticks(os.getppid()))
+    with pytest.raises(Conflict, match=str(os.getppid())):
+        bench.run(spec, {})
+
+
+def test_a_replay_is_found_by_prefix_and_a_wrong_name_lists_the_last_ones(bench: Bench) -> None:
+    spec = make_spec(1)
+    bench.run(spec, {})
+    assert load_spec(bench.store, spec.replay_id[:-2]) == spec
+    with pytest.raises(StoreProblem) as caught:
+        load_spec(bench.store, "nonsense")
+    assert spec.replay_id in caught.value.hint
+
+
+def test_workers_end_when_their_supervisor_is_killed(bench: Bench) -> None:
+    spec = make_spec(1)
+    child = os.fork()
+    if child == 0:
+        bench.run(spec, {"d0": "hang"}, on_event=lambda event: None)
+        os._exit(0)
+    folder = bench.store.replays / spec.replay_id
+    deadline = time.monotonic() + 20
+    while not any(event["event"] == "start" for event in read_events(folder / "rank0.jsonl")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    worker = next(event for event in read_events(folder / "rank0.jsonl") if event["event"] == "boot")["pid"]
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    while session_members(worker):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+class TestRanksThatComputeTogether:
+    """Two ranks under one launcher, with a barrier in every input: what one does, the other feels."""
+
+    def run(self, bench: Bench, count: int, script: dict[str, Any], **settings: Any) -> ReplayOutcome:
+        spec = make_spec(count, backend="deepspeed", nproc=2, **settings)
+        return bench.run(spec, {"collective": True} | script)
+
+    def test_an_odd_number_of_inputs_is_filled_up_and_the_filler_is_not_recorded(self, bench: Bench) -> None:
+        outcome = self.run(bench, 5, {})
+        assert statuses(outcome) == {f"d{n}": "passed" for n in range(5)}
+        fillers = [e for e in read_events(outcome.folder / "rank1.jsonl") if e["event"] in ("fill", "filled")]
+        assert [event["event"] for event in fillers] == ["fill", "filled"]
+
+    @pytest.mark.parametrize("culprit", ["d2", "d3"])
+    def test_a_crash_of_one_rank_costs_its_input_and_not_its_peers(self, bench: Bench, culprit: str) -> None:
+        outcome = self.run(bench, 6, {culprit: "kill"})
+        assert statuses(outcome) == {f"d{n}": "crashed" if f"d{n}" == culprit else "passed" for n in range(6)}
+        assert outcome.restarts == 1 and bench.left_running() == []
+
+    def test_of_two_ranks_in_a_hang_the_one_outside_the_collective_is_blamed(self, bench: Bench) -> None:
+        outcome = self.run(bench, 4, {"d3": "hang"}, timeout_s=1.5)
+        assert statuses(outcome) == {"d0": "passed", "d1": "passed", "d2": "passed", "d3": "hung"}
+
+    def test_a_failure_after_the_last_collective_goes_on_without_a_restart(self, bench: Bench) -> None:
+        outcome = self.run(bench, 4, {"d1": "fail"})
+        assert statuses(outcome) == {"d0": "passed", "d1": "failed", "d2": "passed", "d3": "passed"}
+        assert outcome.restarts == 0
+
+    def test_a_failure_that_leaves_the_peer_waiting_restarts_without_blaming_the_peer(self, bench: Bench) -> None:
+        outcome = self.run(bench, 4, {"d1": "late-fail"}, timeout_s=2.0)
+        assert statuses(outcome) == {"d0": "passed", "d1": "failed", "d2": "passed", "d3": "passed"}
+        assert outcome.restarts == 1 and outcome.results["d0"].attempt == 2
+
+    def test_an_unreadable_input_does_not_leave_the_peer_waiting(self, bench: Bench) -> None:
+        outcome = self.run(bench, 4, {"d1": "unreadable"})
+        assert statuses(outcome) == {"d0": "passed", "d1": "failed", "d2": "passed", "d3": "passed"}
+        assert outcome.restarts == 0

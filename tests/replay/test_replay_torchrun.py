@@ -1,0 +1,82 @@
+"""fsdp2's launcher for real: torchrun starts scripted workers, and the supervisor's verdicts hold as under deepspeed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from roots import SUPPORT
+
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec
+from actordbg.replay.launch import Group, Launched, _start, child_environment, groups_of, launch, torchrun_command
+from actordbg.replay.plan import new_replay_id
+from actordbg.replay.processes import session_members
+from actordbg.replay.supervise import run_replay
+from actordbg.replay.worker_logs import reported_by_launcher
+from actordbg.store.layout import Store, make_folder
+
+CONFIG = ReplayConfig(backend="fsdp2", nproc=2, timeout_s=4.0)
+
+
+def test_all_ranks_are_one_group_of_this_interpreters_torchrun() -> None:
+    assert [(group.ranks, group.collective) for group in groups_of(CONFIG)] == [((0, 1), True)]
+    command = torchrun_command(CONFIG, "some.module", Path("/work.json"))
+    assert command[:3] == [sys.executable, "-m", "torch.distributed.run"]
+    assert {"--nproc-per-node=2", "--master-addr=127.0.0.1", "--max-restarts=0"} <= set(command)
+    assert command[-4:] == ["--module", "some.module", "--work", "/work.json"]
+
+
+def test_a_process_that_left_the_launchers_session_is_ended_too(tmp_path: Path) -> None:
+    program = "import subprocess; print(subprocess.Popen(['sleep', '600'], start_new_session=True).pid, flush=True)"
+    launched = _start([sys.executable, "-c", program], child_environment(CONFIG, {}), tmp_path / "launcher.log")
+    launched.process.wait()
+    left = int((tmp_path / "launcher.log").read_text().split()[-1])
+    assert session_members(launched.session) == []
+    assert session_members(launched.session, launched.mark) == [left]
+    launched.end()
+    assert session_members(launched.session, launched.mark) == []
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("[rank0]:E api.py:1003] failed (exitcode: -9) local_rank: 1 (pid: 77) of binary: python\n", "SIGKILL"),
+        ("[rank0]:E api.py:1003] failed (exitcode: 3) local_rank: 0 (pid: 77) of binary: python\n", "exit code 3"),
+        ("[INFO] [launch.py:367] Process 77 exits with return code = -11\n", "SIGSEGV"),
+        ("nothing of the kind\n", "an unknown end"),
+    ],
+)
+def test_what_launchers_say_about_a_dead_worker_is_understood(tmp_path: Path, log: str, words: str) -> None:
+    launchers = tmp_path / "launcher.log"
+    launchers.write_text(log)
+    assert words in reported_by_launcher(launchers)
+
+
+@pytest.mark.slow
+def test_crashes_and_hangs_under_torchrun_cost_exactly_their_inputs(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
+    inputs = tuple(ReplayInput(f"d{n}", f"dumps/d{n}", 0, 1, 8, 8) for n in range(6))
+    spec = ReplaySpec(new_replay_id(), now_timestamp(), CONFIG, inputs)
+    folder = store.replays / spec.replay_id
+    make_folder(folder)
+    (folder / "script.json").write_text(json.dumps({"d1": "kill", "d2": "hang"}))
+    started: list[Launched] = []
+
+    def start(config: ReplayConfig, group: Group, work: Path) -> Launched:
+        started.append(launch(config, group, work, "fake_worker"))
+        return started[-1]
+
+    outcome = run_replay(store, spec, launcher=start)
+    statuses: dict[str, Any] = {dump_id: record.status for dump_id, record in outcome.results.items()}
+    assert statuses == {"d0": "passed", "d1": "crashed", "d2": "hung", "d3": "passed", "d4": "passed", "d5": "passed"}
+    assert "SIGKILL" in (outcome.results["d1"].error or "") and outcome.results["d1"].worker == 1
+    assert "in _act" in (outcome.results["d2"].log_excerpt or "")
+    assert [session_members(one.session, one.mark) for one in started] == [[]] * len(started)
+    assert all(isinstance(one.process, subprocess.Popen) and one.process.poll() is not None for one in started)

@@ -1,0 +1,204 @@
+"""Groups of workers that stay for the next replay: one load for several, and every guarantee of a replay of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+from roots import SUPPORT
+from supervised import group_launcher, make_spec, plain_launcher, statuses
+
+from actordbg.formats.journal import read_events
+from actordbg.formats.replay_record import ReplaySpec
+from actordbg.replay.launch import Launched
+from actordbg.replay.processes import session_members
+from actordbg.replay.supervise import Progress, ReplayOutcome, run_replay
+from actordbg.replay.warm_groups import WarmGroups
+from actordbg.store.layout import Store, make_folder
+
+TESTS = SUPPORT
+
+
+class WarmBench:
+    """Runs scripted replays one after another over the same warm groups."""
+
+    def __init__(self, store: Store, *, grouped: bool = False) -> None:
+        self.store = store
+        self.sessions: list[int] = []
+        self.warm = WarmGroups((group_launcher if grouped else plain_launcher)(self.sessions))
+
+    def run(self, spec: ReplaySpec, script: dict[str, Any] | None = None, **options: Any) -> ReplayOutcome:
+        folder = self.store.replays / spec.replay_id
+        make_folder(folder)
+        (folder / "script.json").write_text(json.dumps(script or {}))
+        return run_replay(self.store, spec, warm=self.warm, **options)
+
+    def left_running(self) -> list[int]:
+        return [pid for session in self.sessions for pid in session_members(session)]
+
+
+@pytest.fixture
+def bench(store: Store, monkeypatch: pytest.MonkeyPatch) -> WarmBench:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+    bench = WarmBench(store)
+    yield bench
+    bench.warm.close()
+
+
+def resolved(outcome: ReplayOutcome) -> dict[str, Any]:
+    return {name: outcome.resolved.get(name) for name in ("pid", "load_shared_with")}
+
+
+def test_three_replays_share_one_process_and_each_is_an_ordinary_replay(bench: WarmBench) -> None:
+    specs = [make_spec(2), make_spec(3), make_spec(1)]
+    outcomes = [bench.run(spec) for spec in specs]
+    assert [outcome.counts for outcome in outcomes] == [{"passed": 2}, {"passed": 3}, {"passed": 1}]
+    assert {outcome.resolved["pid"] for outcome in outcomes} == set(bench.sessions) and len(bench.sessions) == 1
+    assert [one.resolved.get("load_shared_with") for one in outcomes] == [None, *[specs[0].replay_id] * 2]
+    assert (bench.warm.started, bench.warm.shared) == (1, 2)
+    for outcome in outcomes:
+        events = read_events(outcome.folder / "rank0.jsonl")
+        assert [events[0]["event"], events[1]["event"], events[-1]["event"]] == ["boot", "ready", "done"]
+        assert (outcome.folder / "rank0.log").exists()
+        assert read_events(outcome.folder / "supervisor.jsonl")[-1]["status"] == "complete"
+    assert bench.left_running() == bench.sessions
+    bench.warm.close()
+    assert bench.left_running() == []
+
+
+def test_another_key_ends_the_group_and_starts_a_new_one(bench: WarmBench) -> None:
+    bench.warm.share("a")
+    bench.run(make_spec(1))
+    bench.warm.share("a")
+    bench.run(make_spec(1))
+    bench.warm.share("b")
+    assert bench.left_running() == []
+    bench.run(make_spec(1))
+    assert (bench.warm.started, bench.warm.shared) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ({"d1": "kill"}, "crashed"),
+        ({"d1": "hang"}, "hung"),
+        ({"d1": "tainted"}, "failed"),
+    ],
+)
+def test_what_goes_wrong_in_a_shared_process_costs_its_input_and_loads_again(
+    bench: WarmBench, script: dict[str, Any], expected: str
+) -> None:
+    before = bench.run(make_spec(1))
+    outcome = bench.run(make_spec(3, timeout_s=1.5), script)
+    assert statuses(outcome) == {"d0": "passed", "d1": expected, "d2": "passed"}
+    assert outcome.results["d0"].attempt == 1 and outcome.results["d2"].attempt == 2
+    after = bench.run(make_spec(1))
+    assert after.all_passed and len(bench.sessions) == 2
+    assert after.resolved["pid"] != before.resolved["pid"] and after.resolved["load_shared_with"] == outcome.replay_id
+    if expected != "failed":
+        assert outcome.results["d1"].signature in ("killed", "worker-hung")
+
+
+def test_a_failure_that_taints_nothing_leaves_the_process_to_the_next_replay(bench: WarmBench) -> None:
+    bench.run(make_spec(1))
+    assert statuses(bench.run(make_spec(2), {"d0": "fail"})) == {"d0": "failed", "d1": "passed"}
+    assert bench.run(make_spec(1)).all_passed and len(bench.sessions) == 1
+
+
+@pytest.mark.parametrize("action", ["fail", "kill", "exit"])
+def test_an_actor_that_cannot_be_switched_is_loaded_anew_and_nobody_is_blamed(bench: WarmBench, action: str) -> None:
+    bench.run(make_spec(1))
+    outcome = bench.run(make_spec(2), {"switch": action})
+    assert outcome.all_passed and outcome.restarts == 1 and len(bench.sessions) == 2
+    assert "load_shared_with" not in outcome.resolved
+
+
+def test_a_group_that_died_while_it_waited_is_replaced(bench: WarmBench) -> None:
+    bench.run(make_spec(1))
+    os.kill(bench.sessions[0], signal.SIGKILL)
+    time.sleep(0.2)
+    outcome = bench.run(make_spec(1))
+    assert outcome.all_passed and outcome.restarts == 0 and len(bench.sessions) == 2
+
+
+def test_ctrl_c_in_a_shared_process_leaves_nothing_running(bench: WarmBench) -> None:
+    def interrupt(event: Progress) -> None:
+        if event.kind == "start":
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt), bench.warm:
+        bench.run(make_spec(1))
+        bench.run(make_spec(3), {"takes": 0.3}, on_event=interrupt)
+    assert bench.left_running() == []
+
+
+def test_a_second_ctrl_c_while_groups_leave_does_not_lose_them(
+    bench: WarmBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(launched: Launched) -> None:
+        raise KeyboardInterrupt
+
+    bench.run(make_spec(1))
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Launched, "end", interrupted)
+        bench.warm.close(at_once=True)
+    assert bench.left_running() == bench.sessions
+    bench.warm.close(at_once=True)
+    assert bench.left_running() == []
+
+
+def test_a_waiting_group_ends_with_its_supervisor(bench: WarmBench) -> None:
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        bench.run(make_spec(1))
+        os.write(writing, str(bench.sessions[0]).encode())
+        time.sleep(60)
+        os._exit(0)
+    worker = int(os.read(reading, 20))
+    assert session_members(worker) == [worker]
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    deadline = time.monotonic() + 20
+    while session_members(worker):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_two_plain_ranks_stay_each_for_itself(bench: WarmBench) -> None:
+    bench.run(make_spec(4, nproc=2))
+    outcome = bench.run(make_spec(4, nproc=2), {"d1": "kill"})
+    assert statuses(outcome) == {"d0": "passed", "d1": "crashed", "d2": "passed", "d3": "passed"}
+    assert len(bench.sessions) == 3 and bench.run(make_spec(2, nproc=2)).all_passed and len(bench.sessions) == 3
+
+
+class TestRanksThatComputeTogether:
+    @pytest.fixture
+    def bench(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> WarmBench:
+        monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+        bench = WarmBench(store, grouped=True)
+        yield bench
+        bench.warm.close()
+
+    def test_the_whole_group_stays_and_a_crash_in_the_second_replay_is_blamed_on_its_input(
+        self, bench: WarmBench
+    ) -> None:
+        two = {"backend": "deepspeed", "nproc": 2}
+        first = bench.run(make_spec(2, **two), {"collective": True})
+        second = bench.run(make_spec(5, **two), {"collective": True, "d3": "kill"})
+        assert first.all_passed and len(bench.sessions) == 2
+        assert statuses(second) == {f"d{n}": "crashed" if n == 3 else "passed" for n in range(5)}
+        assert bench.run(make_spec(2, **two), {"collective": True}).all_passed and len(bench.sessions) == 2
+        bench.warm.close()
+        assert bench.left_running() == []
+
+
+def test_the_mailbox_is_not_taken_for_a_work_order(bench: WarmBench) -> None:
+    spec = make_spec(1)
+    bench.run(spec)
+    bench.run(make_spec(1))
+    assert bench.run(spec).all_passed  # a second run reads the orders of the first: nothing is left to do

@@ -1,0 +1,51 @@
+"""What a comparison says in words about A: how near the truth it is, or what it has that B has not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from actordbg.formats.comparison_record import MATCH, MISMATCH, WITHIN_NOISE, ComparisonRecord, SideInfo
+from actordbg.report.comparison_document import meaning
+
+PACKED = SideInfo("replay", "r-01", "tiny bf16 sdpa, packed, plain", "bf16")
+PADDED = SideInfo("replay", "r-02", "tiny fp32 sdpa, not packed, plain", "fp32")
+TRUTH = SideInfo("truth", "r-03", "tiny, the truth in fp32 of bf16 weights", "fp32")
+
+
+def said(a: SideInfo, b: SideInfo, verdict: str, noise: str | None = None) -> str:
+    return meaning(ComparisonRecord("c-01", "", a, b, {}, verdict, (), noise_id=noise))
+
+
+@pytest.mark.parametrize("verdict", [MATCH, WITHIN_NOISE])
+def test_beside_the_truth_a_good_verdict_says_that_it_is_right(verdict: str) -> None:
+    assert said(PACKED, TRUTH, verdict) == "A is as near the truth as bf16 allows."
+
+
+def test_beside_the_truth_a_mismatch_is_more_than_rounding() -> None:
+    assert said(PACKED, TRUTH, MISMATCH).startswith(
+        "A is further from the truth than bf16 explains: more than rounding"
+    )
+    assert "and than its own noise floor" in said(PACKED, TRUTH, MISMATCH, "n-01")
+
+
+def test_thresholds_of_somebodys_own_are_not_taken_for_what_the_dtype_allows() -> None:
+    def own(verdict: str) -> str:
+        source = "defaults for bf16; max_abs from flags"
+        return meaning(ComparisonRecord("c-01", "", PACKED, TRUTH, {}, verdict, (), thresholds_from=source))
+
+    assert own(MATCH) == "A is as near the truth as the thresholds ask."
+    assert own(MISMATCH) == "A is further from the truth than the thresholds allow."
+    assert own(WITHIN_NOISE) == "A is as near the truth as bf16 allows."
+
+
+def test_two_replays_are_told_apart_by_their_settings() -> None:
+    assert said(PACKED, PADDED, MATCH) == "A is bf16, packed, B fp32, not packed, and that moves nothing that counts."
+    wrong = said(PACKED, PADDED, MISMATCH)
+    assert wrong.startswith("A is bf16, packed, B fp32, not packed.")
+    assert "`actordbg compare r-01 truth`" in wrong
+    assert said(PACKED, PACKED, MATCH).startswith("Both are configured alike")
+    compiled = replace(PACKED, label=f"{PACKED.label}, compiled")
+    assert said(PACKED, compiled, MATCH).startswith("B is compiled, A is not, and")
+    assert said(compiled, PACKED, MATCH).startswith("A is compiled, B is not, and")

@@ -1,0 +1,83 @@
+"""Replays made up for the comparison's tests: real folders with specifications, journals and kept tensors, without running a model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import safetensors.torch
+import torch
+
+from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_journal
+from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.store.layout import Store, make_folder
+
+Tensors = dict[str, torch.Tensor]
+
+
+def given(index: int, batch: int = 2, length: int = 12) -> ReplayInput:
+    """A dump that no file is needed for."""
+    dump_id = f"20250619T0526{index % 60:02d}.{index:06d}Z-{index:06d}-4711-{index:08x}"
+    return ReplayInput(dump_id, f"dumps/run/rank0000/{dump_id}.safetensors.zst", 0, batch, length, batch * length)
+
+
+def tensors(index: int, batch: int = 2, actions: int = 8, entropy: bool = True) -> Tensors:
+    """Log-probs between -8 and 0, their mask (each row's last two tokens are padding), entropies; the same for one index."""
+    generator = torch.Generator().manual_seed(index)
+    log_probs = -8 * torch.rand(batch, actions, generator=generator)
+    mask = torch.ones(batch, actions, dtype=torch.bool)
+    mask[:, -2:] = False
+    made = {"log_probs": log_probs, "mask": mask}
+    return made | {"entropy": torch.rand(batch, actions, generator=generator)} if entropy else made
+
+
+def write_replay(
+    store: Store,
+    replay_id: str,
+    inputs: Sequence[ReplayInput],
+    *,
+    change: Callable[[int, Tensors], Tensors | None] = lambda index, made: made,
+    result: Callable[[int], dict[str, Any]] = lambda index: {},
+    gradients: Callable[[int], dict[str, torch.Tensor]] | None = None,
+    numel: dict[str, int] | None = None,
+    resolved: dict[str, Any] | None = None,
+    status: str = "complete",
+    **config: Any,
+) -> str:
+    """A finished replay of `inputs`, all passed with `tensors(i)`, unless `change` and `result` say otherwise for the i-th.
+
+    `change` may give None: no tensors were kept. `gradients(i)` are kept too; `numel`: sizes of the whole where they are samples.
+    """
+    settings = ReplayConfig(**({"dtype": "fp32", "backward": gradients is not None} | config))
+    spec = ReplaySpec(replay_id, f"2025-06-19T05:{replay_id[-2:]}:00.000000Z", settings, tuple(inputs))
+    folder = store.replays / replay_id
+    make_folder(folder / TENSORS)
+    (folder / SPEC).write_text(spec.to_json())
+    known = {"model": settings.model, "dtype": settings.dtype, "attn": "sdpa", "packing": False, "backend": "plain"}
+    supervisor = Journal(folder / SUPERVISOR)
+    supervisor.append("resolved", resolved=known | {"num_layers": 2} | (resolved or {}))
+    rank = Journal(rank_journal(folder, 0))
+    for index, item in enumerate(inputs):
+        kept = change(index, tensors(index, item.batch_size))
+        if kept is not None:
+            grads = gradients(index) if gradients else {}
+            _keep(folder / TENSORS / f"{item.dump_id}.safetensors", kept, grads, numel or {})
+        figures = {"status": "passed", "slot": index, "extra": {"temperature": 1.0}, "folded_ids": True}
+        moment = f"2025-06-19T05:30:{index % 60:02d}.{index:06d}Z"
+        record = ResultRecord(replay_id, item.dump_id, "passed", started_at=moment, finished_at=moment)
+        rank.append("end", **replace(record, **(figures | result(index))).to_dict())
+    rank.close()
+    supervisor.append("finished", status=status, finished_at="2025-06-19T05:31:00.000000Z")
+    supervisor.close()
+    return replay_id
+
+
+def _keep(path: Any, kept: Tensors, gradients: dict[str, torch.Tensor], numel: dict[str, int]) -> None:
+    sizes = {
+        name: {"numel": numel.get(name, one.numel()), "norm": float(one.norm())} for name, one in gradients.items()
+    }
+    named = {f"grad/{name}": one for name, one in gradients.items()}
+    plain = {name: tensor.contiguous() for name, tensor in (kept | named).items()}
+    path.write_bytes(safetensors.torch.save(plain, metadata={"gradients": json.dumps(sizes)}))

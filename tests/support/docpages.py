@@ -1,0 +1,126 @@
+"""Reading the project's Markdown: pages, links, headings, and the blocks of code that tests run.
+
+A block ```console holds what a user types (after `$ `) and what may come back. In a page, the comment
+`<!-- run: NAME -->` before a block means that the tests execute it: blocks of one name run in order, in one temporary
+folder, and what the page shows as output is compared with what came (figures aside, see `comparable`).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from roots import ROOT
+
+SHELL_WORDS = {"|", "||", "&&", ";", ">", ">>", "<", "2>", "2>&1", "&"}
+_BLOCK = re.compile(
+    r"(?:<!--\s*(run(?:-python)?):\s*(\S+)\s*-->\s*\n+)?^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL
+)
+_LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)")
+
+
+@dataclass(frozen=True)
+class Command:
+    """One line after `$ `, continuation lines joined, and the lines of output that the page shows below it."""
+
+    text: str
+    output: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block: its language, its text, and how (`run`, `run-python`) and under which name it is executed."""
+
+    page: Path
+    language: str
+    text: str
+    mode: str
+    name: str
+
+    @property
+    def commands(self) -> list[Command]:
+        """The commands of a console block."""
+        found: list[tuple[str, list[str]]] = []
+        for line in self.text.splitlines():
+            if found and found[-1][0].endswith("\\") and not found[-1][1]:
+                found[-1] = (found[-1][0][:-1].rstrip() + " " + line.strip().removeprefix("> "), [])
+            elif line.startswith("$ "):
+                found.append((line[2:], []))
+            elif found:
+                found[-1][1].append(line)
+        return [Command(text, tuple(output)) for text, output in found]
+
+
+def pages() -> list[Path]:
+    """README, CONTRIBUTING and everything below docs/ and store/, in Markdown."""
+    top = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "store" / "README.md"]
+    return [path for path in top if path.is_file()] + sorted((ROOT / "docs").rglob("*.md"))
+
+
+def blocks(page: Path) -> list[Block]:
+    """Every fenced block of a page."""
+    text = page.read_text(encoding="utf-8")
+    return [Block(page, m[3], m[4], m[1] or "", m[2] or "") for m in _BLOCK.finditer(text)]
+
+
+def prose() -> str:
+    """All pages that people write: the generated reference does not count."""
+    generated = {"cli.md", "catalog.md"}
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages() if page.name not in generated)
+
+
+def links(page: Path) -> Iterator[str]:
+    """The targets of the links in a page, code left out."""
+    text = _BLOCK.sub("", page.read_text(encoding="utf-8"))
+    yield from (match[1] for match in _LINK.finditer(re.sub(r"`[^`\n]*`", "``", text)))
+
+
+def anchors(page: Path) -> set[str]:
+    """The fragments that a page's headings have in a Markdown viewer."""
+    text = _BLOCK.sub("", page.read_text(encoding="utf-8"))
+    found: set[str] = set()
+    for heading in re.findall(r"^#{1,6}\s+(.*?)\s*$", text, re.MULTILINE):
+        words = re.sub(r"[^\w\- ]", "", re.sub(r"[`*]|\]\([^)]*\)", "", heading).lower())
+        base = words.replace(" ", "-")
+        number = sum(1 for one in found if one == base or re.fullmatch(re.escape(base) + r"-\d+", one))
+        found.add(f"{base}-{number}" if number else base)
+    return found
+
+
+def invocations(command: str) -> list[list[str]]:
+    """The arguments of every `actordbg ...` in a shell line, also behind `&&`, a pipe, an assignment, or inside quotes."""
+    found = []
+    for words in _simple_commands(command):
+        while words and (re.fullmatch(r"\w+=.*", words[0]) or words[0] in ("sudo", "time", "exec")):
+            words = words[1:]
+        if words and Path(words[0]).name == "actordbg":
+            found.append(words[1:])
+        found += [one for word in words[1:] if re.match(r"actordbg .", word) for one in invocations(word)]
+    return found
+
+
+def _simple_commands(command: str) -> Iterator[list[str]]:
+    lexer = shlex.shlex(command, posix=True, punctuation_chars="();<>|&")
+    lexer.whitespace_split = True
+    words: list[str] = []
+    skip = False
+    for word in lexer:
+        if set(word) <= set("();|&"):
+            yield words
+            words = []
+        elif set(word) <= set("<>&"):
+            skip = True
+        elif skip:
+            skip = False
+        else:
+            words.append(word)
+    yield words
+
+
+def comparable(line: str) -> list[str]:
+    """The words of a line of output that must come again: without figures, ids, paths, and what only draws."""
+    words = re.findall(r"\S+", line)
+    return [word for word in words if not re.search(r"[\d/\\]", word) and re.search(r"[A-Za-z]", word)]

@@ -1,0 +1,122 @@
+"""A replay worker with the real loop and journal around a scripted engine, so that supervision is tested in seconds.
+
+`script.json` in the replay's folder says what each input does, by dump id:
+
+    "kill"   the process kills itself with SIGKILL         "fail"     it raises
+    "hang"   it never returns                              "exit"     it leaves with exit code 0
+    "stop"   it stops itself with SIGSTOP
+    "unreadable"  loading raises                           "tainted"  it raises and leaves the engine unusable
+    "late-fail"   it fails without taking part in the collective    "differ"  other ranks come to other log-probs
+
+`"d1@0"` is only for rank 0.
+
+`"open"` in the script makes opening the actor do that, `"open again"` opening it a second time. `"collective": true` makes every input end in a barrier of all ranks:
+like a real one, it is left only when every rank has come, and its frame has the file name of torch's collectives.
+
+Started as a program it is a worker; with `--as-launcher N` it is a launcher that, like deepspeed's, starts N workers, looks at
+them now and then, and ends all of them once one has failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from actordbg.formats.replay_record import PASSED, ReplayInput, ReplaySpec
+from actordbg.replay.worker import main
+
+_BARRIER = """
+def barrier(folder, name, rank, world):
+    import time
+    (folder / f"{name}-{rank}").touch()
+    while not all((folder / f"{name}-{other}").exists() for other in range(world)):
+        time.sleep(0.01)
+"""
+_namespace: dict[str, Any] = {}
+exec(compile(_BARRIER, "/lib/torch/distributed/distributed_c10d.py", "exec"), _namespace)
+
+
+class ScriptedEngine:
+    def __init__(self, folder: Path, spec: ReplaySpec, rank: int) -> None:
+        self.folder, self.rank = folder, rank
+        self.script = json.loads((folder / "script.json").read_text())
+        self.collective = bool(self.script.get("collective"))
+        self.tainted = False
+        self._calls = 0
+        self._loaded_for = spec.replay_id
+
+    def open(self) -> dict[str, Any]:
+        opened = self.folder / f"opened-{self.rank}"
+        self._act(self.script.get("open again" if opened.exists() else "open", ""))
+        opened.touch()
+        return {"model": "fake", "pid": os.getpid(), "load_s": 1.0}
+
+    def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
+        self._calls, self.folder = 0, folder
+        self.script = json.loads((folder / "script.json").read_text())
+        self._act(self.script.get("switch", ""))
+        return {"model": "fake", "pid": os.getpid(), "load_s": 0.0, "load_shared_with": self._loaded_for}
+
+    def load(self, item: ReplayInput) -> str:
+        if self.script.get(item.dump_id) == "unreadable":
+            raise ValueError("this dump cannot be read")
+        return item.path
+
+    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool) -> dict[str, Any]:
+        action = self.script.get(f"{item.dump_id}@{self.rank}", self.script.get(item.dump_id, ""))
+        self._calls += 1
+        (self.folder / f"ran-{item.dump_id}-{self.rank}-{recorded}").touch()
+        if action == "late-fail":
+            self._act("fail")
+        if action not in ("", "fail", "differ"):
+            self._act(action)
+        if self.collective:
+            world = int(os.environ["WORLD_SIZE"])
+            _namespace["barrier"](self.folder, f"barrier-{os.environ['ATTEMPT']}-{self._calls}", self.rank, world)
+        self._act(action)
+        time.sleep(self.script.get("takes", 0))
+        digest = f"{item.dump_id} on {self.rank}" if action == "differ" else item.dump_id
+        return {"status": PASSED, "forward_s": self.script.get("forward_s", 0.01), "output_digest": digest}
+
+    def close(self) -> None:
+        pass
+
+    def _act(self, action: str) -> None:
+        if action == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif action == "hang":
+            time.sleep(600)
+        elif action == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        elif action == "exit":
+            os._exit(0)
+        elif action in ("fail", "tainted"):
+            self.tainted = action == "tainted"
+            raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+
+def as_launcher(count: int, arguments: list[str]) -> int:
+    environment = os.environ | {"WORLD_SIZE": str(count), "ATTEMPT": Path(arguments[-1]).stem.rpartition("-")[2]}
+    command = [sys.executable, "-m", "fake_worker", *arguments]
+    workers = [
+        subprocess.Popen([*command, f"--local_rank={n}"], env=environment | {"RANK": str(n)}) for n in range(count)
+    ]
+    while any(worker.poll() is None for worker in workers):
+        if any(worker.poll() for worker in workers):
+            for worker in workers:
+                worker.terminate()
+            return 1
+        time.sleep(0.3)
+    return 0
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "--as-launcher":
+        sys.exit(as_launcher(int(sys.argv[2]), sys.argv[3:]))
+    os._exit(main(ScriptedEngine))

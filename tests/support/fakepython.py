@@ -1,0 +1,75 @@
+"""A Python environment made of stubs: an interpreter without its site-packages, and a folder of pretended packages."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+from actordbg.doctor.known_versions import PACKAGES
+
+TORCH = """
+__version__ = "2.13.0+cpu"
+class version: cuda = None
+class cuda:
+    @staticmethod
+    def is_available(): return False
+"""
+OPENRLHF = (
+    "models.actor",
+    "utils.deepspeed",
+    "trainer.sft_trainer",
+    "cli.train_sft",
+    "cli.train_dpo",
+    "cli.train_ppo_ray",
+)
+ACTOR = "class Actor:\n    def forward(self, sequences):\n        return sequences\n"
+
+
+class FakePython:
+    """`executable` runs the real interpreter with `-S` (no site-packages) and the stubs on its path.
+
+    So what it has is exactly what `install` and `module` put there: that is the property that the doctor's tests need.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.site = folder / "site"
+        self.site.mkdir(parents=True)
+        self.executable = folder / "python"
+        self.executable.write_text(
+            f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(self.site))} exec {shlex.quote(sys.executable)} -S "$@"\n'
+        )
+        self.executable.chmod(0o755)
+
+    def install(self, name: str, version: str) -> None:
+        """Metadata of a distribution; an earlier version of it is gone."""
+        self.uninstall(name)
+        info = self.site / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+    def uninstall(self, name: str) -> None:
+        for info in self.site.glob(f"{name.replace('-', '_')}-*.dist-info"):
+            (info / "METADATA").unlink()
+            info.rmdir()
+
+    def module(self, name: str, text: str = "") -> Path:
+        """A module by its dotted name; its packages are made where they are missing."""
+        path = self.site.joinpath(*name.split(".")).with_suffix(".py")
+        for folder in path.relative_to(self.site).parents:
+            if folder.name:
+                (self.site / folder).mkdir(parents=True, exist_ok=True)
+                (self.site / folder / "__init__.py").touch()
+        path.write_text(text)
+        return path
+
+
+def known_good_python(folder: Path) -> FakePython:
+    """Every package at its known-good version, a torch without CUDA, and an OpenRLHF whose modules import."""
+    python = FakePython(folder)
+    for package in PACKAGES:
+        python.install(package.name, package.version or "1.0")
+    python.module("torch", TORCH)
+    for name in OPENRLHF:
+        python.module(f"openrlhf.{name}", ACTOR)
+    return python

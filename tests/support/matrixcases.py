@@ -1,0 +1,85 @@
+"""Matrices over scripted workers: real supervision, groups that stay, and journals, without torch.
+
+`Bench.script(config)` says what the workers of a cell do (`fake_worker`); input number n of the selection is called "d<n>" in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from replaycases import PlannedRow
+from supervised import plain_launcher
+
+from actordbg.config.choices import Facts
+from actordbg.formats.comparison_record import MatrixCell, MatrixRecord
+from actordbg.formats.replay_record import ReplayConfig
+from actordbg.matrix.axes import combinations, parse_axes
+from actordbg.matrix.cell_verdicts import Baseline
+from actordbg.matrix.cells import make_cells
+from actordbg.matrix.run_matrix import MatrixEvent, Surroundings, new_matrix, run_matrix
+from actordbg.replay.launch import Group, Launched
+from actordbg.replay.processes import session_members
+from actordbg.replay.warm_groups import WarmGroups
+from actordbg.store.layout import Store
+
+LAPTOP = Facts(cuda=False, gpus=0, flash_attn=False, versions={"transformers": "5.15.0"})
+FOUR = {"attn": "sdpa,eager", "packing": "both"}
+Script = Callable[[ReplayConfig], dict[str, Any]]
+
+
+@dataclass
+class ScriptedGroups(WarmGroups):
+    """Writes each cell's script into its folder before its workers hear of it."""
+
+    script: Script = lambda config: {}
+
+    def launch(self, config: ReplayConfig, group: Group, work: Path) -> Launched:
+        (work.parent / "script.json").write_text(json.dumps(self.script(config)))
+        return super().launch(config, group, work)
+
+
+@dataclass
+class Bench:
+    """Runs scripted matrices in one store, and remembers the sessions that they started."""
+
+    store: Store
+    sessions: list[int] = field(default_factory=list)
+    warm: ScriptedGroups | None = None
+
+    def new(
+        self, given: dict[str, str], inputs: int = 3, baseline: Baseline | None = None, **base: Any
+    ) -> MatrixRecord:
+        config = ReplayConfig(**({"timeout_s": 30.0} | base))
+        axes = parse_axes(given)
+        cells = make_cells(combinations(config, axes), LAPTOP, None)
+        options = {"order": "time", "oracle": None, "slower": baseline.slower if baseline else None}
+        return new_matrix(cells, axes, self.rows(inputs), options, baseline=baseline.name if baseline else None)
+
+    def rows(self, inputs: int) -> list[PlannedRow]:
+        return [PlannedRow(f"d{n}", f"dumps/d{n}", timestamp=f"2025-06-19T05:26:0{n}.000000Z") for n in range(inputs)]
+
+    def run(
+        self,
+        record: MatrixRecord,
+        script: Script = lambda config: {},
+        baseline: Baseline | None = None,
+        on_event: Callable[[MatrixEvent], None] = lambda event: None,
+    ) -> MatrixRecord:
+        self.warm = ScriptedGroups(plain_launcher(self.sessions), script=script)
+        around = Surroundings(None, LAPTOP, on_event, warm=self.warm)
+        return run_matrix(self.store, record, self.rows(len(record.dump_ids)), around, baseline)
+
+    def left_running(self) -> list[int]:
+        return [pid for session in self.sessions for pid in session_members(session)]
+
+    def log_of(self, cell: MatrixCell) -> str:
+        return (self.store.root / str(cell.log)).read_text()
+
+
+def in_cell(attn: str, packing: bool, actions: dict[str, Any]) -> Script:
+    """These actions in the cell with these settings, nothing special in the others."""
+    return lambda config: actions if (config.attn, config.packing) == (attn, packing) else {}

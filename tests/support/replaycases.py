@@ -1,0 +1,69 @@
+"""Small dumps for replay tests: published into a store like captured ones, with made-up tokens of a fixed seed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from actordbg.formats.dump_record import DumpRecord, make_dump_id
+from actordbg.formats.replay_record import ReplayInput
+from actordbg.store import payload
+from actordbg.store.layout import Store
+
+
+@dataclass(frozen=True)
+class PlannedRow:
+    """What planning needs of a dump."""
+
+    dump_id: str
+    path: str = ""
+    rank: int = 0
+    batch_size: int = 2
+    seq_len: int = 8
+    tokens: int = 16
+    timestamp: str = "2025-06-19T05:26:08.430740Z"
+    replayable: bool = True
+    run: str = "made-up"
+    source: str = "capture"
+    role: str | None = None
+    instance: str | None = None
+    step: int | None = None
+    call_index: int | None = 0
+    grad_enabled: bool | None = None
+    return_output: bool | None = None
+
+
+def publish(
+    store: Store, count: int, batch: int = 2, length: int = 96, first: int = 0, **record: Any
+) -> list[ReplayInput]:
+    """`count` dumps of [batch, length] with left padding and an action mask over the second half; `first` is their number."""
+    generator = torch.Generator().manual_seed(first)
+    return [_publish(store, index, batch, length, generator, record) for index in range(first, first + count)]
+
+
+def _publish(
+    store: Store, index: int, batch: int, length: int, generator: torch.Generator, extra: dict[str, Any]
+) -> ReplayInput:
+    sequences = torch.randint(0, 4000, (batch, length), generator=generator)
+    attention = torch.ones(batch, length, dtype=torch.int64)
+    attention[0, : length // 4] = 0
+    action = torch.ones(batch, length // 2, dtype=torch.bool)
+    action[:, -3:] = False
+    moment = f"2025-06-19T05:26:{index % 60:02d}.{index:06d}Z"
+    record = DumpRecord(
+        dump_id=make_dump_id(moment, index, 1, f"{index:08x}"),
+        run="made-up",
+        rank=0,
+        timestamp=moment,
+        batch_size=batch,
+        seq_len=length,
+        tokens=int(attention.sum()),
+        action_len=length // 2,
+        **extra,
+    )
+    tensors = {"sequences": sequences, "attention_mask": attention, "action_mask": action}
+    finished, blob = payload.encode(record, tensors)
+    path = store.relative(store.publish_dump(finished, blob))
+    return ReplayInput(record.dump_id, path, 0, batch, length, record.tokens)

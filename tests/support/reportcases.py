@@ -1,0 +1,43 @@
+"""Replays made up for the report's tests: every figure is chosen, so every expected figure can be worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.report.report_model import ReplayData
+
+NOW = "2025-06-19T06:00:00.000000Z"
+
+
+def dump_id(index: int) -> str:
+    return f"20250619T0526{index:02d}.430740Z-{index:06d}-4711-9f3a2c1b"
+
+
+def given(index: int, seq_len: int, rank: int = 0, batch_size: int = 2) -> ReplayInput:
+    """An input whose real tokens are exactly its seq_len (half of 2 x seq_len)."""
+    return ReplayInput(dump_id(index), f"dumps/run/rank0000/{dump_id(index)}", rank, batch_size, seq_len, seq_len)
+
+
+def result(index: int, replay_id: str = "r1", **figures: Any) -> ResultRecord:
+    """A passed result that started at second `index`, unless `figures` say otherwise."""
+    values: dict[str, Any] = {
+        "status": "passed", "slot": index, "started_at": f"2025-06-19T05:30:{index:02d}.000000Z", "forward_s": 1.0,
+        "backward_s": 2.0, "peak_memory_bytes": 2**30, "logprob_count": 10, "logprob_mean": -2.0, "logprob_min": -9.0,
+        "logprob_max": -0.5, "nonfinite": 0, "output_digest": f"digest-{index}",
+    }  # fmt: skip
+    return ResultRecord(replay_id, dump_id(index), **(values | figures))
+
+
+def replay(
+    inputs: list[ReplayInput],
+    results: list[ResultRecord],
+    replay_id: str = "r1",
+    status: str = "complete",
+    **resolved: Any,
+) -> ReplayData:
+    """A replay that asked for nothing in particular, and resolved to sdpa in float32 unless `resolved` says otherwise."""
+    spec = ReplaySpec(replay_id, "2025-06-19T05:30:00.000000Z", ReplayConfig(), tuple(inputs), where="seq_len>100",
+                      command="actordbg replay --where 'seq_len>100'", versions={"torch": "2.13.0"})  # fmt: skip
+    known = {"model": "tiny", "backend": "plain", "dtype": "fp32", "attn": "sdpa", "packing": False, "compile": False}
+    return ReplayData(spec, known | resolved, status, tuple(results))

@@ -1,0 +1,72 @@
+"""Replays with scripted workers (tests/fake_worker.py): a bench that runs them and knows what they left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from roots import SUPPORT
+
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec
+from actordbg.replay.launch import Group, Launched, _start, child_environment, launch
+from actordbg.replay.plan import new_replay_id
+from actordbg.replay.processes import session_members
+from actordbg.replay.supervise import Progress, ReplayOutcome, run_replay
+from actordbg.store.layout import Store, make_folder
+
+TESTS = SUPPORT
+
+
+def make_spec(count: int, **settings: Any) -> ReplaySpec:
+    inputs = tuple(ReplayInput(f"d{n}", f"dumps/d{n}", 0, 1, 8, 8) for n in range(count))
+    return ReplaySpec(new_replay_id(), now_timestamp(), ReplayConfig(**({"timeout_s": 30.0} | settings)), inputs)
+
+
+def plain_launcher(sessions: list[int]) -> Callable[[ReplayConfig, Group, Path], Launched]:
+    def start(config: ReplayConfig, group: Group, work: Path) -> Launched:
+        launched = launch(config, group, work, "fake_worker")
+        sessions.append(launched.session)
+        return launched
+
+    return start
+
+
+def group_launcher(sessions: list[int]) -> Callable[[ReplayConfig, Group, Path], Launched]:
+    """A launcher of all ranks at once that behaves like deepspeed's, without the seconds that importing it takes."""
+
+    def start(config: ReplayConfig, group: Group, work: Path) -> Launched:
+        command = [sys.executable, "-m", "fake_worker", "--as-launcher", str(len(group.ranks)), "--work", str(work)]
+        launched = _start(command, child_environment(config, os.environ), work.parent / "launcher.log")
+        sessions.append(launched.session)
+        return launched
+
+    return start
+
+
+class Bench:
+    """Runs a scripted replay and remembers the sessions that it started."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.sessions: list[int] = []
+        self.news: list[Progress] = []
+
+    def run(self, spec: ReplaySpec, script: dict[str, Any], **options: Any) -> ReplayOutcome:
+        folder = self.store.replays / spec.replay_id
+        make_folder(folder)
+        (folder / "script.json").write_text(json.dumps(script))
+        kind = plain_launcher if spec.config.backend == "plain" else group_launcher
+        on_event = options.pop("on_event", self.news.append)
+        return run_replay(self.store, spec, on_event, launcher=kind(self.sessions), **options)
+
+    def left_running(self) -> list[int]:
+        return [pid for session in self.sessions for pid in session_members(session)]
+
+
+def statuses(outcome: ReplayOutcome) -> dict[str, str]:
+    return {dump_id: record.status for dump_id, record in sorted(outcome.results.items())}

@@ -1,0 +1,136 @@
+"""`actordbg compare-logs`: what it prints, in 80 columns, its JSON, its picture, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import logcases
+import pytest
+from typer.testing import CliRunner, Result
+
+from actordbg.base import plotfile
+from actordbg.base.errors import EnvironmentProblem, UsageError
+from actordbg.cli.app import app
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> tuple[str, str]:
+    """Two runs of 24 steps, 2 % apart but for step 13, where they are far apart."""
+    losses = [6 - 0.1 * i for i in range(24)]
+    (tmp_path / "a.log").write_text(logcases.sft_bars(losses, epochs=3, chance=0.5))
+    other = [6.0 if i == 12 else loss * 1.02 for i, loss in enumerate(losses)]
+    (tmp_path / "b.log").write_text(logcases.sft_bars(other, epochs=3))
+    return str(tmp_path / "a.log"), str(tmp_path / "b.log")
+
+
+def invoke(*arguments: str, catch: bool = False) -> Result:
+    return CliRunner().invoke(app, ["compare-logs", *arguments], catch_exceptions=catch)
+
+
+def test_the_answer_has_figures_worst_steps_trend_and_verdict_in_80_columns(logs: tuple[str, str]):
+    done = invoke(*logs)
+    assert done.exit_code == 0 and "aligned (first value, mean and last value differ by less than 0.05)" in done.stdout
+    assert re.search(r"steps +1-24 \(24\) +1-24 \(24\)", done.stdout)
+    assert re.search(r"trend +falls, \S+ to \S+ +falls", done.stdout)
+    assert re.search(r"\n +13 +4\.8 +6 +0\.2\n", done.stdout)
+    assert "1 of 24 common steps differ by 0.05 or more" in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines() if "/" not in line) <= 80
+
+
+def test_a_stricter_rule_or_threshold_ends_with_1_and_says_why(logs: tuple[str, str]):
+    done = invoke(*logs, "--rule", "every-step")
+    assert done.exit_code == 1 and "different:\n  - 1 step differs by 0.05 or more" in done.stdout
+    done = invoke(*logs, "--threshold", "0.01", "--limit", "2")
+    assert done.exit_code == 1 and "the first value differs by 0.01961, which is not below 0.01" in done.stdout
+    assert "and 22 more (--limit 0 names all)" in done.stdout
+
+
+def test_json_is_the_whole_answer(logs: tuple[str, str]):
+    done = invoke(*logs, "--json")
+    answer = json.loads(done.stdout)
+    assert (answer["verdict"], answer["metric"], answer["rule"]) == ("aligned", "gpt_loss", "first-mean-last")
+    assert (answer["common"], answer["exceeding"], answer["worst"][0]["step"]) == (24, 1, 13)
+    assert answer["a"]["trend"]["word"] == "falls" and answer["a"]["numbered_by"] == "bar"
+
+
+def test_nothing_in_common_ends_with_1_and_names_what_each_log_has(tmp_path: Path, logs: tuple[str, str]):
+    (tmp_path / "ppo.log").write_text(logcases.PPO)
+    (tmp_path / "empty.log").write_text("nothing\n")
+    done = invoke(logs[0], str(tmp_path / "ppo.log"))
+    assert done.exit_code == 1 and "no loss that both logs have" in done.stdout
+    assert "policy_loss (2)" in " ".join(done.stdout.split()) and re.search(r"gpt_loss \(\d+\)", done.stdout)
+    done = invoke(str(tmp_path / "empty.log"), logs[0])
+    assert (
+        done.exit_code == 1 and "no loss in A" in done.stdout and "no figures at all" in " ".join(done.stdout.split())
+    )
+    done = invoke(*logs, "--metric", "reward", "--json")
+    assert done.exit_code == 1 and json.loads(done.stdout)["verdict"] == "nothing-in-common"
+
+
+def test_another_metric_can_be_asked_for(logs: tuple[str, str]):
+    done = invoke(*logs, "--metric", "lr")
+    assert done.exit_code == 0 and "lr by step" in done.stdout
+
+
+def test_one_log_may_come_from_standard_input(logs: tuple[str, str], monkeypatch: pytest.MonkeyPatch):
+    done = CliRunner().invoke(app, ["compare-logs", "-", logs[1]], input=Path(logs[0]).read_bytes())
+    assert done.exit_code == 0 and "1-24 (24)" in done.stdout
+    with pytest.raises(UsageError, match="cannot be both"):
+        invoke("-", "-")
+
+
+@pytest.mark.parametrize(("suffix", "begins"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
+def test_the_picture_is_written_in_the_format_of_its_suffix(
+    tmp_path: Path, logs: tuple[str, str], suffix: str, begins: bytes
+):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / f"losses{suffix}"
+    assert invoke(*logs, "--plot", str(path)).exit_code == 0
+    assert path.read_bytes().startswith(begins)
+    if suffix == ".svg":
+        assert "matplotlib.pyplot" not in sys.modules
+
+
+def test_a_log_with_nan_and_one_step_is_drawn_too(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    (tmp_path / "a.log").write_text(logcases.sft_bars([5.0, float("nan"), float("inf"), 4.0], epochs=1))
+    (tmp_path / "b.log").write_text(logcases.sft_bars([float("nan")], epochs=1))
+    for a, b in (("a", "a"), ("a", "b"), ("b", "b")):
+        path = tmp_path / f"{a}{b}.png"
+        done = invoke(str(tmp_path / f"{a}.log"), str(tmp_path / f"{b}.log"), "--plot", str(path))
+        assert done.exit_code == 1 and "NaN or infinite" in done.stdout and path.stat().st_size > 1000
+
+
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path: Path):
+    missing = str(tmp_path / "missing.log")
+    with pytest.raises(UsageError, match=r"no picture has the suffix .\.gif"):
+        invoke(missing, missing, "--plot", str(tmp_path / "x.gif"))
+    with pytest.raises(EnvironmentProblem, match="cannot write"):
+        invoke(missing, missing, "--plot", str(tmp_path / "no" / "x.png"))
+
+
+def test_without_matplotlib_the_command_that_installs_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(plotfile.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(EnvironmentProblem) as caught:
+        plotfile.check("--plot", tmp_path / "x.png")
+    assert "matplotlib" in caught.value.message and "pip install 'actordbg[plot]'" in caught.value.hint
+
+
+def test_a_full_disk_is_a_message(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("this system has no /dev/full")
+    (tmp_path / "x.png").symlink_to(full)
+    with pytest.raises(EnvironmentProblem, match="cannot write"):
+        plotfile.save(plotfile.new_figure(2, 2), tmp_path / "x.png")
+
+
+def test_json_of_a_binary_file_is_an_answer(tmp_path: Path):
+    (tmp_path / "x").write_bytes(io.BytesIO(bytes(range(256)) * 100).getvalue())
+    done = invoke(str(tmp_path / "x"), str(tmp_path / "x"), "--json")
+    assert done.exit_code == 1 and json.loads(done.stdout)["a"]["found"] == {}
