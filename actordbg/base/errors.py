@@ -86,3 +86,13 @@ class CatalogProblem(EnvironmentProblem):
 
 class LaunchProblem(EnvironmentProblem):
     code = "launch"
+
+
+def error_named(error_class: str, message: str, hint: str = "") -> ActordbgError | None:
+    """The error that a worker raised, from its class's full name; None where it is none of this tree.
+
+    Journals that were written before the tree moved say `actordbg.errors.X` for `actordbg.base.errors.X`.
+    """
+    module, _, name = error_class.rpartition(".")
+    kind = globals().get(name) if module in (__name__, "actordbg.errors") else None
+    return kind(message, hint=hint) if isinstance(kind, type) and issubclass(kind, ActordbgError) else None

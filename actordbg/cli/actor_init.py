@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actordbg.base.errors import ActordbgError, LaunchProblem
+from actordbg.base.errors import LaunchProblem, error_named
 from actordbg.cli import output
 from actordbg.cli import replay_options as opt
 from actordbg.cli.options import Json, settings_of
@@ -201,12 +201,9 @@ def _answer(order: InitOrder, results: list[InitResult], findings: list[dict[str
 
 def _raise_ours(failed: InitResult) -> None:
     """An error of actordbg's own tree in the worker is the same error here, with its exit code."""
-    from actordbg.base import errors
-
-    module, _, name = str(failed.error_class).rpartition(".")
-    kind = getattr(errors, name, None) if module == errors.__name__ else None
-    if isinstance(kind, type) and issubclass(kind, ActordbgError):
-        raise kind(str(failed.error), hint=failed.hint or "")
+    ours = error_named(str(failed.error_class), str(failed.error), failed.hint or "")
+    if ours is not None:
+        raise ours
 
 
 def _largest(values: Any) -> Any:

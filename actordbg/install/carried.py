@@ -24,7 +24,8 @@ from actordbg.base.errors import EnvironmentProblem
 
 NAMES = ("ACTORDBG_STORE", "ACTORDBG_RUN", "ACTORDBG_RING_DIR")
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pythonpath")
-_OURS = os.path.join("actordbg", "attach", "pythonpath")
+_OURS = tuple(os.path.join("actordbg", room, "pythonpath") for room in ("install", "attach"))
+"""How the folder ends, now and in the copies of earlier versions."""
 _NODES_OWN = "${PYTHONPATH}"
 """Ray replaces this by the value that the worker's node has."""
 

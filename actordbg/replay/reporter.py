@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from actordbg.base import errors
-from actordbg.base.errors import ActordbgError, LaunchProblem
+from actordbg.base.errors import ActordbgError, LaunchProblem, error_named
 from actordbg.formats.journal import Event
 from actordbg.formats.replay_record import ResultRecord
 from actordbg.replay.launch import Group, Launched
@@ -46,11 +45,8 @@ class Reporter(Protocol):
 
 def as_error(broken: Event, log: str) -> ActordbgError:
     """The error of a worker that could not build its actor, as the same class here when it is one of ours."""
-    module, _, name = broken["error_class"].rpartition(".")
-    kind = getattr(errors, name, None) if module == errors.__name__ else None
-    if isinstance(kind, type) and issubclass(kind, ActordbgError):
-        return kind(broken["error"], hint=broken["hint"])
-    return LaunchProblem(
+    ours = error_named(broken["error_class"], broken["error"], broken["hint"])
+    return ours or LaunchProblem(
         f"the actor cannot be built: {broken['error_class']}: {broken['error']}\n{log}".rstrip(),
         hint="`actordbg actor init` with the same options tries only that",
     )

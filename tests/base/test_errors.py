@@ -1,0 +1,29 @@
+"""Errors of workers are the same errors in the process that started them, whichever version of actordbg wrote them down."""
+
+from __future__ import annotations
+
+import pytest
+
+from actordbg.actor.signatures import signature_of
+from actordbg.base.errors import LaunchProblem, Unsupported, error_named
+from actordbg.replay.reporter import as_error
+
+
+@pytest.mark.parametrize("room", ["actordbg.base.errors", "actordbg.errors"])
+def test_an_error_keeps_its_class_under_the_new_name_of_its_module_and_the_old(room: str) -> None:
+    found = error_named(f"{room}.Unsupported", "cannot", "another way")
+    assert isinstance(found, Unsupported)
+    assert (found.message, found.hint) == ("cannot", "another way")
+    broken = {"error_class": f"{room}.Unsupported", "error": "cannot", "hint": "another way"}
+    assert type(as_error(broken, log="")) is Unsupported
+    assert signature_of(f"{room}.CorruptDump", "cut off") == "damaged-dump"
+    assert signature_of(f"{room}.StoreProblem", "no room") == "StoreProblem: no room"
+
+
+@pytest.mark.parametrize(
+    "name", ["ValueError", "torch.OutOfMemoryError", "other.errors.Unsupported", "actordbg.base.errors.ClassVar"]
+)
+def test_what_is_none_of_the_tree_is_a_launch_problem_with_its_class(name: str) -> None:
+    assert error_named(name, "broken") is None
+    found = as_error({"error_class": name, "error": "broken", "hint": ""}, log="the end")
+    assert isinstance(found, LaunchProblem) and name in found.message
