@@ -1,4 +1,4 @@
-"""Units that a user writes: one grammar for the sizes of every option, and one for times.
+"""Units: one grammar for the sizes and times that a user writes, and one way to write counts and sizes in answers.
 
     500        bytes                        10GB, 10 gb, 10G      10 * 1000**3
     1.5k       1500                         10GiB, 10 gib, 10Gi   10 * 1024**3
@@ -38,3 +38,20 @@ def parse_seconds(option: str, text: str) -> float:
     if not 0 < seconds < 1e9:
         raise UsageError(f"{option} {text!r:.40} is not a time", hint="write it like 500ms, 2s or 1.5m")
     return seconds
+
+
+def human_bytes(count: float | None) -> str:
+    """12345 as "12.1 KiB"; "-" for what nobody measured."""
+    if count is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} GiB"
+
+
+def plural(count: int, noun: str) -> str:
+    """3, "dump" as "3 dumps"; 2, "process" as "2 processes"."""
+    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
+    return f"{count:,} {noun}{ending}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,7 @@ import typer
 
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
-from actordbg.cli.options import Json, Quiet, Where, store_of
+from actordbg.cli.options import Format, FormatOption, Json, Quiet, Where, chosen_format, store_of
 
 if TYPE_CHECKING:
     from actordbg.compare.thresholds import Thresholds
@@ -20,14 +19,6 @@ if TYPE_CHECKING:
     from actordbg.store.layout import Store
 
 _PANEL = "Thresholds (inf: not judged)"
-
-
-class Format(str, Enum):
-    """How a comparison is written."""
-
-    TEXT = "text"
-    MD = "md"
-    JSON = "json"
 
 
 def _limit(name: str, help: str) -> Any:
@@ -63,7 +54,6 @@ LossAbs = Annotated[float | None, _limit("--loss-abs", "Difference of the losses
 GradNormRel = Annotated[float | None, _limit("--grad-norm-rel", "Relative difference of the gradient norms.")]
 GradientDistance = Annotated[float | None, _limit("--gradient-distance", "|a - b| / |b| of all kept gradients.")]
 Worst = Annotated[int, typer.Option("--limit", min=0, help="How many of the worst dumps to show; 0 for all.")]
-FormatOption = Annotated[Format | None, typer.Option("--format", "-f", help="Default: text.")]
 
 
 def compare(
@@ -96,7 +86,7 @@ def compare(
 
     Example: actordbg compare last truth --noise
     """
-    chosen = _format(format, as_json)
+    chosen = chosen_format(format, as_json)
     flags = {
         "max_abs": max_abs, "p99_abs": p99_abs, "mean_abs": mean_abs, "clip_share": clip_share,
         "entropy_max_abs": entropy_max_abs, "loss_abs": loss_abs, "grad_norm_rel": grad_norm_rel,
@@ -104,7 +94,7 @@ def compare(
     }  # fmt: skip
     limits = _thresholds(thresholds, flags)
     store = store_of(ctx).require()
-    silent = quiet or chosen is Format.JSON
+    silent = quiet or chosen == "json"
     judged = _replay(store, _is_a_replay(a))
     floor = None if noise is None else _floor(store, judged, noise)
     only = _selected(store, where)
@@ -114,15 +104,9 @@ def compare(
 
     path = save(store, record)
     _settle_catalog(store)
-    output.emit(record, lambda one: _render(one, chosen, limit, path), chosen is Format.JSON)
+    output.emit(record, lambda one: _render(one, chosen, limit, path), chosen == "json")
     if not record.good:
         raise typer.Exit(1)
-
-
-def _format(asked: Format | None, as_json: bool) -> Format:
-    if as_json and asked not in (None, Format.JSON):
-        raise UsageError(f"--json and --format {asked.value} exclude each other", hint="name one of them")
-    return Format.JSON if as_json else asked or Format.TEXT
 
 
 def _thresholds(file: Path | None, flags: dict[str, float | None]) -> Thresholds:
@@ -240,6 +224,6 @@ def _render(record: ComparisonRecord, chosen: Format, limit: int, path: Path) ->
     from actordbg.report.comparison_document import document
 
     blocks = document(record, limit)
-    text = markdown.of_blocks(blocks) if chosen is Format.MD else terminal.of_blocks(blocks)
+    text = markdown.of_blocks(blocks) if chosen == "md" else terminal.of_blocks(blocks)
     output.say(text.rstrip("\n"))
     output.note(f"kept as {path}")

@@ -14,7 +14,7 @@ import typer
 
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
-from actordbg.cli.options import Json, Quiet, Where, store_of
+from actordbg.cli.options import Format, FormatOption, Json, Quiet, Where, chosen_format, store_of
 
 if TYPE_CHECKING:
     from actordbg.curve.curves import CurvesAnswer
@@ -56,14 +56,6 @@ class Passes(str, Enum):
     BACKWARD = "backward"
 
 
-class Format(str, Enum):
-    """How the answer is written."""
-
-    TEXT = "text"
-    MD = "md"
-    JSON = "json"
-
-
 Replays = Annotated[
     list[str] | None,
     typer.Argument(metavar="[REPLAY...|last|all]", help="Replays by id or its beginning (default: all)."),
@@ -97,7 +89,6 @@ Measure = Annotated[
 BatchSize = Annotated[
     int | None, typer.Option("--batch-size", min=1, help="Rows of the inputs of --measure (default: as in REPLAY).")
 ]
-FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to write the answer.")]
 Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the curves, too: .png, .svg or .pdf.")]
 Rows = Annotated[int, typer.Option("--limit", min=0, help="At most this many lengths of each curve; 0 for all.")]
 
@@ -114,7 +105,7 @@ def memory(
     batch_size: BatchSize = None,
     plot: Plot = None,
     limit: Rows = 24,
-    format: FormatOption = Format.TEXT,
+    format: FormatOption = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -133,7 +124,7 @@ def memory(
     asked = _Asked(
         "memory", list(replays or []), matrix, where, most, list(at or []), by.value, "both", measure, batch_size
     )
-    _answer(ctx, asked, plot, limit, Format.JSON if as_json else format, quiet=quiet or as_json)
+    _answer(ctx, asked, plot, limit, chosen_format(format, as_json), quiet=quiet or as_json)
 
 
 def time(
@@ -149,7 +140,7 @@ def time(
     batch_size: BatchSize = None,
     plot: Plot = None,
     limit: Rows = 24,
-    format: FormatOption = Format.TEXT,
+    format: FormatOption = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -166,7 +157,7 @@ def time(
     asked = _Asked(
         "time", list(replays or []), matrix, where, most, list(at or []), by.value, of.value, measure, batch_size
     )
-    _answer(ctx, asked, plot, limit, Format.JSON if as_json else format, quiet=quiet or as_json)
+    _answer(ctx, asked, plot, limit, chosen_format(format, as_json), quiet=quiet or as_json)
 
 
 def _answer(ctx: typer.Context, asked: _Asked, plot: Path | None, rows: int, format: Format, *, quiet: bool) -> None:
@@ -212,9 +203,9 @@ def _emit(answer: CurvesAnswer, format: Format, rows: int) -> None:
 
     def render(answer: CurvesAnswer) -> None:
         blocks = document(answer, rows)
-        typer.echo(markdown.of_blocks(blocks) if format is Format.MD else terminal.of_blocks(blocks), nl=False)
+        typer.echo(markdown.of_blocks(blocks) if format == "md" else terminal.of_blocks(blocks), nl=False)
 
-    output.emit(answer, render, format is Format.JSON)
+    output.emit(answer, render, format == "json")
 
 
 def _names(store: Store, asked: _Asked) -> list[str]:

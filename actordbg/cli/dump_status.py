@@ -18,7 +18,7 @@ import typer
 from actordbg.base.errors import CorruptDump
 from actordbg.cli.capture_options import limits_in_words
 from actordbg.cli.options import Json, store_of
-from actordbg.cli.output import emit, human_bytes, note, plural, say, short_bytes, table
+from actordbg.cli.output import emit, human_bytes, note, plural, say, table
 
 if TYPE_CHECKING:
     from actordbg.store.layout import Store
@@ -279,8 +279,8 @@ def _cells(row: ProcessRow) -> tuple[Any, ...]:
         row.role,
         row.state,
         *counts,
-        short_bytes(row.queue_bytes),
-        short_bytes(row.bytes),
+        _short_bytes(row.queue_bytes),
+        _short_bytes(row.bytes),
         row.since[11:19],
     )
 
@@ -313,3 +313,12 @@ def trouble_of(row: ProcessRow) -> list[str]:
         where = f"; `dump recover` on {row.host} gives its last inputs" if row.ring else ""
         lines.append(f"{who} is lost: silent for {row.age_s:.0f} s; killed, or it cannot write here{where}")
     return lines
+
+
+def _short_bytes(count: float) -> str:
+    """12345 as "12.1K": four or five characters."""
+    for unit in ("", "K", "M"):
+        if abs(count) < 1000:
+            return f"{count:.0f}{unit}" if not unit or count >= 100 else f"{count:.1f}{unit}"
+        count /= 1024
+    return f"{count:.0f}G" if count >= 100 else f"{count:.1f}G"

@@ -16,8 +16,7 @@ from actordbg.cli import matrix_options as axis
 from actordbg.cli import output
 from actordbg.cli import replay_options as opt
 from actordbg.cli.matrix_answer import MatrixAnswer, MatrixPlan, follow, print_answer, print_plan
-from actordbg.cli.matrix_options import Format
-from actordbg.cli.options import Json, Quiet, Where, settings_of, store_of
+from actordbg.cli.options import Format, FormatOption, Json, Quiet, Where, chosen_format, settings_of, store_of
 from actordbg.cli.replay import InputFile, KeepGradients, MaxInputs, Order, RandomSeed, is_left_to_rank_0
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def matrix(
     resume: axis.ResumeMatrix = None,
     show: axis.Show = None,
     dry_run: axis.DryRun = False,
-    format: axis.FormatOption = Format.TEXT,
+    format: FormatOption = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -84,7 +83,7 @@ def matrix(
         return None
     nproc, backend = str(started["nproc"]) if started["nproc"] else None, started["backend"]
     store = store_of(ctx).require()
-    how = Format.JSON if as_json else format
+    how = chosen_format(format, as_json)
     if show is not None:
         _alone(ctx, "show")
         return _shown(store, show, how)
@@ -236,7 +235,7 @@ def _run(
     around = Surroundings(chosen.defaults)
     if dry_run:
         shared = tuple(one.cells for one in batches(record.cells, around.facts, chosen.defaults))
-        output.emit(MatrixPlan(len(chosen.rows), record.cells, shared), print_plan, how is Format.JSON)
+        output.emit(MatrixPlan(len(chosen.rows), record.cells, shared), print_plan, how == "json")
         return
     if held is not None:
         require_common(store, held, record.cells, record.dump_ids)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from actordbg.cli import output
-from actordbg.cli.matrix_options import Format
+from actordbg.cli.options import Format
 
 if TYPE_CHECKING:
     from actordbg.formats.comparison_record import MatrixCell, MatrixRecord
@@ -39,11 +39,11 @@ def print_answer(answer: MatrixAnswer, how: Format) -> None:
     from actordbg.matrix.matrix_document import matrix_document
     from actordbg.report import markdown, terminal
 
-    if how is Format.JSON:
+    if how == "json":
         output.emit(answer, lambda _: None, True)
         return
     blocks = matrix_document(answer.matrix, answer.context, explain)
-    text = markdown.of_blocks(blocks) if how is Format.MD else _coloured(terminal.of_blocks(blocks))
+    text = markdown.of_blocks(blocks) if how == "md" else _coloured(terminal.of_blocks(blocks))
     typer.echo(text, nl=False)
 
 

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from typing import Annotated, Any
 
 import typer
 
 _PANEL = "The axes: comma lists"
-
-
-class Format(str, Enum):
-    """How a matrix is written."""
-
-    TEXT = "text"
-    MD = "md"
-    JSON = "json"
 
 
 def _axis(name: str, metavar: str, help: str) -> Any:
@@ -68,5 +59,4 @@ ResumeMatrix = Annotated[
 Show = Annotated[
     str | None, typer.Option("--show", metavar="MATRIX|last", help="Print a matrix that is there; run nothing.")
 ]
-FormatOption = Annotated[Format, typer.Option("--format", "-f", help="md is ready to be pasted into an issue.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the cells and run nothing.")]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
+
+from actordbg.base.errors import UsageError
 
 if TYPE_CHECKING:
     from actordbg.config.sources import Settings
@@ -18,7 +20,20 @@ Where = Annotated[
     typer.Option("--where", metavar="EXPR", help='Select dumps by an SQL expression, e.g. "seq_len>4096 and rank=0".'),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it; without this the command only says what it would do.")]
+Format = Literal["text", "md", "json", "csv"]
+"""How an answer is written; only a report is written as CSV."""
+FormatOption = Annotated[
+    Literal["text", "md", "json"] | None,
+    typer.Option("--format", "-f", help="How to write the answer (default: text). md can be pasted into an issue."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the answer.")]
+
+
+def chosen_format(asked: Format | None, as_json: bool, usual: Format = "text") -> Format:
+    """The format that --format and --json come to; UsageError where they contradict each other."""
+    if as_json and asked not in (None, "json"):
+        raise UsageError(f"--json and --format {asked} exclude each other", hint="name one of them")
+    return "json" if as_json else asked or usual
 
 
 def settings_of(ctx: typer.Context) -> Settings:

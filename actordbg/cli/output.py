@@ -18,6 +18,9 @@ from typing import Any, TypeVar
 
 import typer
 
+from actordbg.base.units import human_bytes as human_bytes
+from actordbg.base.units import plural as plural
+
 T = TypeVar("T")
 PIPE_WIDTH = 200
 """Columns that a table may take when standard output is not a terminal."""
@@ -74,32 +77,6 @@ def cell(value: Any) -> str:
         return f"{value:.4g}"
     text = str(value)
     return text if len(text) <= CELL_WIDTH else text[: CELL_WIDTH - 1] + "…"
-
-
-def human_bytes(count: float | None) -> str:
-    """12345 as "12.1 KiB"."""
-    if count is None:
-        return "-"
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(count) < 1024 or unit == "GiB":
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    raise AssertionError("unreachable")
-
-
-def short_bytes(count: float) -> str:
-    """12345 as "12.1K": four or five characters."""
-    for unit in ("", "K", "M", "G"):
-        if abs(count) < 1000 or unit == "G":
-            return f"{count:.0f}{unit}" if not unit or count >= 100 else f"{count:.1f}{unit}"
-        count /= 1024
-    raise AssertionError("unreachable")
-
-
-def plural(count: int, noun: str) -> str:
-    """3, "dump" as "3 dumps"; 2, "process" as "2 processes"."""
-    ending = "" if count == 1 else "es" if noun.endswith("s") else "s"
-    return f"{count:,} {noun}{ending}"
 
 
 @contextmanager

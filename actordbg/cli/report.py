@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actordbg.base.errors import EnvironmentProblem, UsageError
-from actordbg.cli.options import Where, store_of
+from actordbg.base.errors import EnvironmentProblem
+from actordbg.cli.options import Format, Where, chosen_format, store_of
 from actordbg.cli.output import note
 
 if TYPE_CHECKING:
     from actordbg.report.load_replays import Material
 
 
-class Format(str, Enum):
-    """How a report is written."""
-
-    TEXT = "text"
-    MD = "md"
-    JSON = "json"
-    CSV = "csv"
-
-
-_BY_SUFFIX = {".md": Format.MD, ".markdown": Format.MD, ".json": Format.JSON, ".csv": Format.CSV}
+_BY_SUFFIX: dict[str, Format] = {".md": "md", ".markdown": "md", ".json": "json", ".csv": "csv"}
 
 Replays = Annotated[
     list[str] | None,
@@ -60,7 +50,8 @@ def report(
 
     Example: actordbg report last --format md --output report.md
     """
-    chosen = _format(format, as_json, output)
+    by_suffix = _BY_SUFFIX.get(output.suffix.lower()) if output else None
+    chosen = chosen_format(format, as_json, by_suffix or "text")
     names = [*(replays or []), *(["all"] if everything else [])]
     from actordbg.report.load_replays import load
 
@@ -71,22 +62,13 @@ def report(
         _write(output, text)
 
 
-def _format(asked: Format | None, as_json: bool, output: Path | None) -> Format:
-    if as_json and asked not in (None, Format.JSON):
-        raise UsageError(f"--json and --format {asked.value} exclude each other", hint="name one of them")
-    if as_json:
-        return Format.JSON
-    by_suffix = _BY_SUFFIX.get(output.suffix.lower(), Format.TEXT) if output else Format.TEXT
-    return asked or by_suffix
-
-
 def _written(material: Material, chosen: Format, slowest: int) -> str:
     from actordbg.actor.signatures import explain
     from actordbg.formats.dump_record import now_timestamp
     from actordbg.report import markdown, tabular, terminal
     from actordbg.report.summary import summarise
 
-    if chosen is Format.CSV:
+    if chosen == "csv":
         return tabular.render_csv(material.replays)
     summary = summarise(
         material.replays,
@@ -96,7 +78,7 @@ def _written(material: Material, chosen: Format, slowest: int) -> str:
         explain=explain,
         notes=material.notes,
     )
-    render = {Format.TEXT: terminal.render, Format.MD: markdown.render, Format.JSON: tabular.render_json}[chosen]
+    render = {"text": terminal.render, "md": markdown.render, "json": tabular.render_json}[chosen]
     return render(summary)
 
 

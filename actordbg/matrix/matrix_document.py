@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from actordbg.base.units import human_bytes, plural
 from actordbg.formats.comparison_record import GOOD, NOT_COMPARED, MatrixCell, MatrixRecord
 from actordbg.report.failures import Explain, nothing_known
 from actordbg.report.replay_document import Block, Grid, Heading, Items, Paragraph
-from actordbg.report.words import memory, number, plural, seconds, setting
+from actordbg.report.words import number, seconds, setting
 
 AXES_AS_COLUMNS = 4
 """With more axes than this the settings share one column."""
@@ -92,7 +93,7 @@ def _table(record: MatrixRecord) -> Grid:
     for cell in record.cells:
         named = tuple(_setting(cell.settings.get(name)) for name in varied) if split else (cell.name or "all as given",)
         figures = ([_off_by(cell)] if judged else []) + [seconds(cell.forward_s)]
-        figures += ([seconds(cell.backward_s)] if backward else []) + [memory(cell.peak_memory_bytes), _load(cell)]
+        figures += ([seconds(cell.backward_s)] if backward else []) + [human_bytes(cell.peak_memory_bytes), _load(cell)]
         rows.append((str(cell.index), *named, _result(cell), *figures))
     return Grid(columns, tuple(rows), frozenset((*heads, "result")))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+from actordbg.base.units import plural
 from actordbg.formats.comparison_record import (
     GOOD,
     MATCH,
@@ -20,7 +21,7 @@ from actordbg.formats.comparison_record import (
     SideInfo,
 )
 from actordbg.report.replay_document import Block, Grid, Heading, Items, Paragraph
-from actordbg.report.words import number, plural
+from actordbg.report.words import number
 
 WORDS = {
     MATCH: "A agrees with B within the thresholds",

@@ -10,10 +10,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from actordbg.base.units import plural
 from actordbg.formats.replay_record import ResultRecord
 from actordbg.report.arithmetic import finite, weighted_mean
 from actordbg.report.report_model import Generators, Golden, NotCompared
-from actordbg.report.words import number, plural
+from actordbg.report.words import number
 
 
 def golden_of(results: Sequence[ResultRecord], prefix: str) -> Golden | None:

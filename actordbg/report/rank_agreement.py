@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from actordbg.base.units import plural
 from actordbg.formats.replay_record import PASSED, ReplayConfig, ResultRecord
 from actordbg.report.arithmetic import finite
 from actordbg.report.report_model import RankAgreement, RankDifference
-from actordbg.report.words import number, plural
+from actordbg.report.words import number
 
 _FIGURES = ("logprob_mean", "loss", "grad_norm")
 

@@ -10,13 +10,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from actordbg.base.units import human_bytes, plural
 from actordbg.catalog.comparison_query import ComparisonRow
 from actordbg.replay.hang import in_brief
 from actordbg.report.arithmetic import Spread
 from actordbg.report.golden_summary import against_the_run
 from actordbg.report.rank_agreement import ranks_in_words
 from actordbg.report.report_model import Against, Counts, FailureGroup, ReplaySummary, Summary
-from actordbg.report.words import memory, number, plural, rate, ratio, seconds, setting
+from actordbg.report.words import number, rate, ratio, seconds, setting
 
 SETTINGS = (
     "model", "oracle", "parameters", "num_layers", "backend", "zero_stage", "world_size", "nproc", "device", "dtype", "attn",
@@ -132,7 +133,7 @@ def _compared(one: ReplaySummary, against: Against) -> tuple[str, ...]:
         seconds(one.forward.median),
         seconds(one.forward.p95),
         rate(one.tokens_per_s.median),
-        memory(one.peak_memory_bytes),
+        human_bytes(one.peak_memory_bytes),
         "1" if baseline else ratio(against.forward_ratio),
         "-" if baseline else str(against.timed),
         "-" if baseline else f"{against.digests_equal} / {against.digests_differ}",
@@ -241,7 +242,7 @@ def _timing(one: ReplaySummary) -> list[Block]:
             *_spread(bwd),
             rate(speed.median),
             rate(speed.total),
-            memory(peak),
+            human_bytes(peak),
         )
         for name, inputs, timed, fwd, bwd, speed, peak in rows
     )

@@ -30,22 +30,6 @@ def ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def memory(count: float | None) -> str:
-    """12345 as "12.1 KiB"."""
-    if count is None:
-        return "-"
-    for unit in ("B", "KiB", "MiB"):
-        if abs(count) < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
-
-
-def plural(count: int, noun: str) -> str:
-    """3, "dump" as "3 dumps"."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def setting(value: Any) -> str:
     """A setting's value: on and off for switches, commas in large numbers."""
     if isinstance(value, bool):

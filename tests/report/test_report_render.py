@@ -10,11 +10,12 @@ import json
 import pytest
 from reportcases import NOW, dump_id, given, replay, result
 
+from actordbg.base.units import human_bytes
 from actordbg.formats.replay_record import ResultRecord
 from actordbg.report import markdown, tabular, terminal
 from actordbg.report.report_model import ReplayData, Summary
 from actordbg.report.summary import summarise
-from actordbg.report.words import memory, number, rate, seconds
+from actordbg.report.words import number, rate, seconds
 
 
 def two_replays() -> list[ReplayData]:
@@ -198,4 +199,4 @@ def test_figures_are_written_with_their_significant_digits():
     ]  # fmt: skip
     assert [number(v) for v in (None, -2.0, 1e-7, 123456.0)] == ["-", "-2", "1e-07", "123456"]
     assert [rate(v) for v in (None, 12.34, 12345.6)] == ["-", "12.3", "12,346"]
-    assert [memory(v) for v in (None, 12, 12345, 2**31)] == ["-", "12 B", "12.1 KiB", "2.0 GiB"]
+    assert [human_bytes(v) for v in (None, 12, 12345, 2**31)] == ["-", "12 B", "12.1 KiB", "2.0 GiB"]
