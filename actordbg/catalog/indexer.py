@@ -39,7 +39,7 @@ from actordbg.catalog import migrate
 from actordbg.catalog import pack_rows as packed
 from actordbg.catalog import replay_rows as replays
 from actordbg.catalog.damage import Damaged
-from actordbg.catalog.replay_rows import Known, News
+from actordbg.catalog.replay_rows import FileMark, News
 from actordbg.formats.dumpfile import SUFFIX
 from actordbg.store.layout import Store
 
@@ -285,7 +285,8 @@ def _drop_folder(store: Store, path: str) -> int:
 def _refresh_replays(store: Store, summary: IndexSummary) -> None:
     with engine.connect_readonly(store.catalog_path) as reader:
         known = {
-            path: Known(*rest) for path, *rest in reader.execute("SELECT path, size, mtime_ns, offset FROM read_file")
+            path: FileMark(*rest)
+            for path, *rest in reader.execute("SELECT path, size, mtime_ns, offset FROM read_file")
         }
         present = reader.execute("SELECT replay_id FROM replay").fetchall()
     for replay_id, paths in replays.changed(store.root, known):
@@ -310,7 +311,7 @@ def _refresh_replays(store: Store, summary: IndexSummary) -> None:
             writer.remove_replays(connection, gone)
 
 
-def _write_replay(store: Store, news: News, before: dict[str, Known | None]) -> None:
+def _write_replay(store: Store, news: News, before: dict[str, FileMark | None]) -> None:
     from actordbg.catalog import statements as writer
 
     with engine.transaction(store.catalog_path) as connection:

@@ -15,9 +15,9 @@ from typing import Any
 
 from actordbg.base.errors import CorruptDump
 from actordbg.formats.dump_record import is_plain_name
+from actordbg.formats.journal import SPEC, Event, read_chunk, result_of
 from actordbg.formats.replay_record import ReplayConfig, ReplaySpec, ResultRecord
 
-SPEC = "spec.json"
 UNFINISHED = "unfinished"
 SETTINGS = tuple(f.name for f in fields(ReplayConfig))
 """The settings that have a column of their own."""
@@ -27,7 +27,7 @@ _STATUSES = ("complete", "interrupted", "failed")
 
 
 @dataclass(frozen=True)
-class Known:
+class FileMark:
     """How far a file had been read, and what it was then."""
 
     size: int
@@ -48,13 +48,13 @@ class News:
     resolved: dict[str, Any] | None = None
     status: str | None = None
     finished_at: str | None = None
-    files: dict[str, Known] = field(default_factory=dict)
+    files: dict[str, FileMark] = field(default_factory=dict)
     active: bool = False
     reset: bool = False
     skipped: int = 0
 
 
-def changed(root: Path, known: dict[str, Known]) -> Iterator[tuple[str, list[str]]]:
+def changed(root: Path, known: dict[str, FileMark]) -> Iterator[tuple[str, list[str]]]:
     """(replay id, its files that differ from `known`) for each replay with something new. Paths are below the store."""
     for folder in _entries(root / "replays"):
         if not folder.is_dir() or not is_plain_name(folder.name):
@@ -69,7 +69,7 @@ def changed(root: Path, known: dict[str, Known]) -> Iterator[tuple[str, list[str
             yield folder.name, sorted(differing)
 
 
-def read_news(root: Path, replay_id: str, paths: list[str], known: dict[str, Known]) -> News:
+def read_news(root: Path, replay_id: str, paths: list[str], known: dict[str, FileMark]) -> News:
     """Read what is new in these files. Raises CorruptDump or NewerFormat for a spec that cannot be read."""
     news = News(replay_id)
     spec = f"replays/{replay_id}/{SPEC}"
@@ -118,59 +118,39 @@ def _read_spec(root: Path, path: str, news: News) -> ReplaySpec:
         raise CorruptDump("the replay has no spec.json") from None
     if spec.replay_id != news.replay_id:
         raise CorruptDump(f"its spec.json is that of {spec.replay_id}")
-    news.files[path] = Known(state.st_size, state.st_mtime_ns, state.st_size)
+    news.files[path] = FileMark(state.st_size, state.st_mtime_ns, state.st_size)
     return spec
 
 
 def _read_journal(root: Path, path: str, start: int, news: News) -> None:
-    with open(root / path, "rb") as file:
-        state = os.fstat(file.fileno())
-        file.seek(start)
-        data = file.read()
-    whole = data[: data.rfind(b"\n") + 1]
-    news.files[path] = Known(start + len(data), state.st_mtime_ns, start + len(whole))
-    for line in whole.splitlines():
-        if line.strip():
-            _take(line, news)
+    chunk = read_chunk(root / path, start)
+    news.files[path] = FileMark(chunk.size, chunk.mtime_ns, chunk.offset)
+    news.skipped += chunk.skipped
+    for event in chunk.events:
+        _take(event, news)
 
 
-def _take(line: bytes, news: News) -> None:
-    """One line of a journal; what cannot be understood is counted."""
-    try:
-        event = json.loads(line)
-        kind = event.pop("event")
-        if kind == "end":
-            news.results.append(_result(event, news.replay_id))
-        elif kind in ("ready", "resolved"):
-            news.active = news.active or kind == "ready"
-            resolved = event.get("resolved")
-            if isinstance(resolved, dict) and (news.resolved is None or kind == "resolved"):
-                news.resolved = resolved
-        elif kind == "finished":
-            news.status = event["status"] if event.get("status") in _STATUSES else UNFINISHED
-            moment = event.get("finished_at") or event.get("timestamp") or event.get("at")
-            news.finished_at = moment if isinstance(moment, str) else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        news.skipped += 1
+def _take(event: Event, news: News) -> None:
+    """What one event says of the replay."""
+    kind = event["event"]
+    if kind == "end":
+        news.results.append(_row(result_of(event), news.replay_id))
+    elif kind in ("ready", "resolved"):
+        news.active = news.active or kind == "ready"
+        resolved = event.get("resolved")
+        if isinstance(resolved, dict) and (news.resolved is None or kind == "resolved"):
+            news.resolved = resolved
+    elif kind == "finished":
+        news.status = event["status"] if event.get("status") in _STATUSES else UNFINISHED
+        moment = event.get("finished_at") or event.get("timestamp") or event.get("at")
+        news.finished_at = moment if isinstance(moment, str) else None
 
 
-def _result(event: dict[str, Any], replay_id: str) -> dict[str, Any]:
-    """The row of a result. ValueError for one whose values SQLite cannot hold."""
-    record = ResultRecord.from_dict(event)
-    row = {name: getattr(record, name) for name in RESULT_COLUMNS}
-    row["extra"] = json.dumps(row["extra"])
-    row["replay_id"] = replay_id
-    for name, value in row.items():
-        if value is None and name in ("dump_id", "status", "attempt", "worker", "slot", "started_at", "finished_at"):
-            raise ValueError(f"{name} is null")
-        if not isinstance(value, str | int | float | None) or (isinstance(value, int) and abs(value) >= 2**63):
-            raise ValueError(f"{name} is {value!r:.60}")
-        if isinstance(value, str):
-            value.encode()
-    return row
+def _row(record: ResultRecord, replay_id: str) -> dict[str, Any]:
+    return vars(record) | {"extra": json.dumps(record.extra), "replay_id": replay_id}
 
 
-def _differs(entry: os.DirEntry[str], known: Known | None) -> bool:
+def _differs(entry: os.DirEntry[str], known: FileMark | None) -> bool:
     try:
         state = entry.stat()
     except OSError:

@@ -17,7 +17,7 @@ from sqlalchemy.dialects.sqlite import insert
 
 from actordbg.catalog import tables as models
 from actordbg.catalog.dump_rows import DUMP_COLUMNS
-from actordbg.catalog.replay_rows import RESULT_COLUMNS, UNFINISHED, Known, News, setting_columns, spec_columns
+from actordbg.catalog.replay_rows import RESULT_COLUMNS, UNFINISHED, FileMark, News, setting_columns, spec_columns
 
 EVENT_FORMAT = 1
 EVENT_COLUMNS = (
@@ -151,7 +151,7 @@ def count_for_planner(connection: Connection) -> None:
     connection.exec_driver_sql("ANALYZE result")
 
 
-def put_replay(connection: Connection, news: News, before: dict[str, Known | None]) -> None:
+def put_replay(connection: Connection, news: News, before: dict[str, FileMark | None]) -> None:
     """Write what is new of one replay, unless another process has read on in the meantime; then nothing is written.
 
     `before` is the bookkeeping that the reading started from. A lost race costs nothing: what the other process did not
@@ -169,11 +169,11 @@ def put_replay(connection: Connection, news: News, before: dict[str, Known | Non
     _note_files(connection, news)
 
 
-def _still(connection: Connection, before: dict[str, Known | None]) -> bool:
+def _still(connection: Connection, before: dict[str, FileMark | None]) -> bool:
     rows = connection.execute(
         select(file.c.path, file.c.size, file.c.mtime_ns, file.c.offset).where(file.c.path.in_(before))
     )
-    now = {path: Known(size, mtime_ns, offset) for path, size, mtime_ns, offset in rows}
+    now = {path: FileMark(size, mtime_ns, offset) for path, size, mtime_ns, offset in rows}
     return all(now.get(path) == known for path, known in before.items())
 
 

@@ -2,8 +2,11 @@
 
 Every process of a replay writes only its own file (`rank<N>.jsonl`, `supervisor.jsonl`) and may read the others'. A line is
 one JSON object with the key `event`. It is written by a single `write` and flushed to disk before the writer goes on, so
-what a crashed worker was doing is on disk: a `start` without an `end`. A line that was cut by a crash is closed by
-the next writer and skipped by every reader.
+what a crashed worker was doing is on disk: a `start` without an `end`. A crash may cut a line; the next writer closes it.
+
+Replay, matrix, compare and catalog all read with this module, so they skip the same lines: what is not JSON, has no
+`event`, or is an `end` without a sound result. Events and fields of a newer version are kept: readers pass over events that
+they do not know, and `ResultRecord.extra` takes fields that it does not know.
 
     journal = Journal(folder / "rank0.jsonl")
     journal.append("start", dump_id=..., slot=0, attempt=1)
@@ -11,13 +14,15 @@ the next writer and skipped by every reader.
     tail = Tail(folder / "rank0.jsonl")
     for event in tail.poll(): ...           # what is new since the last poll, complete lines only
 
-Standard library only: workers, supervisor and catalog read with this.
+Standard library only.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +33,9 @@ Event = dict[str, Any]
 SPEC = "spec.json"
 SUPERVISOR = "supervisor.jsonl"
 TENSORS = "tensors"
+
+_REQUIRED = {f.name for f in fields(ResultRecord) if f.default is not None}
+"""Fields of a result that are never null."""
 
 
 def rank_journal(folder: Path, rank: int) -> Path:
@@ -63,6 +71,33 @@ class Journal:
             os.write(self._descriptor, b"\n")
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """What stands in a journal behind an offset: complete events, how many lines were skipped, and where to read on."""
+
+    events: list[Event]
+    skipped: int
+    offset: int
+    size: int
+    mtime_ns: int
+
+
+def read_chunk(path: Path, start: int = 0) -> Chunk:
+    """The complete lines behind `start`, which is the `offset` of an earlier chunk. OSError if the file cannot be read."""
+    with open(path, "rb") as file:
+        mtime_ns = os.fstat(file.fileno()).st_mtime_ns
+        file.seek(start)
+        data = file.read()
+    end = data.rfind(b"\n") + 1
+    events, skipped = [], 0
+    for line in data[:end].split(b"\n"):
+        if event := _parse(line):
+            events.append(event)
+        elif line.strip():
+            skipped += 1
+    return Chunk(events, skipped, start + end, start + len(data), mtime_ns)
+
+
 class Tail:
     """The reader's end: `poll` gives the complete events that were appended since the last poll. The file may not exist yet."""
 
@@ -71,16 +106,13 @@ class Tail:
         self._offset = 0
 
     def poll(self) -> list[Event]:
-        """New events in order; lines that are not a JSON object with an `event` are skipped."""
+        """New events in order."""
         try:
-            with open(self._path, "rb") as file:
-                file.seek(self._offset)
-                data = file.read()
+            chunk = read_chunk(self._path, self._offset)
         except FileNotFoundError:
             return []
-        complete, newline, _ = data.rpartition(b"\n")
-        self._offset += len(complete) + len(newline)
-        return [event for line in complete.split(b"\n") if (event := _parse(line)) is not None]
+        self._offset = chunk.offset
+        return chunk.events
 
     def skip_to_end(self) -> None:
         """Forget what is there: only what comes from now on is polled."""
@@ -93,16 +125,18 @@ def read_events(path: Path) -> list[Event]:
 
 
 def read_results(folder: Path) -> dict[str, ResultRecord]:
-    """The result of every input that has one, by dump id. For one dump the last `end` counts, by its time."""
+    """The result of every input that has one, by dump id, from all journals of a replay's folder."""
+    events = (event for path in sorted(folder.glob("*.jsonl")) for event in read_events(path))
+    return last_results(result_of(event) for event in events if event["event"] == "end")
+
+
+def last_results(records: Iterable[ResultRecord]) -> dict[str, ResultRecord]:
+    """Of each dump the result that counts: the one that finished last, of a later attempt where times are equal."""
     results: dict[str, ResultRecord] = {}
-    for path in sorted(folder.glob("*.jsonl")):
-        for event in read_events(path):
-            if event["event"] != "end":
-                continue
-            record = result_of(event)
-            before = results.get(record.dump_id)
-            if before is None or record.finished_at >= before.finished_at:
-                results[record.dump_id] = record
+    for record in records:
+        before = results.get(record.dump_id)
+        if before is None or (record.finished_at, record.attempt) >= (before.finished_at, before.attempt):
+            results[record.dump_id] = record
     return results
 
 
@@ -114,6 +148,25 @@ def result_of(event: Event) -> ResultRecord:
 def _parse(line: bytes) -> Event | None:
     try:
         event = json.loads(line)
-    except (ValueError, RecursionError):
+        if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+            return None
+        if event["event"] == "end":
+            _check_result(result_of(event))
+    except (ValueError, TypeError, RecursionError):
         return None
-    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None
+    return event
+
+
+def _check_result(record: ResultRecord) -> None:
+    """ValueError for a result that is not one, or that no SQLite column can hold."""
+    for name, value in vars(record).items():
+        if name == "extra":
+            continue
+        if value is None and name in _REQUIRED:
+            raise ValueError(f"{name} is null")
+        if not isinstance(value, str | int | float | None) or (isinstance(value, int) and abs(value) >= 2**63):
+            raise ValueError(f"{name} is {value!r:.60}")
+        if isinstance(value, str):
+            value.encode()
+    if not isinstance(record.finished_at, str) or not isinstance(record.attempt, int):
+        raise ValueError("the end of a result has no time, or no attempt")

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import catalogcases as cases
+import pytest
+
+from actordbg.catalog.indexer import refresh
+from actordbg.catalog.query import results_for
 from actordbg.formats.journal import Journal, Tail, read_events, read_results
 from actordbg.formats.replay_record import ResultRecord
+from actordbg.store.layout import Store
 
 
 def test_a_tail_gives_each_complete_event_once(tmp_path: Path) -> None:
@@ -46,3 +53,63 @@ def test_of_several_results_for_a_dump_the_last_one_counts_whichever_file_it_is_
 def test_journals_are_for_their_owner_only(tmp_path: Path) -> None:
     Journal(tmp_path / "rank0.jsonl").append("boot")
     assert (tmp_path / "rank0.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+GOOD = {
+    "event": "end",
+    "replay_id": "r",
+    "dump_id": "good",
+    "status": "passed",
+    "finished_at": "2025-01-01T00:00:02.000000Z",
+}
+LINES: dict[str, tuple[bytes, int]] = {
+    "half a line": (json.dumps(GOOD).encode()[:-9], 0),
+    "a line that was cut, and closed by the next writer": (json.dumps(GOOD).encode()[:-9] + b"\n", 1),
+    "no JSON": (b"\xff\xfe\n", 1),
+    "no object": (b"[1, 2]\n", 1),
+    "no event": (b'{"status": "passed"}\n', 1),
+    "an event that is no name": (b'{"event": 5}\n', 1),
+    "no dump": (b'{"event": "end", "replay_id": "r", "status": "passed"}\n', 1),
+    "no status": (json.dumps(GOOD | {"status": None}).encode() + b"\n", 1),
+    "a number that is too large": (json.dumps(GOOD | {"tokens": 2**63}).encode() + b"\n", 1),
+    "a list for a number": (json.dumps(GOOD | {"loss": [1]}).encode() + b"\n", 1),
+    "half of a surrogate pair": (json.dumps(GOOD | {"error": "\ud800"}).encode() + b"\n", 1),
+    "an extra that is no object": (json.dumps(GOOD | {"extra": 7}).encode() + b"\n", 1),
+    "an attempt that is no number": (json.dumps(GOOD | {"attempt": "two"}).encode() + b"\n", 1),
+    "a nest without end": (b"[" * 100_000 + b"\n", 1),
+    "an event of a newer version": (b'{"event": "checkpoint", "at": 7}\n', 0),
+    "fields of a newer version": (json.dumps(GOOD | {"dump_id": "newer", "watts": 300}).encode() + b"\n", 0),
+    "an earlier attempt that ended at the same time": (
+        json.dumps(GOOD | {"attempt": 0, "status": "hung"}).encode() + b"\n",
+        0,
+    ),
+    "an earlier end": (
+        json.dumps(GOOD | {"finished_at": "2025-01-01T00:00:01.000000Z", "status": "hung"}).encode() + b"\n",
+        0,
+    ),
+    "empty lines": (b"\n \n\r\n", 0),
+}
+
+
+@pytest.mark.parametrize("case", LINES)
+def test_the_catalog_reads_a_journal_as_the_replay_does(store: Store, case: str) -> None:
+    line, skipped = LINES[case]
+    folder = cases.write_spec(store, cases.spec("r", []))
+    (folder / "rank0.jsonl").write_bytes(json.dumps(GOOD).encode() + b"\n" + line)
+    found = read_results(folder)
+    summary = refresh(store)
+    assert {one.dump_id: one for one in results_for(store, "r")} == found
+    assert found["good"].status == "passed"
+    assert summary.skipped_lines == skipped
+    if case == "fields of a newer version":
+        assert found["newer"].extra == {"watts": 300}
+    with open(folder / "rank0.jsonl", "ab") as file:
+        file.write(b'\n{"event": "finished", "status": "complete"}\n')
+    refresh(store)
+    assert {one.dump_id: one for one in results_for(store, "r")} == read_results(folder)
+
+
+def test_a_live_view_skips_an_end_without_a_sound_result(tmp_path: Path) -> None:
+    path = tmp_path / "rank0.jsonl"
+    path.write_bytes(b'{"event": "end", "status": "passed"}\n{"event": "done"}\n')
+    assert [event["event"] for event in Tail(path).poll()] == ["done"]
