@@ -385,7 +385,7 @@ class PatchEvent(SQLModel, table=True):
 
 
 class DamagedFile(SQLModel, table=True):
-    """A file of a dump, a pack or the lab that could not be indexed.
+    """A file of the store that could not be indexed.
 
     Read again when its folder changes; each time if it is newer or unreadable.
     """
@@ -408,7 +408,7 @@ class ScannedFolder(SQLModel, table=True):
 
 
 class ReadFile(SQLModel, table=True):
-    """A file of a replay, or of the lab (comparisons/, noise/, matrices/), and how far it has been read."""
+    """A file of a replay, a comparison, a noise floor or a matrix, and how far it has been read."""
 
     __tablename__ = "read_file"
 

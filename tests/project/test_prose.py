@@ -1,0 +1,155 @@
+"""Prose where it can be measured: short design, short sentences, dated decisions, one word for one thing.
+
+The glossary is both the page and the rule: its terms must be used on other pages, and the words that it retires must not be.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from statistics import median
+
+import docpages
+import pytest
+from roots import ROOT
+
+DESIGN = ROOT / "docs" / "design.md"
+GLOSSARY = ROOT / "docs" / "glossary.md"
+DECISIONS = sorted((ROOT / "docs" / "decisions").glob("[0-9]*.md"))
+WRITTEN = [page for page in docpages.pages() if page.name not in ("cli.md", "catalog.md", "log.md")]
+LONGEST, TYPICAL = 40, 20
+
+
+def plain(text: str) -> str:
+    """A page's prose: no fenced blocks, tables, headings or comments; links and code as their words."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    text = re.sub(r"^(\||#|<!--).*$", "", text, flags=re.MULTILINE)
+    return re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
+
+
+def sentences(text: str) -> list[str]:
+    """The sentences of Markdown; an item of a list and a paragraph each end one."""
+    paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", plain(text))
+    ends = r"(?<=[a-z0-9`)*\"%][.?!])\s+(?=[\w`*\"(|])"
+    found = [one for paragraph in paragraphs for one in re.split(ends, " ".join(paragraph.split()))]
+    return [one for one in found if len(words(one)) > 1]
+
+
+def words(sentence: str) -> list[str]:
+    return [word for word in sentence.split() if re.search(r"\w", word)]
+
+
+def lengths(pages: list[Path]) -> dict[str, int]:
+    return {one: len(words(one)) for page in pages for one in sentences(page.read_text(encoding="utf-8"))}
+
+
+def terms() -> dict[str, str]:
+    """Each term of the glossary with what is said about it."""
+    text = re.sub(r"\n  +", " ", GLOSSARY.read_text(encoding="utf-8"))
+    return dict(re.findall(r"^- \*\*(.+?)\*\*: (.+)$", text, re.MULTILINE))
+
+
+def retired() -> list[str]:
+    """The words and phrases that the glossary retires; one with a condition in brackets is for people to watch."""
+    table = GLOSSARY.read_text(encoding="utf-8").partition("## Retired words")[2]
+    return [word for word in re.findall(r"^\| ([^|]+?) \|", table, re.MULTILINE)[1:] if not re.search(r"[(\-]", word)]
+
+
+def uses(word: str, text: str) -> list[str]:
+    """The places of a word in prose and tables; code and links' targets may show old names."""
+    text = re.sub(r"^```.*?^```|`[^`\n]*`|\]\([^)]*\)|^#[^\n]*$", " ", text, flags=re.MULTILINE | re.DOTALL)
+    return [text[max(0, m.start() - 40) : m.end() + 40] for m in re.finditer(rf"\b{re.escape(word)}s?\b", text, re.I)]
+
+
+# ---- length ----
+
+
+def test_the_design_is_two_pages_and_one_picture():
+    text = DESIGN.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    assert text.count("```mermaid") == 1
+
+
+def test_every_room_is_in_the_design():
+    rooms = {path.parent.name for path in (ROOT / "actordbg").glob("*/__init__.py")}
+    listed = set(re.findall(r"^\| `(\w+)/[^`]*` \|", DESIGN.read_text(encoding="utf-8"), re.MULTILINE))
+    assert listed == rooms
+
+
+@pytest.mark.parametrize("pages", [[DESIGN], [GLOSSARY], DECISIONS], ids=["design", "glossary", "decisions"])
+def test_sentences_are_short(pages: list[Path]):
+    found = lengths(pages)
+    assert [one for one, length in found.items() if length > LONGEST] == []
+    assert median(found.values()) < TYPICAL
+
+
+def test_a_long_sentence_is_noticed():
+    assert sentences("# A b\n\nOne two. Three four\nfive.\n- six seven\n\n| a b |\n") == [
+        "One two.", "Three four five.", "- six seven"
+    ]  # fmt: skip
+    assert len(words("word " * 50)) == 50 > LONGEST
+
+
+# ---- decisions ----
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_a_decision_has_number_date_status_context_decision_and_consequence(page: Path):
+    text = page.read_text(encoding="utf-8")
+    assert re.match(
+        rf"# {page.name[:4]}\. \S.*\n\nDate: 20\d\d-\d\d-\d\d\. Status: (accepted|replaced by .+)\.\n", text
+    )
+    assert [part for part in ("Context", "Decision", "Consequence") if f"\n**{part}.** " not in text] == []
+    assert len(text.splitlines()) <= 40
+
+
+def test_every_decision_has_a_number_of_its_own_and_stands_once_in_the_list():
+    assert [int(page.name[:4]) for page in DECISIONS] == list(range(1, len(DECISIONS) + 1))
+    listed = re.findall(r"^- \[\d{4}\]\((.+?)\)", (ROOT / "docs/decisions/README.md").read_text(), re.MULTILINE)
+    assert sorted(listed) == [page.name for page in DECISIONS]
+
+
+# ---- one word, one meaning ----
+
+
+def test_a_term_stands_once_and_leads_to_the_page_that_explains_it():
+    text = GLOSSARY.read_text(encoding="utf-8")
+    assert len(re.findall(r"^- \*\*", text, re.MULTILINE)) == len(terms()) > 50
+    assert [term for term, said in terms().items() if not re.search(r"See \[[^\]]+\]\([^)]+\)\.?$", said)] == []
+
+
+@pytest.mark.parametrize("term", terms())
+def test_every_term_is_used_on_another_page(term: str):
+    text = "\n".join(page.read_text(encoding="utf-8") for page in WRITTEN if page != GLOSSARY)
+    assert re.search(rf"\b{re.escape(term)}(s|es)?\b", " ".join(text.split()), re.I)
+
+
+@pytest.mark.parametrize("word", retired())
+def test_no_page_and_no_help_text_has_a_retired_word(word: str):
+    not_ours = (
+        GLOSSARY.name,
+        "log.md",
+        "catalog.md",
+    )  # the log is history; the schema's comments change with a migration
+    pages = [page for page in docpages.pages() if page.name not in not_ours]
+    found = {str(page.relative_to(ROOT)): uses(word, page.read_text(encoding="utf-8")) for page in pages}
+    assert {page: places for page, places in found.items() if places} == {}
+
+
+def test_a_retired_word_is_noticed_in_prose_and_in_a_table_and_not_in_code():
+    assert len(retired()) >= 3
+    assert len(uses("oracle", "An oracle.\n\n| Oracles |\n\n`--oracle`\n")) == 2
+
+
+# ---- files that pages name ----
+
+
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_file_of_the_project_that_a_page_names_exists(page: Path):
+    if page.name == "CHANGELOG.md":
+        pytest.skip("a changelog names files as they were called")
+    rooms = "|".join(sorted(path.parent.name for path in (ROOT / "actordbg").glob("*/__init__.py")))
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    named = re.findall(rf"`((?:actordbg|tests|migrations|examples|{rooms})/[\w./-]*)`", text)
+    ours = [name for name in named if "." in Path(name).name or name.endswith("/")]
+    assert [name for name in ours if not ((ROOT / name).exists() or (ROOT / "actordbg" / name).exists())] == []
