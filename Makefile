@@ -1,5 +1,6 @@
 # Two commands: `make demo` shows the product on a real training run, `make test` checks everything.
-# Both make .venv themselves. PYTHON names another interpreter: make demo PYTHON=/usr/bin/python3.12
+# `make check` is what to run between two edits: everything but the tests marked `slow`, in under two minutes.
+# They make .venv themselves. PYTHON names another interpreter: make demo PYTHON=/usr/bin/python3.12
 
 SHELL := /bin/bash
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -9,7 +10,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # DeepSpeed's sdist asks at build time which accelerator there is.
 ACCELERATOR := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo DS_ACCELERATOR=cpu)
 
-.PHONY: demo matrix-demo test lint types imports pytest bench docs clean
+.PHONY: demo matrix-demo check test lint types imports fast pytest bench figures examples docs hooks clean
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 
 demo: $(VENV)/.demo
 	$(BIN)/actordbg demo
@@ -21,6 +23,8 @@ BRING := $(if $(REAL_DUMPS),import $(REAL_DUMPS),create --count 3 --batch-size 2
 matrix-demo: $(VENV)/.demo
 	store=$$(mktemp -d)/store && $(BIN)/actordbg --store $$store dump $(BRING) && \
 	$(BIN)/actordbg --store $$store matrix --where "batch_size*seq_len<1500" --max-inputs 3 --no-backward
+
+check: lint types imports fast
 
 test: lint types imports pytest
 
@@ -34,11 +38,29 @@ types: $(VENV)/.test
 imports: $(VENV)/.test
 	$(BIN)/lint-imports
 
+# Without what a test marked `slow` does: start workers, Ray or torch in another process, or take two seconds.
+fast: $(VENV)/.test
+	$(PYTEST) -m "not slow"
+
 pytest: $(VENV)/.test
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(PYTEST)
 
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks
+
+# The figures of the house. For another checkout beside this one: make figures FIGURES_OF="/path/to/other ."
+FIGURES_OF ?= .
+
+figures: $(VENV)/.test
+	$(BIN)/python tests/project/figures.py $(FIGURES_OF)
+
+# A store to play with, in examples/store; examples/README.md is the tour.
+examples: $(VENV)/.demo
+	$(BIN)/python examples/make_store.py
+
+# `git commit` runs ruff, mypy and the import contracts first (.pre-commit-config.yaml).
+hooks: $(VENV)/.test
+	$(BIN)/pre-commit install
 
 docs: $(VENV)/.test
 	$(BIN)/python docs/generate.py

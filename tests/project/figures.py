@@ -1,0 +1,176 @@
+"""The figures of the house, one checkout beside another: `make figures`, or `python tests/project/figures.py [ROOT...]`.
+
+Each ROOT is a checkout (this one if none is named). Nothing of actordbg is imported into this process: sources are read, and what
+has to run runs in processes with ROOT on their path. So an older checkout, with other rooms, can stand beside a newer one::
+
+    $ make figures FIGURES_OF="/path/to/before ."
+    product lines (actordbg/**/*.py)                      37,084       35,412
+    ...
+
+CPU time is user and system time of the whole process, the median of some runs: it does not depend on what else the machine does.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+
+RUNS = 7
+BROAD = {"Exception", "BaseException"}
+SETTINGS = ("compile_backend", "tp", "num_layers")
+"""Three settings that many files knew: what a change of one of them touches."""
+
+TRAINER = """
+import sys, time
+from pathlib import Path
+import torch
+from actordbg.capture.hook import install
+
+class Actor(torch.nn.Module):
+    def forward(self, sequences, action_mask=None, attention_mask=None, return_output=False, return_logprobs=False):
+        return sequences.float()
+
+install(Actor, store=sys.argv[1])
+actor, ids, deadline = Actor(), torch.ones(2, 8, dtype=torch.int64), time.monotonic() + 30
+def dumps():
+    return [path for path in Path(sys.argv[1], "dumps").rglob("*") if path.is_file() and not path.name.startswith(".")]
+while not dumps() and time.monotonic() < deadline:
+    actor(ids)
+    time.sleep(0.05)
+files = [module.__file__ for name, module in sys.modules.items() if name.partition(".")[0] == "actordbg"]
+texts = [text for text in map(Path.read_text, map(Path, files)) if text]
+print(len(texts), len(files), sum(text.count("\\n") for text in texts), len(dumps()))
+"""
+"""A training that records calls: prints our modules that it loaded, without and with empty ones, their lines, and its dumps."""
+
+
+def sources(root: Path) -> Iterator[Path]:
+    """The product's files."""
+    return (root / "actordbg").rglob("*.py")
+
+
+def lines(root: Path) -> int:
+    """Lines of the product."""
+    return sum(path.read_text(encoding="utf-8").count("\n") for path in sources(root))
+
+
+def broad_excepts(path: Path) -> int:
+    """`except:`, `except Exception` and `except BaseException` of a file, also in a tuple."""
+    handlers = [
+        node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ExceptHandler)
+    ]
+    return sum(one.type is None or bool(BROAD & {n.id for n in ast.walk(one.type) if isinstance(n, ast.Name)}) for one in handlers)  # fmt: skip
+
+
+def in_capture(path: Path) -> bool:
+    """Is this a file of the room `capture`?"""
+    return "capture" in path.parts[path.parts.index("actordbg") :]
+
+
+def recurring_modules(root: Path) -> list[str]:
+    """Names that more than one module has."""
+    counts = Counter(path.stem for path in sources(root) if not path.stem.startswith("__"))
+    return sorted(name for name, count in counts.items() if count > 1)
+
+
+def recurring_classes(root: Path) -> list[str]:
+    """Names that more than one class at the top of a module has."""
+    trees = (ast.parse(path.read_text(encoding="utf-8")) for path in sources(root))
+    counts = Counter(node.name for tree in trees for node in tree.body if isinstance(node, ast.ClassDef))
+    return sorted(name for name, count in counts.items() if count > 1)
+
+
+def mentions(root: Path, pattern: str) -> int:
+    """Product files in which a regular expression is found."""
+    return sum(re.search(pattern, path.read_text(encoding="utf-8")) is not None for path in sources(root))
+
+
+def settings(root: Path) -> int:
+    """How many settings a replay has: the fields of ReplayConfig."""
+    for path in sources(root):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and node.name == "ReplayConfig":
+                return sum(isinstance(field, ast.AnnAssign) for field in node.body)
+    return 0
+
+
+def python(root: Path, *arguments: str) -> str:
+    """What an interpreter with this checkout on its path prints."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ACTORDBG_")}
+    environment |= {"PYTHONPATH": str(root), "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            [sys.executable, *arguments], env=environment, cwd=folder, capture_output=True, text=True, check=True
+        )
+    return done.stdout
+
+
+def trainer(root: Path) -> tuple[int, int, int]:
+    """What a training that records has loaded of us: modules, the same with empty `__init__.py`, and lines."""
+    with tempfile.TemporaryDirectory() as folder:
+        python(root, "-m", "actordbg", "--store", folder, "dump", "enable")
+        modules, every, loaded, dumps = map(int, python(root, "-c", TRAINER, folder).split())
+    if not dumps:
+        raise RuntimeError("the training recorded nothing, so what it loaded says nothing")
+    return modules, every, loaded
+
+
+def cpu_seconds(root: Path, *arguments: str) -> float:
+    """Median CPU seconds of a process, after one run that compiles what is not compiled yet."""
+    python(root, *arguments)
+    return median(_cpu(lambda: python(root, *arguments)) for _ in range(RUNS))
+
+
+def _cpu(call: Callable[[], object]) -> float:
+    before = os.times()
+    call()
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
+
+
+def figures(root: Path) -> dict[str, str]:
+    """Every figure of one checkout, in words, by its name."""
+    modules, every, loaded = trainer(root)
+    bare = cpu_seconds(root, "-c", "import typer")
+    whole = cpu_seconds(root, "-m", "actordbg", "--help")
+    broad = {path: broad_excepts(path) for path in sources(root)}
+    modules_twice, classes_twice = recurring_modules(root), recurring_classes(root)
+    knows = " / ".join(str(mentions(root, rf"\b{name}\b")) for name in SETTINGS)
+    return {
+        "product lines (actordbg/**/*.py)": f"{lines(root):,}",
+        "product files": f"{sum(1 for _ in sources(root)):,}",
+        "our modules in the trainer's process": str(modules),
+        "  with empty __init__.py": str(every),
+        "  their lines": f"{loaded:,}",
+        "broad excepts in capture/": str(sum(count for path, count in broad.items() if in_capture(path))),
+        "broad excepts elsewhere": str(sum(count for path, count in broad.items() if not in_capture(path))),
+        "files that mention OpenRLHF": str(mentions(root, "(?i)openrlhf")),
+        "module names that recur": str(len(modules_twice)),
+        "class names that recur": str(len(classes_twice)),
+        "--help, CPU seconds": f"{whole:.2f}",
+        "--help / import typer, CPU time": f"{whole / bare:.2f}",
+        "settings of a replay": str(settings(root)),
+        f"files that know {' / '.join(SETTINGS)}": knows,
+    }
+
+
+def main(roots: list[str]) -> None:
+    """Print the figures of these checkouts side by side."""
+    for root in roots:
+        if not (Path(root) / "actordbg").is_dir():
+            raise SystemExit(f"{root} is no checkout: it has no folder actordbg")
+    found = [figures(Path(root).resolve()) for root in roots or [str(Path(__file__).resolve().parents[2])]]
+    for name in found[0]:
+        print(f"{name:<46}" + "".join(f"{one[name]:>14}" for one in found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
