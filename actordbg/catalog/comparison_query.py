@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
-from actordbg.base.errors import UsageError
+from actordbg.base.ids import resolve
 from actordbg.catalog import connections as engine
 from actordbg.catalog.query import Catalog, open_fresh
 from actordbg.formats.comparison_record import NoiseRecord
@@ -22,7 +22,6 @@ from actordbg.store.layout import Store
 T = TypeVar("T")
 _AT_ONCE = 500
 """Dumps that one query names: SQLite takes 999 parameters at least."""
-_NAMED_BY = {"comparison": "compare", "noise floor": "noise", "matrix": "matrix"}
 
 
 @dataclass(frozen=True)
@@ -144,8 +143,9 @@ def autocast_dtypes(source: Store | Catalog, dump_ids: Sequence[str]) -> dict[st
 def read_noise(source: Store | Catalog, name: str) -> NoiseRecord:
     """The noise floor of this id, the beginning of one, or the newest for "last"; UsageError if there is none."""
     catalog = _catalog(source)
-    path = catalog.store.noise / f"{_named(catalog, 'noise floor', 'noise_floor', 'noise_id', name)}.json"
-    return NoiseRecord.from_file(path)
+    with engine.connect_readonly(catalog.store.catalog_path) as reader:
+        ids = [row[0] for row in reader.execute("SELECT noise_id FROM noise_floor ORDER BY created_at, noise_id")]
+    return NoiseRecord.from_file(catalog.store.noise / f"{resolve(name, ids, 'noise floor', made_by='noise')}.json")
 
 
 def _cells(catalog: Catalog, matrix_id: str) -> list[CellRow]:
@@ -161,21 +161,6 @@ def _rows(source: Store | Catalog, kind: type[T], table: str, where: str, params
 
 def _value(name: str, value: Any) -> Any:
     return json.loads(value or "{}") if name in ("thresholds", "floor", "config", "settings") else value
-
-
-def _named(catalog: Catalog, what: str, table: str, column: str, name: str) -> str:
-    """The id that a name means."""
-    order = f"ORDER BY created_at DESC, {column} DESC"
-    with engine.connect_readonly(catalog.store.catalog_path) as reader:
-        ids = [str(row[0]) for row in reader.execute(f"SELECT {column} FROM {table} {order}")]
-    found = ids[:1] if name == "last" else [one for one in ids if one == name or (name and one.startswith(name))]
-    if len(found) == 1 or name in found:
-        return name if name in found else found[0]
-    command = f"`actordbg {_NAMED_BY[what]}`"
-    if not ids:
-        raise UsageError(f"there is no {what} yet", hint=f"{command} makes one")
-    problem = f"several {what}s have" if found else f"no {what} has"
-    raise UsageError(f"{problem} the id {name!r:.80}", hint=f"the newest is {ids[0]}, which `last` means too")
 
 
 def _catalog(source: Store | Catalog) -> Catalog:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from actordbg.base.errors import UsageError
+from actordbg.base.ids import LAST, resolve
 from actordbg.catalog import connections as engine
 from actordbg.catalog import indexer as index
 from actordbg.catalog import sandbox
@@ -34,8 +35,8 @@ from actordbg.store.layout import Store
 from actordbg.store.places import packed_place
 
 ORDERS = {"time": "d.timestamp, d.dump_id", "length": "d.seq_len, d.timestamp, d.dump_id"}
-_NO_ID = "`actordbg dump ls` lists the ids; the beginning of one is enough if no other begins so"
 _LAST_RESULT = "LEFT JOIN result AS r ON r.id = d.last_result"
+_LISTED = 5
 _PROBE = 1000
 """A condition with fewer matches has few."""
 _INDEXES = {"time": "ix_dump_timestamp", "length": "ix_dump_seq_len"}
@@ -259,9 +260,14 @@ def dump_files(
 
 
 def get_dump(source: Store | Catalog, dump_id: str) -> DumpRow:
-    """The dump of this id, or the only one whose id begins so; UsageError if there is none or more than one."""
-    found = _by_prefix(_catalog(source), "dump", "dump_id", dump_id)
-    with _reader(_catalog_of(source)) as reader:
+    """The dump of this id, or the only one whose id begins so, or the newest for "last"; UsageError otherwise."""
+    with _reader(_catalog(source)) as reader:
+        sql = f"SELECT dump_id FROM dump WHERE dump_id BETWEEN ? AND ? ORDER BY dump_id LIMIT {_LISTED}"
+        ids = [row[0] for row in reader.execute(sql, (dump_id, dump_id + chr(0x10FFFF)))] if dump_id else []
+        if not ids:
+            newest = reader.execute(f"SELECT dump_id FROM dump ORDER BY timestamp DESC LIMIT {_LISTED}")
+            ids = [row[0] for row in newest][::-1]
+        found = resolve(dump_id, ids, "dump", made_by="dump enable")
         sql = f"SELECT {_DUMP_SQL} FROM dump AS d {_LAST_RESULT} WHERE d.dump_id = ?"
         return _dump_row(reader.execute(sql, (found,)).fetchone())
 
@@ -289,16 +295,18 @@ def _was_typed(row: ReplayRow) -> bool:
     return (row.command or "").startswith("actordbg ") and "replay" in (row.command or "").split()
 
 
+def get_configuration(source: Store | Catalog, name: str) -> ReplayRow:
+    """As `get_replay`, but "last" is the `newest_configuration` where there is one."""
+    catalog = _catalog(source)
+    newest = newest_configuration(catalog) if name == LAST else None
+    return newest or get_replay(catalog, name)
+
+
 def get_replay(source: Store | Catalog, replay_id: str) -> ReplayRow:
     """The replay of this id, or the only one whose id begins so, or the newest for "last"; UsageError otherwise."""
-    catalog = _catalog(source)
-    if replay_id == "last":
-        newest = list_replays(catalog, limit=1)
-        if not newest:
-            raise UsageError("there is no replay yet", hint="`actordbg replay` makes one")
-        return newest[0]
-    found = _by_prefix(catalog, "replay", "replay_id", replay_id)
-    with _reader(catalog) as reader:
+    with _reader(_catalog(source)) as reader:
+        ids = [row[0] for row in reader.execute("SELECT replay_id FROM replay ORDER BY created_at, replay_id")]
+        found = resolve(replay_id, ids, "replay", made_by="replay")
         return _replay_rows(reader, "p.replay_id = ?", (found,), 1)[0]
 
 
@@ -336,10 +344,6 @@ def _catalog(source: Store | Catalog) -> Catalog:
     return source if isinstance(source, Catalog) else open_fresh(source)
 
 
-def _catalog_of(source: Store | Catalog) -> Catalog:
-    return source if isinstance(source, Catalog) else Catalog(source, index.IndexSummary())
-
-
 @contextmanager
 def _reader(catalog: Catalog) -> Iterator[sqlite3.Connection]:
     with engine.connect_readonly(catalog.store.catalog_path) as connection:
@@ -352,21 +356,6 @@ def _dump_row(row: tuple[Any, ...]) -> DumpRow:
         values[place] = None if values[place] is None else bool(values[place])
     values.append(dump_path(row[0], row[1], row[2], row[_PACK]))
     return DumpRow(*values)
-
-
-def _by_prefix(catalog: Catalog, table: str, column: str, text: str) -> str:
-    """The only value of a column that is `text` or begins with it."""
-    upper = text[:-1] + chr(ord(text[-1]) + 1) if text else ""
-    sql = (
-        f"SELECT {column} FROM {table} WHERE {column} = ? OR ({column} > ? AND {column} < ?) ORDER BY {column} LIMIT 3"
-    )
-    with _reader(catalog) as reader:
-        found = [row[0] for row in reader.execute(sql, (text, text, upper))] if text.isprintable() and text else []
-    if len(found) == 1 or text in found:
-        return text if text in found else str(found[0])
-    what = f"no {table} has" if not found else f"several {table}s have"
-    hint = _NO_ID if table == "dump" else "`actordbg report --all` names the replays; `last` is the newest"
-    raise UsageError(f"{what} the id {text!r:.80}", hint=hint)
 
 
 def _replay_rows(reader: sqlite3.Connection, where: str, params: tuple[Any, ...], limit: int) -> list[ReplayRow]:

@@ -141,12 +141,9 @@ def _compared(
 
 def _replay(store: Store, name: str) -> str:
     """The id of a replay. "last" is the newest that somebody asked for: not a truth, nor a variation that `noise` ran."""
-    from actordbg.catalog.query import get_replay, newest_configuration, open_fresh
+    from actordbg.catalog.query import get_configuration
 
-    catalog = open_fresh(store)
-    if name == "last" and (newest := newest_configuration(catalog)) is not None:
-        return newest.replay_id
-    return get_replay(catalog, name).replay_id
+    return get_configuration(store, name).replay_id
 
 
 def _floor(store: Store, replay_id: str, name: str) -> NoiseRecord:

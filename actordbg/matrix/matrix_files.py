@@ -6,7 +6,8 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from actordbg.base.errors import Conflict, UsageError
+from actordbg.base.errors import Conflict
+from actordbg.base.ids import resolve
 from actordbg.formats.comparison_record import MatrixRecord
 from actordbg.replay.processes import ALIVE, STOPPED, start_ticks, state_of
 from actordbg.store.layout import Store
@@ -31,13 +32,7 @@ def names(store: Store) -> list[str]:
 
 def load(store: Store, name: str) -> MatrixRecord:
     """A matrix by its id, a prefix of it, or "last"; UsageError when there is none, CorruptDump for a damaged file."""
-    found = names(store)
-    matching = found[-1:] if name == "last" else [one for one in found if one == name or one.startswith(name)]
-    if len(matching) == 1 or name in matching:
-        return MatrixRecord.from_file(path_of(store, name if name in matching else matching[0]))
-    what = "matches several matrices" if matching else "is not a matrix of this store"
-    hint = f"the last ones are: {', '.join(found[-5:])}" if found else "there is none yet: `actordbg matrix` makes one"
-    raise UsageError(f"{name!r} {what}", hint=hint)
+    return MatrixRecord.from_file(path_of(store, resolve(name, names(store), "matrix", made_by="matrix")))
 
 
 def claimed(record: MatrixRecord) -> MatrixRecord:

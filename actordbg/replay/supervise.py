@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import Conflict, StoreProblem
+from actordbg.base.ids import resolve
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Event, Journal, rank_journal, read_events, read_results
 from actordbg.formats.replay_record import ReplayConfig, ReplaySpec, ResultRecord
@@ -123,14 +124,9 @@ def _prepare(folder: Path, spec: ReplaySpec) -> None:
 
 def load_spec(store: Store, name: str) -> ReplaySpec:
     """The specification of a replay by its id, a prefix of it, or "last"; StoreProblem when there is none."""
-    found = sorted(path.parent.name for path in store.replays.glob(f"*/{SPEC}"))
-    matching = found[-1:] if name == "last" else [one for one in found if one == name or one.startswith(name)]
-    if len(matching) == 1 or name in matching:
-        chosen = name if name in matching else matching[0]
-        return ReplaySpec.from_json((store.replays / chosen / SPEC).read_bytes())
-    what = "matches several replays" if matching else "is not a replay of this store"
-    hint = f"the last ones are: {', '.join(found[-5:])}" if found else "this store has no replays yet"
-    raise StoreProblem(f"{name!r} {what}", hint=hint)
+    ids = sorted(path.parent.name for path in store.replays.glob(f"*/{SPEC}"))
+    chosen = resolve(name, ids, "replay", made_by="replay", error=StoreProblem)
+    return ReplaySpec.from_json((store.replays / chosen / SPEC).read_bytes())
 
 
 class Supervisor:

@@ -1,0 +1,37 @@
+"""Which one a user means: by its id, by the beginning of one, or by `last`.
+
+Dumps, replays, matrices and noise floors are all named so, and a wrong name is answered in the same words.
+
+    resolve("20250619T05", ids, "replay", made_by="replay")     # the only id that begins so
+    resolve("last", ids, "matrix", made_by="matrix")            # the newest
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from actordbg.base.errors import ActordbgError, UsageError
+
+LAST = "last"
+_SHOWN = 5
+
+
+def resolve(name: str, ids: Sequence[str], what: str, *, made_by: str, error: type[ActordbgError] = UsageError) -> str:
+    """The id among `ids` (the newest last) that `name` means.
+
+    what: "replay", for messages. made_by: the command that makes one. Raises `error` where there is none, or more than one.
+    """
+    found = list(ids[-1:]) if name == LAST else [one for one in ids if name and one.startswith(name)]
+    if len(found) == 1 or name in found:
+        return name if name in found else found[0]
+    if not ids:
+        raise error(f"there is no {what} yet", hint=f"`actordbg {made_by}` makes one")
+    if found:
+        raise error(f"several ids begin with {name!r:.80}: {_some(found)}", hint="write more of the id")
+    raise error(f"no {what} has the id {name!r:.80}", hint=f"the newest: {_some(ids)}; `{LAST}` means the last of them")
+
+
+def _some(ids: Sequence[str]) -> str:
+    return f"{'..., ' if len(ids) > _SHOWN else ''}{', '.join(ids[-_SHOWN:])}"
