@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
 from actordbg.catalog import connections as engine
-from actordbg.formats.comparison_record import ComparisonRecord, MatrixRecord, NoiseRecord
+from actordbg.formats.comparison_record import ComparisonRecord
+from actordbg.formats.matrix_record import MatrixRecord
+from actordbg.formats.noise_record import NoiseRecord
 from actordbg.store.layout import Store
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from actordbg.base.ids import resolve
 from actordbg.catalog import connections as engine
 from actordbg.catalog.query import Catalog, open_fresh
-from actordbg.formats.comparison_record import NoiseRecord
+from actordbg.formats.noise_record import NoiseRecord
 from actordbg.store.layout import Store
 
 T = TypeVar("T")

@@ -12,9 +12,9 @@ from actordbg.formats.comparison_record import (
     ComparisonRecord,
     DumpComparison,
     Figures,
-    MatrixRecord,
-    NoiseRecord,
 )
+from actordbg.formats.matrix_record import MatrixRecord
+from actordbg.formats.noise_record import NoiseRecord
 
 Row = dict[str, Any]
 _TOKEN_FIGURES = (

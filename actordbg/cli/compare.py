@@ -14,7 +14,8 @@ from actordbg.cli.options import Format, FormatOption, Json, Quiet, Where, chose
 
 if TYPE_CHECKING:
     from actordbg.compare.thresholds import Thresholds
-    from actordbg.formats.comparison_record import ComparisonRecord, NoiseRecord
+    from actordbg.formats.comparison_record import ComparisonRecord
+    from actordbg.formats.noise_record import NoiseRecord
     from actordbg.replay.supervise import Progress
     from actordbg.store.layout import Store
 

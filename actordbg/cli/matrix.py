@@ -20,7 +20,7 @@ from actordbg.cli.options import Format, FormatOption, Json, Quiet, Where, chose
 from actordbg.cli.replay import InputFile, KeepGradients, MaxInputs, Order, RandomSeed, is_left_to_rank_0
 
 if TYPE_CHECKING:
-    from actordbg.formats.comparison_record import MatrixRecord
+    from actordbg.formats.matrix_record import MatrixRecord
     from actordbg.formats.replay_record import ReplayConfig
     from actordbg.matrix.cell_verdicts import Baseline
     from actordbg.matrix.matrix_inputs import Selection

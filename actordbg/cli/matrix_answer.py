@@ -14,7 +14,7 @@ from actordbg.cli import output
 from actordbg.cli.options import Format
 
 if TYPE_CHECKING:
-    from actordbg.formats.comparison_record import MatrixCell, MatrixRecord
+    from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
     from actordbg.matrix.matrix_document import MatrixContext
     from actordbg.matrix.run_matrix import MatrixEvent
 

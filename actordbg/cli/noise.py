@@ -15,7 +15,7 @@ from actordbg.cli import replay_options as opt
 from actordbg.cli.options import Json, Quiet, Where, settings_of, store_of
 
 if TYPE_CHECKING:
-    from actordbg.formats.comparison_record import NoiseRecord, NoiseVariant
+    from actordbg.formats.noise_record import NoiseRecord, NoiseVariant
     from actordbg.formats.replay_record import ReplaySpec
     from actordbg.replay.supervise import Progress
     from actordbg.store.layout import Store

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from actordbg.compare.thresholds import measures
-from actordbg.formats.comparison_record import MATCH, MISMATCH, WITHIN_NOISE, DumpComparison, NoiseRecord
+from actordbg.formats.comparison_record import MATCH, MISMATCH, WITHIN_NOISE, DumpComparison
+from actordbg.formats.noise_record import NoiseRecord
 
 
 @dataclass(frozen=True)

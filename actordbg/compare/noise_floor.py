@@ -32,15 +32,9 @@ from actordbg.catalog import query
 from actordbg.compare import sides
 from actordbg.compare.comparing import compare
 from actordbg.compare.thresholds import Thresholds, measures
-from actordbg.formats.comparison_record import (
-    NOT_COMPARED,
-    DumpComparison,
-    DumpNoise,
-    Figures,
-    NoiseRecord,
-    NoiseVariant,
-)
+from actordbg.formats.comparison_record import NOT_COMPARED, DumpComparison, Figures
 from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.noise_record import DumpNoise, NoiseRecord, NoiseVariant
 from actordbg.replay.plan import new_replay_id
 from actordbg.store.layout import Store
 

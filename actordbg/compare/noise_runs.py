@@ -25,8 +25,8 @@ from actordbg.compare import sides
 from actordbg.compare.find_truth import ensure_oracle, wanted_truth
 from actordbg.compare.noise_floor import ROUNDING
 from actordbg.config.choices import VARIATIONS
-from actordbg.formats.comparison_record import NoiseRecord
 from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.noise_record import NoiseRecord
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.replay.plan import new_replay_id
 from actordbg.replay.supervise import Progress, run_replay

@@ -10,8 +10,8 @@ from typing import Any
 
 from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError, Refused
-from actordbg.formats.comparison_record import MatrixCell
 from actordbg.formats.journal import SUPERVISOR, Event, rank_log, read_events, read_results
+from actordbg.formats.matrix_record import MatrixCell
 from actordbg.formats.replay_record import PASSED as INPUT_PASSED
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 from actordbg.matrix.cells import FAILED, NOT_RUN, PASSED, UNAVAILABLE

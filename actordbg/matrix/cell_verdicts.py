@@ -10,16 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from actordbg.base.errors import ActordbgError, StoreProblem, UsageError
-from actordbg.formats.comparison_record import (
-    GOOD,
-    MISMATCH,
-    NOT_COMPARED,
-    ComparisonRecord,
-    DumpComparison,
-    MatrixCell,
-    MatrixRecord,
-)
+from actordbg.formats.comparison_record import GOOD, MISMATCH, NOT_COMPARED, ComparisonRecord, DumpComparison
 from actordbg.formats.journal import read_results
+from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
 from actordbg.formats.replay_record import PASSED as INPUT_PASSED
 from actordbg.formats.replay_record import ResultRecord
 from actordbg.matrix import matrix_files as matrices

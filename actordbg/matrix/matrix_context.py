@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actordbg.base.errors import ActordbgError
-from actordbg.formats.comparison_record import MatrixRecord
+from actordbg.formats.matrix_record import MatrixRecord
 from actordbg.matrix.cell_outcomes import data_of
 from actordbg.matrix.loads import loads_of
 from actordbg.matrix.matrix_document import MatrixContext

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actordbg.base.units import human_bytes, plural
-from actordbg.formats.comparison_record import GOOD, NOT_COMPARED, MatrixCell, MatrixRecord
+from actordbg.formats.comparison_record import GOOD, NOT_COMPARED
+from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
 from actordbg.report.failures import Explain, nothing_known
 from actordbg.report.replay_document import Block, Grid, Heading, Items, Paragraph
 from actordbg.report.words import number, seconds, setting

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from actordbg.base.errors import Conflict
 from actordbg.base.ids import resolve
-from actordbg.formats.comparison_record import MatrixRecord
+from actordbg.formats.matrix_record import MatrixRecord
 from actordbg.replay.processes import ALIVE, STOPPED, start_ticks, state_of
 from actordbg.store.layout import Store
 

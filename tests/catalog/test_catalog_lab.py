@@ -28,13 +28,11 @@ from actordbg.formats.comparison_record import (
     NOT_COMPARED,
     ComparisonRecord,
     DumpComparison,
-    DumpNoise,
     Figures,
-    MatrixCell,
-    MatrixRecord,
-    NoiseRecord,
     SideInfo,
 )
+from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
+from actordbg.formats.noise_record import DumpNoise, NoiseRecord
 from actordbg.store.layout import Store, atomic_write
 
 INPUTS = [given(index) for index in range(3)]

@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 from actordbg.base.errors import ActordbgError, UsageError, WhereError
 from actordbg.catalog import comparison_query as lab
 from actordbg.cli.app import app
-from actordbg.formats.comparison_record import ComparisonRecord, NoiseRecord
+from actordbg.formats.comparison_record import ComparisonRecord
+from actordbg.formats.noise_record import NoiseRecord
 from actordbg.store.layout import Store, atomic_write
 
 INPUTS = [given(index) for index in range(12)]

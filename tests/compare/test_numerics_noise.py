@@ -11,7 +11,7 @@ from comparecases import Tensors, given, write_replay
 from actordbg.base.errors import StoreProblem
 from actordbg.compare.comparing import compare
 from actordbg.compare.noise_floor import ROUNDING_MARGIN, measure, newest_for, save
-from actordbg.formats.comparison_record import NoiseRecord
+from actordbg.formats.noise_record import NoiseRecord
 from actordbg.store.layout import Store
 
 UNCHANGED = "20250619T050000-000001"

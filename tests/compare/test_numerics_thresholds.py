@@ -12,15 +12,8 @@ from roots import ROOT
 from actordbg.base.errors import UsageError
 from actordbg.compare.judge import Floors, judge
 from actordbg.compare.thresholds import DEFAULTS, FLAGS, MEASURES, STRENGTH, Thresholds, measures, weaker
-from actordbg.formats.comparison_record import (
-    MATCH,
-    MISMATCH,
-    WITHIN_NOISE,
-    DumpComparison,
-    DumpNoise,
-    Figures,
-    NoiseRecord,
-)
+from actordbg.formats.comparison_record import MATCH, MISMATCH, WITHIN_NOISE, DumpComparison, Figures
+from actordbg.formats.noise_record import DumpNoise, NoiseRecord
 
 
 def written(tmp_path: Path, text: str) -> Path:

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from actordbg.base.errors import CorruptDump, EnvironmentProblem, StoreProblem, UsageError
 from actordbg.cli.app import app
-from actordbg.formats.comparison_record import MatrixCell, MatrixRecord
+from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
 from actordbg.store.layout import Store
 
 

@@ -13,7 +13,7 @@ from replaycases import publish
 from roots import ROOT
 
 from actordbg.actor.signatures import KNOWN
-from actordbg.formats.comparison_record import MatrixRecord
+from actordbg.formats.matrix_record import MatrixRecord
 from actordbg.matrix import matrix_files as matrices
 from actordbg.store.layout import Store
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from comparecases import given, write_replay
 
-from actordbg.formats.comparison_record import MATCH, MatrixCell, MatrixRecord
+from actordbg.formats.comparison_record import MATCH
+from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
 from actordbg.matrix.cell_verdicts import is_good, judged
 from actordbg.matrix.matrix_document import MatrixContext, matrix_document
 from actordbg.report.terminal import of_blocks

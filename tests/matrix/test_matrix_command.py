@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, StoreProblem, UsageError
 from actordbg.cli.app import app
-from actordbg.formats.comparison_record import MatrixRecord
 from actordbg.formats.journal import read_events, read_results
+from actordbg.formats.matrix_record import MatrixRecord
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 from actordbg.matrix import matrix_files as matrices
 from actordbg.matrix.cell_verdicts import Baseline, all_good, is_wrong, judged, regressions

@@ -12,8 +12,9 @@ import pytest
 from replaycases import publish
 from roots import ROOT
 
-from actordbg.formats.comparison_record import ComparisonRecord, MatrixCell, MatrixRecord
+from actordbg.formats.comparison_record import ComparisonRecord
 from actordbg.formats.journal import read_events
+from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
 from actordbg.matrix import matrix_files as matrices
 from actordbg.store.layout import Store
 

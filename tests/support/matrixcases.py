@@ -15,7 +15,7 @@ from replaycases import PlannedRow
 from supervised import plain_launcher
 
 from actordbg.config.choices import Facts
-from actordbg.formats.comparison_record import MatrixCell, MatrixRecord
+from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
 from actordbg.formats.replay_record import ReplayConfig
 from actordbg.matrix.axes import combinations, parse_axes
 from actordbg.matrix.cell_verdicts import Baseline
