@@ -32,8 +32,8 @@ from statistics import median
 
 from actordbg.base.errors import LaunchProblem
 from actordbg.demo.demo_assets import build_assets, tasks
-from actordbg.demo.demo_recipes import sft_command
-from actordbg.demo.demo_training import TrainingJob, hide_gpus
+from actordbg.demo.demo_training import TrainingJob
+from actordbg.host.openrlhf.demo_programs import PROGRAMS
 from actordbg.replay.launch import free_port
 from actordbg.store.layout import Store
 from benchmarks.rows import Row
@@ -94,7 +94,7 @@ def _start(work: Path, steps: int) -> TrainingJob:
     """The demo's SFT, long enough for `steps`, with the meter in place of the demo's driver."""
     assets = build_assets(work, prompts=BATCH, conversations=CONVERSATIONS)
     _make_alike(assets.conversations)
-    command = sft_command(assets, work / "checkpoint", port=free_port())
+    command = PROGRAMS["sft"].command(assets.model, assets.conversations, work / "checkpoint", free_port())
     command[command.index("actordbg.host.openrlhf.demo_driver") : command.index("--") + 1] = [
         "benchmarks.training_child"
     ]
@@ -104,13 +104,13 @@ def _start(work: Path, steps: int) -> TrainingJob:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
     usual = {name: value for name, value in os.environ.items() if not name.startswith("ACTORDBG_")}
     quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    env = {**usual, **quiet, **hide_gpus("sft"), "PYTHONPATH": path, "BENCH_PLAN": str(work / "plan.json")}
+    env = {**usual, **quiet, **PROGRAMS["sft"].hide_gpus(), "PYTHONPATH": path, "BENCH_PLAN": str(work / "plan.json")}
     with log.open("wb") as stream:
         process = subprocess.Popen(
             command, cwd=temporary, env=env, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
-    return TrainingJob(process, command, log, temporary)
+    return TrainingJob(process, PROGRAMS["sft"], command, log, temporary)
 
 
 def _make_alike(path: Path) -> None:

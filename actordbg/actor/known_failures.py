@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actordbg.actor.rule import INFO, REFUSE, WARN, Case, Finding, Rule
+from actordbg.actor.rule import INFO, REFUSE, WARN, Case, Rule, RuleHit
 from actordbg.actor.rules_parallel import PARALLEL_RULES
 from actordbg.base.errors import Unsupported
 from actordbg.config.choices import TINY, Choices, Facts, choose, gather_facts
@@ -151,16 +151,16 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def check_config(config: ReplayConfig, facts: Facts | None = None, defaults: DumpRecord | None = None) -> list[Finding]:
+def check_config(config: ReplayConfig, facts: Facts | None = None, defaults: DumpRecord | None = None) -> list[RuleHit]:
     """Every known thing about this configuration here, worst first. UsageError for values that mean nothing anywhere."""
     seen = facts or gather_facts()
     return check(config, choose(config, defaults, seen), seen)
 
 
-def check(config: ReplayConfig, choices: Choices, facts: Facts) -> list[Finding]:
+def check(config: ReplayConfig, choices: Choices, facts: Facts) -> list[RuleHit]:
     """The findings on a configuration that is decided already."""
     case = Case(config, choices, facts)
-    found = [rule.finding(case) for rule in RULES if rule.applies(case)]
+    found = [rule.hit(case) for rule in RULES if rule.applies(case)]
     return sorted(found, key=lambda finding: (REFUSE, WARN, INFO).index(finding.severity))
 
 
@@ -169,7 +169,7 @@ def refuse(config: ReplayConfig, choices: Choices, facts: Facts) -> None:
     refuse_findings(check(config, choices, facts))
 
 
-def refuse_findings(findings: Sequence[Finding]) -> None:
+def refuse_findings(findings: Sequence[RuleHit]) -> None:
     """Raise Unsupported if one of these findings is a refusal."""
     stops = [finding for finding in findings if finding.severity == REFUSE]
     if stops:

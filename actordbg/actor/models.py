@@ -1,8 +1,8 @@
 """Find the model that a configuration names, and make it smaller or of another default dtype without touching it.
 
-OpenRLHF's Actor takes a *path or name* and calls `from_pretrained` with arguments of its own: there is no way to hand it a
+A trainer's Actor takes a *path or name* and calls `from_pretrained` with arguments of its own: there is no way to hand it a
 changed configuration. So a change is made where it can be seen: a folder with the model's own files as links, and a
-`config.json` of its own. That works alike for every OpenRLHF version and under ZeRO-3, where the weights are partitioned
+`config.json` of its own. That works alike for every version of a trainer and under ZeRO-3, where the weights are partitioned
 while they are loaded. The first N layers of a real model are the first N of the truncated one; the rest of the checkpoint is
 not loaded.
 
@@ -35,8 +35,8 @@ _PER_LAYER_KEYS = ("layer_types", "mlp_layer_types", "no_rope_layers")
 def locate(model: str, cache: Path, *, num_layers: int | None = None, dtype: str | None = None) -> str:
     """What to give to `from_pretrained`: a folder, or a hub name if nothing has to change.
 
-    `num_layers` keeps the first layers only; `dtype` (torch's name, "float32") overrides the checkpoint's own, for OpenRLHF
-    versions that load in the checkpoint's dtype. Raises EnvironmentProblem where the model cannot be had, and UsageError for
+    `num_layers` keeps the first layers only; `dtype` (torch's name, "float32") overrides the checkpoint's own, for Actors
+    that load in the checkpoint's dtype. Raises EnvironmentProblem where the model cannot be had, and UsageError for
     more layers than there are.
     """
     name = str(ensure_tiny(cache)) if model == TINY else model

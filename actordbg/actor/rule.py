@@ -9,12 +9,13 @@ from dataclasses import dataclass
 from actordbg.actor.models import attention_heads
 from actordbg.config.choices import Choices, Facts
 from actordbg.formats.replay_record import ReplayConfig
+from actordbg.host.trainer import TRAINER
 
 REFUSE, WARN, INFO = "refuse", "warn", "info"
 
 
 @dataclass(frozen=True)
-class Finding:
+class RuleHit:
     """What a rule has to say about one configuration: `id` is stable, `ways_out` are things to do, best first."""
 
     id: str
@@ -78,10 +79,10 @@ class Rule:
     message: str
     ways_out: tuple[str, ...] = ()
 
-    def finding(self, case: Case) -> Finding:
+    def hit(self, case: Case) -> RuleHit:
         """What it says about this case; its texts may name whatever `_words` has, in braces."""
         words = _words(case)
-        return Finding(
+        return RuleHit(
             self.id, self.severity, self.message.format_map(words), tuple(w.format_map(words) for w in self.ways_out)
         )
 
@@ -103,6 +104,7 @@ def _words(case: Case) -> Mapping[str, object]:
             if case.ring_flash_attn
             else "only sdpa has a stand-in that reaches the others' tokens"
         ),
+        "trainer": TRAINER.name,
         "torch": case.facts.versions.get("torch", "?"),
         "tp": case.config.tp,
         "tp_fits": max(n for n in range(1, case.config.tp + 1) if not (heads % n or kv_heads % n)),

@@ -26,7 +26,7 @@ PARALLEL_RULES: tuple[Rule, ...] = (
         "autotp-needs-bf16",
         REFUSE,
         lambda case: case.deepspeed and case.config.tp > 1,
-        "tensor parallelism under DeepSpeed is its AutoTP, which OpenRLHF allows in bf16 only (it asserts so): its results could "
+        "tensor parallelism under DeepSpeed is its AutoTP, which {trainer} allows in bf16 only: its results could "
         "not be told from rounding, and DeepSpeed gathers no single gradients of it",
         ("--backend fsdp2 --tp {tp}, by transformers' own plan", "leave --tp out"),
     ),
@@ -51,7 +51,7 @@ PARALLEL_RULES: tuple[Rule, ...] = (
         "ring-needs-packing",
         REFUSE,
         lambda case: case.together and case.ring and not case.choices.packing,
-        "ring attention divides a packed batch: OpenRLHF ignores the ring where rows are not packed, and every rank would "
+        "ring attention divides a packed batch: {trainer} ignores the ring where rows are not packed, and every rank would "
         "compute the same",
         ("--packing",),
     ),
@@ -97,7 +97,7 @@ PARALLEL_RULES: tuple[Rule, ...] = (
         "ring-kernel-stands-in",
         INFO,
         lambda case: case.together and case.ring and case.choices.attn == "sdpa",
-        "keys and values are gathered in plain torch, in the place of ring_flash_attn: OpenRLHF's slicing, gathering and "
+        "keys and values are gathered in plain torch, in the place of ring_flash_attn: {trainer}'s slicing, gathering and "
         "reducing run as they do in training, the ring's kernel does not",
         ("--attn flash_attention_2 where CUDA and ring_flash_attn are",),
     ),

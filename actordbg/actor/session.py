@@ -1,10 +1,10 @@
 """One standalone actor, built as a configuration says, that replays captured calls one after another.
 
-This is the heart of a replay: OpenRLHF's own `Actor`, in OpenRLHF's own DeepSpeed strategy or none, given exactly the
-arguments that were captured. Three properties are what a replay is worth:
+This is the heart of a replay: the trainer's own `Actor`, in the trainer's own DeepSpeed strategy or none, given exactly the
+arguments that were captured. A replay is worth what these three properties are worth:
 
 * **What is reported is what ran.** `session.resolved` is read off the built model (`config._attn_implementation`, the
-  parameters' dtype, the engine's ZeRO stage), never copied from the flags: OpenRLHF's Actor swallows arguments that it does
+  parameters' dtype, the engine's ZeRO stage), never copied from the options: a trainer's Actor swallows arguments that it does
   not know, and a fallback to another attention would go unseen.
 * **Inputs do not influence each other.** The generators are set before each input (as the run recorded them, else to the seed),
   no optimizer step ever changes a weight, and no gradient is left behind. So a replay of one input gives what the replay of all
@@ -25,84 +25,34 @@ import hashlib
 import inspect
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
+from actordbg.actor import forward_outcome as measure
 from actordbg.actor import known_failures as known
 from actordbg.actor import randomness
-from actordbg.actor import timing as measure
 from actordbg.actor.backends.backend import Place, set_seed
 from actordbg.actor.backends.opening import change_compilation, open_backend
 from actordbg.actor.compiling import CompileCount
+from actordbg.actor.forward_outcome import ForwardOutcome
 from actordbg.actor.gradient_samples import GradientKeeper
-from actordbg.actor.randomness import Randomness
 from actordbg.actor.sharing import host_key
+from actordbg.actor.truth_session import TruthSession
 from actordbg.base.errors import Unsupported, UsageError
 from actordbg.config.choices import COMPILE_BACKENDS, Choices, choose, gather_facts
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.replay_record import ReplayConfig
-from actordbg.host.openrlhf.build import (
-    change_attention,
-    parameter_count,
-    resolved_attention,
-    resolved_dtype,
-    text_config,
-)
-from actordbg.host.openrlhf.call import Call, Signature, make_call, read_result
-from actordbg.host.openrlhf.cpu import allow_fp32_actor, install_cpu_support, stand_in_for_flash_attn
+from actordbg.host.built_model import change_attention, describe, resolved_dtype
+from actordbg.host.trainer import TRAINER, Call
 from actordbg.store.payload import Dump
 
 
-@dataclass
-class ForwardOutcome:
-    """What one input gave. Tensors are on the CPU and hold no graph.
-
-    log_probs: float32, [B, A] as the call masks them where there is an action mask, else [B, S-1] (next tokens).
-    mask: bool, the same shape: the tokens that summaries and the loss are over. entropy: float32, the same shape, where the
-    recorded call asked for it. Times in seconds, device work included; `backward_s` includes clearing the gradients.
-    `peak_memory_bytes`: CUDA memory allocated, or resident memory of the process on a CPU, at its highest in this input.
-    `graphs`, `graph_breaks`: what torch.compile did in this input, None where nothing is compiled.
-    `randomness`: where its random numbers came from, None where the dump says nothing about them.
-    `folded`: token ids were outside the vocabulary and were folded into it. `notes`: where the call differs from the record.
-    `tensors`: with `keep`, what is worth storing, by name. `gradients`: with `keep_gradients`, each parameter's `numel`, `norm`.
-    `gradient_over`: the dumps whose gradients were averaged into this one's, one for each lane, where they are not all the same.
-    """
-
-    log_probs: torch.Tensor
-    mask: torch.Tensor
-    forward_s: float
-    backward_s: float | None = None
-    entropy: torch.Tensor | None = None
-    loss: float | None = None
-    grad_norm: float | None = None
-    peak_memory_bytes: int | None = None
-    graphs: int | None = None
-    graph_breaks: int | None = None
-    randomness: Randomness | None = None
-    folded: bool = False
-    packing: bool = False
-    temperature: float = 1.0
-    training: bool = False
-    notes: tuple[str, ...] = ()
-    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    gradients: dict[str, dict[str, Any]] = field(default_factory=dict)
-    gradient_over: tuple[str, ...] = ()
-
-    def apply(self, layout: Callable[[torch.Tensor], torch.Tensor]) -> None:
-        """Bring every tensor of the mask's shape into another layout (see `actordbg.actor.variants`)."""
-        self.log_probs, self.mask = layout(self.log_probs), layout(self.mask)
-        self.entropy = None if self.entropy is None else layout(self.entropy)
-        for name in ("log_probs", "mask", "entropy"):
-            if name in self.tensors:
-                self.tensors[name] = layout(self.tensors[name])
-
-
 class Session(Protocol):
-    """A built model that replays dumps: OpenRLHF's Actor (`ActorSession`) or the truth (`actordbg.actor.truth_session`)."""
+    """A built model that replays dumps: the Actor (`ActorSession`) or the truth (`actordbg.actor.truth_session`)."""
 
     resolved: dict[str, Any]
     choices: Choices
@@ -126,22 +76,15 @@ def open_actor(config: ReplayConfig, *, defaults: DumpRecord | None = None, mode
     is built on the way: the tiny model, truncated models, compiled kernels. Rank and world size come from RANK, LOCAL_RANK
     and WORLD_SIZE; with the deepspeed backend every rank has to call this.
 
-    Raises UsageError, Unsupported (a combination known to fail or to be wrong here), EnvironmentProblem (openrlhf or the
-    model is missing); whatever torch, transformers or DeepSpeed raise while building passes through.
+    Raises UsageError, Unsupported (a combination known to fail or to be wrong here), EnvironmentProblem (the trainer or
+    the model is missing); whatever torch, transformers or DeepSpeed raise while building passes through.
     """
-    session = _kind_of(config)(config, defaults, model_cache)
+    kind: type[Any] = ActorSession if config.oracle is None else TruthSession
+    session = kind(config, defaults, model_cache)
     try:
         yield session
     finally:
         session.close()
-
-
-def _kind_of(config: ReplayConfig) -> type[Any]:
-    if config.oracle is None:
-        return ActorSession
-    from actordbg.actor.truth_session import OracleSession
-
-    return OracleSession
 
 
 class ActorSession:
@@ -150,9 +93,7 @@ class ActorSession:
     def __init__(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path) -> None:
         os.environ["ACTORDBG_DISABLE"] = "1"  # a replay in a patched environment must not record itself
         began = time.perf_counter()
-        if not install_cpu_support():
-            allow_fp32_actor()
-            stand_in_for_flash_attn()
+        TRAINER.prepare_process()
         self.config = config
         self._facts = gather_facts(cuda=torch.cuda.is_available(), gpus=torch.cuda.device_count())
         self.choices = choose(config, defaults, self._facts)
@@ -161,7 +102,6 @@ class ActorSession:
         self._cache = model_cache
         self._backend = open_backend(config, self.choices, model_cache)
         self._records = Place.from_environment().rank % config.lane_width == 0
-        self._signature = Signature.of(self._backend.actor)
         self.resolved: dict[str, Any] = self._describe() | {"load_s": time.perf_counter() - began}
 
     @property
@@ -191,9 +131,8 @@ class ActorSession:
         """
         if backward and not self._backend.can_train:
             raise UsageError("this actor was opened without backward", hint="set backward in the configuration")
-        call = make_call(
-            self._signature, dump, self.resolved["vocab_size"], self._backend.device, self._backend.ring_group
-        )
+        backend = self._backend
+        call = TRAINER.make_call(backend.actor, dump, self.resolved["vocab_size"], backend.device, backend.ring_group)
         settings = self._follow(dump.record, backward)
         try:
             outcome = self._run(call, settings, dump, backward)
@@ -201,7 +140,7 @@ class ActorSession:
             self._backend.recover()
             raise
         if keep:
-            outcome.tensors |= _worth_keeping(outcome)
+            outcome.keep()
         return outcome
 
     def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
@@ -240,7 +179,7 @@ class ActorSession:
         compiled = CompileCount.now()
         began = measure.now(device)
         with torch.set_grad_enabled(backward), self._autocast(dump.record):
-            log_probs, entropy = read_result(self._backend.actor(**call.arguments), call.mask)
+            log_probs, entropy = TRAINER.read_result(self._backend.actor(**call.arguments), call.mask)
         forward_s = measure.now(device) - began
         outcome = ForwardOutcome(
             forward_s=forward_s,
@@ -297,36 +236,21 @@ class ActorSession:
 
     def _describe(self) -> dict[str, Any]:
         """What was built, read off the objects themselves."""
-        model, config = self._backend.model, text_config(self._backend.model)
-        source = Path(inspect.getfile(type(self._backend.actor)))
+        backend = self._backend
+        source = Path(inspect.getfile(type(backend.actor)))
         return {
-            "model": self.choices.model,
-            "model_class": type(model).__name__.removeprefix("FSDP"),  # `fully_shard` changes the class
-            "parameters": parameter_count(model),
-            "num_layers": getattr(config, "num_hidden_layers", None),
-            "vocab_size": int(config.vocab_size),
-            "dtype": resolved_dtype(model),
-            "attn": resolved_attention(model),
-            "packing": bool(getattr(self._backend.actor, "packing_samples", False)),
-            "temperature": float(getattr(self._backend.actor, "temperature", 1.0)),
-            "backward": self.choices.backward,
-            "seed": self.choices.seed,
-            "device": str(self._backend.device),
-            "device_name": torch.cuda.get_device_name() if self._backend.device.type == "cuda" else "cpu",
-            "threads": torch.get_num_threads(),
+            **describe(backend.model, self.choices, backend.device),
+            "dtype": resolved_dtype(backend.model),
+            "packing": bool(getattr(backend.actor, "packing_samples", False)),
+            "temperature": float(getattr(backend.actor, "temperature", 1.0)),
             "rank": Place.from_environment().rank,
-            "actor": f"{type(self._backend.actor).__module__}.{type(self._backend.actor).__qualname__}",
+            "actor": f"{type(backend.actor).__module__}.{type(backend.actor).__qualname__}",
             "actor_path": str(source),
             "actor_sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
             "versions": dict(self._facts.versions),
             **({"compile_backend": self.config.compile_backend or COMPILE_BACKENDS[0]} if self.config.compile else {}),
-            **self._backend.facts(),
+            **backend.facts(),
         }
-
-
-def _worth_keeping(outcome: ForwardOutcome) -> dict[str, torch.Tensor]:
-    kept = {"log_probs": outcome.log_probs, "mask": outcome.mask}
-    return kept if outcome.entropy is None else kept | {"entropy": outcome.entropy}
 
 
 def _first(*values: Any) -> Any:

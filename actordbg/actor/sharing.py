@@ -4,7 +4,7 @@ Of a loaded Actor these can be changed, and a cell after the change gives, bit f
 
 | Setting | How |
 |---|---|
-| packing, temperature | attributes of OpenRLHF's Actor, set before each call anyway |
+| packing, temperature | attributes of the Actor, set before each call anyway |
 | attn | transformers' `set_attn_implementation`; what the model then says is checked |
 | compile, compile_backend | the module gets its plain call back, torch's compiler forgets everything, and it compiles anew |
 | seed, timeout_s, vary, keep_tensors, keep_gradients | settings of the run, not of the Actor |
@@ -35,7 +35,7 @@ LEAST_TIMEOUT_S = 1800.0
 def host_key(config: ReplayConfig, choices: Choices) -> Hashable:
     """Configurations with equal keys can share one loaded Actor, in any order. `choices`: what `config` comes to here.
 
-    An oracle is loaded for itself: it changes how the Actor is called. The key is hashable and says nothing else.
+    A truth is loaded for itself: it changes how the Actor is called. The key is hashable and says nothing else.
     """
     fixed = {name: value for name, value in asdict(config).items() if name not in CHANGEABLE}
     fixed |= {"model": choices.model, "dtype": choices.dtype, "num_layers": choices.num_layers}

@@ -222,8 +222,8 @@ KNOWN: tuple[Known, ...] = (
         "not-replayable",
         "the call was not recorded whole",
         r"could not be recorded whole|was captured with the argument",
-        "An argument of the call could not be stored, or the installed OpenRLHF's forward does not have it.",
-        "replay with the OpenRLHF (or the fork) that it was captured with",
+        "An argument of the call could not be stored, or the forward of the installed Actor does not have it.",
+        "replay with the trainer (or the fork) that it was captured with",
     ),
     _known(
         "damaged-dump",

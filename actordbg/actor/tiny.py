@@ -8,14 +8,13 @@ need not be trained, but they must not be degenerate either. Two choices follow:
 - Weights are rounded to bf16 once, here. So a bf16 and an fp32 replay use the *same* weights, and what differs between them
   is arithmetic alone.
 
-Real inputs come from tokenizers with 100,000 and more ids; `fold_ids` maps them into the small vocabulary (id modulo size).
-The shapes, masks, padding and packing of the input are untouched, only the meaning of the text is lost; whoever folds says so
-in the result. A full vocabulary would cost 2.5 GB per process in fp32 logits for a mid-sized input.
+Real inputs come from tokenizers with 100,000 and more ids; a replay maps them into the small vocabulary (id modulo size).
+The shapes, masks, padding and packing of the input are untouched, only the meaning of the text is lost; the result says
+so. A full vocabulary would cost 2.5 GB per process in fp32 logits for a mid-sized input.
 
 Example:
     path = ensure_tiny(store.root / "cache")
     model = AutoModelForCausalLM.from_pretrained(path, torch_dtype=torch.float32)
-    sequences = fold_ids(sequences, TINY_VOCAB)
 """
 
 from __future__ import annotations
@@ -32,9 +31,8 @@ if TYPE_CHECKING:
     import torch
 
 TINY_VOCAB = 4096
-_LAYOUT = (
-    1  # raise when the same TinyShape would give other weights, so that an old cached copy is not taken for the new one
-)
+_LAYOUT = 1
+"""Raise it when the same TinyShape gives other weights, so that an old cached copy is not taken for the new one."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +85,7 @@ def build_tiny(
 def ensure_tiny(cache_dir: Path, shape: TinyShape | None = None) -> Path:
     """The tiny model in `cache_dir`, built if it is not there. Safe when many processes ask at once.
 
-    It appears under its name complete or not at all: it is built beside, then renamed; whoever comes second drops its copy.
+    It is built beside its place and renamed, so it is there whole or not at all. A process that loses the race deletes its copy.
     """
     shape = shape or TinyShape()
     target = cache_dir / shape.cache_name()
@@ -102,13 +100,6 @@ def ensure_tiny(cache_dir: Path, shape: TinyShape | None = None) -> Path:
             if not (target / "config.json").is_file():
                 raise
     return target
-
-
-def fold_ids(sequences: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Token ids of any shape, folded into [0, vocab_size) by modulo; the same tensor where nothing needs folding."""
-    if sequences.numel() == 0 or (int(sequences.min()) >= 0 and int(sequences.max()) < vocab_size):
-        return sequences
-    return sequences.remainder(vocab_size)
 
 
 def config_of(shape: TinyShape) -> dict[str, object]:

@@ -3,7 +3,7 @@
 Three things would spoil it without a word:
 
 * **Buffers.** A rotary embedding's `inv_freq` is not in the checkpoint: transformers computes it while the model is built, in
-  fp32, or in whatever dtype is the default then. So the buffers that are not stored are computed again, in the oracle's
+  fp32, or in whatever dtype is the default then. So the buffers that are not stored are computed again, in the truth's
   dtype, in a skeleton of the model without weights, and put in the place of the others.
 * **Casts.** transformers' models compute some things in fp32 whatever the model's dtype is: the norms' variance, the softmax
   of the attention, the angles and their cosines. In a bf16 model that is a gain, in an fp64 model a loss (measured with the
@@ -77,7 +77,7 @@ def exact_products() -> None:
 
 
 def in_double(dtype: torch.dtype = torch.float64) -> AbstractContextManager[Any]:
-    """A block in which nothing is cast to less than fp64; for another oracle's `dtype` a block that does nothing."""
+    """A block in which nothing is cast to less than fp64; for another `dtype` a block that does nothing."""
     return _InDouble() if dtype is torch.float64 else nullcontext()
 
 

@@ -1,9 +1,9 @@
 """The truth: each row alone, unpadded, eager attention, fp32 or fp64, plain PyTorch, the same weights.
 
 A padded batch, a packed one, a fused kernel, a sharded model: all are ways to compute the log-probs that *this* computes without
-any of them. So a configuration is judged by how near it comes to the truth, not by how near to another configuration that
-may share its fault. OpenRLHF's Actor is not used: what it does around the model (rolling, slicing, unpadding, masking) is
-written down here once more, in its simplest form:
+any of them. So a configuration is judged by how near it comes to the truth, not to another configuration that may share its
+fault. The trainer's Actor is not used: what it does around the model (rolling, slicing, unpadding, masking) is written down
+here once more, in its simplest form:
 
     log_prob[row, t] = log softmax(logits(ids that the mask attends to, up to t) / temperature)[id at t + 1]
 
@@ -12,10 +12,10 @@ Padding may be on either side and in the middle of a row; positions count the at
 them. The loss is the mean of -log_prob over the mask of the whole batch; its gradient is summed row by row. What has no truth
 is refused with the reason: an action whose predecessor is not attended, masks with other values than 0 and 1, images.
 
-In bf16 or fp16 (`--oracle bf16`) this is no truth, but the same computation in that dtype: how far it is from the truth is what
-the dtype costs by itself, whoever computes (`actordbg noise`).
+In bf16 or fp16 this is no truth, but the same computation in that dtype. Its distance from the truth is what the dtype costs by
+itself (`actordbg noise`).
 
-`OracleSession` is an `ActorSession` to whoever runs it.
+`TruthSession` is an `ActorSession` to whoever runs it.
 """
 
 from __future__ import annotations
@@ -32,26 +32,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actordbg.actor import forward_outcome as measure
 from actordbg.actor import known_failures as known
-from actordbg.actor import timing as measure
-from actordbg.actor import truth_model as oracle_model
+from actordbg.actor import truth_model
 from actordbg.actor.backends.backend import Place, set_seed
+from actordbg.actor.forward_outcome import ForwardOutcome
 from actordbg.actor.gradient_samples import GradientKeeper
 from actordbg.actor.models import locate
-from actordbg.actor.session import ForwardOutcome
 from actordbg.base.errors import Unsupported
 from actordbg.config.choices import DTYPES, choose, gather_facts
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.replay_record import ReplayConfig
-from actordbg.host.openrlhf.build import parameter_count, resolved_attention, text_config
-from actordbg.host.openrlhf.call import Call, Signature, make_call
+from actordbg.host.built_model import describe
+from actordbg.host.trainer import TRAINER, Call
 from actordbg.store.payload import Dump
 
-_TENSORS = frozenset({"sequences", "attention_mask", "action_mask"})
-_SCALARS = frozenset({"return_output", "allgather_logits", "return_logprobs", "return_entropy", "packed_seq_lens"})
 
-
-class OracleSession:
+class TruthSession:
     """The truth's model, built once: see `actordbg.actor.session.ActorSession` for what each method promises."""
 
     is_collective = False
@@ -70,8 +67,8 @@ class OracleSession:
         self._dtype = getattr(torch, {"fp64": "float64", **DTYPES}[config.oracle or "fp32"])
         path = locate(self.choices.model, model_cache, num_layers=self.choices.num_layers)
         weights = DTYPES[self.choices.dtype]
-        self._model = oracle_model.load(path, weights=weights, dtype=self._dtype, device=self._device)
-        self._dropout = oracle_model.dropout_of(self._model)
+        self._model = truth_model.load(path, weights=weights, dtype=self._dtype, device=self._device)
+        self._dropout = truth_model.dropout_of(self._model)
         self.resolved: dict[str, Any] = self._describe() | {
             "versions": dict(facts.versions),
             "load_s": time.perf_counter() - began,
@@ -85,7 +82,7 @@ class OracleSession:
 
     def run(self, dump: Dump, *, backward: bool, keep: bool = False) -> ForwardOutcome:
         """The truth of one captured call, one row at a time. With `keep`, `tensors` hold what is worth storing."""
-        call = self._call(dump)
+        call = TRAINER.text_call(dump, self.resolved["vocab_size"], self._device)
         training = self._train(dump.record, backward)
         temperature = self._temperature(dump.record)
         measure.reset_peak(self._device)
@@ -98,8 +95,7 @@ class OracleSession:
             self._model.zero_grad(set_to_none=True)
         outcome.peak_memory_bytes = measure.peak_bytes(self._device)
         if keep:
-            outcome.tensors |= {"log_probs": outcome.log_probs, "mask": outcome.mask}
-            outcome.tensors |= {} if outcome.entropy is None else {"entropy": outcome.entropy}
+            outcome.keep()
         return outcome
 
     def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
@@ -107,7 +103,7 @@ class OracleSession:
         raise Unsupported("the truth is not computed on an Actor that is shared", hint="start a process for it")
 
     def save(self, folder: Path) -> None:
-        """Write the model as `save_pretrained` does, in the oracle's dtype."""
+        """Write the model as `save_pretrained` does, in the truth's dtype."""
         if self._place.rank == 0:
             self._model.save_pretrained(folder)
 
@@ -120,21 +116,21 @@ class OracleSession:
         sequences, mask = call.arguments["sequences"], call.mask
         attended = _attended(call.arguments.get("attention_mask"), sequences)
         weight = call.arguments.get("action_mask", mask).to(
-            self._device, oracle_model.wide(self._dtype)
+            self._device, truth_model.wide(self._dtype)
         )  # the Actor multiplies by it
         log_probs = torch.zeros(mask.shape)
         wants_entropy = bool(dump.record.arguments.get("return_entropy"))
         entropy = torch.zeros(mask.shape) if wants_entropy else None
         count = max(int(mask.sum()), 1)
         forward_s = backward_s = loss = 0.0
-        narrowed = oracle_model.Narrowed(self._dtype)
+        narrowed = truth_model.Narrowed(self._dtype)
         for row, columns, chosen in _chosen_tokens(mask.cpu(), attended.cpu()):
             began = measure.now(self._device)
             ids = sequences[row, attended[row]]
             labels = sequences[row, (columns + 1).to(self._device)]
             places = mask[row].nonzero().squeeze(-1).cpu()
             with torch.set_grad_enabled(backward), narrowed:
-                logits = self._logits(ids, chosen.to(self._device)).to(oracle_model.wide(self._dtype)) / temperature
+                logits = self._logits(ids, chosen.to(self._device)).to(truth_model.wide(self._dtype)) / temperature
                 normaliser = torch.logsumexp(logits, dim=-1)
                 found = logits.gather(-1, labels.unsqueeze(-1)).squeeze(-1) - normaliser
                 found = found * weight[row, places.to(self._device)]
@@ -163,10 +159,10 @@ class OracleSession:
         )
 
     def _logits(self, ids: Tensor, chosen: Tensor) -> Tensor:
-        """Logits [len(chosen), V] of one row's tokens `ids` [n] at the places `chosen`, in the oracle's dtype."""
+        """Logits [len(chosen), V] of one row's tokens `ids` [n] at the places `chosen`, in the truth's dtype."""
         positions = torch.arange(len(ids), device=self._device)[None]
-        few = {"logits_to_keep": chosen} if oracle_model.takes(self._model, "logits_to_keep") else {}
-        with oracle_model.in_double(self._dtype):
+        few = {"logits_to_keep": chosen} if truth_model.takes(self._model, "logits_to_keep") else {}
+        with truth_model.in_double(self._dtype):
             output = self._model(ids[None], attention_mask=None, position_ids=positions, use_cache=False, **few)
         logits: Tensor = output.logits[0]
         return logits if few else logits[chosen]
@@ -182,23 +178,6 @@ class OracleSession:
                 keeper.take(name, gradient)
         outcome.tensors, outcome.gradients = keeper.tensors, keeper.facts
         outcome.grad_norm = math.sqrt(squares)
-
-    def _call(self, dump: Dump) -> Call:
-        unknown = sorted(set(dump.inputs) - _TENSORS)
-        if unknown:
-            raise Unsupported(
-                f"the truth knows what text is, not {', '.join(unknown)}",
-                hint="compare two configurations on this dump with each other",
-            )
-        if dump.record.arguments.get("packed_seq_lens") is not None:
-            raise Unsupported(
-                "the rows of this call were packed before the Actor got them (packed_seq_lens)",
-                hint="replay a dump whose rows are apart: OpenRLHF 0.7 and later pack inside of the Actor",
-            )
-        signature = Signature(_TENSORS | _SCALARS, multimodal=False)
-        call = make_call(signature, dump, self.resolved["vocab_size"], self._device)
-        notes = tuple(note for note in call.notes if "return_logprobs" not in note)  # nothing of that is called here
-        return Call(call.arguments, call.mask, call.folded, notes)
 
     def _train(self, record: DumpRecord, backward: bool) -> bool:
         """Training mode as the record has it, unless that would drop something."""
@@ -216,26 +195,15 @@ class OracleSession:
         return ()
 
     def _describe(self) -> dict[str, Any]:
-        model, config = self._model, text_config(self._model)
         return {
-            "model": self.choices.model,
-            "model_class": type(model).__name__,
-            "parameters": parameter_count(model),
-            "num_layers": getattr(config, "num_hidden_layers", None),
-            "vocab_size": int(config.vocab_size),
+            **describe(self._model, self.choices, self._device),
             "oracle": self.config.oracle,
             "dtype": self.choices.dtype,
-            "attn": resolved_attention(model),
             "packing": False,
             "temperature": self.choices.temperature,
-            "backward": self.choices.backward,
-            "seed": self.choices.seed,
-            "device": str(self._device),
-            "device_name": torch.cuda.get_device_name() if self._device.type == "cuda" else "cpu",
-            "threads": torch.get_num_threads(),
             "rank": self._place.rank,
             "actor": None,
-            "model_path": inspect.getfile(type(model)),
+            "model_path": inspect.getfile(type(self._model)),
             "backend": "plain",
             "compile": False,
             "deepcompile": False,
@@ -287,8 +255,8 @@ def _chosen_tokens(mask: Tensor, attended: Tensor) -> Iterator[tuple[int, Tensor
             yield row, columns, rank[row, columns]
 
 
-def _narrowing(narrowed: oracle_model.Narrowed, dtype: torch.dtype) -> tuple[str, ...]:
-    """What was computed in less than the oracle's dtype, in words; () where nothing was."""
+def _narrowing(narrowed: truth_model.Narrowed, dtype: torch.dtype) -> tuple[str, ...]:
+    """What was computed in less than the truth's dtype, in words; () where nothing was."""
     if not narrowed.found:
         return ()
     worst = ", ".join(f"{name} ({count}x)" for name, count in narrowed.found.most_common(3))

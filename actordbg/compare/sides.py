@@ -168,7 +168,7 @@ class GoldenSide:
 
     def read(self, dump_id: str) -> Values | str:
         """What the dump holds of its call's results, or why nothing."""
-        from actordbg.host.openrlhf.call import summary_mask
+        from actordbg.host.trainer import TRAINER
         from actordbg.replay.golden_check import log_probs_of, of_the_masked
         from actordbg.store import payload
 
@@ -179,7 +179,7 @@ class GoldenSide:
         log_probs = log_probs_of(dump.outputs)
         if log_probs is None:
             return NO_OUTPUTS
-        mask = summary_mask(dump.inputs)
+        mask = TRAINER.summary_mask(dump.inputs)
         entropy = dump.outputs.get("entropy")
         record = dump.record
         dtype = weaker([_dtype(record.model_dtype), _dtype(record.autocast_dtype)])

@@ -1,10 +1,10 @@
 """The demo's seven steps: from a real training run to a report and back to an unpatched file.
 
 Each step prints the command that a user would type and then runs exactly that, as a child process, in the demo's directory.
-Nothing is simulated and nothing is called behind the command line's back, except the training itself, which is OpenRLHF's
-own program (see `actordbg.demo.demo_training`), and the check of file hashes at the end.
+Nothing is simulated, and everything goes through the command line, except the training, which is the trainer's own program
+(see `actordbg.demo.demo_training`), and the check of file hashes at the end.
 
-    DIR/python/openrlhf/   private copy of the installed openrlhf: this is what gets patched
+    DIR/python/            private copy of the installed trainer: this is what gets patched
     DIR/training/          tiny model, tokenizer, data, the trainer's log
     DIR/store/             what actordbg recorded and found out
     DIR/report.md
@@ -29,17 +29,12 @@ from pathlib import Path
 import actordbg
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem
 from actordbg.config.choices import gather_facts
-from actordbg.demo.demo_recipes import Trainer
-from actordbg.demo.demo_training import Progress, copy_openrlhf, hide_gpus, start_training
+from actordbg.demo.demo_training import Progress, copy_trainer, start_training
+from actordbg.host.trainer import TRAINER, Program
 from actordbg.store.layout import Store
 
-TARGET = "python/openrlhf/models/actor.py"
+TARGET = f"python/{TRAINER.actor_file}"
 QUERY = "seq_len >= 64 and rank = 0"
-_NEEDED = {
-    "ppo": ("torch", "transformers", "deepspeed", "peft", "datasets", "tokenizers", "torchdata", "pylatexenc", "ray"),
-    "sft": ("torch", "transformers", "deepspeed", "peft", "datasets", "tokenizers", "torchdata", "pylatexenc"),
-}
-_EVERY = {"ppo": 1, "sft": 24}
 
 
 @dataclass(frozen=True)
@@ -58,20 +53,25 @@ class FileState:
 
 @dataclass
 class Demo:
-    """One run of the demo in `directory` (empty or new). `tell` prints a line for the user, at once."""
+    """One run of the demo with the program `trainer`, in `directory` (empty or new). `tell` prints a line for the user."""
 
-    trainer: Trainer
+    trainer: str
     directory: Path
     tell: Callable[[str], None]
     _started: float = field(default_factory=time.monotonic)
     _dumping: bool = False
 
+    @property
+    def program(self) -> Program:
+        """The training that it runs."""
+        return TRAINER.programs[self.trainer]
+
     def run(self) -> None:
         """All seven steps. Raises EnvironmentProblem or LaunchProblem at the first that fails."""
         require_modules(self.trainer)
-        actor = copy_openrlhf(self.directory / "python")
+        actor = copy_trainer(self.directory / "python")
         before = FileState.of(actor)
-        self.tell(f"Everything happens in {self.directory}; your installed openrlhf is copied, not touched.")
+        self.tell(f"Everything happens in {self.directory}; your installed {TRAINER.package} is copied, not touched.")
         self._patch()
         self._train()
         self._index()
@@ -82,14 +82,16 @@ class Demo:
         self.tell(f"\nDone in {self._elapsed()}.")
 
     def _patch(self) -> None:
-        self._heading("1/7", "patch: append the capture hook to OpenRLHF's actor.py")
+        self._heading("1/7", f"patch: append the capture hook to {TRAINER.name}'s actor.py")
         self._actordbg("patch", "--target", TARGET)
 
     def _train(self) -> None:
-        self._heading("2/7", f"train: OpenRLHF's own {self.trainer.upper()}, with dumping switched on while it runs")
+        self._heading(
+            "2/7", f"train: {TRAINER.name}'s own {self.trainer.upper()}, with dumping switched on while it runs"
+        )
         work = self.directory / "training"
         work.mkdir()
-        with start_training(self.trainer, work, self.directory / "python", hide_gpus(self.trainer)) as job:
+        with start_training(self.program, work, self.directory / "python") as job:
             self.tell(f"$ {self._as_typed(job.command)}")
             job.wait(self._follow)
         self._actordbg("dump", "status")
@@ -101,16 +103,12 @@ class Demo:
 
     def _as_typed(self, command: list[str]) -> str:
         """The trainer's command as a user would type it: the demo's own wrapper left out, paths relative, lines of 110."""
-        program = {
-            "ppo": "python -m openrlhf.cli.train_ppo_ray",
-            "sft": "deepspeed --num_gpus 1 --module openrlhf.cli.train_sft",
-        }
         options = " ".join(command[command.index("--") + 1 :]).replace(f"{self.directory}{os.sep}", "")
-        lines = textwrap.wrap(f"{program[self.trainer]} {options}", 108, break_long_words=False, break_on_hyphens=False)
+        lines = textwrap.wrap(f"{self.program.typed} {options}", 108, break_long_words=False, break_on_hyphens=False)
         return " \\\n    ".join(lines)
 
     def _follow(self, progress: Progress) -> None:
-        if progress.phase == "step" and (not self._dumping or progress.step % _EVERY[self.trainer] == 0):
+        if progress.phase == "step" and (not self._dumping or progress.step % self.program.every == 0):
             self.tell(f"  [{self._elapsed()}] step {progress.step}  {progress.text}")
         elif progress.phase != "step":
             self.tell(f"  [{self._elapsed()}] {progress.text}")
@@ -124,7 +122,9 @@ class Demo:
         self._actordbg("dump", "ls", "--where", QUERY, "--limit", "5")
 
     def _replay_under_deepspeed(self) -> None:
-        self._heading("4/7", "replay: what a query selects, through OpenRLHF's Actor under the deepspeed launcher")
+        self._heading(
+            "4/7", f"replay: what a query selects, through {TRAINER.name}'s Actor under the deepspeed launcher"
+        )
         self._replay("--max-inputs", "4", "--backend", "deepspeed", "--zero-stage", "2")
 
     def _replay_compiled(self) -> None:
@@ -177,7 +177,7 @@ class Demo:
         env = {name: value for name, value in os.environ.items() if not name.startswith("ACTORDBG_")}
         ours = str(Path(actordbg.__file__).resolve().parent.parent)
         paths = os.pathsep.join([ours, *filter(None, [env.get("PYTHONPATH")])])
-        return {**env, **hide_gpus(self.trainer), "PYTHONPATH": paths}
+        return {**env, **self.program.hide_gpus(), "PYTHONPATH": paths}
 
     def _heading(self, number: str, title: str) -> None:
         self.tell(f"\n[{number}] {title}  ({self._elapsed()})")
@@ -191,11 +191,12 @@ def _entries(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
 
-def require_modules(trainer: Trainer) -> None:
+def require_modules(trainer: str) -> None:
     """Raise EnvironmentProblem naming what the training needs and this environment lacks."""
-    missing = [name for name in (*_NEEDED[trainer], "openrlhf") if importlib.util.find_spec(name) is None]
+    missing = [name for name in TRAINER.programs[trainer].needs if importlib.util.find_spec(name) is None]
     if missing:
         raise EnvironmentProblem(
             f"the {trainer} training needs modules that are not installed: {', '.join(missing)}",
-            hint="`make demo` installs everything; by hand: pip install 'actordbg[replay,demo]' and then --no-deps openrlhf",
+            hint="`make demo` installs everything; by hand: pip install 'actordbg[replay,demo]' and then --no-deps "
+            + TRAINER.package,
         )

@@ -11,7 +11,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 from actordbg.actor.known_failures import check_config
-from actordbg.actor.rule import REFUSE, WARN, Finding
+from actordbg.actor.rule import REFUSE, WARN, RuleHit
 from actordbg.actor.sharing import compiles, host_key
 from actordbg.actor.signatures import explain
 from actordbg.base.errors import UsageError
@@ -39,7 +39,7 @@ def is_open(cell: MatrixCell) -> bool:
     return cell.status == NOT_RUN and not cell.reason
 
 
-def known_to_fail(findings: Iterable[Finding]) -> Finding | None:
+def known_to_fail(findings: Iterable[RuleHit]) -> RuleHit | None:
     """The warning that names a failure, by the id that the failure's signature has; None if there is none."""
     return next((one for one in findings if one.severity == WARN and explain(one.id) is not None), None)
 

@@ -18,7 +18,8 @@ from actordbg.replay.selection import defaults_of
 from actordbg.store.layout import atomic_write
 
 if TYPE_CHECKING:
-    from actordbg.actor.session import ForwardOutcome, Session
+    from actordbg.actor.forward_outcome import ForwardOutcome
+    from actordbg.actor.session import Session
     from actordbg.store.payload import Dump
 
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from actordbg.actor.forward_outcome import ForwardOutcome
     from actordbg.actor.randomness import Randomness
-    from actordbg.actor.session import ForwardOutcome
     from actordbg.store.payload import Dump
 
 LOG_PROBS, ENTROPY, GENERATORS = "log-probs", "entropies", "generators"

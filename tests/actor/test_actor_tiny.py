@@ -10,7 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actordbg.actor.tiny import TINY_VOCAB, TinyShape, build_tiny, ensure_tiny, fold_ids
+from actordbg.actor.tiny import TINY_VOCAB, TinyShape, build_tiny, ensure_tiny
+from actordbg.host.openrlhf.call import fold_ids
 
 
 def _bytes(folder: Path) -> dict[str, bytes]:

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from actordbg.demo.demo_assets import Assets, build_assets, tasks
-from actordbg.demo.demo_recipes import ppo_command, sft_command
+from actordbg.host.openrlhf.demo_programs import PROGRAMS
 from actordbg.host.openrlhf.demo_reward import reward_func
 
 
@@ -72,8 +72,8 @@ def test_every_option_of_the_trainings_exists_in_openrlhfs_own_programs(tmp_path
     folder = Path(spec.origin).parent / "cli"
     assets = Assets(tmp_path / "m", tmp_path / "p", tmp_path / "c")
     for command, program in (
-        (ppo_command(assets, tmp_path), "train_ppo_ray.py"),
-        (sft_command(assets, tmp_path, port=1), "train_sft.py"),
+        (PROGRAMS["ppo"].command(assets.model, assets.prompts, tmp_path, 1), "train_ppo_ray.py"),
+        (PROGRAMS["sft"].command(assets.model, assets.conversations, tmp_path, 1), "train_sft.py"),
     ):
         source = (folder / program).read_text()
         known = set(re.findall(r'"--([\w.]+)"', source))
@@ -90,7 +90,7 @@ def test_the_rewards_are_one_number_per_answer_and_differ() -> None:
 
 
 def test_options_of_the_deepspeed_launcher_come_before_the_module(tmp_path: Path) -> None:
-    command = sft_command(Assets(tmp_path, tmp_path, tmp_path), tmp_path, port=29500)
+    command = PROGRAMS["sft"].command(tmp_path, tmp_path, tmp_path, 29500)
     launcher = argparse.ArgumentParser()
     launcher.add_argument("--num_gpus")
     launcher.add_argument("--master_port")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from actordbg.host.openrlhf.importhook import after_import, before_import
+from actordbg.host.importhook import after_import, before_import
 
 SOURCE = "value = 1\ndef answer():\n    return value\n"
 

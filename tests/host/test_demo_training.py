@@ -12,8 +12,9 @@ import pytest
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem
 from actordbg.demo import demo_training as training
-from actordbg.demo.demo_training import Progress, TrainingJob, copy_openrlhf, read_progress
+from actordbg.demo.demo_training import Progress, TrainingJob, copy_trainer
 from actordbg.host.openrlhf.demo_driver import ON_CPU
+from actordbg.host.openrlhf.demo_programs import PROGRAMS
 from actordbg.replay.processes import session_members
 
 PPO_LOG = """\
@@ -34,7 +35,7 @@ SFT_LOG = (
 
 
 def test_a_ppo_log_tells_models_and_global_steps() -> None:
-    assert [(p.phase, p.step, p.text) for p in read_progress(PPO_LOG)] == [
+    assert list(PROGRAMS["ppo"].progress(PPO_LOG)) == [
         ("loading", 0, "OpenRLHF's Actor is built (PolicyModelActor)"),
         ("step", 1, "reward 0.395"),
         ("step", 2, "reward 0.402"),
@@ -43,13 +44,13 @@ def test_a_ppo_log_tells_models_and_global_steps() -> None:
 
 @pytest.mark.parametrize("trainer", ["ppo", "sft"])
 def test_that_it_runs_on_the_cpu_and_what_stands_in_is_told(trainer: str) -> None:
-    told = list(read_progress(f"[WARNING] something\n{ON_CPU[trainer]}\n"))
-    assert [(p.phase, p.text) for p in told] == [("starting", ON_CPU[trainer])]
-    assert ("stand-in" in told[0].text) == (trainer == "ppo")
+    told = list(PROGRAMS[trainer].progress(f"[WARNING] something\n{ON_CPU[trainer]}\n"))
+    assert told == [("starting", 0, ON_CPU[trainer])]
+    assert ("stand-in" in told[0][2]) == (trainer == "ppo")
 
 
 def test_an_sft_log_counts_steps_across_epochs_and_ignores_the_empty_bar() -> None:
-    assert [(p.phase, p.step, p.text) for p in read_progress(SFT_LOG)] == [
+    assert list(PROGRAMS["sft"].progress(SFT_LOG)) == [
         ("loading", 0, "OpenRLHF's Actor is built (rank 0)"),
         ("step", 1, "loss 8.020"),
         ("step", 26, "loss 6.500"),
@@ -62,7 +63,7 @@ def _job(tmp_path: Path, script: str) -> TrainingJob:
     temporary.mkdir()
     with log.open("wb") as stream:
         process = subprocess.Popen([sys.executable, "-c", script], stdout=stream, stderr=stream, start_new_session=True)
-    return TrainingJob(process, [], log, temporary)
+    return TrainingJob(process, PROGRAMS["sft"], [], log, temporary)
 
 
 def test_progress_is_reported_in_order_and_each_step_once(tmp_path: Path) -> None:
@@ -141,7 +142,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_openrlhf_is_copied_without_importing_it_and_without_compiled_files(installed: Path, tmp_path: Path) -> None:
-    actor = copy_openrlhf(tmp_path / "private")
+    actor = copy_trainer(tmp_path / "private")
     assert actor == tmp_path / "private" / "openrlhf" / "models" / "actor.py"
     assert actor.read_bytes() == (installed / "models" / "actor.py").read_bytes()
     assert not list((tmp_path / "private").rglob("*.pyc"))
@@ -152,7 +153,7 @@ def test_no_openrlhf_is_an_error_that_says_how_to_install_it(monkeypatch: pytest
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "openrlhf", raising=False)
     with pytest.raises(EnvironmentProblem) as failure:
-        copy_openrlhf(tmp_path / "private")
+        copy_trainer(tmp_path / "private")
     assert "--no-deps" in failure.value.hint
 
 
@@ -190,8 +191,8 @@ def test_rays_directory_leaves_room_for_its_socket_paths(monkeypatch: pytest.Mon
     ],
 )
 def test_gpus_are_hidden_unless_openrlhf_could_use_them(
-    trainer: training.Trainer, gpus: int, modules: set[str], hidden: bool, monkeypatch: pytest.MonkeyPatch
+    trainer: str, gpus: int, modules: set[str], hidden: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([Path(f"/dev/nvidia{i}") for i in range(gpus)]))
     monkeypatch.setattr(training.importlib.util, "find_spec", lambda name: object() if name in modules else None)
-    assert (training.hide_gpus(trainer).get("CUDA_VISIBLE_DEVICES") == "") is hidden
+    assert (PROGRAMS[trainer].hide_gpus().get("CUDA_VISIBLE_DEVICES") == "") is hidden

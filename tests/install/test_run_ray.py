@@ -22,7 +22,7 @@ from runkit import ROOT, clean_environment, fake_openrlhf, run_job
 from actordbg.capture.control import read_control
 from actordbg.demo import demo_training as training
 from actordbg.demo.demo_assets import build_assets
-from actordbg.demo.demo_recipes import PPO_PROMPTS, SFT_CONVERSATIONS, sft_command
+from actordbg.host.openrlhf.demo_programs import PROGRAMS
 from actordbg.replay.launch import free_port
 from actordbg.replay.processes import end_session
 from actordbg.store import payload
@@ -197,14 +197,14 @@ def test_a_submitted_job_is_recorded(store: Store, tree: Path, head: Head, how: 
 
 def test_openrlhfs_own_sft_is_recorded_without_a_patch(store: Store, tmp_path: Path) -> None:
     """The demo's training, from a copy of the installed OpenRLHF that nobody patched."""
-    actor = training.copy_openrlhf(tmp_path / "python")
+    actor = training.copy_trainer(tmp_path / "python")
     before = actor.read_bytes()
-    assets = build_assets(tmp_path, prompts=PPO_PROMPTS, conversations=SFT_CONVERSATIONS)
-    command = sft_command(assets, tmp_path / "checkpoint", port=free_port())
+    assets = build_assets(tmp_path, prompts=32, conversations=96)
+    command = PROGRAMS["sft"].command(assets.model, assets.conversations, tmp_path / "checkpoint", free_port())
     (tmp_path / "cwd").mkdir()
     done = subprocess.run(
         [sys.executable, "-m", "actordbg", "--store", str(store.root), "run", "--run", "sft", "--every", "10", "--", *command],
-        env=training._environment(tmp_path / "python", training.hide_gpus("sft")), cwd=tmp_path / "cwd",
+        env=training._environment(tmp_path / "python", PROGRAMS["sft"].hide_gpus()), cwd=tmp_path / "cwd",
         stdout=(tmp_path / "log").open("w"), stderr=subprocess.PIPE, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]

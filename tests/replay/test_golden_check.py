@@ -9,8 +9,8 @@ import pytest
 import torch
 from reportcases import NOW, dump_id, given, replay, result
 
+from actordbg.actor.forward_outcome import ForwardOutcome
 from actordbg.actor.randomness import Randomness
-from actordbg.actor.session import ForwardOutcome
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.replay_record import ResultRecord
 from actordbg.replay.golden_check import check, log_probs_of, of_the_masked

@@ -13,9 +13,10 @@ import torch
 from roots import ROOT
 from safetensors.torch import load_file
 
-from actordbg.actor.tiny import TINY_VOCAB, ensure_tiny, fold_ids
+from actordbg.actor.tiny import TINY_VOCAB, ensure_tiny
 from actordbg.catalog.query import results_for
 from actordbg.formats.journal import TENSORS
+from actordbg.host.openrlhf.call import fold_ids
 from actordbg.legacy.importer import import_paths
 from actordbg.store import payload
 from actordbg.store.layout import Store

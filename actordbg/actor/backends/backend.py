@@ -14,7 +14,7 @@ from actordbg.actor.gradient_samples import GradientKeeper
 
 
 class Backend(Protocol):
-    """One way of running an Actor. `actor` is callable as OpenRLHF calls it; `device` is where its inputs go.
+    """One way of running an Actor. `actor` is callable as the trainer calls it; `device` is where its inputs go.
 
     ring_group: the process group of this rank's ring, None without ring attention: `forward` gets it as `ring_attn_group`.
     """
@@ -23,7 +23,9 @@ class Backend(Protocol):
     device: torch.device
     tainted: bool
     can_train: bool
-    ring_group: Any
+
+    @property
+    def ring_group(self) -> Any: ...
 
     @property
     def model(self) -> Any:

@@ -1,12 +1,11 @@
-"""The Actor in OpenRLHF's own DeepspeedStrategy: ZeRO 0 to 3, and DeepCompile where DeepSpeed has it.
+"""The Actor in the trainer's own DeepSpeed strategy: ZeRO 0 to 3, and DeepCompile where DeepSpeed has it.
 
-The engine is the one that OpenRLHF's trainers would have made, from its own configuration (`get_train_ds_config`), through
-`strategy.prepare`:
+The engine is the one that the trainer would have made, from its own DeepSpeed configuration:
 
 | Asked for | Engine |
 |---|---|
-| backward, ZeRO 1 or 2, or DeepCompile | training (`prepare((actor, optimizer settings))`), as a policy has |
-| forward only, ZeRO 0 or 3 | evaluation (`prepare(actor)`), as a reference model has |
+| backward, ZeRO 1 or 2, or DeepCompile | training, as a policy has |
+| forward only, ZeRO 0 or 3 | evaluation, as a reference model has |
 
 **No input may influence the next.** After `engine.backward` the gradients lie wherever the stage keeps them: in `.grad`
 (stage 0), in flat averaged partitions (1, 2), in partitions by parameter id that are accumulated unless a step came between (3).
@@ -21,10 +20,8 @@ Single gradients (`keep_gradients`) are taken between the two, where they are av
 
 from __future__ import annotations
 
-import argparse
 import functools
 import gc
-import inspect
 import math
 from contextlib import suppress
 from pathlib import Path
@@ -37,11 +34,10 @@ from actordbg.actor.backends.backend import Place, gradient_norm
 from actordbg.actor.backends.processgroup import backend_in_use, dumps_of_lanes, initialise, rendezvous, timeout_of
 from actordbg.actor.compiling import COMPILE_OPTIONS
 from actordbg.actor.gradient_samples import GradientKeeper
-from actordbg.base.errors import EnvironmentProblem, Unsupported
+from actordbg.base.errors import Unsupported
 from actordbg.config.choices import Choices
 from actordbg.formats.replay_record import ReplayConfig
-from actordbg.host.openrlhf import ring_attention as ring
-from actordbg.host.openrlhf.build import build_actor
+from actordbg.host.trainer import TRAINER
 
 
 class DeepspeedBackend:
@@ -54,10 +50,13 @@ class DeepspeedBackend:
         self.can_train = choices.backward or config.zero_stage in (1, 2) or config.deepcompile
         self._deep = config.deepcompile
         self.config = config
-        self.strategy = make_strategy(choices, config)
-        self._open_process_group(choices)
-        actor = build_actor(path, choices, self._ds_config())
-        self.actor = self._prepare_training(actor) if self.can_train else self.strategy.prepare(actor)
+        self.strategy = TRAINER.strategy(choices, config, place.world_size)
+        self._open_process_group()
+        actor = TRAINER.build_actor(path, choices, self.strategy.ds_config(train=self.can_train))
+        self.actor = self.strategy.prepare(actor, self.device, train=self.can_train)
+        if self.can_train:
+            self.engine.basic_optimizer.step = _no_step
+            self.engine.lr_scheduler = None
         self._step_is_open = False
         self._invalid_groups = 0
         if self.can_train:
@@ -65,7 +64,7 @@ class DeepspeedBackend:
 
     @property
     def engine(self) -> Any:
-        """The DeepSpeedEngine that OpenRLHF put in the place of `actor.model`."""
+        """The DeepSpeedEngine that the trainer put in the place of `actor.model`."""
         return self.actor.model
 
     @property
@@ -73,8 +72,8 @@ class DeepspeedBackend:
         return self.engine.module
 
     def facts(self) -> dict[str, Any]:
-        """The engine's own word on its stage, and which of OpenRLHF's two engines it is."""
-        return {
+        """The engine's own word on its stage, and which of the trainer's two engines it is."""
+        facts = {
             "backend": "deepspeed",
             "zero_stage": int(self.engine.zero_optimization_stage()),
             "world_size": int(torch.distributed.get_world_size()),
@@ -84,7 +83,8 @@ class DeepspeedBackend:
             "deepcompile": self._deep and self._is_deep(),
             "dist_backend": backend_in_use(),
             "ring": self.config.ring,
-        } | ring.facts(self.ring_group)
+        }
+        return facts if self.ring_group is None else facts | {"ring_kernel": TRAINER.ring_kernel()}
 
     def is_collective(self, backward: bool) -> bool:
         """With several ranks: a backward averages gradients, ZeRO-3 gathers weights in every forward, a ring keys and values."""
@@ -92,7 +92,7 @@ class DeepspeedBackend:
         return self.place.world_size > 1 and (backward or in_forward)
 
     def compile(self, compile_backend: str) -> None:
-        """torch.compile through the engine. DeepCompile is OpenRLHF's to switch on; here it is only checked that it is on."""
+        """torch.compile through the engine. The trainer switches DeepCompile on; here it is checked that it is on."""
         if not self._deep:
             self.engine.compile(backend=compile_backend, compile_kwargs=dict(COMPILE_OPTIONS))
         elif not self._is_deep():
@@ -146,20 +146,23 @@ class DeepspeedBackend:
 
     def close(self) -> None:
         """Free the engine. The process group stays: DeepSpeed keeps hold of it and cannot make a second one in a process."""
-        ring.close(self.ring_group)
+        if self.ring_group is not None:
+            TRAINER.close_ring()
         self.engine.destroy()
         del self.actor
         gc.collect()
 
-    def _open_process_group(self, choices: Choices) -> None:
-        """OpenRLHF's own set-up: the process group (made before it where a backend is asked for), and its rings."""
+    @property
+    def ring_group(self) -> Any:
+        """This rank's ring, as the trainer's strategy made it."""
+        return self.strategy.ring_group
+
+    def _open_process_group(self) -> None:
+        """The trainer's own set-up; the process group is made before it where a backend is asked for."""
         rendezvous(self.place)
         if self.config.dist_backend is not None:
             initialise(self.place, self.device, self.config)
-        if self.config.ring > 1:
-            ring.prepare(choices.attn)
-        self.strategy.setup_distributed(timeout=timeout_of(self.config))
-        self.ring_group = self.strategy.ring_attn_group if self.config.ring > 1 else None
+        self.strategy.set_up(timeout_of(self.config))
 
     def _hand_over(self, keeper: GradientKeeper) -> None:
         """Every parameter's gradient, averaged and not yet clipped; fp16's loss scale taken out."""
@@ -170,32 +173,6 @@ class DeepspeedBackend:
             gradient = safe_get_full_grad(parameter) if parameter.requires_grad else None
             if gradient is not None:
                 keeper.take(name, gradient if scale == 1.0 else gradient.float() / scale)
-
-    def _ds_config(self) -> dict[str, Any]:
-        config: dict[str, Any]
-        if not self.can_train:
-            config = self.strategy.get_ds_eval_config(offload=False)
-        elif "is_actor" in inspect.signature(self.strategy.get_ds_train_config).parameters:
-            config = self.strategy.get_ds_train_config(is_actor=True)
-        else:
-            config = self.strategy.get_ds_train_config()
-        return config
-
-    def _prepare_training(self, actor: Any) -> Any:
-        if hasattr(self.strategy, "create_optimizer"):
-            prepared = self.strategy.prepare((actor, self._optimizer(actor), None), is_rlhf=True)
-        else:
-            prepared = self.strategy.prepare((actor, _OPTIMIZER))
-        actor = prepared[0]
-        actor.model.basic_optimizer.step = _no_step
-        actor.model.lr_scheduler = None
-        return actor
-
-    def _optimizer(self, actor: Any) -> Any:
-        """For OpenRLHF before 0.11, whose FusedAdam needs CUDA (or a minute of C++)."""
-        if self.device.type == "cuda":
-            return self.strategy.create_optimizer(actor, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)
-        return torch.optim.AdamW(actor.model.parameters(), lr=0.0, weight_decay=0.0)
 
     def _norm(self) -> float:
         """DeepSpeed's gradient norm of the last step; NaN where a gradient was not finite.
@@ -233,55 +210,10 @@ class DeepspeedBackend:
             optimizer._global_grad_norm = math.nan
         holders = [one for one in (optimizer, getattr(optimizer, "loss_scaler", None)) if one is not None]
         before = [(one, name, getattr(one, name)) for one in holders for name in _LOSS_SCALE if hasattr(one, name)]
-        self.strategy.optimizer_step(optimizer, self.actor, None)
+        self.strategy.step(self.actor, optimizer)
         for one, name, value in before:
             with suppress(AttributeError):  # some are properties of the optimizer that read the scaler's
                 setattr(one, name, value)
-
-
-def make_strategy(choices: Choices, config: ReplayConfig) -> Any:
-    """OpenRLHF's DeepspeedStrategy for this replay; it reads its settings from `args`, nested since 0.10 and flat before."""
-    try:
-        from openrlhf.utils.deepspeed import DeepspeedStrategy
-    except ImportError as error:
-        raise EnvironmentProblem(
-            f"OpenRLHF's DeepSpeed strategy cannot be imported: {error}",
-            hint="`actordbg doctor` says what is missing; `--backend plain` needs no DeepSpeed engine",
-        ) from error
-    settings = {
-        "param_dtype": choices.dtype,
-        "bf16": choices.dtype == "bf16",
-        "deepcompile": config.deepcompile,
-        "ring_attn_size": config.ring,
-    }
-    args = argparse.Namespace(
-        local_rank=-1,
-        **settings,
-        ds=argparse.Namespace(**settings),
-        train=argparse.Namespace(dynamic_batch_enable=False),
-    )
-    place = Place.from_environment()
-    options = {
-        "seed": choices.seed,
-        "max_norm": 1.0,
-        "micro_train_batch_size": 1,
-        "train_batch_size": place.world_size // config.ring,
-        "zero_stage": config.zero_stage,
-        "args": args,
-    }
-    if "bf16" in inspect.signature(DeepspeedStrategy.__init__).parameters:
-        options["bf16"] = choices.dtype == "bf16"
-    return DeepspeedStrategy(**options)
-
-
-_OPTIMIZER = {
-    "optim": "adam",
-    "adam": {"lr": 0.0, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.0},
-    "lr_scheduler": "constant",
-    "max_norm": 1.0,
-    "scheduler_steps": 1,
-}
-"""What `prepare` takes since OpenRLHF 0.11; the learning rate does not matter, see `_no_step`."""
 
 
 _LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")

@@ -1,15 +1,15 @@
 """The Actor in PyTorch's FSDP2: `fully_shard` for each decoder layer and the whole, tensor parallelism and rings where asked for.
 
-What OpenRLHF's FSDP2 branch builds, around the Actor of the installed OpenRLHF, so that both are compared on equal terms:
+What the trainer's FSDP2 branch builds, around the Actor of the installed trainer, so that both are compared on equal terms:
 
 * **Mesh** (dp, sp, tp). Tensor parallelism first, by the model's own plan (`tensor_parallel`), then `fully_shard` over dp x sp:
   the ranks of a ring compute different tokens of one input, so they reduce gradients together. (The branch
-  shards over dp alone, and its ring ranks drift apart; pull request 1176 of OpenRLHF flattens dp and sp as here.)
+  shards over dp alone, and its ring ranks drift apart; its pull request 1176 flattens dp and sp as here.)
 * **Mixed precision**: `param_dtype` is the Actor's dtype, gradients are reduced in fp32. The branch sets `output_dtype` to fp32
   unless gradient checkpointing is on; with bf16 weights the first linear layer after a decoder layer then fails
   ("expected m1 and m2 to have the same dtype"). So `output_dtype` is left alone here, which is what the branch does with
-  checkpointing: layers hand on what they compute in. OpenRLHF's forward makes the logits fp32 in any case.
-* **Temperature.** OpenRLHF divides the logits in place. What tensor parallelism hands out in fp32 is a view, and autograd refuses
+  checkpointing: layers hand on what they compute in. The Actor's forward makes the logits fp32 in any case.
+* **Temperature.** The Actor divides the logits in place. Under tensor parallelism fp32 logits are a view, and autograd refuses
   that ("a view and is being modified inplace"); so such logits are copied first.
 * **Gradient norm** by our own sums: `clip_grad_norm_` fails where some gradients lie on the mesh (dp, tp) and others on dp.
 
@@ -36,8 +36,8 @@ from actordbg.actor.compiling import COMPILE_OPTIONS
 from actordbg.actor.gradient_samples import GradientKeeper
 from actordbg.config.choices import DTYPES, Choices
 from actordbg.formats.replay_record import ReplayConfig
-from actordbg.host.openrlhf import ring_attention as ring
-from actordbg.host.openrlhf.build import build_actor, text_config
+from actordbg.host.built_model import text_config
+from actordbg.host.trainer import TRAINER
 
 _SHARDED, _TP = "shard", "tp"
 
@@ -56,7 +56,7 @@ class Fsdp2Backend:
         initialise(place, self.device, config)
         self._mesh = _mesh(self.device, config.tp, place.world_size)
         self.ring_group = self._open_ring(choices)
-        self.actor = build_actor(path, choices)
+        self.actor = TRAINER.build_actor(path, choices)
         self._split: Split | None = split(self.actor.model, self._mesh[_TP]) if config.tp > 1 else None
         self._shard(getattr(torch, DTYPES[choices.dtype]))
 
@@ -83,7 +83,7 @@ class Fsdp2Backend:
         if self._split is not None:
             facts["tp_modules"] = self._split.modules
             facts["tp_left_whole"] = list(self._split.left_whole)
-        return facts | ring.facts(self.ring_group)
+        return facts if self.ring_group is None else facts | {"ring_kernel": TRAINER.ring_kernel()}
 
     def is_collective(self, backward: bool) -> bool:
         """With several ranks every forward gathers weights."""
@@ -129,7 +129,8 @@ class Fsdp2Backend:
 
     def close(self) -> None:
         """Free the model. The process group lives as long as its process."""
-        ring.close(self.ring_group)
+        if self.ring_group is not None:
+            TRAINER.close_ring()
         del self.actor
         gc.collect()
 
@@ -138,7 +139,7 @@ class Fsdp2Backend:
             return None
         shape = (self.place.world_size // self.lane_width, self.config.ring, self.config.tp)
         mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("dp", "sp", "tp"))
-        return ring.open_group(mesh["sp"].get_group(), choices.attn)
+        return TRAINER.open_ring(mesh["sp"].get_group(), choices.attn)
 
     def _shard(self, dtype: torch.dtype) -> None:
         self.model.register_forward_hook(_own_logits)  # before FSDP's own hook, which has to see what is handed out
@@ -183,7 +184,7 @@ def _mesh(device: torch.device, tp: int, world_size: int) -> DeviceMesh:
 
 
 def _own_logits(_module: Any, _inputs: Any, output: Any) -> None:
-    """Logits that the caller may change in place. OpenRLHF's conversion to fp32 copies all others."""
+    """Logits that the caller may change in place. The Actor's conversion to fp32 copies all others."""
     logits = output["logits"]
     if logits.dtype == torch.float32 and logits._is_view():
         output["logits"] = logits.clone()

@@ -9,13 +9,12 @@ from actordbg.actor.backends.backend import Backend, Place
 from actordbg.actor.models import locate
 from actordbg.config.choices import COMPILE_BACKENDS, DTYPES, Choices
 from actordbg.formats.replay_record import ReplayConfig
-from actordbg.host.openrlhf.build import import_actor, init_parameters, loads_checkpoint_dtype
+from actordbg.host.trainer import TRAINER
 
 
 def open_backend(config: ReplayConfig, choices: Choices, cache: Path) -> Backend:
     """Build the Actor in its backend. `cache` receives the tiny model, truncated models and compiled kernels."""
-    by_checkpoint = loads_checkpoint_dtype(init_parameters(import_actor()), choices.dtype)
-    dtype = DTYPES[choices.dtype] if by_checkpoint else None
+    dtype = DTYPES[choices.dtype] if TRAINER.loads_checkpoint_dtype(choices.dtype) else None
     path = locate(choices.model, cache, num_layers=choices.num_layers, dtype=dtype)
     compiled = config.compile or config.deepcompile
     if compiled:

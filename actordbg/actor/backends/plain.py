@@ -1,6 +1,6 @@
 """The Actor alone: no DeepSpeed, no process group. Ranks of a plain replay are independent of each other.
 
-The shortest way from a captured call to its log-probs, and the reference that the others are compared with.
+The shortest way from a captured call to its log-probs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from actordbg.actor.backends.backend import Place, gradient_norm
 from actordbg.actor.compiling import COMPILE_OPTIONS
 from actordbg.actor.gradient_samples import GradientKeeper
 from actordbg.config.choices import Choices
-from actordbg.host.openrlhf.build import build_actor
+from actordbg.host.trainer import TRAINER
 
 
 class PlainBackend:
@@ -29,7 +29,7 @@ class PlainBackend:
     def __init__(self, path: str, choices: Choices, place: Place) -> None:
         self.device = place.device()
         self.place = place
-        self.actor = build_actor(path, choices).to(self.device)
+        self.actor = TRAINER.build_actor(path, choices).to(self.device)
 
     @property
     def model(self) -> Any:

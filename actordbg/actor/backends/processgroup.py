@@ -1,6 +1,6 @@
 """torch.distributed for a replay's ranks: its rendezvous, its backend, and who shares an input with whom.
 
-Ranks lie in a mesh (dp, sp, tp) whose last dimension varies fastest, as in OpenRLHF's strategies: neighbours share an input
+Ranks lie in a mesh (dp, sp, tp) whose last dimension varies fastest, as in the trainer's strategies: neighbours share an input
 (a *lane* of sp x tp ranks), and lanes are data-parallel.
 """
 
@@ -18,7 +18,7 @@ from actordbg.actor.backends.backend import Place
 from actordbg.formats.replay_record import ReplayConfig
 
 LEAST_TIMEOUT_S = 3600.0
-"""Collectives give up no earlier than this (OpenRLHF's own): a hang is for the replay's supervisor to find."""
+"""Collectives give up no earlier than this (the trainer's own): a hang is for the replay's supervisor to find."""
 
 
 def timeout_of(config: ReplayConfig) -> timedelta:

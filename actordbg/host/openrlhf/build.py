@@ -15,12 +15,12 @@ compared with the request: another attention or dtype than asked for is an error
 from __future__ import annotations
 
 import inspect
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 from actordbg.base.errors import EnvironmentProblem, Unsupported
-from actordbg.config.choices import DTYPES, Choices
+from actordbg.config.choices import Choices
+from actordbg.host.built_model import change_attention, check
 
 
 def import_actor() -> type[Any]:
@@ -89,62 +89,6 @@ def build_actor(path: str, choices: Choices, ds_config: Mapping[str, Any] | None
         change_attention(actor.model, choices)
     check(actor.model, choices)
     return actor
-
-
-def resolved_attention(model: Any) -> str:
-    """The attention that the built model uses (of its text model, where it has several)."""
-    config = model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-    return str(getattr(config, "_attn_implementation", None) or "eager")
-
-
-def resolved_dtype(model: Any) -> str:
-    """The dtype of most of the model's parameters, in OpenRLHF's spelling (torch's for another).
-
-    Most, because some models keep a few parameters (routers, norms) in fp32 whatever they are loaded in.
-    """
-    sizes: Counter[str] = Counter()
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            sizes[str(parameter.dtype).removeprefix("torch.")] += _size(parameter)
-    full = sizes.most_common(1)[0][0] if sizes else "none"
-    return next((short for short, name in DTYPES.items() if name == full), full)
-
-
-def parameter_count(model: Any) -> int:
-    """Number of parameters of the whole model, also where ZeRO-3 has left only a part of them here."""
-    return sum(_size(parameter) for parameter in model.parameters())
-
-
-def text_config(model: Any) -> Any:
-    """The configuration of the text model: where vocabulary size and layers are."""
-    return model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
-
-
-def _size(parameter: Any) -> int:
-    return int(getattr(parameter, "ds_numel", None) or parameter.numel())
-
-
-def change_attention(model: Any, choices: Choices) -> None:
-    """Make a built model use another attention; Unsupported where it then still says another."""
-    if hasattr(model, "set_attn_implementation"):
-        model.set_attn_implementation(choices.attn)
-    else:
-        model.config._attn_implementation = choices.attn
-    check(model, choices)
-
-
-def check(model: Any, choices: Choices) -> None:
-    attention, dtype = resolved_attention(model), resolved_dtype(model)
-    if attention != choices.attn:
-        raise Unsupported(
-            f"attention {choices.attn} was asked for, this model runs {attention}",
-            hint=f"ask for what it has: --attn {attention}",
-        )
-    if dtype != choices.dtype:
-        raise Unsupported(
-            f"dtype {choices.dtype} was asked for, the model was loaded in {dtype}",
-            hint="the installed OpenRLHF cannot load it so; try --dtype bf16",
-        )
 
 
 def _cannot(what: str) -> Unsupported:

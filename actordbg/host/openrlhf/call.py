@@ -22,18 +22,19 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from actordbg.actor.tiny import fold_ids
 from actordbg.base.errors import Unsupported
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.store.payload import Dump
 
 _GROUPS = ("ring_attn_group",)
+_TEXT_TENSORS = frozenset({"sequences", "attention_mask", "action_mask"})
+_TEXT_SCALARS = frozenset({"return_output", "allgather_logits", "return_logprobs", "return_entropy", "packed_seq_lens"})
 _MULTIMODAL = ("pixel_values", "image_grid_thw", "video_grid_thw", "image_sizes", "second_per_grid_ts")
 
 
@@ -53,7 +54,7 @@ class Signature:
 
 
 @dataclass(frozen=True)
-class Call:
+class ReplayedCall:
     """One forward ready to be made. `mask` is the bool mask that summaries are over, [B, A] or [B, S-1], on the CPU."""
 
     arguments: dict[str, Any]
@@ -62,7 +63,9 @@ class Call:
     notes: tuple[str, ...]
 
 
-def make_call(signature: Signature, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> Call:
+def make_call(
+    signature: Signature, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None
+) -> ReplayedCall:
     """The call that `dump` captured, for an Actor with this signature and vocabulary; tensors on `device`.
 
     `ring_group`: this rank's process group for ring attention, where the replay has rings.
@@ -81,7 +84,35 @@ def make_call(signature: Signature, dump: Dump, vocab_size: int, device: torch.d
         arguments["return_logprobs"] = True
         notes += ("called with return_logprobs=True: the recorded call returned logits only",)
     folded = inputs["sequences"] is not ids
-    return Call(arguments, summary_mask(inputs), folded, notes)
+    return ReplayedCall(arguments, summary_mask(inputs), folded, notes)
+
+
+def text_call(dump: Dump, vocab_size: int, device: torch.device) -> ReplayedCall:
+    """The captured call for whoever computes it row by row without an Actor; `arguments` hold its tokens and masks.
+
+    Raises Unsupported for images, and for rows that were packed before the Actor got them.
+    """
+    unknown = sorted(set(dump.inputs) - _TEXT_TENSORS)
+    if unknown:
+        raise Unsupported(
+            f"the truth knows what text is, not {', '.join(unknown)}",
+            hint="compare two configurations on this dump with each other",
+        )
+    if dump.record.arguments.get("packed_seq_lens") is not None:
+        raise Unsupported(
+            "the rows of this call were packed before the Actor got them (packed_seq_lens)",
+            hint="replay a dump whose rows are apart: OpenRLHF 0.7 and later pack inside of the Actor",
+        )
+    call = make_call(Signature(_TEXT_TENSORS | _TEXT_SCALARS, multimodal=False), dump, vocab_size, device)
+    notes = tuple(note for note in call.notes if "return_logprobs" not in note)  # nothing of that is called here
+    return replace(call, notes=notes)
+
+
+def fold_ids(sequences: Tensor, vocab_size: int) -> Tensor:
+    """Token ids of any shape, folded into [0, vocab_size) by modulo; the same tensor where nothing needs folding."""
+    if sequences.numel() == 0 or (int(sequences.min()) >= 0 and int(sequences.max()) < vocab_size):
+        return sequences
+    return sequences.remainder(vocab_size)
 
 
 def summary_mask(inputs: Mapping[str, Tensor]) -> Tensor:

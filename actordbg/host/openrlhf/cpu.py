@@ -8,7 +8,7 @@ it OpenRLHF's own Actor, DeepspeedStrategy, `train_sft` and `train_ppo_ray` run 
 | Replaced | By | Why |
 |---|---|---|
 | `flash_attn.bert_padding`, `.utils.distributed`, if flash-attn is missing | `flash_attn_standin` | imported at module top |
-| `ring_flash_attn`, where a ring is asked for (`ring`) | `ring_standin` | its kernel needs CUDA |
+| `ring_flash_attn`, where a ring is asked for | `ring_attention` | its kernel needs CUDA |
 | `torch.cuda.set_device`, `synchronize`, `empty_cache`, `current_stream` | no-ops | called by its strategy and trainers |
 | `torch.cuda.current_device` | the CPU, as a device | `tensor.to(torch.cuda.current_device())` |
 | `torch.distributed.device_mesh.init_device_mesh("cuda", ...)` | `"cpu"` | its strategy's mesh |
@@ -35,7 +35,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from actordbg.host.openrlhf.importhook import after_import, before_import
+from actordbg.host.importhook import after_import, before_import
 
 _MARK = "__actordbg_cpu__"
 

@@ -1,14 +1,14 @@
 """Run a function just before, or just after, a module is imported for the first time in this process.
 
-OpenRLHF imports names by value (`from x import y`), so what it needs on a CPU has to be in place before its modules run,
-and what has to change inside them can only change after. Importing OpenRLHF (and torch, deepspeed: six seconds) merely to
-change it would make every process pay, also those that never use it. So we wait for the import.
+A trainer imports names by value (`from x import y`). So what it needs on a CPU has to be in place before its modules run, and
+what changes inside them can only change afterwards. Importing a trainer (and torch, deepspeed: six seconds) merely to change it
+would cost every process that, also those that never use it. So we wait for the import.
 
 The module's own loader stays the loader (only its `exec_module` is wrapped on that one instance), so `inspect.getsource`,
 `runpy` and tracebacks see nothing unusual.
 
 Example:
-    after_import("openrlhf.utils.utils", lambda module: setattr(module, "convert_to_torch_dtype", mine))
+    after_import("trainer.utils", lambda module: setattr(module, "convert_to_torch_dtype", mine))
 """
 
 from __future__ import annotations

@@ -1,0 +1,108 @@
+"""What one input gave, and the clock and the memory mark that it is measured with.
+
+* CUDA runs behind the caller: without a synchronisation before the clock is read, a forward takes microseconds.
+* "Peak memory" is a high-water mark. torch resets CUDA's on request. A process's resident mark on Linux is reset by
+  writing 5 to /proc/self/clear_refs; where that is not allowed it is the highest since the process began.
+"""
+
+from __future__ import annotations
+
+import gc
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actordbg.actor.randomness import Randomness
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+
+
+@dataclass
+class ForwardOutcome:
+    """What one input gave. Tensors are on the CPU and hold no graph.
+
+    log_probs: float32, [B, A] as the call masks them where there is an action mask, else [B, S-1] (next tokens).
+    mask: bool, the same shape: the tokens that summaries and the loss are over. entropy: float32, the same shape, where the
+    recorded call asked for it. Times in seconds, device work included; `backward_s` includes clearing the gradients.
+    `peak_memory_bytes`: CUDA memory allocated, or resident memory of the process on a CPU, at its highest in this input.
+    `graphs`, `graph_breaks`: what torch.compile did in this input, None where nothing is compiled.
+    `randomness`: where its random numbers came from, None where the dump says nothing about them.
+    `folded`: token ids were outside the vocabulary and were folded into it. `notes`: where the call differs from the record.
+    `tensors`: with `keep`, what is worth storing, by name. `gradients`: with `keep_gradients`, each parameter's `numel`, `norm`.
+    `gradient_over`: the dumps whose gradients were averaged into this one's, one for each lane, where they are not all the same.
+    """
+
+    log_probs: torch.Tensor
+    mask: torch.Tensor
+    forward_s: float
+    backward_s: float | None = None
+    entropy: torch.Tensor | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    peak_memory_bytes: int | None = None
+    graphs: int | None = None
+    graph_breaks: int | None = None
+    randomness: Randomness | None = None
+    folded: bool = False
+    packing: bool = False
+    temperature: float = 1.0
+    training: bool = False
+    notes: tuple[str, ...] = ()
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    gradients: dict[str, dict[str, Any]] = field(default_factory=dict)
+    gradient_over: tuple[str, ...] = ()
+
+    def apply(self, layout: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Bring every tensor of the mask's shape into another layout (see `actordbg.actor.variants`)."""
+        self.log_probs, self.mask = layout(self.log_probs), layout(self.mask)
+        self.entropy = None if self.entropy is None else layout(self.entropy)
+        for name in ("log_probs", "mask", "entropy"):
+            if name in self.tensors:
+                self.tensors[name] = layout(self.tensors[name])
+
+    def keep(self) -> None:
+        """Put log-probs, mask and entropy among the `tensors`."""
+        self.tensors |= {"log_probs": self.log_probs, "mask": self.mask}
+        self.tensors |= {} if self.entropy is None else {"entropy": self.entropy}
+
+
+def now(device: torch.device) -> float:
+    """Seconds on a steady clock, once all work queued on `device` is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def release(device: torch.device) -> None:
+    """Give back what is not used any more, so that the next peak is not an earlier configuration's."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def reset_peak(device: torch.device) -> None:
+    """Begin a new high-water mark."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    try:
+        _CLEAR.write_text("5")
+    except OSError:
+        return
+
+
+def peak_bytes(device: torch.device) -> int:
+    """The high-water mark in bytes since `reset_peak`: CUDA memory allocated, or this process's resident memory."""
+    if device.type == "cuda":
+        return int(torch.cuda.max_memory_allocated(device))
+    try:
+        line = next(line for line in _STATUS.read_text().splitlines() if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return int(line.split()[1]) * 1024

@@ -1,0 +1,107 @@
+"""OpenRLHF as `actordbg.host.trainer.Trainer` asks for it. Light: what needs torch or OpenRLHF is imported when it is called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+    from actordbg.config.choices import Choices
+    from actordbg.formats.replay_record import ReplayConfig
+    from actordbg.host.openrlhf.call import ReplayedCall
+    from actordbg.host.openrlhf.demo_programs import DemoProgram
+    from actordbg.host.openrlhf.strategy import OpenRlhfStrategy
+    from actordbg.store.payload import Dump
+
+
+class OpenRlhf:
+    """OpenRLHF 0.7 to 0.11. See `actordbg.host.trainer.Trainer` for what each member promises."""
+
+    name = "OpenRLHF"
+    package = "openrlhf"
+    actor_module = "openrlhf.models.actor"
+    actor_file = "openrlhf/models/actor.py"
+    known_version = "0.11.2"
+    oldest = (0, 7)
+    newest = (0, 11)
+    trap = "its Actor.forward takes num_actions; capture works from 0.7 on"
+    modules: Mapping[str, str] = {
+        "openrlhf.models.actor": "capture and replay",
+        "openrlhf.utils.deepspeed": "replay --backend deepspeed",
+        "openrlhf.trainer.sft_trainer": "SFT training",
+        "openrlhf.cli.train_sft": "SFT training",
+        "openrlhf.cli.train_dpo": "DPO training",
+        "openrlhf.cli.train_ppo_ray": "PPO training under Ray",
+    }
+
+    @property
+    def programs(self) -> Mapping[str, DemoProgram]:
+        from actordbg.host.openrlhf.demo_programs import PROGRAMS
+
+        return PROGRAMS
+
+    def support_cpu(self) -> bool:
+        from actordbg.host.openrlhf.cpu import install_cpu_support
+
+        return install_cpu_support()
+
+    def prepare_process(self) -> None:
+        from actordbg.host.openrlhf.cpu import allow_fp32_actor, stand_in_for_flash_attn
+
+        if not self.support_cpu():
+            allow_fp32_actor()
+            stand_in_for_flash_attn()
+
+    def loads_checkpoint_dtype(self, dtype: str) -> bool:
+        from actordbg.host.openrlhf.build import import_actor, init_parameters, loads_checkpoint_dtype
+
+        return loads_checkpoint_dtype(init_parameters(import_actor()), dtype)
+
+    def build_actor(self, path: str, choices: Choices, ds_config: Mapping[str, Any] | None = None) -> Any:
+        from actordbg.host.openrlhf.build import build_actor
+
+        return build_actor(path, choices, ds_config)
+
+    def make_call(
+        self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None
+    ) -> ReplayedCall:
+        from actordbg.host.openrlhf.call import Signature, make_call
+
+        return make_call(Signature.of(actor), dump, vocab_size, device, ring_group)
+
+    def text_call(self, dump: Dump, vocab_size: int, device: torch.device) -> ReplayedCall:
+        from actordbg.host.openrlhf.call import text_call
+
+        return text_call(dump, vocab_size, device)
+
+    def read_result(self, result: Any, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from actordbg.host.openrlhf.call import read_result
+
+        return read_result(result, mask)
+
+    def summary_mask(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        from actordbg.host.openrlhf.call import summary_mask
+
+        return summary_mask(inputs)
+
+    def strategy(self, choices: Choices, config: ReplayConfig, world_size: int) -> OpenRlhfStrategy:
+        from actordbg.host.openrlhf.strategy import OpenRlhfStrategy
+
+        return OpenRlhfStrategy(choices, config, world_size)
+
+    def open_ring(self, group: Any, attn: str) -> Any:
+        from actordbg.host.openrlhf.ring_attention import open_ring
+
+        return open_ring(group, attn)
+
+    def ring_kernel(self) -> str:
+        from actordbg.host.openrlhf.ring_attention import ring_kernel
+
+        return ring_kernel()
+
+    def close_ring(self) -> None:
+        from actordbg.host.openrlhf.ring_attention import close_ring
+
+        close_ring()

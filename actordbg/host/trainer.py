@@ -1,0 +1,170 @@
+"""The seam between actordbg and the trainer that it debugs: what a trainer provides, and `TRAINER`, the one that does.
+
+Everything outside of `host/` knows an *Actor* with a `forward`, DeepSpeed, torch and transformers. What the trainer calls its
+modules and arguments, how its Actor is built and called, how its log looks: all of that is asked of `TRAINER`.
+
+| who asks | for |
+|---|---|
+| install, `run`, `doctor` | the module that holds the Actor, its package, the versions that are supported |
+| `replay`, `actor init` | a process made ready, an Actor built, a captured call made again, its log-probs read |
+| the deepspeed backend | the trainer's own DeepSpeed strategy |
+| `demo` | real training programs, and how their logs tell progress |
+
+Another trainer is another class with these members, in a room of its own beside `host/openrlhf/`. What a member needs (torch, the
+trainer) it imports when it is called: this module is loaded in training processes and by every command.
+
+    TRAINER.prepare_process()
+    actor = TRAINER.build_actor("path/to/model", choices, ds_config=None)
+    call = TRAINER.make_call(actor, dump, vocab_size, device)
+    log_probs, entropy = TRAINER.read_result(actor(**call.arguments), call.mask)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from actordbg.host.openrlhf.adapter import OpenRlhf
+
+if TYPE_CHECKING:
+    import torch
+
+    from actordbg.config.choices import Choices
+    from actordbg.formats.replay_record import ReplayConfig
+    from actordbg.store.payload import Dump
+
+
+class Call(Protocol):
+    """One forward ready to be made.
+
+    arguments: by name, tensors on their device. mask: bool, [B, A] or [B, S-1], on the CPU: what summaries are over. folded:
+    token ids were folded into the vocabulary. notes: where the call differs from the record.
+    """
+
+    @property
+    def arguments(self) -> dict[str, Any]: ...
+    @property
+    def mask(self) -> torch.Tensor: ...
+    @property
+    def folded(self) -> bool: ...
+    @property
+    def notes(self) -> tuple[str, ...]: ...
+
+
+class Strategy(Protocol):
+    """The trainer's DeepSpeed strategy. `ring_group`: this rank's process group for ring attention, None without."""
+
+    ring_group: Any
+
+    def set_up(self, timeout: timedelta) -> None:
+        """Make the process group, unless there is one, and its rings."""
+
+    def ds_config(self, *, train: bool) -> dict[str, Any]:
+        """The DeepSpeed configuration that an Actor is built with."""
+
+    def prepare(self, actor: Any, device: torch.device, *, train: bool) -> Any:
+        """The actor with a DeepSpeed engine in the place of its model."""
+
+    def backward(self, loss: torch.Tensor, actor: Any, optimizer: Any) -> None:
+        """The backward of a scalar loss."""
+
+    def step(self, actor: Any, optimizer: Any) -> None:
+        """An optimizer step."""
+
+
+class Program(Protocol):
+    """One real training for the demo, small enough for a laptop.
+
+    typed: the command without options, as a user types it. needs: modules that it imports. data: "prompts" or "conversations",
+    and `rows` how many of them it takes. every: of how many steps one is told.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def typed(self) -> str: ...
+    @property
+    def needs(self) -> tuple[str, ...]: ...
+    @property
+    def data(self) -> str: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def every(self) -> int: ...
+
+    def command(self, model: Path, data: Path, output: Path, port: int) -> list[str]:
+        """The command line; `port` of this host is free."""
+
+    def environment(self, temporary: Path) -> dict[str, str]:
+        """What the processes find in their environment; `temporary` has a short path."""
+
+    def hide_gpus(self) -> dict[str, str]:
+        """Environment that keeps it on the CPU where GPUs are there, but not all that it needs to use them; else empty."""
+
+    def progress(self, text: str) -> Iterator[tuple[str, int, str]]:
+        """What lines of its log say: ("starting" or "loading", 0, words) or ("step", number, "reward 0.395")."""
+
+
+class Trainer(Protocol):
+    """What a trainer provides.
+
+    name: for people. package: its distribution and its import name. actor_module, actor_file: where `class Actor` is.
+    known_version: the one that was tested. oldest, newest: the releases that are supported; `trap` says what is wrong with
+    older ones. modules: what doctor imports, and what does not work without it.
+    """
+
+    name: str
+    package: str
+    actor_module: str
+    actor_file: str
+    known_version: str
+    oldest: tuple[int, int]
+    newest: tuple[int, int]
+    trap: str
+    modules: Mapping[str, str]
+
+    @property
+    def programs(self) -> Mapping[str, Program]:
+        """The demo's trainings, by name."""
+
+    def support_cpu(self) -> bool:
+        """Make the trainer importable and runnable without CUDA; whether that was needed. Before it is imported."""
+
+    def prepare_process(self) -> None:
+        """Make this process ready to build Actors, with CUDA or without."""
+
+    def loads_checkpoint_dtype(self, dtype: str) -> bool:
+        """Whether the Actor gets `dtype` only by loading the checkpoint in its own."""
+
+    def build_actor(self, path: str, choices: Choices, ds_config: Mapping[str, Any] | None = None) -> Any:
+        """An Actor of the model at `path`, checked against `choices`."""
+
+    def make_call(self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> Call:
+        """The captured call for this Actor. Raises Unsupported where it cannot be made."""
+
+    def text_call(self, dump: Dump, vocab_size: int, device: torch.device) -> Call:
+        """The captured call's tokens and masks, for whoever computes without an Actor. Unsupported for other inputs."""
+
+    def read_result(self, result: Any, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(log_probs, entropy or None) of what `forward` returned, both shaped like `mask`."""
+
+    def summary_mask(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Which log-probs of a captured call count: bool, [B, A] or [B, S-1]."""
+
+    def strategy(self, choices: Choices, config: ReplayConfig, world_size: int) -> Strategy:
+        """The trainer's DeepSpeed strategy for this replay."""
+
+    def open_ring(self, group: Any, attn: str) -> Any:
+        """Do for this process group what the trainer does for a ring; returns the group."""
+
+    def ring_kernel(self) -> str:
+        """Which kernel the open ring runs."""
+
+    def close_ring(self) -> None:
+        """Take the ring out of this process again."""
+
+
+TRAINER: Trainer = OpenRlhf()
+"""The trainer of this installation."""
