@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from catalog_page import catalog_markdown
-from typer.models import ArgumentInfo, DefaultPlaceholder, OptionInfo, ParameterInfo
+from typer.models import ArgumentInfo, OptionInfo, ParameterInfo
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
 PROGRAM = "actordbg"
@@ -44,22 +44,19 @@ def pages() -> dict[Path, str]:
     return {REFERENCE / "cli.md": cli_markdown(), REFERENCE / "catalog.md": f"{HEADER}\n{catalog_markdown()}"}
 
 
-def commands(app: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Callable[..., Any]]]:
+def commands() -> Iterator[tuple[str, Callable[..., Any]]]:
     """(name, function) of every command: ("dump ls", ls), in the order of `--help`."""
-    if app is None:
-        from actordbg.cli.app import app
-    for info in app.registered_commands:
-        yield " ".join((*path, info.name)), info.callback
-    for group in app.registered_groups:
-        name = plain(group.name) or plain(group.typer_instance.info.name)
-        yield from commands(group.typer_instance, (*path, name))
+    from actordbg.cli.app import CONTENTS
+    from actordbg.cli.lazy import every_command
+
+    return ((name, command.function()) for name, command in every_command(CONTENTS))
 
 
 def cli_markdown() -> str:
     """The page of the command line."""
-    from actordbg.cli.app import app, root
+    from actordbg.cli.app import root
 
-    known = list(commands(app))
+    known = list(commands())
     lines = [HEADER, "# Command line", "", *paragraphs(root)[:1], "", EXIT_CODES]
     lines += [f"- [`{PROGRAM} {name}`](#{anchor(name)}): {summary(function)}" for name, function in known]
     lines += ["", "Options before the command:", "", *table(root)]
@@ -85,8 +82,8 @@ def anchor(name: str) -> str:
 
 
 def summary(function: Callable[..., Any]) -> str:
-    """The first sentence of a command's help."""
-    return one_line(inspect.getdoc(function) or "").partition(". ")[0].rstrip(".")
+    """The first line of a command's help."""
+    return (inspect.getdoc(function) or "").partition("\n")[0].rstrip(".")
 
 
 def paragraphs(function: Callable[..., Any]) -> list[str]:
@@ -205,11 +202,6 @@ def escaped(text: str) -> str:
 def one_line(text: str) -> str:
     """Text without line breaks."""
     return " ".join(text.split())
-
-
-def plain(value: Any) -> Any:
-    """A typer setting without the wrapper that says "not set"."""
-    return value.value if isinstance(value, DefaultPlaceholder) else value
 
 
 def main(arguments: list[str]) -> int:

@@ -82,7 +82,9 @@ def init(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Build the standalone actor of a configuration, run one forward on a dummy input, and say what really was built.
+    """Build the actor alone and run one forward.
+
+    The input is a dummy. Prints the settings that the built actor has, which may differ from those that were asked for.
 
     Example: actordbg actor init --backend deepspeed --zero-stage 2 --packing --backward
     """

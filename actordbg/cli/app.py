@@ -1,4 +1,8 @@
-"""The table of contents of the command line: which command is which function, and the one place that catches errors."""
+"""The table of contents of the command line: which command is which function, and the one place that catches errors.
+
+Commands are imported when they are called (`actordbg.cli.lazy`). A new one is a line here and a function in a module beside
+this one; the line says what the first line of the function's docstring says.
+"""
 
 from __future__ import annotations
 
@@ -10,36 +14,98 @@ import typer
 
 from actordbg import __version__
 from actordbg.base.errors import ActordbgError, EnvironmentProblem
-from actordbg.cli import (
-    actor_init,
-    compare,
-    compare_logs,
-    curve,
-    demo,
-    doctor,
-    dump_create,
-    dump_export,
-    dump_import,
-    dump_ls,
-    dump_pack,
-    dump_prune,
-    dump_recover,
-    dump_show,
-    dump_status,
-    dump_switch,
-    dump_unpack,
-    dump_verify,
-    index,
-    matrix,
-    noise,
-    patch,
-    replay,
-    report,
-    run,
-    status,
-    unpatch,
+from actordbg.cli.lazy import Command, Group, Section, group_class
+
+DUMP = Group(
+    "dump",
+    "Record, bring in, look at, check, take out and drop dumps.",
+    (
+        Command("enable", "Start recording, in running jobs too.", "dump_switch:enable"),
+        Command("disable", "Stop recording, in running jobs too.", "dump_switch:disable"),
+        Command("status", "Say what each process captured, dropped and sampled out.", "dump_status:status"),
+        Command("recover", "Turn what dead processes had in hand into dumps.", "dump_recover:recover"),
+        Command("import", "Import pickles of the old recorder; execute nothing in them.", "dump_import:import_"),
+        Command("create", "Make random inputs of chosen shapes.", "dump_create:create"),
+        Command("ls", "List dumps, the oldest first.", "dump_ls:ls"),
+        Command("show", "Show one dump: its record, its tensors, its results.", "dump_show:show"),
+        Command("verify", "Check dump files for damage.", "dump_verify:verify"),
+        Command("export", "Write dumps as .safetensors or .pt files.", "dump_export:export"),
+        Command("pack", "Move dumps into packs, which store each row once.", "dump_pack:pack"),
+        Command("unpack", "Take dumps out of their packs, byte for byte.", "dump_unpack:unpack"),
+        Command("prune", "Remove dumps.", "dump_prune:prune"),
+    ),
 )
-from actordbg.cli.optional_value import optional_values
+ACTOR = Group(
+    "actor",
+    "The standalone actor that replays use.",
+    (Command("init", "Build the actor alone and run one forward.", "actor_init:init"),),
+)
+CURVE = Group(
+    "curve",
+    "Memory and time by length, and what fits a budget.",
+    (
+        Command("memory", "Show peak memory by length, and the longest that fits.", "curve:memory"),
+        Command("time", "Show time by length, and the longest that fits.", "curve:time"),
+    ),
+)
+CONTENTS = (
+    Section(
+        "Install",
+        (
+            Command("doctor", "Check whether this machine and this OpenRLHF will work.", "doctor:doctor"),
+            Command("demo", "Record and replay a real training of a tiny model.", "demo:demo"),
+            Command("patch", "Append the capture hook to OpenRLHF's actor.py.", "patch:patch"),
+            Command("unpatch", "Take the capture hook out again, byte for byte.", "unpatch:unpatch"),
+            Command("status", "Say whether actor.py is patched and dumping is enabled.", "status:status"),
+        ),
+    ),
+    Section(
+        "Record",
+        (
+            Command(
+                "run",
+                "Run a job and record it, without patching actor.py.",
+                "run:run",
+                settings={"allow_interspersed_args": False},
+            ),
+            DUMP,
+            Command("index", "Index what is new in the store.", "index:index"),
+        ),
+    ),
+    Section(
+        "Replay",
+        (
+            Command(
+                "replay",
+                "Replay recorded inputs, without the training.",
+                "replay:replay",
+                optional={"oracle": "fp32", "resume": "last"},
+            ),
+            Command("matrix", "Find the combinations of settings that work and are right.", "matrix:matrix"),
+            Command(
+                "noise",
+                "Measure how far a configuration moves by itself.",
+                "noise:noise",
+                optional={"oracle": "fp32"},
+            ),
+            ACTOR,
+        ),
+    ),
+    Section(
+        "Judge",
+        (
+            Command("report", "Report what passed, what failed and why, time and memory.", "report:report"),
+            Command(
+                "compare",
+                "Compare a replay with another one, or with the truth.",
+                "compare:compare",
+                optional={"noise": "last"},
+            ),
+            CURVE,
+            Command("compare-logs", "Compare the losses of two trainings, step by step.", "compare_logs:compare_logs"),
+        ),
+    ),
+)
 
 OPTIONAL = {
     "torch",
@@ -57,72 +123,12 @@ OPTIONAL = {
 
 app = typer.Typer(
     name="actordbg",
-    help="Record the actor inputs of an RLHF training run, query them, and replay them without the run.",
+    cls=group_class(CONTENTS),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich takes longer to import than everything else together
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-dump_app = typer.Typer(
-    name="dump",
-    help="Record, bring in, look at, check, take out and drop dumps.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-actor_app = typer.Typer(
-    name="actor", help="The standalone actor that replays use.", no_args_is_help=True, rich_markup_mode=None
-)
-
-curve_app = typer.Typer(
-    name="curve",
-    help="Memory and time by length, and what fits a budget.\n\nExample: actordbg curve memory --budget 80GB",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-
-app.command("doctor", short_help="Will this machine and this OpenRLHF work?")(doctor.doctor)
-app.command("demo", short_help="The whole way on a real training with a tiny model.")(demo.demo)
-app.command("patch", short_help="Append the capture hook to OpenRLHF's actor.py.")(patch.patch)
-app.command("unpatch", short_help="Take it out again, byte for byte.")(unpatch.unpatch)
-app.command("status", short_help="Is actor.py patched, and is dumping enabled?")(status.status)
-app.command("run", short_help="Record a job without patching it.", context_settings={"allow_interspersed_args": False})(
-    run.run
-)
-app.add_typer(dump_app)
-dump_app.command("enable", short_help="Start recording, in running jobs too.")(dump_switch.enable)
-dump_app.command("disable", short_help="Stop recording.")(dump_switch.disable)
-dump_app.command("status", short_help="What each rank recorded.")(dump_status.status)
-dump_app.command("recover", short_help="Turn what dead processes had in hand into dumps.")(dump_recover.recover)
-dump_app.command("import", short_help="Bring old pickles in, without executing them.")(dump_import.import_)
-dump_app.command("create", short_help="Make random inputs of chosen shapes.")(dump_create.create)
-dump_app.command("ls", short_help="List dumps.")(dump_ls.ls)
-dump_app.command("show", short_help="Everything about one dump.")(dump_show.show)
-dump_app.command("verify", short_help="Check dump files for damage.")(dump_verify.verify)
-dump_app.command("export", short_help="Write dumps as .safetensors or .pt.")(dump_export.export)
-dump_app.command("pack", short_help="Many dumps in one file, every row once.")(dump_pack.pack)
-dump_app.command("unpack", short_help="Packed dumps as files of their own again.")(dump_unpack.unpack)
-dump_app.command("prune", short_help="Remove dumps.")(dump_prune.prune)
-app.command("index", short_help="Index what is new in the store.")(index.index)
-app.add_typer(actor_app)
-actor_app.command("init", short_help="Build the actor alone and run one forward.")(actor_init.init)
-app.command(
-    "replay",
-    short_help="Replay what a query selects, without the training.",
-    cls=optional_values(oracle="fp32", resume="last"),
-)(replay.replay)
-app.command("matrix", short_help="Which combinations of settings work, and which are right.")(matrix.matrix)
-app.command(
-    "compare", short_help="Does a replay agree with another, or with the truth?", cls=optional_values(noise="last")
-)(compare.compare)
-app.command("noise", short_help="How far a configuration moves by itself.", cls=optional_values(oracle="fp32"))(
-    noise.noise
-)
-app.command("report", short_help="What passed, what failed and why, time and memory.")(report.report)
-
-app.add_typer(curve_app)
-curve_app.command("memory", short_help="Peak memory by length, and the longest that fits.")(curve.memory)
-curve_app.command("time", short_help="Time by length, and the longest that fits.")(curve.time)
-app.command("compare-logs", short_help="Do two trainings have the same loss, step by step?")(compare_logs.compare_logs)
 
 
 def _version(wanted: bool) -> None:

@@ -78,12 +78,13 @@ def compare(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Compare a replay with another one, with the truth, or with what the training run itself got; dump by dump.
+    """Compare a replay with another one, or with the truth.
 
-    Log-probs per token and per sequence, entropies, loss, gradient norm and kept gradients, over the dumps that both have.
-    Thresholds follow the weaker dtype of the two sides unless a file or a flag sets them. The truth is computed now unless
-    it is there; `last` is the newest replay that is no truth. Kept in comparisons/, and shown by `report`. Exit code 1 on a
-    mismatch, where A failed on what B got through, and when nothing could be compared.
+    B may also be `golden`: what the training run itself got. Compares dump by dump, over the dumps that both sides have:
+    log-probs per token and per sequence, entropies, loss, gradient norm and kept gradients. Thresholds follow the weaker
+    dtype of the two sides unless a file or a flag sets them. Computes the truth if it is not there yet; `last` is the newest
+    replay that is no truth. The comparison is kept in comparisons/, and `report` shows it. Exit code 1 on a mismatch, if A
+    failed on an input that B passed, and if nothing could be compared.
 
     Example: actordbg compare last truth --noise
     """

@@ -49,10 +49,10 @@ def compare_logs(
     limit: Limit = 10,
     as_json: Json = False,
 ) -> None:
-    """Compare the losses of two trainings by their logs, step by step: OpenRLHF's progress bars, with any backend.
+    """Compare the losses of two trainings, step by step.
 
-    Relative difference is |a - b| / max(|a|, |b|). Names the steps that reach --threshold, the largest first (at most --limit,
-    0 for all), and says whether the losses fall.
+    Reads the losses out of the trainings' logs, progress bars included. A relative difference is |a - b| / max(|a|, |b|). Names
+    the steps that reach --threshold, the largest first, and says whether the losses fall.
     Exit code 1 if the rule is not met, a value is NaN or infinite, or the logs have nothing in common.
 
     Example: actordbg compare-logs deepspeed.log fsdp2.log --threshold 0.05 --plot losses.png

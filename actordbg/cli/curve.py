@@ -109,8 +109,9 @@ def memory(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Peak memory by length for each configuration that was replayed, and the longest length that fits a budget.
+    """Show peak memory by length, and the longest that fits.
 
+    One curve for each configuration that was replayed; --budget asks for the longest length that fits.
     Measured lengths are told from extrapolated ones; a length that ran out of memory is never said to fit.
     Exit code 1 if nothing was measured, or if an --at length is not sure to fit --budget under every configuration shown.
 
@@ -144,8 +145,9 @@ def time(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Time of forward and backward by length for each configuration that was replayed, and the longest that fits a budget.
+    """Show time by length, and the longest that fits.
 
+    One curve of forward and backward for each configuration that was replayed; --budget asks for the longest that fits.
     Warm-up and compiling inputs are left out. Measured lengths are told from extrapolated ones.
     Exit code 1 if nothing was measured, or if an --at length is not sure to fit --budget under every configuration shown.
 

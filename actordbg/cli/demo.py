@@ -25,10 +25,11 @@ Keep = Annotated[
 
 
 def demo(trainer: TrainerOption = "ppo", keep: Keep = None) -> None:
-    """Run a real OpenRLHF training with a tiny model here, and take it all the way to a report.
+    """Record and replay a real training of a tiny model.
 
     Patches a private copy of the installed openrlhf, trains, switches dumping on while it trains, indexes, replays twice,
-    reports, and unpatches. Each step prints the command that you would type. Two to four minutes on two cores; no GPU needed.
+    reports and unpatches. Each step prints the command that you would type. Takes two to four minutes on two cores, without a
+    GPU.
 
     Example: actordbg demo --trainer sft --keep /tmp/demo
     """

@@ -42,10 +42,11 @@ def doctor(
     timeout: Timeout = 180.0,
     as_json: Json = False,
 ) -> None:
-    """Check whether this machine and this OpenRLHF will work, and say what to do where they will not.
+    """Check whether this machine and this OpenRLHF will work.
 
-    Looks at versions, imports, the deepspeed launcher, the C++ compiler, GPU, flash-attn, disk, store, catalog and patch.
-    Ends with exit code 4 if something is bad; a warning is a part that you may not need, or a version nobody tested.
+    Looks at versions, imports, the deepspeed launcher, the C++ compiler, GPU, flash-attn, disk, store, catalog and patch, and
+    names the remedy for each fault. A warning concerns a part that you may not need, or a version that nobody tested.
+    Exit code 4 if a check fails.
 
     Example: actordbg doctor --python /opt/train/bin/python
     """

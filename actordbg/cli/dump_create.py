@@ -41,7 +41,9 @@ def create(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Make random actor inputs of chosen shapes, in the format of captured ones.
+    """Make random inputs of chosen shapes.
+
+    The dumps have the format of recorded ones, so every command takes them.
 
     Example: actordbg dump create --count 4 --batch-size 2 --seq-len 1024 --padding both --ranks 2
     """

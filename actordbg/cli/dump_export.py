@@ -59,9 +59,10 @@ def export(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write dumps as files that any safetensors reader, or `torch.load(weights_only=True)`, opens.
+    """Write dumps as .safetensors or .pt files.
 
-    Tensors come out in the dtype and shape that the actor received. Exit code 1 if a dump was damaged.
+    Any safetensors reader, or `torch.load(weights_only=True)`, opens them. Tensors have the dtype and shape that the actor
+    received. Exit code 1 if a dump was damaged.
 
     Example: actordbg dump export --where "seq_len>1800 and rank=0" --out exported --format pt
     """

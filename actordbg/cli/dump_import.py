@@ -41,10 +41,10 @@ def import_(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Import pickles of the old recorder into the store. Nothing in them is executed.
+    """Import pickles of the old recorder; execute nothing in them.
 
-    Timestamps (taken as UTC) and ranks are kept. A file that is already in the store is left alone, a bad one is named and
-    skipped. Exit code 1 if any was refused.
+    Keeps timestamps (taken as UTC) and ranks. Skips files that are in the store already; names a bad file and skips it.
+    Exit code 1 if a file was refused.
 
     Example: actordbg dump import input_dumps/ --run ppo-llama
     """

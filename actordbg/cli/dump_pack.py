@@ -51,11 +51,11 @@ def pack(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Move dumps into packs: each row of each tensor is stored once, and many are compressed together.
+    """Move dumps into packs, which store each row once.
 
-    Without --where all dumps that are files of their own. Nothing is lost: every pack is read again and verified (SHA-256 of
-    every dump) before a file goes, and a run that was killed is finished by the next one. Every command reads packed dumps like
-    others. What is damaged stays a file and is named; exit code 1 then.
+    Packs compress rows of many dumps together. Without --where, takes all dumps that are files of their own. Nothing is lost:
+    each pack is read again and the SHA-256 of every dump verified before a file is removed. The next run finishes one that
+    was killed. Every command reads packed dumps like others. Exit code 1 if a damaged dump stays a file.
 
     Example: actordbg dump pack --where "timestamp < now() - '1d'"
     """

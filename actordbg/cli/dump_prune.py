@@ -36,11 +36,11 @@ def prune(
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Remove dumps. Without --yes it only says what would go.
+    """Remove dumps.
 
-    Conditions narrow each other. Packed dumps go by writing their pack again without them. Pinned dumps (kept by a trigger,
-    or recovered) stay unless --pinned is given. Unfinished files older than an hour, left by writers that died, always go
-    too. Results of replays stay.
+    Without --yes it only says what it would remove. A dump goes if it meets every condition given. The pack of a packed dump is
+    written again without it. Pinned dumps (kept by a trigger, or recovered) stay unless --pinned is given. Unfinished files
+    that dead writers left more than an hour ago go too. Results of replays stay.
 
     Example: actordbg dump prune --older-than 7d --keep 10GB --yes
     """

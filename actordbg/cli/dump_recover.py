@@ -42,10 +42,11 @@ def recover(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Turn what dead processes had in hand into dumps: the call in flight, and the last ones before it.
+    """Turn what dead processes had in hand into dumps.
 
-    Rings lie in the shared memory of the machine that the process ran on: run this there, before the machine goes. Recovered
-    dumps are marked: --where "recovered='in_flight'" selects what was running. Exit code 1 if a ring could not be read.
+    Reads the flight recorder's rings: the call in flight, and the last calls before it. A ring lies in the shared memory of the
+    machine that its process ran on, so run this there, before the machine goes. --where "recovered='in_flight'" selects the
+    calls that were running. Exit code 1 if a ring could not be read.
 
     Example: actordbg dump recover
     """

@@ -56,7 +56,7 @@ def show(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show one dump: its record, its tensors, its results so far.
+    """Show one dump: its record, its tensors, its results.
 
     Example: actordbg dump show 20250619T052608 --values
     """

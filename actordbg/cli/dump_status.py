@@ -101,10 +101,10 @@ def status(
     interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks of --watch.")] = 1.0,
     as_json: Json = False,
 ) -> None:
-    """Say whether recording is on, and what each process captured, dropped and sampled out.
+    """Say what each process captured, dropped and sampled out.
 
-    calls = captured + dropped + sampled out + what is still queued. Shown are the processes of the current run, and
-    those of other runs that are still recording; and the rings that dead processes left on this machine.
+    Says whether recording is on, and lists the processes of the current run and those of other runs that still record.
+    calls = captured + dropped + sampled out + still queued. Also names the rings that dead processes left on this machine.
 
     Example: actordbg dump status --watch
     """

@@ -53,10 +53,10 @@ def enable(
     ring_dir: opt.RingDir = None,
     as_json: Json = False,
 ) -> None:
-    """Switch recording on, also in jobs that are running. Makes the store if there is none.
+    """Start recording, in running jobs too.
 
-    Enabling again replaces the limits and starts them anew; the run goes on unless --run names another. --run with the name of
-    a job that `actordbg run` started changes the limits of that job alone.
+    Makes the store if there is none. Enabling again replaces the limits and starts them anew; the run goes on unless --run
+    names another. With the name of a job that `actordbg run` started, --run changes the limits of that job alone.
 
     Example: actordbg dump enable --run ppo-7b --on nan,exception,slow:3x --before 4 --keep 20GB
     """
@@ -88,7 +88,9 @@ def disable(
     run: Annotated[str | None, typer.Option("--run", help="Only the job of this name.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Switch recording off, also in jobs that are running, those of `actordbg run` too. What is recorded stays.
+    """Stop recording, in running jobs too.
+
+    Jobs of `actordbg run` stop as well, unless --run names one job. Recorded dumps stay.
 
     Example: actordbg dump disable
     """

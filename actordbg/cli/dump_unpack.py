@@ -35,9 +35,10 @@ def unpack(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Take dumps out of their packs: files of their own again, with the same record and the same payload to the byte.
+    """Take dumps out of their packs, byte for byte.
 
-    Each file is read again and verified before its pack is written again without it. Exit code 1 if one could not be taken out.
+    Each dump becomes a file of its own again, with the same record and payload. The file is read again and verified before its
+    pack is written without it. Exit code 1 if a dump could not be taken out.
 
     Example: actordbg dump unpack --where "seq_len>1800 and rank=0"
     """

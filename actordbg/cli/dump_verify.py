@@ -32,9 +32,10 @@ def verify(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Check dumps whole: header, decompression, SHA-256, safetensors, tensor specs. Exit code 1 if any is damaged.
+    """Check dump files for damage.
 
-    Without --where every file is checked, also those that could not be indexed.
+    Reads each dump whole: header, decompression, SHA-256, safetensors, tensor specs. Without --where it checks every file,
+    those that could not be indexed too. Exit code 1 if a dump is damaged.
 
     Example: actordbg dump verify --where "run='ppo-1'"
     """

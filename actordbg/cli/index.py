@@ -23,9 +23,10 @@ def index(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Index what is new in the store: dumps, results of replays, patches.
+    """Index what is new in the store.
 
-    Every command that reads does this by itself; use it to see what is damaged, or after a catalog was lost or damaged.
+    The catalog then agrees with the files: dumps, results of replays, patches. Every command that reads it does the same
+    first. Use this to see which files are damaged, or after the catalog was lost or damaged.
 
     Example: actordbg index --rebuild
     """

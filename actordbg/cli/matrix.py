@@ -69,7 +69,10 @@ def matrix(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Replay the same inputs under every combination of the listed settings: which work, which fail and why, which are wrong.
+    """Find the combinations of settings that work and are right.
+
+    Replays the same inputs under every combination of the listed settings, and says which work, which fail and why, and which
+    are wrong.
 
     Without an option that lists several values: flash_attention_2 and sdpa, compiled or not, packed or not. Each combination
     is a replay of its own; those that can share a loaded Actor do. A passed one is compared with the truth

@@ -84,11 +84,11 @@ def noise(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Measure how far a configuration moves by itself: the same inputs replayed unchanged, and run again, with more padding,
-    in another batch, in another order; and what its dtype costs by itself, row by row against a wider one.
+    """Measure how far a configuration moves by itself.
 
-    What comes out must not depend on any of that, so what moves all the same is noise. `actordbg compare A B --noise` then
-    calls a difference real only outside of it. Up to seven replays are run; they stay in the store.
+    Replays the same inputs unchanged, again, with more padding, with every row twice and with rows reversed; and row by row
+    in the configuration's dtype against a wider one. Results must not depend on any of that, so a movement is noise. `actordbg
+    compare A B --noise` then calls a difference real only outside of it. Runs up to seven replays, which stay in the store.
 
     Example: actordbg noise --max-inputs 5 --dtype bf16 --packing
     """

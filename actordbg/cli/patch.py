@@ -49,10 +49,11 @@ def patch(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Append the capture hook to OpenRLHF's actor.py, so that jobs started from now on can record actor inputs.
+    """Append the capture hook to OpenRLHF's actor.py.
 
-    Nothing inside the file is edited, `actordbg unpatch` takes the hook away again to the byte, and nothing is recorded
-    until `actordbg dump enable`. It ends well only if the interpreter was seen to run the hook.
+    Jobs that start from now on can record actor inputs; nothing is recorded until `actordbg dump enable`. The existing lines
+    stay as they are, and `actordbg unpatch` takes the hook out again. The command succeeds only if the interpreter was seen to
+    run the hook.
 
     Example: actordbg --store /data/store patch --python /opt/train/bin/python
     """

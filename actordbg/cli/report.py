@@ -43,10 +43,10 @@ def report(
     slowest: Slowest = 5,
     as_json: Json = False,
 ) -> None:
-    """Report on replays: what ran under which resolved configuration, what failed and why, time and memory by seq_len.
+    """Report what passed, what failed and why, time and memory.
 
-    Without a replay it is about the last one; several are set side by side, the first being the baseline. A report of
-    failed results is a good report: the exit code is 0.
+    Without a replay it is about the last one. Several are set side by side; the first is the baseline. The exit code is 0 also
+    if results failed.
 
     Example: actordbg report last --format md --output report.md
     """

@@ -81,10 +81,11 @@ def run(
         bool, typer.Option("--json", help="Say at the end as JSON, on standard error, what was recorded.")
     ] = False,
 ) -> None:
-    """Run a job and record it, without touching its actor.py: for read-only images, and for a single run.
+    """Run a job and record it, without patching actor.py.
 
-    COMMAND is what you would type without us (torchrun, deepspeed, python, a script, ray job submit). Its Python processes,
-    Ray workers on other nodes included, wrap OpenRLHF's Actor when they import it. Exits as COMMAND does.
+    For read-only images, and for a single run. COMMAND is what you would type without actordbg: torchrun, deepspeed, python, a
+    script, ray job submit. Its Python processes, Ray workers on other nodes included, wrap OpenRLHF's Actor when they import
+    it. The exit code is that of COMMAND.
 
     Example: actordbg run --run ppo-7b --max-dumps 200 -- bash train_ppo.sh
     """

@@ -42,7 +42,9 @@ def status(
     target: TargetFile = None,
     as_json: Json = False,
 ) -> None:
-    """Say whether OpenRLHF's actor.py is patched, into which store it captures, and whether dumping is enabled.
+    """Say whether actor.py is patched and dumping is enabled.
+
+    Also names the interpreter, the version of OpenRLHF and the store that the hook captures into.
 
     Example: actordbg status --json
     """

@@ -16,10 +16,11 @@ def unpatch(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Take the capture hook out of OpenRLHF's actor.py: same bytes, mode and modification time as before.
+    """Take the capture hook out again, byte for byte.
 
-    An edit that was made to the file since is kept; where cutting the hook off would be guesswork, the file is left as it
-    is (exit code 3) with a way out. A running job keeps its hook until it ends.
+    Restores the bytes, mode and modification time that OpenRLHF's actor.py had. Keeps an edit that was made to the file
+    since. Where cutting the hook off would be guesswork, leaves the file as it is, names a way out and ends with exit code 3.
+    A running job keeps its hook until it ends.
 
     Example: actordbg unpatch --dry-run
     """

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from actordbg.cli.app import CONTENTS
+from actordbg.cli.lazy import Command, every_command
 from actordbg.store.layout import Store
 
 
@@ -41,10 +45,8 @@ def test_a_store_that_cannot_be_made_is_a_message(tmp_path: Path):
 def test_an_oserror_that_nobody_expected_is_a_message(tmp_path: Path):
     code = """
 import actordbg.cli.status as module
-def broken(*_, **__): raise PermissionError(13, "Permission denied", "/somewhere")
-import actordbg.cli.app as app
-app.app.registered_commands[:] = []
-app.app.command("status")(lambda: broken())
+def broken(): raise PermissionError(13, "Permission denied", "/somewhere")
+module.status = broken
 """
     done = actordbg("status", code=code)
     assert done.returncode == 4
@@ -60,3 +62,42 @@ def test_a_missing_module_of_a_plain_installation_is_a_defect_and_not_hidden(sto
 
 def test_an_unknown_command_is_a_usage_error():
     assert actordbg("rpelay").returncode == 2
+
+
+def test_a_mistyped_command_brings_a_suggestion():
+    assert "Did you mean 'replay'" in actordbg("rpelay").stderr
+    assert "Did you mean 'ls'" in actordbg("dump", "lss").stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "command"), every_command(CONTENTS), ids=[name for name, _ in every_command(CONTENTS)]
+)
+def test_the_line_of_a_command_is_the_first_of_its_docstring(name: str, command: Command):
+    assert (inspect.getdoc(command.function()) or "").splitlines()[0] == command.line
+    assert len(command.line) <= 62  # one line of `--help` at 80 columns
+
+
+def test_the_help_has_every_command_under_a_heading():
+    lines = actordbg("--help").stdout.splitlines()
+    for section in CONTENTS:
+        start = lines.index(f"{section.heading}:")
+        for number, entry in enumerate(section.entries, start + 1):
+            assert lines[number].split(maxsplit=1) == [entry.name, entry.line]
+
+
+def test_a_command_shows_its_options_under_the_headings_that_they_name():
+    lines = actordbg("replay", "--help").stdout.splitlines()
+    headings = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert headings[-1] == "Options:" and "The inputs:" in headings
+    assert lines.index("The inputs:") < next(n for n, line in enumerate(lines) if line.startswith("  --max-inputs"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"), [("actordbg ", "replay"), ("actordbg dump ", "ls"), ("actordbg dump ls --w", "--where")]
+)
+def test_the_shell_completes_commands_and_their_options(typed: str, offered: str):
+    asked = {"_ACTORDBG_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split(" ")) - 1)}
+    environment = os.environ | asked
+    program = "import sys; sys.argv[0] = 'actordbg'\nfrom actordbg.cli.app import main; main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert offered in done.stdout.split(), done.stderr

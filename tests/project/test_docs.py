@@ -20,6 +20,8 @@ from docpages import ROOT, Block
 from actordbg.base import errors
 from actordbg.base.errors import ActordbgError
 from actordbg.catalog.where import compile_where
+from actordbg.cli.app import CONTENTS
+from actordbg.cli.lazy import every_command
 from actordbg.store.layout import Store
 
 CONSOLE = [block for page in docpages.pages() for block in docpages.blocks(page) if block.language == "console"]
@@ -41,11 +43,7 @@ def environment_variables() -> set[str]:
 
 
 def command_names() -> list[str]:
-    from actordbg.cli.app import app
-
-    names = [info.name for info in app.registered_commands]
-    return names + [f"{group.typer_instance.info.name} {info.name}" for group in app.registered_groups
-                    for info in group.typer_instance.registered_commands]  # fmt: skip
+    return [name for name, _ in every_command(CONTENTS)]
 
 
 # ---- references ----

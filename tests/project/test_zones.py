@@ -91,3 +91,11 @@ def test_the_desk_does_not_load_torch(filled: tuple[Store, str], name: str):
 
 def test_help_loads_neither_the_catalog_nor_rich_tables():
     assert {"sqlmodel", "sqlalchemy", "alembic", "sqlglot", "msgspec"}.isdisjoint(loaded_by(command("--help")))
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("dump", "--help"), ("--version",)])
+def test_the_help_imports_no_command(arguments: tuple[str, ...]):
+    known = {"actordbg.cli", "actordbg.cli.app", "actordbg.cli.lazy", "actordbg.base", "actordbg.base.errors"}
+    tail = "\nprint('\\n' + ' '.join(m for m in sys.modules if m.startswith('actordbg.')))"
+    done = subprocess.run([sys.executable, "-c", command(*arguments) + tail], capture_output=True, text=True)
+    assert set(done.stdout.splitlines()[-1].split()) == known, done.stderr

@@ -1,0 +1,124 @@
+"""The command line as a table: a command's module is imported when the command is called, and not before.
+
+`actordbg --help` then costs little more than `import typer`, however many commands there are. A `Command` says what the help of
+the group above it needs: a name, one line, and where the function is. Running the command, its own `--help` and the
+completion of its options import the module; the list of commands, suggestions for a mistyped name and the completion of
+names do not. The line is the first one of the function's docstring (a test compares them).
+
+Example::
+
+    CONTENTS = (Section("Commands", (Command("index", "Index what is new in the store.", "index:index"),)),)
+    app = typer.Typer(cls=group_class(CONTENTS), rich_markup_mode=None)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command. `target`: module in actordbg.cli and function. `optional`: options that may stand without their value,
+    and the value that they then have. `settings`: click's context settings."""
+
+    name: str
+    line: str
+    target: str
+    optional: Mapping[str, str] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def function(self) -> Callable[..., Any]:
+        """The function that runs it; imports its module."""
+        module, _, name = self.target.partition(":")
+        function: Callable[..., Any] = getattr(import_module(f"actordbg.cli.{module}"), name)
+        return function
+
+    def build(self) -> Any:
+        """The command as click runs it; imports its module."""
+        from actordbg.cli.optional_value import optional_values
+
+        kind = type("Command", (_InSections, optional_values(**self.optional)), {}) if self.optional else _InSections
+        alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+        alone.command(self.name, cls=kind, context_settings=dict(self.settings))(self.function())
+        return typer.main.get_command(alone)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Commands under one name: `dump ls`, `dump show`."""
+
+    name: str
+    line: str
+    commands: tuple[Command, ...]
+
+    def build(self) -> TyperGroup:
+        """The group as click runs it; imports none of its commands."""
+        kind = group_class((Section("Commands", self.commands),))
+        return kind(name=self.name, help=self.line, no_args_is_help=True, rich_markup_mode=None)
+
+
+@dataclass(frozen=True)
+class Section:
+    """Commands and groups under one heading of the help."""
+
+    heading: str
+    entries: tuple[Command | Group, ...]
+
+
+def group_class(contents: Iterable[Section]) -> type[TyperGroup]:
+    """A class for `typer.Typer(cls=...)`: a group with these commands, shown in these sections."""
+    sections = tuple(contents)
+
+    class WithContents(TyperGroup):
+        def __init__(self, **settings: Any) -> None:
+            super().__init__(**settings)
+            for entry in (entry for section in sections for entry in section.entries):
+                self.add_command(entry.build() if isinstance(entry, Group) else _Deferred(entry), entry.name)
+
+        def format_commands(self, ctx: Any, formatter: Any) -> None:
+            widest = max(len(entry.name) for section in sections for entry in section.entries)
+            for section in sections:
+                with formatter.section(section.heading):
+                    formatter.write_dl([(entry.name.ljust(widest), entry.line) for entry in section.entries])
+
+    return WithContents
+
+
+def every_command(contents: Iterable[Section]) -> Iterator[tuple[str, Command]]:
+    """("dump ls", its Command) of every command, in the order of the help."""
+    for entry in (entry for section in contents for entry in section.entries):
+        if isinstance(entry, Group):
+            yield from ((f"{entry.name} {command.name}", command) for command in entry.commands)
+        else:
+            yield entry.name, entry
+
+
+class _Deferred(TyperCommand):
+    """Stands for a command until it is called: has its name and its line, and hands everything else to it."""
+
+    def __init__(self, command: Command) -> None:
+        super().__init__(command.name, short_help=command.line)
+        self._command = command
+
+    def make_context(self, *arguments: Any, **settings: Any) -> Any:
+        return self._command.build().make_context(*arguments, **settings)
+
+
+class _InSections(TyperCommand):
+    """A command whose help shows its options under the headings that they name (`rich_help_panel`)."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        sections: dict[str, list[Any]] = {}
+        for parameter in self.get_params(ctx):
+            if (row := parameter.get_help_record(ctx)) is not None:
+                usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
+                sections.setdefault(getattr(parameter, "rich_help_panel", None) or usual, []).append(row)
+        for heading in sorted(sections, key=lambda heading: (heading != "Arguments", heading == "Options")):
+            with formatter.section(heading):
+                formatter.write_dl(sections[heading])
