@@ -219,10 +219,10 @@ def _settle_catalog(store: Store) -> None:
 
 
 def _render(record: ComparisonRecord, chosen: Format, limit: int, path: Path) -> None:
-    from actordbg.report import markdown, terminal
     from actordbg.report.comparison_document import document
+    from actordbg.report.renderings import as_markdown, as_text
 
     blocks = document(record, limit)
-    text = markdown.of_blocks(blocks) if chosen == "md" else terminal.of_blocks(blocks)
+    text = as_markdown(blocks) if chosen == "md" else as_text(blocks)
     output.say(text.rstrip("\n"))
     output.note(f"kept as {path}")

@@ -79,7 +79,7 @@ def compare_logs(
 
 
 def _render(answer: LogComparison) -> None:
-    from actordbg.report.terminal import wrap
+    from actordbg.report.renderings import wrap
 
     if not answer.a.steps or not answer.b.steps:
         _render_nothing(answer)
@@ -104,9 +104,8 @@ def _render(answer: LogComparison) -> None:
 
 def _figures(answer: LogComparison) -> str:
     """A table: what each log has, and how far they are apart."""
-    from actordbg.report.replay_document import Grid
-    from actordbg.report.terminal import grid
-    from actordbg.report.words import number
+    from actordbg.report.blocks import Grid, number
+    from actordbg.report.renderings import grid
 
     def line(name: str, show: Callable[[Side], str], difference: float | None = None) -> tuple[str, str, str, str]:
         return (name, show(answer.a), show(answer.b), "" if difference is None else number(difference, 3))
@@ -128,7 +127,7 @@ def _range(side: Side) -> str:
 
 
 def _trend(side: Side) -> str:
-    from actordbg.report.words import number
+    from actordbg.report.blocks import number
 
     one = side.trend
     if one.first is None:
@@ -138,7 +137,7 @@ def _trend(side: Side) -> str:
 
 
 def _steps(answer: LogComparison) -> str:
-    from actordbg.report.words import number
+    from actordbg.report.blocks import number
 
     spread = f"median {number(answer.median_relative, 3)}, largest {number(answer.max_relative, 3)}"
     reach = f"{answer.exceeding:,} of {answer.common:,} common steps differ by {answer.threshold:g} or more"
@@ -146,9 +145,8 @@ def _steps(answer: LogComparison) -> str:
 
 
 def _worst(answer: LogComparison) -> str:
-    from actordbg.report.replay_document import Grid
-    from actordbg.report.terminal import grid
-    from actordbg.report.words import number
+    from actordbg.report.blocks import Grid, number
+    from actordbg.report.renderings import grid
 
     rows = tuple(
         (
@@ -165,7 +163,7 @@ def _worst(answer: LogComparison) -> str:
 
 
 def _value(value: float | None) -> str:
-    from actordbg.report.words import number
+    from actordbg.report.blocks import number
 
     return "not finite" if value is None else number(value)
 
@@ -177,7 +175,7 @@ def _why_good(answer: LogComparison) -> str:
 
 
 def _render_nothing(answer: LogComparison) -> None:
-    from actordbg.report.terminal import wrap
+    from actordbg.report.renderings import wrap
     from actordbg.trainlogs.log_lines import is_loss
 
     output.say(f"nothing in common: {', '.join(answer.reasons)}")

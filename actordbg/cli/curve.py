@@ -201,11 +201,11 @@ def _curves(store: Store, names: list[str], asked: _Asked) -> CurvesAnswer:
 
 def _emit(answer: CurvesAnswer, format: Format, rows: int) -> None:
     from actordbg.curve.curve_document import document
-    from actordbg.report import markdown, terminal
+    from actordbg.report.renderings import as_markdown, as_text
 
     def render(answer: CurvesAnswer) -> None:
         blocks = document(answer, rows)
-        typer.echo(markdown.of_blocks(blocks) if format == "md" else terminal.of_blocks(blocks), nl=False)
+        typer.echo(as_markdown(blocks) if format == "md" else as_text(blocks), nl=False)
 
     output.emit(answer, render, format == "json")
 

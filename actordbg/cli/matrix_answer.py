@@ -37,13 +37,13 @@ def print_answer(answer: MatrixAnswer, how: Format) -> None:
     """Print it in one of the formats."""
     from actordbg.actor.signatures import explain
     from actordbg.matrix.matrix_document import matrix_document
-    from actordbg.report import markdown, terminal
+    from actordbg.report.renderings import as_markdown, as_text
 
     if how == "json":
         output.emit(answer, lambda _: None, True)
         return
     blocks = matrix_document(answer.matrix, answer.context, explain)
-    text = markdown.of_blocks(blocks) if how == "md" else _coloured(terminal.of_blocks(blocks))
+    text = as_markdown(blocks) if how == "md" else _coloured(as_text(blocks))
     typer.echo(text, nl=False)
 
 

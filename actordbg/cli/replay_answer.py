@@ -205,8 +205,7 @@ def _share(share: ShareAnswer) -> str:
 
 
 def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
-    from actordbg.report.golden_summary import against_the_run
-    from actordbg.report.rank_agreement import ranks_in_words
+    from actordbg.report.agreement import against_the_run, ranks_in_words
 
     lines = []
     if answer.first_forward_s is not None:

@@ -65,7 +65,9 @@ def report(
 def _written(material: Material, chosen: Format, slowest: int) -> str:
     from actordbg.actor.signatures import explain
     from actordbg.formats.dump_record import now_timestamp
-    from actordbg.report import markdown, tabular, terminal
+    from actordbg.report import tabular
+    from actordbg.report.renderings import as_markdown, as_text
+    from actordbg.report.replay_document import document
     from actordbg.report.summary import summarise
 
     if chosen == "csv":
@@ -78,8 +80,9 @@ def _written(material: Material, chosen: Format, slowest: int) -> str:
         explain=explain,
         notes=material.notes,
     )
-    render = {"text": terminal.render, "md": markdown.render, "json": tabular.render_json}[chosen]
-    return render(summary)
+    if chosen == "json":
+        return tabular.render_json(summary)
+    return (as_markdown if chosen == "md" else as_text)(document(summary))
 
 
 def _write(path: Path, text: str) -> None:

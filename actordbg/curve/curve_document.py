@@ -8,8 +8,7 @@ from actordbg.base.units import plural
 from actordbg.curve.curves import MEASURED, MEMORY, At, CurveAnswer, CurvesAnswer, Longest, value_of
 from actordbg.curve.fit import LEAST, Curve
 from actordbg.curve.measurements import BY, PADDED, SEQ_LEN, Measurements, Point
-from actordbg.report.replay_document import Block, Grid, Heading, Items, Paragraph
-from actordbg.report.words import seconds
+from actordbg.report.blocks import Block, Grid, Heading, Items, Paragraph, seconds
 
 MOST_ROWS = 24
 NOTHING = (

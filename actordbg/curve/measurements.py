@@ -4,7 +4,7 @@
   without one are different configurations. Replays of the truth and of noise variants are left out: nobody trains so.
 * **Length** (`by`): "seq_len", S of [B, S], and then one curve for each batch size; "padded", B x S; "tokens", real tokens.
 * **Several inputs of one length**: memory is the largest peak (what has to fit), times are medians.
-* **Warm-up** is left out of times as reports leave it out (`actordbg.report.steady`): the first measured input of each worker
+* **Warm-up** is left out of times as reports leave it out (`actordbg.report.arithmetic`): the first measured input of each worker
   start, and inputs during which a graph was compiled. Memory leaves out inputs during which a graph was compiled.
 * **Out of memory** (by the failure's signature; a worker that the kernel killed, too) is no point, but a bound: the
   shortest such length. With `by="seq_len"` it also bounds larger batches of the same configuration.
@@ -20,8 +20,8 @@ from statistics import median
 from typing import Any
 
 from actordbg.formats.replay_record import PASSED, ReplayInput, ResultRecord
+from actordbg.report.arithmetic import warm_up_of
 from actordbg.report.report_model import ReplayData
-from actordbg.report.steady import warm_up_of
 
 SEQ_LEN, PADDED, TOKENS = "seq_len", "padded", "tokens"
 BY = {

@@ -17,7 +17,7 @@ from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 from actordbg.matrix.cells import FAILED, NOT_RUN, PASSED, UNAVAILABLE
 from actordbg.matrix.loads import loads_of
 from actordbg.replay.worker_logs import LAUNCHER_LOG
-from actordbg.report.rank_agreement import agreement_of, ranks_in_words
+from actordbg.report.agreement import agreement_of, ranks_in_words
 from actordbg.report.report_model import ReplayData
 from actordbg.report.summary import summarise
 from actordbg.store.layout import Store

@@ -13,9 +13,8 @@ from typing import Any
 from actordbg.base.units import human_bytes, plural
 from actordbg.formats.comparison_record import GOOD, NOT_COMPARED
 from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
+from actordbg.report.blocks import Block, Grid, Heading, Items, Paragraph, number, seconds, setting
 from actordbg.report.failures import Explain, nothing_known
-from actordbg.report.replay_document import Block, Grid, Heading, Items, Paragraph
-from actordbg.report.words import number, seconds, setting
 
 AXES_AS_COLUMNS = 4
 """With more axes than this the settings share one column."""

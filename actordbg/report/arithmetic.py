@@ -7,6 +7,8 @@ Stated once, so that two reports can be compared:
 * **bucket**: seq_len by powers of two from 128 on: 0-127, 128-255, 256-511, ... seq_len counts padding.
 * **tokens per second**: real tokens (sum of the attention mask) per second of forward, in one worker process.
   `median` is over inputs, `total` is all tokens by all seconds.
+* **warm-up** is no part of steady timing: the first measured input of each worker start (a worker that started again after a
+  crash warms up again), and every later input during which torch.compile built a graph.
 * values that are missing or not finite are left out, never counted as zero; no value at all gives None.
 
 Example::
@@ -20,6 +22,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from actordbg.formats.replay_record import ResultRecord
 
 PERCENTILE_DEFINITION = "linear interpolation between the closest ranks (type 7, numpy's default)"
 FIRST_BUCKET = 128
@@ -89,3 +93,15 @@ def weighted_mean(pairs: Iterable[tuple[float | None, int | None]]) -> float | N
     known = [(mean, count) for mean, count in pairs if mean is not None and count and math.isfinite(mean)]
     total = sum(count for _, count in known)
     return sum(mean * count for mean, count in known) / total if total else None
+
+
+def warm_up_of(results: Iterable[ResultRecord]) -> tuple[set[str], set[str]]:
+    """Dump ids of the first measured input of each worker start, and of the other inputs that built a graph."""
+    first: dict[tuple[int, int], ResultRecord] = {}
+    compiling: set[str] = set()
+    for one in sorted(results, key=lambda r: (r.started_at, r.slot)):
+        if one.forward_s is None:
+            continue
+        if first.setdefault((one.worker, one.attempt), one) is not one and one.graphs:
+            compiling.add(one.dump_id)
+    return {one.dump_id for one in first.values()}, compiling

@@ -20,8 +20,7 @@ from actordbg.formats.comparison_record import (
     Figures,
     SideInfo,
 )
-from actordbg.report.replay_document import Block, Grid, Heading, Items, Paragraph
-from actordbg.report.words import number
+from actordbg.report.blocks import Block, Grid, Heading, Items, Paragraph, number
 
 WORDS = {
     MATCH: "A agrees with B within the thresholds",

@@ -7,64 +7,21 @@ units that their heading names, so a renderer only has to lay them out.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from actordbg.base.units import human_bytes, plural
 from actordbg.catalog.comparison_query import ComparisonRow
 from actordbg.replay.hang import in_brief
+from actordbg.report.agreement import against_the_run, ranks_in_words
 from actordbg.report.arithmetic import Spread
-from actordbg.report.golden_summary import against_the_run
-from actordbg.report.rank_agreement import ranks_in_words
+from actordbg.report.blocks import Block, Code, Grid, Heading, Items, Paragraph, number, rate, ratio, seconds, setting
 from actordbg.report.report_model import Against, Counts, FailureGroup, ReplaySummary, Summary
-from actordbg.report.words import number, rate, ratio, seconds, setting
 
 SETTINGS = (
     "model", "oracle", "parameters", "num_layers", "backend", "zero_stage", "world_size", "nproc", "device", "dtype", "attn",
     "packing", "compile", "compile_backend", "deepcompile", "vary", "backward", "temperature", "seed",
 )  # fmt: skip
 """The settings that a reader looks for, in this order. Others are shown only where two replays differ in them."""
-
-
-@dataclass(frozen=True)
-class Heading:
-    """A title; level 1 for the report, 2 for a replay, 3 for its parts."""
-
-    text: str
-    level: int
-
-
-@dataclass(frozen=True)
-class Paragraph:
-    """Running text."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Items:
-    """A list; an item may hold several lines (an excerpt of a log), which stay lines."""
-
-    items: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Code:
-    """Text whose line breaks matter: the end of a log."""
-
-    text: str
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A table; columns whose heading is in `left` are text, all others figures."""
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    left: frozenset[str] = frozenset()
-
-
-Block = Heading | Paragraph | Items | Code | Grid
 
 
 def document(summary: Summary) -> list[Block]:

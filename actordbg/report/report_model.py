@@ -272,7 +272,7 @@ class Against:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class SideBySide:
     """Several replays side by side: the settings that all share, and each against the baseline."""
 
     baseline: str
@@ -289,5 +289,5 @@ class Summary:
     percentile: str
     replays: tuple[ReplaySummary, ...]
     totals: Counts
-    comparison: Comparison | None = None
+    comparison: SideBySide | None = None
     notes: tuple[str, ...] = field(default=())

@@ -12,15 +12,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from actordbg.formats.replay_record import PASSED, ResultRecord
-from actordbg.report.arithmetic import finite, median
-from actordbg.report.report_model import Against, Comparison, ReplayData
-from actordbg.report.steady import warm_up_of
+from actordbg.report.arithmetic import finite, median, warm_up_of
+from actordbg.report.report_model import Against, ReplayData, SideBySide
 
 NO_SETTINGS = ("load_s", "load_shared_with", "rank", "ids_folded", "timeout_s", "keep_tensors", "nproc")
 """What workers report, or users ask for, that is no part of what ran (`nproc` is there as `world_size`)."""
 
 
-def compare(replays: Sequence[ReplayData], labels: Sequence[str]) -> Comparison:
+def compare(replays: Sequence[ReplayData], labels: Sequence[str]) -> SideBySide:
     """All of `replays` (two or more) against the first one."""
     settings = [configuration(data) for data in replays]
     names = [name for name in dict.fromkeys(name for one in settings for name in one) if name not in NO_SETTINGS]
@@ -30,7 +29,7 @@ def compare(replays: Sequence[ReplayData], labels: Sequence[str]) -> Comparison:
         for data, name, own in zip(replays, labels, settings, strict=True)
     ]
     shared = {name: settings[0][name] for name in names if name not in differing}
-    return Comparison(baseline=labels[0], shared=shared, rows=tuple(rows))
+    return SideBySide(baseline=labels[0], shared=shared, rows=tuple(rows))
 
 
 def configuration(data: ReplayData) -> dict[str, Any]:

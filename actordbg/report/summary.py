@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from actordbg.formats.replay_record import CRASHED, FAILED, HUNG, PASSED, ReplayInput, ResultRecord
+from actordbg.report.agreement import agreement_of, generators_of, golden_of, not_compared_of
 from actordbg.report.arithmetic import (
     PERCENTILE_DEFINITION,
     Bucket,
@@ -28,11 +29,10 @@ from actordbg.report.arithmetic import (
     finite,
     median,
     spread,
+    warm_up_of,
     weighted_mean,
 )
 from actordbg.report.failures import Explain, group_failures, nothing_known
-from actordbg.report.golden_summary import generators_of, golden_of, not_compared_of
-from actordbg.report.rank_agreement import agreement_of
 from actordbg.report.report_model import (
     BucketFigures,
     Compiled,
@@ -47,7 +47,6 @@ from actordbg.report.report_model import (
     WarmUp,
 )
 from actordbg.report.side_by_side import compare
-from actordbg.report.steady import warm_up_of
 
 SLOWEST = 5
 

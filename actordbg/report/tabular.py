@@ -15,9 +15,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from actordbg.formats.replay_record import ReplayInput
+from actordbg.report.arithmetic import warm_up_of
 from actordbg.report.report_model import ReplayData, Summary
 from actordbg.report.side_by_side import configuration
-from actordbg.report.steady import warm_up_of
 
 CONFIGURATION = (
     "model", "backend", "dtype", "attn", "packing", "compile", "deepcompile", "zero_stage", "nproc", "backward",

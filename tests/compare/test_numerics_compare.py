@@ -23,8 +23,8 @@ from actordbg.compare.thresholds import MEASURES, Thresholds
 from actordbg.formats.comparison_record import MATCH, MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord
 from actordbg.formats.noise_record import DumpNoise, NoiseRecord
 from actordbg.formats.replay_record import ReplayInput
-from actordbg.report import terminal
 from actordbg.report.comparison_document import conclusion, document
+from actordbg.report.renderings import as_text
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
@@ -199,7 +199,7 @@ class TestWhatIsNotCompared:
         said = conclusion(record)
         assert said.startswith("A failed on 1 dump that B has the results of.") and "outside" not in said
         assert "further from the truth" not in said
-        assert " ".join(terminal.of_blocks(document(record, 0)).split()).count(record.dumps[0].reasons[0]) == 1
+        assert " ".join(as_text(document(record, 0)).split()).count(record.dumps[0].reasons[0]) == 1
         assert compare(store, "r-01", "r-02").verdict == MATCH, "B's failure says nothing about A"
 
     def test_what_failed_on_both_sides_is_no_difference(self, store: Store) -> None:

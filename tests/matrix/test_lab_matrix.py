@@ -26,8 +26,7 @@ from actordbg.matrix.matrix_document import MatrixContext, matrix_document
 from actordbg.matrix.run_matrix import MatrixEvent
 from actordbg.replay.processes import session_members
 from actordbg.replay.supervise import load_spec
-from actordbg.report import markdown
-from actordbg.report.terminal import of_blocks
+from actordbg.report.renderings import as_markdown, as_text
 from actordbg.store.layout import Store
 
 
@@ -42,7 +41,7 @@ def statuses(record: MatrixRecord) -> list[str]:
 
 
 def shown(record: MatrixRecord) -> str:
-    return of_blocks(matrix_document(record, MatrixContext()))
+    return as_text(matrix_document(record, MatrixContext()))
 
 
 def test_cells_that_can_share_load_once_and_each_is_a_replay_of_its_own(bench: Bench) -> None:
@@ -68,7 +67,7 @@ def test_a_replay_that_is_gone_is_marked_where_it_is_named(bench: Bench) -> None
     record = bench.run(bench.new({"attn": "sdpa", "compile": "off", "packing": "both"}))
     first, second = (str(cell.replay_id) for cell in record.cells)
     shutil.rmtree(bench.store.replays / second)
-    text = " ".join(of_blocks(matrix_document(record, context_of(bench.store, record))).split())
+    text = " ".join(as_text(matrix_document(record, context_of(bench.store, record))).split())
     assert f"0: {first}, 1: {second} (gone)" in text
 
 
@@ -291,7 +290,7 @@ def test_a_cell_that_passed_with_wrong_numbers_is_shown_as_wrong(bench: Bench) -
 
 def test_nothing_in_the_markdown_becomes_a_link_to_an_issue(bench: Bench) -> None:
     record = bench.run(bench.new(FOUR, inputs=1), in_cell("sdpa", True, {"d0": "fail"}))
-    text = markdown.of_blocks(matrix_document(record, MatrixContext()))
+    text = as_markdown(matrix_document(record, MatrixContext()))
     assert "| 1 | sdpa | on | failed 1/1 |" in text and not re.search(r"#\d", text)
 
 

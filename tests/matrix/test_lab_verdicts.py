@@ -10,7 +10,7 @@ from actordbg.formats.comparison_record import MATCH
 from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
 from actordbg.matrix.cell_verdicts import is_good, judged
 from actordbg.matrix.matrix_document import MatrixContext, matrix_document
-from actordbg.report.terminal import of_blocks
+from actordbg.report.renderings import as_text
 from actordbg.store.layout import Store
 
 INPUTS = [given(index) for index in range(3)]
@@ -26,7 +26,7 @@ def test_a_good_cell_says_which_part_of_it_the_truth_is_not_about(store: Store) 
     assert (found.verdict, name) == (MATCH, truth) and is_good(found)
     assert found.reason == "1 of 3 dumps could not be compared with the truth: B: it failed (images)"
     record = MatrixRecord("m-01", "", "complete", {}, (found,), tuple(one.dump_id for one in INPUTS))
-    said = " ".join(of_blocks(matrix_document(record, MatrixContext())).split())
+    said = " ".join(as_text(matrix_document(record, MatrixContext())).split())
     assert "In part" in said and f"cell 0: {found.reason}" in said
 
 

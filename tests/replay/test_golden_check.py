@@ -14,8 +14,9 @@ from actordbg.actor.randomness import Randomness
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.replay_record import ResultRecord
 from actordbg.replay.golden_check import check, log_probs_of, of_the_masked
-from actordbg.report import terminal
-from actordbg.report.golden_summary import against_the_run, generators_of, golden_of, not_compared_of
+from actordbg.report.agreement import against_the_run, generators_of, golden_of, not_compared_of
+from actordbg.report.renderings import as_text
+from actordbg.report.replay_document import document
 from actordbg.report.summary import summarise
 from actordbg.store.payload import Dump
 
@@ -156,6 +157,6 @@ def test_a_report_says_it_under_numbers_and_beside_the_configuration() -> None:
     inputs = [given(i, 200) for i in range(4)]
     again = [result(i, "r2") for i in range(4)]
     data = [replay(inputs, RESULTS), replay(inputs, again, "r2", attn="eager")]
-    text = " ".join(terminal.render(summarise(data, selection="two", now=NOW)).split())
+    text = " ".join(as_text(document(summarise(data, selection="two", now=NOW))).split())
     assert "against the run's own entropies: 1 input, 5 tokens; all equal" in text
     assert "log-probs at most 0.5 nats from the run's own (1 input not finite on one side)" in text

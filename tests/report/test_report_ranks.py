@@ -11,9 +11,10 @@ from actordbg.actor.signatures import explain
 from actordbg.cli.replay_answer import ReplayAnswer
 from actordbg.formats.replay_record import ReplayConfig, ResultRecord
 from actordbg.replay.lanes import LaneBook, answer_fields, differing
-from actordbg.report.rank_agreement import agreement_of, ranks_in_words
+from actordbg.report.agreement import agreement_of, ranks_in_words
+from actordbg.report.renderings import as_text
+from actordbg.report.replay_document import document
 from actordbg.report.summary import summarise
-from actordbg.report.terminal import render
 
 SAME = ReplayConfig(nproc=2, align="same")
 AGREED = {"ranks": [0, 1], "differ": {}}
@@ -48,7 +49,7 @@ def test_the_report_shows_it() -> None:
     data = replace(data, spec=replace(data.spec, config=SAME))
     summary = summarise([data], selection="r1", now=NOW, explain=explain)
     assert summary.replays[0].ranks is not None and summary.replays[0].ranks.agree == 1
-    text = " ".join(render(summary).split())
+    text = " ".join(as_text(document(summary)).split())
     assert "ranks with the same input: DIFFER on 1 of 2 inputs" in text
 
 

@@ -12,10 +12,12 @@ from reportcases import NOW, dump_id, given, replay, result
 
 from actordbg.base.units import human_bytes
 from actordbg.formats.replay_record import ResultRecord
-from actordbg.report import markdown, tabular, terminal
+from actordbg.report import tabular
+from actordbg.report.blocks import number, rate, seconds
+from actordbg.report.renderings import as_markdown, as_text, escape, inline
+from actordbg.report.replay_document import document
 from actordbg.report.report_model import ReplayData, Summary
 from actordbg.report.summary import summarise
-from actordbg.report.words import number, rate, seconds
 
 
 def two_replays() -> list[ReplayData]:
@@ -36,6 +38,14 @@ def summary() -> Summary:
         now=NOW,
         explain=lambda name: ("Compile cannot see this shape.", ("use --no-packing",)),
     )
+
+
+def text_of(one: Summary) -> str:
+    return as_text(document(one))
+
+
+def markdown_of(one: Summary) -> str:
+    return as_markdown(document(one))
 
 
 TEXT = f"""\
@@ -93,26 +103,24 @@ def test_the_text_of_one_replay():
         result(1),
         result(2, status="hung", forward_s=None, error="no answer in 600 s"),
     ]
-    text = terminal.render(
-        summarise([replay(inputs, results, status="interrupted")], selection="the last replay", now=NOW)
-    )
+    text = text_of(summarise([replay(inputs, results, status="interrupted")], selection="the last replay", now=NOW))
     assert text.startswith(TEXT)
 
 
 def test_text_fits_80_columns():
-    assert max(map(len, terminal.render(summary()).splitlines())) <= 80
+    assert max(map(len, text_of(summary()).splitlines())) <= 80
 
 
 def test_a_table_that_is_too_wide_loses_text_never_figures():
     inputs = [dataclasses.replace(given(0, 12345678), rank=1234567, dump_id="d" * 90)]
     data = replay(inputs, [dataclasses.replace(result(0, forward_s=123.0), dump_id="d" * 90)])
-    text = terminal.render(summarise([data], selection="one", now=NOW))
+    text = text_of(summarise([data], selection="one", now=NOW))
     assert max(map(len, text.splitlines())) <= 80
     assert "1234567" in text
     assert "12345678" in text
 
 
-@pytest.mark.parametrize("render", [terminal.render, markdown.render])
+@pytest.mark.parametrize("render", [text_of, markdown_of])
 def test_both_documents_say_what_happened(render):
     text = render(summary())
     for fact in (
@@ -127,28 +135,28 @@ def test_both_documents_say_what_happened(render):
         assert fact in text
 
 
-@pytest.mark.parametrize("render", [terminal.render, markdown.render])
+@pytest.mark.parametrize("render", [text_of, markdown_of])
 def test_nothing_replayed_says_so(render):
     assert "Nothing has been replayed yet" in render(summarise([], selection="the last replay", now=NOW))
 
 
 def test_a_replay_without_results_says_so():
-    text = terminal.render(summarise([replay([given(0, 200)], [])], selection="one", now=NOW))
+    text = text_of(summarise([replay([given(0, 200)], [])], selection="one", now=NOW))
     assert "0 passed, 1 not run of 1" in text
     assert "No input has a result." in text
 
 
 def test_markdown_shows_what_came_from_outside_as_text():
-    text = markdown.render(summary())
+    text = markdown_of(summary())
     assert r"max_seqlen_q \| FakeTensor \<b>" in text
-    assert markdown.escape("# no heading") == r"\# no heading"
-    assert markdown.escape("- no list") == r"\- no list"
-    assert markdown.inline("-") == "-"
-    assert markdown.escape("a_b _c_ [x](y) `z`") == r"a_b \_c\_ \[x\](y) \`z\`"
+    assert escape("# no heading") == r"\# no heading"
+    assert escape("- no list") == r"\- no list"
+    assert inline("-") == "-"
+    assert escape("a_b _c_ [x](y) `z`") == r"a_b \_c\_ \[x\](y) \`z\`"
 
 
 def test_every_markdown_table_row_has_the_columns_of_its_heading():
-    tables = [block.splitlines() for block in markdown.render(summary()).split("\n\n") if block.startswith("|")]
+    tables = [block.splitlines() for block in markdown_of(summary()).split("\n\n") if block.startswith("|")]
     assert len(tables) >= 3
     for lines in tables:
         assert len({line.replace(r"\|", "").count("|") for line in lines}) == 1

@@ -1,8 +1,54 @@
-"""Figures as a report writes them: significant digits, units, "-" for what nobody measured."""
+"""What a document consists of before anyone decides how it looks: blocks, and figures written as words.
+
+Reports, comparisons, matrices and curves are lists of blocks. Cells of a table are strings already, in the units that their
+heading names, so a renderer (`actordbg.report.renderings`) only lays them out. "-" stands for what nobody measured.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A title; level 1 for the report, 2 for a replay, 3 for its parts."""
+
+    text: str
+    level: int
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """Running text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list; an item may hold several lines (an excerpt of a log), which stay lines."""
+
+    items: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text whose line breaks matter: the end of a log."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table; columns whose heading is in `left` are text, all others figures."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: frozenset[str] = frozenset()
+
+
+Block = Heading | Paragraph | Items | Code | Grid
 
 
 def number(value: float | None, digits: int = 4) -> str:

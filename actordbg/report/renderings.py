@@ -1,31 +1,30 @@
-"""A report as plain text of at most 80 columns, the same in a terminal, a pipe and a file.
+"""The two ways to show a document: plain text of at most 80 columns, and GitHub's Markdown.
 
-No colour and no box: what is printed is what is pasted into an issue. A table that would be wider gets narrower gaps, and
-after that its text columns are cut in the middle, never its figures.
+Text has no colour and no box, so it looks the same in a terminal, a pipe and an issue. A table that is too wide gets narrower
+gaps first; then its text columns are cut in the middle, never its figures.
+
+Markdown escapes what comes from outside (an error, a path, a dump id), so that it cannot become a link, a heading or HTML.
 """
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable
 
-from actordbg.report.replay_document import Block, Code, Grid, Heading, Items, Paragraph, document
-from actordbg.report.report_model import Summary
+from actordbg.report.blocks import Block, Code, Grid, Heading, Items, Paragraph
 
 WIDTH = 80
+_SPECIAL = re.compile(r"([\\`*\[\]<|~&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
+_LEADING = re.compile(r"^(\s*)([-+>#=])")
 
 
-def render(summary: Summary) -> str:
-    """The report as text that ends with a line break."""
-    return of_blocks(document(summary))
-
-
-def of_blocks(blocks: Iterable[Block]) -> str:
+def as_text(blocks: Iterable[Block]) -> str:
     """A document as text that ends with a line break."""
-    return "\n".join(_block(block) for block in blocks).strip("\n") + "\n"
+    return "\n".join(_text_block(block) for block in blocks).strip("\n") + "\n"
 
 
-def _block(block: Block) -> str:
+def _text_block(block: Block) -> str:
     if isinstance(block, Heading):
         return _heading(block)
     if isinstance(block, Paragraph):
@@ -80,3 +79,38 @@ def shorten(text: str, width: int) -> str:
         return text
     keep = width - 2
     return f"{text[: keep - keep // 2]}..{text[len(text) - keep // 2 :]}"
+
+
+def as_markdown(blocks: Iterable[Block]) -> str:
+    """A document as Markdown that ends with a line break."""
+    return "\n\n".join(_markdown_block(block) for block in blocks) + "\n"
+
+
+def _markdown_block(block: Block) -> str:
+    if isinstance(block, Heading):
+        return f"{'#' * block.level} {escape(block.text)}"
+    if isinstance(block, Paragraph):
+        return escape(block.text)
+    if isinstance(block, Items):
+        return "\n".join(f"- {escape(' '.join(item.split()))}" for item in block.items)
+    if isinstance(block, Code):
+        fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", block.text)), default=0))
+        return f"{fence}text\n{block.text}\n{fence}"
+    return _markdown_grid(block)
+
+
+def _markdown_grid(table: Grid) -> str:
+    rule = [":---" if name in table.left else "---:" for name in table.columns]
+    heads = [inline(name.strip()) or " " for name in table.columns]
+    rows = [[inline(text) for text in row] for row in table.rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (heads, rule, *rows))
+
+
+def escape(text: str) -> str:
+    """`text` as the beginning of a block, so that Markdown shows it as it is."""
+    return _LEADING.sub(r"\1\\\2", inline(text))
+
+
+def inline(text: str) -> str:
+    """`text` inside a line or a table's cell, so that Markdown shows it as it is."""
+    return _SPECIAL.sub(r"\\\1", text)
