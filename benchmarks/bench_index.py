@@ -30,8 +30,7 @@ from actordbg.catalog import migrate
 from actordbg.catalog import statements as writer
 from actordbg.catalog.indexer import IndexSummary, refresh
 from actordbg.catalog.query import Catalog, select_dumps
-from actordbg.formats import dumpfile
-from actordbg.formats.dump_record import DumpRecord, format_timestamp, make_dump_id
+from actordbg.formats.dump_record import MAGIC, DumpRecord, format_timestamp, make_dump_id
 from actordbg.store import payload
 from actordbg.store.layout import Store
 from benchmarks.rows import Row
@@ -69,7 +68,7 @@ def make_store(root: Path, count: int) -> Store:
         header = b"%b\n%08x" % (line, zlib.crc32(line))
         path = store.dump_path(record)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(dumpfile.MAGIC + len(header).to_bytes(4, "little") + header + frame)
+        path.write_bytes(MAGIC + len(header).to_bytes(4, "little") + header + frame)
     past = time() - 60
     for folder in store.dump_folders():
         os.utime(folder, (past, past))

@@ -30,7 +30,8 @@ from actordbg.compare.comparing import compare
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_journal
 from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec, ResultRecord
-from actordbg.store.layout import Store, make_folder
+from actordbg.formats.store_files import make_folder
+from actordbg.store.layout import Store
 from benchmarks.rows import Row
 
 CELLS = [[f"--attn={attn}", f"--{packing}"] for attn in ("sdpa", "eager") for packing in ("no-packing", "packing")]

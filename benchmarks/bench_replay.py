@@ -31,7 +31,8 @@ from typing import Any
 
 import torch
 
-from actordbg.formats.dump_record import DumpRecord, make_dump_id, now_timestamp, parse_timestamp
+from actordbg.formats.dump_record import DumpRecord, make_dump_id, now_timestamp
+from actordbg.formats.record_reading import parse_timestamp
 from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec
 from actordbg.replay.live_catalog import LiveCatalog
 from actordbg.replay.plan import new_replay_id

@@ -22,7 +22,11 @@ Exit codes: 0 good, 1 the answer is bad (mismatch, failed replay), 2 usage, 3 re
 
 from __future__ import annotations
 
+import os
+import re
 from typing import ClassVar
+
+_SECRET_NAMES = re.compile(r"TOKEN|KEY|SECRET|PASS|CRED|AUTH", re.IGNORECASE)
 
 
 class ActordbgError(Exception):
@@ -96,3 +100,21 @@ def error_named(error_class: str, message: str, hint: str = "") -> ActordbgError
     module, _, name = error_class.rpartition(".")
     kind = globals().get(name) if module in (__name__, "actordbg.errors") else None
     return kind(message, hint=hint) if isinstance(kind, type) and issubclass(kind, ActordbgError) else None
+
+
+def describe(error: BaseException) -> str:
+    """An error in one line of at most 200 characters."""
+    return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
+
+
+def scrub(text: str) -> str:
+    """`text` with every secret of the environment replaced: an exception's message may quote one.
+
+    A value counts as secret if its variable's name says so (TOKEN, KEY, ...) and it has at least 8 characters.
+    """
+    if len(text) < 8:
+        return text
+    for name, value in os.environ.items():
+        if len(value) >= 8 and value in text and _SECRET_NAMES.search(name):
+            text = text.replace(value, "[hidden]")
+    return text

@@ -9,7 +9,7 @@ import torch
 from actordbg.capture.kinds import Kind
 from actordbg.capture.trigger_verdicts import LOGITS_SUM
 from actordbg.formats.dump_record import OUTPUT_PREFIX
-from actordbg.store.payload import storable
+from actordbg.formats.encoding import storable
 
 
 def named_outputs(output: Any, of_actions: bool, logits: bool = False) -> dict[str, torch.Tensor]:

@@ -31,7 +31,7 @@ from typing import Any
 from actordbg.base.errors import ActordbgError, NewerFormat, StoreProblem
 from actordbg.capture.triggers import Triggers, parse
 from actordbg.formats.dump_record import is_plain_name
-from actordbg.store.layout import Store, atomic_write
+from actordbg.formats.store_files import StoreFiles, atomic_write
 
 CONTROL_FORMAT = 2
 _READABLE = (1, 2)
@@ -181,7 +181,7 @@ def _checked(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
-def read_control(store: Store, job: str | None = None) -> Control | None:
+def read_control(store: StoreFiles, job: str | None = None) -> Control | None:
     """The store's switch, or that of one named job; None where it was never touched. Raises StoreProblem or NewerFormat."""
     path = store.control_of(job)
     try:
@@ -192,7 +192,7 @@ def read_control(store: Store, job: str | None = None) -> Control | None:
         raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
 
 
-def write_control(store: Store, control: Control, job: str | None = None) -> None:
+def write_control(store: StoreFiles, control: Control, job: str | None = None) -> None:
     """Replace the store's switch, or that of one named job. Running jobs see it within about half a second."""
     path = store.control_of(job)
     try:
@@ -212,7 +212,9 @@ class ControlWatcher:
     `problems` counts those changes.
     """
 
-    def __init__(self, store: Store, on_problem: Callable[[str], None] | None = None, job: str | None = None) -> None:
+    def __init__(
+        self, store: StoreFiles, on_problem: Callable[[str], None] | None = None, job: str | None = None
+    ) -> None:
         self.current: Control | None = None
         self.problems = 0
         self._store = store

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from actordbg.formats.dump_record import format_timestamp
-from actordbg.store.payload import dtype_name
+from actordbg.formats.encoding import dtype_name
 
 _DISTRIBUTIONS = ("openrlhf", "torch", "transformers", "deepspeed", "flash-attn", "peft")
 _CONFIG_FACTS = (

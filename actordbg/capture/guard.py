@@ -39,11 +39,6 @@ def attempt(action: Callable[[], T], on_fault: Callable[[Exception], object], ot
     return otherwise
 
 
-def describe(error: BaseException) -> str:
-    """An error in one line of at most 200 characters."""
-    return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
-
-
 class Notices:
     """Warnings for the training job's log, one for each change of state. `active`: the kinds of trouble that are there now."""
 

@@ -30,8 +30,8 @@ from torch.compiler import is_compiling
 from actordbg.capture.item import Item
 from actordbg.capture.recorder import Recorder
 from actordbg.formats.dump_record import is_plain_name
+from actordbg.formats.store_files import StoreFiles
 from actordbg.host.openrlhf.binding import Binder
-from actordbg.store.layout import Store
 
 MARK = "__actordbg_forward__"
 """Attribute of a wrapped `forward`: the original. Its presence makes `install` idempotent."""
@@ -47,7 +47,7 @@ class Slot:
     thread that looks at the switch.
     """
 
-    def __init__(self, store: Store, run: str | None) -> None:
+    def __init__(self, store: StoreFiles, run: str | None) -> None:
         self._store = store
         self._run = run
         self._left_to_parent: list[Recorder] = []
@@ -155,7 +155,7 @@ def wrap(original: Callable[..., Any], slot: Slot) -> Callable[..., Any]:
 
 def _slot(root: str) -> Slot:
     """The process's one slot for a store."""
-    store = Store(root)
+    store = StoreFiles(root)
     key = os.fspath(store.root)
     if key not in _slots:
         run = os.environ.get("ACTORDBG_RUN") or None

@@ -10,7 +10,7 @@ JSON, so that a call in flight is described without the training thread writing 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +18,14 @@ import torch
 
 from actordbg.capture.facts import ActorFacts, CallFacts, Rank
 from actordbg.capture.ledger import Ledger
+from actordbg.formats.encoding import dtype_name
 from actordbg.formats.ringfile import sealed
 from actordbg.host.openrlhf.binding import Bound
-from actordbg.store.payload import dtype_name
 
 if TYPE_CHECKING:
     from actordbg.capture.ring import Ring
 
 NO_STEP = -1
-OWN_NUMBERS = 7
-"""Numbers of a call before those of its tensors."""
-MOST_DIMS = 64
-"""torch has no tensors of more dimensions."""
 MOST_KINDS = 512
 """Kinds that are remembered; with more than these, arguments are different for each call."""
 
@@ -38,7 +34,7 @@ MOST_KINDS = 512
 class Kind:
     """`fields`: of the record, equal for all calls of this kind. `tensors`: (name, dtype) of each, in order.
 
-    `shared`: other calls refer to it, too. `known_good`: a reader accepts such records. `ring`, `at`: where a ring holds
+    `shared`: other calls refer to it, too. `ring`, `at`: where a ring holds
     `text`; (0, 0): the call's own extent has to.
     """
 
@@ -46,7 +42,6 @@ class Kind:
     tensors: tuple[tuple[str, str], ...]
     text: bytes
     shared: bool = False
-    known_good: bool = False
     ring: Ring | None = None
     at: tuple[int, int] = (0, 0)
 
@@ -125,17 +120,3 @@ def numbers(
     """
     step = NO_STEP if call.step is None else call.step
     return (number, call.time_ns, call.monotonic_ns, step, token, *shape, *tensors)
-
-
-def tensors_of(numbers: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int, int]]:
-    """(shape, strides, offset, bytes) of each tensor that `numbers` describes. ValueError for numbers that describe none."""
-    place = OWN_NUMBERS
-    while place < len(numbers):
-        dims = numbers[place]
-        if not 0 <= dims <= MOST_DIMS or min(numbers[place:], default=0) < 0:
-            raise ValueError("a tensor has an impossible shape")
-        shape = tuple(numbers[place + 1 : place + 1 + dims])
-        strides = tuple(numbers[place + 1 + dims : place + 1 + 2 * dims])
-        offset, nbytes = numbers[place + 1 + 2 * dims : place + 3 + 2 * dims]
-        yield shape, strides, offset, nbytes
-        place += 3 + 2 * dims

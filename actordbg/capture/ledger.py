@@ -27,13 +27,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actordbg.base.errors import CorruptDump
 from actordbg.capture.control import Control
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.ringfile import PLACE
-from actordbg.store.layout import Store, atomic_write
+from actordbg.formats.ringfile import COUNTERS_FORMAT, PLACE
+from actordbg.formats.store_files import StoreFiles, atomic_write
 
-COUNTERS_FORMAT = 1
 _serials = itertools.count()
 
 
@@ -203,12 +201,12 @@ class Ledger:
             self.outputs_dropped += 1
             self.changed = True
 
-    def path(self, store: Store) -> Path:
+    def path(self, store: StoreFiles) -> Path:
         """Where the counters of this ledger are published."""
         who = self.identity
         return counters_path(store, who.run, who.rank, who.host, who.pid, who.instance)
 
-    def publish(self, store: Store, on: bool, process: dict[str, Any]) -> None:
+    def publish(self, store: StoreFiles, on: bool, process: dict[str, Any]) -> None:
         """Write the counters file. `on` is the switch, `process` what is said of the whole process. OSError passes through."""
         with self._lock:
             data = self._as_dict(on)
@@ -280,7 +278,7 @@ class Ledger:
         }
 
 
-def counters_path(store: Store, run: str, rank: int, host: str, pid: int, instance: str) -> Path:
+def counters_path(store: StoreFiles, run: str, rank: int, host: str, pid: int, instance: str) -> Path:
     """Where the counters of one actor instance lie."""
     return store.counters / run / f"{rank:04d}-{host}-{pid}-{instance}.json"
 
@@ -289,23 +287,3 @@ def _place(kind: str, reason: str) -> int:
     """Where the count of a reason lies in a ring's books."""
     place = PLACE.get(f"{kind}.{reason}")
     return PLACE[f"{kind}.other"] if place is None else place
-
-
-def read_counters(path: Path) -> dict[str, Any]:
-    """One published counters file, checked. Raises CorruptDump if it is not one (CorruptDump: skip and count)."""
-    try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise CorruptDump(f"{path}: unreadable counters: {error}", hint="the next publication replaces it") from None
-    numbers = ("rank", "pid", "calls", "captured", "bytes", "pending", "queue_bytes", "generation")
-    texts = ("run", "host", "instance", "state", "since", "heartbeat")
-    good = (
-        isinstance(data, dict)
-        and data.get("format") == COUNTERS_FORMAT
-        and all(type(data.get(name)) is int for name in numbers)
-        and all(isinstance(data.get(name), str) for name in texts)
-        and all(isinstance(data.get(name), dict) for name in ("dropped", "sampled_out"))
-    )
-    if not good:
-        raise CorruptDump(f"{path}: not a counters file of this version", hint="upgrade actordbg, or delete the file")
-    return dict(data)

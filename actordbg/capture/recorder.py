@@ -26,14 +26,14 @@ from typing import Any
 
 import torch
 
-from actordbg.base.scrub import scrub
+from actordbg.base.errors import describe, scrub
 from actordbg.capture import facts, generators
 from actordbg.capture import ring_places as machine
 from actordbg.capture.call_outputs import named_outputs, wants_actions
 from actordbg.capture.control import Control, ControlWatcher
-from actordbg.capture.guard import Notices, attempt, describe
+from actordbg.capture.guard import Notices, attempt
 from actordbg.capture.item import Item
-from actordbg.capture.kinds import OWN_NUMBERS, Kinds, numbers
+from actordbg.capture.kinds import Kinds, numbers
 from actordbg.capture.ledger import Identity, Ledger
 from actordbg.capture.ring import Ring
 from actordbg.capture.rings import RingKeeper
@@ -42,9 +42,9 @@ from actordbg.capture.trigger_verdicts import Outcome, error_facts, kind_of
 from actordbg.capture.watch import Watch
 from actordbg.capture.writer import EXIT_SECONDS, ITEM_BYTES, Writer
 from actordbg.formats.dump_record import RNG_PREFIX
-from actordbg.formats.ringfile import DROPPED, OPEN, SAMPLED, aligned
+from actordbg.formats.ringfile import DROPPED, OPEN, OWN_NUMBERS, SAMPLED, aligned
+from actordbg.formats.store_files import StoreFiles
 from actordbg.host.openrlhf.binding import Binder, Bound
-from actordbg.store.layout import Store
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Recorder:
 
     def __init__(
         self,
-        store: Store,
+        store: StoreFiles,
         run: str | None = None,
         *,
         writer: Writer | None = None,

@@ -45,7 +45,7 @@ from actordbg.formats.ringfile import (
     sealed,
     slot_check,
 )
-from actordbg.store.layout import make_folder
+from actordbg.formats.store_files import make_folder
 
 _MADV_POPULATE_WRITE, _MAP_NORESERVE = 23, 0x4000
 _SLOTS_AT, _SLOT_SIZE = ringfile.SLOTS_AT, ringfile.SLOT_SIZE

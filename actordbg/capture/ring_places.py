@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 
 from actordbg.capture.control import Control
-from actordbg.store.layout import Store
+from actordbg.formats.store_files import StoreFiles
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -20,7 +20,7 @@ def host_name() -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())[:64] or "host"
 
 
-def place(store: Store, control: Control) -> Path:
+def place(store: StoreFiles, control: Control) -> Path:
     """The folder for the rings of a store, on this machine: as the switch says, else shared memory, else the store."""
     if control.ring_dir == "store":
         return store.root / "rings"
@@ -29,7 +29,7 @@ def place(store: Store, control: Control) -> Path:
     return default_place(store)
 
 
-def default_place(store: Store) -> Path:
+def default_place(store: StoreFiles) -> Path:
     """Where rings lie unless the switch says otherwise. ACTORDBG_RING_DIR overrides it on a machine."""
     named = os.environ.get("ACTORDBG_RING_DIR")
     if named:
@@ -44,7 +44,7 @@ def in_shared_memory(folder: Path) -> bool:
     return _file_system(folder) in ("tmpfs", "ramfs")
 
 
-def _folder_name(store: Store) -> str:
+def _folder_name(store: StoreFiles) -> str:
     digest = hashlib.sha256(os.fsencode(os.path.realpath(store.root))).hexdigest()[:16]
     return f"actordbg-{os.getuid()}-{digest}"
 

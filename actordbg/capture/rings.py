@@ -13,20 +13,21 @@ from pathlib import Path
 from typing import Any
 
 from actordbg import __version__
+from actordbg.base.errors import describe
 from actordbg.capture import ring as rings
 from actordbg.capture import ring_places as machine
 from actordbg.capture.control import Control
 from actordbg.capture.facts import versions
-from actordbg.capture.guard import Notices, attempt, describe
+from actordbg.capture.guard import Notices, attempt
 from actordbg.capture.ring import Ring
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.store.layout import Store
+from actordbg.formats.store_files import StoreFiles
 
 
 class RingKeeper:
     """The ring of one process."""
 
-    def __init__(self, store: Store, host: str, token: str, notices: Notices) -> None:
+    def __init__(self, store: StoreFiles, host: str, token: str, notices: Notices) -> None:
         self._store, self._host, self._token, self._notices = store, host, token, notices
         self._ring: Ring | None = None
         self._wanted: tuple[Any, ...] | None = None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from actordbg.capture.ledger import Ledger
-from actordbg.store.layout import Store
+from actordbg.formats.store_files import StoreFiles
 
 COUNT_SECONDS = 10.0
 """How old the count of the run's actors may be."""
@@ -29,7 +29,7 @@ REMEMBERED = 256
 class Rotation:
     """The unpinned dumps that one ledger wrote, oldest first: path and bytes. `removed`: the last ones that made room."""
 
-    store: Store
+    store: StoreFiles
     ledger: Ledger
     files: deque[tuple[Path, int]] = field(default_factory=deque)
     bytes: int = 0

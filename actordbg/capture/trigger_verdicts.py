@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 
-from actordbg.base.scrub import scrub
-from actordbg.capture.guard import describe
+from actordbg.base.errors import describe, scrub
 from actordbg.capture.triggers import EXCEPTION, LOGPROBS, NAN, OOM, SLOW, Triggers
 from actordbg.formats.dump_record import OUTPUT_PREFIX
 

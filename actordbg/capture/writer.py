@@ -30,22 +30,21 @@ from typing import Any, Protocol
 
 import torch
 
-from actordbg.base.scrub import scrub
+from actordbg.base.errors import describe, scrub
 from actordbg.capture import generators
 from actordbg.capture.control import Control
 from actordbg.capture.facts import versions
-from actordbg.capture.guard import Notices, describe
+from actordbg.capture.guard import Notices
 from actordbg.capture.item import Item
 from actordbg.capture.ledger import Ledger
 from actordbg.capture.ring import Ring
 from actordbg.capture.rotation import Rotation
 from actordbg.capture.trigger_verdicts import LOGITS_SUM, Judge, Verdict
 from actordbg.capture.triggers import BEFORE
-from actordbg.formats import dumpfile
+from actordbg.formats import encoding
 from actordbg.formats.dump_record import OUTPUT_PREFIX, DumpRecord
 from actordbg.formats.ringfile import OPEN
-from actordbg.store import payload
-from actordbg.store.layout import Store
+from actordbg.formats.store_files import StoreFiles
 
 QUEUE_BYTES = 256 * 2**20
 """Most bytes of copied tensors and arguments that wait to be written."""
@@ -78,7 +77,7 @@ class Writer:
     """
 
     def __init__(
-        self, store: Store, notices: Notices, *, publisher: Publisher | None = None, capacity: int = QUEUE_BYTES
+        self, store: StoreFiles, notices: Notices, *, publisher: Publisher | None = None, capacity: int = QUEUE_BYTES
     ) -> None:
         self.capacity = capacity
         self.control: Control | None = None
@@ -274,7 +273,7 @@ class Writer:
         record, data = one.written
         if not record.pinned and one.path is not None:
             record = replace(record, pinned=True, triggered=BEFORE, trigger_facts=facts)
-            self._publisher.publish_dump(record, dumpfile.pack(record, data, one.control.level))
+            self._publisher.publish_dump(record, encoding.pack(record, data, one.control.level))
             one.written = (record, data)
             self._rotation(one.ledger).spare(one.path)
 
@@ -287,10 +286,8 @@ class Writer:
             self._notices.warn("disk_floor", f"free space is under {control.free_floor_bytes} bytes: dropping dumps")
             return item.dropped("disk_floor", f"only {self._free} bytes free")
         record, data, strides = self._describe(item, verdict)
-        record, payload_bytes = payload.serialize(record, data, strides)
-        plain = verdict is None and item.rng_after is None
-        blob = dumpfile.pack(record, payload_bytes, control.level, known_good=plain and item.kind.known_good)
-        item.kind.known_good = item.kind.known_good or (plain and item.kind.shared)
+        record, payload_bytes = encoding.serialize(record, data, strides)
+        blob = encoding.pack(record, payload_bytes, control.level)
         if verdict is None and item.over_max_bytes(len(blob)):
             return None
         path = self._store.dump_path(record)

@@ -1,6 +1,6 @@
 """One dump's header to one row of the catalog: the path that runs 100,000 times.
 
-The full check of a record (`DumpRecord.from_json`) builds dataclasses in Python. Here msgspec parses the JSON straight into
+The full check of a record (`parse_record`) builds dataclasses in Python. Here msgspec parses the JSON straight into
 the columns and checks their types and ranges on the way, in C. What it refuses goes through the full check, which
 says what is wrong, or accepts it; so every row has been held to the same rules.
 """
@@ -18,14 +18,16 @@ from actordbg.base.errors import CorruptDump, StoreProblem
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import (
     DEFAULTS,
+    MAGIC,
+    MAX_RECORD,
     OUTPUT_PREFIX,
     RECORD_VERSION,
     RNG_PREFIX,
-    DumpRecord,
+    SUFFIX,
     format_timestamp,
     is_plain_name,
-    parse_timestamp,
 )
+from actordbg.formats.record_reading import parse_record, parse_timestamp
 
 RECORD_FIELDS = (
     "dump_id", "run", "rank", "timestamp", "batch_size", "seq_len", "tokens", "source", "action_len", "role", "step",
@@ -100,7 +102,7 @@ def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, 
     row = row_of(dumpfile.record_line(header, "header"), size)
     if row[0] != dump_id or row[1] != run or row[2] != rank:
         raise StoreProblem(
-            f"its record belongs at dumps/{row[1]}/rank{row[2]:04d}/{row[0]}{dumpfile.SUFFIX}",
+            f"its record belongs at dumps/{row[1]}/rank{row[2]:04d}/{row[0]}{SUFFIX}",
             hint="move it there, or import its original again",
         )
     return row
@@ -134,12 +136,10 @@ def _header(path: str) -> tuple[bytes, int]:
     try:
         head = os.read(descriptor, _FIRST_READ)
         length = int.from_bytes(head[4:8], "little")
-        if len(head) < 8 or head[:4] != dumpfile.MAGIC:
+        if len(head) < 8 or head[:4] != MAGIC:
             raise CorruptDump("not an actordbg dump (wrong magic)", hint=dumpfile.HINT)
-        if length > dumpfile.MAX_RECORD:
-            raise CorruptDump(
-                f"its record claims {length} bytes, over the limit of {dumpfile.MAX_RECORD}", hint=dumpfile.HINT
-            )
+        if length > MAX_RECORD:
+            raise CorruptDump(f"its record claims {length} bytes, over the limit of {MAX_RECORD}", hint=dumpfile.HINT)
         while len(head) < 8 + length:
             more = os.read(descriptor, 8 + length - len(head))
             if not more:
@@ -165,7 +165,7 @@ def _quickly(text: bytes) -> tuple[Any, ...] | None:
 
 def _checked(text: bytes) -> tuple[Any, ...]:
     """The same values through the full check."""
-    record = DumpRecord.from_json(text)
+    record = parse_record(text)
     values = tuple(getattr(record, name) for name in RECORD_FIELDS)
     values = (*values[:3], format_timestamp(parse_timestamp(record.timestamp)), *values[4:])
     if record.batch_size * record.seq_len >= _INT64:

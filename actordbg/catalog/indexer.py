@@ -40,7 +40,7 @@ from actordbg.catalog import pack_rows as packed
 from actordbg.catalog import replay_rows as replays
 from actordbg.catalog.damage import Damaged
 from actordbg.catalog.replay_rows import FileMark, News
-from actordbg.formats.dumpfile import SUFFIX
+from actordbg.formats.dump_record import SUFFIX
 from actordbg.store.layout import Store
 
 BATCH = 4096

@@ -29,7 +29,7 @@ from actordbg.catalog import indexer as index
 from actordbg.catalog import sandbox
 from actordbg.catalog.damage import Damaged
 from actordbg.catalog.where import Condition, compile_where
-from actordbg.formats.dumpfile import SUFFIX
+from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.replay_record import ResultRecord
 from actordbg.store.layout import Store
 from actordbg.store.places import packed_place

@@ -48,7 +48,7 @@ def create(
     Example: actordbg dump create --count 4 --batch-size 2 --seq-len 1024 --padding both --ranks 2
     """
     from actordbg.dumps.create import create_dumps
-    from actordbg.formats.dumpfile import SUFFIX
+    from actordbg.formats.dump_record import SUFFIX
 
     store = store_of(ctx)
     with output.progress("creating", count * ranks, quiet=quiet or as_json) as advance:

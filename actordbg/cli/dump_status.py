@@ -153,7 +153,8 @@ def ring_rows(store: Store) -> list[RingRow]:
     """The rings of a store that are on this machine."""
     from actordbg.base.errors import StoreProblem
     from actordbg.dumps.recover import find_rings
-    from actordbg.formats.ringfile import IN_FLIGHT, read_ring
+    from actordbg.formats.recording_reading import read_ring
+    from actordbg.formats.ringfile import IN_FLIGHT
 
     rows = []
     for path in find_rings(store):
@@ -169,7 +170,7 @@ def ring_rows(store: Store) -> list[RingRow]:
 
 def process_rows(store: Store, now: datetime) -> tuple[list[ProcessRow], int]:
     """Every counters file of the store as a row, sorted by run, rank and host; and how many could not be read."""
-    from actordbg.capture.ledger import read_counters
+    from actordbg.formats.recording_reading import read_counters
 
     rows, unreadable = [], 0
     for path in sorted(store.counters.glob("*/[!.]*.json")):
@@ -200,7 +201,7 @@ def totals_in_words(total: dict[str, int]) -> str:
 
 
 def _row(data: dict[str, Any], now: datetime) -> ProcessRow:
-    from actordbg.formats.dump_record import parse_timestamp
+    from actordbg.formats.record_reading import parse_timestamp
 
     age = (now - parse_timestamp(data["heartbeat"])).total_seconds()
     ring = data.get("ring") or {}

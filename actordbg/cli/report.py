@@ -86,7 +86,7 @@ def _written(material: Material, chosen: Format, slowest: int) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    from actordbg.store.layout import atomic_write
+    from actordbg.formats.store_files import atomic_write
 
     try:
         atomic_write(path, text.encode(), mode=0o644)

@@ -122,7 +122,7 @@ def recovered_from_rings(store: Store, run: str) -> RecoverAnswer | None:
     """Recover what processes of this run that died on this machine had in hand, before the machine goes."""
     from actordbg.base.errors import StoreProblem
     from actordbg.dumps.recover import find_rings
-    from actordbg.formats.ringfile import read_ring
+    from actordbg.formats.recording_reading import read_ring
 
     paths = []
     for path in find_rings(store):

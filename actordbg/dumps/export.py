@@ -24,7 +24,7 @@ import safetensors.torch
 import torch
 
 from actordbg.base.errors import Conflict, EnvironmentProblem, UsageError
-from actordbg.store.layout import atomic_write
+from actordbg.formats.store_files import atomic_write
 from actordbg.store.payload import Dump
 
 SUFFIXES = {"safetensors": ".safetensors", "pt": ".pt"}

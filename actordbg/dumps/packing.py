@@ -29,8 +29,9 @@ from actordbg.dumps.verify import check_place
 from actordbg.formats import dumpfile
 from actordbg.formats import payload_check as contents
 from actordbg.formats.dump_record import DumpRecord
+from actordbg.formats.store_files import atomic_write, sync_folder
 from actordbg.store import places
-from actordbg.store.layout import Store, atomic_write, sync_folder
+from actordbg.store.layout import Store
 from actordbg.store.pack_build import DEFAULT_LEVEL, PackFigures
 from actordbg.store.pack_publish import PackWriter, exclusive
 from actordbg.store.pack_reader import open_pack

@@ -18,9 +18,9 @@ from actordbg.base.errors import CorruptDump, Refused, StoreProblem
 from actordbg.catalog import dump_rows as headers
 from actordbg.catalog.query import Catalog, damaged_files, dump_bytes, dump_files
 from actordbg.dumps import packing, twins
-from actordbg.formats.dump_record import format_timestamp
-from actordbg.formats.dumpfile import SUFFIX
-from actordbg.store.layout import TEMPORARY, Store
+from actordbg.formats.dump_record import SUFFIX, format_timestamp
+from actordbg.formats.store_files import TEMPORARY
+from actordbg.store.layout import Store
 from actordbg.store.pack_bytes import PACK_SUFFIX
 from actordbg.store.pack_publish import exclusive
 from actordbg.store.pack_reader import Pack

@@ -26,19 +26,12 @@ from typing import TYPE_CHECKING, Any
 from actordbg.base.errors import ActordbgError, CorruptDump, StoreProblem, Unsupported
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import IN_FLIGHT, RECENT, DumpRecord, format_timestamp, make_dump_id, now_timestamp
-from actordbg.formats.ringfile import (
-    DONE,
-    OPEN,
-    RAISED,
-    RingFile,
-    Slot,
-    head_bytes,
-    read_ring,
-    remove_unfinished,
-    ring_paths,
-)
+from actordbg.formats.record_reading import parse_record
+from actordbg.formats.recording_reading import RingFile, Slot, read_ring
+from actordbg.formats.ringfile import DONE, OPEN, RAISED, head_bytes, remove_unfinished, ring_paths
+from actordbg.formats.store_files import atomic_write
 from actordbg.store import places
-from actordbg.store.layout import Store, atomic_write
+from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
     import torch
@@ -210,16 +203,17 @@ def _written(path: Path) -> tuple[DumpRecord, bytes] | None:
 
 def _serialized(record: DumpRecord, tensors: dict[str, torch.Tensor], slot: Slot) -> tuple[DumpRecord, bytes]:
     """The finished record and its payload; read back at once, since what cannot be read must not be published."""
+    from actordbg.formats.encoding import serialize
     from actordbg.store import payload
 
     strides = dict(zip(tensors, (strides for _, strides, _, _ in _described(slot)), strict=True))
-    record, data = payload.serialize(record, tensors, strides)
+    record, data = serialize(record, tensors, strides)
     payload.widen(record, data, record.dump_id)
     return record, data
 
 
 def _described(slot: Slot) -> list[tuple[tuple[int, ...], tuple[int, ...], int, int]]:
-    from actordbg.capture.kinds import tensors_of
+    from actordbg.formats.recording_reading import tensors_of
 
     return list(tensors_of(slot.numbers))
 
@@ -266,12 +260,14 @@ def _record(ring: RingFile, slot: Slot, tensors: dict[str, torch.Tensor], mark: 
         versions=ring.facts.get("versions", {}),
         **fields,
     )
-    return DumpRecord.from_json(record.to_json())
+    return parse_record(record.to_json())
 
 
 def _settle(store: Store, who: dict[str, Any], counts: dict[str, int], unresolved: int, saved: list[int]) -> None:
     """Publish the counters of a dead process, with nothing left open."""
-    from actordbg.capture.ledger import COUNTERS_FORMAT, counters_path, read_counters
+    from actordbg.capture.ledger import counters_path
+    from actordbg.formats.recording_reading import read_counters
+    from actordbg.formats.ringfile import COUNTERS_FORMAT
 
     path = counters_path(store, who["run"], who["rank"], who["host"], who["pid"], who["instance"])
     data: dict[str, Any] = {"format": COUNTERS_FORMAT, "generation": 0, "last_error": None, "triggered": {}}
@@ -301,8 +297,8 @@ def _settle(store: Store, who: dict[str, Any], counts: dict[str, int], unresolve
 
 def _rings_of_counters(store: Store) -> Iterator[Path]:
     """Rings that processes of this machine published in their counters."""
-    from actordbg.capture.ledger import read_counters
     from actordbg.capture.ring_places import host_name
+    from actordbg.formats.recording_reading import read_counters
 
     for path in store.counters.glob("*/[!.]*.json"):
         with contextlib.suppress(CorruptDump):

@@ -16,9 +16,10 @@ from actordbg.base.errors import ActordbgError, StoreProblem
 from actordbg.catalog.damage import Damaged
 from actordbg.catalog.query import Catalog, dump_files
 from actordbg.formats import dumpfile
-from actordbg.formats.dumpfile import SUFFIX
+from actordbg.formats.dump_record import SUFFIX
+from actordbg.formats.store_files import sync_folder
 from actordbg.store import places
-from actordbg.store.layout import Store, sync_folder
+from actordbg.store.layout import Store
 from actordbg.store.pack_reader import open_pack
 
 

@@ -18,26 +18,44 @@ This module is imported in the training process: standard library only.
 
 Example::
 
-    record = DumpRecord.from_json(text)
+    record = parse_record(text)                            # actordbg.formats.record_reading
     record.seq_len, record.tensors["sequences"].shape      # 1861, (2, 1861)
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
+import struct
+import zlib
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from actordbg.base import strictjson
-from actordbg.base.errors import CorruptDump, NewerFormat
+from actordbg.base.errors import Unsupported
 
 RECORD_VERSION = 1
 
+SUFFIX = ".safetensors.zst"
+MAGIC = struct.pack("<I", 0x184D2A5A)
+"""What a dump file begins with: the number of a zstd skippable frame."""
+MAX_RECORD = 4 * 2**20
+"""Largest record, in bytes of JSON, that a reader accepts."""
 MAX_DIMS = 16
 """Most dimensions of a tensor."""
+MAX_DEPTH = 64
+"""Most levels of lists and objects in each other in a record."""
+MAX_VALUES = 2**16
+"""Most commas and opening brackets of a record, so that few bytes cannot become many objects."""
+
+SAFETENSORS_DTYPES = {
+    "BOOL": ("bool", 1), "U8": ("uint8", 1), "I8": ("int8", 1), "I16": ("int16", 2), "I32": ("int32", 4),
+    "I64": ("int64", 8), "U16": ("uint16", 2), "U32": ("uint32", 4), "U64": ("uint64", 8), "F16": ("float16", 2),
+    "BF16": ("bfloat16", 2), "F32": ("float32", 4), "F64": ("float64", 8), "F8_E4M3": ("float8_e4m3fn", 1),
+    "F8_E5M2": ("float8_e5m2", 1),
+}  # fmt: skip
+"""safetensors' dtype codes: our name, and bytes per element."""
 
 OUTPUT_PREFIX = "output."
 """Tensors whose name begins so are what the call returned (`dump enable --with-outputs`), not what it received."""
@@ -51,7 +69,7 @@ IN_FLIGHT, RECENT = "in_flight", "recent"
 UINT24 = "uint24"
 """`stored` of token ids below 2**24: low 16 and high 8 bits as two tensors, which compress 8 % better than int32."""
 
-_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z", re.ASCII)
+_SURROGATE = re.compile("[\ud800-\udfff]")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\Z")
 
 
@@ -161,31 +179,6 @@ class DumpRecord:
         """A copy that describes a payload: its tensors and the SHA-256 of its bytes."""
         return replace(self, tensors=tensors, payload_sha256=payload_sha256)
 
-    @classmethod
-    def from_json(cls, text: str | bytes) -> DumpRecord:
-        """Parse and check a record.
-
-        Raises NewerFormat for a version this program does not know and CorruptDump for anything that is not a record.
-        """
-        try:
-            data = strictjson.loads(text.encode() if isinstance(text, str) else text)
-        except ValueError as error:
-            raise CorruptDump(f"the record is not JSON: {error}", hint=_VERIFY_HINT) from None
-        if not isinstance(data, dict):
-            raise CorruptDump("the record is not a JSON object", hint=_VERIFY_HINT)
-        version = data.get("format_version")
-        if type(version) is not int or not 0 <= version < 2**31:
-            raise CorruptDump("the record has no format version", hint=_VERIFY_HINT)
-        if version != RECORD_VERSION:
-            raise NewerFormat(
-                f"the record has format version {version}, this actordbg reads version {RECORD_VERSION}",
-                hint="upgrade actordbg in this environment: pip install --upgrade actordbg",
-            )
-        return _checked(cls, data)
-
-
-_MAX_SIZE, _PLAIN = 2**48, {int}
-_VERIFY_HINT = "run `actordbg dump verify` to find every damaged file"
 
 DEFAULTS: dict[str, Any] = {
     f.name: f.default_factory() if f.default_factory is not MISSING else f.default
@@ -193,79 +186,6 @@ DEFAULTS: dict[str, Any] = {
     if f.default is not MISSING or f.default_factory is not MISSING
 }
 """What a field is when the JSON leaves it out."""
-_REQUIRED = {f.name for f in fields(DumpRecord) if f.name not in DEFAULTS}
-_OBJECTS = tuple(name for name, value in DEFAULTS.items() if value == {})
-_COUNT, _TEXT, _FLAG, _OBJECT = (int,), (str,), (bool,), (dict,)
-_KINDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("rank", "batch_size", "seq_len", "tokens", "format_version"), _COUNT),
-    **dict.fromkeys(("world_size", "local_rank", "call_index", "monotonic_ns", "pid", "action_len", "step"), _COUNT),
-    **dict.fromkeys(("dump_id", "run", "timestamp", "source", "payload_sha256", "host", "role", "instance"), _TEXT),
-    **dict.fromkeys(("autocast_dtype", "model_name", "model_dtype", "triggered", "recovered"), _TEXT),
-    **dict.fromkeys(("training", "grad_enabled", "packing_samples", "replayable", "pinned"), _FLAG),
-    **dict.fromkeys(("arguments", "tensors", "process_groups", "extra", "actor", "origin", "versions"), _OBJECT),
-    **dict.fromkeys(("trigger_facts", "rng"), _OBJECT),
-    "temperature": (int, float),
-}
-_NONE_ALLOWED = frozenset(name for name, value in DEFAULTS.items() if value is None)
-
-
-def _checked(cls: type[DumpRecord], data: dict[str, Any]) -> DumpRecord:
-    values = dict(DEFAULTS)
-    for name, value in data.items():
-        kinds = _KINDS.get(name)
-        if kinds is None:
-            continue
-        if type(value) not in kinds and not (value is None and name in _NONE_ALLOWED):
-            raise CorruptDump(f"the record's {name} has the wrong type: {value!r:.80}", hint=_VERIFY_HINT)
-        if type(value) is int and not (0 if kinds is _COUNT else -(2**63)) <= value < 2**63:
-            raise CorruptDump(f"the record's {name} is out of range: {value!r:.80}", hint=_VERIFY_HINT)
-        values[name] = value
-    missing = _REQUIRED - values.keys()
-    if missing:
-        raise CorruptDump(f"the record has no {min(missing)}", hint=_VERIFY_HINT)
-    for name in ("dump_id", "run"):
-        if not _NAME.match(values[name]):
-            raise CorruptDump(f"the record's {name} is not a plain name: {values[name]!r:.80}", hint=_VERIFY_HINT)
-    parse_timestamp(values["timestamp"])
-    for name in _OBJECTS:
-        if name not in data:
-            values[name] = {}
-    values["tensors"] = {name: _spec(name, spec) for name, spec in values["tensors"].items()}
-    record = object.__new__(cls)  # 42 fields: the frozen __init__ takes longer than everything above
-    vars(record).update(values)
-    return record
-
-
-def _spec(name: str, data: Any) -> TensorSpec:
-    if name == "__metadata__":  # safetensors keeps it for itself
-        raise CorruptDump(f"the record has a tensor named {name}", hint=_VERIFY_HINT)
-    if type(data) is not list or len(data) not in (3, 4) or type(data[0]) is not str or type(data[1]) is not str:
-        raise CorruptDump(f"tensor {name!r:.80} of the record is not described", hint=_VERIFY_HINT)
-    dtype, stored, shape, *rest = data
-    strides = rest[0] if rest else []
-    if not _are_sizes(shape) or not _are_sizes(strides) or (rest and len(strides) != len(shape)):
-        raise CorruptDump(f"tensor {name!r:.80} of the record has an impossible shape", hint=_VERIFY_HINT)
-    shape = tuple(shape)
-    if math.prod(filter(None, shape)) >= _MAX_SIZE:
-        raise CorruptDump(f"tensor {name!r:.80} of the record has too many elements", hint=_VERIFY_HINT)
-    return TensorSpec(dtype, shape, tuple(strides) if rest else contiguous_strides(shape), stored)
-
-
-def _are_sizes(values: Any) -> bool:
-    """Whether this is a shape, or strides: few plain integers that torch can count with."""
-    if type(values) is not list or len(values) > MAX_DIMS or not {*map(type, values)} <= _PLAIN:
-        return False
-    return not values or (min(values) >= 0 and max(values) < _MAX_SIZE)
-
-
-def parse_timestamp(text: str) -> datetime:
-    """An ISO-8601 UTC timestamp of a record ("2025-06-19T05:26:08.430740Z") as an aware datetime; CorruptDump otherwise."""
-    try:
-        if _MOMENT.match(text):
-            return datetime.fromisoformat(text[:26]).replace(tzinfo=timezone.utc)
-    except ValueError:
-        pass
-    raise CorruptDump(f"{text!r:.60} is not a timestamp like 2025-06-19T05:26:08.430740Z", hint=_VERIFY_HINT)
 
 
 def format_timestamp(moment: datetime) -> str:
@@ -287,3 +207,71 @@ def make_dump_id(timestamp: str, call_index: int, pid: int, rand: str) -> str:
 def is_plain_name(text: str) -> bool:
     """Whether `text` may name a run or a dump: letters, digits and `._+-`, at most 128, not beginning with a sign."""
     return bool(_NAME.match(text))
+
+
+def label(record: DumpRecord) -> str:
+    """What a payload taken out of its file says of itself. The whole record would make the real dumps 7 % larger."""
+    return f"dump {record.dump_id} of run {record.run}, rank {record.rank}, record version {record.format_version}"
+
+
+def reach_of(shape: Sequence[int], strides: Sequence[int]) -> int | None:
+    """How far behind its first element a tensor's last one lies, in elements; None if elements may share memory.
+
+    Expanded dimensions (stride 0) count as one element: whether that is right, `_check_expanded` tells. None is said of some
+    rare layouts in which no elements share memory, too.
+    """
+    reach = 0
+    for stride, size in sorted(
+        (stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1 and stride
+    ):
+        if stride <= reach:
+            return None
+        reach += stride * (size - 1)
+    return reach
+
+
+def framed(line: bytes) -> bytes:
+    """The skippable frame that a dump file begins with, from the record's line of JSON."""
+    header = b"%b\n%08x" % (line, zlib.crc32(line))
+    return MAGIC + struct.pack("<I", len(header)) + header
+
+
+def checked_line(record: DumpRecord, payload: bytes) -> bytes:
+    """The record's line of JSON. Raises Unsupported if a reader would refuse it or the payload: what is written can be read.
+
+    Checks sizes, counts, ranges and characters. A record whose fields may have wrong types goes through
+    `actordbg.formats.dumpfile.pack`, which reads it as a reader does.
+    """
+    line = record.to_json().encode()
+    header = int.from_bytes(payload[:8], "little")
+    for what, size in (("record", len(line) + 9), ("list of tensors", header)):
+        if size > MAX_RECORD:
+            raise _unreadable(record, f"its {what} has {size} bytes, over the limit of {MAX_RECORD}")
+    for part in (line, payload[8 : 8 + header]):
+        brackets = part.count(b"[") + part.count(b"{")
+        if brackets + part.count(b",") > MAX_VALUES:
+            raise _unreadable(record, f"it has more than {MAX_VALUES} values")
+        if brackets > MAX_DEPTH and _deepest(part) > MAX_DEPTH:
+            raise _unreadable(record, f"it is nested deeper than {MAX_DEPTH} levels")
+    numbers = [value for value in vars(record).values() if type(value) is int]
+    if min(numbers) < 0 or max(numbers) >= 2**63:
+        raise _unreadable(record, "a number is out of range")
+    if "__metadata__" in record.tensors or any(len(spec.shape) > MAX_DIMS for spec in record.tensors.values()):
+        raise _unreadable(record, "a tensor has a reserved name or too many dimensions")
+    if b"\\ud" in line.lower() and _SURROGATE.search(json.dumps(json.loads(line), ensure_ascii=False)):
+        raise _unreadable(record, "a text holds half of a surrogate pair")
+    return line
+
+
+def _unreadable(record: DumpRecord, why: str) -> Unsupported:
+    hint = "large lists belong into tensors; leave out the arguments that the replay does not need"
+    return Unsupported(f"dump {record.dump_id}: {why}", hint=hint)
+
+
+def _deepest(text: bytes) -> int:
+    """How deep brackets are nested in JSON, those in strings included: an upper bound of its depth."""
+    depth = deepest = 0
+    for bracket in re.findall(rb"[\[{]|[\]}]", text):
+        depth += 1 if bracket in b"[{" else -1
+        deepest = max(deepest, depth)
+    return deepest

@@ -28,24 +28,20 @@ from typing import NamedTuple
 
 import zstandard
 
-from actordbg.base import strictjson
 from actordbg.base.errors import CorruptDump, StoreProblem, Unsupported
-from actordbg.formats.dump_record import MAX_DIMS, DumpRecord
+from actordbg.formats.dump_record import (
+    MAGIC,
+    MAX_DIMS,
+    MAX_RECORD,
+    SAFETENSORS_DTYPES,
+    DumpRecord,
+    checked_line,
+    framed,
+)
+from actordbg.formats.record_reading import parse_record, strict_json
 
-SUFFIX = ".safetensors.zst"
-MAGIC = struct.pack("<I", 0x184D2A5A)
 DEFAULT_CAP = 8 * 2**30
 """Largest payload, in bytes after decompression, that a reader allocates unless told otherwise."""
-MAX_RECORD = 4 * 2**20
-"""Largest record, in bytes of JSON, that a reader accepts."""
-
-SAFETENSORS_DTYPES = {
-    "BOOL": ("bool", 1), "U8": ("uint8", 1), "I8": ("int8", 1), "I16": ("int16", 2), "I32": ("int32", 4),
-    "I64": ("int64", 8), "U16": ("uint16", 2), "U32": ("uint32", 4), "U64": ("uint64", 8), "F16": ("float16", 2),
-    "BF16": ("bfloat16", 2), "F32": ("float32", 4), "F64": ("float64", 8), "F8_E4M3": ("float8_e4m3fn", 1),
-    "F8_E5M2": ("float8_e5m2", 1),
-}  # fmt: skip
-"""safetensors' dtype codes: our name, and bytes per element."""
 
 
 class Entry(NamedTuple):
@@ -60,35 +56,24 @@ _FIRST_READ = 4096
 HINT = "run `actordbg dump verify` to list every damaged file; `actordbg dump prune --damaged` removes them"
 
 
-def pack(record: DumpRecord, payload: bytes, level: int = 3, *, known_good: bool = False) -> bytes:
+def pack(record: DumpRecord, payload: bytes, level: int = 3) -> bytes:
     """One dump file's bytes from a finished record and its safetensors payload, compressed at zstd `level`.
 
-    Raises Unsupported for a record or a payload that no reader would accept: what is written can be read. `known_good`: such a
-    record was packed before, so that only sizes have to be checked.
+    Raises Unsupported for a record or a payload that no reader would accept. The record is read as a reader reads it.
     """
-    line = record.to_json().encode()
-    _refuse_unreadable(record.dump_id, line, len(line) + 9, int.from_bytes(payload[:8], "little"), known_good)
+    line = checked_line(record, payload)
+    try:
+        parse_record(line)
+    except StoreProblem as error:
+        hint = "leave out the arguments that the replay does not need"
+        raise Unsupported(f"dump {record.dump_id}: no reader would accept it: {error.message}", hint=hint) from None
     return pack_line(line, payload, level)
 
 
 def pack_line(line: bytes, payload: bytes, level: int = 3) -> bytes:
     """The same from the exact line of a record that was read before."""
-    header = b"%b\n%08x" % (line, zlib.crc32(line))
     compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
-    return b"".join((MAGIC, struct.pack("<I", len(header)), header, compressor.compress(payload)))
-
-
-def _refuse_unreadable(dump_id: str, line: bytes, record_size: int, payload_header_size: int, known_good: bool) -> None:
-    hint = "large lists belong into tensors; leave out the arguments that the replay does not need"
-    for what, size in (("record", record_size), ("list of tensors", payload_header_size)):
-        if size > MAX_RECORD:
-            raise Unsupported(f"dump {dump_id}: its {what} has {size} bytes, over the limit of {MAX_RECORD}", hint=hint)
-    if known_good:
-        return
-    try:
-        DumpRecord.from_json(line)
-    except StoreProblem as error:
-        raise Unsupported(f"dump {dump_id}: no reader would accept it: {error.message}", hint=hint) from None
+    return framed(line) + compressor.compress(payload)
 
 
 def read_record(path: str | os.PathLike[str]) -> DumpRecord:
@@ -168,7 +153,7 @@ def payload_entries(payload: bytes, name: str | os.PathLike[str] = "dump") -> di
     if not 0 < size <= min(len(payload) - 8, MAX_RECORD):
         raise CorruptDump(f"{name}: the payload is not a safetensors file", hint=HINT)
     try:
-        header = strictjson.loads(payload[8 : 8 + size])
+        header = strict_json(payload[8 : 8 + size])
         header.pop("__metadata__", None)
         found = [(item["data_offsets"], key, item["dtype"], item["shape"]) for key, item in header.items()]
         found.sort(key=itemgetter(0))
@@ -208,7 +193,7 @@ def _parse(header: bytes, name: str | os.PathLike[str]) -> DumpRecord:
 def parse_line(line: bytes, name: str | os.PathLike[str] = "dump") -> DumpRecord:
     """The record that a line of JSON holds; what is wrong with it is said of `name`."""
     try:
-        return DumpRecord.from_json(line)
+        return parse_record(line)
     except StoreProblem as error:
         prefix = "" if error.message.startswith(f"{name}: ") else f"{name}: "
         raise type(error)(f"{prefix}{error.message}", hint=error.hint) from None

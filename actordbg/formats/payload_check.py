@@ -11,13 +11,20 @@ about itself names this dump, so that two good halves of different files are not
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from actordbg.base.errors import CorruptDump
 from actordbg.formats import dumpfile
-from actordbg.formats.dump_record import UINT24, DumpRecord, TensorSpec, contiguous_strides
+from actordbg.formats.dump_record import (
+    SAFETENSORS_DTYPES,
+    UINT24,
+    DumpRecord,
+    TensorSpec,
+    contiguous_strides,
+    label,
+    reach_of,
+)
 
-_WIDTHS = dict(dumpfile.SAFETENSORS_DTYPES.values())
+_WIDTHS = dict(SAFETENSORS_DTYPES.values())
 _MASKS = ("int64", "int32", "int16", "int8", "uint8", "float64", "float32", "float16", "bfloat16")
 _NARROWER = {
     **dict.fromkeys(_MASKS, ("bool",)),
@@ -26,11 +33,6 @@ _NARROWER = {
 }
 """By logical dtype, the forms beside itself in which `payload.encode` may store a tensor."""
 _HINT = "run `actordbg dump verify` to list every damaged file"
-
-
-def label(record: DumpRecord) -> str:
-    """What a payload taken out of its file says of itself. The whole record would make the real dumps 7 % larger."""
-    return f"dump {record.dump_id} of run {record.run}, rank {record.rank}, record version {record.format_version}"
 
 
 def check(
@@ -77,22 +79,6 @@ def _room(tensor: str, spec: TensorSpec, name: str) -> int:
     if reach is None:
         raise CorruptDump(f"{name}: the strides of tensor {tensor!r:.80} overlap", hint=_HINT)
     return room + width * (reach + 1)
-
-
-def reach_of(shape: Sequence[int], strides: Sequence[int]) -> int | None:
-    """How far behind its first element a tensor's last one lies, in elements; None if elements may share memory.
-
-    Expanded dimensions (stride 0) count as one element: whether that is right, `_check_expanded` tells. None is said of some
-    rare layouts in which no elements share memory, too.
-    """
-    reach = 0
-    for stride, size in sorted(
-        (stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1 and stride
-    ):
-        if stride <= reach:
-            return None
-        reach += stride * (size - 1)
-    return reach
 
 
 def _check_label(record: DumpRecord, payload: bytes, name: str) -> None:

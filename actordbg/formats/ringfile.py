@@ -1,7 +1,8 @@
 """The bytes of one ring file: the flight recorder of one process, which outlives it.
 
-The file is memory-mapped by the process that trains (`actordbg.capture.ring` writes it) and read by `dump recover` after that
-process died, however it died: what a process stored into a shared mapping before SIGKILL is in the page cache.
+The file is memory-mapped by the process that trains (`actordbg.capture.ring` writes it) and read by `dump recover`
+(`actordbg.formats.recording_reading`) after that process died, however it died: what a process stored into a shared
+mapping before SIGKILL is in the page cache.
 
     0        header     magic, version, length, and JSON: host, pid, store, capacity, ...; replaced whole, CRC behind it
     4,096    books      MAX_LEDGERS x 1,024 bytes: identity as JSON (512), then counts as u64 (see COUNTS)
@@ -26,13 +27,9 @@ import os
 import struct
 import time
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
-from actordbg.formats.dump_record import is_plain_name
 
 MAGIC, VERSION, SUFFIX = b"ADBGRING", 1, ".ring"
 UNFINISHED = ".making"
@@ -75,10 +72,14 @@ COUNTS = (
 """The u64 counts of a ledger's books, in order."""
 PLACE = {name: place for place, name in enumerate(COUNTS)}
 
+OWN_NUMBERS = 7
+"""Numbers of a call before those of its tensors (`actordbg.capture.kinds.numbers`)."""
+COUNTERS_FORMAT = 1
+"""Of the counters files that the same process publishes."""
 ALIGNMENT = 64
 """Extents, and the tensors in them, begin at multiples of this many bytes."""
 
-_HEAD = struct.Struct("<8sII")
+HEAD = struct.Struct("<8sII")
 
 
 def aligned(nbytes: int) -> int:
@@ -94,9 +95,9 @@ def head_bytes(count: int) -> int:
 def header_bytes(facts: Mapping[str, Any]) -> bytes:
     """The header's bytes for these facts; ValueError if they do not fit."""
     text = json.dumps(facts, separators=(",", ":")).encode()
-    if len(text) > HEADER - _HEAD.size - 4:
+    if len(text) > HEADER - HEAD.size - 4:
         raise ValueError("the ring's header does not fit into its page")
-    head = _HEAD.pack(MAGIC, VERSION, len(text)) + text
+    head = HEAD.pack(MAGIC, VERSION, len(text)) + text
     return head + struct.pack("<I", zlib.crc32(head))
 
 
@@ -111,64 +112,6 @@ def slot_check(
 ) -> int:
     """The CRC-32 of all that does not change while a call is in its slot."""
     return zlib.crc32(_FIXED.pack(ledger, sequence, offset, size, kind_at, kind_len, count) + numbers)
-
-
-@dataclass(frozen=True)
-class Books:
-    """Counts of one ledger at the process's death. `identity`: run, rank, world_size, host, pid, instance, role, since."""
-
-    identity: dict[str, Any]
-    counts: dict[str, int]
-
-    @property
-    def unresolved(self) -> int:
-        """Calls that were neither captured nor dropped nor sampled out when the process died."""
-        closed = sum(n for name, n in self.counts.items() if name not in ("calls", "bytes"))
-        return self.counts["calls"] - closed
-
-
-@dataclass(frozen=True)
-class Slot:
-    """One call out of a ring, in its `place`-th slot.
-
-    `kind` is what it has in common with others, `numbers` what it has of its own, `end` what came of it; `data` begins at
-    `offset` of the file and ends before `offset + size`.
-    """
-
-    place: int
-    state: int
-    book: int
-    ledger: int
-    sequence: int
-    offset: int
-    size: int
-    kind: dict[str, Any]
-    numbers: tuple[int, ...]
-    end: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
-class RingFile:
-    """A ring as it is on disk. `alive`: its process still holds it. `books` by number; `damaged`: what is wrong with slots that
-    were left out.
-    """
-
-    path: Path
-    facts: dict[str, Any]
-    alive: bool
-    books: dict[int, Books] = field(default_factory=dict)
-    slots: list[Slot] = field(default_factory=list)
-    damaged: list[str] = field(default_factory=list)
-
-    def bytes_at(self, offset: int, size: int) -> bytes:
-        """Bytes of the file. CorruptDump if it ends before."""
-        with open(self.path, "rb") as file:
-            return _exactly(file.fileno(), offset, size, self.path)
-
-    def still_has(self, slot: Slot) -> bool:
-        """Whether a slot's call is still there, and so was while it was read. A live process may have written over it."""
-        state, _, _, _, sequence, *_ = SLOT.unpack(self.bytes_at(SLOTS_AT + slot.place * SLOT_SIZE, SLOT.size))
-        return state in (IN_FLIGHT, DONE, RAISED) and sequence == slot.sequence
 
 
 def ring_paths(folder: Path) -> list[Path]:
@@ -189,30 +132,11 @@ def remove_unfinished(folder: Path) -> None:
                     path.unlink()
 
 
-def read_ring(path: Path) -> RingFile:
-    """Header, books and slots of a ring; its tensors are read when they are asked for (`bytes_at`).
-
-    Raises CorruptDump, NewerFormat, or StoreProblem where the file cannot be read. Slots that are being written are left out, and
-    so are damaged ones (`RingFile.damaged`).
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
-    try:
-        ring = RingFile(path, _header(descriptor, path), _is_held(descriptor))
-        ring.books = dict(_books(descriptor, path))
-        ring.slots = sorted(_slots(descriptor, path, ring.damaged), key=lambda slot: slot.sequence)
-    finally:
-        os.close(descriptor)
-    return ring
-
-
 def is_held(path: Path) -> bool:
     """Whether a process still holds this ring. OSError if it cannot be opened."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return _is_held(descriptor)
+        return is_locked(descriptor)
     finally:
         os.close(descriptor)
 
@@ -222,7 +146,7 @@ def hold(descriptor: int) -> None:
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def _is_held(descriptor: int) -> bool:
+def is_locked(descriptor: int) -> bool:
     """Asks for a shared lock: two that ask at once do not take each other for the owner, and a network file system gives an
     exclusive one only to those who may write.
     """
@@ -234,98 +158,3 @@ def _is_held(descriptor: int) -> bool:
         return False
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     return False
-
-
-def _header(descriptor: int, path: Path) -> dict[str, Any]:
-    page = _exactly(descriptor, 0, HEADER, path)
-    magic, version, length = _HEAD.unpack_from(page)
-    if magic != MAGIC or length > HEADER - _HEAD.size - 4:
-        raise CorruptDump(
-            f"{path}: not an actordbg ring (wrong magic)", hint="remove it by hand if you know what it is"
-        )
-    if version != VERSION:
-        raise NewerFormat(
-            f"{path} is a ring of version {version}, this actordbg reads {VERSION}", hint="upgrade actordbg"
-        )
-    end = _HEAD.size + length
-    if struct.unpack_from("<I", page, end)[0] != zlib.crc32(page[:end]):
-        raise CorruptDump(
-            f"{path}: damaged header (its CRC-32 does not match)", hint="`dump recover --discard` removes it"
-        )
-    return dict(json.loads(page[_HEAD.size : end]))
-
-
-def _books(descriptor: int, path: Path) -> Iterator[tuple[int, Books]]:
-    page = _exactly(descriptor, BOOKS, BOOK * MAX_LEDGERS, path)
-    for number in range(MAX_LEDGERS):
-        first = number * BOOK
-        if not page[first]:  # free, or its identity was being written
-            continue
-        identity = _json(page[first : first + IDENTITY].rstrip(b"\0"), path)
-        counts = struct.unpack_from(f"<{len(COUNTS)}Q", page, first + IDENTITY)
-        books = Books(identity, dict(zip(COUNTS, counts, strict=True)))
-        if not _names_somebody(identity) or not 0 <= books.unresolved <= MAX_OPEN:
-            raise CorruptDump(f"{path}: its books are damaged", hint="`dump recover --discard` removes it")
-        yield number, books
-
-
-def _names_somebody(identity: dict[str, Any]) -> bool:
-    """Whether an identity is one, and every name in it may be part of a path."""
-    return (
-        all(type(identity.get(name)) is int and identity[name] >= 0 for name in ("rank", "pid"))
-        and all(is_plain_name(str(identity.get(name))) for name in ("run", "instance"))
-        and type(identity.get("host")) is str
-        and not {"/", "\0"} & set(identity["host"])
-        and type(identity.get("since")) is str
-    )
-
-
-def _slots(descriptor: int, path: Path, damaged: list[str]) -> Iterator[Slot]:
-    table = _exactly(descriptor, SLOTS_AT, SLOTS * SLOT_SIZE, path)
-    for place in range(SLOTS):
-        values = SLOT.unpack_from(table, place * SLOT_SIZE)
-        if values[0] not in (FREE, WRITING):
-            try:
-                yield _slot(descriptor, path, place, *values)
-            except CorruptDump as error:
-                damaged.append(error.message)
-
-
-def _slot(
-    descriptor: int, path: Path, place: int, state: int, book: int, ledger: int, end: int, sequence: int, offset: int,
-    length: int, kind_at: int, kind_len: int, count: int, check: int,
-) -> Slot:  # fmt: skip
-    size = os.fstat(descriptor).st_size
-    inside = offset >= DATA and offset + length <= min(size, MAX_FILE) and head_bytes(count) <= length
-    described = kind_at >= KINDS_AT and kind_at + kind_len <= size and kind_len <= MAX_KIND
-    known = state in (IN_FLIGHT, DONE, RAISED) and book <= SAMPLED and -1 <= ledger < MAX_LEDGERS
-    if not inside or not described or not known or end > END:
-        raise CorruptDump(f"{path}: a slot points outside of the ring", hint="`dump recover --discard` removes it")
-    packed = _exactly(descriptor, offset, 8 * count, path)
-    if check != slot_check(ledger, sequence, offset, length, kind_at, kind_len, count, packed):
-        raise CorruptDump(f"{path}: a call in it is damaged", hint="`dump recover --discard` removes it")
-    numbers = struct.unpack(f"<{count}q", packed)
-    text = _exactly(descriptor, offset + 8 * count, end, path)
-    kind = _json(_exactly(descriptor, kind_at, kind_len, path), path)
-    end_facts = _json(text, path) if end else {}
-    return Slot(place, state, book, ledger, sequence, offset, length, kind, numbers, end_facts)
-
-
-def _json(text: bytes, path: Path) -> dict[str, Any]:
-    """What `sealed` made."""
-    data = None
-    with contextlib.suppress(ValueError, RecursionError):
-        data = json.loads(text[:-8]) if int(text[-8:], 16) == zlib.crc32(text[:-8]) else None
-    if not isinstance(data, dict):
-        raise CorruptDump(f"{path}: what describes a call is damaged", hint="`dump recover --discard` removes it")
-    return data
-
-
-def _exactly(descriptor: int, offset: int, size: int, path: Path) -> bytes:
-    data = os.pread(descriptor, size, offset)
-    while len(data) < size:
-        more = os.pread(descriptor, size - len(data), offset + len(data))
-        if not more:
-            raise CorruptDump(f"{path}: ends too early", hint="`dump recover --discard` removes it")
-        data += more
-    return data

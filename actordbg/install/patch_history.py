@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import StoreProblem
-from actordbg.store.layout import Store, atomic_write
+from actordbg.formats.store_files import atomic_write
+from actordbg.store.layout import Store
 
 EVENT_FORMAT = 1
 

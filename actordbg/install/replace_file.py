@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actordbg.base.errors import Conflict, EnvironmentProblem
-from actordbg.store.layout import sync_folder
+from actordbg.formats.store_files import sync_folder
 
 LOCK_SECONDS = 120.0
 _TEMPORARY = ".actordbg-"

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from actordbg.config.choices import TINY
 from actordbg.formats.journal import TENSORS
 from actordbg.formats.replay_record import ReplayInput, ReplaySpec
+from actordbg.formats.store_files import atomic_write
 from actordbg.replay.selection import defaults_of
-from actordbg.store.layout import atomic_write
 
 if TYPE_CHECKING:
     from actordbg.actor.forward_outcome import ForwardOutcome

@@ -26,6 +26,7 @@ from actordbg.base.errors import LaunchProblem
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import Event, result_of
 from actordbg.formats.replay_record import CRASHED, HUNG, PASSED, ReplaySpec, ResultRecord
+from actordbg.formats.store_files import atomic_write
 from actordbg.replay import blame as verdict
 from actordbg.replay import hang
 from actordbg.replay.blame import Seen
@@ -45,7 +46,6 @@ from actordbg.replay.worker_logs import (
     take_stacks,
     was_told_to_end,
 )
-from actordbg.store.layout import atomic_write
 
 START_TIMEOUT_S = 1800.0
 """How long building the actor, or anything else outside of an input, may take."""

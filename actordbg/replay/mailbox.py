@@ -13,7 +13,7 @@ import json
 import time
 from pathlib import Path
 
-from actordbg.store.layout import atomic_write
+from actordbg.formats.store_files import atomic_write
 
 POLL_S = 0.02
 

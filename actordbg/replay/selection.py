@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actordbg.base.errors import StoreProblem, UsageError
-from actordbg.formats.dump_record import DumpRecord
-from actordbg.formats.dumpfile import SUFFIX
+from actordbg.formats.dump_record import SUFFIX, DumpRecord
 from actordbg.formats.replay_record import ReplayInput
 from actordbg.store.layout import Store
 from actordbg.store.pack_bytes import PACK_SUFFIX

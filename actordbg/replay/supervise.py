@@ -30,6 +30,7 @@ from actordbg.base.ids import resolve
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Event, Journal, rank_journal, read_events, read_results
 from actordbg.formats.replay_record import ReplayConfig, ReplaySpec, ResultRecord
+from actordbg.formats.store_files import atomic_write, make_folder
 from actordbg.replay.group import START_TIMEOUT_S, GroupRun
 from actordbg.replay.lanes import LaneBook
 from actordbg.replay.launch import Group, Launched, groups_of, launch
@@ -37,7 +38,7 @@ from actordbg.replay.plan import owner
 from actordbg.replay.processes import start_ticks, state_of, wait_for_any
 from actordbg.replay.warm_groups import WarmGroups
 from actordbg.replay.work_order import WorkOrder
-from actordbg.store.layout import Store, atomic_write, make_folder
+from actordbg.store.layout import Store
 
 POLL_S = 0.05
 

@@ -23,6 +23,7 @@ from typing import IO
 
 from actordbg.base.errors import Refused
 from actordbg.formats import dumpfile
+from actordbg.formats.dump_record import SAFETENSORS_DTYPES
 from actordbg.store import pack_bytes as layout
 from actordbg.store.pack_pieces import MAX_PIECE, MAX_ROWS, Cutter, Piece, rows_of
 
@@ -38,7 +39,7 @@ MOST_INDEX = 16 * 2**20
 _MOST_BUFFERED = 32 * 2**20
 _RUNS = "\0runs"
 
-WIDTHS = dict(dumpfile.SAFETENSORS_DTYPES.values())
+WIDTHS = dict(SAFETENSORS_DTYPES.values())
 """Bytes for each element, by dtype."""
 
 

@@ -39,8 +39,7 @@ from typing import NamedTuple
 import zstandard
 
 from actordbg.base.errors import CorruptDump, NewerFormat
-from actordbg.formats.dump_record import is_plain_name
-from actordbg.formats.dumpfile import MAX_RECORD
+from actordbg.formats.dump_record import MAX_RECORD, is_plain_name
 
 PACK_SUFFIX = ".pack"
 FORMAT = 1

@@ -24,7 +24,8 @@ from pathlib import Path
 
 from actordbg.base.errors import Conflict, CorruptDump, StoreProblem
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.store.layout import TEMPORARY, Store, make_folder, sync_folder
+from actordbg.formats.store_files import TEMPORARY, make_folder, sync_folder
+from actordbg.store.layout import Store
 from actordbg.store.pack_build import DEFAULT_LEVEL, PackBuilder, PackFigures
 from actordbg.store.pack_bytes import HINT, PACK_SUFFIX
 from actordbg.store.pack_reader import Pack

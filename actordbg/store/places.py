@@ -25,8 +25,8 @@ from typing import TypeVar
 
 from actordbg.base.errors import CorruptDump, StoreProblem
 from actordbg.formats import dumpfile
-from actordbg.formats.dump_record import DumpRecord, is_plain_name
-from actordbg.formats.dumpfile import DEFAULT_CAP, SUFFIX
+from actordbg.formats.dump_record import SUFFIX, DumpRecord, is_plain_name
+from actordbg.formats.dumpfile import DEFAULT_CAP
 from actordbg.store.layout import Store
 from actordbg.store.pack_bytes import HINT, PACK_SUFFIX
 from actordbg.store.pack_reader import Pack, open_pack

@@ -9,7 +9,7 @@ import pytest
 import torch
 from capturekit import SIGNATURES, ForkWithTypingDefault, ForkWithVisualInputs, SignatureD, SignatureH, ids, padded_mask
 
-from actordbg.formats.dumpfile import MAX_RECORD
+from actordbg.formats.dump_record import MAX_RECORD
 from actordbg.host.openrlhf.binding import MAX_ARGUMENTS, MAX_STRING, Binder, Bound
 
 

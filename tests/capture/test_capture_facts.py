@@ -15,7 +15,7 @@ from roots import ROOT
 
 from actordbg.capture import facts
 from actordbg.capture import ring_places as machine
-from actordbg.formats.dump_record import parse_timestamp
+from actordbg.formats.record_reading import parse_timestamp
 from actordbg.store.layout import Store
 
 

@@ -25,8 +25,8 @@ import torch
 from capturekit import Recording, TinyActor, balanced, ids
 from roots import SUPPORT
 
-from actordbg.capture.ledger import read_counters
 from actordbg.dumps import recover
+from actordbg.formats.recording_reading import read_counters
 from actordbg.store import payload
 from actordbg.store.layout import Store
 

@@ -477,7 +477,7 @@ def test_a_call_with_too_large_arguments_is_recorded_without_them(recording: Rec
 def test_a_record_that_no_reader_would_accept_is_a_counted_drop(
     recording: Recording, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr("actordbg.formats.dumpfile.MAX_RECORD", 200)
+    monkeypatch.setattr("actordbg.formats.dump_record.MAX_RECORD", 200)
     with caplog.at_level(logging.WARNING, "actordbg"):
         recording.forward(SignatureH(), ids())
         assert recording.close()

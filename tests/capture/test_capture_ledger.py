@@ -10,7 +10,8 @@ from capturekit import balanced
 
 from actordbg.base.errors import CorruptDump
 from actordbg.capture.control import Control
-from actordbg.capture.ledger import Identity, Ledger, read_counters
+from actordbg.capture.ledger import Identity, Ledger
+from actordbg.formats.recording_reading import read_counters
 from actordbg.store.layout import Store
 
 

@@ -14,8 +14,8 @@ import zstandard
 from roots import ROOT, SUPPORT
 
 from actordbg.capture.control import Control, write_control
-from actordbg.capture.ledger import read_counters
 from actordbg.dumps.recover import find_rings
+from actordbg.formats.recording_reading import read_counters
 from actordbg.store import payload
 from actordbg.store.layout import Store
 

@@ -13,10 +13,10 @@ from capturekit import Empty, Recording, SignatureH, StuckStore, balanced, ids
 
 from actordbg.capture.arena import CHUNK, Arena
 from actordbg.capture.hook import wrap
-from actordbg.capture.ledger import read_counters
 from actordbg.capture.ring import Ring
 from actordbg.dumps.recover import recover
-from actordbg.formats.ringfile import DATA, MAX_LEDGERS, SLOTS, read_ring
+from actordbg.formats.recording_reading import read_counters, read_ring
+from actordbg.formats.ringfile import DATA, MAX_LEDGERS, SLOTS
 from actordbg.store import payload
 from actordbg.store.layout import Store
 

@@ -18,8 +18,7 @@ from actordbg.base.errors import CatalogProblem, StoreProblem
 from actordbg.catalog import dump_rows as headers
 from actordbg.catalog import query
 from actordbg.catalog.indexer import refresh
-from actordbg.formats import dumpfile
-from actordbg.formats.dump_record import DumpRecord
+from actordbg.formats.dump_record import SUFFIX, DumpRecord
 from actordbg.formats.replay_record import ResultRecord
 from actordbg.store.layout import Store
 
@@ -181,7 +180,7 @@ def test_a_damaged_file_that_goes_is_forgotten(store: Store) -> None:
 
 def test_a_file_under_another_name_or_in_another_place_is_damaged(store: Store) -> None:
     path = store.dump_path(cases.fill(store, 1)[0])
-    for elsewhere in (path.with_name(f"renamed{dumpfile.SUFFIX}"), store.dumps / "other" / "rank0000" / path.name,
+    for elsewhere in (path.with_name(f"renamed{SUFFIX}"), store.dumps / "other" / "rank0000" / path.name,
                       store.dumps / "ppo-1" / "spare" / path.name):  # fmt: skip
         elsewhere.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, elsewhere)
@@ -193,7 +192,7 @@ def test_a_file_under_another_name_or_in_another_place_is_damaged(store: Store) 
 
 def test_unfinished_and_foreign_files_are_no_dumps(store: Store) -> None:
     path = store.dump_path(cases.fill(store, 1)[0])
-    path.with_name(f".tmp-1-abc-x{dumpfile.SUFFIX}").write_bytes(b"half")
+    path.with_name(f".tmp-1-abc-x{SUFFIX}").write_bytes(b"half")
     path.with_name("notes.txt").write_text("hello")
     (store.dumps / "README").write_text("hello")
     assert refresh(store).damaged == []
@@ -420,7 +419,7 @@ def test_sixteen_processes_may_publish_and_refresh_at_once(store: Store, fresh: 
         pids = list(pool.map(_refresh_often, [str(store.root)] * 16, range(16)))
     assert len(pids) == 16
     refresh(store)
-    assert rows_of(store) == sorted(path.name.removesuffix(dumpfile.SUFFIX) for path in store.iter_dumps())
+    assert rows_of(store) == sorted(path.name.removesuffix(SUFFIX) for path in store.iter_dumps())
     assert len(rows_of(store)) == 8 + 16 * 2
     with sqlite3.connect(store.catalog_path) as connection:
         assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)

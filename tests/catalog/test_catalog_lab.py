@@ -33,7 +33,8 @@ from actordbg.formats.comparison_record import (
 )
 from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
 from actordbg.formats.noise_record import DumpNoise, NoiseRecord
-from actordbg.store.layout import Store, atomic_write
+from actordbg.formats.store_files import atomic_write
+from actordbg.store.layout import Store
 
 INPUTS = [given(index) for index in range(3)]
 TOKENS = Figures(10, max_abs=0.5, mean_abs=0.125, p99_abs=0.25, cosine=1.0, kl_k3=0.01, clip_share=0.1, max_ulp=3)

@@ -21,7 +21,7 @@ from actordbg.catalog import query
 from actordbg.catalog.indexer import refresh
 from actordbg.cli import dump_ls, dump_prune, dump_show, dump_verify, index
 from actordbg.dumps import prune
-from actordbg.formats import dumpfile
+from actordbg.formats.dump_record import SUFFIX
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
@@ -239,7 +239,7 @@ def test_prune_damaged_takes_only_what_is_broken(store: Store, monkeypatch: pyte
     junk, newer, misplaced, mended, locked = (store.dump_path(r) for r in cases.fill(store, 5, rank=0))
     junk.write_bytes(b"junk")
     newer.write_bytes(cases.with_record(newer.read_bytes(), b'"format_version":1', b'"format_version":9'))
-    misplaced = misplaced.rename(misplaced.with_name(f"renamed{dumpfile.SUFFIX}"))
+    misplaced = misplaced.rename(misplaced.with_name(f"renamed{SUFFIX}"))
     good = mended.read_bytes()
     mended.write_bytes(b"torn")
     really = headers.read_row

@@ -19,8 +19,9 @@ from actordbg.compare.noise_floor import measure, save
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC
 from actordbg.formats.replay_record import ReplayConfig, ReplaySpec
+from actordbg.formats.store_files import make_folder
 from actordbg.replay.plan import new_replay_id
-from actordbg.store.layout import Store, make_folder
+from actordbg.store.layout import Store
 
 
 @pytest.fixture(autouse=True)

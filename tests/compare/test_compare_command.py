@@ -21,7 +21,8 @@ from actordbg.catalog import comparison_query as lab
 from actordbg.cli.app import app
 from actordbg.formats.comparison_record import ComparisonRecord
 from actordbg.formats.noise_record import NoiseRecord
-from actordbg.store.layout import Store, atomic_write
+from actordbg.formats.store_files import atomic_write
+from actordbg.store.layout import Store
 
 INPUTS = [given(index) for index in range(12)]
 

@@ -18,6 +18,7 @@ from actordbg.cli import dump_export
 from actordbg.dumps.create import create_dumps
 from actordbg.dumps.export import export_dump
 from actordbg.formats.dump_record import DumpRecord
+from actordbg.formats.record_reading import parse_record
 from actordbg.store import payload
 from actordbg.store.layout import Store
 from actordbg.store.payload import Dump
@@ -48,7 +49,7 @@ def test_safetensors_holds_logical_dtypes_and_the_record(dump: Dump, tmp_path: P
     for name, tensor in exported.items():
         assert tensor.dtype == dump.tensors[name].dtype and torch.equal(tensor, dump.tensors[name])
     with safetensors.safe_open(path, "pt") as file:
-        assert DumpRecord.from_json(file.metadata()["actordbg"]) == dump.record
+        assert parse_record(file.metadata()["actordbg"]) == dump.record
 
 
 def test_pt_opens_with_weights_only_and_keeps_strides(dump: Dump, tmp_path: Path):
@@ -58,7 +59,7 @@ def test_pt_opens_with_weights_only_and_keeps_strides(dump: Dump, tmp_path: Path
         assert torch.equal(content[name], tensor)
     assert {name: content[name] for name in dump.record.arguments} == dump.record.arguments
     assert (content["rank"], content["batch_size"], content["seq_len"], content["run"]) == (2, 2, 5, "r")
-    assert DumpRecord.from_json(content["record"]) == dump.record
+    assert parse_record(content["record"]) == dump.record
 
 
 @pytest.mark.parametrize("format", ["safetensors", "pt"])

@@ -121,6 +121,7 @@ import json, resource, sys
 from pathlib import Path
 import torch
 from actordbg.formats import dumpfile
+from actordbg.formats.dump_record import SUFFIX
 from actordbg.store import payload
 from actordbg.catalog import dump_rows as headers
 from actordbg.dumps import verify
@@ -134,7 +135,7 @@ target = next(store.iter_dumps())
 original, parts = target.read_bytes(), target.relative_to(store.dumps).parts
 readers = (
     lambda: dumpfile.read_record(target),
-    lambda: headers.read_row(str(target), target.name.removesuffix(dumpfile.SUFFIX), parts[0], int(parts[1][4:])),
+    lambda: headers.read_row(str(target), target.name.removesuffix(SUFFIX), parts[0], int(parts[1][4:])),
     lambda: dumpfile.read_payload(target, cap),
     lambda: list(verify.verify_files(store, [store.relative(target)], 1, cap)),
     lambda: payload.load(target, cap),

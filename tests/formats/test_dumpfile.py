@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from actordbg.base.errors import CorruptDump, StoreProblem, Unsupported
 from actordbg.formats import dumpfile
-from actordbg.formats.dump_record import DumpRecord
+from actordbg.formats.dump_record import MAX_RECORD, DumpRecord
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
@@ -116,7 +116,7 @@ def test_a_record_that_no_reader_would_accept_is_not_written(why: str):
 
 
 def test_more_tensors_than_a_reader_accepts_are_not_written():
-    header = b"{" + b" " * dumpfile.MAX_RECORD + b"}"
+    header = b"{" + b" " * MAX_RECORD + b"}"
     with pytest.raises(Unsupported, match="list of tensors"):
         dumpfile.pack(BASE, len(header).to_bytes(8, "little") + header)
 

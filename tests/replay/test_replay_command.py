@@ -26,11 +26,12 @@ from actordbg.cli.replay_answer import answer_of, render
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, Journal, read_events, read_results
 from actordbg.formats.replay_record import ReplayConfig, ReplaySpec, ResultRecord
+from actordbg.formats.store_files import make_folder
 from actordbg.replay import supervise
 from actordbg.replay.launch import launch
 from actordbg.replay.plan import new_replay_id
 from actordbg.replay.processes import session_members
-from actordbg.store.layout import Store, make_folder
+from actordbg.store.layout import Store
 
 
 @pytest.fixture(autouse=True)

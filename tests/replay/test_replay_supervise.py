@@ -15,9 +15,10 @@ from supervised import TESTS, Bench, make_spec, statuses
 
 from actordbg.base.errors import Conflict, LaunchProblem, StoreProblem
 from actordbg.formats.journal import Journal, read_events, read_results
+from actordbg.formats.store_files import make_folder
 from actordbg.replay.processes import session_members, start_ticks
 from actordbg.replay.supervise import Progress, ReplayOutcome, interruptible, load_spec, run_replay
-from actordbg.store.layout import Store, make_folder
+from actordbg.store.layout import Store
 
 
 @pytest.fixture(autouse=True)

@@ -13,12 +13,13 @@ from roots import SUPPORT
 
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec
+from actordbg.formats.store_files import make_folder
 from actordbg.replay.launch import Group, Launched, _start, child_environment, groups_of, launch, torchrun_command
 from actordbg.replay.plan import new_replay_id
 from actordbg.replay.processes import session_members
 from actordbg.replay.supervise import run_replay
 from actordbg.replay.worker_logs import reported_by_launcher
-from actordbg.store.layout import Store, make_folder
+from actordbg.store.layout import Store
 
 CONFIG = ReplayConfig(backend="fsdp2", nproc=2, timeout_s=4.0)
 

@@ -14,11 +14,12 @@ from supervised import group_launcher, make_spec, plain_launcher, statuses
 
 from actordbg.formats.journal import read_events
 from actordbg.formats.replay_record import ReplaySpec
+from actordbg.formats.store_files import make_folder
 from actordbg.replay.launch import Launched
 from actordbg.replay.processes import session_members
 from actordbg.replay.supervise import Progress, ReplayOutcome, run_replay
 from actordbg.replay.warm_groups import WarmGroups
-from actordbg.store.layout import Store, make_folder
+from actordbg.store.layout import Store
 
 TESTS = SUPPORT
 

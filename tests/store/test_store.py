@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from actordbg.base.errors import NewerFormat, StoreProblem
-from actordbg.store.layout import Store, atomic_write
+from actordbg.formats.store_files import atomic_write
+from actordbg.store.layout import Store
 
 
 def test_creating_twice_is_creating_once(tmp_path: Path):

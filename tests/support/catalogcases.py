@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from actordbg.formats import dumpfile
-from actordbg.formats.dump_record import DumpRecord, format_timestamp, make_dump_id
+from actordbg.formats.dump_record import MAGIC, DumpRecord, format_timestamp, make_dump_id
 from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -61,7 +61,7 @@ def fill(store: Store, count: int, **changes: Any) -> list[DumpRecord]:
 def header_frame(line: bytes) -> bytes:
     """The frame that begins a dump file, for a record's line of JSON that may be anything."""
     header = b"%b\n%08x" % (line, zlib.crc32(line))
-    return dumpfile.MAGIC + len(header).to_bytes(4, "little") + header
+    return MAGIC + len(header).to_bytes(4, "little") + header
 
 
 def with_record(blob: bytes, old: bytes, new: bytes) -> bytes:

@@ -12,7 +12,8 @@ import torch
 
 from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_journal
 from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec, ResultRecord
-from actordbg.store.layout import Store, make_folder
+from actordbg.formats.store_files import make_folder
+from actordbg.store.layout import Store
 
 Tensors = dict[str, torch.Tensor]
 

@@ -25,7 +25,7 @@ import torch
 import zstandard
 
 from actordbg.formats import dumpfile
-from actordbg.formats.dump_record import DumpRecord
+from actordbg.formats.dump_record import MAGIC, MAX_RECORD, DumpRecord
 from actordbg.store import payload
 
 CAP = 2**20
@@ -267,9 +267,7 @@ def another_file(chance: Chance) -> Mutant:
 
 def forged_record_size(chance: Chance) -> Mutant:
     true = A.end - 8
-    size = chance.choice(
-        (0, 1, 8, 9, true - 1, true + 1, true + 9, dumpfile.MAX_RECORD, dumpfile.MAX_RECORD + 1, 2**31, 2**32 - 1)
-    )
+    size = chance.choice((0, 1, 8, 9, true - 1, true + 1, true + 9, MAX_RECORD, MAX_RECORD + 1, 2**31, 2**32 - 1))
     return Mutant(A.blob[:4] + struct.pack("<I", size) + A.blob[8:], None)
 
 
@@ -383,7 +381,7 @@ def other_encoding(chance: Chance) -> Mutant:
 def deep_nesting(chance: Chance) -> Mutant:
     depth = chance.choice((70, 300, 900, 960, 990, 1000, 1010, 5000, 60_000, 600_000))
     opened, closed = chance.choice((("[", "]"), ('{"a":', "}")))
-    text = (opened * depth + "1" + closed * depth)[: dumpfile.MAX_RECORD - 5000]
+    text = (opened * depth + "1" + closed * depth)[: MAX_RECORD - 5000]
     return Mutant(with_line(json.dumps(A.said())[:-1] + f",{chance.choice(PLACES)}:{text}}}"), None)
 
 
@@ -430,7 +428,7 @@ def forged_crc(chance: Chance) -> Mutant:
         (b"00000000", b"%08X" % zlib.crc32(line + b" "), b"", b"zzzzzzzz", b"%7x" % (zlib.crc32(line) >> 4))
     )
     header = line + chance.choice((b"\n", b"\r", b" ", b"")) + crc
-    return Mutant(dumpfile.MAGIC + struct.pack("<I", len(header)) + header + A.blob[A.end :], None)
+    return Mutant(MAGIC + struct.pack("<I", len(header)) + header + A.blob[A.end :], None)
 
 
 PLACES = ('"arguments"', '"unknown"', '"actor"', '"tensors"', '"origin"', '"rank"')
@@ -628,9 +626,7 @@ def not_utf8_header(chance: Chance) -> Mutant:
 
 
 def forged_header_size(chance: Chance) -> Mutant:
-    size = chance.choice(
-        (0, 1, 2**63, 2**64 - 1, len(A.plain), len(A.plain) - 8, dumpfile.MAX_RECORD + 1, len(A.plain) - 9)
-    )
+    size = chance.choice((0, 1, 2**63, 2**64 - 1, len(A.plain), len(A.plain) - 8, MAX_RECORD + 1, len(A.plain) - 9))
     return Mutant(with_payload(size.to_bytes(8, "little") + A.plain[8:]), None)
 
 

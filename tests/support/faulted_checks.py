@@ -25,6 +25,8 @@ from faults import Fault
 
 from actordbg.base.errors import ActordbgError
 from actordbg.formats import ringfile
+from actordbg.formats.dump_record import SUFFIX
+from actordbg.formats.recording_reading import read_ring
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
@@ -103,7 +105,7 @@ def _books(one: Run, found: recorder.Recorder, planned: tuple[Fault, ...]) -> li
         complaints.append(f"{one.calls} calls were made, {one.booked()} are in the books: {books}")
     if (dropped or strays) and not one.log.said and not _speechless(planned):
         complaints.append(f"calls were lost and nothing was said: {books}")
-    files = sum(1 for path in one.store.rglob(f"*{payload.dumpfile.SUFFIX}") if not path.name.startswith("."))
+    files = sum(1 for path in one.store.rglob(f"*{SUFFIX}") if not path.name.startswith("."))
     if files != captured - rotated and "self.ledger.rotate" not in callees(planned):  # that file is gone, uncounted
         complaints.append(f"{files} dump files, {captured} captured, {rotated} rotated")
     if len(planned) == 1 and not planned[0].lasting and len(planned[0].errors) == 1 and not captured:
@@ -150,7 +152,7 @@ def _files(one: Run, planned: tuple[Fault, ...]) -> list[str]:
         elif path.is_file():
             found += _problem(payload.load, path)
     for path in one.folder.rglob(f"*{ringfile.SUFFIX}") if not removing else ():
-        found += _problem(ringfile.read_ring, path)
+        found += _problem(read_ring, path)
     return found
 
 

@@ -13,11 +13,12 @@ from roots import SUPPORT
 
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec
+from actordbg.formats.store_files import make_folder
 from actordbg.replay.launch import Group, Launched, _start, child_environment, launch
 from actordbg.replay.plan import new_replay_id
 from actordbg.replay.processes import session_members
 from actordbg.replay.supervise import Progress, ReplayOutcome, run_replay
-from actordbg.store.layout import Store, make_folder
+from actordbg.store.layout import Store
 
 TESTS = SUPPORT
 

@@ -30,8 +30,8 @@ from typing import Any
 
 import torch
 
-from actordbg.base.scrub import scrub
-from actordbg.store.payload import storable
+from actordbg.base.errors import scrub
+from actordbg.formats.encoding import storable
 
 MAX_STRING = 4096
 """Longest string, in characters, that counts as a plain argument."""

@@ -1,0 +1,179 @@
+"""Reads a record, and any JSON out of files that nobody vouches for.
+
+`json.loads` accepts more than JSON is, and than the rest of a program survives: NaN and infinity (which `json.dumps` refuses
+later), lone surrogates (which no terminal and no database takes), other encodings than UTF-8, nesting that only just
+fits (and no longer fits one call deeper), and 4 MB of `[],[],[]` that become 90 MB of lists. All of that is a ValueError in
+`strict_json`. `parse_record` adds the contract of a record: every field's type, range and name.
+
+Example::
+
+    strict_json(b'{"temperature": 1e999}')      # ValueError: 1e999 is not a finite number
+    parse_record(b"[]")                         # CorruptDump: the record is not a JSON object
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import fields
+from datetime import datetime, timezone
+from typing import Any
+
+from actordbg.base.errors import CorruptDump, NewerFormat
+from actordbg.formats.dump_record import (
+    DEFAULTS,
+    MAX_DEPTH,
+    MAX_DIMS,
+    MAX_VALUES,
+    RECORD_VERSION,
+    DumpRecord,
+    TensorSpec,
+    contiguous_strides,
+    is_plain_name,
+)
+
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z", re.ASCII)
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_MAX_SIZE, _PLAIN = 2**48, {int}
+_VERIFY_HINT = "run `actordbg dump verify` to find every damaged file"
+
+
+def parse_record(text: str | bytes) -> DumpRecord:
+    """Parse and check a record.
+
+    Raises NewerFormat for a version this program does not know and CorruptDump for anything that is not a record.
+    """
+    try:
+        data = strict_json(text.encode() if isinstance(text, str) else text)
+    except ValueError as error:
+        raise CorruptDump(f"the record is not JSON: {error}", hint=_VERIFY_HINT) from None
+    if not isinstance(data, dict):
+        raise CorruptDump("the record is not a JSON object", hint=_VERIFY_HINT)
+    version = data.get("format_version")
+    if type(version) is not int or not 0 <= version < 2**31:
+        raise CorruptDump("the record has no format version", hint=_VERIFY_HINT)
+    if version != RECORD_VERSION:
+        raise NewerFormat(
+            f"the record has format version {version}, this actordbg reads version {RECORD_VERSION}",
+            hint="upgrade actordbg in this environment: pip install --upgrade actordbg",
+        )
+    return _checked(data)
+
+
+def strict_json(data: bytes) -> Any:
+    """The value of a JSON text in UTF-8. Raises ValueError for anything else, and for what is too large or too deep."""
+    text = str(data, "utf-8")
+    brackets = text.count("[") + text.count("{")
+    if brackets + text.count(",") > MAX_VALUES:
+        raise ValueError(f"it has more than {MAX_VALUES} values")
+    try:
+        value = _decode(text)
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
+    if brackets > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+    if _SURROGATE.search(text):
+        json.dumps(value, ensure_ascii=False).encode()  # UnicodeEncodeError is a ValueError
+    return value
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if value - value != 0:
+        raise ValueError(f"{text:.20} is not a finite number")
+    return value
+
+
+def _refuse(name: str) -> float:
+    raise ValueError(f"{name} is not JSON")
+
+
+_decode = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse).decode
+
+
+def _deeper_than(value: Any, depth: int) -> bool:
+    level = [value]
+    for _ in range(depth):
+        level = [
+            child
+            for item in level
+            if isinstance(item, dict | list)
+            for child in (item.values() if isinstance(item, dict) else item)
+        ]
+    return any(isinstance(item, dict | list) for item in level)
+
+
+_REQUIRED = {f.name for f in fields(DumpRecord) if f.name not in DEFAULTS}
+_OBJECTS = tuple(name for name, value in DEFAULTS.items() if value == {})
+_COUNT, _TEXT, _FLAG, _OBJECT = (int,), (str,), (bool,), (dict,)
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("rank", "batch_size", "seq_len", "tokens", "format_version"), _COUNT),
+    **dict.fromkeys(("world_size", "local_rank", "call_index", "monotonic_ns", "pid", "action_len", "step"), _COUNT),
+    **dict.fromkeys(("dump_id", "run", "timestamp", "source", "payload_sha256", "host", "role", "instance"), _TEXT),
+    **dict.fromkeys(("autocast_dtype", "model_name", "model_dtype", "triggered", "recovered"), _TEXT),
+    **dict.fromkeys(("training", "grad_enabled", "packing_samples", "replayable", "pinned"), _FLAG),
+    **dict.fromkeys(("arguments", "tensors", "process_groups", "extra", "actor", "origin", "versions"), _OBJECT),
+    **dict.fromkeys(("trigger_facts", "rng"), _OBJECT),
+    "temperature": (int, float),
+}
+_NONE_ALLOWED = frozenset(name for name, value in DEFAULTS.items() if value is None)
+
+
+def _checked(data: dict[str, Any]) -> DumpRecord:
+    values = dict(DEFAULTS)
+    for name, value in data.items():
+        kinds = _KINDS.get(name)
+        if kinds is None:
+            continue
+        if type(value) not in kinds and not (value is None and name in _NONE_ALLOWED):
+            raise CorruptDump(f"the record's {name} has the wrong type: {value!r:.80}", hint=_VERIFY_HINT)
+        if type(value) is int and not (0 if kinds is _COUNT else -(2**63)) <= value < 2**63:
+            raise CorruptDump(f"the record's {name} is out of range: {value!r:.80}", hint=_VERIFY_HINT)
+        values[name] = value
+    missing = _REQUIRED - values.keys()
+    if missing:
+        raise CorruptDump(f"the record has no {min(missing)}", hint=_VERIFY_HINT)
+    for name in ("dump_id", "run"):
+        if not is_plain_name(values[name]):
+            raise CorruptDump(f"the record's {name} is not a plain name: {values[name]!r:.80}", hint=_VERIFY_HINT)
+    parse_timestamp(values["timestamp"])
+    for name in _OBJECTS:
+        if name not in data:
+            values[name] = {}
+    values["tensors"] = {name: _spec(name, spec) for name, spec in values["tensors"].items()}
+    record = object.__new__(DumpRecord)  # 42 fields: the frozen __init__ takes longer than everything above
+    vars(record).update(values)
+    return record
+
+
+def _spec(name: str, data: Any) -> TensorSpec:
+    if name == "__metadata__":  # safetensors keeps it for itself
+        raise CorruptDump(f"the record has a tensor named {name}", hint=_VERIFY_HINT)
+    if type(data) is not list or len(data) not in (3, 4) or type(data[0]) is not str or type(data[1]) is not str:
+        raise CorruptDump(f"tensor {name!r:.80} of the record is not described", hint=_VERIFY_HINT)
+    dtype, stored, shape, *rest = data
+    strides = rest[0] if rest else []
+    if not _are_sizes(shape) or not _are_sizes(strides) or (rest and len(strides) != len(shape)):
+        raise CorruptDump(f"tensor {name!r:.80} of the record has an impossible shape", hint=_VERIFY_HINT)
+    shape = tuple(shape)
+    if math.prod(filter(None, shape)) >= _MAX_SIZE:
+        raise CorruptDump(f"tensor {name!r:.80} of the record has too many elements", hint=_VERIFY_HINT)
+    return TensorSpec(dtype, shape, tuple(strides) if rest else contiguous_strides(shape), stored)
+
+
+def _are_sizes(values: Any) -> bool:
+    """Whether this is a shape, or strides: few plain integers that torch can count with."""
+    if type(values) is not list or len(values) > MAX_DIMS or not {*map(type, values)} <= _PLAIN:
+        return False
+    return not values or (min(values) >= 0 and max(values) < _MAX_SIZE)
+
+
+def parse_timestamp(text: str) -> datetime:
+    """An ISO-8601 UTC timestamp of a record ("2025-06-19T05:26:08.430740Z") as an aware datetime; CorruptDump otherwise."""
+    try:
+        if _MOMENT.match(text):
+            return datetime.fromisoformat(text[:26]).replace(tzinfo=timezone.utc)
+    except ValueError:
+        pass
+    raise CorruptDump(f"{text!r:.60} is not a timestamp like 2025-06-19T05:26:08.430740Z", hint=_VERIFY_HINT)

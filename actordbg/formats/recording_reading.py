@@ -1,0 +1,265 @@
+"""Reads what a recording process leaves for others: its flight recorder's ring, and its counters.
+
+The process may be alive, or have died in whatever way. So every offset, length and name is checked before it is used, a slot that
+is damaged or half written is left out, and nothing here waits for the process.
+
+    ring = read_ring(path)
+    for slot in ring.slots:
+        for shape, strides, offset, nbytes in tensors_of(slot.numbers): ...
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
+from actordbg.formats.dump_record import is_plain_name
+from actordbg.formats.ringfile import (
+    BOOK,
+    BOOKS,
+    COUNTERS_FORMAT,
+    COUNTS,
+    DATA,
+    DONE,
+    END,
+    FREE,
+    HEAD,
+    HEADER,
+    IDENTITY,
+    IN_FLIGHT,
+    KINDS_AT,
+    MAGIC,
+    MAX_FILE,
+    MAX_KIND,
+    MAX_LEDGERS,
+    MAX_OPEN,
+    OWN_NUMBERS,
+    RAISED,
+    SAMPLED,
+    SLOT,
+    SLOT_SIZE,
+    SLOTS,
+    SLOTS_AT,
+    VERSION,
+    WRITING,
+    head_bytes,
+    is_locked,
+    slot_check,
+)
+
+MOST_DIMS = 64
+"""torch has no tensors of more dimensions."""
+
+
+@dataclass(frozen=True)
+class Books:
+    """Counts of one ledger at the process's death. `identity`: run, rank, world_size, host, pid, instance, role, since."""
+
+    identity: dict[str, Any]
+    counts: dict[str, int]
+
+    @property
+    def unresolved(self) -> int:
+        """Calls that were neither captured nor dropped nor sampled out when the process died."""
+        closed = sum(n for name, n in self.counts.items() if name not in ("calls", "bytes"))
+        return self.counts["calls"] - closed
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One call out of a ring, in its `place`-th slot.
+
+    `kind` is what it has in common with others, `numbers` what it has of its own, `end` what came of it; `data` begins at
+    `offset` of the file and ends before `offset + size`.
+    """
+
+    place: int
+    state: int
+    book: int
+    ledger: int
+    sequence: int
+    offset: int
+    size: int
+    kind: dict[str, Any]
+    numbers: tuple[int, ...]
+    end: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class RingFile:
+    """A ring as it is on disk. `alive`: its process still holds it. `books` by number; `damaged`: what is wrong with slots that
+    were left out.
+    """
+
+    path: Path
+    facts: dict[str, Any]
+    alive: bool
+    books: dict[int, Books] = field(default_factory=dict)
+    slots: list[Slot] = field(default_factory=list)
+    damaged: list[str] = field(default_factory=list)
+
+    def bytes_at(self, offset: int, size: int) -> bytes:
+        """Bytes of the file. CorruptDump if it ends before."""
+        with open(self.path, "rb") as file:
+            return _exactly(file.fileno(), offset, size, self.path)
+
+    def still_has(self, slot: Slot) -> bool:
+        """Whether a slot's call is still there, and so was while it was read. A live process may have written over it."""
+        state, _, _, _, sequence, *_ = SLOT.unpack(self.bytes_at(SLOTS_AT + slot.place * SLOT_SIZE, SLOT.size))
+        return state in (IN_FLIGHT, DONE, RAISED) and sequence == slot.sequence
+
+
+def read_ring(path: Path) -> RingFile:
+    """Header, books and slots of a ring; its tensors are read when they are asked for (`bytes_at`).
+
+    Raises CorruptDump, NewerFormat, or StoreProblem where the file cannot be read. Slots that are being written are left out, and
+    so are damaged ones (`RingFile.damaged`).
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
+    try:
+        ring = RingFile(path, _header(descriptor, path), is_locked(descriptor))
+        ring.books = dict(_books(descriptor, path))
+        ring.slots = sorted(_slots(descriptor, path, ring.damaged), key=lambda slot: slot.sequence)
+    finally:
+        os.close(descriptor)
+    return ring
+
+
+def tensors_of(numbers: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int, int]]:
+    """(shape, strides, offset, bytes) of each tensor that `numbers` describes. ValueError for numbers that describe none."""
+    place = OWN_NUMBERS
+    while place < len(numbers):
+        dims = numbers[place]
+        if not 0 <= dims <= MOST_DIMS or min(numbers[place:], default=0) < 0:
+            raise ValueError("a tensor has an impossible shape")
+        shape = tuple(numbers[place + 1 : place + 1 + dims])
+        strides = tuple(numbers[place + 1 + dims : place + 1 + 2 * dims])
+        offset, nbytes = numbers[place + 1 + 2 * dims : place + 3 + 2 * dims]
+        yield shape, strides, offset, nbytes
+        place += 3 + 2 * dims
+
+
+def read_counters(path: Path) -> dict[str, Any]:
+    """One published counters file, checked. Raises CorruptDump if it is not one (CorruptDump: skip and count)."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise CorruptDump(f"{path}: unreadable counters: {error}", hint="the next publication replaces it") from None
+    numbers = ("rank", "pid", "calls", "captured", "bytes", "pending", "queue_bytes", "generation")
+    texts = ("run", "host", "instance", "state", "since", "heartbeat")
+    good = (
+        isinstance(data, dict)
+        and data.get("format") == COUNTERS_FORMAT
+        and all(type(data.get(name)) is int for name in numbers)
+        and all(isinstance(data.get(name), str) for name in texts)
+        and all(isinstance(data.get(name), dict) for name in ("dropped", "sampled_out"))
+    )
+    if not good:
+        raise CorruptDump(f"{path}: not a counters file of this version", hint="upgrade actordbg, or delete the file")
+    return dict(data)
+
+
+def _header(descriptor: int, path: Path) -> dict[str, Any]:
+    page = _exactly(descriptor, 0, HEADER, path)
+    magic, version, length = HEAD.unpack_from(page)
+    if magic != MAGIC or length > HEADER - HEAD.size - 4:
+        raise CorruptDump(
+            f"{path}: not an actordbg ring (wrong magic)", hint="remove it by hand if you know what it is"
+        )
+    if version != VERSION:
+        raise NewerFormat(
+            f"{path} is a ring of version {version}, this actordbg reads {VERSION}", hint="upgrade actordbg"
+        )
+    end = HEAD.size + length
+    if struct.unpack_from("<I", page, end)[0] != zlib.crc32(page[:end]):
+        raise CorruptDump(
+            f"{path}: damaged header (its CRC-32 does not match)", hint="`dump recover --discard` removes it"
+        )
+    return dict(json.loads(page[HEAD.size : end]))
+
+
+def _books(descriptor: int, path: Path) -> Iterator[tuple[int, Books]]:
+    page = _exactly(descriptor, BOOKS, BOOK * MAX_LEDGERS, path)
+    for number in range(MAX_LEDGERS):
+        first = number * BOOK
+        if not page[first]:  # free, or its identity was being written
+            continue
+        identity = _json(page[first : first + IDENTITY].rstrip(b"\0"), path)
+        counts = struct.unpack_from(f"<{len(COUNTS)}Q", page, first + IDENTITY)
+        books = Books(identity, dict(zip(COUNTS, counts, strict=True)))
+        if not _names_somebody(identity) or not 0 <= books.unresolved <= MAX_OPEN:
+            raise CorruptDump(f"{path}: its books are damaged", hint="`dump recover --discard` removes it")
+        yield number, books
+
+
+def _names_somebody(identity: dict[str, Any]) -> bool:
+    """Whether an identity is one, and every name in it may be part of a path."""
+    return (
+        all(type(identity.get(name)) is int and identity[name] >= 0 for name in ("rank", "pid"))
+        and all(is_plain_name(str(identity.get(name))) for name in ("run", "instance"))
+        and type(identity.get("host")) is str
+        and not {"/", "\0"} & set(identity["host"])
+        and type(identity.get("since")) is str
+    )
+
+
+def _slots(descriptor: int, path: Path, damaged: list[str]) -> Iterator[Slot]:
+    table = _exactly(descriptor, SLOTS_AT, SLOTS * SLOT_SIZE, path)
+    for place in range(SLOTS):
+        values = SLOT.unpack_from(table, place * SLOT_SIZE)
+        if values[0] not in (FREE, WRITING):
+            try:
+                yield _slot(descriptor, path, place, *values)
+            except CorruptDump as error:
+                damaged.append(error.message)
+
+
+def _slot(
+    descriptor: int, path: Path, place: int, state: int, book: int, ledger: int, end: int, sequence: int, offset: int,
+    length: int, kind_at: int, kind_len: int, count: int, check: int,
+) -> Slot:  # fmt: skip
+    size = os.fstat(descriptor).st_size
+    inside = offset >= DATA and offset + length <= min(size, MAX_FILE) and head_bytes(count) <= length
+    described = kind_at >= KINDS_AT and kind_at + kind_len <= size and kind_len <= MAX_KIND
+    known = state in (IN_FLIGHT, DONE, RAISED) and book <= SAMPLED and -1 <= ledger < MAX_LEDGERS
+    if not inside or not described or not known or end > END:
+        raise CorruptDump(f"{path}: a slot points outside of the ring", hint="`dump recover --discard` removes it")
+    packed = _exactly(descriptor, offset, 8 * count, path)
+    if check != slot_check(ledger, sequence, offset, length, kind_at, kind_len, count, packed):
+        raise CorruptDump(f"{path}: a call in it is damaged", hint="`dump recover --discard` removes it")
+    numbers = struct.unpack(f"<{count}q", packed)
+    text = _exactly(descriptor, offset + 8 * count, end, path)
+    kind = _json(_exactly(descriptor, kind_at, kind_len, path), path)
+    end_facts = _json(text, path) if end else {}
+    return Slot(place, state, book, ledger, sequence, offset, length, kind, numbers, end_facts)
+
+
+def _json(text: bytes, path: Path) -> dict[str, Any]:
+    """What `sealed` made."""
+    data = None
+    with contextlib.suppress(ValueError, RecursionError):
+        data = json.loads(text[:-8]) if int(text[-8:], 16) == zlib.crc32(text[:-8]) else None
+    if not isinstance(data, dict):
+        raise CorruptDump(f"{path}: what describes a call is damaged", hint="`dump recover --discard` removes it")
+    return data
+
+
+def _exactly(descriptor: int, offset: int, size: int, path: Path) -> bytes:
+    data = os.pread(descriptor, size, offset)
+    while len(data) < size:
+        more = os.pread(descriptor, size - len(data), offset + len(data))
+        if not more:
+            raise CorruptDump(f"{path}: ends too early", hint="`dump recover --discard` removes it")
+        data += more
+    return data

@@ -1,0 +1,135 @@
+"""The files of a store that the training process reads and writes, and how a file gets there: whole or not at all.
+
+Ranks on many hosts write here at once, so a shared file system needs nothing but create-exclusive and rename: every
+file is written under a temporary name in its own folder, flushed to disk, and renamed. Files are 0600, folders 0700.
+`actordbg.store.layout` has the whole picture. Standard library only.
+
+Example::
+
+    path = StoreFiles("/shared/actordbg").publish_dump(record, blob)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from actordbg.base.errors import NewerFormat, StoreProblem
+from actordbg.formats.dump_record import SUFFIX, DumpRecord
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+FORMAT = 1
+TEMPORARY = ".tmp-"
+"""How the names of unfinished files begin."""
+
+
+class StoreFiles:
+    """A store's dumps, counters and switch, by its root folder. Making one touches nothing."""
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(os.path.abspath(root))
+        self.dumps = self.root / "dumps"
+        self.counters = self.root / "counters"
+        self.format_path = self.root / "FORMAT"
+        self.control_path = self.root / "control.json"
+        self.controls = self.root / "controls"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.root)!r})"
+
+    def require(self) -> Self:
+        """Check that a store of a known format is here; StoreProblem or NewerFormat otherwise."""
+        try:
+            data = json.loads(self.format_path.read_bytes())
+            version = data["format"]
+        except FileNotFoundError:
+            raise StoreProblem(
+                f"there is no store in {self.root}",
+                hint="`actordbg dump enable`, `dump import` or `dump create` make one; --store DIR names another",
+            ) from None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StoreProblem(
+                f"{self.format_path} is unreadable: {error}",
+                hint='if this is a store, write {"format": 1} into it again',
+            ) from None
+        if version != FORMAT:
+            raise NewerFormat(
+                f"the store in {self.root} has format {version}, this actordbg reads format {FORMAT}",
+                hint="upgrade actordbg: pip install --upgrade actordbg",
+            )
+        return self
+
+    def control_of(self, job: str | None = None) -> Path:
+        """The switch that a job of this name follows where the file is there; without a name, the store's."""
+        return self.controls / f"{job}.json" if job else self.control_path
+
+    def dump_folder(self, run: str, rank: int) -> Path:
+        """The folder of one rank's dumps of one run."""
+        return self.dumps / run / f"rank{rank:04d}"
+
+    def dump_path(self, record: DumpRecord) -> Path:
+        """Where the dump of this record lies or will lie."""
+        return self.dump_folder(record.run, record.rank) / f"{record.dump_id}{SUFFIX}"
+
+    def publish_dump(self, record: DumpRecord, blob: bytes) -> Path:
+        """Write one dump file atomically and return its path; OSError passes through (a full disk is the caller's case)."""
+        path = self.dump_path(record)
+        atomic_write(path, blob)
+        return path
+
+
+def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Write `data` to `path`, whole or not at all: temporary name, fsync, rename, fsync of the folder."""
+    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}-{path.name[:80]}")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+    try:
+        descriptor = os.open(temporary, flags, mode)
+    except FileNotFoundError:
+        make_folder(path.parent)
+        descriptor = os.open(temporary, flags, mode)
+    try:
+        try:
+            file = os.fdopen(descriptor, "wb")
+        except BaseException:
+            os.close(descriptor)
+            raise
+        with file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    sync_folder(path.parent)
+
+
+def make_folder(path: Path) -> None:
+    """`mkdir -p` with mode 0700 for every folder that it makes."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+            return
+        if not path.is_dir():
+            raise NotADirectoryError(20, "not a folder", str(path))
+
+
+def sync_folder(path: Path) -> None:
+    """fsync a folder so that a rename in it survives a power cut; file systems that cannot are left alone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return
+    try:
+        with contextlib.suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
