@@ -1,4 +1,4 @@
-"""`actordbg doctor`: will this machine and this OpenRLHF work?"""
+"""`actordbg doctor`: will this machine and this trainer work?"""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from actordbg.cli.options import Json, store_of
 from actordbg.cli.output import emit, note, say
 
 if TYPE_CHECKING:
-    from actordbg.doctor.check_result import Finding
+    from actordbg.doctor.check import Check
 
 WIDTH = 80
 _NAME = 19
@@ -26,12 +26,12 @@ QuickChecks = Annotated[bool, typer.Option("--quick", help="Skip what takes seco
 Timeout = Annotated[float, typer.Option("--timeout", min=1, help="Seconds that one module may take to import.")]
 
 
-def render(finding: Finding) -> str:
-    """One finding in at most 80 columns (a path longer than that stays whole), its remedy below it."""
-    head = f"{finding.status.value:<4}  {_short(finding.name)}  "
-    lines = _wrapped(finding.detail, head)
-    if finding.remedy and finding.status.value != "ok":
-        lines += "\n" + _wrapped(finding.remedy, " " * (len(head) - 3) + "-> ")
+def render(check: Check) -> str:
+    """One check in at most 80 columns (a path longer than that stays whole), its remedy below it."""
+    head = f"{check.status.value:<4}  {_short(check.name)}  "
+    lines = _wrapped(check.detail, head)
+    if check.remedy and check.status.value != "ok":
+        lines += "\n" + _wrapped(check.remedy, " " * (len(head) - 3) + "-> ")
     return lines
 
 
@@ -42,7 +42,7 @@ def doctor(
     timeout: Timeout = 180.0,
     as_json: Json = False,
 ) -> None:
-    """Check whether this machine and this OpenRLHF will work.
+    """Check whether this machine and the installed trainer will work.
 
     Looks at versions, imports, the deepspeed launcher, the C++ compiler, GPU, flash-attn, disk, store, catalog and patch, and
     names the remedy for each fault. A warning concerns a part that you may not need, or a version that nobody tested.
@@ -52,27 +52,29 @@ def doctor(
     """
     from actordbg.doctor.checkup import examine, exit_code
 
-    findings: list[Finding] = []
+    checks: list[Check] = []
     executable = str(python) if python is not None else sys.executable
-    for finding in examine(store_of(ctx), executable, quick=quick, timeout=timeout):
-        findings.append(finding)
+    for check in examine(store_of(ctx), executable, quick=quick, timeout=timeout):
+        checks.append(check)
         if not as_json:
-            say(render(finding))
+            say(render(check))
     if as_json:
-        emit(findings, lambda _: None, as_json)
+        emit(checks, lambda _: None, as_json)
     else:
-        note(_verdict(findings))
-    raise typer.Exit(exit_code(findings))
+        note(_verdict(checks))
+    raise typer.Exit(exit_code(checks))
 
 
-def _verdict(findings: list[Finding]) -> str:
-    counts = {level: sum(one.status.value == level for one in findings) for level in ("ok", "warn", "bad")}
+def _verdict(checks: list[Check]) -> str:
+    counts = {level: sum(one.status.value == level for one in checks) for level in ("ok", "warn", "bad")}
     return ", ".join(f"{count} {level}" for level, count in counts.items())
 
 
 def _short(name: str) -> str:
-    """`import openrlhf.cli.train_sft` as `cli.train_sft`: the line says "imported"."""
-    return name.removeprefix("import openrlhf.").ljust(_NAME)
+    """`import PACKAGE.cli.train_sft` as `cli.train_sft`: the line says "imported"."""
+    from actordbg.host.trainer import TRAINER
+
+    return name.removeprefix(f"import {TRAINER.package}.").ljust(_NAME)
 
 
 def _wrapped(text: str, head: str) -> str:

@@ -1,38 +1,44 @@
-"""The whole examination, quick checks first: findings come as they are found.
+"""The whole examination, quick checks first; each is told as it is made.
 
     facts of the interpreter, packages            0.1 s
     machine: memory, GPU, compiler                1 s
     store, disk, catalog, dump switch, patch      0.5 s
-    OpenRLHF's modules, the deepspeed launcher    10 to 60 s (left out with `quick`)
+    the trainer's modules, deepspeed launcher     10 to 60 s (left out with `quick`)
+
+Each module of the trainer that matters is imported in a child process; where it does not import, the cause and the way out are
+told.
 
 Example::
 
-    findings = list(examine(Store("store"), sys.executable))
-    exit_code(findings)        # 0, or 4 when something is bad
+    checks = list(examine(Store("store"), sys.executable))
+    exit_code(checks)        # 0, or 4 when something is bad
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from actordbg.base.errors import EnvironmentProblem
+from actordbg.doctor import known_versions as known_good
 from actordbg.doctor import machine_check as machine
-from actordbg.doctor import openrlhf_modules as modules
 from actordbg.doctor import python_environment as environment
 from actordbg.doctor import store_check as state
-from actordbg.doctor.check_result import Finding, Level
+from actordbg.doctor.check import Check, Environment, Level, bad, examined, ok, warn
+from actordbg.doctor.child_probe import Ended, ask
+from actordbg.host.trainer import TRAINER
 from actordbg.store.layout import Store
 
+IMPORT_SECONDS = 180.0
 
-def examine(
-    store: Store, python: str, *, quick: bool = False, timeout: float = modules.IMPORT_SECONDS
-) -> Iterator[Finding]:
-    """Every finding about `python`, this machine and `store`. `timeout`: seconds that one module may take to import.
+
+def examine(store: Store, python: str, *, quick: bool = False, timeout: float = IMPORT_SECONDS) -> Iterator[Check]:
+    """Every check of `python`, this machine and `store`. `timeout`: seconds that one module may take to import.
 
     Raises EnvironmentProblem if `python` does not run.
     """
-    env = environment.examine(python)
+    env = examined(python)
     found_gpus = machine.gpus()
     yield from environment.check(env)
     yield machine.gpu(found_gpus)
@@ -44,15 +50,105 @@ def examine(
         yield from _slow(env, len(found_gpus), timeout)
 
 
-def _slow(env: environment.Environment, gpus: int, timeout: float) -> Iterator[Finding]:
+def _slow(env: Environment, gpus: int, timeout: float) -> Iterator[Check]:
     """The launcher starts while the modules are imported: both mostly wait for the disk."""
     with ThreadPoolExecutor(1) as pool:
         launcher = pool.submit(machine.launcher, env)
-        yield from modules.check(env, gpus, timeout)
+        yield from imports(env, gpus, timeout)
         yield launcher.result()
 
 
-def exit_code(findings: Iterable[Finding]) -> int:
+def exit_code(checks: Iterable[Check]) -> int:
     """0 when nothing is bad; warnings are no failure."""
-    bad = any(finding.status is Level.BAD for finding in findings)
-    return EnvironmentProblem.exit_code if bad else 0
+    found = any(check.status is Level.BAD for check in checks)
+    return EnvironmentProblem.exit_code if found else 0
+
+
+def imports(env: Environment, gpus: int, timeout: float = IMPORT_SECONDS) -> Iterator[Check]:
+    """A check of torch and of each module of the trainer, as they come; `timeout` is for one module."""
+    if not env.versions.get("torch") or not env.versions.get(TRAINER.package):
+        missing = [name for name in ("torch", TRAINER.package) if not env.versions.get(name)]
+        yield warn(
+            "imports", f"not tried: {' and '.join(missing)} not installed", "see above; capture and replay need them"
+        )
+        return
+    left = list(TRAINER.modules)
+    said: set[str] = set()
+    while left:
+        for check in _one_child(env, left, gpus, timeout):
+            if check.name not in said:
+                said.add(check.name)
+                yield check
+        reached = [module for module in left if f"import {module}" in said]
+        left = [module for module in left if module not in reached] if reached else []
+
+
+def _one_child(env: Environment, modules: list[str], gpus: int, timeout: float) -> Iterator[Check]:
+    """Checks of one child process; if a module killed or hung it, that one is the last."""
+    current, support, left = "torch", "", list(modules)
+    for answer in ask(env.python, ["imports", *modules], timeout):
+        if isinstance(answer, Ended):
+            if current or left:
+                yield _broken(current or f"actordbg's CPU support, before {left[0]}", answer, timeout)
+        elif "torch" in answer:
+            yield from _cuda(answer["torch"], gpus)
+        elif "cpu_support" in answer:
+            support = str(answer["cpu_support"])
+        elif answer["state"] == "begin":
+            current = str(answer["module"])
+        else:
+            left = [module for module in left if module != current]
+            current = ""
+            yield _ended(env, answer, support)
+
+
+def _cuda(torch: dict[str, Any], gpus: int) -> Iterator[Check]:
+    if gpus and not torch["cuda"]:
+        build = f"built for CUDA {torch['built_for']}" if torch["built_for"] else "a build without CUDA"
+        remedy = "install a torch built for your CUDA driver, or set CUDA_VISIBLE_DEVICES"
+        yield warn("torch and the GPU", f"torch {torch['version']} is {build} and sees no GPU", remedy)
+
+
+def _broken(module: str, end: Ended, timeout: float) -> Check:
+    name = f"import {module}"
+    if end.code is None:
+        return bad(name, f"no end in {timeout:.0f} s", "import it by hand with `python -X importtime`; try --timeout")
+    how = f"signal {-end.code}" if end.code < 0 else f"exit code {end.code}"
+    return bad(
+        name, f"the process died ({how}): {end.last_words}", "a compiled package is broken: reinstall what it names"
+    )
+
+
+def _ended(env: Environment, answer: dict[str, Any], support: str) -> Check:
+    module = str(answer["module"])
+    name = f"import {module}"
+    if answer["error"] is None:
+        return ok(name, f"imported in {answer['seconds']:.1f} s")
+    missing = answer.get("missing")
+    needed = TRAINER.modules.get(module, "everything")
+    if missing and (missing == module or module.startswith(f"{missing}.")):
+        return warn(name, f"this {TRAINER.name} has no {missing}", f"without it: no {needed}")
+    if missing == "vllm":
+        remedy = f"{env.pip('vllm')} (needs CUDA); without it `actordbg demo` samples with its own stand-in"
+        return warn(name, f"needs vllm, which is not installed; without it: no {needed}", remedy)
+    return bad(name, _cause(answer), _remedy(env, answer, support))
+
+
+def _cause(answer: dict[str, Any]) -> str:
+    where = f" (asked for by {answer['where']})" if answer["where"] else ""
+    return f"{' '.join(str(answer['first']).split())[:300]}{where}"
+
+
+def _remedy(env: Environment, answer: dict[str, Any], support: str) -> str:
+    missing = answer.get("missing")
+    if missing in ("flash_attn",) and support:
+        return f"actordbg's stand-in for it could not be used ({support}): {env.pip('actordbg')}"
+    if missing:
+        top = str(missing).partition(".")[0]
+        if env.versions.get(top):
+            return f"{top} {env.versions[top]} has no {missing}: {env.pip(known_good.requirement(top))}"
+        return env.pip(known_good.requirement(top))
+    if str(answer["first"]).startswith(("ImportError", "AttributeError")):
+        pins = [p for p in ("transformers", "deepspeed", "peft") if env.versions.get(p)]
+        return f"versions that do not fit each other; known good: {env.pip(*map(known_good.requirement, pins))}"
+    return "run it by hand to see the whole traceback: python -c 'import " + str(answer["module"]) + "'"

@@ -68,7 +68,7 @@ def imports(modules: list[str]) -> None:
         say({"torch": torch_facts()})
     say(ended("torch", recorded.error, time.monotonic() - start))
     with Recorded() as recorded:
-        importlib.import_module("actordbg.host.openrlhf.cpu").install_cpu_support()
+        importlib.import_module("actordbg.host.trainer").TRAINER.support_cpu()
     if recorded.error is not None:
         say({"cpu_support": told(recorded.error)})
     for module in modules:

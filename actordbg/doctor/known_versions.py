@@ -1,7 +1,6 @@
 """The versions that are known to work together, in one place. `constraints.txt` pins the same; a test holds them equal.
 
-They are a lower bar for confidence, not a fence: another version is a warning that says so, never an error. What is known
-about particular versions stands in `TRAPS`.
+Another version is a warning that says so, never an error. What is known about particular versions stands in `TRAPS`.
 """
 
 from __future__ import annotations
@@ -9,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from actordbg.host.trainer import TRAINER
+
 PYTHON = ((3, 10), (3, 12))
 """Oldest and newest Python that actordbg is tested with."""
 KNOWN_PYTHON = "3.11"
-OLDEST_OPENRLHF = (0, 7)
-NEWEST_OPENRLHF = (0, 11)
 
 
 class Need(str, Enum):
@@ -22,7 +21,7 @@ class Need(str, Enum):
     CAPTURE = "capture"
     DESK = "the command line"
     REPLAY = "replay"
-    TRAINING = "training with OpenRLHF"
+    TRAINING = f"training with {TRAINER.name}"
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ PACKAGES = (
     Package("sqlglot", None, Need.DESK),
     Package("msgspec", None, Need.DESK),
     Package("torch", "2.13.0", Need.REPLAY),
-    Package("openrlhf", "0.11.2", Need.REPLAY),
+    Package(TRAINER.package, TRAINER.known_version, Need.REPLAY),
     Package("deepspeed", "0.19.6", Need.REPLAY),
     Package("transformers", "5.15.0", Need.REPLAY),
     Package("peft", "0.21.2", Need.REPLAY),
@@ -59,7 +58,7 @@ PACKAGES = (
 
 TRAPS: dict[str, tuple[tuple[int, ...], str]] = {
     "transformers": ((4, 53), "packing without flash-attn is silently wrong before 4.53: rows see each other"),
-    "openrlhf": (OLDEST_OPENRLHF, "its Actor.forward takes num_actions; capture works from 0.7 on"),
+    TRAINER.package: (TRAINER.oldest, TRAINER.trap),
     "torch": ((2, 6), "older than any version that replays were tried with"),
     "deepspeed": ((0, 17), "older than any version that replays were tried with"),
 }

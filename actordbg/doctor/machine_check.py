@@ -7,9 +7,8 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from actordbg.doctor.check_result import Finding, bad, ok, warn
+from actordbg.doctor.check import Check, Environment, bad, ok, warn
 from actordbg.doctor.child_probe import run
-from actordbg.doctor.python_environment import Environment
 
 GIB = 2**30
 LITTLE_MEMORY = 4 * GIB
@@ -28,7 +27,7 @@ def gpus() -> list[str]:
     return [line.strip() for line in done.output.splitlines() if line.startswith("GPU ")] if done.code == 0 else []
 
 
-def gpu(found: list[str]) -> Finding:
+def gpu(found: list[str]) -> Check:
     """What GPUs are there; none is fine."""
     if not found:
         return ok("gpu", "none: replays run on the CPU; no flash_attention_2, no DeepCompile")
@@ -36,7 +35,7 @@ def gpu(found: list[str]) -> Finding:
     return ok("gpu", f"{len(found)} x {', '.join(names)}")
 
 
-def memory(meminfo: Path = Path("/proc/meminfo")) -> Finding:
+def memory(meminfo: Path = Path("/proc/meminfo")) -> Check:
     """How much memory is free for workers."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
@@ -50,7 +49,7 @@ def memory(meminfo: Path = Path("/proc/meminfo")) -> Finding:
     return ok("memory", text)
 
 
-def compiler(env: Environment) -> Finding:
+def compiler(env: Environment) -> Check:
     """Whether a C++ compiler can build what torch.compile generates: it needs Python's headers and OpenMP."""
     name = os.environ.get("CXX") or "g++"
     found = shutil.which(name)
@@ -71,7 +70,7 @@ def compiler(env: Environment) -> Finding:
     return warn("compiler", f"{found} cannot build what torch.compile generates: {error.strip()}", remedy)
 
 
-def launcher(env: Environment) -> Finding:
+def launcher(env: Environment) -> Check:
     """Whether the deepspeed launcher is there and starts."""
     if not env.versions.get("deepspeed"):
         detail = "deepspeed is not installed; replay --backend deepspeed needs it"
@@ -92,7 +91,7 @@ def launcher(env: Environment) -> Finding:
     )
 
 
-def disk(root: Path, floor: int) -> Finding:
+def disk(root: Path, floor: int) -> Check:
     """Room where the store is or will be; `floor` is the free space in bytes below which capture drops dumps."""
     place = next(path for path in (root, *root.parents) if path.is_dir())
     free = shutil.disk_usage(place).free

@@ -3,66 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import shlex
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from actordbg.base.errors import EnvironmentProblem
 from actordbg.doctor import known_versions as known_good
-from actordbg.doctor.check_result import Finding, bad, ok, warn
-from actordbg.doctor.child_probe import Ended, ask
+from actordbg.doctor.check import Check, Environment, bad, ok, warn
 from actordbg.doctor.known_versions import PACKAGES, Need, Package
-
-FACTS_SECONDS = 60.0
-OTHERS = ("flash-attn", "vllm", "actordbg")
+from actordbg.host.trainer import TRAINER
 
 
-@dataclass(frozen=True)
-class Environment:
-    """The examined interpreter: versions by distribution name (None: not installed), where headers and scripts are."""
-
-    python: str
-    python_version: tuple[int, ...]
-    versions: dict[str, str | None]
-    include: str
-    scripts: str
-
-    @property
-    def own(self) -> bool:
-        """Whether this is the interpreter that doctor itself runs on."""
-        return self.python == sys.executable
-
-    @property
-    def desk_only(self) -> bool:
-        """Whether neither torch nor openrlhf is here: a machine for looking at dumps, not for making or replaying them."""
-        return not self.versions.get("torch") and not self.versions.get("openrlhf")
-
-    def pip(self, *requirements: str) -> str:
-        """The command that installs `requirements` here."""
-        return f"{'python' if self.own else shlex.quote(self.python)} -m pip install {' '.join(requirements)}"
-
-
-def examine(python: str) -> Environment:
-    """Ask an interpreter for the facts; EnvironmentProblem if it does not answer."""
-    names = [package.name for package in PACKAGES] + list(OTHERS)
-    end: Ended | None = None
-    try:
-        for answer in ask(python, ["facts", *names], FACTS_SECONDS):
-            if not isinstance(answer, Ended):
-                return Environment(
-                    python, tuple(answer["python"]), answer["versions"], answer["include"], answer["scripts"]
-                )
-            end = answer
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"{python} cannot be run: {error.strerror}", hint="name a Python with --python"
-        ) from None
-    words = end.last_words if end else "no answer"
-    raise EnvironmentProblem(f"{python} does not answer as a Python: {words}", hint="name a Python with --python")
-
-
-def check(env: Environment) -> Iterator[Finding]:
+def check(env: Environment) -> Iterator[Check]:
     """Python's version, then every package, then flash-attn."""
     yield _python(env)
     yield _actordbg(env)
@@ -71,7 +20,7 @@ def check(env: Environment) -> Iterator[Finding]:
             yield _package(env, package)
 
 
-def _python(env: Environment) -> Finding:
+def _python(env: Environment) -> Check:
     text = f"{'.'.join(map(str, env.python_version))} ({env.python})"
     oldest, newest = known_good.PYTHON
     if env.python_version[:2] < oldest:
@@ -87,7 +36,7 @@ def _python(env: Environment) -> Finding:
     return ok("python", text)
 
 
-def _actordbg(env: Environment) -> Finding:
+def _actordbg(env: Environment) -> Check:
     mine = importlib.import_module("actordbg").__version__
     if env.own:
         return ok("actordbg", mine)
@@ -100,7 +49,7 @@ def _actordbg(env: Environment) -> Finding:
     return ok("actordbg", theirs)
 
 
-def _package(env: Environment, package: Package) -> Finding:
+def _package(env: Environment, package: Package) -> Check:
     version = env.versions.get(package.name)
     if version is None:
         return _missing(env, package)
@@ -112,12 +61,11 @@ def _package(env: Environment, package: Package) -> Finding:
     return warn(package.name, f"{version}, not the version that was tested", f"known good: {package.version}")
 
 
-def _missing(env: Environment, package: Package) -> Finding:
+def _missing(env: Environment, package: Package) -> Check:
     remedy = env.pip(known_good.requirement(package.name))
-    if package.name == "openrlhf":
-        remedy = (
-            env.pip("--no-deps", known_good.requirement("openrlhf")) + " (its flash-attn cannot be built without CUDA)"
-        )
+    if package.name == TRAINER.package:
+        remedy = env.pip("--no-deps", known_good.requirement(package.name))
+        remedy += " (its flash-attn cannot be built without CUDA)"
     needed = {
         Need.REPLAY: "replay and actor init need it" if package.name != "torch" else
         "replay, actor init, dump create, import and export need it",
@@ -127,7 +75,7 @@ def _missing(env: Environment, package: Package) -> Finding:
     return (bad if vital else warn)(package.name, detail, remedy)
 
 
-def flash_attention(env: Environment, gpus: int) -> Finding:
+def flash_attention(env: Environment, gpus: int) -> Check:
     """flash-attn is wanted exactly where there is a GPU."""
     version = env.versions.get("flash-attn")
     if version and not gpus:

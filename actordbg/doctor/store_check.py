@@ -10,10 +10,9 @@ from actordbg.base.errors import ActordbgError, CatalogProblem
 from actordbg.capture.control import DEFAULT_FREE_FLOOR, read_control
 from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate
-from actordbg.doctor import known_versions as known_good
 from actordbg.doctor import machine_check as machine
-from actordbg.doctor.check_result import Finding, bad, ok, warn
-from actordbg.doctor.python_environment import Environment
+from actordbg.doctor.check import Check, Environment, bad, ok, warn
+from actordbg.host.trainer import TRAINER
 from actordbg.install.patch_state import Status, inspect_target
 from actordbg.install.patch_target import find_target
 from actordbg.install.trailer import State
@@ -23,7 +22,7 @@ PRIVATE = 0o077
 """Permission bits that nobody but the owner should have on a store: dumps hold training data."""
 
 
-def check(env: Environment, store: Store) -> Iterator[Finding]:
+def check(env: Environment, store: Store) -> Iterator[Check]:
     """Store, disk, catalog, dump switch and patch, in this order."""
     yield _store(store)
     yield machine.disk(store.root, _floor(store))
@@ -32,11 +31,11 @@ def check(env: Environment, store: Store) -> Iterator[Finding]:
     yield _patch(env, store)
 
 
-def _problem(name: str, error: ActordbgError) -> Finding:
+def _problem(name: str, error: ActordbgError) -> Check:
     return bad(name, error.message, error.hint)
 
 
-def _store(store: Store) -> Finding:
+def _store(store: Store) -> Check:
     if not store.exists() and not (store.root.is_dir() and any(store.root.glob("dumps/*/rank*"))):
         return ok("store", f"none yet in {store.root}; the first dump makes it")
     try:
@@ -55,7 +54,7 @@ def _store(store: Store) -> Finding:
     return ok("store", f"{store.root}, format 1" + (f", on {kind}" if kind else ""))
 
 
-def _catalog(store: Store) -> Finding:
+def _catalog(store: Store) -> Check:
     path = store.catalog_path
     try:
         found = migrate.revision(path)
@@ -73,7 +72,7 @@ def _catalog(store: Store) -> Finding:
     return bad("catalog", newer.message, "upgrade actordbg, or remove catalog.db and run `actordbg index`")
 
 
-def _control(store: Store) -> Finding:
+def _control(store: Store) -> Check:
     if os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0"):
         return warn(
             "dumping", "ACTORDBG_DISABLE is set: jobs started from this shell do not capture", "unset ACTORDBG_DISABLE"
@@ -95,9 +94,11 @@ def _floor(store: Store) -> int:
     return control.free_floor_bytes if control else DEFAULT_FREE_FLOOR
 
 
-def _patch(env: Environment, store: Store) -> Finding:
-    if not env.versions.get("openrlhf"):
-        return warn("patch", "no openrlhf here to patch", "doctor --python EXE examines the training environment")
+def _patch(env: Environment, store: Store) -> Check:
+    if not env.versions.get(TRAINER.package):
+        return warn(
+            "patch", f"no {TRAINER.package} here to patch", "doctor --python EXE examines the training environment"
+        )
     try:
         status = inspect_target(find_target(None if env.own else Path(env.python)), store)
     except ActordbgError as error:
@@ -105,16 +106,15 @@ def _patch(env: Environment, store: Store) -> Finding:
     return _patched(status, store)
 
 
-def _patched(status: Status, store: Store) -> Finding:
+def _patched(status: Status, store: Store) -> Check:
     if status.state is State.CLEAN:
         return ok("patch", f"clean, not patched: {status.file}")
     if status.state is State.OVERWRITTEN:
         return warn("patch", f"{status.reason}: {status.file}", "run `actordbg patch` again")
     if status.state is State.UNSUPPORTED:
-        newest = ".".join(map(str, known_good.NEWEST_OPENRLHF))
-        return bad(
-            "patch", f"{status.file}: {status.reason}", f"OpenRLHF 0.7 to {newest} have an Actor that can be patched"
-        )
+        oldest, newest = (".".join(map(str, version)) for version in (TRAINER.oldest, TRAINER.newest))
+        remedy = f"{TRAINER.name} {oldest} to {newest} have an Actor that can be patched"
+        return bad("patch", f"{status.file}: {status.reason}", remedy)
     if status.state is State.EDITED:
         return warn(
             "patch", f"{status.reason}: {status.file}", "`actordbg unpatch` keeps the edit and takes the hook away"

@@ -23,10 +23,10 @@ from actordbg.cli.doctor import render
 from actordbg.doctor import checkup
 from actordbg.doctor import known_versions as known_good
 from actordbg.doctor import machine_check as machine
-from actordbg.doctor import openrlhf_modules as modules
 from actordbg.doctor import python_environment as environment
 from actordbg.doctor import store_check as state
-from actordbg.doctor.check_result import Finding, Level, bad, ok, warn
+from actordbg.doctor.check import Check, Level, bad, examined, ok, warn
+from actordbg.host.trainer import TRAINER
 from actordbg.install import trailer
 from actordbg.store.layout import Store
 
@@ -37,20 +37,20 @@ def python(tmp_path: Path) -> FakePython:
     return known_good_python(tmp_path / "env")
 
 
-def imports(python: FakePython, gpus: int = 0, timeout: float = 30.0) -> dict[str, Finding]:
-    """The findings of the import checks, by module."""
-    env = environment.examine(str(python.executable))
-    return {finding.name.removeprefix("import "): finding for finding in modules.check(env, gpus, timeout)}
+def imports(python: FakePython, gpus: int = 0, timeout: float = 30.0) -> dict[str, Check]:
+    """The import checks, by module."""
+    env = examined(str(python.executable))
+    return {check.name.removeprefix("import "): check for check in checkup.imports(env, gpus, timeout)}
 
 
-def packages(python: FakePython) -> dict[str, Finding]:
-    """The findings about Python and its packages, by name."""
-    return {finding.name: finding for finding in environment.check(environment.examine(str(python.executable)))}
+def packages(python: FakePython) -> dict[str, Check]:
+    """The checks of Python and its packages, by name."""
+    return {check.name: check for check in environment.check(examined(str(python.executable)))}
 
 
-def quick(python: FakePython, store: Store) -> dict[str, Finding]:
+def quick(python: FakePython, store: Store) -> dict[str, Check]:
     """Everything that takes no seconds, by name."""
-    return {finding.name: finding for finding in checkup.examine(store, str(python.executable), quick=True)}
+    return {check.name: check for check in checkup.examine(store, str(python.executable), quick=True)}
 
 
 def test_every_dependency_of_the_package_is_examined():
@@ -73,23 +73,23 @@ def test_the_known_good_versions_are_the_pinned_ones():
 
 
 def test_nothing_is_bad_where_everything_is_known_to_be_good(python: FakePython, store: Store):
-    findings = quick(python, store)
-    assert {name for name, finding in findings.items() if finding.status is Level.BAD} == set()
-    assert findings["torch"] == ok("torch", "2.13.0")
-    assert checkup.exit_code(findings.values()) == 0
+    checks = quick(python, store)
+    assert {name for name, check in checks.items() if check.status is Level.BAD} == set()
+    assert checks["torch"] == ok("torch", "2.13.0")
+    assert checkup.exit_code(checks.values()) == 0
 
 
 def test_every_module_that_matters_is_imported(python: FakePython):
-    findings = imports(python)
-    assert list(findings) == ["torch", *modules.MODULES]
-    assert {finding.status for finding in findings.values()} == {Level.OK}
+    checks = imports(python)
+    assert list(checks) == ["torch", *TRAINER.modules]
+    assert {check.status for check in checks.values()} == {Level.OK}
 
 
 def test_another_version_is_a_warning_and_never_bad(python: FakePython):
     python.install("transformers", "5.23.0")
-    finding = packages(python)["transformers"]
-    assert (finding.status, finding.remedy) == (Level.WARN, "known good: 5.15.0")
-    assert "5.23.0" in finding.detail
+    check = packages(python)["transformers"]
+    assert (check.status, check.remedy) == (Level.WARN, "known good: 5.15.0")
+    assert "5.23.0" in check.detail
 
 
 def test_a_local_build_of_the_known_version_is_the_known_version(python: FakePython):
@@ -108,10 +108,10 @@ def test_a_missing_package_is_bad_with_the_command_that_installs_it(python: Fake
     python.module("openrlhf.utils.math", "from pylatexenc import latex2text\n")
     install = f"{python.executable} -m pip install pylatexenc==2.11"
     assert packages(python)["pylatexenc"].remedy == install
-    finding = imports(python)["openrlhf.models.actor"]
-    assert (finding.status, finding.remedy) == (Level.BAD, install)
-    assert "No module named 'pylatexenc'" in finding.detail
-    assert "math.py:1" in finding.detail
+    check = imports(python)["openrlhf.models.actor"]
+    assert (check.status, check.remedy) == (Level.BAD, install)
+    assert "No module named 'pylatexenc'" in check.detail
+    assert "math.py:1" in check.detail
 
 
 def test_the_first_cause_is_told_not_the_last(python: FakePython):
@@ -119,41 +119,41 @@ def test_the_first_cause_is_told_not_the_last(python: FakePython):
         "openrlhf.models.actor",
         "try:\n    import einops\nexcept ImportError as e:\n    raise RuntimeError('no') from e\n",
     )
-    finding = imports(python)["openrlhf.models.actor"]
-    assert "No module named 'einops'" in finding.detail
-    assert finding.remedy.endswith("pip install einops==0.8.2")
+    check = imports(python)["openrlhf.models.actor"]
+    assert "No module named 'einops'" in check.detail
+    assert check.remedy.endswith("pip install einops==0.8.2")
 
 
 def test_vllm_is_a_warning_since_only_ppo_needs_it(python: FakePython):
     python.module("openrlhf.cli.train_ppo_ray", "import vllm\n")
-    finding = imports(python)["openrlhf.cli.train_ppo_ray"]
-    assert finding.status is Level.WARN
-    assert "vllm" in finding.remedy
+    check = imports(python)["openrlhf.cli.train_ppo_ray"]
+    assert check.status is Level.WARN
+    assert "vllm" in check.remedy
 
 
 def test_a_module_that_this_openrlhf_does_not_have_is_a_warning(python: FakePython):
     (python.site / "openrlhf" / "cli" / "train_dpo.py").unlink()
-    finding = imports(python)["openrlhf.cli.train_dpo"]
-    assert (finding.status, finding.detail) == (Level.WARN, "this OpenRLHF has no openrlhf.cli.train_dpo")
+    check = imports(python)["openrlhf.cli.train_dpo"]
+    assert (check.status, check.detail) == (Level.WARN, "this OpenRLHF has no openrlhf.cli.train_dpo")
 
 
 def test_versions_that_do_not_fit_are_named_as_such(python: FakePython):
     python.module("transformers", "")
     python.module("openrlhf.models.actor", "from transformers import gone\n")
-    finding = imports(python)["openrlhf.models.actor"]
-    assert finding.status is Level.BAD
-    assert "transformers==5.15.0" in finding.remedy
+    check = imports(python)["openrlhf.models.actor"]
+    assert check.status is Level.BAD
+    assert "transformers==5.15.0" in check.remedy
 
 
 def test_a_module_that_hangs_costs_its_timeout_and_no_other_finding(python: FakePython):
     python.module("openrlhf.trainer.sft_trainer", "import time\ntime.sleep(600)\n")
     start = time.monotonic()
-    findings = imports(python, timeout=1.5)
+    checks = imports(python, timeout=1.5)
     assert time.monotonic() - start < 20
-    assert "no end in" in findings["openrlhf.trainer.sft_trainer"].detail
-    others = {name: f.status for name, f in findings.items() if f.status is not Level.OK}
+    assert "no end in" in checks["openrlhf.trainer.sft_trainer"].detail
+    others = {name: f.status for name, f in checks.items() if f.status is not Level.OK}
     assert others == {"openrlhf.trainer.sft_trainer": Level.BAD}
-    assert list(findings) == ["torch", *modules.MODULES]
+    assert list(checks) == ["torch", *TRAINER.modules]
 
 
 @pytest.mark.parametrize(
@@ -170,40 +170,40 @@ def test_a_module_that_kills_the_process_is_named_and_the_others_are_still_tried
     python: FakePython, text: str, how: str
 ):
     python.module("openrlhf.utils.deepspeed", text)
-    findings = imports(python)
-    assert findings["openrlhf.utils.deepspeed"].status is Level.BAD
-    assert how in findings["openrlhf.utils.deepspeed"].detail
-    assert findings["openrlhf.cli.train_ppo_ray"].status is Level.OK
-    assert list(findings) == ["torch", *modules.MODULES]
+    checks = imports(python)
+    assert checks["openrlhf.utils.deepspeed"].status is Level.BAD
+    assert how in checks["openrlhf.utils.deepspeed"].detail
+    assert checks["openrlhf.cli.train_ppo_ray"].status is Level.OK
+    assert list(checks) == ["torch", *TRAINER.modules]
 
 
 def test_a_torch_that_kills_the_process_ends_the_import_checks(python: FakePython):
     python.module("torch", "import os\nos._exit(1)\n")
-    findings = imports(python)
-    assert findings["torch"].status is Level.BAD
+    checks = imports(python)
+    assert checks["torch"].status is Level.BAD
 
 
 def test_a_module_that_exits_or_prints_is_no_problem_for_doctor(python: FakePython):
     python.module("openrlhf.cli.train_sft", "print('hello')\nraise SystemExit('use me as a program')\n")
-    findings = imports(python)
-    assert "use me as a program" in findings["openrlhf.cli.train_sft"].detail
-    assert findings["openrlhf.cli.train_dpo"].status is Level.OK
+    checks = imports(python)
+    assert "use me as a program" in checks["openrlhf.cli.train_sft"].detail
+    assert checks["openrlhf.cli.train_dpo"].status is Level.OK
 
 
 def test_a_torch_without_cuda_beside_a_gpu_is_a_warning(python: FakePython):
-    finding = imports(python, gpus=1)["torch and the GPU"]
-    assert finding.status is Level.WARN
-    assert "a build without CUDA" in finding.detail
+    check = imports(python, gpus=1)["torch and the GPU"]
+    assert check.status is Level.WARN
+    assert "a build without CUDA" in check.detail
 
 
 def test_a_desk_without_torch_and_openrlhf_is_no_failure(python: FakePython, store: Store):
     for package in known_good.PACKAGES:
         if package.need in (known_good.Need.REPLAY, known_good.Need.TRAINING):
             python.uninstall(package.name)
-    findings = quick(python, store)
-    assert checkup.exit_code(findings.values()) == 0
-    assert "replay" in findings["torch"].detail
-    assert findings["openrlhf"].status is Level.WARN
+    checks = quick(python, store)
+    assert checkup.exit_code(checks.values()) == 0
+    assert "replay" in checks["torch"].detail
+    assert checks["openrlhf"].status is Level.WARN
     assert imports(python)["imports"].status is Level.WARN
 
 
@@ -226,22 +226,22 @@ def test_flash_attn_is_wanted_exactly_where_there_is_a_gpu(
 ):
     if version:
         python.install("flash-attn", version)
-    assert environment.flash_attention(environment.examine(str(python.executable)), gpus).status is level
+    assert environment.flash_attention(examined(str(python.executable)), gpus).status is level
 
 
 def test_an_interpreter_that_is_none_is_refused(tmp_path: Path):
     with pytest.raises(EnvironmentProblem):
-        environment.examine(str(tmp_path / "nothing"))
+        examined(str(tmp_path / "nothing"))
     with pytest.raises(EnvironmentProblem):
-        environment.examine("/bin/false")
+        examined("/bin/false")
 
 
 # ---- the machine ----
 
 
-def compiler(python: FakePython, monkeypatch: pytest.MonkeyPatch, cxx: str) -> Finding:
+def compiler(python: FakePython, monkeypatch: pytest.MonkeyPatch, cxx: str) -> Check:
     monkeypatch.setenv("CXX", cxx)
-    return machine.compiler(environment.examine(str(python.executable)))
+    return machine.compiler(examined(str(python.executable)))
 
 
 def script(path: Path, text: str) -> str:
@@ -251,9 +251,9 @@ def script(path: Path, text: str) -> str:
 
 
 def test_no_compiler_is_a_warning_for_compile(python: FakePython, monkeypatch, tmp_path: Path):
-    finding = compiler(python, monkeypatch, str(tmp_path / "none"))
-    assert finding.status is Level.WARN
-    assert "--compile" in finding.detail
+    check = compiler(python, monkeypatch, str(tmp_path / "none"))
+    assert check.status is Level.WARN
+    assert "--compile" in check.detail
 
 
 def test_a_compiler_without_pythons_headers_says_so(python: FakePython, monkeypatch, tmp_path: Path):
@@ -265,8 +265,8 @@ def test_a_compiler_that_builds_is_fine(python: FakePython, monkeypatch, tmp_pat
     assert compiler(python, monkeypatch, script(tmp_path / "cxx", "exit 0")).status is Level.OK
 
 
-def launcher(python: FakePython, tmp_path: Path, text: str) -> Finding:
-    env = environment.examine(str(python.executable))
+def launcher(python: FakePython, tmp_path: Path, text: str) -> Check:
+    env = examined(str(python.executable))
     script(tmp_path / "deepspeed", text)
     return machine.launcher(
         environment.Environment(env.python, env.python_version, env.versions, env.include, str(tmp_path))
@@ -275,8 +275,8 @@ def launcher(python: FakePython, tmp_path: Path, text: str) -> Finding:
 
 def test_the_launcher_has_to_start(python: FakePython, tmp_path: Path):
     assert launcher(python, tmp_path, 'test "$1" = --help').status is Level.OK
-    finding = launcher(python, tmp_path, "echo 'No module named deepspeed' >&2; exit 1")
-    assert (finding.status, "No module named deepspeed" in finding.detail) == (Level.BAD, True)
+    check = launcher(python, tmp_path, "echo 'No module named deepspeed' >&2; exit 1")
+    assert (check.status, "No module named deepspeed" in check.detail) == (Level.BAD, True)
 
 
 def test_a_disk_below_the_floor_of_capture_is_a_warning(tmp_path: Path):
@@ -296,24 +296,24 @@ def test_little_memory_is_a_warning(tmp_path: Path):
 # ---- what actordbg left here ----
 
 
-def left(python: FakePython, store: Store) -> dict[str, Finding]:
-    """The findings about store, disk, catalog, dump switch and patch, by name."""
-    return {finding.name: finding for finding in state.check(environment.examine(str(python.executable)), store)}
+def left(python: FakePython, store: Store) -> dict[str, Check]:
+    """The checks of store, disk, catalog, dump switch and patch, by name."""
+    return {check.name: check for check in state.check(examined(str(python.executable)), store)}
 
 
 def test_no_store_yet_is_fine_and_makes_none(python: FakePython, tmp_path: Path):
     store = Store(tmp_path / "none")
-    findings = left(python, store)
-    assert findings["store"].status is Level.OK
+    checks = left(python, store)
+    assert checks["store"].status is Level.OK
     assert not store.root.exists()
 
 
 def test_a_store_of_a_newer_format_is_bad(python: FakePython, store: Store):
     store.format_path.write_text('{"format": 99}')
-    findings = left(python, store)
-    assert findings["store"].status is Level.BAD
-    assert "upgrade" in findings["store"].remedy
-    assert checkup.exit_code(findings.values()) == 4
+    checks = left(python, store)
+    assert checks["store"].status is Level.BAD
+    assert "upgrade" in checks["store"].remedy
+    assert checkup.exit_code(checks.values()) == 4
 
 
 def test_a_store_that_others_can_read_is_a_warning(python: FakePython, store: Store):
@@ -336,8 +336,8 @@ def test_the_catalogs_revision(python: FakePython, store: Store, number: str, le
 
 def test_a_damaged_catalog_is_bad_with_its_remedy(python: FakePython, store: Store):
     store.catalog_path.write_bytes(b"no database" * 100)
-    finding = left(python, store)["catalog"]
-    assert (finding.status, "index --rebuild" in finding.remedy) == (Level.BAD, True)
+    check = left(python, store)["catalog"]
+    assert (check.status, "index --rebuild" in check.remedy) == (Level.BAD, True)
 
 
 def test_the_dump_switch(python: FakePython, store: Store, monkeypatch):
@@ -375,8 +375,8 @@ def invoke(*arguments: str):
 def test_the_json_is_one_array_of_findings(python: FakePython, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("ACTORDBG_STORE", str(tmp_path / "store"))
     done = invoke("--quick", "--json", "--python", str(python.executable))
-    findings = json.loads(done.stdout)
-    assert {"name": "torch", "status": "ok", "detail": "2.13.0", "remedy": ""} in findings
+    checks = json.loads(done.stdout)
+    assert {"name": "torch", "status": "ok", "detail": "2.13.0", "remedy": ""} in checks
     assert done.exit_code == 0
 
 
@@ -391,8 +391,8 @@ def test_something_bad_ends_with_4_and_shows_the_remedy(python: FakePython, tmp_
 def test_the_text_fits_80_columns_and_keeps_paths_whole():
     path = "/a/" + "x" * 40 + "/actor.py"
     text = "\n".join(
-        render(finding)
-        for finding in (
+        render(check)
+        for check in (
             ok("import openrlhf.cli.train_ppo_ray", "word " * 40),
             warn("patch", path, "do " * 60),
             bad("disk", "a", "b"),
@@ -403,5 +403,5 @@ def test_the_text_fits_80_columns_and_keeps_paths_whole():
 
 
 def test_findings_of_the_store_come_without_torch(python: FakePython, store: Store):
-    names = [finding.name for finding in state.check(environment.examine(str(python.executable)), store)]
+    names = [check.name for check in state.check(examined(str(python.executable)), store)]
     assert names == ["store", "disk", "catalog", "dumping", "patch"]
