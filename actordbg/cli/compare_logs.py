@@ -13,7 +13,7 @@ from actordbg.cli import output
 from actordbg.cli.options import Json, Limit
 
 if TYPE_CHECKING:
-    from actordbg.trainlogs.log_answer import LogComparison, Side
+    from actordbg.trainlogs.log_answer import LogComparison, LogSide
 
 LogA = Annotated[str, typer.Argument(metavar="A", help="A training's log, plain or .gz; - for standard input.")]
 LogB = Annotated[str, typer.Argument(metavar="B", help="The other one's.")]
@@ -107,7 +107,7 @@ def _figures(answer: LogComparison) -> str:
     from actordbg.report.blocks import Grid, number
     from actordbg.report.renderings import grid
 
-    def line(name: str, show: Callable[[Side], str], difference: float | None = None) -> tuple[str, str, str, str]:
+    def line(name: str, show: Callable[[LogSide], str], difference: float | None = None) -> tuple[str, str, str, str]:
         return (name, show(answer.a), show(answer.b), "" if difference is None else number(difference, 3))
 
     rows = [
@@ -122,11 +122,11 @@ def _figures(answer: LogComparison) -> str:
     return grid(Grid(("", "A", "B", "difference"), tuple(rows), frozenset({""})))
 
 
-def _range(side: Side) -> str:
+def _range(side: LogSide) -> str:
     return f"{side.first_step:,}-{side.last_step:,} ({side.steps:,})"
 
 
-def _trend(side: Side) -> str:
+def _trend(side: LogSide) -> str:
     from actordbg.report.blocks import number
 
     one = side.trend

@@ -1,4 +1,7 @@
-"""`actordbg dump import`: bring the pickles of the old recorder into the store, without ever executing them."""
+"""`actordbg dump import` and `dump create`: dumps that no run recorded into this store.
+
+`import` brings in the pickles of the old recorder, without ever executing them; `create` makes random inputs.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +35,17 @@ class ImportAnswer:
     seconds: float
 
 
+@dataclass
+class CreateAnswer:
+    """The dumps that were made: their ids, and bytes on disk."""
+
+    store: str
+    run: str
+    created: int
+    bytes_stored: int
+    dump_ids: list[str]
+
+
 def import_(
     ctx: typer.Context,
     paths: Annotated[
@@ -54,13 +68,52 @@ def import_(
     began = time.perf_counter()
     with output.progress("importing", len(find_pickles(paths)), quiet=quiet or as_json) as advance:
         summary = import_paths(store, paths, run=run, on_progress=lambda done, total, path: advance(1))
-    answer = _answer(str(store.root), summary, time.perf_counter() - began)
-    output.emit(answer, _render, as_json)
+    answer = _imported(str(store.root), summary, time.perf_counter() - began)
+    output.emit(answer, _say_imported, as_json)
     if answer.refused:
         raise typer.Exit(1)
 
 
-def _answer(store: str, summary: ImportSummary, seconds: float) -> ImportAnswer:
+def create(
+    ctx: typer.Context,
+    count: Annotated[int, typer.Option("--count", "-n", min=1, help="Calls to make for each rank.")] = 1,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Rows of each input, B.")] = 2,
+    seq_len: Annotated[int, typer.Option("--seq-len", help="Positions of each row, S, padding included.")] = 512,
+    action_len: Annotated[
+        int | None,
+        typer.Option("--action-len", help="Last positions that are actions, A (default S/2; 0: no action mask)."),
+    ] = None,
+    padding: Annotated[
+        str, typer.Option("--padding", metavar="SIDE", help="left (prompts), right (responses), both or none.")
+    ] = "both",
+    ranks: Annotated[int, typer.Option("--ranks", min=1, help="Ranks to make them for.")] = 1,
+    vocab_size: Annotated[int, typer.Option("--vocab-size", help="Token ids are below this.")] = 128_256,
+    seed: Annotated[int, typer.Option("--seed", help="The same seed makes the same tensors.")] = 0,
+    run: Annotated[str, typer.Option("--run", help="Name of the run.")] = "created",
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Make random inputs of chosen shapes.
+
+    The dumps have the format of recorded ones, so every command takes them.
+
+    Example: actordbg dump create --count 4 --batch-size 2 --seq-len 1024 --padding both --ranks 2
+    """
+    from actordbg.dumps.create import create_dumps
+    from actordbg.formats.dump_record import SUFFIX
+
+    store = store_of(ctx)
+    with output.progress("creating", count * ranks, quiet=quiet or as_json) as advance:
+        paths = create_dumps(
+            store, count, batch_size, seq_len, action_len, padding, ranks, vocab_size, seed, run,
+            on_progress=lambda done, total: advance(1),
+        )  # fmt: skip
+    ids = [path.name.removesuffix(SUFFIX) for path in paths]
+    size = sum(path.stat().st_size for path in paths)
+    output.emit(CreateAnswer(str(store.root), run, len(paths), size, ids), _say_created, as_json)
+
+
+def _imported(store: str, summary: ImportSummary, seconds: float) -> ImportAnswer:
     return ImportAnswer(
         store,
         summary.added,
@@ -73,7 +126,7 @@ def _answer(store: str, summary: ImportSummary, seconds: float) -> ImportAnswer:
     )
 
 
-def _render(answer: ImportAnswer) -> None:
+def _say_imported(answer: ImportAnswer) -> None:
     for refusal in answer.refused[:SHOWN]:
         output.note(f"refused[{refusal.code}]: {refusal.path}: {refusal.reason}")
     if len(answer.refused) > SHOWN:
@@ -86,3 +139,10 @@ def _render(answer: ImportAnswer) -> None:
         read, stored = output.human_bytes(answer.bytes_read), output.human_bytes(answer.bytes_stored)
         ratio = answer.bytes_read / answer.bytes_stored
         output.say(f"run {', '.join(answer.runs)}: {read} of pickles became {stored} ({ratio:.1f} times smaller)")
+
+
+def _say_created(answer: CreateAnswer) -> None:
+    output.say(
+        f"{output.plural(answer.created, 'dump')} of run {answer.run} created, {output.human_bytes(answer.bytes_stored)}"
+    )
+    output.say(f"see them with: actordbg dump ls --where \"run='{answer.run}'\"")

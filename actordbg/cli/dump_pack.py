@@ -1,4 +1,4 @@
-"""`actordbg dump pack`: many dumps in one file, every row once, without loss."""
+"""`actordbg dump pack` and `dump unpack`: many dumps in one file, which stores each row once; and files of their own again."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from actordbg.base.errors import UsageError
 from actordbg.cli import output
 from actordbg.cli.index import damage_line
 from actordbg.cli.options import Json, Quiet, Where, store_of
 
 if TYPE_CHECKING:
     from actordbg.catalog.damage import Damaged
-    from actordbg.dumps.packing import PackSummary
+    from actordbg.dumps.packing import PackSummary, UnpackSummary
 
 SHOWN = 20
+Run = Annotated[str | None, typer.Option("--run", metavar="NAME", help="Of this training run only.")]
 
 
 @dataclass
@@ -44,7 +46,7 @@ class PackAnswer:
 def pack(
     ctx: typer.Context,
     where: Where = None,
-    run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="Of this training run only.")] = None,
+    run: Run = None,
     level: Annotated[
         int, typer.Option("--level", min=1, max=22, help="zstd level; lower is faster and a few percent larger.")
     ] = 19,
@@ -63,13 +65,42 @@ def pack(
 
     with output.progress("packing", None, quiet=quiet or as_json) as advance:
         summary = pack_dumps(store_of(ctx), where, run, level, on_progress=lambda done, total: advance(1, total=total))
-    answer = _answer(summary)
-    output.emit(answer, _render, as_json)
+    answer = _packed(summary)
+    output.emit(answer, _say_packed, as_json)
     if answer.kept:
         raise typer.Exit(1)
 
 
-def _answer(summary: PackSummary) -> PackAnswer:
+def unpack(
+    ctx: typer.Context,
+    where: Where = None,
+    run: Run = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every packed dump.")] = False,
+    level: Annotated[int, typer.Option("--level", min=1, max=22, help="zstd level of the files.")] = 12,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Take dumps out of their packs, byte for byte.
+
+    Each dump becomes a file of its own again, with the same record and payload. The file is read again and verified before its
+    pack is written without it. Exit code 1 if a dump could not be taken out.
+
+    Example: actordbg dump unpack --where "seq_len>1800 and rank=0"
+    """
+    from actordbg.dumps.packing import unpack_dumps
+
+    if where is None and run is None and not all_:
+        raise UsageError("say which dumps: --where, --run or --all", hint="see --help")
+    with output.progress("unpacking", None, quiet=quiet or as_json) as advance:
+        summary = unpack_dumps(
+            store_of(ctx), where, run, level, on_progress=lambda done, total: advance(1, total=total)
+        )
+    output.emit(summary, _say_unpacked, as_json)
+    if summary.kept:
+        raise typer.Exit(1)
+
+
+def _packed(summary: PackSummary) -> PackAnswer:
     figures = summary.figures
     return PackAnswer(
         figures.dumps,
@@ -91,7 +122,7 @@ def _ratio(before: int, after: int) -> float | None:
     return round(before / after, 3) if after else None
 
 
-def _render(answer: PackAnswer) -> None:
+def _say_packed(answer: PackAnswer) -> None:
     for item in answer.kept[:SHOWN]:
         output.note(f"stays a file: {damage_line(item)}")
     if len(answer.kept) > SHOWN:
@@ -113,4 +144,16 @@ def _render(answer: PackAnswer) -> None:
     )
     output.say(
         f"compression: {size(answer.distinct_bytes)} became {size(answer.packed_bytes)} ({answer.compression_ratio:.1f} times)"
+    )
+
+
+def _say_unpacked(answer: UnpackSummary) -> None:
+    for item in answer.kept:
+        output.note(f"stays packed: {damage_line(item)}")
+    if not answer.dumps:
+        output.say("nothing to unpack")
+        return
+    output.say(
+        f"{output.plural(answer.dumps, 'dump')} out of {output.plural(len(answer.packs), 'pack')}, "
+        f"files of their own again ({output.human_bytes(answer.bytes)})"
     )

@@ -78,7 +78,7 @@ class RingRow:
 
 
 @dataclass
-class Status:
+class RecordingStatus:
     """The answer of `dump status`. `total` sums the rows; `unreadable` counts counters files that were skipped.
 
     `jobs` are the switches of jobs that have one of their own. `rings` are those on this machine.
@@ -126,7 +126,7 @@ def status(
     return None
 
 
-def status_of(store: Store, everything: bool) -> Status:
+def status_of(store: Store, everything: bool) -> RecordingStatus:
     """What is known of a store's recording now."""
     from actordbg.capture.control import read_control
     from actordbg.cli.dump_switch import job_names
@@ -137,7 +137,7 @@ def status_of(store: Store, everything: bool) -> Status:
     if not everything and (control is not None or jobs):
         current = {one.run for one in (control, *jobs) if one is not None}
         rows = [row for row in rows if row.run in current or row.state == "on"]
-    return Status(
+    return RecordingStatus(
         store=str(store.root),
         enabled=control is not None and control.enabled,
         control=control.to_dict() if control else None,
@@ -230,7 +230,7 @@ def _row(data: dict[str, Any], now: datetime) -> ProcessRow:
     )
 
 
-def _say_status(answer: Status) -> None:
+def _say_status(answer: RecordingStatus) -> None:
     if answer.control is None and not answer.jobs:
         never = "" if answer.processes else ": it was never on"
         say(f"Recording is off{never} in {answer.store}")
@@ -252,7 +252,7 @@ def _say_status(answer: Status) -> None:
         note(f"{plural(answer.unreadable, 'counters file')} could not be read")
 
 
-def _say_processes(answer: Status) -> None:
+def _say_processes(answer: RecordingStatus) -> None:
     say()
     names = ("rank", "role", "state", "calls", "captured", "dropped", "sampled", "queue", "size", "since")
     table(names, [_cells(row) for row in answer.processes], tight=True)
@@ -263,7 +263,7 @@ def _say_processes(answer: Status) -> None:
             say(line)
 
 
-def _say_rings(answer: Status) -> None:
+def _say_rings(answer: RecordingStatus) -> None:
     dead = [ring for ring in answer.rings if not ring.alive]
     for ring in dead:
         flying = f", {ring.in_flight} in flight" if ring.in_flight else ""

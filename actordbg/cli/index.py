@@ -1,18 +1,28 @@
-"""`actordbg index`: make the catalog agree with the store's files."""
+"""`actordbg index` and `dump verify`: read the store's files, into the catalog or whole, and name those that are damaged."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actordbg.base.errors import CorruptDump
 from actordbg.cli import output
-from actordbg.cli.options import Json, Quiet, store_of
+from actordbg.cli.options import Json, Quiet, Where, store_of
 
 if TYPE_CHECKING:
     from actordbg.catalog.damage import Damaged
     from actordbg.catalog.indexer import IndexSummary
+
+
+@dataclass
+class VerifyAnswer:
+    """How many files were read whole, and which of them are damaged."""
+
+    checked: int
+    bytes: int
+    damaged: list[Damaged]
 
 
 def index(
@@ -41,7 +51,37 @@ def index(
             seen = done
 
         summary = refresh(store_of(ctx), rebuild=rebuild, on_progress=report)
-    output.emit(summary, _render, as_json)
+    output.emit(summary, _say_indexed, as_json)
+
+
+def verify(
+    ctx: typer.Context,
+    where: Where = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="Threads; 0 for one for each processor.")] = 0,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Check dump files for damage.
+
+    Reads each dump whole: header, decompression, SHA-256, safetensors, tensor specs. Without --where it checks every file,
+    those that could not be indexed too. Exit code 1 if a dump is damaged.
+
+    Example: actordbg dump verify --where "run='ppo-1'"
+    """
+    from actordbg.catalog.query import open_fresh
+    from actordbg.dumps.verify import paths_to_verify, verify_files
+
+    catalog = open_fresh(store_of(ctx), where)
+    paths = paths_to_verify(catalog, where)
+    damaged, size = [], 0
+    with output.progress("verifying", len(paths), quiet=quiet or as_json) as advance:
+        for _, count, problem in verify_files(catalog.store, paths, jobs):
+            advance(1)
+            size += count
+            damaged += [problem] if problem else []
+    output.emit(VerifyAnswer(len(paths), size, sorted(damaged, key=lambda item: item.path)), _say_verified, as_json)
+    if damaged:
+        raise typer.Exit(1)
 
 
 def warn_damaged(summary: IndexSummary) -> None:
@@ -59,7 +99,7 @@ def damage_line(item: Damaged) -> str:
     return f"{'damaged' if item.code == CorruptDump.code else 'not usable'}: {item.path}: {item.reason}"
 
 
-def _render(summary: IndexSummary) -> None:
+def _say_indexed(summary: IndexSummary) -> None:
     output.say(
         f"{output.plural(summary.dumps, 'dump')} in the catalog: {summary.added:,} added, {summary.removed:,} removed; "
         f"{output.plural(summary.results, 'new result')} of {output.plural(summary.replays, 'replay')} "
@@ -69,3 +109,15 @@ def _render(summary: IndexSummary) -> None:
         output.say(f"{output.plural(summary.skipped_lines, 'journal line')} could not be read and were skipped")
     for item in summary.damaged:
         output.say(damage_line(item))
+
+
+def _say_verified(answer: VerifyAnswer) -> None:
+    for item in answer.damaged:
+        output.say(damage_line(item))
+    good = answer.checked - len(answer.damaged)
+    output.say(
+        f"{output.plural(answer.checked, 'dump')} checked ({output.human_bytes(answer.bytes)}): "
+        f"{good:,} good, {len(answer.damaged):,} damaged"
+    )
+    if any(item.code == CorruptDump.code for item in answer.damaged):
+        output.note("`actordbg dump prune --damaged` removes those whose header is broken")

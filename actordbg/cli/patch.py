@@ -1,4 +1,7 @@
-"""`actordbg patch`: append the capture hook to OpenRLHF's actor.py."""
+"""`actordbg patch`, `unpatch` and `status`: the capture hook in OpenRLHF's actor.py.
+
+All three find the file in the same way: by --target, in the environment of --python, or in this interpreter's.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actordbg.cli.options import Json, store_of
-from actordbg.cli.output import emit, note, say
+from actordbg.cli.output import cell, emit, note, say
 
 if TYPE_CHECKING:
+    from actordbg.install.patch_state import Status
     from actordbg.install.patching import Outcome
 
 Python = Annotated[
@@ -21,25 +25,6 @@ TargetFile = Annotated[
     Path | None, typer.Option("--target", metavar="FILE", help="The actor.py itself, instead of an interpreter.")
 ]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change as a diff; change nothing.")]
-
-
-def render(outcome: Outcome) -> None:
-    """The outcome of patch or unpatch as text: the diff (dry run), one line, details, notes on standard error."""
-    if outcome.diff:
-        say(outcome.diff)
-    say(f"{'dry run, ' if outcome.dry_run else ''}{outcome.action}: {outcome.file}")
-    if outcome.openrlhf_version:
-        say(f"  openrlhf  {outcome.openrlhf_version}")
-    if outcome.store:
-        say(f"  store     {outcome.store}")
-    if outcome.backup:
-        say(f"  backup    {outcome.backup}")
-    if outcome.sha256_before == outcome.sha256_after:
-        say(f"  sha256    {outcome.sha256_after} (unchanged)")
-    else:
-        say(f"  sha256    {outcome.sha256_before}\n         -> {outcome.sha256_after}")
-    for line in outcome.notes:
-        note(f"note: {line}")
 
 
 def patch(
@@ -61,6 +46,86 @@ def patch(
     from actordbg.install.patch_target import find_target
 
     answer = operate.patch(find_target(python, target), store_of(ctx), dry_run=dry_run)
-    emit(answer, render, as_json)
+    emit(answer, _say_outcome, as_json)
     if not as_json and not dry_run:
         note("next: actordbg dump enable, before or while the job runs")
+
+
+def unpatch(
+    ctx: typer.Context,
+    python: Python = None,
+    target: TargetFile = None,
+    dry_run: DryRun = False,
+    as_json: Json = False,
+) -> None:
+    """Take the capture hook out again, byte for byte.
+
+    Restores the bytes, mode and modification time that OpenRLHF's actor.py had. Keeps an edit that was made to the file
+    since. Where cutting the hook off would be guesswork, leaves the file as it is, names a way out and ends with exit code 3.
+    A running job keeps its hook until it ends.
+
+    Example: actordbg unpatch --dry-run
+    """
+    from actordbg.install import patching as operate
+    from actordbg.install.patch_target import find_target
+
+    emit(operate.unpatch(find_target(python, target), store_of(ctx), dry_run=dry_run), _say_outcome, as_json)
+
+
+def status(
+    ctx: typer.Context,
+    python: Python = None,
+    target: TargetFile = None,
+    as_json: Json = False,
+) -> None:
+    """Say whether actor.py is patched and dumping is enabled.
+
+    Also names the interpreter, the version of OpenRLHF and the store that the hook captures into.
+
+    Example: actordbg status --json
+    """
+    from actordbg.install.patch_state import inspect_target
+    from actordbg.install.patch_target import find_target
+
+    emit(inspect_target(find_target(python, target), store_of(ctx)), _say_status, as_json)
+
+
+def _say_outcome(outcome: Outcome) -> None:
+    """The outcome of patch or unpatch as text: the diff (dry run), one line, details, notes on standard error."""
+    if outcome.diff:
+        say(outcome.diff)
+    say(f"{'dry run, ' if outcome.dry_run else ''}{outcome.action}: {outcome.file}")
+    if outcome.openrlhf_version:
+        say(f"  openrlhf  {outcome.openrlhf_version}")
+    if outcome.store:
+        say(f"  store     {outcome.store}")
+    if outcome.backup:
+        say(f"  backup    {outcome.backup}")
+    if outcome.sha256_before == outcome.sha256_after:
+        say(f"  sha256    {outcome.sha256_after} (unchanged)")
+    else:
+        say(f"  sha256    {outcome.sha256_before}\n         -> {outcome.sha256_after}")
+    for line in outcome.notes:
+        note(f"note: {line}")
+
+
+def _say_status(answer: Status) -> None:
+    """One line for the state, one for each fact; notes on standard error."""
+    say(f"{answer.state.value}: {answer.file}")
+    if answer.reason:
+        say(f"  {answer.reason}")
+    facts = {
+        "openrlhf": answer.openrlhf_version,
+        "python": answer.python,
+        "sha256": answer.sha256,
+        "original": answer.original_sha256,
+        "store": answer.store,
+        "patched at": answer.patched_at,
+        "hook seen": answer.hooked,
+        "dumping": "enabled" if answer.enabled else "disabled",
+        "capture": "armed" if answer.armed else "off",
+    }
+    for name, value in facts.items():
+        say(f"  {name:<10}  {cell(value)}")
+    for line in answer.notes:
+        note(f"note: {line}")

@@ -35,7 +35,7 @@ LAST_WORDS_SECONDS = 3.0
 
 
 @dataclass
-class Recorded:
+class RunAnswer:
     """The answer of `run`: how COMMAND ended, and what its processes counted.
 
     `switched_off` is false where the job goes on elsewhere, and so does its recording. `recovered`: what its dead processes had
@@ -111,7 +111,7 @@ def run(
             switch_off(store, name)
     recovered = None if goes_on else recovered_from_rings(store, name)
     rows, unreadable = after_the_job(store, name, known, wait=not goes_on)
-    answer = Recorded(
+    answer = RunAnswer(
         str(store.root), name, command, end.code, not goes_on, rows, total_of(rows), unreadable, recovered
     )
     emit(answer, _say_recorded, as_json, err=True)
@@ -172,7 +172,7 @@ def _key(row: ProcessRow) -> tuple[Any, ...]:
     return (row.run, row.rank, row.host, row.pid, row.instance)
 
 
-def _say_recorded(answer: Recorded) -> None:
+def _say_recorded(answer: RunAnswer) -> None:
     note(f"actordbg: {shlex.join(answer.command)[:120]} ended with exit code {answer.exit_code}")
     if answer.processes:
         actors = plural(len(answer.processes), "recording actor")

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actordbg.base.errors import UsageError
-from actordbg.trainlogs.log_answer import ALIGNED, DIFFERENT, NOTHING, LogComparison, Side, Step
+from actordbg.trainlogs.log_answer import ALIGNED, DIFFERENT, NOTHING, LogComparison, LogSide, Step
 from actordbg.trainlogs.log_lines import BAR, KINDS, ORDER, Series, TrainLog, is_loss, plain_name
 from actordbg.trainlogs.trend import trend
 
@@ -157,7 +157,7 @@ def _reasons(
     threshold: float,
     three: tuple[float | None, float | None, float | None],
     over: int,
-    sides: tuple[Side, Side],
+    sides: tuple[LogSide, LogSide],
 ) -> list[str]:
     """What makes the answer bad; nothing where it is good."""
     reasons = []
@@ -179,7 +179,7 @@ def _reasons(
     return reasons
 
 
-def _notes(ours: Series, theirs: Series, both: Pairs, sides: tuple[Side, Side]) -> list[str]:
+def _notes(ours: Series, theirs: Series, both: Pairs, sides: tuple[LogSide, LogSide]) -> list[str]:
     notes = []
     if ours.kind != theirs.kind:
         notes.append(f"the logs number their steps differently: A by {_KIND[ours.kind]}, B by {_KIND[theirs.kind]}")
@@ -214,10 +214,10 @@ def _step(both: Pairs, index: int, difference: float) -> Step:
     return Step(both.steps[index], _or_none(a), _or_none(b), _or_none(difference), ", ".join(wild))
 
 
-def _side(log: TrainLog, series: Series, rule: str, counted: Sequence[float]) -> Side:
+def _side(log: TrainLog, series: Series, rule: str, counted: Sequence[float]) -> LogSide:
     values = _finite(series.values)
     wild = [step for step, value in zip(series.steps, series.values, strict=True) if not math.isfinite(value)]
-    return Side(
+    return LogSide(
         path=log.path, numbered_by=series.kind, steps=len(series.steps),
         first_step=series.steps[0], last_step=series.steps[-1],
         first=values[0] if values else None,
@@ -247,5 +247,5 @@ def _what_is_there(a: TrainLog, b: TrainLog, metric: str | None) -> str:
 
 
 def _nothing(a: TrainLog, b: TrainLog, metric: str | None, rule: str, threshold: float, why: str) -> LogComparison:
-    sides = [Side(path=log.path, found=dict(log.metrics)) for log in (a, b)]
+    sides = [LogSide(path=log.path, found=dict(log.metrics)) for log in (a, b)]
     return LogComparison(sides[0], sides[1], metric, rule, threshold, NOTHING, reasons=(why,))

@@ -21,7 +21,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Side:
+class LogSide:
     """One log's values of the metric. Figures are over its finite values; `left_out`: values that the rule does not count.
 
     nonfinite: how many values are NaN or infinite, and nonfinite_steps the first of their steps. rerun: steps that the log
@@ -55,8 +55,8 @@ class LogComparison:
     threshold or more, `worst` the largest of them first. trend_method: how "falls" was decided.
     """
 
-    a: Side
-    b: Side
+    a: LogSide
+    b: LogSide
     metric: str | None
     rule: str
     threshold: float

@@ -19,14 +19,14 @@ from actordbg.base.errors import ActordbgError, UsageError, WhereError
 from actordbg.catalog import dump_rows as headers
 from actordbg.catalog import query
 from actordbg.catalog.indexer import refresh
-from actordbg.cli import dump_ls, dump_prune, dump_show, dump_verify, index
+from actordbg.cli import dump_ls, dump_prune, dump_show, index
 from actordbg.dumps import prune
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
 app = typer.Typer()
-for name, command in (("index", index.index), ("ls", dump_ls.ls), ("show", dump_show.show), ("verify", dump_verify.verify),
+for name, command in (("index", index.index), ("ls", dump_ls.ls), ("show", dump_show.show), ("verify", index.verify),
                       ("prune", dump_prune.prune)):  # fmt: skip
     app.command(name)(command)
 

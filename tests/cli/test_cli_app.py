@@ -44,7 +44,7 @@ def test_a_store_that_cannot_be_made_is_a_message(tmp_path: Path):
 
 def test_an_oserror_that_nobody_expected_is_a_message(tmp_path: Path):
     code = """
-import actordbg.cli.status as module
+import actordbg.cli.patch as module
 def broken(): raise PermissionError(13, "Permission denied", "/somewhere")
 module.status = broken
 """
