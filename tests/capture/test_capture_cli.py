@@ -153,7 +153,7 @@ def test_a_silent_process_is_lost_and_its_drops_are_explained(store: Store):
     now = datetime.now(timezone.utc)
     assert [row.state for row in process_rows(store, now)[0]] == ["on"]
     rows, unreadable = process_rows(store, now + timedelta(seconds=60))
-    assert rows[0].state == "lost" and 55 < rows[0].age_s < 70 and unreadable == 0
+    assert rows[0].state == "lost" and rows[0].age_s > 55 and unreadable == 0
     out = run(store, "status")
     assert "disk_full 2; last: OSError: no space" in out
 

@@ -57,6 +57,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_call_is_recorded_whole(recording: Recording):
+    before = time.monotonic_ns()
     actor, sequences, attention = TinyActor().eval(), ids(), padded_mask()
     action = torch.ones(2, 5, dtype=torch.bool)
     with torch.no_grad():
@@ -73,7 +74,7 @@ def test_a_call_is_recorded_whole(recording: Recording):
     assert (record.packing_samples, record.temperature, record.model_dtype) == (False, 0.7, "float32")
     assert record.process_groups == {"ring_attn_group": None}
     assert record.replayable and record.extra == {} and record.source == "capture"
-    assert record.versions["torch"] and abs(time.monotonic_ns() - record.monotonic_ns) < 600e9
+    assert record.versions["torch"] and before <= record.monotonic_ns <= time.monotonic_ns()
     assert record.actor["actor_class"] == "TinyActor"
 
 
@@ -434,11 +435,9 @@ def test_a_stuck_disk_does_not_hold_up_training(tmp_path: Any):
     store.create()
     recording = Recording(store, publisher=store, capacity=20_000)
     actor, sequences = SignatureH(), ids(2, 100)
-    start = time.monotonic()
     for _ in range(200):
         recording.forward(actor, sequences)
-    assert time.monotonic() - start < 5
-    assert store.entered.wait(5)
+    assert store.entered.wait(5) and not store.free.is_set()
     ledger = recording.ledgers[0]
     assert ledger.dropped["queue_full"] > 100
     assert ledger.calls == 200 == ledger.pending + ledger.dropped["queue_full"]

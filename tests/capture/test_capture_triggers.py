@@ -155,7 +155,7 @@ def test_a_slow_call_is_kept_once_there_is_a_median(store: Store):
     (dump,) = recording.dumps()
     assert torch.equal(dump.tensors["sequences"], ids(2, 9, 99))
     facts = dump.record.trigger_facts
-    assert dump.record.triggered == "slow" and facts["seconds"] >= 0.3 and facts["median"] < 0.06
+    assert dump.record.triggered == "slow" and facts["seconds"] >= 0.3 and facts["seconds"] >= 5 * facts["median"]
     assert facts["times"] == pytest.approx(facts["seconds"] / facts["median"])
 
 

@@ -9,7 +9,6 @@ import sqlite3
 from pathlib import Path
 
 import catalogcases as cases
-import packcases
 import pytest
 
 from actordbg.catalog import query
@@ -78,7 +77,7 @@ def test_indexing_a_pack_decompresses_no_rows(packed: Store, monkeypatch: pytest
 
 
 def test_a_settled_store_is_not_listed_again(packed: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    packcases.settle(packed)
+    cases.settle(packed)
     refresh(packed)
     listed: list[str] = []
     real = os.scandir
@@ -120,7 +119,7 @@ def test_a_dump_in_a_pack_and_in_a_file_is_one_row(packed: Store) -> None:
 def test_settled_folders_are_listed_again_when_a_pack_vanishes(packed: Store) -> None:
     for number in range(8):
         cases.publish(packed, cases.record(number))
-    packcases.settle(packed)
+    cases.settle(packed)
     refresh(packed)
     shutil.rmtree(packed.packs)
     summary = refresh(packed)
@@ -132,11 +131,11 @@ def test_rows_of_a_vanished_pack_go_and_another_pack_takes_over_what_it_holds_to
     second = first.with_name("zzz.pack")
     pack = reader.Pack(first)
     shutil.copy(first, second)
-    packcases.settle(packed)
+    cases.settle(packed)
     refresh(packed)
     assert {row.pack for row in query.select_dumps(packed)} == {packed.relative(first)}
     first.unlink()
-    packcases.settle(packed)
+    cases.settle(packed)
     summary = refresh(packed)
     assert (summary.dumps, summary.removed) == (8, 0)
     assert {row.pack for row in query.select_dumps(packed)} == {packed.relative(second)}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import sys
-import time
 from datetime import datetime, timezone
 
 import pytest
+from steps import counted
 
 from actordbg.base.errors import WhereError
 from actordbg.catalog.moments import parse_duration
@@ -178,11 +178,10 @@ def test_everything_else_is_refused_and_named(text: str, culprit: str) -> None:
         "rank is " * 900 + "null",
     ],
 )
-def test_bombs_are_refused_at_once(text: str) -> None:
-    start = time.perf_counter()
-    with pytest.raises(WhereError):
+def test_bombs_are_refused_after_few_steps(text: str) -> None:
+    with counted() as steps, pytest.raises(WhereError):
         compile_where(text)
-    assert time.perf_counter() - start < 2
+    assert steps.count < 1000 + 20 * len(text), "work grows faster than the text"
 
 
 def test_reasonable_sizes_are_allowed() -> None:
@@ -211,9 +210,9 @@ def test_what_is_not_a_duration_is_refused(text: str) -> None:
 
 
 def test_a_long_sum_is_written_once_and_without_nesting() -> None:
-    start = time.perf_counter()
-    condition = compile_where(" + ".join(["seq_len", *map(str, range(149))]) + " > 4")
-    assert time.perf_counter() - start < 1
+    with counted() as steps:
+        condition = compile_where(" + ".join(["seq_len", *map(str, range(149))]) + " > 4")
+    assert steps.count < 1000 + 149 * 100, "work grows faster than the sum"
     assert condition.sql == f"((d.seq_len{' + ?' * 149}) > ?)"
     assert condition.params == (*range(149), 4)
 

@@ -60,7 +60,7 @@ def test_ranks_with_different_numbers_of_inputs_under_zero_3_end_in_a_verdict(re
     assert "torch/distributed/distributed_c10d.py" in first and "called by the model's openrlhf/" in first
     assert "actordbg/replay/worker.py" in second
     took = datetime.fromisoformat(hung.finished_at) - datetime.fromisoformat(hung.started_at)
-    assert TIMEOUT_S <= took.total_seconds() <= TIMEOUT_S + 10
+    assert took.total_seconds() >= TIMEOUT_S, "no verdict before the time is up"
     assert len(sessions) == 1 and [pid for session in sessions for pid in session_members(session)] == []
 
 

@@ -82,6 +82,8 @@ class Empty(torch.nn.Module):
 
 
 class SignatureA(Empty):
+    """The first of eight signatures that OpenRLHF's releases have: a count of actions, no groups."""
+
     def forward(
         self,
         sequences: torch.LongTensor,
@@ -93,6 +95,8 @@ class SignatureA(Empty):
 
 
 class SignatureB(Empty):
+    """`packing_samples` is an argument of the call."""
+
     def forward(
         self, sequences, num_actions: int = None, attention_mask=None, return_output=False, packing_samples=False
     ):
@@ -100,6 +104,8 @@ class SignatureB(Empty):
 
 
 class SignatureC(Empty):
+    """Ring attention; lengths of packed samples come with the call."""
+
     def forward(
         self,
         sequences,
@@ -113,6 +119,8 @@ class SignatureC(Empty):
 
 
 class SignatureD(Empty):
+    """`num_actions` may be a list, one for each packed sample."""
+
     def forward(
         self,
         sequences,
@@ -126,6 +134,8 @@ class SignatureD(Empty):
 
 
 class SignatureE(Empty):
+    """`logps_allgather`."""
+
     def forward(
         self,
         sequences,
@@ -140,6 +150,8 @@ class SignatureE(Empty):
 
 
 class SignatureF(Empty):
+    """An action mask takes the place of the count; log-probs on request."""
+
     def forward(
         self,
         sequences,
@@ -155,6 +167,8 @@ class SignatureF(Empty):
 
 
 class SignatureG(Empty):
+    """Entropy on request."""
+
     def forward(
         self,
         sequences,
@@ -171,6 +185,8 @@ class SignatureG(Empty):
 
 
 class SignatureH(Empty):
+    """The newest: `**mm_inputs` takes what a vision model needs."""
+
     def forward(
         self,
         sequences,
@@ -204,6 +220,8 @@ class ForkWithTypingDefault(Empty):
 
 
 class ForkWithVisualInputs(Empty):
+    """A fork: images are arguments of their own."""
+
     def forward(
         self,
         sequences,

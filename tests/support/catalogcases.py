@@ -75,7 +75,7 @@ def with_record(blob: bytes, old: bytes, new: bytes) -> bytes:
 def settle(store: Store) -> None:
     """Make every folder look as if it had last changed a minute ago, so that its listing is relied on."""
     past = time.time() - 60
-    for folder in (*store.dump_folders(), store.events):
+    for folder in (*store.dump_folders(), *store.pack_folders(), store.events):
         if folder.is_dir():
             os.utime(folder, (past, past))
 

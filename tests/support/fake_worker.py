@@ -43,6 +43,8 @@ exec(compile(_BARRIER, "/lib/torch/distributed/distributed_c10d.py", "exec"), _n
 
 
 class ScriptedEngine:
+    """An engine that does what `script.json` says. Guarantees: everything but the script is the real worker's."""
+
     def __init__(self, folder: Path, spec: ReplaySpec, rank: int) -> None:
         self.folder, self.rank = folder, rank
         self.script = json.loads((folder / "script.json").read_text())

@@ -117,6 +117,8 @@ def _import(number: int) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
+    """Finds the package's modules as Python does, and gives them the loader below."""
+
     def __init__(self, package: str) -> None:
         self._package = package
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import random
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,10 +117,3 @@ def contents(store: Store) -> dict[str, tuple[str, str]]:
         assert record.dump_id not in found
         found[record.dump_id] = record.to_json(), hashlib.sha256(data).hexdigest()
     return found
-
-
-def settle(store: Store) -> None:
-    """Make every folder look as if it had last changed a minute ago, so that its listing is relied on."""
-    past = time.time() - 60
-    for folder in (*store.dump_folders(), *store.pack_folders()):
-        os.utime(folder, (past, past))

@@ -1,4 +1,4 @@
-"""Replays with scripted workers (tests/fake_worker.py): a bench that runs them and knows what they left running."""
+"""Replays with scripted workers (`fake_worker`): a bench that runs them and knows what they left running."""
 
 from __future__ import annotations
 

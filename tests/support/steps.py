@@ -1,0 +1,48 @@
+"""Work counted in steps, so that a test can bound it without a clock."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Steps:
+    """Guarantees: `count` is the number of Python functions entered inside of `counted`, the same on any machine."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, frame: FrameType, event: str, argument: object) -> None:
+        self.count += event == "call"
+
+
+@contextmanager
+def counted() -> Iterator[Steps]:
+    """Count the functions that this thread enters in the block, also if it ends with an exception."""
+    steps, before = Steps(), sys.getprofile()
+    sys.setprofile(steps)
+    try:
+        yield steps
+    finally:
+        sys.setprofile(before)
+
+
+class TickingClock:
+    """A clock that a look moves on. Guarantees: `monotonic` is a second later with each call, and nothing else moves it."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def monotonic(self) -> float:
+        """Seconds; each call counts as a look."""
+        self.looks += 1
+        return float(self.looks)
+
+
+def steps_of(call: Callable[[], object]) -> int:
+    """How many Python functions a call enters."""
+    with counted() as steps:
+        call()
+    return steps.count
