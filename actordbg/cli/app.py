@@ -14,9 +14,9 @@ import typer
 
 from actordbg import __version__
 from actordbg.base.errors import ActordbgError, EnvironmentProblem
-from actordbg.cli.lazy import Command, Group, Section, group_class
+from actordbg.cli.lazy import Command, CommandGroup, Section, group_class
 
-DUMP = Group(
+DUMP = CommandGroup(
     "dump",
     "Record, bring in, look at, check, take out and drop dumps.",
     (
@@ -35,12 +35,12 @@ DUMP = Group(
         Command("prune", "Remove dumps.", "dump_prune:prune"),
     ),
 )
-ACTOR = Group(
+ACTOR = CommandGroup(
     "actor",
     "The standalone actor that replays use.",
     (Command("init", "Build the actor alone and run one forward.", "actor_init:init"),),
 )
-CURVE = Group(
+CURVE = CommandGroup(
     "curve",
     "Memory and time by length, and what fits a budget.",
     (

@@ -50,7 +50,7 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Group:
+class CommandGroup:
     """Commands under one name: `dump ls`, `dump show`."""
 
     name: str
@@ -68,7 +68,7 @@ class Section:
     """Commands and groups under one heading of the help."""
 
     heading: str
-    entries: tuple[Command | Group, ...]
+    entries: tuple[Command | CommandGroup, ...]
 
 
 def group_class(contents: Iterable[Section]) -> type[TyperGroup]:
@@ -79,7 +79,7 @@ def group_class(contents: Iterable[Section]) -> type[TyperGroup]:
         def __init__(self, **settings: Any) -> None:
             super().__init__(**settings)
             for entry in (entry for section in sections for entry in section.entries):
-                self.add_command(entry.build() if isinstance(entry, Group) else _Deferred(entry), entry.name)
+                self.add_command(entry.build() if isinstance(entry, CommandGroup) else _Deferred(entry), entry.name)
 
         def format_commands(self, ctx: Any, formatter: Any) -> None:
             widest = max(len(entry.name) for section in sections for entry in section.entries)
@@ -93,7 +93,7 @@ def group_class(contents: Iterable[Section]) -> type[TyperGroup]:
 def every_command(contents: Iterable[Section]) -> Iterator[tuple[str, Command]]:
     """("dump ls", its Command) of every command, in the order of the help."""
     for entry in (entry for section in contents for entry in section.entries):
-        if isinstance(entry, Group):
+        if isinstance(entry, CommandGroup):
             yield from ((f"{entry.name} {command.name}", command) for command in entry.commands)
         else:
             yield entry.name, entry

@@ -1,0 +1,64 @@
+"""One name for one thing: a module's name and a class's name stand for one place in the product."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+from roots import ROOT
+
+PRODUCT = sorted((ROOT / "actordbg").rglob("*.py"))
+
+RENAMED_SOON = {
+    "Call",
+    "Dump",
+    "Entry",
+    "MatrixCell",
+    "Outcome",
+    "Part",
+    "Progress",
+    "Slot",
+    "Snapshot",
+    "_File",
+    "_Folder",
+}
+"""Class names that are still declared twice; a name leaves this list when its classes are renamed. It is to become empty."""
+
+
+def twice(places: dict[str, list[str]]) -> dict[str, list[str]]:
+    return {name: found for name, found in places.items() if len(found) > 1}
+
+
+def test_no_two_modules_have_the_same_name():
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in PRODUCT:
+        if path.stem not in ("__init__", "__main__"):
+            places[path.stem].append(str(path.relative_to(ROOT)))
+    assert twice(places) == {}
+
+
+def test_no_two_classes_have_the_same_name():
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in PRODUCT:
+        for name in classes_of(path):
+            places[name].append(str(path.relative_to(ROOT)))
+    assert {name: found for name, found in twice(places).items() if name not in RENAMED_SOON} == {}
+
+
+def test_the_list_of_names_to_be_changed_has_no_others():
+    declared = [name for path in PRODUCT for name in classes_of(path)]
+    assert {name for name in RENAMED_SOON if declared.count(name) < 2} == set()
+
+
+def classes_of(path: Path) -> list[str]:
+    """Names of the classes of a module, and of classes in classes; not of those inside a function."""
+    found: list[str] = []
+    todo: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    for node in todo:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef):
+                found.append(child.name)
+            if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                todo.append(child)
+    return found
