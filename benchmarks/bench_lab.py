@@ -27,9 +27,10 @@ import safetensors.torch
 import torch
 
 from actordbg.compare.comparing import compare
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_journal
-from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.formats.replay_record import ReplayInput, ReplaySpec, ResultRecord
 from actordbg.formats.store_files import make_folder
 from actordbg.store.layout import Store
 from benchmarks.rows import Row

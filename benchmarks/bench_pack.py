@@ -24,8 +24,9 @@ from pathlib import Path
 import torch
 
 from actordbg.catalog.query import select_dumps
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.dumps.packing import PackSummary, pack_dumps
-from actordbg.formats.replay_record import ReplayConfig, ReplayInput
+from actordbg.formats.replay_record import ReplayInput
 from actordbg.legacy.importer import import_paths
 from actordbg.replay.plan import make_plan
 from actordbg.store import pack_reader as reader

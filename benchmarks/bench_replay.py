@@ -31,9 +31,10 @@ from typing import Any
 
 import torch
 
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord, make_dump_id, now_timestamp
 from actordbg.formats.record_reading import parse_timestamp
-from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec
+from actordbg.formats.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.live_catalog import LiveCatalog
 from actordbg.replay.plan import new_replay_id
 from actordbg.replay.supervise import ReplayOutcome, run_replay
@@ -49,7 +50,7 @@ import json, statistics, sys, time
 from pathlib import Path
 from actordbg.store import payload
 from actordbg.actor.session import open_actor
-from actordbg.formats.replay_record import ReplayConfig
+from actordbg.config.replay_config import ReplayConfig
 import torch
 from actordbg.actor.tiny import ensure_tiny
 models, paths = Path(sys.argv[1]), sys.argv[2:]

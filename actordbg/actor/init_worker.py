@@ -21,7 +21,7 @@ from typing import Any
 
 from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError
-from actordbg.formats.replay_record import ReplayConfig
+from actordbg.config.replay_config import ReplayConfig
 
 
 @dataclass(frozen=True)

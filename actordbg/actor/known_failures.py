@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from actordbg.actor.rule import INFO, REFUSE, WARN, Case, Rule, RuleHit
 from actordbg.actor.rules_parallel import PARALLEL_RULES
 from actordbg.base.errors import Unsupported
-from actordbg.config.choices import TINY, Choices, Facts, choose, gather_facts
+from actordbg.config.choices import Choices, Facts, choose, gather_facts
+from actordbg.config.replay_config import TINY, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.formats.replay_record import ReplayConfig
 
 PACKED_SINCE = (4, 53)
 """The transformers release from which sdpa and eager attention keep packed rows apart."""

@@ -25,7 +25,8 @@ from typing import Any
 
 from actordbg.actor.tiny import TinyShape, config_of, ensure_tiny
 from actordbg.base.errors import EnvironmentProblem, UsageError
-from actordbg.config.choices import TINY, is_local
+from actordbg.config.choices import is_local
+from actordbg.config.replay_config import TINY
 
 _LAYER_KEYS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _HEAD_KEYS = (("num_attention_heads", "n_head"), ("num_key_value_heads", "num_kv_heads"))

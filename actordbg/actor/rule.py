@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from actordbg.actor.models import attention_heads
 from actordbg.config.choices import Choices, Facts
-from actordbg.formats.replay_record import ReplayConfig
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.host.trainer import TRAINER
 
 REFUSE, WARN, INFO = "refuse", "warn", "info"

@@ -43,9 +43,9 @@ from actordbg.actor.gradient_samples import GradientKeeper
 from actordbg.actor.sharing import host_key
 from actordbg.actor.truth_session import TruthSession
 from actordbg.base.errors import Unsupported, UsageError
-from actordbg.config.choices import COMPILE_BACKENDS, Choices, choose, gather_facts
+from actordbg.config.choices import Choices, choose, gather_facts
+from actordbg.config.replay_config import COMPILE_BACKENDS, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.formats.replay_record import ReplayConfig
 from actordbg.host.built_model import change_attention, describe, resolved_dtype
 from actordbg.host.trainer import TRAINER, Call
 from actordbg.store.payload import Dump

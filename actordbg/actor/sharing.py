@@ -20,12 +20,10 @@ from collections.abc import Hashable
 from dataclasses import asdict
 
 from actordbg.config.choices import Choices
-from actordbg.formats.replay_record import ReplayConfig
+from actordbg.config.replay_config import SETTINGS, ReplayConfig
 
-CHANGEABLE = (
-    "packing", "temperature", "attn", "compile", "compile_backend", "seed", "timeout_s", "vary", "keep_tensors", "keep_gradients",
-)  # fmt: skip
-# A ring replaces the attention function by its own when it is built.
+CHANGEABLE = tuple(name for name, one in SETTINGS.items() if one.switchable)
+"""The settings that a loaded Actor can be switched to."""
 _DEEPCOMPILED = ("attn", "compile", "compile_backend")
 """What DeepCompile has put into the engine's graph and hooks: it stays there."""
 LEAST_TIMEOUT_S = 1800.0
@@ -42,7 +40,7 @@ def host_key(config: ReplayConfig, choices: Choices) -> Hashable:
     fixed["backward"] = None if config.backend == "plain" else choices.backward
     if config.deepcompile:
         fixed |= {name: getattr(config, name) for name in _DEEPCOMPILED} | {"attn": choices.attn}
-    if config.ring > 1:
+    if config.ring > 1:  # a ring puts its own attention function in when it is built
         fixed["attn"] = choices.attn
     if config.backend != "plain":
         fixed["timeout_s"] = max(config.timeout_s, LEAST_TIMEOUT_S)

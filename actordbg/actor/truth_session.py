@@ -40,9 +40,9 @@ from actordbg.actor.forward_outcome import ForwardOutcome
 from actordbg.actor.gradient_samples import GradientKeeper
 from actordbg.actor.models import locate
 from actordbg.base.errors import Unsupported
-from actordbg.config.choices import DTYPES, choose, gather_facts
+from actordbg.config.choices import choose, gather_facts
+from actordbg.config.replay_config import DTYPES, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.formats.replay_record import ReplayConfig
 from actordbg.host.built_model import describe
 from actordbg.host.trainer import TRAINER, Call
 from actordbg.store.payload import Dump

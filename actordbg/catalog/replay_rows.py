@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import CorruptDump
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import is_plain_name
 from actordbg.formats.journal import SPEC, Event, read_chunk, result_of
-from actordbg.formats.replay_record import ReplayConfig, ReplaySpec, ResultRecord
+from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 
 UNFINISHED = "unfinished"
 SETTINGS = tuple(f.name for f in fields(ReplayConfig))

@@ -13,12 +13,13 @@ import typer
 
 from actordbg.base.errors import LaunchProblem, error_named
 from actordbg.cli import output
-from actordbg.cli import replay_options as opt
+from actordbg.cli.input_options import asked_for
 from actordbg.cli.options import Json, settings_of
+from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 if TYPE_CHECKING:
     from actordbg.actor.init_worker import InitOrder, InitResult
-    from actordbg.formats.replay_record import ReplayConfig
+    from actordbg.config.replay_config import ReplayConfig
     from actordbg.replay.launch import Launched
 
 INIT_MODULE = "actordbg.replay.init_program"
@@ -52,27 +53,10 @@ class InitAnswer:
     ways_out: list[str] = field(default_factory=list)
 
 
+@takes_settings("actor init")
 def init(
     ctx: typer.Context,
-    model: opt.Model = None,
-    num_layers: opt.NumLayers = None,
-    dtype: opt.Dtype = None,
-    attn: opt.Attn = None,
-    no_flash_attn: opt.NoFlashAttn = False,
-    packing: opt.Packing = None,
-    compile: opt.Compile = None,
-    compile_backend: opt.CompileBackend = None,
-    deepcompile: opt.Deepcompile = None,
-    backend: opt.Backend = None,
-    zero_stage: opt.ZeroStage = None,
-    nproc: opt.Nproc = None,
-    backward: opt.Backward = None,
-    seed: opt.Seed = None,
-    temperature: opt.Temperature = None,
-    tp: opt.Tp = None,
-    ring: opt.Ring = None,
-    dist_backend: opt.DistBackend = None,
-    timeout: opt.Timeout = None,
+    settings: Given = NONE,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Rows of the dummy input.")] = 2,
     seq_len: Annotated[
         int, typer.Option("--seq-len", min=4, help="Positions of the dummy input, padding included.")
@@ -91,20 +75,13 @@ def init(
     from actordbg.actor.init_worker import InitOrder
     from actordbg.actor.known_failures import check_config, refuse_findings
 
-    settings = settings_of(ctx)
-    flags = {
-        "model": model, "num_layers": num_layers, "dtype": dtype, "attn": attn, "packing": packing, "compile": compile,
-        "compile_backend": compile_backend, "deepcompile": deepcompile, "backend": backend, "zero_stage": zero_stage,
-        "nproc": nproc, "backward": backward, "seed": seed, "temperature": temperature, "timeout": timeout,
-        "tp": tp, "ring": ring, "dist_backend": dist_backend,
-    }  # fmt: skip
-    config = opt.build_config(settings.replay, flags, no_flash_attn=no_flash_attn)
+    config = asked_for(ctx, settings).config
     findings = check_config(config)
     refuse_findings(findings)
     for finding in findings:
         output.note(f"{finding.severity}[{finding.id}]: {finding.message}")
     target = None if save is None else str(save.absolute())
-    order = InitOrder(config.to_dict(), str(settings.store / "models"), batch_size, seq_len, target)
+    order = InitOrder(config.to_dict(), str(settings_of(ctx).store / "models"), batch_size, seq_len, target)
     answer = _answer(order, run_init(config, order), [asdict(finding) for finding in findings])
     output.emit(answer, _render, as_json)
     if not answer.ok:

@@ -11,6 +11,7 @@ import typer
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
 from actordbg.cli.options import Format, FormatOption, Json, Quiet, Where, chosen_format, store_of
+from actordbg.cli.setting_options import OldTruthDtype, TruthDtype, truth_dtype
 
 if TYPE_CHECKING:
     from actordbg.compare.thresholds import Thresholds
@@ -40,9 +41,6 @@ Noise = Annotated[
         help="Only what is outside a noise floor (`actordbg noise`) is real; last: the newest of A's configuration.",
     ),
 ]
-Oracle = Annotated[
-    str, typer.Option("--oracle", metavar="fp32|fp64", help="What `truth` is computed in, where B is the truth.")
-]
 ThresholdsFile = Annotated[
     Path | None, typer.Option("--thresholds", metavar="FILE", help="Thresholds from a TOML file; flags come first.")
 ]
@@ -62,7 +60,8 @@ def compare(
     a: A,
     b: B,
     noise: Noise = None,
-    oracle: Oracle = "fp32",
+    truth: TruthDtype = None,
+    oracle: OldTruthDtype = None,
     thresholds: ThresholdsFile = None,
     max_abs: MaxAbs = None,
     p99_abs: P99Abs = None,
@@ -88,7 +87,7 @@ def compare(
 
     Example: actordbg compare last truth --noise
     """
-    chosen = chosen_format(format, as_json)
+    chosen, dtype = chosen_format(format, as_json), truth_dtype(truth, oracle)
     flags = {
         "max_abs": max_abs, "p99_abs": p99_abs, "mean_abs": mean_abs, "clip_share": clip_share,
         "entropy_max_abs": entropy_max_abs, "loss_abs": loss_abs, "grad_norm_rel": grad_norm_rel,
@@ -100,7 +99,7 @@ def compare(
     judged = _replay(store, _is_a_replay(a))
     floor = None if noise is None else _floor(store, judged, noise)
     only = _selected(store, where)
-    against = _truth(store, judged, oracle, silent) if b == "truth" else b if b == "golden" else _replay(store, b)
+    against = _truth(store, judged, dtype, silent) if b == "truth" else b if b == "golden" else _replay(store, b)
     record = _compared(store, judged, against, limits, floor, only, silent)
     from actordbg.compare.comparing import save
 
@@ -179,12 +178,9 @@ def _noise_command(store: Store, replay_id: str) -> str:
 def _truth(store: Store, replay_id: str, dtype: str, quiet: bool) -> str:
     """The id of the truth of a replay's inputs, computed now if it is not there."""
     from actordbg.compare.find_truth import ensure_truth, find_truth, wanted_truth
-    from actordbg.config.choices import TRUTHS
     from actordbg.replay.live_catalog import LiveCatalog
     from actordbg.replay.supervise import load_spec
 
-    if dtype not in TRUTHS:
-        raise UsageError(f"--oracle {dtype} is no truth", hint=f"one of: {', '.join(TRUTHS)}")
     wanted = wanted_truth(store, load_spec(store, replay_id), dtype)
     if (found := find_truth(store, wanted)) is not None:
         return found

@@ -43,7 +43,7 @@ class Command:
         """The command as click runs it; imports its module."""
         from actordbg.cli.optional_value import optional_values
 
-        kind = type("Command", (_InSections, optional_values(**self.optional)), {}) if self.optional else _InSections
+        kind = type("Command", (_InSections, optional_values(**self.optional)), {})
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
         alone.command(self.name, cls=kind, context_settings=dict(self.settings))(self.function())
         return typer.main.get_command(alone)

@@ -14,14 +14,24 @@ import typer
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.cli import matrix_options as axis
 from actordbg.cli import output
-from actordbg.cli import replay_options as opt
+from actordbg.cli.input_options import (
+    InputFile,
+    MaxInputs,
+    Order,
+    RandomSeed,
+    asked_for,
+    chosen_order,
+    is_left_to_rank_0,
+    what_there_is,
+)
 from actordbg.cli.matrix_answer import MatrixAnswer, MatrixPlan, follow, print_answer, print_plan
-from actordbg.cli.options import Format, FormatOption, Json, Quiet, Where, chosen_format, settings_of, store_of
-from actordbg.cli.replay import InputFile, KeepGradients, MaxInputs, Order, RandomSeed, is_left_to_rank_0
+from actordbg.cli.options import Format, FormatOption, Json, Quiet, Where, chosen_format, store_of
+from actordbg.cli.setting_options import NONE, Given, OldTruthDtype, TruthDtype, takes_settings, truth_dtype
+from actordbg.config.replay_config import AXES
 
 if TYPE_CHECKING:
+    from actordbg.config.replay_config import ReplayConfig
     from actordbg.formats.matrix_record import MatrixRecord
-    from actordbg.formats.replay_record import ReplayConfig
     from actordbg.matrix.cell_verdicts import Baseline
     from actordbg.matrix.matrix_inputs import Selection
     from actordbg.matrix.run_matrix import Surroundings
@@ -30,6 +40,7 @@ if TYPE_CHECKING:
 _BESIDE = {"resume", "show", "quiet", "as_json", "format"}
 
 
+@takes_settings("matrix")
 def matrix(
     ctx: typer.Context,
     where: Where = None,
@@ -37,29 +48,11 @@ def matrix(
     input_file: InputFile = None,
     order: Order = None,
     random_seed: RandomSeed = 42,
-    attn: axis.Attn = None,
-    compile: axis.Compile = None,
-    packing: axis.Packing = None,
-    compile_backend: axis.CompileBackend = None,
-    deepcompile: axis.Deepcompile = None,
-    backend: axis.Backend = None,
-    zero_stage: axis.ZeroStage = None,
-    dtype: axis.Dtype = None,
-    nproc: axis.Nproc = None,
-    tp: axis.Tp = None,
-    ring: axis.Ring = None,
-    model: opt.Model = None,
-    num_layers: opt.NumLayers = None,
-    backward: opt.Backward = None,
-    seed: opt.Seed = None,
-    temperature: opt.Temperature = None,
-    dist_backend: opt.DistBackend = None,
-    align: opt.Align = None,
-    timeout: opt.Timeout = None,
-    keep_gradients: KeepGradients = None,
+    settings: Given = NONE,
     skip_known: axis.SkipKnown = False,
     no_truth: axis.NoTruth = False,
-    oracle: axis.Oracle = "fp32",
+    truth: TruthDtype = None,
+    oracle: OldTruthDtype = None,
     baseline: axis.BaselineOption = None,
     slower: axis.Slower = None,
     resume: axis.ResumeMatrix = None,
@@ -81,33 +74,26 @@ def matrix(
 
     Example: actordbg matrix --where "seq_len>1800" --max-inputs 3 --attn sdpa,eager --packing both --compile off
     """
-    started: dict[str, Any] = {"nproc": nproc, "backend": backend}
-    if is_left_to_rank_0(started):
+    flags = dict(settings)
+    if is_left_to_rank_0(flags):
         return None
-    nproc, backend = str(started["nproc"]) if started["nproc"] else None, started["backend"]
     store = store_of(ctx).require()
     how = chosen_format(format, as_json)
     if show is not None:
         _alone(ctx, "show")
         return _shown(store, show, how)
-    axes = {
-        "attn": attn, "compile": compile, "packing": packing, "compile_backend": compile_backend, "dtype": dtype,
-        "deepcompile": deepcompile, "backend": backend, "zero_stage": zero_stage, "nproc": nproc, "tp": tp, "ring": ring,
-    }  # fmt: skip
+    axes = {name: str(flags.pop(name)) for name in AXES if name in flags}
     if resume is not None:
         _alone(ctx, "resume")
         record, chosen, held = _resumed(store, resume)
     else:
-        flags = {
-            "model": model, "num_layers": num_layers, "backward": backward, "seed": seed, "temperature": temperature,
-            "dist_backend": dist_backend, "align": align, "timeout": timeout, "keep_gradients": keep_gradients,
-        }  # fmt: skip
-        base = _base(settings_of(ctx).replay, flags)
+        base = _base(ctx, flags)
         chosen = _selected(store, base, where, input_file or [], order, max_inputs, random_seed)
         held = _baseline(store, baseline, slower)
         options: dict[str, Any] = {
             "order": order or "time", "shuffle_seed": random_seed, "skip_known": skip_known, "slower": slower,
-            "oracle": None if no_truth else _oracle(oracle), "input_files": [str(path.absolute()) for path in input_file or []],
+            "oracle": None if no_truth else truth_dtype(truth, oracle),
+            "input_files": [str(path.absolute()) for path in input_file or []],
         }  # fmt: skip
         record = _new(base, axes, chosen, options, where, held)
     _run(store, record, chosen, held, how, quiet=quiet or as_json, dry_run=dry_run)
@@ -126,17 +112,10 @@ def _alone(ctx: typer.Context, option: str) -> None:
         )
 
 
-def _base(table: Mapping[str, Any], flags: Mapping[str, Any]) -> ReplayConfig:
+def _base(ctx: typer.Context, flags: Mapping[str, Any]) -> ReplayConfig:
     """What all cells have in common. Outputs are kept: the truth and a baseline are compared with them."""
-    return replace(opt.build_config(table, flags), keep_tensors=True, oracle=None, vary=None)
-
-
-def _oracle(dtype: str) -> str:
-    from actordbg.config.choices import TRUTHS
-
-    if dtype not in TRUTHS:
-        raise UsageError(f"--oracle {dtype} is not known", hint=f"one of: {', '.join(TRUTHS)}")
-    return dtype
+    config = asked_for(ctx, flags).config
+    return replace(config, keep_tensors=True, oracle=None, vary=None)
 
 
 def _selected(
@@ -148,7 +127,6 @@ def _selected(
     max_inputs: int | None,
     shuffle_seed: int,
 ) -> Selection:
-    from actordbg.cli.replay import chosen_order, what_there_is
     from actordbg.matrix.matrix_inputs import select
 
     chosen = select(store, base, where, files, chosen_order(order, False), max_inputs, shuffle_seed)
@@ -177,7 +155,7 @@ def _baseline(store: Store, name: str | None, slower: float | None) -> Baseline 
 
 def _new(
     base: ReplayConfig,
-    given: Mapping[str, str | None],
+    given: Mapping[str, str],
     chosen: Selection,
     options: dict[str, Any],
     where: str | None,

@@ -1,36 +1,10 @@
-"""The options of `actordbg matrix`: the axes, as comma lists, and what is the matrix's own."""
+"""The options of `actordbg matrix` that are its own; the axes come from the table of settings."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-
-_PANEL = "The axes: comma lists"
-
-
-def _axis(name: str, metavar: str, help: str) -> Any:
-    return typer.Option(name, metavar=metavar, help=help, rich_help_panel=_PANEL)
-
-
-Attn = Annotated[
-    str | None,
-    _axis("--attn", "LIST", "Of flash_attention_2, sdpa, eager (default: flash_attention_2,sdpa)."),
-]
-Compile = Annotated[str | None, _axis("--compile", "off,on", "torch.compile: on, off or both (default: both).")]
-Packing = Annotated[str | None, _axis("--packing", "off,on", "Packed rows: on, off or both (default: both).")]
-CompileBackend = Annotated[
-    str | None, _axis("--compile-backend", "LIST", "Of inductor, aot_eager, eager; for compiled cells.")
-]
-Deepcompile = Annotated[
-    str | None, _axis("--deepcompile", "off,on", "DeepSpeed's DeepCompile (needs CUDA), for cells with deepspeed.")
-]
-Backend = Annotated[str | None, _axis("--backend", "LIST", "Of plain, deepspeed, fsdp2 (default: plain).")]
-ZeroStage = Annotated[str | None, _axis("--zero-stage", "LIST", "Of 0, 1, 2, 3; for cells with deepspeed.")]
-Dtype = Annotated[str | None, _axis("--dtype", "LIST", "Of bf16, fp16, fp32 (default: as `replay`'s).")]
-Nproc = Annotated[str | None, _axis("--nproc", "LIST", "Numbers of processes (default: 1, or what tp and ring need).")]
-Tp = Annotated[str | None, _axis("--tp", "LIST", "Tensor-parallel sizes (fsdp2).")]
-Ring = Annotated[str | None, _axis("--ring", "LIST", "Ring sizes, for packed cells of deepspeed and fsdp2.")]
 
 SkipKnown = Annotated[
     bool, typer.Option("--skip-known", help="Leave out cells that are known to fail; they are run otherwise.")
@@ -38,7 +12,6 @@ SkipKnown = Annotated[
 NoTruth = Annotated[
     bool, typer.Option("--no-truth", help="Do not compare passed cells with the truth: green then means finished.")
 ]
-Oracle = Annotated[str, typer.Option("--oracle", metavar="fp32|fp64", help="The dtype in which the truth is computed.")]
 BaselineOption = Annotated[
     str | None,
     typer.Option(

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from actordbg.base.errors import StoreProblem
+from actordbg.cli import input_options as inputs
 from actordbg.cli import output
-from actordbg.cli import replay as inputs
-from actordbg.cli import replay_options as opt
-from actordbg.cli.options import Json, Quiet, Where, settings_of, store_of
+from actordbg.cli.options import Json, Quiet, Where, store_of
+from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 if TYPE_CHECKING:
     from actordbg.formats.noise_record import NoiseRecord, NoiseVariant
@@ -52,6 +52,7 @@ class NoiseAnswer:
     skipped: dict[str, int] = field(default_factory=dict)
 
 
+@takes_settings("noise")
 def noise(
     ctx: typer.Context,
     where: Where = None,
@@ -60,27 +61,7 @@ def noise(
     order: inputs.Order = None,
     shuffle_inputs: inputs.Shuffle = False,
     random_seed: inputs.RandomSeed = 42,
-    model: opt.Model = None,
-    num_layers: opt.NumLayers = None,
-    dtype: opt.Dtype = None,
-    attn: opt.Attn = None,
-    no_flash_attn: opt.NoFlashAttn = False,
-    packing: opt.Packing = None,
-    compile: opt.Compile = None,
-    compile_backend: opt.CompileBackend = None,
-    deepcompile: opt.Deepcompile = None,
-    backend: opt.Backend = None,
-    zero_stage: opt.ZeroStage = None,
-    nproc: opt.Nproc = None,
-    backward: opt.Backward = None,
-    seed: opt.Seed = None,
-    temperature: opt.Temperature = None,
-    tp: opt.Tp = None,
-    ring: opt.Ring = None,
-    dist_backend: opt.DistBackend = None,
-    align: opt.Align = None,
-    oracle: opt.Oracle = None,
-    timeout: opt.Timeout = None,
+    settings: Given = NONE,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -92,17 +73,12 @@ def noise(
 
     Example: actordbg noise --max-inputs 5 --dtype bf16 --packing
     """
-    flags = {
-        "model": model, "num_layers": num_layers, "dtype": dtype, "attn": attn, "packing": packing, "compile": compile,
-        "compile_backend": compile_backend, "deepcompile": deepcompile, "backend": backend, "zero_stage": zero_stage,
-        "nproc": nproc, "backward": backward, "seed": seed, "temperature": temperature, "timeout": timeout, "tp": tp,
-        "ring": ring, "dist_backend": dist_backend, "align": align, "oracle": oracle,
-    }  # fmt: skip
+    flags = dict(settings)
     if inputs.is_left_to_rank_0(flags):
         return
     store = store_of(ctx).require()
     chosen = inputs.chosen_order(order, shuffle_inputs)
-    config = opt.build_config(settings_of(ctx).replay, flags, no_flash_attn=no_flash_attn)
+    config = inputs.asked_for(ctx, flags).config
     config = replace(config, keep_tensors=True, keep_gradients=config.backward is not False)
     plan = inputs.planned(store, config, where, input_file or [], chosen, max_inputs, random_seed)
     if not plan.spec.inputs:
@@ -118,7 +94,7 @@ def run(store: Store, spec: ReplaySpec, *, quiet: bool) -> NoiseRecord:
     """Check the configuration, run all five replays with a progress bar, and leave the catalog up to date."""
     from actordbg.actor.known_failures import check_config, refuse_findings
     from actordbg.compare.noise_runs import measure_noise
-    from actordbg.config.choices import VARIATIONS
+    from actordbg.config.replay_config import VARIATIONS
     from actordbg.replay.live_catalog import LiveCatalog
     from actordbg.replay.selection import defaults_of
 

@@ -1,11 +1,11 @@
-"""Options that may be given with a value or without one: `--oracle fp64`, and `--oracle` alone for its usual value.
+"""Options that may be given with a value or without one: `--truth fp64`, and `--truth` alone for its usual value.
 
-Typer has no such options. A command that is registered with `cls=optional_values(oracle="fp32")` reads `--oracle` as
-`--oracle=fp32` where no value follows: at the end of the line, or before another option. `--oracle=fp64` and `--oracle fp64`
-stay as they are.
+Typer has no such options. A command that is registered with `cls=optional_values(resume="last")` reads `--resume` as
+`--resume=last` where no value follows: at the end of the line, or before another option. `--resume=ID` and `--resume ID`
+stay as they are. The settings of a command bring their own (`bare_values`).
 
 Example:
-    app.command("replay", cls=optional_values(oracle="fp32", resume="last"))(replay)
+    app.command("replay", cls=optional_values(resume="last"))(replay)
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ def optional_values(**usual: str) -> type[TyperCommand]:
 
     class WithOptionalValues(TyperCommand):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            return super().parse_args(ctx, filled_in(args, by_option))
+            usual = by_option | {
+                f"--{name}": value for name, value in getattr(self.callback, "bare_values", {}).items()
+            }
+            return super().parse_args(ctx, filled_in(args, usual))
 
     return WithOptionalValues
 

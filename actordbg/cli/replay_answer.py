@@ -41,11 +41,11 @@ class ShareAnswer:
 @dataclass
 class ReplayAnswer:
     """What a replay came to. Times in seconds over steady inputs (see `actordbg report`); `replay_id` None: nothing matched.
-
-    `selected` counts the dumps that were chosen, `skipped` why others of them were left out. `folded_ids` counts the inputs with
-    token ids outside of the model's vocabulary, which were folded into it. `golden`, `golden_entropy` and `generators` say how
-    far what came out is from what the run itself recorded (None: nothing to compare), `not_compared` what was recorded
-    and could not be compared. `ranks`: whether the ranks that ran an input together agree, None where each runs its own;
+    `selected` counts the dumps that were chosen, `skipped` why others of them were left out. `folded_ids` counts the
+    inputs with token ids outside of the model's vocabulary, which were folded into it. `golden`, `golden_entropy` and
+    `generators` say how far what came out is from what the run itself recorded (None: nothing to compare),
+    `not_compared` what was recorded and could not be compared. `ranks`: whether the ranks that ran an input together
+    agree, None where each runs its own; `settings_from`: settings that no flag gave, and the variable or file that did.
     `asked_for_same`: --align same asked just that. `shares`: of a plan, what each group of ranks gets. `folder` has the
     journals and logs, and `kept_bytes` of log-probs, entropies and gradients.
     """
@@ -77,6 +77,8 @@ class ReplayAnswer:
     failures: tuple[FailureAnswer, ...] = ()
     findings: tuple[dict[str, Any], ...] = ()
     resolved: dict[str, Any] = field(default_factory=dict)
+    configuration: str = ""
+    settings_from: dict[str, str] = field(default_factory=dict)
     folder: str | None = None
     kept_bytes: int = 0
     note: str = ""
@@ -105,6 +107,7 @@ def shares_of(spec: ReplaySpec) -> tuple[ShareAnswer, ...]:
 
 def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
     """Read from the store what became of a replay."""
+    from actordbg.config.as_ran import on_machine
     from actordbg.formats.journal import SUPERVISOR, TENSORS, read_events, read_results
 
     folder = store.replays / spec.replay_id
@@ -146,6 +149,7 @@ def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
             for one in summary.failures
         ),
         resolved=resolved,
+        configuration=on_machine(spec.config, resolved) if resolved else "",
         folder=str(folder),
         kept_bytes=_size_of(folder / TENSORS),
     )
@@ -222,8 +226,8 @@ def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
         lines.append(("peak memory", output.human_bytes(answer.peak_memory_bytes)))
     if answer.restarts:
         lines.append(("restarts", str(answer.restarts)))
-    if answer.resolved:
-        lines.append(("configuration", _configuration(answer.resolved)))
+    if answer.configuration:
+        lines.append(("configuration", answer.configuration))
     if answer.folded_ids:
         lines.append(
             ("ids folded", f"token ids of {output.plural(answer.folded_ids, 'input')} into the model's vocabulary")
@@ -236,25 +240,3 @@ def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
         lines.append(("kept", f"{output.human_bytes(answer.kept_bytes)} of outputs, for `{compare}`"))
     lines.append(("journals, logs", str(answer.folder)))
     return lines
-
-
-def _configuration(resolved: dict[str, Any]) -> str:
-    from actordbg.config.choices import TRUTHS
-
-    if resolved.get("oracle"):
-        what = "the truth" if resolved["oracle"] in TRUTHS else "no truth, but what this dtype costs"
-        return (
-            f"{what}: {resolved.get('model')}, weights in {resolved.get('dtype')}, computed in {resolved['oracle']}, each "
-            f"row alone, {resolved.get('attn')} attention, on {resolved.get('device_name')}"
-        )
-    engine = f" ZeRO {resolved['zero_stage']}" if resolved.get("engine") else ""
-    parts = [
-        f"{resolved.get('model')} {resolved.get('dtype')} {resolved.get('attn')}",
-        "packed" if resolved.get("packing") else "not packed",
-        f"{resolved.get('backend')}{engine}, {output.plural(resolved.get('world_size') or 1, 'worker')}",
-        f"on {resolved.get('device_name')}",
-    ]
-    parts += [f"{name} {resolved[name]}" for name in ("tp", "ring") if (resolved.get(name) or 1) > 1]
-    parts += [f"ring kernel: {resolved['ring_kernel']}"] if "ring_kernel" in resolved else []
-    parts += ["compiled"] * bool(resolved.get("compile")) + ["deepcompiled"] * bool(resolved.get("deepcompile"))
-    return ", ".join(parts)

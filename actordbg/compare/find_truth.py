@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import ActordbgError, StoreProblem, Unsupported, UsageError
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import format_timestamp, now_timestamp
 from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, read_events, read_results
-from actordbg.formats.replay_record import FAILED, PASSED, ReplayConfig, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.formats.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.replay.plan import new_replay_id
 from actordbg.replay.supervise import Progress, load_spec, run_replay
 from actordbg.store.layout import Store

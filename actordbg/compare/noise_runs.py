@@ -24,7 +24,7 @@ from actordbg.compare import noise_floor as noise
 from actordbg.compare import sides
 from actordbg.compare.find_truth import ensure_oracle, wanted_truth
 from actordbg.compare.noise_floor import ROUNDING
-from actordbg.config.choices import VARIATIONS
+from actordbg.config.replay_config import VARIATIONS
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.noise_record import NoiseRecord
 from actordbg.formats.replay_record import ReplaySpec

@@ -21,7 +21,8 @@ from actordbg.base.errors import StoreProblem
 from actordbg.catalog import comparison_query as lab
 from actordbg.catalog import query
 from actordbg.compare.thresholds import weaker
-from actordbg.config.choices import TINY, TRUTHS, short_dtype
+from actordbg.config.choices import short_dtype
+from actordbg.config.replay_config import TINY, TRUTHS
 from actordbg.formats.comparison_record import SideInfo
 from actordbg.formats.journal import SPEC, TENSORS
 from actordbg.formats.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord

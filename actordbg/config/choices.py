@@ -34,29 +34,24 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from actordbg.base.errors import UsageError
-from actordbg.formats.dump_record import DumpRecord
-from actordbg.formats.replay_record import ReplayConfig
-
-DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-"""OpenRLHF's name of a parameter dtype, and torch's."""
-ATTENTIONS = ("flash_attention_2", "sdpa", "eager")
-BACKENDS = ("plain", "deepspeed", "fsdp2")
-DIST_BACKENDS = ("gloo", "nccl")
-ALIGNMENTS = ("same", "rank", "shuffle")
-TRUTHS = ("fp32", "fp64")
-ORACLES = (*TRUTHS, "bf16", "fp16")
-"""What --oracle computes in: a truth, or with the lower dtypes what these cost by themselves."""
-VARIATIONS = ("repeat", "repad", "rebatch", "reorder")
-"""What `vary` does to an input: see `actordbg.actor.variants`."""
-COMPILE_BACKENDS = ("inductor", "aot_eager", "eager")
-"""What torch.compile may hand its graphs to; each runs one stage less, which tells which stage breaks."""
-TINY = "tiny"
-DEFAULT_SEED = 0
+from actordbg.config.replay_config import DEFAULT_SEED, DTYPES, TINY, ReplayConfig, validate
 
 _PACKAGES = ("openrlhf", "torch", "transformers", "deepspeed", "flash-attn", "ring-flash-attn", "safetensors")
+
+
+class Recorded(Protocol):
+    """What a dump's record says about how its call ran, as far as open settings follow it."""
+
+    @property
+    def model_dtype(self) -> str | None: ...
+    @property
+    def packing_samples(self) -> bool | None: ...
+    @property
+    def temperature(self) -> float | None: ...
+    @property
+    def grad_enabled(self) -> bool | None: ...
 
 
 @dataclass(frozen=True)
@@ -113,7 +108,7 @@ class Choices:
     seed: int = DEFAULT_SEED
 
 
-def choose(config: ReplayConfig, defaults: DumpRecord | None, facts: Facts) -> Choices:
+def choose(config: ReplayConfig, defaults: Recorded | None, facts: Facts) -> Choices:
     """Decide every open field of `config` from the record `defaults` and the environment; see the module's table."""
     validate(config)
     return Choices(
@@ -126,75 +121,6 @@ def choose(config: ReplayConfig, defaults: DumpRecord | None, facts: Facts) -> C
         num_layers=config.num_layers,
         seed=_first(config.seed, DEFAULT_SEED),
     )
-
-
-def validate(config: ReplayConfig) -> None:
-    """Refuse, with UsageError, values that mean nothing on any machine."""
-    _one_of("--dtype", config.dtype, tuple(DTYPES))
-    _one_of("--attn", config.attn, ATTENTIONS)
-    _one_of("--backend", config.backend, BACKENDS)
-    _one_of("--compile-backend", config.compile_backend, COMPILE_BACKENDS)
-    _one_of("--dist-backend", config.dist_backend, DIST_BACKENDS)
-    _one_of("--align", config.align, ALIGNMENTS)
-    _one_of("--oracle", config.oracle, ORACLES)
-    _one_of("--vary", config.vary, VARIATIONS)
-    _only_the_truth(config)
-    if config.compile_backend and not config.compile:
-        raise UsageError("--compile-backend compiles nothing by itself", hint="add --compile")
-    if config.zero_stage not in (0, 1, 2, 3):
-        raise UsageError(f"--zero-stage {config.zero_stage} does not exist", hint="ZeRO stages are 0, 1, 2 and 3")
-    if config.backend != "deepspeed" and config.zero_stage:
-        raise UsageError("--zero-stage needs DeepSpeed", hint="add --backend deepspeed, or leave --zero-stage out")
-    if config.backend != "deepspeed" and config.deepcompile:
-        raise UsageError("--deepcompile needs DeepSpeed", hint="add --backend deepspeed, or use --compile")
-    if config.keep_gradients and config.backward is False:
-        raise UsageError("--keep-gradients keeps nothing without a backward", hint="leave --no-backward out")
-    for option, size in (("--tp", config.tp), ("--ring", config.ring)):
-        if size < 1:
-            raise UsageError(f"{option} {size} makes no group", hint=f"{option} 1 or more")
-    if config.nproc < 1:
-        raise UsageError(f"--nproc {config.nproc} starts nothing", hint="--nproc 1 or more")
-    if config.nproc % (config.tp * config.ring):
-        raise UsageError(
-            f"--nproc {config.nproc} cannot be divided into groups of {config.tp * config.ring} (--tp x --ring)",
-            hint=f"--nproc {config.tp * config.ring}, or a multiple of it",
-        )
-    if config.num_layers is not None and config.num_layers < 1:
-        raise UsageError(f"--num-layers {config.num_layers} leaves no model", hint="--num-layers 1 or more")
-    if not config.timeout_s > 0:
-        raise UsageError(f"--timeout {config.timeout_s:g} gives no input a chance", hint="seconds, more than 0")
-    if config.temperature is not None and not config.temperature > 0:
-        raise UsageError(f"--temperature {config.temperature} divides by nothing", hint="a temperature above 0")
-
-
-BESIDE_ORACLE: Mapping[str, tuple[Any, ...]] = {
-    "attn": (None, "eager"),
-    "packing": (None, False),
-    "compile": (False,),
-    "compile_backend": (None,),
-    "deepcompile": (False,),
-    "backend": ("plain",),
-    "zero_stage": (0,),
-    "tp": (1,),
-    "ring": (1,),
-    "align": (None,),
-}
-"""What the truth decides by itself, and the values that do not contradict it."""
-
-
-def _only_the_truth(config: ReplayConfig) -> None:
-    """Refuse what contradicts --oracle: a truth that was packed, compiled or sharded would be none."""
-    if config.oracle is None:
-        return
-    for name, allowed in BESIDE_ORACLE.items():
-        value = getattr(config, name)
-        if value not in allowed:
-            option = "--" + name.replace("_", "-") + ("" if value is True else f" {value}")
-            raise UsageError(
-                f"--oracle and {option} contradict each other: the truth is each row alone, unpadded, with eager "
-                "attention in plain PyTorch",
-                hint=f"leave {option} out",
-            )
 
 
 def default_attention(facts: Facts) -> str:
@@ -213,7 +139,7 @@ def is_local(model: str) -> bool:
     return Path(model).expanduser().is_dir()
 
 
-def _dtype(config: ReplayConfig, defaults: DumpRecord | None, facts: Facts) -> str:
+def _dtype(config: ReplayConfig, defaults: Recorded | None, facts: Facts) -> str:
     recorded = short_dtype(defaults.model_dtype if defaults else None)
     if recorded:
         return recorded
@@ -223,11 +149,6 @@ def _dtype(config: ReplayConfig, defaults: DumpRecord | None, facts: Facts) -> s
 def _first(*values: Any) -> Any:
     """The first value that is not None."""
     return next(value for value in values if value is not None)
-
-
-def _one_of(option: str, value: str | None, allowed: tuple[str, ...]) -> None:
-    if value is not None and value not in allowed:
-        raise UsageError(f"{option} {value} is not known", hint=f"one of: {', '.join(allowed)}")
 
 
 def _visible_gpus(versions: Mapping[str, str]) -> int:

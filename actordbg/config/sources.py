@@ -4,24 +4,28 @@
 
     store = "/shared/actordbg"        # relative paths are relative to this file
 
-    [replay]                          # defaults of `actordbg replay`, by option name
+    [replay]                          # settings of `actordbg replay`, by option name
     model = "/models/llama-3.1-8b"
     backend = "deepspeed"
     timeout = 600
 
 Environment variables: `ACTORDBG_STORE` (the store), `ACTORDBG_CONFIG` (another file than `actordbg.toml`),
-`ACTORDBG_DISABLE=1` (turns the capture hook off), `ACTORDBG_RUN` (the run's name, in the training job).
+`ACTORDBG_REPLAY_<SETTING>` (a setting of replays, such as `ACTORDBG_REPLAY_BACKEND`), `ACTORDBG_DISABLE=1` (turns the
+capture hook off), `ACTORDBG_RUN` (the run's name, in the training job).
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import UsageError
+from actordbg.config.replay_config import SETTINGS, ReplayConfig, validate
+from actordbg.config.setting import ENVIRONMENT
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -30,29 +34,109 @@ else:
 
 FILE_NAME = "actordbg.toml"
 DEFAULT_STORE = "store"
+_BY_OPTION = {one.option: one for one in SETTINGS.values() if not one.flag_only}
 
 
 @dataclass(frozen=True)
 class Settings:
-    """The merged settings: the store's folder and the defaults of `replay` by option name."""
+    """The merged settings: the store's folder, and the defaults of `replay` by option name. `file`: where those come from."""
 
     store: Path
     source: str
     replay: dict[str, Any] = field(default_factory=dict)
+    file: str = FILE_NAME
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A configuration, and where each setting that no flag gave comes from: "ACTORDBG_REPLAY_BACKEND", or a file's path."""
+
+    config: ReplayConfig
+    sources: dict[str, str]
+
+    @property
+    def in_words(self) -> str:
+        """What came from outside of the command line: "backend plain (ACTORDBG_REPLAY_BACKEND)"; "" for nothing."""
+        told = ((SETTINGS[name], source) for name, source in self.sources.items())
+        return ", ".join(f"{one.option} {one.typed(getattr(self.config, one.name))} ({source})" for one, source in told)
 
 
 def load_settings(store_flag: Path | None = None, start: Path | None = None) -> Settings:
     """Merge flag, environment and file. Raises UsageError for a file that cannot be read or has unknown keys."""
     path = _find(start or Path.cwd())
     data = _read(path) if path else {}
-    replay = data.get("replay", {})
+    replay, file = data.get("replay", {}), str(path or FILE_NAME)
     if store_flag is not None:
-        return Settings(store_flag, "--store", replay)
+        return Settings(store_flag, "--store", replay, file)
     if os.environ.get("ACTORDBG_STORE"):
-        return Settings(Path(os.environ["ACTORDBG_STORE"]), "ACTORDBG_STORE", replay)
+        return Settings(Path(os.environ["ACTORDBG_STORE"]), "ACTORDBG_STORE", replay, file)
     if path and "store" in data:
-        return Settings(path.parent / data["store"], str(path), replay)
-    return Settings(Path(DEFAULT_STORE), "default", replay)
+        return Settings(path.parent / data["store"], str(path), replay, file)
+    return Settings(Path(DEFAULT_STORE), "default", replay, file)
+
+
+def build_config(settings: Settings, flags: Mapping[str, Any]) -> Asked:
+    """The checked configuration that flags (None: not given), environment and file come to.
+
+    A source that names the backend, or asks for the truth, silences what weaker sources say for another backend, or against
+    a truth. Raises UsageError for unknown names, wrong types and values that mean nothing.
+    """
+    values: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    given = {name: value for name, value in flags.items() if value is not None}
+    for layer in ({name: (value, "") for name, value in given.items()}, from_environment(), _from_file(settings)):
+        stronger = dict(values)
+        for name, (value, source) in layer.items():
+            if name not in stronger and not _silenced(name, stronger):
+                values[name] = value
+                sources |= {name: source} if source else {}
+    values.setdefault("nproc", values.get("tp", 1) * values.get("ring", 1))
+    config = ReplayConfig(**values)
+    validate(config)
+    return Asked(config, sources)
+
+
+def from_environment() -> dict[str, tuple[Any, str]]:
+    """The settings that environment variables give: by name, (value, variable). UsageError for one that says nothing."""
+    found = {}
+    for variable in sorted(name for name in os.environ if name.startswith(ENVIRONMENT)):
+        one = _BY_OPTION.get(variable.removeprefix(ENVIRONMENT).replace("_", "-").lower())
+        if one is None:
+            known = ", ".join(sorted(other.variable for other in _BY_OPTION.values()))
+            raise UsageError(f"{variable} is no setting of a replay", hint=f"unset it; known: {known}")
+        try:
+            found[one.name] = (one.parse(os.environ[variable]), variable)
+        except ValueError:
+            raise UsageError(
+                f"{variable}={os.environ[variable]:.60} is not a value of --{one.option}",
+                hint=f"{one.hint}; or unset it",
+            ) from None
+    return found
+
+
+def _silenced(name: str, stronger: Mapping[str, Any]) -> bool:
+    """Whether a stronger source makes this setting meaningless."""
+    one = SETTINGS[name]
+    if "oracle" in stronger and one.beside_truth is not None:
+        return True
+    return bool(one.backends) and "backend" in stronger and stronger["backend"] not in one.backends
+
+
+def _from_file(settings: Settings) -> dict[str, tuple[Any, str]]:
+    found = {}
+    for key, value in settings.replay.items():
+        one = _BY_OPTION.get(key.replace("_", "-"))
+        where = Path(settings.file).name
+        if one is None:
+            raise UsageError(
+                f"{where}: [replay] has an unknown key {key!r}", hint=f"known: {', '.join(sorted(_BY_OPTION))}"
+            )
+        if not one.takes(value):
+            raise UsageError(
+                f"{where}: [replay] {key} = {value!r} is not of type {one.kind.__name__}", hint="correct the file"
+            )
+        found[one.name] = (one.kind(value), settings.file)
+    return found
 
 
 def _find(folder: Path) -> Path | None:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from actordbg.formats.replay_record import ReplayConfig
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.store.layout import Store
 
 if TYPE_CHECKING:

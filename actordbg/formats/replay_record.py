@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from actordbg.base.errors import CorruptDump, NewerFormat
+from actordbg.config.replay_config import ReplayConfig
 
 SPEC_VERSION = 1
 
@@ -31,75 +32,6 @@ PASSED = "passed"
 FAILED = "failed"
 CRASHED = "crashed"
 HUNG = "hung"
-
-
-@dataclass(frozen=True)
-class ReplayConfig:
-    """A replay's configuration as asked for. None means: as the dump's own record has it, else the backend's default.
-
-    model: "tiny", a path, or a hub name. dtype: "bf16", "fp16" or "fp32". attn: "flash_attention_2", "sdpa", "eager".
-    seed: None means the generator states that a dump recorded, and 0 where it has none.
-    compile_backend: torch.compile's: "inductor"; "aot_eager" (graphs and autograd tracing, no code); "eager" (graphs only).
-    timeout_s: seconds that one input may take, compile time included.
-    tp, ring: ranks of a tensor-parallel group and of a ring-attention group; both share one input. dist_backend: "gloo"
-    or "nccl".
-    align: which rank gets which input: "same", all the same; "rank", each its own rank's of the same call; "shuffle", each
-    its share in its own random order, without keeping numbers or lengths alike; None, each its share.
-    oracle: the dtype, "fp32" or "fp64", of the truth: each row alone, unpadded, eager attention, plain PyTorch; `dtype`
-    is then the dtype that the weights are rounded to first. "bf16", "fp16": the same computation in that dtype, no truth.
-    vary: a way of running the same input differently (`actordbg noise`): "repeat", "repad", "rebatch", "reorder".
-    keep_tensors: log-probs, mask and entropies of each input, for `compare`. keep_gradients: each parameter's gradient too.
-    """
-
-    model: str = "tiny"
-    backend: str = "plain"
-    dtype: str | None = None
-    attn: str | None = None
-    packing: bool | None = None
-    compile: bool = False
-    compile_backend: str | None = None
-    deepcompile: bool = False
-    zero_stage: int = 0
-    nproc: int = 1
-    backward: bool | None = None
-    num_layers: int | None = None
-    temperature: float | None = None
-    seed: int | None = None
-    timeout_s: float = 600.0
-    keep_tensors: bool = True
-    keep_gradients: bool = False
-    tp: int = 1
-    ring: int = 1
-    dist_backend: str | None = None
-    align: str | None = None
-    oracle: str | None = None
-    vary: str | None = None
-
-    @property
-    def lane_width(self) -> int:
-        """How many ranks run one input together: a *lane*. Ranks of a lane are neighbours; its first one writes the
-        results.
-        """
-        return self.nproc if self.align == "same" else self.tp * self.ring
-
-    @property
-    def lanes(self) -> int:
-        """How many inputs run at a time."""
-        return self.nproc // self.lane_width
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> ReplayConfig:
-        """From plain data; keys that this version does not know are refused with NewerFormat."""
-        unknown = sorted(set(data) - {f.name for f in fields(cls)})
-        if unknown:
-            raise NewerFormat(
-                f"a replay's configuration has unknown settings: {', '.join(unknown)}", hint="upgrade actordbg"
-            )
-        return cls(**data)
 
 
 @dataclass(frozen=True)
@@ -130,7 +62,7 @@ class ReplaySpec:
 
     def to_json(self) -> str:
         """The specification as indented JSON."""
-        return json.dumps(asdict(self), indent=1, sort_keys=True)
+        return json.dumps(asdict(self) | {"config": self.config.to_dict()}, indent=1, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> ReplaySpec:

@@ -12,7 +12,8 @@ from collections import Counter
 from typing import Any
 
 from actordbg.base.errors import Unsupported
-from actordbg.config.choices import DTYPES, Choices
+from actordbg.config.choices import Choices
+from actordbg.config.replay_config import DTYPES
 
 
 def describe(model: Any, choices: Choices, device: Any) -> dict[str, Any]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     import torch
 
     from actordbg.config.choices import Choices
-    from actordbg.formats.replay_record import ReplayConfig
+    from actordbg.config.replay_config import ReplayConfig
     from actordbg.store.payload import Dump
 
 

@@ -16,9 +16,9 @@ from actordbg.actor.sharing import compiles, host_key
 from actordbg.actor.signatures import explain
 from actordbg.base.errors import UsageError
 from actordbg.config.choices import Facts, choose
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.matrix_record import MatrixCell
-from actordbg.formats.replay_record import ReplayConfig
 from actordbg.matrix.axes import Combination
 
 PASSED, FAILED, UNAVAILABLE, NOT_RUN = "passed", "failed", "unavailable", "not run"

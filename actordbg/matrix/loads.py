@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.journal import Event, rank_journal, read_events
-from actordbg.formats.replay_record import ReplayConfig
 from actordbg.replay.launch import groups_of
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.catalog.query import get_dump, open_fresh
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.matrix_record import MatrixRecord
-from actordbg.formats.replay_record import ReplayConfig
 from actordbg.replay.plan import Row, make_plan
 from actordbg.replay.selection import defaults_of, rows_of_catalog, rows_of_files
 from actordbg.store.layout import Store

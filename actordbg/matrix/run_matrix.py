@@ -19,10 +19,11 @@ from typing import Any
 
 from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.config.choices import Facts, gather_facts, installed_versions
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord, now_timestamp
 from actordbg.formats.journal import SPEC
 from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
-from actordbg.formats.replay_record import ReplayConfig, ReplaySpec
+from actordbg.formats.replay_record import ReplaySpec
 from actordbg.matrix import matrix_files as matrices
 from actordbg.matrix.cell_outcomes import finished
 from actordbg.matrix.cell_verdicts import Baseline, judged, regressions

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actordbg.config.choices import TINY
+from actordbg.config.replay_config import TINY
 from actordbg.formats.journal import TENSORS
 from actordbg.formats.replay_record import ReplayInput, ReplaySpec
 from actordbg.formats.store_files import atomic_write

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actordbg.base.errors import LaunchProblem, Unsupported
-from actordbg.formats.replay_record import ReplayConfig
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.replay.processes import end_session
 
 WORKER_MODULE = "actordbg.replay.worker"

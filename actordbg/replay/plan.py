@@ -34,8 +34,9 @@ from itertools import zip_longest
 from typing import Protocol, TypeVar
 
 from actordbg.base.errors import UsageError
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec
+from actordbg.formats.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.calls import Calls, Captured, find_calls, in_slots
 
 T = TypeVar("T")

@@ -27,9 +27,10 @@ from typing import Any
 
 from actordbg.base.errors import Conflict, StoreProblem
 from actordbg.base.ids import resolve
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Event, Journal, rank_journal, read_events, read_results
-from actordbg.formats.replay_record import ReplayConfig, ReplaySpec, ResultRecord
+from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 from actordbg.formats.store_files import atomic_write, make_folder
 from actordbg.replay.group import START_TIMEOUT_S, GroupRun
 from actordbg.replay.lanes import LaneBook

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from actordbg.formats.replay_record import ReplayConfig
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.replay.launch import Group, Launched, launch
 from actordbg.replay.mailbox import announce
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from actordbg.base.units import plural
-from actordbg.formats.replay_record import PASSED, ReplayConfig, ResultRecord
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.formats.replay_record import PASSED, ResultRecord
 from actordbg.report.arithmetic import finite, weighted_mean
 from actordbg.report.blocks import number
 from actordbg.report.report_model import Generators, Golden, NotCompared, RankAgreement, RankDifference

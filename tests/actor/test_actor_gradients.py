@@ -8,8 +8,7 @@ import torch
 from actordbg.actor import gradient_samples as gradients
 from actordbg.actor.gradient_samples import GRADIENT_SAMPLE, GradientKeeper, plain_name, sample
 from actordbg.base.errors import UsageError
-from actordbg.config.choices import validate
-from actordbg.formats.replay_record import ReplayConfig
+from actordbg.config.replay_config import ReplayConfig, validate
 
 
 def test_a_small_gradient_is_kept_whole_and_a_large_one_at_fixed_places():

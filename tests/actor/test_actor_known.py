@@ -10,7 +10,7 @@ import pytest
 from actordbg.actor.known_failures import RULES, check_config, refuse, refuse_findings
 from actordbg.base.errors import Unsupported
 from actordbg.config.choices import Facts, choose
-from actordbg.formats.replay_record import ReplayConfig
+from actordbg.config.replay_config import ReplayConfig
 
 NEW = {"transformers": "5.15.0", "torch": "2.13.0"}
 LAPTOP = Facts(cuda=False, gpus=0, flash_attn=False, compiler=True, versions=NEW)

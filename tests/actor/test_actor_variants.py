@@ -11,7 +11,7 @@ from torch import Tensor
 
 from actordbg.actor.variants import LEFT, RIGHT, vary
 from actordbg.base.errors import Unsupported
-from actordbg.config.choices import VARIATIONS
+from actordbg.config.replay_config import VARIATIONS
 from actordbg.host.openrlhf.call import summary_mask
 from actordbg.store.payload import Dump
 

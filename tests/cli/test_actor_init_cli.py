@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from actordbg.cli.replay_options import build_config
 from roots import ROOT
 
 from actordbg.base.errors import UsageError
-from actordbg.cli.replay_options import build_config
-from actordbg.formats.replay_record import ReplayConfig
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.replay.processes import end_session, read_stat, session_members
 
 PROGRAM = """

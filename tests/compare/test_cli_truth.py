@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from actordbg.cli.replay_options import build_config
 from click.testing import Result
 from comparecases import given, write_replay
 from replaycases import publish
@@ -14,11 +15,11 @@ from typer.testing import CliRunner
 from actordbg.base.errors import ActordbgError, StoreProblem, UsageError, WhereError
 from actordbg.cli.app import app
 from actordbg.cli.optional_value import filled_in
-from actordbg.cli.replay_options import build_config
 from actordbg.compare.noise_floor import measure, save
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC
-from actordbg.formats.replay_record import ReplayConfig, ReplaySpec
+from actordbg.formats.replay_record import ReplaySpec
 from actordbg.formats.store_files import make_folder
 from actordbg.replay.plan import new_replay_id
 from actordbg.store.layout import Store

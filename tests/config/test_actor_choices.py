@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from actordbg.base.errors import UsageError
-from actordbg.config.choices import Facts, choose, gather_facts, short_dtype, validate
+from actordbg.config.choices import Facts, choose, gather_facts, short_dtype
+from actordbg.config.replay_config import ReplayConfig, validate
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.formats.replay_record import ReplayConfig
 
 LAPTOP = Facts(cuda=False, gpus=0, flash_attn=False)
 SERVER = Facts(cuda=True, gpus=2, flash_attn=True)

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from curvecases import LENGTHS, gigabytes, run, square
 
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.curve.curves import At, CurveAnswer, CurvesAnswer, answer
 from actordbg.curve.measurements import gather
-from actordbg.formats.replay_record import ReplayConfig
 from actordbg.report.report_model import ReplayData
 
 

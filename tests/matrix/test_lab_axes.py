@@ -10,7 +10,7 @@ import pytest
 from actordbg.actor.sharing import CHANGEABLE, host_key
 from actordbg.base.errors import UsageError
 from actordbg.config.choices import Facts, choose
-from actordbg.formats.replay_record import ReplayConfig
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.matrix.axes import AXES, Combination, combinations, parse_axes
 from actordbg.matrix.cells import batches, is_open, make_cells
 

@@ -16,9 +16,9 @@ from replaycases import PlannedRow
 from roots import SUPPORT
 
 from actordbg.base.errors import Conflict, UsageError
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.journal import read_events, read_results
 from actordbg.formats.matrix_record import MatrixRecord
-from actordbg.formats.replay_record import ReplayConfig
 from actordbg.matrix import matrix_files as matrices
 from actordbg.matrix.cell_verdicts import Baseline, all_good, is_wrong, open_baseline, require_common
 from actordbg.matrix.matrix_context import context_of

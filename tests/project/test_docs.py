@@ -269,6 +269,7 @@ def test_the_conditions_on_the_catalog_page_are_conditions():
 
 def test_toml_on_the_settings_page_is_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     from actordbg.cli.replay_options import build_config
+
     from actordbg.config.sources import load_settings
 
     (block,) = [b for b in docpages.blocks(ROOT / "docs" / "reference" / "settings.md") if b.language == "toml"]

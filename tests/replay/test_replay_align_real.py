@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from replaycases import publish
 
-from actordbg.formats.replay_record import ReplayConfig
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.replay.launch import Group, Launched, launch
 from actordbg.replay.plan import make_plan
 from actordbg.replay.processes import session_members

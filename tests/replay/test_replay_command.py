@@ -23,9 +23,10 @@ from typer.testing import CliRunner
 from actordbg.base.errors import ActordbgError, LaunchProblem, StoreProblem, Unsupported, UsageError, WhereError
 from actordbg.cli.app import app
 from actordbg.cli.replay_answer import answer_of, render
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, Journal, read_events, read_results
-from actordbg.formats.replay_record import ReplayConfig, ReplaySpec, ResultRecord
+from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 from actordbg.formats.store_files import make_folder
 from actordbg.replay import supervise
 from actordbg.replay.launch import launch

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from actordbg.base.errors import Unsupported
-from actordbg.formats.replay_record import ReplayConfig
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.replay.launch import child_environment, deepspeed_command, groups_of, surrounding_launcher
 
 DEEPSPEED = ReplayConfig(backend="deepspeed", nproc=2)

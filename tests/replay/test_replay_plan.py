@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replaycases import PlannedRow
 
-from actordbg.formats.replay_record import ReplayConfig, ReplaySpec
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.formats.replay_record import ReplaySpec
 from actordbg.replay.plan import make_plan, new_replay_id, owner, slots_for
 from actordbg.replay.work_order import Part, Task, WorkOrder
 

@@ -9,7 +9,8 @@ from reportcases import NOW, given, replay, result
 
 from actordbg.actor.signatures import explain
 from actordbg.cli.replay_answer import ReplayAnswer
-from actordbg.formats.replay_record import ReplayConfig, ResultRecord
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.formats.replay_record import ResultRecord
 from actordbg.replay.lanes import LaneBook, answer_fields, differing
 from actordbg.report.agreement import agreement_of, ranks_in_words
 from actordbg.report.renderings import as_text

@@ -65,7 +65,7 @@ def plain(cache: Path) -> dict[str, Any]:
     import torch
 
     from actordbg.actor.session import open_actor
-    from actordbg.formats.replay_record import ReplayConfig
+    from actordbg.config.replay_config import ReplayConfig
 
     facts: dict[str, Any] = {}
     with open_actor(ReplayConfig(seed=7), model_cache=cache) as session:
@@ -168,7 +168,7 @@ def configurations(cache: Path) -> dict[str, Any]:
     import torch
 
     from actordbg.actor.session import open_actor
-    from actordbg.formats.replay_record import ReplayConfig
+    from actordbg.config.replay_config import ReplayConfig
 
     copy = cache / "copy"
     with open_actor(ReplayConfig(dtype="bf16", num_layers=1), model_cache=cache) as session:
@@ -196,7 +196,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
 def one_configuration(cache: Path, ran: list[str], **fields: Any) -> dict[str, Any]:
     from actordbg.actor.session import open_actor
     from actordbg.base.errors import ActordbgError
-    from actordbg.formats.replay_record import ReplayConfig
+    from actordbg.config.replay_config import ReplayConfig
 
     ran.clear()
     try:
@@ -216,7 +216,7 @@ def zero(cache: Path) -> dict[str, Any]:
 def alone(cache: Path) -> dict[str, Any]:
     """All of DeepSpeed that one process shows, and the plain actor to compare with."""
     from actordbg.actor.session import open_actor
-    from actordbg.formats.replay_record import ReplayConfig
+    from actordbg.config.replay_config import ReplayConfig
 
     with open_actor(ReplayConfig(backward=True), model_cache=cache) as session:
         run = numbers(session.run(make_dump(0), backward=True))
@@ -226,7 +226,7 @@ def alone(cache: Path) -> dict[str, Any]:
 
 def one_stage(cache: Path, stage: int) -> dict[str, Any]:
     from actordbg.actor.session import open_actor
-    from actordbg.formats.replay_record import ReplayConfig
+    from actordbg.config.replay_config import ReplayConfig
 
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     config = ReplayConfig(backend="deepspeed", zero_stage=stage, nproc=world, backward=True)
@@ -251,7 +251,7 @@ def evaluation(cache: Path) -> dict[str, Any]:
     """Forward only: the engine that a reference model has."""
     from actordbg.actor.session import open_actor
     from actordbg.base.errors import ActordbgError
-    from actordbg.formats.replay_record import ReplayConfig
+    from actordbg.config.replay_config import ReplayConfig
 
     facts = {}
     for stage in (0, 3):
@@ -271,7 +271,7 @@ def evaluation(cache: Path) -> dict[str, Any]:
 def compiled(cache: Path) -> dict[str, Any]:
     """A compiled actor on three lengths, forward only (a backward is as many minutes of C++): graphs, and eager's log-probs."""
     from actordbg.actor.session import open_actor
-    from actordbg.formats.replay_record import ReplayConfig
+    from actordbg.config.replay_config import ReplayConfig
 
     facts = {}
     for name, asked in (

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import MAGIC, DumpRecord, format_timestamp, make_dump_id
-from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.formats.replay_record import ReplayInput, ReplaySpec, ResultRecord
 from actordbg.store import payload
 from actordbg.store.layout import Store
 

@@ -10,8 +10,9 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_journal
-from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.formats.replay_record import ReplayInput, ReplaySpec, ResultRecord
 from actordbg.formats.store_files import make_folder
 from actordbg.store.layout import Store
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from reportcases import dump_id
 
-from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.formats.replay_record import ReplayInput, ReplaySpec, ResultRecord
 from actordbg.report.report_model import ReplayData
 from actordbg.store.layout import Store
 

@@ -122,7 +122,7 @@ def sessions(cache: Path) -> dict[str, Any]:
 
 def _replayed(model: Path, cache: Path, dump: Dump, **config: Any) -> dict[str, Any]:
     from actordbg.actor.session import open_actor
-    from actordbg.formats.replay_record import ReplayConfig
+    from actordbg.config.replay_config import ReplayConfig
     from actordbg.replay.golden_check import check
 
     with open_actor(

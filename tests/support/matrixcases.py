@@ -15,8 +15,8 @@ from replaycases import PlannedRow
 from supervised import plain_launcher
 
 from actordbg.config.choices import Facts
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
-from actordbg.formats.replay_record import ReplayConfig
 from actordbg.matrix.axes import combinations, parse_axes
 from actordbg.matrix.cell_verdicts import Baseline
 from actordbg.matrix.cells import make_cells

@@ -103,7 +103,7 @@ def truth(cache: Path) -> dict[str, Any]:
     import torch
 
     from actordbg.actor.session import open_actor
-    from actordbg.formats.replay_record import ReplayConfig
+    from actordbg.config.replay_config import ReplayConfig
 
     path, weights, config = model_of(cache)
     rounded = {name: tensor.bfloat16() for name, tensor in weights.items()}
@@ -166,7 +166,7 @@ def session_facts(cache: Path) -> dict[str, Any]:
     from actordbg.actor import truth_model as oracle_model
     from actordbg.actor.session import open_actor
     from actordbg.base.errors import Unsupported
-    from actordbg.formats.replay_record import ReplayConfig
+    from actordbg.config.replay_config import ReplayConfig
 
     facts: dict[str, Any] = {"refused": {}}
     orphan, numbered, fork = make_dump(0), make_dump(0), make_dump(0)
@@ -196,7 +196,7 @@ def session_facts(cache: Path) -> dict[str, Any]:
 def dropout(cache: Path) -> dict[str, Any]:
     """A recorded training pass of a model with dropout."""
     from actordbg.actor.session import open_actor
-    from actordbg.formats.replay_record import ReplayConfig
+    from actordbg.config.replay_config import ReplayConfig
 
     path, _, config = model_of(cache)
     dropping = cache / "dropping"

@@ -28,7 +28,7 @@ SAID = ("backend", "world_size", "dist_backend", "mesh", "ring_kernel", "model_c
 def parallel(cache: Path) -> dict[str, Any]:
     """Every way of computing together on two processes, each input beside what the plain actor gives for it."""
     from actordbg.actor.session import open_actor
-    from actordbg.formats.replay_record import ReplayConfig
+    from actordbg.config.replay_config import ReplayConfig
 
     rank = int(os.environ["RANK"])
     plain: dict[str, Any] = {}
@@ -62,7 +62,7 @@ def of_a_ring_of_four() -> Any:
 
 def one_backend(cache: Path, rank: int, settings: dict[str, Any], plain: Mapping[str, Any]) -> dict[str, Any]:
     from actordbg.actor.session import open_actor
-    from actordbg.formats.replay_record import ReplayConfig
+    from actordbg.config.replay_config import ReplayConfig
 
     config = ReplayConfig(nproc=2, packing=None, backward=True, keep_gradients=True, **settings)
     facts: dict[str, Any] = {}
@@ -148,7 +148,7 @@ def tied(cache: Path) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, Qwen3Config
 
     from actordbg.actor.session import open_actor
-    from actordbg.formats.replay_record import ReplayConfig
+    from actordbg.config.replay_config import ReplayConfig
 
     folder = cache / "tied"
     torch.manual_seed(0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.formats.replay_record import ReplayInput, ReplaySpec, ResultRecord
 from actordbg.report.report_model import ReplayData
 
 NOW = "2025-06-19T06:00:00.000000Z"

@@ -11,8 +11,9 @@ from typing import Any
 
 from roots import SUPPORT
 
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.replay_record import ReplayConfig, ReplayInput, ReplaySpec
+from actordbg.formats.replay_record import ReplayInput, ReplaySpec
 from actordbg.formats.store_files import make_folder
 from actordbg.replay.launch import Group, Launched, _start, child_environment, launch
 from actordbg.replay.plan import new_replay_id

@@ -36,7 +36,7 @@ from actordbg.actor.compiling import COMPILE_OPTIONS
 from actordbg.actor.gradient_samples import GradientKeeper
 from actordbg.base.errors import Unsupported
 from actordbg.config.choices import Choices
-from actordbg.formats.replay_record import ReplayConfig
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.host.trainer import TRAINER
 
 

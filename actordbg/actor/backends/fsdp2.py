@@ -34,8 +34,8 @@ from actordbg.actor.backends.processgroup import backend_in_use, dumps_of_lanes,
 from actordbg.actor.backends.tensor_parallel import Split, split
 from actordbg.actor.compiling import COMPILE_OPTIONS
 from actordbg.actor.gradient_samples import GradientKeeper
-from actordbg.config.choices import DTYPES, Choices
-from actordbg.formats.replay_record import ReplayConfig
+from actordbg.config.choices import Choices
+from actordbg.config.replay_config import DTYPES, ReplayConfig
 from actordbg.host.built_model import text_config
 from actordbg.host.trainer import TRAINER
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from actordbg.actor import compiling
 from actordbg.actor.backends.backend import Backend, Place
 from actordbg.actor.models import locate
-from actordbg.config.choices import COMPILE_BACKENDS, DTYPES, Choices
-from actordbg.formats.replay_record import ReplayConfig
+from actordbg.config.choices import Choices
+from actordbg.config.replay_config import COMPILE_BACKENDS, DTYPES, ReplayConfig
 from actordbg.host.trainer import TRAINER
 
 

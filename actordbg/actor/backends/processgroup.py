@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from actordbg.actor.backends.backend import Place
-from actordbg.formats.replay_record import ReplayConfig
+from actordbg.config.replay_config import ReplayConfig
 
 LEAST_TIMEOUT_S = 3600.0
 """Collectives give up no earlier than this (the trainer's own): a hang is for the replay's supervisor to find."""

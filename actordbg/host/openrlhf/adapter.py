@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
 
     from actordbg.config.choices import Choices
-    from actordbg.formats.replay_record import ReplayConfig
+    from actordbg.config.replay_config import ReplayConfig
     from actordbg.host.openrlhf.call import ReplayedCall
     from actordbg.host.openrlhf.demo_programs import DemoProgram
     from actordbg.host.openrlhf.strategy import OpenRlhfStrategy

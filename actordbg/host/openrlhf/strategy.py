@@ -19,7 +19,7 @@ import torch
 
 from actordbg.base.errors import EnvironmentProblem
 from actordbg.config.choices import Choices
-from actordbg.formats.replay_record import ReplayConfig
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.host.openrlhf.ring_attention import prepare_ring
 
 _OPTIMIZER = {

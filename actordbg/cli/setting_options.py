@@ -1,0 +1,121 @@
+"""The options of a command that are settings, made from the table (`actordbg.config.replay_config`).
+
+A command takes them all in one parameter, `settings`, and the decorator puts the options in its place::
+
+    @takes_settings("replay")
+    def replay(ctx: typer.Context, where: Where = None, settings: Given = NONE, quiet: Quiet = False) -> None: ...
+
+`settings` then holds what was given, by the settings' names; the options that need no value (`--truth` alone) are in the
+command's `bare_values`. A matrix takes comma lists where a setting is an axis.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any
+
+import typer
+
+from actordbg.base.errors import UsageError
+from actordbg.config.replay_config import SETTINGS, TRUTHS
+from actordbg.config.setting import Setting
+
+Given = Mapping[str, Any]
+"""The settings that were given on the command line, by name."""
+NONE: Given = MappingProxyType({})
+TruthDtype = Annotated[
+    str | None, typer.Option("--truth", metavar="fp32|fp64", help="What the truth is computed in (default: fp32).")
+]
+OldTruthDtype = Annotated[str | None, typer.Option("--oracle", help="The old name of --truth.", hidden=True)]
+_ACTOR, _AXES = "The actor", "The axes: comma lists"
+_OLD, _SHORT = "old_", "short_"
+
+
+def takes_settings(command: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator: the command's parameter `settings` becomes the options of the settings that `command` has."""
+    options = list(_options(command))
+    mine = [one for one in SETTINGS.values() if one.bare is not None and command in one.commands]
+    bare = {name: str(one.bare) for one in mine for name in (one.option, one.old_option) if name}
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        hints = typing.get_type_hints(function, include_extras=True)
+        parameters: list[inspect.Parameter] = []
+        for one in inspect.signature(function).parameters.values():
+            parameters += options if one.name == "settings" else [one.replace(annotation=hints[one.name])]
+
+        @functools.wraps(function)
+        def called(**given: Any) -> Any:
+            mine = {one.name: given.pop(one.name) for one in options}
+            return function(**given, settings=_merged(mine))
+
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.bare_values = bare  # type: ignore[attr-defined]
+        called.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
+        return called
+
+    return decorate
+
+
+def truth_dtype(given: str | None, old: str | None) -> str:
+    """What the truth is computed in, out of --truth and its old name; UsageError for a dtype that makes no truth."""
+    dtype = given or old or str(SETTINGS["oracle"].bare)
+    if dtype not in TRUTHS:
+        raise UsageError(f"--truth {dtype} is no truth", hint=f"one of: {', '.join(TRUTHS)}")
+    return dtype
+
+
+def _options(command: str) -> Iterator[inspect.Parameter]:
+    for one in SETTINGS.values():
+        if command not in one.commands:
+            continue
+        axis = command == "matrix" and one.axis is not None
+        yield _parameter(one.name, str if axis else one.kind, _axis_option(one) if axis else _option(one))
+        if one.old_option:
+            hidden = typer.Option(f"--{one.old_option}", help=f"The old name of {one.flag}.", hidden=True)
+            yield _parameter(_OLD + one.name, one.kind, hidden)
+        if one.shorthand and not axis:
+            option, value = one.shorthand
+            short = typer.Option(f"--{option}", help=f"The same as {one.flag} {value}.", rich_help_panel=_ACTOR)
+            yield _parameter(_SHORT + one.name, bool, short)
+
+
+def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
+    return inspect.Parameter(
+        name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=Annotated[kind | None, option]
+    )
+
+
+def _option(one: Setting) -> Any:
+    named = f"{one.flag}/--no-{one.option}" if one.kind is bool else one.flag
+    return typer.Option(named, help=one.help, metavar=one.metavar, rich_help_panel=_ACTOR)
+
+
+def _axis_option(one: Setting) -> Any:
+    assert one.axis is not None
+    of = "on, off or both" if one.kind is bool else ", ".join(map(str, one.values)) or "numbers"
+    text = f"{one.help.partition(' (')[0].rstrip('.')}: {of}" if one.kind is bool else f"Of {of}"
+    note = f" ({one.axis.note})" if one.axis.note else ""
+    metavar = "off,on" if one.kind is bool else "LIST"
+    return typer.Option(one.flag, help=f"{text}{note}.", metavar=metavar, rich_help_panel=_AXES)
+
+
+def _merged(options: Mapping[str, Any]) -> Given:
+    """What was given, with old names and shorthands as what they stand for; UsageError where two contradict each other."""
+    given = {name: value for name, value in options.items() if value is not None and name in SETTINGS}
+    for one in SETTINGS.values():
+        other = options.get(_OLD + one.name)
+        option = f"--{one.old_option}"
+        if one.shorthand and options.get(_SHORT + one.name):
+            option, other = f"--{one.shorthand[0]}", one.shorthand[1]
+        if other is None:
+            continue
+        if given.get(one.name, other) != other:
+            raise UsageError(
+                f"{option} and {one.flag} {given[one.name]} contradict each other", hint="give one of them"
+            )
+        given[one.name] = other
+    return given

@@ -1,0 +1,126 @@
+"""A configuration as it ran: its label, how two differ, whether they are the same, and the options that repeat it.
+
+Workers report how open settings came out (`resolved`); what they do not report counts as asked for. Everything here reads the
+table of settings, so two commands cannot say different things of the same two replays::
+
+    ours, theirs = as_ran(config, resolved), as_ran(other, resolved_there)
+    label(ours)                      # "tiny bf16 sdpa, packed, deepspeed ZeRO 3, 2 processes"
+    apart(ours, theirs)              # ("compiled", "not compiled"); ("", "") where nothing differs
+    repeat_options(ours)             # ["--model", "tiny", "--backend", "plain", "--no-packing"]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from typing import Any
+
+from actordbg.config.replay_config import SETTINGS, TRUTHS, ReplayConfig, has
+from actordbg.config.setting import Setting
+
+Values = dict[str, Any]
+"""The value of each setting by name."""
+
+_HEAD = ("model", "dtype", "attn")
+_ENGINE = ("backend", "zero_stage", "tp", "ring")
+_ALWAYS_TYPED = ("model", "backend")
+
+
+def as_ran(config: ReplayConfig | Mapping[str, Any], resolved: Mapping[str, Any] | None = None) -> Values:
+    """Each setting's value: as the workers reported it, else as asked for. `config` may be plain data, as files have it."""
+    asked = config.to_dict() if isinstance(config, ReplayConfig) else config
+    values = {}
+    for one in SETTINGS.values():
+        ran = (resolved or {}).get(one.resolved) if one.resolved else None
+        values[one.name] = ran if ran is not None and one.takes(ran) else asked.get(one.stored, one.default)
+    return values
+
+
+def label(values: Mapping[str, Any]) -> str:
+    """A configuration in words: "tiny bf16 sdpa, packed, deepspeed ZeRO 3, 2 processes"."""
+    if values["oracle"]:
+        what = "the truth" if values["oracle"] in TRUTHS else "each row alone"
+        weights = f" of {values['dtype']} weights" if values["dtype"] else ""
+        return ", ".join(
+            [f"{values['model']}, {what} in {values['oracle']}{weights}", *_words(values, _beside_truth())]
+        )
+    parts = [" ".join(_words(values, _HEAD)), *_words(values, ("packing",)), " ".join(_words(values, _ENGINE))]
+    rest = [one.name for one in _telling() if one.name not in (*_HEAD, *_ENGINE, "packing")]
+    return ", ".join([*parts, *_words(values, rest)])
+
+
+def on_machine(config: ReplayConfig | Mapping[str, Any], resolved: Mapping[str, Any]) -> str:
+    """The label of a configuration that ran, and the device and kernels that it ran on."""
+    parts = [label(as_ran(config, resolved)), f"on {resolved.get('device_name') or 'an unknown device'}"]
+    parts += [f"ring kernel: {resolved['ring_kernel']}"] * ("ring_kernel" in resolved)
+    return ", ".join(parts)
+
+
+def apart(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[str, str]:
+    """In which settings two configurations differ, in the words of each; ("", "") where they are the same."""
+    names = differing(ours, theirs)
+    return _side(names, ours, theirs), _side(names, theirs, ours)
+
+
+def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
+    """The settings that change numbers, time or memory, and that differ between the two."""
+    return [one.name for one in _telling() if _meant(one, ours) != _meant(one, theirs)]
+
+
+def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
+    """The same as a clause: "A is compiled, B not compiled"; "both are configured alike"."""
+    mine, other = apart(ours, theirs)
+    if mine and other:
+        return f"A is {mine}, B {other}"
+    if mine or other:
+        return f"{'A' if mine else 'B'} is {mine or other}, {'B' if mine else 'A'} is not"
+    return "Both are configured alike"
+
+
+def cost_key(values: Mapping[str, Any]) -> Hashable:
+    """Equal for configurations of which one expects the same time and memory."""
+    return tuple((one.name, _meant(one, values)) for one in SETTINGS.values() if one.cost)
+
+
+def repeat_options(values: Mapping[str, Any], command: str = "replay") -> list[str]:
+    """The options of a command that give this configuration again, whatever `actordbg.toml` says of model and backend."""
+    words: list[str] = []
+    for one in SETTINGS.values():
+        value = values[one.name]
+        if command not in one.commands or not has(one, ReplayConfig(**_deciding(values))):
+            continue
+        words += [one.flag, str(value)] if one.name in _ALWAYS_TYPED else one.options(value)
+    return words
+
+
+def _telling() -> Iterator[Setting]:
+    """The settings that tell one configuration from another: what numbers, time and memory depend on."""
+    return (one for one in SETTINGS.values() if one.numbers or one.cost)
+
+
+def _beside_truth() -> Iterator[str]:
+    return (one.name for one in _telling() if one.beside_truth is None and one.name not in ("model", "dtype", "oracle"))
+
+
+def _words(values: Mapping[str, Any], names: Iterable[str]) -> list[str]:
+    config = ReplayConfig(**_deciding(values))
+    told = ((SETTINGS[name], values[name]) for name in names)
+    return [
+        one.in_words(value) for one, value in told if has(one, config) and value not in one.quiet and value is not None
+    ]
+
+
+def _side(names: Iterable[str], mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """What one side is where the two differ. What the other side cannot have is told only if a label would tell it."""
+    here, there = ReplayConfig(**_deciding(mine)), ReplayConfig(**_deciding(other))
+    told = [SETTINGS[name] for name in names if has(SETTINGS[name], here)]
+    return ", ".join(one.in_words(mine[one.name]) for one in told if has(one, there) or mine[one.name] not in one.quiet)
+
+
+def _meant(one: Setting, values: Mapping[str, Any]) -> Any:
+    """The value where it means something, else the idle one."""
+    return values[one.name] if has(one, ReplayConfig(**_deciding(values))) else one.idle
+
+
+def _deciding(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that decide what others mean."""
+    return {"backend": values["backend"], "compile": bool(values["compile"])}

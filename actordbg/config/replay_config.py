@@ -1,0 +1,283 @@
+"""The table of settings: each field of ReplayConfig is one, with all that the product knows about it.
+
+To add a setting, add a field here; the backend that honours it is the only other place. `actordbg.config.setting` explains
+the facts, CONTRIBUTING.md has the recipe. The order of the fields is that of options, labels and columns; a matrix varies what
+stands first slowest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from actordbg.base.errors import NewerFormat, UsageError
+from actordbg.config.setting import Axis, Setting, setting, table_of
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+"""The trainer's name of a parameter dtype, and torch's."""
+ATTENTIONS = ("flash_attention_2", "sdpa", "eager")
+BACKENDS = ("plain", "deepspeed", "fsdp2")
+TOGETHER = ("deepspeed", "fsdp2")
+"""Backends whose ranks compute together."""
+TRUTHS = ("fp32", "fp64")
+LONE_ROWS = (*TRUTHS, "bf16", "fp16")
+"""What --truth computes in: a truth, or with the lower dtypes what these cost by themselves."""
+VARIATIONS = ("repeat", "repad", "rebatch", "reorder")
+"""What `vary` does to an input: see `actordbg.actor.variants`."""
+COMPILE_BACKENDS = ("inductor", "aot_eager", "eager")
+"""What torch.compile may hand its graphs to; each runs one stage less, which tells which stage breaks."""
+TINY = "tiny"
+DEFAULT_SEED = 0
+
+_REPLAYS = ("replay", "noise", "matrix")
+_NO_CURVE = (*_REPLAYS, "actor init")
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    """A replay's configuration as asked for. None means: as the dump's own record has it, else the backend's default."""
+
+    model: str = setting(
+        TINY,
+        help="A model's folder, a hub name, or `tiny`, a random Llama that actordbg builds (default).",
+        metavar="NAME|PATH|tiny", column="model: tiny, a path or a hub name",
+        words="{}", numbers=True, cost=True, decides_truth=True, commands=_NO_CURVE,
+    )  # fmt: skip
+    num_layers: int | None = setting(
+        None,
+        help="Only the model's first N layers.",
+        column="layers kept of the model; NULL for all",
+        least=1, words="{} layers", unset="all layers", quiet=(None,), numbers=True, cost=True, decides_truth=True, resolved=None,
+    )  # fmt: skip
+    backend: str = setting(
+        "plain",
+        help="The actor alone (default), in the trainer's DeepSpeed strategy, or in PyTorch's fully_shard.",
+        metavar="plain|deepspeed|fsdp2", column="plain, deepspeed, ...",
+        values=BACKENDS, words="{}", axis=Axis("default: plain"), numbers=True, cost=True, beside_truth=("plain",),
+    )  # fmt: skip
+    zero_stage: int = setting(
+        0,
+        help="ZeRO stage of the deepspeed backend (default 0).",
+        metavar="0..3", column="ZeRO stage",
+        values=(0, 1, 2, 3), least=0, words="ZeRO {}", axis=Axis("for cells with deepspeed"), backends=("deepspeed",),
+        needs="--backend deepspeed", numbers=True, cost=True, beside_truth=(0,),
+    )  # fmt: skip
+    nproc: int = setting(
+        1,
+        help="Processes, one for each GPU (default 1).",
+        metavar="N", column="processes",
+        least=1, words="{} processes", brief="{} proc", quiet=(1,), axis=Axis("default: 1, or what tp and ring need"),
+        numbers=True, cost=True, resolved="world_size",
+    )  # fmt: skip
+    tp: int = setting(
+        1,
+        help="Tensor parallelism over N processes, by the model's own plan (fsdp2).",
+        metavar="N", column="ranks of a tensor-parallel group",
+        least=1, words="tp {}", quiet=(1,), axis=Axis("tensor-parallel sizes, for cells with fsdp2"), backends=("fsdp2",),
+        needs="--backend fsdp2", numbers=True, cost=True, beside_truth=(1,),
+    )  # fmt: skip
+    ring: int = setting(
+        1,
+        help="Ring attention over N processes (needs --packing).",
+        metavar="N", column="ranks of a ring-attention group",
+        least=1, words="ring {}", quiet=(1,), axis=Axis("ring sizes, for packed cells of deepspeed and fsdp2"),
+        backends=TOGETHER, needs="--backend fsdp2, or deepspeed", numbers=True, cost=True, beside_truth=(1,),
+    )  # fmt: skip
+    dist_backend: str | None = setting(
+        None,
+        help="Of torch.distributed (default: nccl with CUDA, else gloo).",
+        metavar="gloo|nccl", column="gloo or nccl; NULL for what suits the device",
+        values=("gloo", "nccl"), words="over {}", unset="no process group", quiet=(None, "gloo", "nccl"), backends=TOGETHER,
+        numbers=True, cost=True,
+    )  # fmt: skip
+    dtype: str | None = setting(
+        None,
+        help="Parameters' dtype (default: the recorded one; else bf16, or fp32 for `tiny` on a CPU).",
+        metavar="bf16|fp16|fp32", column="bf16, fp16 or fp32",
+        values=tuple(DTYPES), words="{}", unset="the recorded dtype", axis=Axis("default: as `replay`'s"),
+        numbers=True, cost=True, decides_truth=True,
+    )  # fmt: skip
+    attn: str | None = setting(
+        None,
+        help="Attention (default: flash_attention_2 with CUDA and flash-attn, else sdpa).",
+        metavar="flash_attention_2|sdpa|eager", column="attention: flash_attention_2, sdpa or eager",
+        values=ATTENTIONS, words="{}", brief={"flash_attention_2": "flash"}, unset="the machine's attention",
+        axis=Axis("default: flash_attention_2,sdpa", ("flash_attention_2", "sdpa")), shorthand=("no-flash-attn", "sdpa"),
+        numbers=True, cost=True, switchable=True, beside_truth=(None, "eager"),
+    )  # fmt: skip
+    compile: bool = setting(
+        False,
+        help="torch.compile the model.",
+        column="whether torch.compile was on",
+        words=("not compiled", "compiled"), quiet=(False,), axis=Axis("default: both", (False, True)),
+        numbers=True, cost=True, switchable=True, beside_truth=(False,),
+    )  # fmt: skip
+    compile_backend: str | None = setting(
+        None,
+        help="What --compile hands its graphs to (default inductor); the others leave out code generation, and autograd "
+        "tracing too.",
+        metavar="inductor|aot_eager|eager", column="what torch.compile was told to use: inductor, aot_eager or eager",
+        values=COMPILE_BACKENDS, words="compile backend {}", brief={}, unset="no compile backend", quiet=(None, "inductor"),
+        axis=Axis("for compiled cells"), needs="--compile on, or off,on", numbers=True, cost=True, switchable=True,
+        beside_truth=(None,),
+    )  # fmt: skip
+    deepcompile: bool = setting(
+        False,
+        help="DeepSpeed's DeepCompile (needs CUDA).",
+        column="whether DeepSpeed's DeepCompile was on",
+        words=("no DeepCompile", "DeepCompile"), quiet=(False,), axis=Axis("needs CUDA, for cells with deepspeed"),
+        backends=("deepspeed",), needs="--backend deepspeed", numbers=True, cost=True, beside_truth=(False,),
+    )  # fmt: skip
+    packing: bool | None = setting(
+        None,
+        help="Pack rows without their padding (default: as recorded).",
+        column="whether samples were packed",
+        words=("not packed", "packed"), unset="packed as recorded", axis=Axis("default: both", (False, True)),
+        numbers=True, cost=True, switchable=True, beside_truth=(None, False),
+    )  # fmt: skip
+    backward: bool | None = setting(
+        None,
+        help="Backward too (default: where the recorded call had gradients).",
+        column="whether backward ran too",
+        words=("forward only", "with backward"), unset="backward as recorded", quiet=(None, False, True), cost=True,
+    )  # fmt: skip
+    temperature: float | None = setting(
+        None,
+        help="Divides the logits (default: as recorded, else 1).",
+        column="temperature that logits were divided by",
+        above=0, words="temperature {:g}", unset="the recorded temperature", quiet=(None, 1.0), numbers=True, switchable=True,
+        decides_truth=True,
+    )  # fmt: skip
+    seed: int | None = setting(
+        None,
+        help="Set before each input (default: the generator states that were recorded, else 0).",
+        metavar="N", column="random seed",
+        words="seed {}", unset="the recorded generator states", quiet=(None,), numbers=True, switchable=True, resolved=None,
+    )  # fmt: skip
+    align: str | None = setting(
+        None,
+        help="All processes the same input; each its own rank's of the same call; or each its share in an order of its "
+        "own, as many as it has, which may hang. Default: each its share, kept in step.",
+        metavar="same|rank|shuffle",
+        column="which rank gets which input: same, rank or shuffle; NULL for each its share",
+        values=("same", "rank", "shuffle"), words="align {}", unset="each rank its share", quiet=(None,), commands=_REPLAYS,
+        numbers=True, resolved=None, beside_truth=(None,),
+    )  # fmt: skip
+    oracle: str | None = setting(
+        None,
+        help="The truth instead of the Actor: each row alone, unpadded, eager attention in fp32 (or fp64), plain PyTorch, "
+        "the same weights. (bf16, fp16: what that dtype costs by itself.)",
+        metavar="[fp32|fp64]", column="dtype of the truth, fp32 or fp64; NULL for a replay that is not one",
+        stored="oracle", option="truth", old_option="oracle", bare="fp32", values=LONE_ROWS, words="the truth in {}",
+        unset="no truth", quiet=(None,), commands=("replay", "noise"), flag_only=True, numbers=True, cost=True,
+        decides_truth=True,
+    )  # fmt: skip
+    vary: str | None = setting(
+        None,
+        help="How the inputs are varied to measure noise.",
+        column="how inputs were varied to measure noise; NULL if they were not",
+        values=VARIATIONS, words="varied: {}", unset="not varied", quiet=(None,), commands=(), flag_only=True, numbers=True,
+        switchable=True, decides_truth=True, resolved=None,
+    )  # fmt: skip
+    timeout_s: float = setting(
+        600.0,
+        help="One input may take this long, compiling included (default 600).",
+        metavar="SECONDS", column="seconds that one input might take",
+        option="timeout", above=0, words="timeout {:g} s", switchable=True, commands=_NO_CURVE, resolved=None,
+    )  # fmt: skip
+    keep_tensors: bool = setting(
+        True,
+        help="Keep each input's log-probs and entropies, for `compare` (default: keep).",
+        column="whether outputs were kept under tensors/",
+        words=("outputs not kept", "outputs kept"), switchable=True, commands=("replay",), resolved=None,
+    )  # fmt: skip
+    keep_gradients: bool = setting(
+        False,
+        help="Keep each parameter's gradient too, whole or a fixed sample.",
+        column="whether each parameter's gradient was kept there too",
+        words=("gradients not kept", "gradients kept"), switchable=True, commands=("replay", "matrix"), resolved=None,
+    )  # fmt: skip
+
+    @property
+    def lane_width(self) -> int:
+        """How many ranks run one input together: a *lane*. Ranks of a lane are neighbours; its first one writes the
+        results.
+        """
+        return self.nproc if self.align == "same" else self.tp * self.ring
+
+    @property
+    def lanes(self) -> int:
+        """How many inputs run at a time."""
+        return self.nproc // self.lane_width
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON, by the names that files have."""
+        return {one.stored: getattr(self, one.name) for one in SETTINGS.values()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ReplayConfig:
+        """From plain data; keys that this version does not know are refused with NewerFormat."""
+        names = {one.stored: one.name for one in SETTINGS.values()}
+        unknown = sorted(data.keys() - names.keys())
+        if unknown:
+            raise NewerFormat(
+                f"a replay's configuration has unknown settings: {', '.join(unknown)}", hint="upgrade actordbg"
+            )
+        return cls(**{names[key]: value for key, value in data.items()})
+
+
+SETTINGS: dict[str, Setting] = table_of(ReplayConfig)
+"""The table of settings, by name."""
+AXES: dict[str, Setting] = {name: one for name, one in SETTINGS.items() if one.axis is not None}
+"""The settings that a matrix varies. What varies slowest stands first: that is the order of the combinations."""
+
+
+def has(one: Setting, config: ReplayConfig) -> bool:
+    """Whether the setting means anything under this configuration."""
+    if one.name == "compile_backend":
+        return config.compile
+    return not one.backends or config.backend in one.backends or (one.name == "tp" and config.backend == "deepspeed")
+
+
+def validate(config: ReplayConfig) -> None:
+    """Refuse, with UsageError, values that mean nothing on any machine."""
+    for one in SETTINGS.values():
+        value = getattr(config, one.name)
+        if not one.allows(value):
+            wrong = "is not known" if one.values else "is too small"
+            raise UsageError(f"{one.flag} {one.typed(value)} {wrong}", hint=f"{one.flag}: {one.hint}")
+    _only_the_truth(config)
+    _together(config)
+
+
+def _together(config: ReplayConfig) -> None:
+    """Refuse settings that contradict each other."""
+    if config.compile_backend and not config.compile:
+        raise UsageError("--compile-backend compiles nothing by itself", hint="add --compile")
+    for name in ("zero_stage", "deepcompile"):
+        one = SETTINGS[name]
+        if getattr(config, name) != one.idle and config.backend not in one.backends:
+            raise UsageError(f"{one.flag} needs DeepSpeed", hint=f"add {one.needs}, or leave {one.flag} out")
+    if config.keep_gradients and config.backward is False:
+        raise UsageError("--keep-gradients keeps nothing without a backward", hint="leave --no-backward out")
+    if config.nproc % (config.tp * config.ring):
+        raise UsageError(
+            f"--nproc {config.nproc} cannot be divided into groups of {config.tp * config.ring} (--tp x --ring)",
+            hint=f"--nproc {config.tp * config.ring}, or a multiple of it",
+        )
+
+
+def _only_the_truth(config: ReplayConfig) -> None:
+    """Refuse what contradicts --truth: a truth that was packed, compiled or sharded would be none."""
+    if config.oracle is None:
+        return
+    for one in SETTINGS.values():
+        value = getattr(config, one.name)
+        if one.beside_truth is not None and value not in one.beside_truth:
+            option = one.flag + ("" if value is True else f" {value}")
+            raise UsageError(
+                f"{SETTINGS['oracle'].flag} and {option} contradict each other: the truth is each row alone, unpadded, "
+                "with eager attention in plain PyTorch",
+                hint=f"leave {option} out",
+            )

@@ -1,0 +1,210 @@
+"""What a setting is: everything that the product knows about one, declared beside the field that holds its value.
+
+A configuration is a dataclass, and each of its fields is a setting (`actordbg.config.replay_config`)::
+
+    tp: int = setting(1, help="Tensor parallelism over N processes.", column="ranks of a group", least=1, words="tp {}")
+
+`table_of(ReplayConfig)` then gives a `Setting` for each field. Options, `actordbg.toml`, environment variables, validation,
+labels, differences, repeat commands, columns and reference pages are all derived from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from actordbg.base.errors import UsageError
+
+ENVIRONMENT = "ACTORDBG_REPLAY_"
+"""What the environment variable of a setting begins with."""
+COMMANDS = ("replay", "noise", "matrix", "actor init", "curve")
+"""The commands that take settings."""
+_SWITCH = {"on": True, "off": False, "yes": True, "no": False, "true": True, "false": False, "1": True, "0": False}
+
+
+@dataclass(frozen=True)
+class Axis:
+    """How a matrix varies a setting: what the help says of its values, and those it takes when no axis is given."""
+
+    note: str = ""
+    default: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One setting of a replay.
+
+    kind: bool, int, float or str. default: None means "as the dump's record has it, else what suits the machine".
+    stored: its key in files and its column in the catalog. option: its name on the command line, without dashes.
+    old_option: a spelling that still works. bare: the value of the option without one. shorthand: an option that
+    stands for one value, (option, value).
+    values: all that it can be; least: the smallest number; above: what the number must exceed.
+    words: its words in a label: a format of the value, or those for off and on. brief: the same where room is short.
+    unset: the words for None. quiet: values that a label leaves out.
+    backends: those that have it, () for all. needs: the options without which it means nothing. idle: its value there.
+    commands: those that have its option; axis: how `matrix` varies it. flag_only: it is never taken from a file or a variable.
+    numbers: it changes what comes out. cost: it changes time or memory. switchable: a loaded Actor can be switched to it.
+    decides_truth: the truth depends on it. beside_truth: the values that do not contradict a truth.
+    resolved: the name under which workers report how it came out, None where only the request counts.
+    """
+
+    name: str
+    kind: type
+    default: Any
+    help: str
+    column: str
+    stored: str
+    option: str
+    metavar: str | None = None
+    old_option: str | None = None
+    bare: str | None = None
+    shorthand: tuple[str, Any] | None = None
+    values: tuple[Any, ...] = ()
+    least: int | None = None
+    above: float | None = None
+    words: str | tuple[str, str] | None = None
+    brief: str | Mapping[Any, str] | None = None
+    unset: str | None = None
+    quiet: tuple[Any, ...] = ()
+    backends: tuple[str, ...] = ()
+    needs: str | None = None
+    idle: Any = None
+    commands: tuple[str, ...] = COMMANDS
+    axis: Axis | None = None
+    flag_only: bool = False
+    numbers: bool = False
+    cost: bool = False
+    switchable: bool = False
+    decides_truth: bool = False
+    beside_truth: tuple[Any, ...] | None = None
+    resolved: str | None = None
+
+    @property
+    def flag(self) -> str:
+        """As on the command line: "--zero-stage"."""
+        return f"--{self.option}"
+
+    @property
+    def variable(self) -> str:
+        """Its environment variable: "ACTORDBG_REPLAY_ZERO_STAGE"."""
+        return ENVIRONMENT + self.option.replace("-", "_").upper()
+
+    @property
+    def hint(self) -> str:
+        """What it can be, in words: "one of: 0, 1, 2, 3"."""
+        if self.values:
+            return f"one of: {', '.join(map(str, self.values))}"
+        if self.kind is bool:
+            return "on or off"
+        if self.above is not None:
+            return f"a number above {self.above:g}"
+        return f"{self.least} or more" if self.least is not None else f"a {_KINDS[self.kind]}"
+
+    def parse(self, text: str) -> Any:
+        """The value that a text stands for; ValueError for one that it does not have."""
+        if self.kind is bool:
+            if text.strip().lower() not in _SWITCH:
+                raise ValueError(text)
+            return _SWITCH[text.strip().lower()]
+        value = self.kind(text.strip())
+        if not self.allows(value):
+            raise ValueError(text)
+        return value
+
+    def allows(self, value: Any) -> bool:
+        """Whether the setting can have this value at all. None, for a setting that may be left open, is always allowed."""
+        if value is None:
+            return True
+        if self.values and value not in self.values:
+            return False
+        if self.least is not None and value < self.least:
+            return False
+        return self.above is None or bool(value > self.above)
+
+    def takes(self, value: Any) -> bool:
+        """Whether a value out of a file has the setting's type. A whole number is a float as well, but no switch is a number."""
+        return type(value) in ((int, float) if self.kind is float else (self.kind,))
+
+    def list_of(self, text: str) -> list[Any]:
+        """The values of a matrix's comma list, each once, in order; UsageError for one that the setting does not have."""
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        if self.kind is bool:
+            parts = [one for part in parts for one in (("off", "on") if part.lower() == "both" else (part,))]
+        example = f"for example {self.flag} {self.example}"
+        if not parts:
+            raise UsageError(f"{self.flag} lists no value", hint=example)
+        values = []
+        for part in parts:
+            try:
+                values.append(self.parse(part))
+            except ValueError:
+                raise UsageError(f"{self.flag} {part} is not known", hint=example) from None
+        return list(dict.fromkeys(values))
+
+    @property
+    def example(self) -> str:
+        """A comma list of its values."""
+        if self.kind is bool:
+            return "off,on"
+        return ",".join(map(str, self.values)) or f"{self.least},{(self.least or 0) + 1}"
+
+    def typed(self, value: Any) -> str:
+        """A value as one writes it in a list or a variable: "on", "3"."""
+        return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+    def in_words(self, value: Any, *, brief: bool = False) -> str:
+        """One value in a word or two: "ZeRO 3", "packed", "not compiled". brief: where a table has 24 columns for it."""
+        if value is None:
+            return self.unset or f"{self.plain_name} left open"
+        if brief and isinstance(self.brief, Mapping):
+            return self.brief.get(value, self.typed(value))
+        shape = self.brief if brief and isinstance(self.brief, str) else self.words
+        if isinstance(shape, tuple):
+            return shape[bool(value)]
+        return shape.format(value) if shape else f"{self.plain_name} {self.typed(value)}"
+
+    @property
+    def plain_name(self) -> str:
+        """Its name as a reader says it: "compile backend"."""
+        return self.option.replace("-", " ")
+
+    def options(self, value: Any) -> list[str]:
+        """The words of a command line that give it this value; [] for its default."""
+        if value is None or value == self.default:
+            return []
+        if self.kind is bool:
+            return [self.flag if value else f"--no-{self.option}"]
+        return [self.flag, f"{value:g}" if isinstance(value, float) else str(value)]
+
+
+_KINDS = {str: "text", int: "whole number", float: "number"}
+_FACTS = {one.name for one in dataclasses.fields(Setting)} - {"name", "kind", "default"}
+
+
+def setting(default: Any, *, help: str, column: str, **facts: Any) -> Any:
+    """A dataclass field that is a setting: its default, and the facts that `Setting` names."""
+    unknown = facts.keys() - _FACTS
+    if unknown:
+        raise TypeError(f"a setting has no {', '.join(sorted(unknown))}")
+    return dataclasses.field(default=default, metadata={"help": help, "column": column, **facts})
+
+
+def table_of(configuration: Any) -> dict[str, Setting]:
+    """The settings of a configuration's dataclass by name, in the order of its fields."""
+    hints = typing.get_type_hints(configuration)
+    return {field.name: _setting_of(field, hints[field.name]) for field in dataclasses.fields(configuration)}
+
+
+def _setting_of(field: Any, hint: Any) -> Setting:
+    kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    kind = next(one for one in kinds if one is not type(None))
+    facts = dict(field.metadata)
+    facts.setdefault("stored", field.name)
+    facts.setdefault("option", field.name.replace("_", "-"))
+    facts.setdefault("resolved", field.name)
+    facts.setdefault("idle", field.default)
+    return Setting(name=field.name, kind=kind, default=field.default, **facts)
