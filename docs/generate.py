@@ -1,4 +1,5 @@
-"""Writes the reference pages that follow from the code: `docs/reference/cli.md` and `docs/reference/catalog.md`.
+"""Writes the reference pages that follow from the code: `docs/reference/cli.md`,
+`catalog.md` and `replay-settings.md`.
 
     python docs/generate.py            writes them
     python docs/generate.py --check    writes nothing; exit code 1 and a diff if one of them is out of date
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from catalog_page import catalog_markdown
+from settings_page import settings_markdown
 from typer.models import ArgumentInfo, OptionInfo, ParameterInfo
 
 REFERENCE = Path(__file__).resolve().parent / "reference"
@@ -41,7 +43,11 @@ KINDS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
 
 def pages() -> dict[Path, str]:
     """Every generated page by its path."""
-    return {REFERENCE / "cli.md": cli_markdown(), REFERENCE / "catalog.md": f"{HEADER}\n{catalog_markdown()}"}
+    return {
+        REFERENCE / "cli.md": cli_markdown(),
+        REFERENCE / "catalog.md": f"{HEADER}\n{catalog_markdown()}",
+        REFERENCE / "replay-settings.md": f"{HEADER}\n{settings_markdown()}",
+    }
 
 
 def commands() -> Iterator[tuple[str, Callable[..., Any]]]:

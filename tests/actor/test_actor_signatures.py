@@ -125,5 +125,5 @@ def test_nothing_is_known_of_an_unknown_name():
 
 
 def test_the_desk_names_failures_and_checks_configurations_without_torch():
-    code = "import sys, actordbg.actor.signatures, actordbg.actor.known_failures, actordbg.cli.replay_options; assert 'torch' not in sys.modules"
+    code = "import sys, actordbg.actor.signatures, actordbg.actor.known_failures, actordbg.cli.setting_options; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,14 +9,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-from actordbg.cli.replay_options import build_config
 from roots import ROOT
 
-from actordbg.base.errors import UsageError
-from actordbg.config.replay_config import ReplayConfig
 from actordbg.replay.processes import end_session, read_stat, session_members
 
 PROGRAM = """
@@ -113,39 +109,3 @@ def workers_of(pid: int) -> list[int]:
     """The workers that the command with this pid started; each leads a session."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     return [child for child in map(int, children) if (stat := read_stat(child)) and stat.session == child]
-
-
-def test_flags_win_over_the_file_and_the_file_over_the_default():
-    found = build_config({"zero-stage": 2, "backend": "deepspeed", "timeout": 900}, {"zero_stage": 3, "backend": None})
-    assert found == ReplayConfig(backend="deepspeed", zero_stage=3, timeout_s=900.0)
-
-
-def test_another_backend_takes_nothing_that_the_file_says_for_its_own():
-    usual = {"backend": "deepspeed", "zero-stage": 3, "deepcompile": True, "ring": 2, "packing": True}
-    assert build_config(usual, {"backend": "plain"}) == ReplayConfig(packing=True)
-    assert build_config(usual, {"backend": "fsdp2"}) == ReplayConfig(backend="fsdp2", ring=2, nproc=2, packing=True)
-    with pytest.raises(UsageError, match="--zero-stage needs DeepSpeed"):
-        build_config(usual, {"backend": "plain", "zero_stage": 3})
-
-
-def test_nothing_given_is_the_default_configuration():
-    assert build_config({}, {"model": None, "compile": None}) == ReplayConfig()
-
-
-def test_no_flash_attn_is_attn_sdpa():
-    assert build_config({"attn": "eager"}, {"attn": None}, no_flash_attn=True).attn == "sdpa"
-    with pytest.raises(UsageError, match="contradict"):
-        build_config({}, {"attn": "flash_attention_2"}, no_flash_attn=True)
-
-
-@pytest.mark.parametrize(
-    ("defaults", "says"),
-    [
-        ({"modell": "x"}, "unknown key 'modell'"),
-        ({"zero-stage": "2"}, "is not of type int"),
-        ({"packing": 1}, "is not of type bool"),
-    ],
-)
-def test_a_wrong_line_in_the_file_is_named(defaults: dict[str, Any], says: str):
-    with pytest.raises(UsageError, match=says):
-        build_config(defaults, {})

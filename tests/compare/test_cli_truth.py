@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-from actordbg.cli.replay_options import build_config
 from click.testing import Result
 from comparecases import given, write_replay
 from replaycases import publish
@@ -81,13 +80,6 @@ def test_the_bare_options_mean_what_they_say(store: Store) -> None:
 def test_what_contradicts_the_truth_is_refused(store: Store, contradiction: str) -> None:
     with pytest.raises(UsageError, match="contradict"):
         invoke(store, "replay", "--oracle", "fp64", *contradiction.split())
-
-
-def test_the_settings_file_does_not_contradict_it() -> None:
-    usual = {"backend": "deepspeed", "zero-stage": 3, "packing": True, "model": "/models/mine", "nproc": 2}
-    found = build_config(usual, {"oracle": "fp32"})
-    assert (found.backend, found.zero_stage, found.packing, found.model) == ("plain", 0, None, "/models/mine")
-    assert build_config(usual, {}).backend == "deepspeed"
 
 
 def test_other_dtypes_are_named(store: Store) -> None:

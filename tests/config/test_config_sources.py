@@ -1,0 +1,101 @@
+"""The configuration that flags, environment variables and `actordbg.toml` come to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actordbg.base.errors import UsageError
+from actordbg.cli.setting_options import _merged
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.config.sources import Settings, build_config
+
+
+def built(file: dict[str, Any], flags: dict[str, Any]) -> ReplayConfig:
+    return build_config(Settings(Path("store"), "default", file, "/project/actordbg.toml"), flags).config
+
+
+def test_flags_win_over_the_file_and_the_file_over_the_default():
+    found = built({"zero-stage": 2, "backend": "deepspeed", "timeout": 900}, {"zero_stage": 3, "backend": None})
+    assert found == ReplayConfig(backend="deepspeed", zero_stage=3, timeout_s=900.0)
+
+
+def test_another_backend_takes_nothing_that_the_file_says_for_its_own():
+    usual = {"backend": "deepspeed", "zero-stage": 3, "deepcompile": True, "ring": 2, "packing": True}
+    assert built(usual, {"backend": "plain"}) == ReplayConfig(packing=True)
+    assert built(usual, {"backend": "fsdp2"}) == ReplayConfig(backend="fsdp2", ring=2, nproc=2, packing=True)
+    with pytest.raises(UsageError, match="--zero-stage needs DeepSpeed"):
+        built(usual, {"backend": "plain", "zero_stage": 3})
+
+
+def test_nothing_given_is_the_default_configuration():
+    assert built({}, {"model": None, "compile": None}) == ReplayConfig()
+
+
+def test_no_flash_attn_is_attn_sdpa():
+    assert built({"attn": "eager"}, dict(_merged({"attn": None, "short_attn": True}))).attn == "sdpa"
+    with pytest.raises(UsageError, match="--no-flash-attn and --attn flash_attention_2 contradict"):
+        _merged({"attn": "flash_attention_2", "short_attn": True})
+
+
+@pytest.mark.parametrize(
+    ("defaults", "says"),
+    [
+        ({"modell": "x"}, "unknown key 'modell'"),
+        ({"zero-stage": "2"}, "is not of type int"),
+        ({"packing": 1}, "is not of type bool"),
+    ],
+)
+def test_a_wrong_line_in_the_file_is_named(defaults: dict[str, Any], says: str):
+    with pytest.raises(UsageError, match=says):
+        built(defaults, {})
+
+
+def test_the_truth_silences_what_the_file_says_against_it() -> None:
+    usual = {"backend": "deepspeed", "zero-stage": 3, "packing": True, "model": "/models/mine", "nproc": 2}
+    found = built(usual, {"oracle": "fp32"})
+    assert (found.backend, found.zero_stage, found.packing, found.model) == ("plain", 0, None, "/models/mine")
+    assert built(usual, {}).backend == "deepspeed"
+
+
+class TestEnvironment:
+    def test_a_variable_stands_between_flag_and_file(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ACTORDBG_REPLAY_DTYPE", "fp16")
+        monkeypatch.setenv("ACTORDBG_REPLAY_PACKING", "off")
+        monkeypatch.setenv("ACTORDBG_REPLAY_TIMEOUT", "30")
+        found = built({"dtype": "bf16", "packing": True}, {})
+        assert (found.dtype, found.packing, found.timeout_s) == ("fp16", False, 30.0)
+        assert built({"dtype": "bf16"}, {"dtype": "fp32"}).dtype == "fp32"
+
+    def test_one_variable_turns_deepspeed_off(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ACTORDBG_REPLAY_BACKEND", "plain")
+        usual = {"backend": "deepspeed", "zero-stage": 3, "deepcompile": True, "compile": True}
+        assert built(usual, {}) == ReplayConfig(compile=True)
+
+    def test_each_setting_that_no_flag_gave_is_told_with_its_source(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ACTORDBG_REPLAY_COMPILE", "yes")
+        settings = Settings(Path("store"), "default", {"dtype": "bf16", "seed": 4}, "/project/actordbg.toml")
+        asked = build_config(settings, {"seed": 5})
+        assert asked.sources == {"compile": "ACTORDBG_REPLAY_COMPILE", "dtype": "/project/actordbg.toml"}
+        assert asked.in_words == "compile on (ACTORDBG_REPLAY_COMPILE), dtype bf16 (/project/actordbg.toml)"
+
+    @pytest.mark.parametrize(
+        ("variable", "value", "said"),
+        [
+            ("ACTORDBG_REPLAY_COMPLIE", "1", "ACTORDBG_REPLAY_COMPLIE is no setting"),
+            ("ACTORDBG_REPLAY_TRUTH", "fp32", "ACTORDBG_REPLAY_TRUTH is no setting"),
+            ("ACTORDBG_REPLAY_NPROC", "two", "ACTORDBG_REPLAY_NPROC=two is not a value of --nproc"),
+            ("ACTORDBG_REPLAY_NPROC", "0", "ACTORDBG_REPLAY_NPROC=0 is not"),
+            ("ACTORDBG_REPLAY_ATTN", "flash", "ACTORDBG_REPLAY_ATTN=flash is not"),
+            ("ACTORDBG_REPLAY_PACKING", "perhaps", "ACTORDBG_REPLAY_PACKING=perhaps is not"),
+        ],
+    )
+    def test_a_variable_that_says_nothing_is_refused_by_name(
+        self, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
+    ) -> None:
+        monkeypatch.setenv(variable, value)
+        with pytest.raises(UsageError, match=said) as refused:
+            built({}, {})
+        assert "unset it" in refused.value.hint
