@@ -51,7 +51,7 @@ def label(values: Mapping[str, Any]) -> str:
 def on_machine(config: ReplayConfig | Mapping[str, Any], resolved: Mapping[str, Any]) -> str:
     """The label of a configuration that ran, and the device and kernels that it ran on."""
     parts = [label(as_ran(config, resolved)), f"on {resolved.get('device_name') or 'an unknown device'}"]
-    parts += [f"ring kernel: {resolved['ring_kernel']}"] * ("ring_kernel" in resolved)
+    parts += [f"ring kernel: {resolved['ring_kernel']}"] if "ring_kernel" in resolved else []
     return ", ".join(parts)
 
 

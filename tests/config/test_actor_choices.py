@@ -78,7 +78,7 @@ def test_dtypes_have_openrlhfs_short_names(given: str | None, short: str | None)
         ({"compile": True, "compile_backend": "nvfuser"}, "--compile-backend nvfuser"),
         ({"compile_backend": "aot_eager"}, "--compile-backend"),
         ({"nproc": 0}, "--nproc 0"),
-        ({"ring": 0, "nproc": 0}, "--ring 0"),
+        ({"ring": 0}, "--ring 0"),
         ({"num_layers": 0}, "--num-layers 0"),
         ({"temperature": 0.0}, "--temperature"),
         ({"timeout_s": 0.0}, "--timeout"),

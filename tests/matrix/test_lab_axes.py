@@ -10,8 +10,8 @@ import pytest
 from actordbg.actor.sharing import CHANGEABLE, host_key
 from actordbg.base.errors import UsageError
 from actordbg.config.choices import Facts, choose
-from actordbg.config.replay_config import ReplayConfig
-from actordbg.matrix.axes import AXES, Combination, combinations, parse_axes
+from actordbg.config.replay_config import AXES, ReplayConfig
+from actordbg.matrix.axes import Combination, combinations, parse_axes
 from actordbg.matrix.cells import batches, is_open, make_cells
 
 LAPTOP = Facts(cuda=False, gpus=0, flash_attn=False, versions={"transformers": "5.15.0"})
@@ -52,7 +52,7 @@ class TestAxes:
         ],
     )
     def test_lists_keep_their_order_and_lose_what_is_twice(self, name: str, text: str, values: list[Any]) -> None:
-        assert AXES[name].values(text) == values
+        assert AXES[name].list_of(text) == values
 
     @pytest.mark.parametrize(
         ("name", "text", "said"),
