@@ -8,9 +8,10 @@ from actordbg.config.setting import Setting
 INTRODUCTION = """\
 # Settings of a replay
 
-Each setting is declared once, in `actordbg/config/replay_config.py`. Options, files, variables, labels
-and this page follow from it. A flag wins over the environment variable, the variable over
-[`actordbg.toml`](settings.md#actordbgtoml), the file over the default. A source that names the backend silences what weaker sources say for another backend.
+Each setting is declared once, in `actordbg/config/replay_config.py`. Options, files, variables, labels and this page
+follow from it. A flag wins over the environment variable, the variable over the
+[settings file](settings.md#actordbgtoml), the file over the default. A source that names the backend silences what weaker
+sources say for another backend.
 """
 FACTS = """\
 *Numbers* says whether a setting changes what comes out, *cost* whether it changes time or memory. Two replays are
