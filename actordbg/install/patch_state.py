@@ -1,22 +1,103 @@
-"""Which state a file is in, and whether a training job that started now would capture: `actordbg status`.
+"""What the store remembers of patches, and which state a file is in: `actordbg status`.
 
-Everything but "overwritten by an upgrade" follows from the bytes on disk; that one needs the store's events as well:
-the file has no trailer, yet its last event in this store is a patch.
+    store/backups/<sha256>/actor.py + origin.json    the original of a patched file, written before the file is changed
+    store/events/<utc>-<pid>-<rand>.json             one immutable file for each patch or unpatch, written when it is proven
+
+Neither is needed to unpatch: the patched file holds all that takes. The backup is for a file that someone damaged; the catalog's
+table `patch_event` is made from the events.
+
+A file's state follows from its bytes on disk, except "overwritten by an upgrade": the file has no trailer, yet its last event
+in this store is a patch.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from dataclasses import dataclass
+import secrets
+import socket
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
 
 from actordbg.base.errors import EnvironmentProblem, StoreProblem
 from actordbg.capture.control import read_control
-from actordbg.install import patch_history as history
+from actordbg.formats.store_files import atomic_write
 from actordbg.install import replace_file as files
 from actordbg.install import trailer
 from actordbg.install.patch_target import Copy, Target, ask
 from actordbg.install.trailer import Inspection, State
 from actordbg.store.layout import Store
+
+EVENT_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Event:
+    """One patch or unpatch of one file on one host. `timestamp` is ISO-8601 UTC; the hashes are the file's."""
+
+    event: str
+    timestamp: str
+    target: str
+    sha256_before: str
+    sha256_after: str
+    python: str
+    openrlhf_version: str | None
+    actordbg_version: str
+    host: str | None = None
+    format: int = EVENT_FORMAT
+
+
+def now() -> str:
+    """The time as events keep it: "2026-11-20T12:00:00.123456Z"."""
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def back_up(store: Store, original: bytes, sha256: str, facts: dict[str, Any]) -> Path:
+    """Keep `original` under its hash, with `facts` on where it came from, and return its path."""
+    path = store.backups / sha256 / "actor.py"
+    try:
+        if not path.is_file() or path.read_bytes() != original:
+            atomic_write(path, original)
+        atomic_write(path.with_name("origin.json"), json.dumps(facts, indent=2).encode() + b"\n")
+    except OSError as error:
+        raise _cannot_write(path, error) from None
+    return path
+
+
+def record(store: Store, event: Event) -> Path:
+    """Write one event file; its name sorts by time."""
+    stamp = event.timestamp.replace("-", "").replace(":", "")
+    path = store.events / f"{stamp}-{os.getpid()}-{secrets.token_hex(4)}.json"
+    try:
+        atomic_write(path, json.dumps(asdict(event)).encode() + b"\n")
+    except OSError as error:
+        raise _cannot_write(path, error) from None
+    return path
+
+
+def events(store: Store, target: Path | None = None) -> list[Event]:
+    """All events of the store, or those of one file, oldest first; files of another format are left out."""
+    found = []
+    for path in sorted(store.events.glob("*.json")):
+        try:
+            event = Event(**json.loads(path.read_bytes()))
+        except (OSError, ValueError, TypeError):
+            continue
+        if event.format == EVENT_FORMAT and target in (None, Path(event.target)):
+            found.append(event)
+    return found
+
+
+def standing_patch(store: Store, target: Path) -> Event | None:
+    """The last patch of this file on this host, if no unpatch followed it. Hosts may share a store, not their disks."""
+    known = [event for event in events(store, target) if event.host in (None, socket.gethostname())]
+    return known[-1] if known and known[-1].event == "patch" else None
+
+
+def _cannot_write(path: Path, error: OSError) -> StoreProblem:
+    return StoreProblem(f"cannot write {path}: {error.strerror}", hint="name a store you may write with --store DIR")
 
 
 @dataclass(frozen=True)
@@ -48,7 +129,7 @@ def inspect_target(target: Target, store: Store) -> Status:
     old = files.read(target.path)
     found = trailer.inspect(old.data)
     chosen = Store(found.trailer.store) if found.trailer else store
-    known = history.standing_patch(chosen, target.path)
+    known = standing_patch(chosen, target.path)
     state, reason = found.state, found.reason
     if state is State.CLEAN and known:
         state, reason = State.OVERWRITTEN, overwritten(known, old)
@@ -64,7 +145,7 @@ def inspect_target(target: Target, store: Store) -> Status:
         file=str(target.path),
         state=state,
         reason=reason,
-        openrlhf_version=target.openrlhf_version,
+        openrlhf_version=target.trainer_version,
         python=target.python,
         sha256=old.sha256,
         original_sha256=found.trailer.sha256 if found.trailer else None,
@@ -78,7 +159,7 @@ def inspect_target(target: Target, store: Store) -> Status:
     )
 
 
-def overwritten(known: history.Event, old: files.Snapshot) -> str:
+def overwritten(known: Event, old: files.Snapshot) -> str:
     """The line that tells a user that a patch is gone, and how."""
     what = "the original is back" if old.sha256 == known.sha256_before else "another version was installed"
     return f"patched on {known.timestamp}, then overwritten without the trailer ({what})"

@@ -1,15 +1,20 @@
 """Which actor.py is meant, found without importing it (torch takes seconds to import and has side effects).
 
 Three ways to name it: `--target FILE`; `--python EXE`, for the environment of another interpreter; neither, for this
-one. The interpreter itself says what `import openrlhf.models.actor` would load in the current folder (`probe`), so
+one. The interpreter itself says what an import of the actor's module would load in the current folder (`probe`), so
 editable installations, PYTHONPATH and a checkout that shadows the installed copy are seen as the training job would
 see them.
+
+After every change the same interpreter proves that it would run the bytes on disk (`require_hooked`, `require_clean`). Python
+does not read actor.py where it trusts the .pyc beside it. One with an unchecked hash is trusted whatever the source says
+(compileall --invalidation-mode unchecked-hash, some container builds); one with a timestamp, if seconds and size agree.
 
 A symbolic link is followed: `Target.path` is the real file, `Target.named` what was found or named.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -19,7 +24,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actordbg.base.errors import EnvironmentProblem, UsageError
+from actordbg.base.errors import Conflict, EnvironmentProblem, UsageError
+from actordbg.host.trainer import TRAINER
 from actordbg.install import target_probe as probe
 
 PROBE_SECONDS = 120
@@ -40,7 +46,7 @@ class Target:
     path: Path
     named: Path
     python: str
-    openrlhf_version: str | None
+    trainer_version: str | None
     copies: list[Copy] = field(default_factory=list)
 
     @property
@@ -58,7 +64,7 @@ class Target:
 def find_target(python: Path | None = None, target: Path | None = None) -> Target:
     """The actor.py of `--target`, of the interpreter `--python`, or of this interpreter.
 
-    UsageError if both are given, EnvironmentProblem if there is no such file or interpreter, or no openrlhf in it.
+    UsageError if both are given, EnvironmentProblem if there is no such file or interpreter, or no trainer in it.
     """
     if python is not None and target is not None:
         raise UsageError("--python and --target exclude each other", hint="name the file, or the interpreter, not both")
@@ -67,10 +73,10 @@ def find_target(python: Path | None = None, target: Path | None = None) -> Targe
             raise EnvironmentProblem(f"{target} is not a file", hint="name an actor.py with --target")
         return _target(target, _interpreter_of(target), [])
     executable = str(python) if python is not None else sys.executable
-    found = ask(executable, "find")
+    found = ask(executable, "find", TRAINER.actor_module)
     if not found["winner"]:
         raise EnvironmentProblem(
-            f"{executable} has no openrlhf",
+            f"{executable} has no {TRAINER.package}",
             hint="name the interpreter of the training environment with --python, or the file with --target",
         )
     return _target(Path(found["winner"]), executable, [Copy(**copy) for copy in found["copies"]])
@@ -108,13 +114,42 @@ def require_hook(python: str) -> str:
         ) from None
 
 
+def require_hooked(python: str, path: Path, store: str) -> None:
+    """Conflict unless `python` would run the trailer of `path`, capturing into `store`."""
+    _require(python, path, lambda proof: proof["hooked"] and store in proof["constants"], "does not see the hook in")
+
+
+def require_clean(python: str, path: Path) -> None:
+    """Conflict unless `python` would run `path` without a trailer."""
+    _require(python, path, lambda proof: not proof["hooked"], "still sees the hook in")
+
+
+def _require(python: str, path: Path, holds: Any, fault: str) -> None:
+    proof = ask(python, "prove", str(path))
+    if not holds(proof) and proof["kind"] == "timestamp":
+        with contextlib.suppress(OSError):
+            os.unlink(proof["cached"])  # a cache that contradicts its source, by a coincidence of second and size
+        proof = ask(python, "prove", str(path))
+    if holds(proof):
+        return
+    if proof["error"]:
+        raise Conflict(
+            f"{python} cannot compile {path}: {proof['error']}", hint="this Python is too old or too new for the file"
+        )
+    raise Conflict(
+        f"{python} {fault} {path}: it runs {proof['cached']} ({proof['kind']}) instead of the source",
+        hint=f"remove {proof['cached']} (Python makes it again from the source), then run this again",
+    )
+
+
 def version_beside(path: Path) -> str | None:
-    """The version of OpenRLHF that holds this `openrlhf/models/actor.py`, read from the metadata beside it, or None."""
-    if path.parts[-3:] != ("openrlhf", "models", "actor.py"):
+    """The version of the trainer that holds this file, read from the metadata beside the package, or None."""
+    inside = Path(TRAINER.actor_file).parts
+    if path.parts[-len(inside) :] != inside:
         return None
-    root = path.parents[2]
-    for info in sorted(root.glob("openrlhf-*.dist-info")):
-        return info.name.removeprefix("openrlhf-").removesuffix(".dist-info")
+    root = path.parents[len(inside) - 1]
+    for info in sorted(root.glob(f"{TRAINER.package}-*.dist-info")):
+        return info.name.removeprefix(f"{TRAINER.package}-").removesuffix(".dist-info")
     try:
         text = (root / "version.txt").read_text(encoding="utf-8").strip()
     except (OSError, ValueError):

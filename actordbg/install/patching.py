@@ -25,12 +25,10 @@ from pathlib import Path
 
 from actordbg import __version__
 from actordbg.base.errors import Conflict, EnvironmentProblem, StoreProblem, Unsupported
-from actordbg.install import patch_history as history
-from actordbg.install import patch_proof as verify
+from actordbg.host.trainer import TRAINER
+from actordbg.install import patch_state, trailer
 from actordbg.install import replace_file as files
-from actordbg.install import trailer
-from actordbg.install.patch_state import overwritten
-from actordbg.install.patch_target import Target, require_hook
+from actordbg.install.patch_target import Target, require_clean, require_hook, require_hooked
 from actordbg.install.trailer import Inspection, State
 from actordbg.store.layout import Store
 
@@ -71,7 +69,7 @@ def patch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
             outcome.notes.append("the file is hard-linked: its other names (caches, environments) keep the original")
         if source is None:
             if not dry_run:
-                verify.require_hooked(target.python, target.path, str(store.root))
+                require_hooked(target.python, target.path, str(store.root))
             reasons = [found.reason] if found.reason else []
             return replace(outcome, state=found.state, notes=[*outcome.notes, *reasons])
         data = trailer.append(source, str(store.root), mtime_ns=mtime_ns)
@@ -81,8 +79,8 @@ def patch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
         store.create()
         backup = _back_up(store, target, old, source, mtime_ns)
         with _undone_unless_finished(old, data):
-            verify.require_hooked(target.python, target.path, str(store.root))
-            history.record(store, _event("patch", target, outcome))
+            require_hooked(target.python, target.path, str(store.root))
+            patch_state.record(store, _event("patch", target, outcome))
         if found.trailer and found.trailer.store != str(store.root):
             outcome.notes.extend(_record_unpatch(target, outcome, [Store(found.trailer.store)]))
         return replace(outcome, backup=str(backup))
@@ -97,7 +95,7 @@ def unpatch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
         old = files.read(target.path)
         found = trailer.inspect(old.data)
         if found.state is State.UNSUPPORTED:
-            raise Unsupported(f"{target.path}: {found.reason}", hint="name OpenRLHF's actor.py with --target")
+            raise Unsupported(f"{target.path}: {found.reason}", hint=f"name {TRAINER.name}'s actor.py with --target")
         if found.source is None:
             raise Conflict(f"{target.path} is left as it is: {found.reason}", hint=_remedy(found, old.data))
         if found.trailer is None:
@@ -145,9 +143,9 @@ def _undone_unless_finished(old: files.Snapshot, data: bytes) -> Iterator[None]:
 
 def _nothing_to_cut(target: Target, old: files.Snapshot, store: Store, dry_run: bool) -> Outcome:
     outcome = _outcome(target, old, "not patched", State.CLEAN, None, dry_run)
-    known = history.standing_patch(store, target.path)
+    known = patch_state.standing_patch(store, target.path)
     if known:
-        outcome.notes.append(overwritten(known, old))
+        outcome.notes.append(patch_state.overwritten(known, old))
     if not dry_run:
         outcome.notes.extend(_after_unpatch(target, outcome, [store] if known else []))
     return outcome
@@ -160,7 +158,7 @@ def _after_unpatch(target: Target, outcome: Outcome, stores: list[Store]) -> lis
     """
     notes = _record_unpatch(target, outcome, stores)
     try:
-        verify.require_clean(target.python, target.path)
+        require_clean(target.python, target.path)
     except EnvironmentProblem as problem:
         notes.append(f"not checked what the interpreter sees: {problem.message}")
     return notes
@@ -172,7 +170,7 @@ def _record_unpatch(target: Target, outcome: Outcome, stores: list[Store]) -> li
     if there is None:
         return []
     try:
-        history.record(there, _event("unpatch", target, outcome))
+        patch_state.record(there, _event("unpatch", target, outcome))
     except StoreProblem as problem:
         return [f"the event is not recorded: {problem.message}"]
     return []
@@ -189,11 +187,11 @@ def _back_up(store: Store, target: Target, old: files.Snapshot, source: bytes, m
         "mtime_ns": mtime_ns,
         "uid": old.stat.st_uid,
         "gid": old.stat.st_gid,
-        "openrlhf_version": target.openrlhf_version,
+        "openrlhf_version": target.trainer_version,
         "python": target.python,
-        "timestamp": history.now(),
+        "timestamp": patch_state.now(),
     }
-    return history.back_up(store, source, sha256, facts)
+    return patch_state.back_up(store, source, sha256, facts)
 
 
 def _outcome(
@@ -207,7 +205,7 @@ def _outcome(
         sha256_before=old.sha256,
         sha256_after=old.sha256,
         python=target.python,
-        openrlhf_version=target.openrlhf_version,
+        openrlhf_version=target.trainer_version,
         dry_run=dry_run,
         notes=target.notes,
     )
@@ -222,15 +220,15 @@ def _with_change(outcome: Outcome, before: bytes, after: bytes) -> Outcome:
     return replace(outcome, sha256_after=trailer.sha256_of(after), diff=diff)
 
 
-def _event(name: str, target: Target, outcome: Outcome) -> history.Event:
-    return history.Event(
+def _event(name: str, target: Target, outcome: Outcome) -> patch_state.Event:
+    return patch_state.Event(
         event=name,
-        timestamp=history.now(),
+        timestamp=patch_state.now(),
         target=outcome.file,
         sha256_before=outcome.sha256_before,
         sha256_after=outcome.sha256_after,
         python=target.python,
-        openrlhf_version=target.openrlhf_version,
+        openrlhf_version=target.trainer_version,
         actordbg_version=__version__,
         host=socket.gethostname(),
     )

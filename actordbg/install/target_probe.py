@@ -1,6 +1,6 @@
 """What only the target interpreter can answer, as a script for it: `python -c <this file> COMMAND [ARGUMENTS]`.
 
-    find            which files `import openrlhf.models.actor` could mean here, the winner first; nothing is imported
+    find MODULE     which files an import of this module could mean here, the winner first; nothing is imported
     hook            the version of actordbg here; a traceback if its capture hook does not import
     prove FILE      whether the code that this interpreter would run for FILE holds the trailer, with its text constants
 
@@ -8,7 +8,7 @@ The answer is one line of JSON behind `MARK`, since a site's start-up files may 
 the command line, so the target environment needs nothing of actordbg; it must run on any Python from 3.8 on, with the
 standard library alone. Nothing is written, no .pyc either.
 
-"Here" is the interpreter's own sys.path with the current folder in front, as `python -m openrlhf.cli...` has it.
+"Here" is the interpreter's own sys.path with the current folder in front, as `python -m` has it.
 `hook` leaves the current folder out: a job that starts elsewhere must find actordbg as well.
 """
 
@@ -22,16 +22,15 @@ import os
 import sys
 
 MARK = "actordbg-probe:"
-MODULE = "openrlhf.models.actor"
 INSTALLER = "_actordbg_install"
 
 
-def find() -> dict[str, object]:
+def find(module: str) -> dict[str, object]:
     """The file that wins, and every other that a part of the path would give, each with the entry it comes from."""
     entries = [os.getcwd(), *_path_without_here()]
     sys.path[:] = entries
-    winner = _locate(None)
-    others = [(entry, _locate([entry])) for entry in entries]
+    winner = _locate(module, None)
+    others = [(entry, _locate(module, [entry])) for entry in entries]
     copies = [{"path": winner, "entry": "an import hook (editable installation)"}] if winner else []
     for entry, path in others:
         known = next((copy for copy in copies if copy["path"] == path), None)
@@ -51,9 +50,9 @@ def hook() -> dict[str, object]:
 
 def prove(path: str) -> dict[str, object]:
     """Whether the code that would run for `path` holds a trailer, its strings, and the cached file it may come from."""
-    loader = importlib.machinery.SourceFileLoader(MODULE, path)
+    loader = importlib.machinery.SourceFileLoader("actor", path)
     try:
-        code = loader.get_code(MODULE)
+        code = loader.get_code("actor")
     except SyntaxError as error:
         return {"hooked": False, "constants": [], "error": str(error), **_cache(path)}
     installers = [c for c in code.co_consts if getattr(c, "co_name", None) == INSTALLER] if code else []
@@ -74,11 +73,12 @@ def _cache(path: str) -> dict[str, object]:
     return {"cached": cached, "kind": kind}
 
 
-def _locate(path: list[str] | None) -> str:
-    """The actor.py that these path entries (None: all, import hooks included) give, "" if none."""
+def _locate(module: str, path: list[str] | None) -> str:
+    """The file that these path entries (None: all, import hooks included) give, "" if none."""
     search, origin = path, None
-    for depth in range(1, 4):
-        name = ".".join(MODULE.split(".")[:depth])
+    parts = module.split(".")
+    for depth in range(1, len(parts) + 1):
+        name = ".".join(parts[:depth])
         try:
             spec = importlib.machinery.PathFinder.find_spec(name, search) if path else _first_spec(name, search)
         except KeyError:  # a folder without __init__.py inside a package that is not imported
@@ -106,7 +106,7 @@ def main(arguments: list[str]) -> None:
     """Answer one question on stdout."""
     sys.dont_write_bytecode = True
     question, rest = arguments[0], arguments[1:]
-    answer = find() if question == "find" else hook() if question == "hook" else prove(*rest)
+    answer = find(*rest) if question == "find" else hook() if question == "hook" else prove(*rest)
     answer["executable"] = sys.executable
     sys.stdout.write("\n" + MARK + json.dumps(answer) + "\n")
 

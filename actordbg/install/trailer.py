@@ -1,4 +1,4 @@
-"""The trailer that `actordbg patch` appends to OpenRLHF's actor.py: pure bytes to bytes, no file is touched here.
+"""The trailer that `actordbg patch` appends to the trainer's actor.py: pure bytes to bytes, no file is touched here.
 
 Nothing inside the file is edited. A few ASCII lines go behind its last one::
 
@@ -35,6 +35,7 @@ from enum import Enum
 
 from actordbg import __version__
 from actordbg.base.errors import Conflict, Unsupported
+from actordbg.host.trainer import TRAINER
 
 FORMAT = 1
 NEWLINES = ("\n", "\r\n", "\r")
@@ -129,7 +130,7 @@ def append(source: bytes, store: str, *, mtime_ns: int | None = None) -> bytes:
     if found.state is State.UNSUPPORTED:
         raise Unsupported(
             f"there is nothing to patch: {found.reason}",
-            hint="name OpenRLHF's own file with --target .../openrlhf/models/actor.py",
+            hint=f"name {TRAINER.name}'s own file with --target .../{TRAINER.actor_file}",
         )
     if found.state is not State.CLEAN:
         raise Conflict(f"the file already has an actordbg trailer: {found.reason}", hint="run `actordbg unpatch` first")
@@ -186,7 +187,7 @@ def remedy(data: bytes) -> str:
         return ""
     return (
         f"lines {len(lines[0])} to the end hold the trailer: move what is yours above it or delete it by hand; "
-        "the original is in the store's backups folder, and reinstalling openrlhf brings it back too"
+        f"the original is in the store's backups folder, and reinstalling {TRAINER.package} brings it back too"
     )
 
 

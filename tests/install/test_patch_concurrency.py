@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import actordbg
-from actordbg.install import patch_history as history
+from actordbg.install import patch_state as history
 from actordbg.install import trailer
 from actordbg.install.trailer import State
 from actordbg.store.layout import Store
@@ -24,7 +24,7 @@ PROCESSES, ROUNDS = 16, 2
 WORKER = """
 import sys
 from actordbg.install import patching as operate
-from actordbg.install import patch_proof as verify
+from actordbg.install import patch_target as verify
 from actordbg.install.patch_target import Target
 from actordbg.store.layout import Store
 from pathlib import Path

@@ -10,7 +10,7 @@ import pytest
 
 import actordbg
 from actordbg.capture.control import Control, write_control
-from actordbg.install import patch_history as history
+from actordbg.install import patch_state as history
 from actordbg.install import patching as operate
 from actordbg.install.patch_target import find_target
 from actordbg.store.layout import Store

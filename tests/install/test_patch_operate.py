@@ -18,7 +18,7 @@ import pytest
 
 from actordbg.base.errors import Conflict, EnvironmentProblem, Unsupported
 from actordbg.capture.control import Control, write_control
-from actordbg.install import patch_history as history
+from actordbg.install import patch_state as history
 from actordbg.install import patching as operate
 from actordbg.install import replace_file as replace
 from actordbg.install import trailer

@@ -38,7 +38,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_installed_copy_is_found_with_its_version() -> None:
     found = find_target()
     assert found.path.parts[-3:] == ("openrlhf", "models", "actor.py")
-    assert found.openrlhf_version is not None and found.openrlhf_version[0].isdigit()
+    assert found.trainer_version is not None and found.trainer_version[0].isdigit()
     assert found.python == sys.executable and len(found.copies) == 1 and found.notes == []
 
 
@@ -61,7 +61,7 @@ def test_a_checkout_in_the_current_folder_wins_as_with_python_m(
     checkout = _package(elsewhere)
     (elsewhere / "version.txt").write_text("0.9.9\n")
     found = find_target()
-    assert found.path == checkout and len(found.copies) == 3 and found.openrlhf_version == "0.9.9"
+    assert found.path == checkout and len(found.copies) == 3 and found.trainer_version == "0.9.9"
 
 
 def test_an_editable_installation_through_an_import_hook_is_found(
@@ -98,7 +98,7 @@ def test_a_file_is_taken_as_named_and_its_environment_inferred(tmp_path: Path) -
     (tmp_path / "env" / "bin").mkdir()
     (tmp_path / "env" / "bin" / "python").symlink_to(sys.executable)
     found = find_target(target=path)
-    assert found.python == str(tmp_path / "env" / "bin" / "python") and found.openrlhf_version == "0.8.5"
+    assert found.python == str(tmp_path / "env" / "bin" / "python") and found.trainer_version == "0.8.5"
 
 
 def test_the_real_file_behind_a_link_is_the_target(tmp_path: Path) -> None:
