@@ -112,7 +112,9 @@ class Trainer(Protocol):
 
     name: for people. package: its distribution and its import name. actor_module, actor_file: where `class Actor` is.
     known_version: the one that was tested. oldest, newest: the releases that are supported; `trap` says what is wrong with
-    older ones. modules: what doctor imports, and what does not work without it.
+    older ones. modules: what doctor imports, and what does not work without it. losses: how its logs name them, the one that is
+    compared first. bar_epoch, bar_evaluation: regular expressions for a progress bar's title, with the epoch's number, and with
+    the step that an evaluation belongs to.
     """
 
     name: str
@@ -124,6 +126,9 @@ class Trainer(Protocol):
     newest: tuple[int, int]
     trap: str
     modules: Mapping[str, str]
+    losses: tuple[str, ...]
+    bar_epoch: str
+    bar_evaluation: str
 
     @property
     def programs(self) -> Mapping[str, Program]:

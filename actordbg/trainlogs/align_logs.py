@@ -1,16 +1,16 @@
-"""Two training logs held against each other: one metric, step by step.
+"""Compares one metric of two training logs, step by step.
 
-Three rules decide, and the answer names the one that did. Relative differences are |a - b| / max(|a|, |b|); a figure that is 0
-on both sides differs by 0. "Below" is strictly below the threshold.
+One of three rules decides, and the answer names it. A relative difference is |a - b| / max(|a|, |b|), and 0 where both are 0.
+"Below" is strictly below the threshold.
 
 * `first-mean-last` (default): the first value, the mean and the last value of both differ by less than the threshold. Steps
   that say their number are compared where both logs have them; where lines have no numbers, all values count.
 * `every-step`: no step that both have differs by the threshold or more.
-* `compare-backends`: what OpenRLHF's own archived script `compare_backends.py` decides: first, mean and last of all values
-  between 0 and 100 (both excluded), whatever their steps. Others are left out, as it does; the answer says how many.
+* `compare-backends`: what the trainer's archived script `compare_backends.py` decides: first, mean and last of all values
+  between 0 and 100 (both excluded), whatever their steps. It leaves the others out, and the answer says how many.
 
-Under the first two, NaN and infinities make the answer bad: a loss that is not a number agrees with nothing. Nothing to
-compare is `nothing-in-common`, which is bad too.
+Under the first two, a NaN or an infinity makes the answer bad: it agrees with nothing. Two logs with nothing to compare give
+`nothing-in-common`, which is bad too.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actordbg.base.errors import UsageError
-from actordbg.trainlogs.log_answer import ALIGNED, DIFFERENT, NOTHING, LogComparison, LogSide, Step
+from actordbg.host.trainer import TRAINER
+from actordbg.trainlogs.log_answer import ALIGNED, DIFFERENT, NOTHING, LogComparison, LogSide, Step, trend
 from actordbg.trainlogs.log_lines import BAR, KINDS, ORDER, Series, TrainLog, is_loss, plain_name
-from actordbg.trainlogs.trend import trend
 
 FIRST_MEAN_LAST, EVERY_STEP, COMPARE_BACKENDS = "first-mean-last", "every-step", "compare-backends"
 RULES = (FIRST_MEAN_LAST, EVERY_STEP, COMPARE_BACKENDS)
-PREFERENCE = ("gpt_loss", "loss", "policy_loss", "act_loss", "actor_loss", "critic_loss", "loss_mean", "train_loss")
-"""Which loss is compared where both logs have several; then the others by name, evaluation last."""
 THRESHOLD = 0.05
 _NAMED = 20
 
@@ -60,7 +58,8 @@ def choose(a: TrainLog, b: TrainLog, metric: str | None = None) -> str | None:
 
 
 def _preference(name: str) -> tuple[int, int, str]:
-    place = PREFERENCE.index(name) if name in PREFERENCE else len(PREFERENCE)
+    """The trainer's losses in its order, then the others by name, an evaluation's last."""
+    place = TRAINER.losses.index(name) if name in TRAINER.losses else len(TRAINER.losses)
     return (int("eval" in name.lower()), place, name)
 
 

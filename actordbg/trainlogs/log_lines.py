@@ -1,12 +1,12 @@
-"""What a training log says about a metric, step by step: `read_log(path)`.
+"""Reads the values of a metric out of a training log, step by step: `read_log(path)`.
 
 Three ways in which a log numbers its steps, each a series of its own:
 
 * **bar**: a progress bar's postfix, `Train step of epoch 1:  8%|8  | 2/24 [00:01<00:11, 1.9it/s, gpt_loss=6.21, lr=1e-5]`.
-  The step is epoch x total + count where the bar names its epoch (OpenRLHF's SFT, DPO and RM trainers). A bar that does not
-  (PPO: one for each global step) goes on counting where the one before it ended. A bar is printed again and again: the
-  last figures at a count are that step's. A bar that shows figures at count 0 sets them before it counts: they are the next
-  step's, and its last state, a repeat, is left out.
+  The step is epoch x total + count where the bar names its epoch (SFT, DPO and RM trainings). A bar that does not (PPO: one for
+  each global step) goes on counting where the one before it ended. A bar is printed again and again: the last figures at a
+  count are that step's. A bar that shows figures at count 0 sets them before it counts: they are the next step's, and its
+  last state, a repeat, is left out.
 * **line**: a line that says its step: `Global step 12: {'policy_loss': 0.02, ...}`, `step=12 loss=2.1`.
 * **order**: lines that name a figure and no step (`gpt_loss: 5.78`, `{'gpt_loss': 5.78}`): each line is a step.
 
@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from actordbg.host.trainer import TRAINER
 from actordbg.trainlogs.segments import segments
 
 BAR, LINE, ORDER = "bar", "line", "order"
@@ -36,8 +37,8 @@ _SETTLE = 2**17
 """Values after which repeated steps are put together, so that a log that begins anew many times stays small."""
 _NUMBER = r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|inf(?:inity)?|nan)"
 _BAR = re.compile(r"(\d+)%\|[^|]{0,300}\|\s*(\d+)/(\d+) \[([^\]]*)(\]?)")
-_EPOCH = re.compile(r"\bepoch (\d+)$", re.IGNORECASE)
-_EVALUATION = re.compile(r"\beval\w*\b.*?(\d+)$", re.IGNORECASE)
+_EPOCH = re.compile(TRAINER.bar_epoch, re.IGNORECASE)
+_EVALUATION = re.compile(TRAINER.bar_evaluation, re.IGNORECASE)
 _STEP = re.compile(
     r"(?<!\w)(?:global[ _]?)?(?:step|iteration|iter)(?![a-z])['\"]?\s*[:=#]?\s*(\d+)(?![\d.])", re.IGNORECASE
 )

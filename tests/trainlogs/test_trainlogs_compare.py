@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from actordbg.base.errors import UsageError
 from actordbg.trainlogs.align_logs import compare_logs
-from actordbg.trainlogs.log_answer import LogComparison
+from actordbg.trainlogs.log_answer import LogComparison, trend
 from actordbg.trainlogs.log_lines import BAR, LINE, ORDER, Series, TrainLog, read_log
-from actordbg.trainlogs.trend import trend
 
 
 def log(values: dict[int, float] | list[float], name: str = "gpt_loss", kind: str = BAR, path: str = "x") -> TrainLog:

@@ -35,6 +35,18 @@ class OpenRlhf:
         "openrlhf.cli.train_dpo": "DPO training",
         "openrlhf.cli.train_ppo_ray": "PPO training under Ray",
     }
+    losses: tuple[str, ...] = (
+        "gpt_loss",
+        "loss",
+        "policy_loss",
+        "act_loss",
+        "actor_loss",
+        "critic_loss",
+        "loss_mean",
+        "train_loss",
+    )
+    bar_epoch = r"\bepoch (\d+)$"
+    bar_evaluation = r"\beval\w*\b.*?(\d+)$"
 
     @property
     def programs(self) -> Mapping[str, DemoProgram]:
