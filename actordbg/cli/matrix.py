@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from actordbg.config.replay_config import ReplayConfig
     from actordbg.formats.matrix_record import MatrixRecord
     from actordbg.matrix.cell_verdicts import Baseline
-    from actordbg.matrix.matrix_inputs import Selection
+    from actordbg.matrix.matrix_files import Selection
     from actordbg.matrix.run_matrix import Surroundings
     from actordbg.store.layout import Store
 
@@ -127,7 +127,7 @@ def _selected(
     max_inputs: int | None,
     shuffle_seed: int,
 ) -> Selection:
-    from actordbg.matrix.matrix_inputs import select
+    from actordbg.matrix.matrix_files import select
 
     chosen = select(store, base, where, files, chosen_order(order, False), max_inputs, shuffle_seed)
     for reason, count in chosen.skipped.items():
@@ -177,7 +177,7 @@ def _new(
 
 def _resumed(store: Store, name: str) -> tuple[MatrixRecord, Selection, Baseline | None]:
     from actordbg.matrix import matrix_files as matrices
-    from actordbg.matrix.matrix_inputs import select_again
+    from actordbg.matrix.matrix_files import select_again
 
     record = matrices.load(store, name)
     held = _baseline(store, record.baseline, record.options.get("slower"))
@@ -191,8 +191,8 @@ def _shown(store: Store, name: str, how: Format) -> None:
 
 
 def _answer(store: Store, record: MatrixRecord) -> MatrixAnswer:
+    from actordbg.matrix.cell_outcomes import context_of
     from actordbg.matrix.cell_verdicts import all_good
-    from actordbg.matrix.matrix_context import context_of
 
     return MatrixAnswer(record, all_good(record), context_of(store, record))
 

@@ -28,9 +28,8 @@ from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.catalog import query
 from actordbg.compare import sides
 from actordbg.compare.dump_figures import measure, unlike
-from actordbg.compare.judge import Floors, Judgement, judge
 from actordbg.compare.sides import GOLDEN, TRUTH, GoldenSide, Side, Values
-from actordbg.compare.thresholds import Applied, Thresholds, measures, weaker
+from actordbg.compare.thresholds import Applied, Floors, Judgement, Thresholds, judge, measures, weaker
 from actordbg.formats.comparison_record import (
     GOOD,
     MATCH,

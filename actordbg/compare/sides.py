@@ -170,7 +170,7 @@ class GoldenSide:
     def read(self, dump_id: str) -> Values | str:
         """What the dump holds of its call's results, or why nothing."""
         from actordbg.host.trainer import TRAINER
-        from actordbg.replay.golden_check import log_probs_of, of_the_masked
+        from actordbg.replay.output_figures import log_probs_of, of_the_masked
         from actordbg.store import payload
 
         try:

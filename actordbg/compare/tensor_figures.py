@@ -1,10 +1,15 @@
-"""How far two tensors are apart, as `findings.Figures`: pure, in float64 whatever the tensors' own dtype is.
+"""How far two tensors are apart, as `comparison_record.Figures`: pure, in float64 whatever the tensors' own dtype is.
 
-Equal values differ by 0 also where they are infinite or both NaN, as in `replay.golden`. A value that is not finite on one
-side only (or another infinity) is counted in `nonfinite`, and no mean is taken over what is left: whoever reads such
-figures is told, and never given a mean that leaves the worst out.
+Equal values differ by 0, also where both are infinite or both NaN. A value that is finite on one side only is counted in
+`nonfinite`; then no mean is taken, because a mean without the worst values would mislead.
 
 Percentiles interpolate linearly between the two closest ranks (type 7, numpy's default).
+
+**Units in the last place** (`ulp_distances`) count the representable values between two numbers. Kept log-probs are float32
+whatever computed them, so both values are first rounded to the dtype that computed; 0 then means that this dtype cannot tell
+them apart. fp64 results were kept as float32 and are counted in float32. The count is right across signs (-0 and +0 are one
+value), among denormals and up to infinity. Near zero it grows without bound: -1e-8 and -2e-8 are 8 million float32 values
+apart, and nobody cares. So no default threshold is set on it.
 
 Example::
 
@@ -19,7 +24,6 @@ import math
 import torch
 from torch import Tensor
 
-from actordbg.compare.ulp import is_counted, ulp_distances
 from actordbg.formats.comparison_record import Figures, WorstToken
 
 CLIP_LOW, CLIP_HIGH = 0.8, 1.2
@@ -142,3 +146,30 @@ def _max_ulp(a: Tensor, b: Tensor, same: Tensor, dtype: str | None) -> int | Non
 
 def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
+
+
+_COUNTED: dict[str, tuple[torch.dtype, torch.dtype]] = {
+    "bf16": (torch.bfloat16, torch.int16),
+    "fp16": (torch.float16, torch.int16),
+    "fp32": (torch.float32, torch.int32),
+    "fp64": (torch.float32, torch.int32),
+}
+"""By OpenRLHF's name of a dtype: what values are rounded to, and the integers of the same width."""
+
+
+def ulp_distances(a: torch.Tensor, b: torch.Tensor, dtype: str) -> torch.Tensor:
+    """int64 distances, element by element, of two tensors without NaNs. `dtype`: bf16, fp16, fp32 or fp64."""
+    return (_place(a, dtype) - _place(b, dtype)).abs()
+
+
+def is_counted(dtype: str | None) -> bool:
+    """Whether distances are defined for this dtype."""
+    return dtype in _COUNTED
+
+
+def _place(values: torch.Tensor, dtype: str) -> torch.Tensor:
+    """Each value's place among the representable ones, 0 at zero: sign and magnitude bits as one ordered integer."""
+    rounded, integers = _COUNTED[dtype]
+    bits = values.to(rounded).contiguous().view(integers).to(torch.int64)
+    magnitude = bits & torch.iinfo(integers).max
+    return torch.where(bits < 0, -magnitude, magnitude)

@@ -1,17 +1,15 @@
-"""How far two sides may be apart before it is called a mismatch: defaults by dtype, a TOML file, flags.
+"""How far two sides may be apart before it is called a mismatch, and the verdict of one dump.
 
-A *measure* is one number of a comparison of one dump; the larger, the worse. Thresholds and noise floors are both by the
-names of measures::
+A *measure* is one number of the comparison of one dump; larger is worse. Thresholds and noise floors use the same names::
 
     max_abs 0.31        the largest difference of a log-prob, nats
     clip_share 0.02     the share of tokens whose ratio leaves 0.8 to 1.2
 
-The weaker of both sides' dtypes decides which defaults apply. fp32's are the differences that other kernels, other orders
-of summation and packing make (measured here: up to 5e-6 for a tiny model) with a margin of 20; bf16's and fp16's are what real
-models move by at single tokens when kernels change. They say "nobody would look at this", not "this is right": the truth
-and a noise floor say more (`actordbg compare A truth --noise last`).
+**Defaults** follow the weaker of both sides' dtypes. fp32's are what other kernels, summation orders and packing move (measured
+here: up to 5e-6 for a tiny model) with a margin of 20. bf16's and fp16's are what real models move at single tokens when
+kernels change. They say "nobody would look at this", not "this is right": the truth and a noise floor say more.
 
-A file has measures at the top level, for every dtype, and below a dtype's name, for that one. `-` and `_` are the same;
+**A file** has measures at the top level for every dtype, and under a dtype's name for that one. `-` and `_` are the same;
 `inf` switches a measure off::
 
     mean-abs = 0.01
@@ -19,6 +17,11 @@ A file has measures at the top level, for every dtype, and below a dtype's name,
     [bf16]
     max-abs = 0.3
     clip-share = inf
+
+**A verdict** (`judge`). A measure above its threshold is outside. It is a mismatch if it is also above the noise floor of that
+dump (of all dumps together where that dump has none), else `within-noise`. A measure without a threshold is not judged. A
+value that is not finite, or zero, on one side only is always a mismatch. A measure above the floor and within its
+threshold stays a match and is named: thresholds are what a user accepts, the floor is what noise explains.
 
 Example::
 
@@ -30,13 +33,14 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import UsageError
-from actordbg.formats.comparison_record import DumpComparison
+from actordbg.formats.comparison_record import MATCH, MISMATCH, WITHIN_NOISE, DumpComparison
+from actordbg.formats.noise_record import NoiseRecord
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -181,3 +185,74 @@ def _checked(values: Mapping[str, Any], source: str, table: str = "") -> dict[st
             raise UsageError(f"{typed} is no threshold", hint="a number, 0 or larger; inf: not judged")
         found[name] = (source, float(value))
     return found
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A verdict, its reasons, and how many times the largest measure is above its threshold (1: just at it).
+
+    `beyond`: measures above the floor though within their thresholds, in words.
+    """
+
+    verdict: str
+    reasons: tuple[str, ...]
+    severity: float
+    beyond: tuple[str, ...] = ()
+
+
+def judge(
+    dump: DumpComparison, limits: Mapping[str, float], floor: Mapping[str, float], broken: Sequence[str] = ()
+) -> Judgement:
+    """The verdict of one compared dump. `broken`: what is a mismatch whatever the thresholds say, in words."""
+    values = measures(dump)
+    counted = [name for name in limits if name in values and not _one_token(dump, name)]
+    outside = [name for name in counted if values[name] > limits[name]]
+    real = [name for name in outside if not values[name] <= floor.get(name, -1.0)]
+    beyond = tuple(
+        f"{name} {values[name]:.4g} (noise {floor[name]:.3g})"
+        for name in counted
+        if name in floor and name not in outside and values[name] > floor[name]
+    )
+    severity = max((_times(values[name], limits[name]) for name in counted), default=0.0)
+    reasons = (*broken, *(_said(name, values[name], limits[name], floor.get(name)) for name in real))
+    if reasons:
+        return Judgement(MISMATCH, reasons, float("inf") if broken else severity, beyond)
+    said = tuple(_said(name, values[name], limits[name], floor.get(name)) for name in outside)
+    return Judgement(WITHIN_NOISE if outside else MATCH, said, severity, beyond)
+
+
+class Floors:
+    """The noise floor that counts for each dump, by measure: its own, else the one over all; nothing without a record."""
+
+    def __init__(self, noise: NoiseRecord | None) -> None:
+        self._all = noise.floor if noise else {}
+        self._own = {one.dump_id: one.floor for one in noise.dumps} if noise else {}
+
+    def of(self, dump_id: str) -> Mapping[str, float]:
+        """The floor of one dump."""
+        return self._own.get(dump_id, self._all)
+
+
+def _one_token(dump: DumpComparison, name: str) -> bool:
+    """A share of tokens is about many: a single one outside the band is `max_abs`'s business, however short the input is.
+
+    Tokens that are not finite on one side only have a reason of their own.
+    """
+    tokens = dump.log_probs
+    if name != "clip_share" or tokens is None:
+        return False
+    return round((tokens.clip_share or 0.0) * tokens.count) - tokens.nonfinite <= 1
+
+
+def _times(value: float, limit: float) -> float:
+    """How many times a value is above its threshold. Above 0 by anything is just outside: it must not hide the others."""
+    if value <= 0:
+        return 0.0
+    return value / limit if limit else 1.0 + value
+
+
+def _said(name: str, value: float, limit: float, floor: float | None) -> str:
+    against = (
+        "" if floor is None else f" and the noise {floor:.3g}" if value > floor else f", within the noise {floor:.3g}"
+    )
+    return f"{name} {value:.4g} is above {limit:.4g}{against}"

@@ -1,21 +1,29 @@
-"""What became of one cell: read from its replay's folder, whoever ran it and however often it was resumed."""
+"""What became of a cell, and what the whole matrix ran on: read from the replays' folders, whoever ran them and however often.
+
+**Loads** (`loads_of`). A group of workers that starts together builds one Actor; plain workers are groups of one. A worker that
+took over a loaded Actor says so in its `ready` event (`load_shared_with`). So loads are counted where they happened, after
+crashes and in a resumed matrix too.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError, Refused
-from actordbg.formats.journal import SUPERVISOR, Event, rank_log, read_events, read_results
-from actordbg.formats.matrix_record import MatrixCell
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.formats.journal import SUPERVISOR, Event, rank_journal, rank_log, read_events, read_results
+from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
 from actordbg.formats.replay_record import PASSED as INPUT_PASSED
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 from actordbg.matrix.cells import FAILED, NOT_RUN, PASSED, UNAVAILABLE
-from actordbg.matrix.loads import loads_of
+from actordbg.matrix.matrix_document import MatrixContext
+from actordbg.replay.launch import groups_of
+from actordbg.replay.supervise import load_spec
 from actordbg.replay.worker_logs import LAUNCHER_LOG
 from actordbg.report.agreement import agreement_of, ranks_in_words
 from actordbg.report.report_model import ReplayData
@@ -115,3 +123,69 @@ def _broken(folder: Path) -> Event | None:
 
 def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")[:300]
+
+
+@dataclass(frozen=True)
+class Loads:
+    """`count` Actors were built in `seconds` (the slowest rank of each group, added up). `shared_with`: the replay whose
+    Actor was used, None where every one was built for this replay.
+    """
+
+    count: int = 0
+    seconds: float = 0.0
+    shared_with: str | None = None
+
+
+def loads_of(folder: Path, config: ReplayConfig) -> Loads:
+    """What the journals in a replay's folder say."""
+    count, seconds, shared = 0, 0.0, None
+    for group in groups_of(config):
+        attempts: dict[int, list[float]] = {}
+        for rank in group.ranks:
+            for event in _ready(rank_journal(folder, rank)):
+                resolved = event.get("resolved") or {}
+                if (whose := resolved.get("load_shared_with")) is not None:
+                    shared = shared or whose
+                else:
+                    attempts.setdefault(event.get("attempt", 0), []).append(float(resolved.get("load_s") or 0.0))
+        count += len(attempts)
+        seconds += sum(max(ranks) for ranks in attempts.values())
+    return Loads(count, seconds, shared)
+
+
+def _ready(path: Path) -> list[Event]:
+    return [event for event in read_events(path) if event["event"] == "ready"]
+
+
+_RESOLVED = ("model", "model_class", "parameters", "num_layers", "device_name", "threads")
+
+
+def context_of(store: Store, record: MatrixRecord) -> MatrixContext:
+    """Of the first cell whose Actor was built; of the first that was begun where none was. Empty if none was."""
+    replays = [data for cell in record.cells if cell.replay_id and (data := _data(store, cell.replay_id)) is not None]
+    chosen = next((one for one in replays if one.resolved), replays[0] if replays else None)
+    truth = _data(store, record.truth_id) if record.truth_id else None
+    loads = loads_of(store.replays / truth.spec.replay_id, truth.spec.config) if truth else None
+    gone = tuple(
+        cell.replay_id for cell in record.cells if cell.replay_id and not (store.replays / cell.replay_id).is_dir()
+    )
+    if chosen is None:
+        return MatrixContext(gone=gone)
+    inputs = chosen.spec.inputs
+    return MatrixContext(
+        resolved={name: chosen.resolved[name] for name in _RESOLVED if name in chosen.resolved},
+        versions=dict(chosen.spec.versions),
+        seq_lens=tuple(item.seq_len for item in inputs),
+        batch_sizes=tuple(item.batch_size for item in inputs),
+        tokens=sum(item.tokens for item in inputs),
+        folded=sum(bool(one.folded_ids) for one in chosen.results),
+        truth_load_s=loads.seconds if loads else None,
+        gone=gone,
+    )
+
+
+def _data(store: Store, replay_id: str) -> ReplayData | None:
+    try:
+        return data_of(store, load_spec(store, replay_id))
+    except ActordbgError:
+        return None  # pruned, or damaged: the table is still worth showing

@@ -78,13 +78,12 @@ class ActorEngine:
         return self.root / item.path
 
     def _fields(self, dump: Dump, outcome: ForwardOutcome) -> dict[str, Any]:
-        from actordbg.replay import golden_check as golden
-        from actordbg.replay.output_figures import summarise, verdict_of
+        from actordbg.replay.output_figures import against_golden, summarise, verdict_of
 
         tokens = dump.record.tokens
         fields = summarise(outcome.log_probs, outcome.mask, outcome.entropy)
         fields |= verdict_of(fields, outcome.loss, outcome.grad_norm)
-        checked = golden.check(dump, outcome, own_model=self._session.resolved["model"] != TINY)
+        checked = against_golden(dump, outcome, own_model=self._session.resolved["model"] != TINY)
         fields |= checked.fields
         seconds = outcome.forward_s + (outcome.backward_s or 0.0)
         return fields | {

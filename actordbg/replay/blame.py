@@ -24,8 +24,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from actordbg.replay.processes import GONE, STOPPED, ZOMBIE
-from actordbg.replay.stacks import read_stack
 from actordbg.replay.work_order import EXIT_BROKEN, EXIT_RESTART
+from actordbg.replay.worker_logs import read_stack
 
 
 @dataclass(frozen=True)

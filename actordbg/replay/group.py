@@ -20,9 +20,10 @@ import os
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from actordbg.actor.signatures import signature_of
-from actordbg.base.errors import LaunchProblem
+from actordbg.base.errors import ActordbgError, LaunchProblem, error_named
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import Event, result_of
 from actordbg.formats.replay_record import CRASHED, HUNG, PASSED, ReplaySpec, ResultRecord
@@ -30,15 +31,14 @@ from actordbg.formats.store_files import atomic_write
 from actordbg.replay import blame as verdict
 from actordbg.replay import hang
 from actordbg.replay.blame import Seen
-from actordbg.replay.failure import EXCERPT
 from actordbg.replay.hang import standing_of
 from actordbg.replay.launch import Group, Launched
 from actordbg.replay.plan import slots_for
 from actordbg.replay.processes import TERMINATED, DeathWatch, describe_status, start_ticks
 from actordbg.replay.rank_view import RankView
-from actordbg.replay.reporter import Reporter, as_error
 from actordbg.replay.work_order import WorkOrder
 from actordbg.replay.worker_logs import (
+    EXCERPT,
     LAUNCHER_LOG,
     before_stacks,
     last_words,
@@ -46,6 +46,48 @@ from actordbg.replay.worker_logs import (
     take_stacks,
     was_told_to_end,
 )
+
+
+class Reporter(Protocol):
+    """Where a group's news go; the supervisor is one."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether groups are wanted for another replay when they have done their work."""
+
+    def launch(self, group: Group, work: Path) -> Launched:
+        """Start the group's processes, or give the work to a group that waits for some."""
+
+    def keep(self, group: Group, launched: Launched, work: Path) -> None:
+        """Take over a group that has done its work and waits."""
+
+    def on_ready(self, event: Event) -> None:
+        """A worker built its actor."""
+
+    def on_start(self, event: Event) -> None:
+        """A worker starts an input."""
+
+    def on_result(self, record: ResultRecord) -> None:
+        """A worker finished an input."""
+
+    def on_answer(self, event: Event) -> None:
+        """A rank that follows in its lane finished an input."""
+
+    def on_verdict(self, record: ResultRecord) -> None:
+        """An input killed or hung its worker; the record has to be written down."""
+
+    def on_attempt(self, group: Group, attempt: int, reason: str) -> None:
+        """The group is being started, for the first time (`reason` is empty) or again."""
+
+
+def as_error(broken: Event, log: str) -> ActordbgError:
+    """The error of a worker that could not build its actor, as the same class here when it is one of ours."""
+    ours = error_named(broken["error_class"], broken["error"], broken["hint"])
+    return ours or LaunchProblem(
+        f"the actor cannot be built: {broken['error_class']}: {broken['error']}\n{log}".rstrip(),
+        hint="`actordbg actor init` with the same options tries only that",
+    )
+
 
 START_TIMEOUT_S = 1800.0
 """How long building the actor, or anything else outside of an input, may take."""
@@ -146,10 +188,8 @@ class GroupRun:
 
     def _read_journals(self) -> None:
         for view in self._views:
-            for event in view.tail.poll():
-                if event.get("attempt") == self.attempt:
-                    view.take(event)
-                    self._pass_on(event)
+            for event in view.poll(self.attempt):
+                self._pass_on(event)
 
     def _pass_on(self, event: Event) -> None:
         kind = event["event"]

@@ -15,7 +15,7 @@ from actordbg.replay.blame import Seen
 from actordbg.replay.plan import owner
 from actordbg.replay.processes import STOPPED
 from actordbg.replay.rank_view import RankView
-from actordbg.replay.stacks import Stack, read_stack
+from actordbg.replay.worker_logs import Stack, read_stack
 
 MAX_RANKS = 8
 """Ranks whose stacks are shown in full; of more ranks the blamed ones come first."""

@@ -1,18 +1,33 @@
 """Figures of one input's outputs: what a result keeps, so that the tensors themselves can go.
 
-Everything is over the tokens that `mask` selects. Log-probs are in nats. The digest is the SHA-256 of *all* log-probs'
-float32 bytes in C order, so two results are bit-identical exactly if their digests are equal and their masks are.
+**The outputs** (`summarise`, `verdict_of`). Every figure is over the tokens that `mask` selects; log-probs are in nats. The
+digest is the SHA-256 of *all* log-probs' float32 bytes in C order: with equal masks, equal digests mean equal log-probs.
+
+**Against the run's own** (`against_golden`). A dump holds log-probs, entropies and generator states where the run was recorded
+with `--with-outputs` or `--with-rng`. They are compared token by token under the same mask, and only where both describe
+the same thing: the embedded tiny model is not the run's, another shape is another call. What was recorded and not compared is
+named with its reason. A difference is a figure, never a failure: only the user knows whether weights, dtype and kernels are
+the run's.
+
+Pure: tensors in, fields of a ResultRecord out.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from actordbg.formats.replay_record import FAILED, PASSED
+
+if TYPE_CHECKING:
+    from actordbg.actor.forward_outcome import ForwardOutcome
+    from actordbg.actor.randomness import Randomness
+    from actordbg.store.payload import Dump
 
 NON_FINITE = "non-finite-output"
 
@@ -56,3 +71,91 @@ def verdict_of(fields: dict[str, Any], loss: float | None, grad_norm: float | No
 def _finite_mean(values: torch.Tensor) -> float | None:
     finite = values[values.isfinite()]
     return float(finite.double().mean()) if finite.numel() else None
+
+
+LOG_PROBS, ENTROPY, GENERATORS = "log-probs", "entropies", "generators"
+"""What can have been recorded, as `not_compared` names it."""
+
+_OTHER_MODEL = "the embedded tiny model is not the run's: name that with --model"
+
+
+@dataclass(frozen=True)
+class Checked:
+    """`fields` of the ResultRecord, and by LOG_PROBS, ENTROPY, GENERATORS why what was recorded was not compared."""
+
+    fields: dict[str, Any] = field(default_factory=dict)
+    not_compared: dict[str, str] = field(default_factory=dict)
+
+
+def against_golden(dump: Dump, outcome: ForwardOutcome, *, own_model: bool) -> Checked:
+    """Everything that `dump` recorded of its call's results against `outcome`. `own_model`: it may be the run's model."""
+    found = Checked()
+    log_probs = log_probs_of(dump.outputs)
+    if log_probs is not None:
+        _take(found, LOG_PROBS, "golden", outcome.log_probs, log_probs, outcome.mask, own_model)
+    entropy = dump.outputs.get("entropy")
+    if entropy is not None:
+        entropy = of_the_masked(entropy, outcome.mask, dump.record.seq_len)
+        _take(found, ENTROPY, "golden_entropy", outcome.entropy, entropy, outcome.mask, own_model)
+    if outcome.randomness is not None:
+        _take_randomness(found, outcome.randomness, own_model)
+    return found
+
+
+def log_probs_of(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+    """The log-probs that the recorded call returned, if they were recorded: of the actions [B, A], or of all next tokens.
+
+    The recorder names them `action_log_probs` where the call had an action mask (PPO's do), else `log_probs` [B, S-1].
+    """
+    return outputs.get("action_log_probs", outputs.get("log_probs"))
+
+
+def of_the_masked(entropy: torch.Tensor, mask: torch.Tensor, seq_len: int) -> torch.Tensor:
+    """The entropies of the tokens that `mask` is about: OpenRLHF returns those of all next tokens, [B, S-1], for every call."""
+    of_all = (mask.shape[0], seq_len - 1)
+    return entropy[:, -mask.shape[1] :] if tuple(entropy.shape) == of_all else entropy
+
+
+def _differences(values: torch.Tensor, golden: torch.Tensor, mask: torch.Tensor, prefix: str) -> dict[str, Any]:
+    """`<prefix>_count`, `_max_abs` and `_mean_abs` of two float tensors of the mask's shape, over what it selects.
+
+    Equal values differ by 0 also where they are infinite or both NaN; a figure over a value that is not finite on one side
+    only is not finite either.
+    """
+    ours, theirs = values.double()[mask.bool()], golden.double()[mask.bool()]
+    same = (ours == theirs) | (ours.isnan() & theirs.isnan())
+    difference = (ours - theirs).abs().masked_fill(same, 0.0)
+    if not difference.numel():
+        return {f"{prefix}_count": 0}
+    return {
+        f"{prefix}_count": difference.numel(),
+        f"{prefix}_max_abs": float(difference.max()),
+        f"{prefix}_mean_abs": float(difference.mean()),
+    }
+
+
+def _take(
+    found: Checked,
+    what: str,
+    prefix: str,
+    values: torch.Tensor | None,
+    golden: torch.Tensor,
+    mask: torch.Tensor,
+    own_model: bool,
+) -> None:
+    if not own_model:
+        found.not_compared[what] = _OTHER_MODEL
+    elif values is None:
+        found.not_compared[what] = f"the replayed call returned no {what}"
+    elif golden.shape != values.shape:
+        found.not_compared[what] = f"the run's are {list(golden.shape)}, the replay's {list(values.shape)}"
+    else:
+        found.fields.update(_differences(values, golden, mask, prefix))
+
+
+def _take_randomness(found: Checked, randomness: Randomness, own_model: bool) -> None:
+    reason = randomness.why if own_model else _OTHER_MODEL
+    if reason:
+        found.not_compared[GENERATORS] = reason
+    else:
+        found.fields["rng_match"] = randomness.match

@@ -1,21 +1,26 @@
-"""One rank in the present attempt, as its journal and /proc show it."""
+"""One rank in the present attempt, as its journal and /proc show it.
+
+The supervisor has a view of every rank. A worker has one of each peer, so it knows whether the others finished a slot or died:
+through plain files, without a collective.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from actordbg.formats.journal import Event, Tail, rank_journal, rank_log
 from actordbg.formats.replay_record import FAILED
 from actordbg.replay.blame import Seen
-from actordbg.replay.processes import ALIVE, state_of
+from actordbg.replay.processes import ALIVE, GONE, ZOMBIE, state_of
 from actordbg.replay.worker_logs import size_of, tail_of
 
 
 @dataclass
 class RankView:
-    """Put together event by event (`take`). `doing` is the `start` or `fill` that has not ended; `since` the last news.
+    """Put together event by event (`poll`). `doing` is the `start` or `fill` that has not ended; `since` the last news.
 
     `log_at`: where the log of what it is doing begins. `collective`: whether it needs its peers for an input, as far as is
     known. `restart`: why it asked for one, "" if it did not.
@@ -42,8 +47,23 @@ class RankView:
         tail.skip_to_end()
         return cls(folder, rank, tail, time.monotonic(), size_of(rank_log(folder, rank)))
 
-    def take(self, event: Event) -> None:
-        """Take one event of the journal in."""
+    @classmethod
+    def of_peer(cls, folder: Path, rank: int) -> RankView:
+        """The view that a worker has of another: the journal from its beginning, since the peer may have started earlier."""
+        return cls(folder, rank, Tail(rank_journal(folder, rank)), time.monotonic(), 0)
+
+    def poll(self, attempt: int) -> Iterator[Event]:
+        """Take in what the journal has new of this attempt, and give it on event by event."""
+        for event in self.tail.poll():
+            if event.get("attempt") == attempt:
+                self._take(event)
+                yield event
+
+    def is_alive(self) -> bool:
+        """Whether its process lives. A rank that has not even booted counts as alive."""
+        return self.identity is None or state_of(*self.identity)[0] not in (GONE, ZOMBIE)
+
+    def _take(self, event: Event) -> None:
         kind = event["event"]
         self.since = time.monotonic()
         if kind == "boot":

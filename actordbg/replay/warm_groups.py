@@ -24,7 +24,7 @@ from types import TracebackType
 
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.replay.launch import Group, Launched, launch
-from actordbg.replay.mailbox import announce
+from actordbg.replay.work_order import announce
 
 LEAVE_S = 15.0
 """How long workers may take to leave once they were told to; as after an ordinary replay."""

@@ -1,13 +1,21 @@
-"""The work order: what a group of workers has to do in one attempt, and how a worker says how it left.
+"""What a group of workers has to do in one attempt, and how it learns what comes next: two files, both written once.
 
-The supervisor writes one file for each attempt, every worker of the group reads it. Standard library only.
+    store/replays/<id>/work-0-1.json      the work order; with `stay`, workers do not leave when it is done
+    store/replays/<id>/next-0-1.json      appears later: {"work": "/.../replays/<next id>/work-0-1.json"}, or null: leave
+
+The supervisor writes them, every worker of the group reads them. Each order has a `next` file of its own, so nothing has to be
+cleared and nothing can be missed. Standard library only.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import asdict, dataclass
 from enum import Enum
+from pathlib import Path
+
+from actordbg.formats.store_files import atomic_write
 
 EXIT_RESTART = 75
 """Exit code of a worker that cannot go on and wrote `restart`: nothing is blamed on the input that was running."""
@@ -15,7 +23,7 @@ EXIT_BROKEN = 70
 """Exit code of a worker that could not build the actor and wrote `broken`."""
 
 
-class Part(Enum):
+class Duty(Enum):
     """What a rank does with an input: `LEAD`, run it and record it; `FOLLOW`, run it with or beside the rank that records
     it; `FILL`, keep the others company with an input of theirs.
     """
@@ -31,7 +39,7 @@ class Task:
 
     slot: int
     index: int
-    part: Part
+    duty: Duty
 
 
 @dataclass(frozen=True)
@@ -62,13 +70,13 @@ class WorkOrder:
     def inputs_of(self, rank: int) -> list[Task]:
         """What this rank does, slot by slot; a filler repeats the first input that a neighbour has in the slot."""
         column = self._lanes().index(rank // self.width)
-        own = Part.FOLLOW if rank % self.width else Part.LEAD
+        own = Duty.FOLLOW if rank % self.width else Duty.LEAD
         work = []
         for slot, row in enumerate(self.slots):
             if column < len(row):
                 index = row[column]
                 stand_in = next(i for i in row if i is not None)
-                work.append(Task(slot, stand_in, Part.FILL) if index is None else Task(slot, index, own))
+                work.append(Task(slot, stand_in, Duty.FILL) if index is None else Task(slot, index, own))
         return work
 
     def mates(self, slot: int) -> list[int]:
@@ -82,3 +90,28 @@ class WorkOrder:
 
     def _lanes(self) -> list[int]:
         return sorted({rank // self.width for rank in self.ranks})
+
+
+POLL_S = 0.02
+
+
+def mailbox_of(work: Path) -> Path:
+    """The file in which the workers of this order find the next one."""
+    return work.with_name(work.name.replace("work-", "next-", 1))
+
+
+def announce(work: Path, following: Path | None) -> None:
+    """Tell the workers that finished `work` what comes next. None: nothing, they may leave."""
+    atomic_write(mailbox_of(work), json.dumps({"work": None if following is None else str(following)}).encode())
+
+
+def await_next(work: Path) -> Path | None:
+    """Wait without a limit for the order after `work`; None when there is none. A worker calls this."""
+    mailbox = mailbox_of(work)
+    while True:
+        try:
+            following = json.loads(mailbox.read_bytes())["work"]
+        except FileNotFoundError:
+            time.sleep(POLL_S)
+            continue
+        return None if following is None else Path(following)

@@ -35,21 +35,25 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from dataclasses import asdict
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
+from actordbg.actor.signatures import signature_of
+from actordbg.base.errors import ActordbgError
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, Journal, rank_journal, rank_log
-from actordbg.formats.replay_record import ReplayInput, ReplaySpec, ResultRecord
-from actordbg.replay.failure import Failure, guarded
+from actordbg.formats.replay_record import FAILED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.replay.lanes import answer_fields
-from actordbg.replay.mailbox import await_next
-from actordbg.replay.peers import Peer, Prefetch
 from actordbg.replay.processes import GONE, ZOMBIE, start_ticks, state_of
-from actordbg.replay.work_order import EXIT_BROKEN, EXIT_RESTART, Part, Task, WorkOrder
+from actordbg.replay.rank_view import RankView
+from actordbg.replay.work_order import EXIT_BROKEN, EXIT_RESTART, Duty, Task, WorkOrder, await_next
+from actordbg.replay.worker_logs import EXCERPT
+
+T = TypeVar("T")
 
 GRACE_S = 10.0
 """How long a failed rank waits at least for its peers to finish the slot."""
@@ -86,6 +90,58 @@ class Engine(Protocol):
         """Free the actor."""
 
 
+@dataclass(frozen=True)
+class Failure:
+    """An exception as text: nothing of it keeps tensors alive."""
+
+    error_class: str
+    error: str
+    hint: str
+    trace: str
+
+    @classmethod
+    def of(cls, error: Exception) -> Failure:
+        kind = type(error)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        hint = error.hint if isinstance(error, ActordbgError) else ""
+        return cls(name, str(error), hint, "".join(traceback.format_exception(error)))
+
+    def fields(self) -> dict[str, Any]:
+        """The ResultRecord fields of an input that failed so."""
+        return {
+            "status": FAILED,
+            "error_class": self.error_class,
+            "error": self.error[:2000],
+            "signature": signature_of(self.error_class, self.error, self.trace),
+            "log_excerpt": self.trace[-EXCERPT:],
+        }
+
+
+def guarded(call: Callable[[], T]) -> T | Failure:
+    """Run what is being debugged. A model may raise anything at all, and that is a result, so everything is caught here."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 - the failure of the model under test is the answer, not a fault of ours
+        return Failure.of(error)
+
+
+class Prefetch(Generic[T]):
+    """Iterates over futures of `load(item)`. While the caller uses one, the next is being loaded; never more than that."""
+
+    def __init__(self, load: Callable[[int], T], items: Sequence[int]) -> None:
+        self._load, self._items = load, items
+
+    def __iter__(self) -> Iterator[Future[T]]:
+        with ThreadPoolExecutor(1, thread_name_prefix="load") as pool:
+            ahead: list[Future[T]] = []
+            for position, item in enumerate(self._items):
+                current = ahead.pop() if ahead else pool.submit(self._load, item)
+                if position + 1 < len(self._items):
+                    ahead.append(pool.submit(self._load, self._items[position + 1]))
+                yield current
+                del current
+
+
 class Restart(Exception):
     """This process cannot go on; the text says why."""
 
@@ -97,7 +153,7 @@ class Worker:
         self.spec, self.order, self.rank, self.engine = spec, order, rank, engine
         self.journal = Journal(rank_journal(folder, rank))
         others = [other for other in order.ranks if other != rank]
-        self.peers = [Peer(folder, other, order.attempt) for other in others]
+        self.peers = [RankView.of_peer(folder, other) for other in others]
         self._longest_s = 0.0
 
     def run(self, switch_to: Path | None = None) -> int:
@@ -122,7 +178,7 @@ class Worker:
         self.journal.close()
         if self.order.stay:
             return 0
-        while any(peer.is_alive() and not peer.is_done() for peer in self.peers):
+        while any(peer.is_alive() and not peer.done for peer in self._peers_now()):
             time.sleep(0.02)  # the first rank serves the group's key-value store: nobody leaves before all are done
         self.engine.close()
         return 0
@@ -131,53 +187,43 @@ class Worker:
         work = self.order.inputs_of(self.rank)
         loads = Prefetch(self._load, [task.index for task in work])
         for task, load in zip(work, loads, strict=True):
-            if task.part is Part.FILL:
+            if task.duty is Duty.FILL:
                 self._fill(task.slot, task.index, load)
-            elif task.part is Part.FOLLOW:
-                self._follow(task, load)
             else:
-                self._replay(task.slot, task.index, load)
+                self._replay(task, load)
 
     def _load(self, index: int) -> tuple[Any, float]:
         began = time.perf_counter()
         loaded = guarded(lambda: self.engine.load(self.spec.inputs[index]))
         return loaded, time.perf_counter() - began
 
-    def _replay(self, slot: int, index: int, load: Future[tuple[Any, float]]) -> None:
-        item = self.spec.inputs[index]
-        started_at = self._begin("start", slot, item)
-        loaded, load_s = load.result()
-        outcome = loaded if isinstance(loaded, Failure) else self._run(item, loaded, recorded=True)
-        if isinstance(outcome, Failure):
-            self._raise_if_a_peer_died()
-        record = ResultRecord(
-            replay_id=self.spec.replay_id,
-            dump_id=item.dump_id,
-            attempt=self.order.attempt,
-            worker=self.rank,
-            slot=slot,
-            started_at=started_at,
-            finished_at=now_timestamp(),
-            load_s=load_s,
-            **(outcome.fields() if isinstance(outcome, Failure) else outcome),
+    def _replay(self, task: Task, load: Future[tuple[Any, float]]) -> None:
+        """Run an input of our lane. The lane's first rank records its result; the others write what came out into `filled`."""
+        item, leads = self.spec.inputs[task.index], task.duty is Duty.LEAD
+        started_at = (
+            self._begin("start", task.slot, item) if leads else self._begin("fill", task.slot, item, follows=True)
         )
-        self.journal.append("end", **record.to_dict())
-        if isinstance(loaded, Failure):
-            self._take_part_after_all(slot, index)
-        elif isinstance(outcome, Failure):
-            self._settle(slot)
-
-    def _follow(self, task: Task, load: Future[tuple[Any, float]]) -> None:
-        """Run the input of our lane, which its first rank records; what came out here goes into `filled`."""
-        item = self.spec.inputs[task.index]
-        started_at = self._begin("fill", task.slot, item, follows=True)
-        loaded = load.result()[0]
-        outcome = loaded if isinstance(loaded, Failure) else self._run(item, loaded, recorded=False)
+        loaded, load_s = load.result()
+        outcome = loaded if isinstance(loaded, Failure) else self._run(item, loaded, recorded=leads)
         if isinstance(outcome, Failure):
             self._raise_if_a_peer_died()
         fields = outcome.fields() if isinstance(outcome, Failure) else outcome
-        whose = {"dump_id": item.dump_id, "slot": task.slot, "follows": True, "started_at": started_at}
-        self._write("filled", **whose, **answer_fields(fields))
+        if leads:
+            record = ResultRecord(
+                replay_id=self.spec.replay_id,
+                dump_id=item.dump_id,
+                attempt=self.order.attempt,
+                worker=self.rank,
+                slot=task.slot,
+                started_at=started_at,
+                finished_at=now_timestamp(),
+                load_s=load_s,
+                **fields,
+            )
+            self.journal.append("end", **record.to_dict())
+        else:
+            whose = {"dump_id": item.dump_id, "slot": task.slot, "follows": True, "started_at": started_at}
+            self._write("filled", **whose, **answer_fields(fields))
         if isinstance(loaded, Failure):
             self._take_part_after_all(task.slot, task.index)
         elif isinstance(outcome, Failure):
@@ -225,7 +271,7 @@ class Worker:
             return
         grace = min(max(GRACE_S, 2 * self._longest_s), self.spec.config.timeout_s / 2)
         deadline = time.monotonic() + grace
-        while waiting := [peer.rank for peer in self.peers if peer.slots_finished() <= slot and not peer.is_done()]:
+        while waiting := [peer.rank for peer in self._peers_now() if peer.slots_finished <= slot and not peer.done]:
             self._raise_if_a_peer_died(patience_s=0)
             if time.monotonic() > deadline:
                 raise Restart(f"ranks {waiting} did not finish slot {slot} within {grace:.0f} s of this rank's failure")
@@ -237,12 +283,17 @@ class Worker:
             return
         deadline = time.monotonic() + patience_s
         while self.peers:
-            dead = [peer.rank for peer in self.peers if not peer.is_alive()]
+            dead = [peer.rank for peer in self._peers_now() if not peer.is_alive()]
             if dead:
                 raise Restart(f"ranks {dead} are gone")
             if time.monotonic() > deadline:
                 return
             time.sleep(0.02)
+
+    def _peers_now(self) -> list[RankView]:
+        for peer in self.peers:
+            list(peer.poll(self.order.attempt))
+        return self.peers
 
     def _write(self, event: str, **values: Any) -> None:
         self.journal.append(event, rank=self.rank, attempt=self.order.attempt, **values)

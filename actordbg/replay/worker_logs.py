@@ -1,4 +1,12 @@
-"""What workers and launchers print, read as evidence. Workers answer SIGUSR1, and SIGTERM, with the stacks of their threads."""
+"""What workers and launchers print, read as evidence: ends of logs, exit codes, and the stacks of every thread.
+
+Workers answer SIGUSR1 and SIGTERM with faulthandler's text. Of its threads, the one that matters is the one inside a collective
+(with CUDA the backward runs in a thread of autograd's); otherwise the one that runs the worker's loop.
+
+Example:
+    >>> read_stack(text).waits_in
+    'broadcast (deepspeed/runtime/zero/utils.py)'
+"""
 
 from __future__ import annotations
 
@@ -7,12 +15,129 @@ import os
 import re
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from actordbg.formats.journal import rank_log
 from actordbg.replay.processes import ALIVE, describe_status, state_of
-from actordbg.replay.stacks import is_complete
+
+EXCERPT = 6000
+"""Characters of a log or a traceback that a result keeps (its end)."""
+MAX_FRAMES = 30
+"""Frames of a stack that are shown, the most recent ones."""
+
+_FRAME = re.compile(r'^  File "(?P<path>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$')
+_COLLECTIVES = re.compile(
+    r"torch/distributed/(?:distributed_c10d|_functional_collectives|c10d_logger)\.py$|deepspeed/comm/[a-z_]+\.py$"
+)
+_WAITS = re.compile(
+    r"deepspeed/runtime/zero/[a-z_]+\.py (?:wait|synchronize)$"
+    r"|torch/distributed/fsdp/.* (?:wait\w*|foreach_all_gather_copy_out)$"
+    r"|torch/cuda/(?:__init__|streams)\.py synchronize$"
+)
+"""Where a process waits for a collective that it began before: `path function`."""
+_WAITS_FOR = {
+    "partition_parameters.py": "the gathering of parameters (all_gather_into_tensor)",
+    "stage3.py": "the scattering of gradients (reduce_scatter)",
+    "_fsdp_collectives.py": "the gathering of parameters (all_gather_into_tensor)",
+    "__init__.py": "its GPU (torch.cuda.synchronize)",
+    "streams.py": "its GPU (torch.cuda.synchronize)",
+}
+_WRAPPERS = frozenset(("wrapper", "log_wrapper", "inner", "_fn", "wrapped_fn", "<lambda>"))
+_LOOP = re.compile(r"actordbg/replay/worker\.py (?:run|_loop)$")
+_LIBRARIES = re.compile(r"(?:^|/)((?:openrlhf|transformers|deepspeed|peft|ring_flash_attn|flash_attn)/.*)$")
+_INSTALLED = re.compile(
+    r"^.*/(?:site|dist)-packages/|^.*/lib/python3\.\d+/"
+    r"|^.*?/(?=(?:actordbg|openrlhf|transformers|deepspeed|torch|peft|ring_flash_attn|flash_attn)/)"
+)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One line of a stack; `path` without the folder that packages are installed in."""
+
+    path: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} {self.function}"
+
+    @property
+    def place(self) -> str:
+        return f"{self.path} {self.function}"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One thread's frames, the most recent first."""
+
+    frames: tuple[Frame, ...]
+
+    @property
+    def collective(self) -> str | None:
+        """The collective that it waits in, by name; None outside of any."""
+        for frame in self.frames:
+            if _WAITS.search(frame.place):
+                return _WAITS_FOR.get(frame.path.rpartition("/")[2], f"{frame.function} of {frame.path}")
+        called = [frame for frame in self.frames if _COLLECTIVES.search(frame.path)]
+        named = [frame.function for frame in called if frame.function not in _WRAPPERS]
+        return next(iter(named or [frame.function for frame in called]), None)
+
+    @property
+    def caller(self) -> Frame | None:
+        """The nearest frame of OpenRLHF, DeepSpeed, transformers, ... that is not the collective itself, else the top."""
+        outside = [frame for frame in self.frames if not _COLLECTIVES.search(frame.path)]
+        known = [frame for frame in outside if _LIBRARIES.search(frame.path) and frame.function not in _WRAPPERS]
+        return next(iter(known or outside or self.frames), None)
+
+    @property
+    def model_frame(self) -> Frame | None:
+        """The nearest frame of OpenRLHF or of transformers."""
+        return next((one for one in self.frames if re.match(r"openrlhf/|transformers/", one.path)), None)
+
+    @property
+    def waits_in(self) -> str | None:
+        """The collective and who called it: "broadcast (deepspeed/runtime/zero/utils.py)"; None outside of any."""
+        name, caller = self.collective, self.caller
+        return f"{name} ({caller.path})" if name and caller else name
+
+    def text(self, limit: int = MAX_FRAMES) -> str:
+        """The frames a line each, without the folders that packages are installed in."""
+        more = len(self.frames) - limit
+        lines = [f"  {frame}" for frame in self.frames[:limit]]
+        return "\n".join(lines + ([f"  ... {more} more"] if more > 0 else []))
+
+
+def read_stack(text: str) -> Stack | None:
+    """The stack that matters among the threads in faulthandler's text; None where there is none."""
+    stacks = [Stack(frames) for frames in _threads(text)]
+    return (
+        next((stack for stack in stacks if stack.collective), None)
+        or next((stack for stack in stacks if any(_LOOP.search(frame.place) for frame in stack.frames)), None)
+        or (stacks[-1] if stacks else None)
+    )
+
+
+def is_complete(text: str) -> bool:
+    """Whether the text reaches the main thread's last frames, or says that it left some out."""
+    return bool(re.search(r'worker\.py", line \d+ in main\n|^  \.\.\.$', text, re.MULTILINE))
+
+
+def _threads(text: str) -> Iterator[tuple[Frame, ...]]:
+    frames: list[Frame] = []
+    for line in text.splitlines():
+        found = _FRAME.match(line)
+        if found:
+            path = _INSTALLED.sub("", found["path"])
+            frames.append(Frame(path, int(found["line"]), found["function"]))
+        elif "most recent call first" in line and frames:
+            yield tuple(frames)
+            frames = []
+    if frames:
+        yield tuple(frames)
+
 
 LAUNCHER_LOG = "launcher.log"
 _LAUNCHERS_WORD = re.compile(r"exits with return code = (-?\d+)|failed \(exitcode: (-?\d+)\) local_rank: ")

@@ -6,7 +6,7 @@ import pytest
 
 from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import LaunchProblem, Unsupported, error_named
-from actordbg.replay.reporter import as_error
+from actordbg.replay.group import as_error
 
 
 @pytest.mark.parametrize("room", ["actordbg.base.errors", "actordbg.errors"])

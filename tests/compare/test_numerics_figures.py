@@ -11,8 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actordbg.compare.tensor_figures import figures, sequence_sums, upper_percentiles, worst_tokens
-from actordbg.compare.ulp import ulp_distances
+from actordbg.compare.tensor_figures import figures, sequence_sums, ulp_distances, upper_percentiles, worst_tokens
 from actordbg.formats.comparison_record import Figures
 
 INF, NAN = math.inf, math.nan

@@ -10,8 +10,7 @@ import pytest
 from roots import ROOT
 
 from actordbg.base.errors import UsageError
-from actordbg.compare.judge import Floors, judge
-from actordbg.compare.thresholds import DEFAULTS, FLAGS, MEASURES, STRENGTH, Thresholds, measures, weaker
+from actordbg.compare.thresholds import DEFAULTS, FLAGS, MEASURES, STRENGTH, Floors, Thresholds, judge, measures, weaker
 from actordbg.formats.comparison_record import MATCH, MISMATCH, WITHIN_NOISE, DumpComparison, Figures
 from actordbg.formats.noise_record import DumpNoise, NoiseRecord
 

@@ -20,8 +20,8 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.journal import read_events, read_results
 from actordbg.formats.matrix_record import MatrixRecord
 from actordbg.matrix import matrix_files as matrices
+from actordbg.matrix.cell_outcomes import context_of
 from actordbg.matrix.cell_verdicts import Baseline, all_good, is_wrong, open_baseline, require_common
-from actordbg.matrix.matrix_context import context_of
 from actordbg.matrix.matrix_document import MatrixContext, matrix_document
 from actordbg.matrix.run_matrix import MatrixEvent
 from actordbg.replay.processes import session_members

@@ -13,7 +13,7 @@ from actordbg.actor.forward_outcome import ForwardOutcome
 from actordbg.actor.randomness import Randomness
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.replay_record import ResultRecord
-from actordbg.replay.golden_check import check, log_probs_of, of_the_masked
+from actordbg.replay.output_figures import against_golden, log_probs_of, of_the_masked
 from actordbg.report.agreement import against_the_run, generators_of, golden_of, not_compared_of
 from actordbg.report.renderings import as_text
 from actordbg.report.replay_document import document
@@ -40,18 +40,18 @@ def outcome(**changes: Any) -> ForwardOutcome:
 
 def test_log_probs_are_compared_token_by_token_under_the_mask() -> None:
     golden = VALUES + torch.tensor([[0.5, 0.0, 9.0], [-0.25, 9.0, 0.0]])
-    found = check(dump(action_log_probs=golden), outcome(), own_model=True)
+    found = against_golden(dump(action_log_probs=golden), outcome(), own_model=True)
     assert found.fields == {"golden_count": 4, "golden_max_abs": 0.5, "golden_mean_abs": 0.75 / 4}
     assert found.not_compared == {}
 
 
 def test_entropies_of_all_next_tokens_are_compared_where_the_log_probs_are() -> None:
     off = ENTROPY + torch.tensor([8.0, 8.0, 0.5, 0.0, 0.0])
-    found = check(dump(entropy=off), outcome(), own_model=True)
+    found = against_golden(dump(entropy=off), outcome(), own_model=True)
     assert found.fields == {
         "golden_entropy_count": 4, "golden_entropy_max_abs": 0.5, "golden_entropy_mean_abs": 1.0 / 4
     }  # fmt: skip
-    same = check(dump(entropy=ENTROPY[:, 2:]), outcome(), own_model=True)
+    same = against_golden(dump(entropy=ENTROPY[:, 2:]), outcome(), own_model=True)
     assert same.fields["golden_entropy_max_abs"] == 0.0, "entropies that are the actions' only"
 
 
@@ -64,11 +64,11 @@ def test_the_entropies_of_a_call_without_an_action_mask_are_taken_whole() -> Non
 def test_a_value_that_is_not_finite_equals_the_same_value_only() -> None:
     nan, inf = math.nan, math.inf
     ours = torch.tensor([[nan, -inf, 0.0], [1.0, 0.0, 1.0]])
-    again = check(dump(log_probs=ours.clone()), outcome(log_probs=ours), own_model=True).fields
+    again = against_golden(dump(log_probs=ours.clone()), outcome(log_probs=ours), own_model=True).fields
     assert (again["golden_max_abs"], again["golden_mean_abs"]) == (0.0, 0.0), "the replay has the run's own NaN"
     for value in (nan, inf, 1.0):
         theirs = torch.tensor([[value, -inf, 0.0], [1.0, 0.0, 1.0]])
-        fields = check(dump(log_probs=theirs), outcome(log_probs=ours), own_model=True).fields
+        fields = against_golden(dump(log_probs=theirs), outcome(log_probs=ours), own_model=True).fields
         assert math.isfinite(fields["golden_max_abs"]) == math.isnan(value)
         record = ResultRecord("r", "d", "failed", **fields).to_dict()
         assert record["golden_count"] == 4 and (record["golden_max_abs"] is None) != math.isnan(value)
@@ -88,22 +88,25 @@ def test_a_value_that_is_not_finite_equals_the_same_value_only() -> None:
 def test_what_was_recorded_and_cannot_be_compared_is_said_with_its_reason(
     outputs: dict[str, torch.Tensor], changes: dict[str, Any], own_model: bool, said: dict[str, str]
 ) -> None:
-    found = check(dump(**outputs), outcome(**changes), own_model=own_model)
+    found = against_golden(dump(**outputs), outcome(**changes), own_model=own_model)
     assert found.fields == {} and found.not_compared.keys() == said.keys()
     assert all(found.not_compared[what].startswith(reason) for what, reason in said.items())
 
 
 def test_nothing_is_said_of_what_was_not_recorded() -> None:
-    assert (check(dump(), outcome(), own_model=True).fields, check(dump(), outcome(), own_model=False).fields) == (
+    assert (
+        against_golden(dump(), outcome(), own_model=True).fields,
+        against_golden(dump(), outcome(), own_model=False).fields,
+    ) == (
         {},
         {},
     )
-    assert check(dump(), outcome(), own_model=False).not_compared == {}
+    assert against_golden(dump(), outcome(), own_model=False).not_compared == {}
 
 
 @pytest.mark.parametrize("match", [True, False])
 def test_whether_the_generators_ended_as_the_runs_did_is_a_field(match: bool) -> None:
-    found = check(dump(), outcome(randomness=Randomness(("cpu",), match)), own_model=True)
+    found = against_golden(dump(), outcome(randomness=Randomness(("cpu",), match)), own_model=True)
     assert (found.fields, found.not_compared) == ({"rng_match": match}, {})
 
 

@@ -12,8 +12,7 @@ from actordbg.replay import worker_logs as logs
 from actordbg.replay.blame import Seen, overdue
 from actordbg.replay.hang import MAX_RANKS, Standing, describe, excerpt, in_brief
 from actordbg.replay.processes import ALIVE, STOPPED
-from actordbg.replay.stacks import Stack, is_complete, read_stack
-from actordbg.replay.worker_logs import before_stacks
+from actordbg.replay.worker_logs import Stack, before_stacks, is_complete, read_stack
 
 PACKAGES = "/home/user/venv/lib/python3.11/site-packages"
 WATCH = """Thread 0x00007f01 (most recent call first):

@@ -13,7 +13,7 @@ from replaycases import PlannedRow
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.replay.plan import make_plan, new_replay_id, owner, slots_for
-from actordbg.replay.work_order import Part, Task, WorkOrder
+from actordbg.replay.work_order import Duty, Task, WorkOrder
 
 
 def rows(count: int) -> list[PlannedRow]:
@@ -87,7 +87,7 @@ def test_slots_give_every_pending_input_once_to_its_owner_and_leave_no_slot_empt
 def test_a_work_order_gives_a_rank_its_inputs_and_a_neighbours_where_it_has_none() -> None:
     order = WorkOrder(1, [0, 1], [[4, 5], [6, None], [None, 7]], (1, 1))
     assert WorkOrder.from_json(order.to_json()) == order
-    lead, fill = Part.LEAD, Part.FILL
+    lead, fill = Duty.LEAD, Duty.FILL
     assert order.inputs_of(0) == [Task(0, 4, lead), Task(1, 6, lead), Task(2, 7, fill)]
     assert order.inputs_of(1) == [Task(0, 5, lead), Task(1, 6, fill), Task(2, 7, lead)]
     assert order.mates(1) == [6] and order.ranks_in(1) == [0, 1]
@@ -95,11 +95,11 @@ def test_a_work_order_gives_a_rank_its_inputs_and_a_neighbours_where_it_has_none
 
 def test_the_ranks_of_a_lane_get_the_same_input_and_only_the_first_one_records_it() -> None:
     order = WorkOrder(1, [0, 1, 2, 3], [[4, 5], [6, None]], (1, 1), width=2)
-    parts = [[(task.index, task.part.value) for task in order.inputs_of(rank)] for rank in range(4)]
+    parts = [[(task.index, task.duty.value) for task in order.inputs_of(rank)] for rank in range(4)]
     assert parts[0] == [(4, "lead"), (6, "lead")] and parts[1] == [(4, "follow"), (6, "follow")]
     assert parts[2] == [(5, "lead"), (6, "fill")] and parts[3] == [(5, "follow"), (6, "fill")]
     alone = WorkOrder(1, [2], [[0], [1]], (1, 1), width=3)
-    assert alone.inputs_of(2) == [Task(0, 0, Part.FOLLOW), Task(1, 1, Part.FOLLOW)]
+    assert alone.inputs_of(2) == [Task(0, 0, Duty.FOLLOW), Task(1, 1, Duty.FOLLOW)]
 
 
 def test_lanes_beyond_the_end_of_a_slot_have_nothing_to_do_in_it() -> None:

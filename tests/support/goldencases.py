@@ -123,13 +123,13 @@ def sessions(cache: Path) -> dict[str, Any]:
 def _replayed(model: Path, cache: Path, dump: Dump, **config: Any) -> dict[str, Any]:
     from actordbg.actor.session import open_actor
     from actordbg.config.replay_config import ReplayConfig
-    from actordbg.replay.golden_check import check
+    from actordbg.replay.output_figures import against_golden
 
     with open_actor(
         ReplayConfig(model=str(model), attn="sdpa", **config), defaults=dump.record, model_cache=cache
     ) as session:
         outcome = session.run(dump, backward=session.backward_for(dump.record))
-        checked = check(dump, outcome, own_model=True)
+        checked = against_golden(dump, outcome, own_model=True)
         drawn = outcome.randomness
         restored = list(drawn.restored) if drawn else None
         return {"restored": restored, "fields": checked.fields, "not compared": checked.not_compared}
