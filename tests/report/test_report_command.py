@@ -7,6 +7,7 @@ import io
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import typer
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 from actordbg.actor.signatures import KNOWN
 from actordbg.base.errors import EnvironmentProblem, StoreProblem, UsageError, WhereError
 from actordbg.cli import report as command
+from actordbg.cli.options import Format
 from actordbg.report.load_replays import load
 from actordbg.report.report_model import ReplayData
 from actordbg.store.layout import Store
@@ -149,6 +151,12 @@ def test_the_suffix_of_the_file_chooses_the_format(replayed: Store, tmp_path: Pa
     done = invoke(replayed, "--output", str(tmp_path / name))
     assert (tmp_path / name).read_text().startswith(start)
     assert done.stdout == ""
+
+
+def test_every_format_that_can_be_asked_for_is_a_rendering_of_its_own(replayed: Store):
+    texts = [invoke(replayed, "--format", name).stdout for name in get_args(Format)]
+    assert all(texts)
+    assert len(set(texts)) == len(get_args(Format))
 
 
 def test_the_format_that_was_asked_for_comes_before_the_suffix(replayed: Store, tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 from actordbg.actor import compiling
@@ -10,6 +11,9 @@ from actordbg.actor.models import locate
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import COMPILE_BACKENDS, DTYPES, ReplayConfig
 from actordbg.host.trainer import TRAINER
+
+CLASSES = {"plain": "PlainBackend", "deepspeed": "DeepspeedBackend", "fsdp2": "Fsdp2Backend"}
+"""The class of each backend, in the module of its name beside this one: only the backend that is asked for is imported."""
 
 
 def open_backend(config: ReplayConfig, choices: Choices, cache: Path) -> Backend:
@@ -35,15 +39,6 @@ def change_compilation(backend: Backend, config: ReplayConfig, cache: Path) -> N
 
 
 def _build(path: str, config: ReplayConfig, choices: Choices) -> Backend:
-    place = Place.from_environment()
-    if config.backend == "plain":
-        from actordbg.actor.backends.plain import PlainBackend
-
-        return PlainBackend(path, choices, place)
-    if config.backend == "fsdp2":
-        from actordbg.actor.backends.fsdp2 import Fsdp2Backend
-
-        return Fsdp2Backend(path, choices, config, place)
-    from actordbg.actor.backends.deepspeed import DeepspeedBackend
-
-    return DeepspeedBackend(path, choices, config, place)
+    module = import_module(f"actordbg.actor.backends.{config.backend}")
+    backend: Backend = getattr(module, CLASSES[config.backend])(path, choices, config, Place.from_environment())
+    return backend

@@ -16,6 +16,7 @@ from actordbg.actor.backends.backend import Place, gradient_norm
 from actordbg.actor.compiling import COMPILE_OPTIONS
 from actordbg.actor.gradient_samples import GradientKeeper
 from actordbg.config.choices import Choices
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.host.trainer import TRAINER
 
 
@@ -26,7 +27,7 @@ class PlainBackend:
     can_train = True
     ring_group = None
 
-    def __init__(self, path: str, choices: Choices, place: Place) -> None:
+    def __init__(self, path: str, choices: Choices, config: ReplayConfig, place: Place) -> None:
         self.device = place.device()
         self.place = place
         self.actor = TRAINER.build_actor(path, choices).to(self.device)

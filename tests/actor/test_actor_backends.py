@@ -1,0 +1,73 @@
+"""A backend is a module with a class and a line in two tables: what CONTRIBUTING's recipe says, tried with a fake one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from roots import ROOT, SUPPORT
+
+from actordbg.config.replay_config import BACKENDS
+
+FAKE = """
+import json, sys, types
+from dataclasses import replace
+from pathlib import Path
+from actorcases import make_dump
+from actordbg.actor.backends import opening, plain
+from actordbg.actor.session import open_actor
+from actordbg.config.replay_config import SETTINGS, ReplayConfig
+
+class FakeBackend(plain.PlainBackend):
+    def facts(self):
+        return super().facts() | {"backend": "fake"}
+
+module = types.ModuleType("actordbg.actor.backends.fake")
+module.FakeBackend = FakeBackend
+sys.modules[module.__name__] = module
+opening.CLASSES["fake"] = "FakeBackend"
+SETTINGS["backend"] = replace(SETTINGS["backend"], values=(*SETTINGS["backend"].values, "fake"))
+found = {}
+for name in ("plain", "fake"):
+    with open_actor(ReplayConfig(backend=name, seed=7), model_cache=Path(sys.argv[1])) as session:
+        outcome = session.run(make_dump(0), backward=True)
+        found[name] = [session.resolved["backend"], outcome.log_probs.tolist(), outcome.grad_norm]
+print(json.dumps(found))
+"""
+
+
+def test_every_backend_that_can_be_asked_for_has_its_class():
+    from actordbg.actor.backends.opening import CLASSES
+
+    assert set(CLASSES) == set(BACKENDS)
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_backend_has_all_that_the_protocol_asks_for(name: str):
+    pytest.importorskip("torch")
+    from actordbg.actor.backends.backend import Backend
+    from actordbg.actor.backends.opening import CLASSES
+
+    made = getattr(import_module(f"actordbg.actor.backends.{name}"), CLASSES[name])
+    asked = [member for member, value in vars(Backend).items() if not member.startswith("_") and callable(value)]
+    assert len(asked) > 5
+    assert [member for member in [*asked, "model"] if not hasattr(made, member)] == []
+
+
+@pytest.mark.slow
+def test_a_replay_runs_on_a_backend_that_a_test_adds(tmp_path: Path):
+    command = [sys.executable, "-c", FAKE, str(tmp_path)]
+    paths = {
+        "PYTHONPATH": f"{ROOT}:{SUPPORT}",
+        "PATH": "/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "TORCHDYNAMO_DISABLE": "1",
+    }
+    done = subprocess.run(command, env=paths, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["fake"] == ["fake", *found["plain"][1:]]
