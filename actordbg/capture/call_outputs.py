@@ -15,7 +15,7 @@ from actordbg.formats.encoding import storable
 def named_outputs(output: Any, of_actions: bool, logits: bool = False) -> dict[str, torch.Tensor]:
     """The small tensors of what `forward` returned, named `output.<name>`.
 
-    OpenRLHF returns log-probs, `(log-probs, model output)` or the model output. `of_actions` says whether log-probs are those
+    A trainer returns log-probs, `(log-probs, model output)` or the model output. `of_actions` says whether log-probs are those
     of the actions. Since 0.7.2 the model output may carry `entropy`. With `logits`, where there are no log-probs, the sum of
     the logits (a scalar, float32) stands for them: that reads them once on their device, and waits for nothing.
     """
@@ -35,7 +35,7 @@ def named_outputs(output: Any, of_actions: bool, logits: bool = False) -> dict[s
 
 
 def wants_actions(kind: Kind) -> bool:
-    """OpenRLHF returns log-probs of the actions if the call had an `action_mask`, or `num_actions` before 0.7."""
+    """Log-probs are those of the actions if the call had an `action_mask` (or `num_actions`, in old trainers)."""
     names = {name for name, _ in kind.tensors}
     fields = kind.fields
     return (

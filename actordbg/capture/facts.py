@@ -3,7 +3,7 @@
 Three kinds, by how often they can change: of the process (rank, host, versions: once), of the actor instance (model and
 configuration: once per instance), of the call (grad mode, training flag, step, temperature: every time, and cheap).
 
-Rank alone is not an identity: under OpenRLHF's Ray trainer, policy rank 0 and reference rank 0 are two processes that both
+Rank alone is not an identity: under a Ray trainer, policy rank 0 and reference rank 0 are two processes that both
 have RANK=0, and a DPO process holds two actors. So a record carries pid, instance and role, and grad mode and training flag.
 
 From the environment come three numbers (RANK, WORLD_SIZE, LOCAL_RANK), asked for by name and only where torch.distributed
@@ -163,7 +163,7 @@ def role_from_ray() -> str | None:
 
 
 def role_of_class(name: str) -> str | None:
-    """The role that OpenRLHF's Ray actor classes stand for: PolicyModelActor, ReferenceModelActor, ActorModelRayActor."""
+    """The role that a Ray trainer's actor classes stand for: PolicyModelActor, ReferenceModelActor, ActorModelRayActor."""
     lowered = name.lower()
     return next((role for part, role in _ROLES if lowered.startswith(part)), None)
 

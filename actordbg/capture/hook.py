@@ -10,7 +10,7 @@ What the training job can rely on:
   does not fit is dropped and counted. Outputs, gradients and random states are those of a run without the hook.
 - **Broken**: whatever fails in the recorder is swallowed, counted, and reported once (`actordbg.capture.guard`).
 - `ACTORDBG_DISABLE=1` leaves the class alone. `ACTORDBG_STORE` and `ACTORDBG_RUN` override the store and the run's name.
-- **torch.compile**: `actor.model.compile()` (what OpenRLHF and DeepSpeed do) is not affected, the hook is outside of it. Where
+- **torch.compile**: `actor.model.compile()` (what trainers and DeepSpeed do) is not affected, the hook is outside of it. Where
   the actor itself is traced (`torch.compile(actor)`), the hook folds away to the original call: no graph break, no guard on
   our state, `fullgraph=True` still works, and, on purpose, nothing is recorded. To record such a run, compile `actor.model`.
 - **fork**: a child starts with an empty queue, a new thread and its own books; what the parent had queued, the parent writes.
@@ -27,11 +27,11 @@ from typing import Any
 
 from torch.compiler import is_compiling
 
+from actordbg.capture.binding import Binder
 from actordbg.capture.item import Item
 from actordbg.capture.recorder import Recorder
 from actordbg.formats.dump_record import is_plain_name
 from actordbg.formats.store_files import StoreFiles
-from actordbg.host.openrlhf.binding import Binder
 
 MARK = "__actordbg_forward__"
 """Attribute of a wrapped `forward`: the original. Its presence makes `install` idempotent."""

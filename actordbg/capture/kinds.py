@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from actordbg.capture.binding import Bound
 from actordbg.capture.facts import ActorFacts, CallFacts, Rank
 from actordbg.capture.ledger import Ledger
 from actordbg.formats.encoding import dtype_name
 from actordbg.formats.ringfile import sealed
-from actordbg.host.openrlhf.binding import Bound
 
 if TYPE_CHECKING:
     from actordbg.capture.ring import Ring

@@ -29,6 +29,7 @@ import torch
 from actordbg.base.errors import describe, scrub
 from actordbg.capture import facts, generators
 from actordbg.capture import ring_places as machine
+from actordbg.capture.binding import Binder, Bound
 from actordbg.capture.call_outputs import named_outputs, wants_actions
 from actordbg.capture.control import Control, ControlWatcher
 from actordbg.capture.guard import Notices, attempt
@@ -44,7 +45,6 @@ from actordbg.capture.writer import EXIT_SECONDS, ITEM_BYTES, Writer
 from actordbg.formats.dump_record import RNG_PREFIX
 from actordbg.formats.ringfile import DROPPED, OPEN, OWN_NUMBERS, SAMPLED, aligned
 from actordbg.formats.store_files import StoreFiles
-from actordbg.host.openrlhf.binding import Binder, Bound
 
 
 @dataclass

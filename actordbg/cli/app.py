@@ -52,7 +52,7 @@ CONTENTS = (
     Section(
         "Install",
         (
-            Command("doctor", "Check whether this machine and this OpenRLHF will work.", "doctor:doctor"),
+            Command("doctor", "Check whether this machine and the installed trainer will work.", "doctor:doctor"),
             Command("demo", "Record and replay a real training of a tiny model.", "demo:demo"),
             Command("patch", "Append the capture hook to OpenRLHF's actor.py.", "patch:patch"),
             Command("unpatch", "Take the capture hook out again, byte for byte.", "patch:unpatch"),

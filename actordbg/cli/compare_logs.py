@@ -32,7 +32,7 @@ Rule = Annotated[
     typer.Option(
         "--rule",
         metavar="first-mean-last|every-step|compare-backends",
-        help="What decides: first value, mean and last value; every step; or exactly what OpenRLHF's compare_backends.py "
+        help="What decides: first value, mean and last value; every step; or exactly what the script compare_backends.py "
         "decides.",
     ),
 ]

@@ -1,4 +1,4 @@
-"""`actordbg demo`: a real OpenRLHF training on this machine, recorded, replayed and reported, step by step."""
+"""`actordbg demo`: a real training on this machine, recorded, replayed and reported, step by step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Keep = Annotated[
 def demo(trainer: TrainerOption = "ppo", keep: Keep = None) -> None:
     """Record and replay a real training of a tiny model.
 
-    Patches a private copy of the installed openrlhf, trains, switches dumping on while it trains, indexes, replays twice,
+    Patches a private copy of the installed trainer, trains, switches dumping on while it trains, indexes, replays twice,
     reports and unpatches. Each step prints the command that you would type. Takes two to four minutes on two cores, without a
     GPU.
 

@@ -141,9 +141,9 @@ def _say_enabled(answer: Switch) -> None:
     if answer.job:
         say(f"Only the job {answer.job} follows this switch; it notices within a second.")
         return
-    say("Jobs started with a patched openrlhf notice within a second.")
+    say("Jobs that started with the hook notice within a second.")
     note("next: `actordbg dump status` says what they record; `actordbg dump disable` stops it")
-    note("      `actordbg status` says whether openrlhf is patched (`actordbg patch` does it)")
+    note("      `actordbg status` says whether actor.py is patched (`actordbg patch` does it)")
 
 
 def _say_disabled(answer: Switch) -> None:

@@ -84,7 +84,7 @@ def run(
     """Run a job and record it, without patching actor.py.
 
     For read-only images, and for a single run. COMMAND is what you would type without actordbg: torchrun, deepspeed, python, a
-    script, ray job submit. Its Python processes, Ray workers on other nodes included, wrap OpenRLHF's Actor when they import
+    script, ray job submit. Its Python processes, Ray workers on other nodes included, wrap the trainer's Actor when they import
     it. The exit code is that of COMMAND.
 
     Example: actordbg run --run ppo-7b --max-dumps 200 -- bash train_ppo.sh
@@ -180,7 +180,7 @@ def _say_recorded(answer: RunAnswer) -> None:
         note(f"actordbg: {human_bytes(answer.total['bytes'])} in {answer.store}")
         note(f"next: actordbg dump ls --where \"run='{answer.run}'\"")
     elif answer.switched_off:
-        note(f"actordbg: run {answer.run}: no process called OpenRLHF's Actor.forward where actordbg could see it")
+        note(f"actordbg: run {answer.run}: no process called the trainer's Actor.forward where actordbg could see it")
         if answer.exit_code == 0:
             note("actordbg: a python with -I, -E or -S does not look at PYTHONPATH; `actordbg doctor` checks the rest")
     if answer.recovered is not None and answer.recovered.recovered:

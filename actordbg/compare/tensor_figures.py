@@ -154,7 +154,7 @@ _COUNTED: dict[str, tuple[torch.dtype, torch.dtype]] = {
     "fp32": (torch.float32, torch.int32),
     "fp64": (torch.float32, torch.int32),
 }
-"""By OpenRLHF's name of a dtype: what values are rounded to, and the integers of the same width."""
+"""By the short name of a dtype: what values are rounded to, and the integers of the same width."""
 
 
 def ulp_distances(a: torch.Tensor, b: torch.Tensor, dtype: str) -> torch.Tensor:

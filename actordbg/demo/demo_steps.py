@@ -29,7 +29,7 @@ from pathlib import Path
 import actordbg
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem
 from actordbg.config.choices import gather_facts
-from actordbg.demo.demo_training import Progress, copy_trainer, start_training
+from actordbg.demo.demo_training import TrainingProgress, copy_trainer, start_training
 from actordbg.host.trainer import TRAINER, Program
 from actordbg.store.layout import Store
 
@@ -107,7 +107,7 @@ class Demo:
         lines = textwrap.wrap(f"{self.program.typed} {options}", 108, break_long_words=False, break_on_hyphens=False)
         return " \\\n    ".join(lines)
 
-    def _follow(self, progress: Progress) -> None:
+    def _follow(self, progress: TrainingProgress) -> None:
         if progress.phase == "step" and (not self._dumping or progress.step % self.program.every == 0):
             self.tell(f"  [{self._elapsed()}] step {progress.step}  {progress.text}")
         elif progress.phase != "step":

@@ -53,7 +53,7 @@ _QUIET = {
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainingProgress:
     """Where a training is: the last finished `step` (PPO: global steps; SFT: micro-batches), and words for it.
 
     `phase` is "starting", "loading", "step" or "ended". At a step, `text` holds the trainer's own figure: "reward 0.395".
@@ -82,14 +82,18 @@ class TrainingJob:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def wait(self, on_progress: Callable[[Progress], object] | None = None, *, timeout: float = 600.0) -> None:
+    def wait(self, on_progress: Callable[[TrainingProgress], object] | None = None, *, timeout: float = 600.0) -> None:
         """Follow the log until the training ends. Raises LaunchProblem if it fails or takes longer than `timeout` seconds.
 
         `on_progress` is called in this thread, once for each change of phase or step; while it runs, the training runs on.
         """
         deadline = time.monotonic() + timeout
         report = on_progress or (lambda progress: None)
-        report(Progress("starting", text="starting processes, each of which imports torch: most of the time goes here"))
+        report(
+            TrainingProgress(
+                "starting", text="starting processes, each of which imports torch: most of the time goes here"
+            )
+        )
         while True:
             code = self.process.poll()
             for progress in self._new_progress():
@@ -101,7 +105,7 @@ class TrainingJob:
             time.sleep(0.1)
         if code != 0:
             raise LaunchProblem(f"the training ended with exit code {code}", hint=self._last_words())
-        report(Progress("ended", text="the training ended"))
+        report(TrainingProgress("ended", text="the training ended"))
 
     def stop(self, grace: float = 5.0) -> None:
         """End every process of the training's session, politely for `grace` seconds, and remove its temporary files."""
@@ -119,14 +123,14 @@ class TrainingJob:
             time.sleep(0.02)
         shutil.rmtree(self.temporary, ignore_errors=True)
 
-    def _new_progress(self) -> Iterator[Progress]:
+    def _new_progress(self) -> Iterator[TrainingProgress]:
         with self.log.open("rb") as stream:
             stream.seek(self._seen)
             text = stream.read()
         complete = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
         self._seen += complete
         for said in self.program.progress(text[:complete].decode(errors="replace")):
-            progress = Progress(*said)
+            progress = TrainingProgress(*said)
             if progress.phase != "step" or progress.step > self._step:  # progress bars repeat themselves
                 self._step = max(self._step, progress.step)
                 yield progress

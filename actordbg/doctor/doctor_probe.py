@@ -21,13 +21,13 @@ import time
 MARK = "actordbg-doctor:"
 
 
-class Recorded:
+class RaisedHere:
     """Keeps whatever an import raises: a module may raise anything, and what it raised is the answer here."""
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
 
-    def __enter__(self) -> Recorded:
+    def __enter__(self) -> RaisedHere:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
@@ -64,17 +64,17 @@ def imports(modules: list[str]) -> None:
     """How each import went; torch and the CPU support come first, as in a replay worker."""
     say({"module": "torch", "state": "begin"})
     start = time.monotonic()
-    with Recorded() as recorded:
+    with RaisedHere() as recorded:
         say({"torch": torch_facts()})
     say(ended("torch", recorded.error, time.monotonic() - start))
-    with Recorded() as recorded:
+    with RaisedHere() as recorded:
         importlib.import_module("actordbg.host.trainer").TRAINER.support_cpu()
     if recorded.error is not None:
         say({"cpu_support": told(recorded.error)})
     for module in modules:
         say({"module": module, "state": "begin"})
         start = time.monotonic()
-        with Recorded() as recorded:
+        with RaisedHere() as recorded:
             importlib.import_module(module)
         say(ended(module, recorded.error, time.monotonic() - start))
 

@@ -1,7 +1,7 @@
 """Makes actor inputs where there are none yet: same format as captured ones, random ids, chosen shapes.
 
 Each rank gets `count` calls of `sequences` [B, S] (int64), `attention_mask` [B, S] (int64) and `action_mask` [B, A]
-(bool), as OpenRLHF's experience maker passes them: the actions are the last A positions, a prompt is padded on the left,
+(bool), as a trainer's experience maker passes them: the actions are the last A positions, a prompt is padded on the left,
 a response that ended early on the right. Every row keeps at least one prompt token and one action. The same seed gives
 the same tensors; ids and timestamps are new, so creating twice adds twice.
 

@@ -159,7 +159,7 @@ def inspect_target(target: Target, store: Store) -> Status:
     )
 
 
-def overwritten(known: Event, old: files.Snapshot) -> str:
+def overwritten(known: Event, old: files.FileRead) -> str:
     """The line that tells a user that a patch is gone, and how."""
     what = "the original is back" if old.sha256 == known.sha256_before else "another version was installed"
     return f"patched on {known.timestamp}, then overwritten without the trailer ({what})"

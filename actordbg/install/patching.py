@@ -111,7 +111,7 @@ def unpatch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
         return outcome
 
 
-def _plan_patch(found: Inspection, old: files.Snapshot, store: Store) -> tuple[str, bytes | None, int | None]:
+def _plan_patch(found: Inspection, old: files.FileRead, store: Store) -> tuple[str, bytes | None, int | None]:
     """The action, the text to append to (None: nothing to do) and the modification time to remember for it."""
     same_store = found.trailer is not None and found.trailer.store == str(store.root)
     if found.state is State.PATCHED and found.trailer:
@@ -129,7 +129,7 @@ def _plan_patch(found: Inspection, old: files.Snapshot, store: Store) -> tuple[s
 
 
 @contextmanager
-def _undone_unless_finished(old: files.Snapshot, data: bytes) -> Iterator[None]:
+def _undone_unless_finished(old: files.FileRead, data: bytes) -> Iterator[None]:
     """Put `data` in place; take it back, modification time included, if the block does not end well."""
     files.replace(old, data, way_out=WITHOUT_A_PATCH)
     finished = False
@@ -141,7 +141,7 @@ def _undone_unless_finished(old: files.Snapshot, data: bytes) -> Iterator[None]:
             files.replace(files.read(old.path), old.data, mtime_ns=old.stat.st_mtime_ns)
 
 
-def _nothing_to_cut(target: Target, old: files.Snapshot, store: Store, dry_run: bool) -> Outcome:
+def _nothing_to_cut(target: Target, old: files.FileRead, store: Store, dry_run: bool) -> Outcome:
     outcome = _outcome(target, old, "not patched", State.CLEAN, None, dry_run)
     known = patch_state.standing_patch(store, target.path)
     if known:
@@ -176,7 +176,7 @@ def _record_unpatch(target: Target, outcome: Outcome, stores: list[Store]) -> li
     return []
 
 
-def _back_up(store: Store, target: Target, old: files.Snapshot, source: bytes, mtime_ns: int | None) -> Path:
+def _back_up(store: Store, target: Target, old: files.FileRead, source: bytes, mtime_ns: int | None) -> Path:
     sha256 = trailer.sha256_of(source)
     facts = {
         "format": 1,
@@ -195,7 +195,7 @@ def _back_up(store: Store, target: Target, old: files.Snapshot, source: bytes, m
 
 
 def _outcome(
-    target: Target, old: files.Snapshot, action: str, state: State, store: str | None, dry_run: bool
+    target: Target, old: files.FileRead, action: str, state: State, store: str | None, dry_run: bool
 ) -> Outcome:
     return Outcome(
         action=action,

@@ -37,7 +37,7 @@ _NOT_OURS_TO_WRITE = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class FileRead:
     """A file's bytes and what `stat` said about exactly these bytes."""
 
     path: Path
@@ -50,12 +50,12 @@ class Snapshot:
         return hashlib.sha256(self.data).hexdigest()
 
 
-def read(path: Path) -> Snapshot:
+def read(path: Path) -> FileRead:
     """The file as it is now. EnvironmentProblem if it is not there or cannot be read."""
     try:
         with open(path, "rb") as file:
             data = file.read()
-            return Snapshot(path, data, os.fstat(file.fileno()))
+            return FileRead(path, data, os.fstat(file.fileno()))
     except OSError as error:
         raise EnvironmentProblem(
             f"cannot read {path}: {error.strerror}", hint="check the path and its rights"
@@ -74,7 +74,7 @@ def locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def replace(old: Snapshot, data: bytes, *, mtime_ns: int | None = None, way_out: str = "") -> None:
+def replace(old: FileRead, data: bytes, *, mtime_ns: int | None = None, way_out: str = "") -> None:
     """Put `data` in the place of the file that `old` was read from, with its mode, owner and extended attributes.
 
     `mtime_ns`: the new file's modification time; None for now. `way_out`: what to do where nothing can be written, for the
@@ -100,7 +100,7 @@ def replace(old: Snapshot, data: bytes, *, mtime_ns: int | None = None, way_out:
     sync_folder(old.path.parent)
 
 
-def _write(temporary: Path, data: bytes, old: Snapshot, mtime_ns: int | None) -> None:
+def _write(temporary: Path, data: bytes, old: FileRead, mtime_ns: int | None) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
     with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
         file.write(data)
@@ -125,7 +125,7 @@ def _copy_attributes(path: Path, descriptor: int) -> None:
                 os.setxattr(descriptor, name, os.getxattr(path, name))
 
 
-def _require_unchanged(old: Snapshot) -> None:
+def _require_unchanged(old: FileRead) -> None:
     now = os.stat(old.path)
     if (now.st_ino, now.st_size, now.st_mtime_ns) != (old.stat.st_ino, old.stat.st_size, old.stat.st_mtime_ns):
         raise Conflict(f"{old.path} was changed by another program just now", hint="look at it, then run this again")

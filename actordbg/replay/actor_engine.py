@@ -1,4 +1,4 @@
-"""The real engine of a worker: OpenRLHF's Actor, one captured call at a time, summarised and released.
+"""The real engine of a worker: the trainer's Actor, one captured call at a time, summarised and released.
 
 torch is imported when the engine is opened, so that a worker writes `boot` before the seconds that takes.
 """

@@ -111,7 +111,7 @@ def log_probs_of(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
 
 
 def of_the_masked(entropy: torch.Tensor, mask: torch.Tensor, seq_len: int) -> torch.Tensor:
-    """The entropies of the tokens that `mask` is about: OpenRLHF returns those of all next tokens, [B, S-1], for every call."""
+    """The entropies of the tokens that `mask` is about: a trainer returns those of all next tokens, [B, S-1], for every call."""
     of_all = (mask.shape[0], seq_len - 1)
     return entropy[:, -mask.shape[1] :] if tuple(entropy.shape) == of_all else entropy
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actordbg.formats.journal import rank_log
+from actordbg.host.trainer import TRAINER
 from actordbg.replay.processes import ALIVE, describe_status, state_of
 
 EXCERPT = 6000
@@ -46,10 +47,11 @@ _WAITS_FOR = {
 }
 _WRAPPERS = frozenset(("wrapper", "log_wrapper", "inner", "_fn", "wrapped_fn", "<lambda>"))
 _LOOP = re.compile(r"actordbg/replay/worker\.py (?:run|_loop)$")
-_LIBRARIES = re.compile(r"(?:^|/)((?:openrlhf|transformers|deepspeed|peft|ring_flash_attn|flash_attn)/.*)$")
+_KNOWN = rf"{TRAINER.package}|transformers|deepspeed|peft|ring_flash_attn|flash_attn"
+_LIBRARIES = re.compile(rf"(?:^|/)((?:{_KNOWN})/.*)$")
 _INSTALLED = re.compile(
     r"^.*/(?:site|dist)-packages/|^.*/lib/python3\.\d+/"
-    r"|^.*?/(?=(?:actordbg|openrlhf|transformers|deepspeed|torch|peft|ring_flash_attn|flash_attn)/)"
+    rf"|^.*?/(?=(?:actordbg|torch|{_KNOWN})/)"
 )
 
 
@@ -87,15 +89,16 @@ class Stack:
 
     @property
     def caller(self) -> Frame | None:
-        """The nearest frame of OpenRLHF, DeepSpeed, transformers, ... that is not the collective itself, else the top."""
+        """The nearest frame of the trainer, DeepSpeed, transformers, ... that is not the collective itself, else the top."""
         outside = [frame for frame in self.frames if not _COLLECTIVES.search(frame.path)]
         known = [frame for frame in outside if _LIBRARIES.search(frame.path) and frame.function not in _WRAPPERS]
         return next(iter(known or outside or self.frames), None)
 
     @property
     def model_frame(self) -> Frame | None:
-        """The nearest frame of OpenRLHF or of transformers."""
-        return next((one for one in self.frames if re.match(r"openrlhf/|transformers/", one.path)), None)
+        """The nearest frame of the trainer or of transformers."""
+        inside = (f"{TRAINER.package}/", "transformers/")
+        return next((one for one in self.frames if one.path.startswith(inside)), None)
 
     @property
     def waits_in(self) -> str | None:

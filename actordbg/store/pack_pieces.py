@@ -1,7 +1,7 @@
 """How a tensor's stored bytes are cut into pieces, so that the same row is found again wherever it is padded differently.
 
 A tensor is cut into its rows (dim 0). From each row the padding goes: a run, be it of one, at the beginning or the end, of an
-element that often pads this kind of tensor on that side. OpenRLHF pads with the end-of-text token, so a row without padding still
+element that often pads this kind of tensor on that side. Trainers pad with the end-of-text token, so a row without padding still
 ends in one such element; that it counts as padding is what makes both rows equal in the middle. What is left is the row's core:
 one piece, stored once. A row of a few runs (a mask) is just these runs.
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from capturekit import SIGNATURES, ForkWithTypingDefault, ForkWithVisualInputs, SignatureD, SignatureH, ids, padded_mask
 
+from actordbg.capture.binding import MAX_ARGUMENTS, MAX_STRING, Binder, Bound
 from actordbg.formats.dump_record import MAX_RECORD
-from actordbg.host.openrlhf.binding import MAX_ARGUMENTS, MAX_STRING, Binder, Bound
 
 
 def bind(actor: type, *args: Any, **kwargs: Any) -> Bound:

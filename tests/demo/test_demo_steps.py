@@ -20,7 +20,7 @@ from roots import ROOT
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem
 from actordbg.demo import demo_steps as steps
 from actordbg.demo.demo_steps import Demo, FileState, require_modules
-from actordbg.demo.demo_training import Progress
+from actordbg.demo.demo_training import TrainingProgress
 from actordbg.replay.processes import session_members
 
 
@@ -38,7 +38,12 @@ class Recorded(Demo):
 
 def test_dumping_is_switched_on_once_after_the_first_step(tmp_path: Path) -> None:
     demo = Recorded("ppo", tmp_path)
-    for progress in (Progress("starting"), Progress("loading"), Progress("step", 1), Progress("step", 2)):
+    for progress in (
+        TrainingProgress("starting"),
+        TrainingProgress("loading"),
+        TrainingProgress("step", 1),
+        TrainingProgress("step", 2),
+    ):
         demo._follow(progress)
         assert (("dump", "enable") in demo.ran) == (progress.phase == "step")
     assert demo.ran == [("dump", "enable")]
@@ -47,7 +52,7 @@ def test_dumping_is_switched_on_once_after_the_first_step(tmp_path: Path) -> Non
 def test_a_long_training_is_told_in_few_lines(tmp_path: Path) -> None:
     demo = Recorded("sft", tmp_path)
     for step in range(1, 121):
-        demo._follow(Progress("step", step))
+        demo._follow(TrainingProgress("step", step))
     assert len(demo.said) < 10
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem
 from actordbg.demo import demo_training as training
-from actordbg.demo.demo_training import Progress, TrainingJob, copy_trainer
+from actordbg.demo.demo_training import TrainingJob, TrainingProgress, copy_trainer
 from actordbg.host.openrlhf.demo_driver import ON_CPU
 from actordbg.host.openrlhf.demo_programs import PROGRAMS
 from actordbg.replay.processes import session_members
@@ -67,7 +67,7 @@ def _job(tmp_path: Path, script: str) -> TrainingJob:
 
 
 def test_progress_is_reported_in_order_and_each_step_once(tmp_path: Path) -> None:
-    seen: list[Progress] = []
+    seen: list[TrainingProgress] = []
     with _job(tmp_path, f"import time; print({SFT_LOG!r} * 2, flush=True)") as job:
         job.wait(seen.append, timeout=30)
     assert [(p.phase, p.step) for p in seen if p.phase != "loading"] == [
@@ -113,7 +113,7 @@ def test_nothing_of_a_training_survives_not_even_what_ignores_being_asked(tmp_pa
 
 
 def test_an_interruption_ends_the_training_and_passes_on(tmp_path: Path) -> None:
-    def interrupt(progress: Progress) -> None:
+    def interrupt(progress: TrainingProgress) -> None:
         raise KeyboardInterrupt
 
     job = _job(tmp_path, "import time; time.sleep(60)")

@@ -413,7 +413,7 @@ def test_an_owner_that_cannot_be_kept_is_a_refusal(actor: Path, store: Store, mo
     other = os.stat_result([*old.stat[:4], old.stat.st_uid + 1, *old.stat[5:]])
     monkeypatch.setattr(os, "fchown", refuse)
     with pytest.raises(EnvironmentProblem, match="not permitted"):
-        replace.replace(replace.Snapshot(actor, old.data, other), b"new")
+        replace.replace(replace.FileRead(actor, old.data, other), b"new")
     assert actor.read_bytes() == ACTOR and [path.name for path in actor.parent.iterdir()] == ["actor.py"]
 
 

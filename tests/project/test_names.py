@@ -17,9 +17,7 @@ RENAMED_SOON = {
     "MatrixCell",
     "Outcome",
     "Part",
-    "Progress",
     "Slot",
-    "Snapshot",
     "_File",
     "_Folder",
 }

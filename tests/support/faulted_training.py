@@ -27,11 +27,18 @@ faults.instrument("actordbg")
 
 import torch  # noqa: E402
 
-from actordbg.capture import guard, hook, recorder, rotation, watch, writer  # noqa: E402
+from actordbg.capture import (  # noqa: E402
+    binding,
+    guard,
+    hook,
+    recorder,
+    rotation,
+    watch,
+    writer,
+)
 from actordbg.capture import trigger_verdicts as verdicts  # noqa: E402
 from actordbg.capture.control import Control  # noqa: E402
 from actordbg.capture.ledger import Ledger  # noqa: E402
-from actordbg.host.openrlhf import binding  # noqa: E402
 
 
 def hasten() -> None:

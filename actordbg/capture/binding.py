@@ -1,6 +1,6 @@
 """From a call of `Actor.forward` to what can be stored of it: tensors, plain arguments, process groups, and the rest.
 
-OpenRLHF's `forward` has had 8 signatures and forks have more, so nothing is known here about any of them: names come from
+A trainer's `forward` has had 8 signatures and forks have more, so nothing is known here about any of them: names come from
 `inspect.signature`, read once per class. An argument given by position or by name, or left to its default, ends up under
 the same name. What each value becomes:
 
