@@ -192,9 +192,8 @@ def _shown(store: Store, name: str, how: Format) -> None:
 
 def _answer(store: Store, record: MatrixRecord) -> MatrixAnswer:
     from actordbg.matrix.cell_outcomes import context_of
-    from actordbg.matrix.cell_verdicts import all_good
 
-    return MatrixAnswer(record, all_good(record), context_of(store, record))
+    return MatrixAnswer(record, record.good, context_of(store, record))
 
 
 def _run(

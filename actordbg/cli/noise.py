@@ -93,7 +93,7 @@ def noise(
 def run(store: Store, spec: ReplaySpec, *, quiet: bool) -> NoiseRecord:
     """Check the configuration, run all five replays with a progress bar, and leave the catalog up to date."""
     from actordbg.actor.known_failures import check_config, refuse_findings
-    from actordbg.compare.noise_runs import measure_noise
+    from actordbg.compare.noise_floor import measure_noise
     from actordbg.config.replay_config import VARIATIONS
     from actordbg.replay.live_catalog import LiveCatalog
     from actordbg.replay.selection import defaults_of

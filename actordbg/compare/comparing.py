@@ -21,6 +21,7 @@ import heapq
 import math
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,8 +54,10 @@ DETAILED = 50
 NAMED = 10
 """How many dumps, the worst ones, have the ids of their worst tokens: each of these dumps is read for it."""
 
-Progress = Callable[[int, int], None]
+Counter = Callable[[int, int], None]
 """Called with (dumps done, dumps in all) after each dump."""
+Applying = Callable[[str | None], Applied]
+"""The thresholds by the weaker dtype of a dump's two sides; only golden's dumps may differ in it."""
 
 
 def compare(
@@ -65,7 +68,7 @@ def compare(
     thresholds: Thresholds | None = None,
     noise: NoiseRecord | None = None,
     only: Collection[str] | None = None,
-    on_progress: Progress | None = None,
+    on_progress: Counter | None = None,
 ) -> ComparisonRecord:
     """Compare the replay `a` with `b`: an id, the beginning of one, or "last"; `b` may also be "golden".
 
@@ -81,7 +84,7 @@ def compare(
     if only is not None:
         wanted = [dump_id for dump_id in wanted if dump_id in set(only)]
     blocked = sides.why_not(ours, theirs)
-    applied = _Thresholds(thresholds or Thresholds(), ours, theirs)
+    applied = cache((thresholds or Thresholds()).for_dtype)
     found, floors = _Worst(), Floors(noise)
     with _one_thread():
         for done, dump_id in enumerate(wanted, 1):
@@ -90,7 +93,7 @@ def compare(
                 on_progress(done, len(wanted))
     dumps = _with_token_ids(store, ours, found.sorted())
     verdict = _overall(dumps)
-    shown = applied.shown()
+    shown = applied(weaker(side.info.dtype for side in (ours, theirs)))
     return ComparisonRecord(
         comparison_id=new_replay_id(),
         created_at=now_timestamp(),
@@ -101,7 +104,7 @@ def compare(
         verdict=verdict,
         dumps=dumps,
         noise_id=noise.noise_id if noise else None,
-        reasons=_notes(ours, theirs, dumps, blocked, noise, only),
+        reasons=tuple(_notes(ours, theirs, dumps, blocked, noise, only)),
     )
 
 
@@ -142,28 +145,8 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class _Thresholds:
-    """The thresholds of each dump: by the weaker dtype of its two sides, which only golden's dumps may differ in."""
-
-    def __init__(self, asked: Thresholds, a: Side, b: Side) -> None:
-        self._asked, self._sides = asked, (a, b)
-        self._made: dict[str | None, Applied] = {}
-
-    def of(self, ours: Values, theirs: Values) -> Applied:
-        return self._for(weaker([ours.dtype, theirs.dtype]))
-
-    def shown(self) -> Applied:
-        """What the record names: the weakest dtype's."""
-        return self._for(weaker(side.info.dtype for side in self._sides))
-
-    def _for(self, dtype: str | None) -> Applied:
-        if dtype not in self._made:
-            self._made[dtype] = self._asked.for_dtype(dtype)
-        return self._made[dtype]
-
-
 def _one(
-    a: sides.ReplaySide, b: Side, dump_id: str, blocked: str | None, thresholds: _Thresholds, floors: Floors
+    a: sides.ReplaySide, b: Side, dump_id: str, blocked: str | None, applied: Applying, floors: Floors
 ) -> tuple[DumpComparison, float]:
     """One dump's comparison, and its severity."""
     given = a.inputs.get(dump_id) or b.inputs.get(dump_id)
@@ -177,7 +160,7 @@ def _one(
     dump, broken = measure(dump_id, length, ours, theirs)
     if dump.log_probs is None or not dump.log_probs.count:
         return replace(dump, verdict=NOT_COMPARED, not_compared={"dump": "its mask selects no token"}), -1.0
-    limits = thresholds.of(ours, theirs).limits
+    limits = applied(weaker([ours.dtype, theirs.dtype])).limits
     if not broken and not limits.keys() & measures(dump).keys():
         reason = "nothing that was measured has a threshold"
         return replace(dump, verdict=NOT_COMPARED, not_compared=dump.not_compared | {"dump": reason}), -1.0
@@ -267,19 +250,8 @@ def _notes(
     blocked: str | None,
     noise: NoiseRecord | None,
     only: Collection[str] | None,
-) -> tuple[str, ...]:
-    return tuple(_note_lines(a, b, dumps, blocked, noise, only))
-
-
-def _note_lines(
-    a: sides.ReplaySide,
-    b: Side,
-    dumps: tuple[DumpComparison, ...],
-    blocked: str | None,
-    noise: NoiseRecord | None,
-    only: Collection[str] | None,
 ) -> Iterator[str]:
-    """What has to be said about the whole comparison."""
+    """Remarks about the whole comparison."""
     if blocked:
         yield blocked
     if not dumps:

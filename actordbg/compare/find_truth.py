@@ -1,4 +1,4 @@
-"""The truth for a replay's inputs: the oracle replay that belongs to it, the one that is there or a new one.
+"""The truth for a replay's inputs: the replay that is its truth, found in the store or run now.
 
 What the truth depends on is little: the inputs, the model and how many of its layers, the dtype that its weights are rounded to,
 the temperature, and whether gradients are wanted. Whether a replay was packed, compiled or sharded changes nothing, so many
@@ -44,17 +44,19 @@ def ensure_truth(
     on_event: Callable[[Progress], None] = lambda event: None,
     on_tick: Callable[[], None] = lambda: None,
 ) -> str:
-    """The id of a finished oracle replay in `dtype` ("fp32", "fp64") of every input of replay `replay_id`.
+    """The id of a finished truth in `dtype` ("fp32", "fp64") for every input of replay `replay_id`.
 
     One that is there is used again; else it runs now, with `on_event` and `on_tick` as in `run_replay`. `replay_id` may be a
     prefix, or "last". Raises StoreProblem for an unknown replay or one that built no actor, Unsupported where no input has a
     truth, and whatever `run_replay` raises.
     """
     wanted = wanted_truth(store, load_spec(store, replay_id), dtype)
-    return ensure_oracle(store, wanted, command=f"the truth of replay {replay_id}", on_event=on_event, on_tick=on_tick)
+    return ensure_lone_rows(
+        store, wanted, command=f"the truth of replay {replay_id}", on_event=on_event, on_tick=on_tick
+    )
 
 
-def ensure_oracle(
+def ensure_lone_rows(
     store: Store,
     wanted: Wanted,
     *,
@@ -62,7 +64,7 @@ def ensure_oracle(
     on_event: Callable[[Progress], None] = lambda event: None,
     on_tick: Callable[[], None] = lambda: None,
 ) -> str:
-    """The id of this oracle replay, the newest one that is there or a new one, for which `command` says why it was run."""
+    """The id of the newest such replay in the store, else of a new one. `command` says why a new one was run."""
     found = find_truth(store, wanted)
     if found is not None:
         return found

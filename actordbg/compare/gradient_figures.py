@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from actordbg.compare.tensor_figures import figures, upper_percentiles
+from actordbg.compare.tensor_figures import figures, spread_of
 from actordbg.formats.comparison_record import Figures, ParameterFigures
 
 PREFIX = "grad/"
@@ -134,21 +134,12 @@ class _Sums:
     def figures(self) -> Figures:
         if not self._count:
             return Figures(0)
-        absolute, relative = torch.cat(self._absolute), torch.cat(self._relative)
         ours, theirs, product, difference = self._products.tolist()
         norms = math.sqrt(ours) * math.sqrt(theirs)
-        p95_abs, p99_abs = upper_percentiles(absolute)
-        p95_rel, p99_rel = upper_percentiles(relative)
         return Figures(
             count=self._count,
-            max_abs=float(absolute.max()),
-            mean_abs=float(absolute.double().mean()),
-            p95_abs=p95_abs,
-            p99_abs=p99_abs,
-            max_rel=float(relative.max()) if relative.numel() else None,
-            mean_rel=float(relative.double().mean()) if relative.numel() else None,
-            p95_rel=p95_rel,
-            p99_rel=p99_rel,
+            **spread_of("abs", torch.cat(self._absolute)),
+            **spread_of("rel", torch.cat(self._relative)),
             cosine=1.0 if difference == 0 else max(-1.0, min(1.0, product / norms)) if norms else None,
             distance=0.0 if difference == 0 else math.sqrt(difference / theirs) if theirs else None,
         )

@@ -1,48 +1,58 @@
-"""How far a configuration moves by itself: the noise floor, below which no difference means anything.
+"""How far a configuration moves by itself: the noise floor. A difference below it means nothing.
 
-The unchanged replay is compared with the same inputs run again, re-padded, re-batched and re-ordered (`actordbg.actor.variants`),
-all under the same configuration. Each comparison gives the measures of `numerics.thresholds.measures` for each dump; the floor of
-a dump is the largest of them over all variants, the floor of the configuration the largest over all dumps. Floors and
-thresholds so have the same names, and a comparison looks each measure up in its dump's floor.
+`measure_noise` runs the same inputs several times under one configuration: unchanged, again ("repeat"), and with more padding,
+every row twice and rows reversed (`actordbg.actor.variants`). Each run is a replay of its own and stays in the store. The
+unchanged one and the variations share one loaded Actor; "repeat" has new processes, so it also sees what differs from
+process to process.
 
-"rounding" is beside them: how far the dtype alone is from the truth, measured row by row without any of the configuration. It
-counts `ROUNDING_MARGIN` times: another order of the same operations rounds otherwise, and the largest of a few hundred
-rounding errors is a matter of luck.
+`measure` compares the runs. The floor of a dump is the largest value of each measure (`compare.thresholds.measures`) over
+all runs; the floor of the configuration is the largest over all dumps. Floors and thresholds have the same names.
 
-**A fault is no floor.** A configuration that lets rows leak into each other moves when they are reordered, as far as it is wrong:
-taken for noise, that would make it green. Other shapes and another order only round otherwise, so what a variation moves beyond
-the thresholds of the dtype *and* beyond `FAULT` times what rounding and running again move is left out, and said.
+**Rounding** is measured too. Two runs that round alike agree to the bit, and both are wrong in the third digit. So each row is
+also computed alone in the configuration's dtype and in the next wider one (bf16 and fp16 against fp32, fp32 against fp64). That
+difference counts `ROUNDING_MARGIN` times, because another order of the same operations rounds differently.
 
-A dump that a variant could not run (out of memory in the doubled batch, say) has the floor of the other variants, and the record
-says so. A NaN that comes and goes is no floor: it is said, and leaves the measure out.
+**Faults stay out of the floor.** If rows leak into each other, reversing them moves the numbers by as much as they are wrong.
+Taken for noise, that would make a wrong configuration look right. Other shapes and orders only round differently. So a
+movement beyond the dtype's thresholds *and* beyond `FAULT` times what rounding and running again explain is left out and named.
+
+A dump that one run failed on (out of memory with every row twice, say) has the floor of the other runs, and the record says so.
+A NaN that comes and goes is named, and leaves its measure out.
 
 Example:
-    record = measure(store, "20250619T052608-9f3a2c", {"repeat": "20250619T052701-0b11aa", "repad": "..."})
+    record = measure_noise(store, plan.spec, on_run=print)
     record.floor["max_abs"]            # 3.1e-06
-    save(store, record)
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.catalog import query
 from actordbg.compare import sides
 from actordbg.compare.comparing import compare
+from actordbg.compare.find_truth import ensure_lone_rows, wanted_truth
 from actordbg.compare.thresholds import Thresholds, measures
+from actordbg.config.replay_config import VARIATIONS
 from actordbg.formats.comparison_record import NOT_COMPARED, DumpComparison, Figures
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.noise_record import DumpNoise, NoiseRecord, NoiseVariant
+from actordbg.formats.replay_record import ReplaySpec
 from actordbg.replay.plan import new_replay_id
+from actordbg.replay.supervise import Progress, run_replay
+from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store
 
 NOT_THE_CONFIGURATION = ("timeout_s", "keep_tensors", "keep_gradients", "vary", "seed", "backward")
 """Settings of a replay that do not change the log-probs that a configuration gives."""
 
 
-ROUNDING, REPEAT = "rounding", "repeat"
+UNCHANGED, REPEAT, ROUNDING = "unchanged", "repeat", "rounding"
+WIDER = {"bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
+"""The dtype that a dtype's rounding is measured against."""
 ROUNDING_MARGIN = 2.0
 FAULT = 10.0
 """Movement of this many times what explains it is a fault. Measured with the tiny model: 1.1 times in bf16 where nothing
@@ -56,7 +66,7 @@ def measure(
 ) -> NoiseRecord:
     """The noise floor from finished replays: the `unchanged` one, and by variation the others. `save` writes it.
 
-    `rounding`: two oracle replays of the same inputs, in the configuration's dtype and in a wider one.
+    `rounding`: two replays of the same inputs, each row alone, in the configuration's dtype and in a wider one.
 
     Raises StoreProblem where nothing could be compared: a floor of nothing would call every difference real.
     """
@@ -196,3 +206,63 @@ def _missing(name: str, dumps: Sequence[DumpComparison]) -> list[str]:
         if reason is not None:
             said.append(f"{name} of {dump.dump_id}: {reason}")
     return said
+
+
+def measure_noise(
+    store: Store,
+    spec: ReplaySpec,
+    *,
+    on_run: Callable[[str], None] = lambda name: None,
+    on_event: Callable[[Progress], None] = lambda event: None,
+    on_tick: Callable[[], None] = lambda: None,
+) -> NoiseRecord:
+    """Run `spec` unchanged and varied in every way, measure the floor, and write it to the store.
+
+    `on_run` is called with "unchanged", "repeat", ..., "rounding" before each kind of replay. Raises whatever `run_replay`
+    raises, and StoreProblem where no input passed twice.
+    """
+    if spec.config.vary is not None:
+        raise UsageError("a noise floor is measured over every variation", hint="leave `vary` out of the configuration")
+    if not spec.config.keep_tensors:
+        raise UsageError("without tensors there is nothing to measure", hint="leave --no-keep-tensors out")
+    ids: dict[str, str] = {}
+
+    def run(name: str, warm: WarmGroups | None) -> None:
+        on_run(name)
+        varied = varied_spec(spec, None if name == UNCHANGED else name)
+        run_replay(store, varied, on_event, on_tick=on_tick, warm=warm)
+        ids[name] = varied.replay_id
+
+    with WarmGroups() as warm:
+        for name in (UNCHANGED, *(one for one in VARIATIONS if one != REPEAT)):
+            run(name, warm if spec.config.oracle is None else None)  # the truth's model is never shared
+    run(REPEAT, None)
+    unchanged = ids[UNCHANGED]
+    rounding = None
+    if spec.config.oracle is None:
+        on_run(ROUNDING)
+        rounding = _rounding(store, unchanged, on_event, on_tick)
+    record = measure(store, unchanged, {name: ids[name] for name in VARIATIONS}, rounding=rounding)
+    save(store, record)
+    return record
+
+
+def _rounding(
+    store: Store, unchanged: str, on_event: Callable[[Progress], None], on_tick: Callable[[], None]
+) -> tuple[str, str] | None:
+    """Replays with each row alone: in the dtype that the configuration computes in, and in the next wider one."""
+    side = sides.open_replay(query.open_fresh(store), unchanged)
+    narrow = side.info.dtype
+    if narrow not in WIDER:
+        return None
+    found = []
+    for dtype in (narrow, WIDER[narrow]):
+        wanted = wanted_truth(store, side.spec, dtype)
+        command = f"the rounding of replay {unchanged}, in {dtype}"
+        found.append(ensure_lone_rows(store, wanted, command=command, on_event=on_event, on_tick=on_tick))
+    return found[0], found[1]
+
+
+def varied_spec(spec: ReplaySpec, how: str | None) -> ReplaySpec:
+    """The same replay under an id of its own, each input varied in this way; None: not at all."""
+    return replace(spec, replay_id=new_replay_id(), created_at=now_timestamp(), config=replace(spec.config, vary=how))

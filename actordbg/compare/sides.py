@@ -274,6 +274,6 @@ def label_of(row: query.ReplayRow) -> str:
 
 
 def _dtype(name: str | None) -> str | None:
-    """OpenRLHF's name of a torch dtype, "fp64" for float64, and any other name as it is."""
+    """The short name of a torch dtype, "fp64" for float64, and any other name as it is."""
     plain = (name or "").removeprefix("torch.")
     return "fp64" if plain in ("float64", "fp64") else short_dtype(plain) or plain or None

@@ -20,6 +20,7 @@ Example::
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -49,18 +50,10 @@ def figures(a: Tensor, b: Tensor, *, log_probs: bool = False, dtype: str | None 
     both = ours.isfinite()
     relative = (distances / theirs.abs())[(theirs != 0) & both]
     norm = float(theirs[both].norm())
-    p95_abs, p99_abs = upper_percentiles(distances)
-    p95_rel, p99_rel = upper_percentiles(relative)
     return Figures(
         count=ours.numel(),
-        max_abs=float(distances.max()),
-        mean_abs=float(distances.mean()),
-        p95_abs=p95_abs,
-        p99_abs=p99_abs,
-        max_rel=_finite(float(relative.max())) if relative.numel() else None,
-        mean_rel=_finite(float(relative.mean())) if relative.numel() else None,
-        p95_rel=p95_rel,
-        p99_rel=p99_rel,
+        **spread_of("abs", distances),
+        **spread_of("rel", relative),
         cosine=cosine(ours[both], theirs[both]),
         kl_k1=float((theirs - ours).masked_fill(same, 0.0).mean()) if log_probs else None,
         kl_k3=_finite(float((torch.expm1(difference) - difference).mean())) if log_probs else None,
@@ -68,6 +61,15 @@ def figures(a: Tensor, b: Tensor, *, log_probs: bool = False, dtype: str | None 
         max_ulp=_max_ulp(ours, theirs, same, dtype),
         distance=relative_distance(float(difference.norm()), norm),
     )
+
+
+def spread_of(kind: str, values: Tensor) -> dict[str, Any]:
+    """The four figures of Figures that end in `kind` ("abs" or "rel"): of differences, 1-D. None of nothing."""
+    if not values.numel():
+        return {}
+    p95, p99 = upper_percentiles(values)
+    largest, mean = _finite(float(values.max())), _finite(float(values.double().mean()))
+    return {f"max_{kind}": largest, f"mean_{kind}": mean, f"p95_{kind}": p95, f"p99_{kind}": p99}
 
 
 def upper_percentiles(values: Tensor) -> tuple[float | None, float | None]:

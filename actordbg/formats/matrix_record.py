@@ -8,7 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from actordbg.formats.comparison_record import GOOD
 from actordbg.formats.stored_record import StoredRecord
+
+PASSED, FAILED, UNAVAILABLE, NOT_RUN = "passed", "failed", "unavailable", "not run"
+"""What becomes of a cell."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,16 @@ class MatrixCell:
     regressed: tuple[str, ...] = ()
     loads: int = 0
 
+    @property
+    def good(self) -> bool:
+        """It passed, and what it computed is not known to be wrong."""
+        return self.status == PASSED and (self.verdict is None or self.verdict in GOOD)
+
+    @property
+    def wrong(self) -> bool:
+        """It passed, and its numbers are not the truth's, or could not be compared with it."""
+        return self.status == PASSED and not self.good
+
 
 @dataclass(frozen=True)
 class MatrixRecord(StoredRecord):
@@ -71,3 +85,10 @@ class MatrixRecord(StoredRecord):
     baseline: str | None = None
     loads: int = 0
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def good(self) -> bool:
+        """Something ran, and nothing is wrong, failed or regressed. What failed in the baseline already may fail here."""
+        ran = [cell for cell in self.cells if cell.status in (PASSED, FAILED)]
+        failed = not self.baseline and any(cell.status == FAILED for cell in ran)
+        return bool(ran) and not failed and not any(cell.wrong or cell.regressed for cell in self.cells)

@@ -17,10 +17,9 @@ from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError, Refused
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.journal import SUPERVISOR, Event, rank_journal, rank_log, read_events, read_results
-from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
+from actordbg.formats.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 from actordbg.formats.replay_record import PASSED as INPUT_PASSED
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
-from actordbg.matrix.cells import FAILED, NOT_RUN, PASSED, UNAVAILABLE
 from actordbg.matrix.matrix_document import MatrixContext
 from actordbg.replay.launch import groups_of
 from actordbg.replay.supervise import load_spec

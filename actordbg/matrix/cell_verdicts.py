@@ -10,14 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from actordbg.base.errors import ActordbgError, StoreProblem, UsageError
-from actordbg.formats.comparison_record import GOOD, MISMATCH, NOT_COMPARED, ComparisonRecord, DumpComparison
+from actordbg.formats.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord, DumpComparison
 from actordbg.formats.journal import read_results
-from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
+from actordbg.formats.matrix_record import UNAVAILABLE, MatrixCell, MatrixRecord
 from actordbg.formats.replay_record import PASSED as INPUT_PASSED
 from actordbg.formats.replay_record import ResultRecord
 from actordbg.matrix import matrix_files as matrices
 from actordbg.matrix.cell_outcomes import data_of
-from actordbg.matrix.cells import FAILED, PASSED, UNAVAILABLE
 from actordbg.replay.supervise import Progress, load_spec
 from actordbg.report.summary import summarise
 from actordbg.store.layout import Store
@@ -26,34 +25,14 @@ SHOWN = 3
 """Dumps that a regression names."""
 
 
-def is_good(cell: MatrixCell) -> bool:
-    """It passed, and what it computed is not known to be wrong."""
-    return cell.status == PASSED and (cell.verdict is None or cell.verdict in GOOD)
-
-
-def is_wrong(cell: MatrixCell) -> bool:
-    """It passed, and its numbers are not the truth's, or could not be compared with them."""
-    return cell.status == PASSED and not is_good(cell)
-
-
-def all_good(record: MatrixRecord) -> bool:
-    """Whether the answer is good: something ran, nothing is wrong, and nothing failed; with a baseline: nothing regressed, and
-    what failed there already may fail here.
-    """
-    ran = [cell for cell in record.cells if cell.status in (PASSED, FAILED)]
-    bad = [cell for cell in record.cells if is_wrong(cell) or cell.regressed]
-    failed = [] if record.baseline else [cell for cell in ran if cell.status == FAILED]
-    return bool(ran) and not bad and not failed
-
-
 def judged(
     store: Store,
     cell: MatrixCell,
-    oracle: str,
+    truth_dtype: str,
     on_event: Callable[[Progress], None] = lambda event: None,
     on_tick: Callable[[], None] = lambda: None,
 ) -> tuple[MatrixCell, str | None]:
-    """A passed cell with its verdict against the truth in dtype `oracle`, which is computed where it is not there; and the
+    """A passed cell with its verdict against the truth in `truth_dtype`, which is computed where it is not there; and the
     truth's replay. A truth that cannot be computed leaves the cell `not-compared`, with the reason.
     """
     from actordbg.compare.comparing import compare, save
@@ -61,7 +40,7 @@ def judged(
 
     assert cell.replay_id is not None
     try:
-        truth = ensure_truth(store, cell.replay_id, dtype=oracle, on_event=on_event, on_tick=on_tick)
+        truth = ensure_truth(store, cell.replay_id, dtype=truth_dtype, on_event=on_event, on_tick=on_tick)
         record = compare(store, cell.replay_id, truth)
     except ActordbgError as problem:
         return replace(cell, verdict=NOT_COMPARED, reason=f"no truth to compare with: {problem.message}"), None
@@ -171,7 +150,7 @@ def regressions(store: Store, cell: MatrixCell, baseline: Baseline) -> tuple[str
     """
     like, theirs = baseline.cell_like(cell), baseline.replay_for(cell)
     if cell.status == UNAVAILABLE:
-        return (f"it passed in the baseline, and is unavailable here: {cell.reason}",) * bool(like and is_good(like))
+        return (f"it passed in the baseline, and is unavailable here: {cell.reason}",) * bool(like and like.good)
     if theirs is None or cell.replay_id is None or theirs == cell.replay_id:
         return ()
     there, here = read_results(store.replays / theirs), read_results(store.replays / cell.replay_id)

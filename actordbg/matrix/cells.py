@@ -18,10 +18,8 @@ from actordbg.base.errors import UsageError
 from actordbg.config.choices import Facts, choose
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.formats.matrix_record import MatrixCell
+from actordbg.formats.matrix_record import NOT_RUN, UNAVAILABLE, MatrixCell
 from actordbg.matrix.axes import Combination
-
-PASSED, FAILED, UNAVAILABLE, NOT_RUN = "passed", "failed", "unavailable", "not run"
 
 
 def make_cells(

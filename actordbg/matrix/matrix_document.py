@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actordbg.base.units import human_bytes, plural
-from actordbg.formats.comparison_record import GOOD, NOT_COMPARED
-from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
+from actordbg.formats.comparison_record import NOT_COMPARED
+from actordbg.formats.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 from actordbg.report.blocks import Block, Grid, Heading, Items, Paragraph, number, seconds, setting
 from actordbg.report.failures import Explain, nothing_known
 
@@ -23,7 +23,6 @@ _ORDER = (
     "backend", "zero_stage", "nproc", "tp", "ring", "dtype", "attn", "compile", "compile_backend", "deepcompile", "packing",
 )  # fmt: skip
 _SHORT = {"flash_attention_2": "flash"}
-_PASSED, _FAILED = "passed", "failed"
 
 
 @dataclass(frozen=True)
@@ -54,26 +53,26 @@ def matrix_document(record: MatrixRecord, context: MatrixContext, explain: Expla
         *_section("In part", _in_part(record.cells)),
         *_section("Regressed", [f"{_label(c)}: {'; '.join(c.regressed)}" for c in record.cells if c.regressed]),
         *_section(
-            "Failed", [line for cell in record.cells if cell.status == _FAILED for line in _failure(cell, explain)]
+            "Failed", [line for cell in record.cells if cell.status == FAILED for line in _failure(cell, explain)]
         ),
         *_section("Unavailable and not run", _left_out(record.cells)),
         *_section("Loaded", _loaded(record, context)),
-        *_section("What it ran on", _facts(record, context)),
+        *_section("What it ran on", list(_facts(record, context))),
     ]
 
 
 def verdict_word(cell: MatrixCell) -> str:
     """What became of the cell, in one word or two."""
-    if cell.status == _PASSED and cell.verdict is not None and cell.verdict not in GOOD:
+    if cell.wrong:
         return WRONG
-    if cell.status == "not run" and not cell.reason and cell.replay_id:
+    if cell.status == NOT_RUN and not cell.reason and cell.replay_id:
         return "unfinished"
     return cell.status
 
 
 def _counted(record: MatrixRecord) -> str:
     words = [verdict_word(cell) for cell in record.cells]
-    names = (_PASSED, WRONG, _FAILED, "unavailable", "unfinished", "not run")
+    names = (PASSED, WRONG, FAILED, UNAVAILABLE, "unfinished", NOT_RUN)
     counts = [f"{words.count(name)} {name}" for name in names if name in words]
     regressed = sum(bool(cell.regressed) for cell in record.cells)
     return f"{plural(len(record.cells), 'cell')} on {plural(len(record.dump_ids), 'dump')}: {', '.join(counts)}" + (
@@ -100,8 +99,8 @@ def _table(record: MatrixRecord) -> Grid:
 
 def _result(cell: MatrixCell) -> str:
     word = verdict_word(cell)
-    bad = sum(count for status, count in cell.counts.items() if status != _PASSED)
-    told = f"{word} {bad}/{sum(cell.counts.values())}" if cell.status == _FAILED and bad else word
+    bad = sum(count for status, count in cell.counts.items() if status != PASSED)
+    told = f"{word} {bad}/{sum(cell.counts.values())}" if cell.status == FAILED and bad else word
     return f"{told} {REGRESSED}" if cell.regressed else told
 
 
@@ -149,7 +148,7 @@ def _wrong(cell: MatrixCell) -> str:
 
 def _in_part(cells: Sequence[MatrixCell]) -> list[str]:
     """Good cells that are not about every dump, by what was said of them."""
-    return _by_reason([cell for cell in cells if verdict_word(cell) == _PASSED and cell.reason])
+    return _by_reason([cell for cell in cells if verdict_word(cell) == PASSED and cell.reason])
 
 
 def _failure(cell: MatrixCell, explain: Explain) -> list[str]:
@@ -164,7 +163,7 @@ def _failure(cell: MatrixCell, explain: Explain) -> list[str]:
 
 
 def _left_out(cells: Sequence[MatrixCell]) -> list[str]:
-    return _by_reason([cell for cell in cells if cell.status in ("unavailable", "not run") and cell.reason])
+    return _by_reason([cell for cell in cells if cell.status in (UNAVAILABLE, NOT_RUN) and cell.reason])
 
 
 def _by_reason(cells: Sequence[MatrixCell]) -> list[str]:
@@ -195,11 +194,7 @@ def _ran(record: MatrixRecord) -> str:
     return plural(sum(cell.replay_id is not None for cell in record.cells), "cell")
 
 
-def _facts(record: MatrixRecord, context: MatrixContext) -> list[str]:
-    return [line for line in _fact_lines(record, context) if line]
-
-
-def _fact_lines(record: MatrixRecord, context: MatrixContext) -> Iterable[str]:
+def _facts(record: MatrixRecord, context: MatrixContext) -> Iterable[str]:
     if context.resolved:
         named = ((name, context.resolved.get(name)) for name in ("model", "model_class", "parameters", "num_layers"))
         yield "model: " + ", ".join(

@@ -22,12 +22,12 @@ from actordbg.config.choices import Facts, gather_facts, installed_versions
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord, now_timestamp
 from actordbg.formats.journal import SPEC
-from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
+from actordbg.formats.matrix_record import PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.matrix import matrix_files as matrices
 from actordbg.matrix.cell_outcomes import finished
 from actordbg.matrix.cell_verdicts import Baseline, judged, regressions
-from actordbg.matrix.cells import PASSED, UNAVAILABLE, batches, with_way_out
+from actordbg.matrix.cells import batches, with_way_out
 from actordbg.replay.plan import DEFAULT_SHUFFLE_SEED, Row, make_plan, new_replay_id
 from actordbg.replay.supervise import Progress, interruptible, load_spec, run_replay, undisturbed
 from actordbg.replay.warm_groups import WarmGroups
@@ -61,8 +61,9 @@ class Surroundings:
 def new_matrix(
     cells: Sequence[MatrixCell], axes: dict[str, list[Any]], rows: Sequence[Row], options: dict[str, Any], **about: Any
 ) -> MatrixRecord:
-    """A matrix before its first cell. `options`: order, shuffle_seed, oracle (None: no truth) and slower; `about`: selection,
-    command, baseline.
+    """A matrix before its first cell. `about`: selection, command, baseline.
+
+    `options`: order, shuffle_seed, slower, and oracle, the dtype of the truth (None: no truth).
     """
     order = make_plan(rows, ReplayConfig(), order=options.get("order", "time")).spec.inputs
     return MatrixRecord(
@@ -179,13 +180,13 @@ class MatrixRun:
 
     def _judge(self, indices: Sequence[int]) -> None:
         """Verdicts of cells that have none yet, once the cells' own processes are gone: the truth loads the model as well."""
-        oracle = self.record.options.get("oracle")
+        truth_dtype = self.record.options.get("oracle")
         for index in indices:
             cell = self.record.cells[index]
-            if oracle and cell.status == PASSED and cell.verdict is None:
+            if truth_dtype and cell.status == PASSED and cell.verdict is None:
                 self.around.on_event(MatrixEvent("truth", cell))
                 cell, truth = judged(
-                    self.store, cell, oracle, partial(self._tell, cell, "truth input"), self.around.on_tick
+                    self.store, cell, truth_dtype, partial(self._tell, cell, "truth input"), self.around.on_tick
                 )
                 self.record = replace(self.record, truth_id=self.record.truth_id or truth)
                 self._put(cell)

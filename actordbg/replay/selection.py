@@ -22,73 +22,38 @@ if TYPE_CHECKING:
 _PICKLES = (".pkl", ".pickle", ".pt", ".pth")
 
 
+_OF_RECORD = (
+    "dump_id", "run", "rank", "timestamp", "batch_size", "seq_len", "tokens", "source", "role", "instance", "step", "call_index",
+    "grad_enabled", "replayable",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class FileRow:
-    """A named dump, as planning wants to see it. `path`: its place, relative to the store if it is in it, else absolute."""
+    """A named dump, as planning sees it. `path`: relative to the store where the dump is in it, else absolute."""
 
-    record: DumpRecord
+    dump_id: str
     path: str
+    run: str
+    rank: int
+    timestamp: str
+    batch_size: int
+    seq_len: int
+    tokens: int
+    source: str
+    role: str | None
+    instance: str | None
+    step: int | None
+    call_index: int | None
+    grad_enabled: bool | None
+    return_output: bool | None
+    replayable: bool
 
-    @property
-    def dump_id(self) -> str:
-        return self.record.dump_id
-
-    @property
-    def rank(self) -> int:
-        return self.record.rank
-
-    @property
-    def batch_size(self) -> int:
-        return self.record.batch_size
-
-    @property
-    def seq_len(self) -> int:
-        return self.record.seq_len
-
-    @property
-    def tokens(self) -> int:
-        return self.record.tokens
-
-    @property
-    def timestamp(self) -> str:
-        return self.record.timestamp
-
-    @property
-    def run(self) -> str:
-        return self.record.run
-
-    @property
-    def source(self) -> str:
-        return self.record.source
-
-    @property
-    def role(self) -> str | None:
-        return self.record.role
-
-    @property
-    def instance(self) -> str | None:
-        return self.record.instance
-
-    @property
-    def step(self) -> int | None:
-        return self.record.step
-
-    @property
-    def call_index(self) -> int | None:
-        return self.record.call_index
-
-    @property
-    def grad_enabled(self) -> bool | None:
-        return self.record.grad_enabled
-
-    @property
-    def return_output(self) -> bool | None:
-        flag = self.record.arguments.get("return_output")
-        return flag if isinstance(flag, bool) else None
-
-    @property
-    def replayable(self) -> bool:
-        return self.record.replayable
+    @classmethod
+    def of(cls, record: DumpRecord, path: str) -> FileRow:
+        flag = record.arguments.get("return_output")
+        values = {name: getattr(record, name) for name in _OF_RECORD}
+        return cls(path=path, return_output=flag if isinstance(flag, bool) else None, **values)
 
 
 def defaults_of(root: Path, inputs: Sequence[ReplayInput]) -> DumpRecord | None:
@@ -107,7 +72,7 @@ def rows_of_files(store: Store, files: Sequence[Path]) -> list[FileRow]:
     rows: dict[str, FileRow] = {}
     for place in (place for file in files for place in _places(file)):
         record = read_record(place)
-        rows.setdefault(record.dump_id, FileRow(record, _in_store(store, place)))
+        rows.setdefault(record.dump_id, FileRow.of(record, _in_store(store, place)))
     return list(rows.values())
 
 

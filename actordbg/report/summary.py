@@ -18,7 +18,7 @@ Example::
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from actordbg.formats.replay_record import CRASHED, FAILED, HUNG, PASSED, ReplayInput, ResultRecord
 from actordbg.report.agreement import agreement_of, generators_of, golden_of, not_compared_of
@@ -152,14 +152,7 @@ def _counts(inputs: Sequence[ReplayInput], results: Sequence[ResultRecord]) -> C
 
 
 def _total(counts: Sequence[Counts]) -> Counts:
-    return Counts(
-        sum(c.inputs for c in counts),
-        sum(c.passed for c in counts),
-        sum(c.failed for c in counts),
-        sum(c.crashed for c in counts),
-        sum(c.hung for c in counts),
-        sum(c.not_run for c in counts),
-    )
+    return Counts(*(sum(getattr(one, field.name) for one in counts) for field in fields(Counts)))
 
 
 def _tokens(one: ResultRecord, by_id: dict[str, ReplayInput]) -> int | None:

@@ -21,7 +21,7 @@ from actordbg.formats.journal import read_events, read_results
 from actordbg.formats.matrix_record import MatrixRecord
 from actordbg.matrix import matrix_files as matrices
 from actordbg.matrix.cell_outcomes import context_of
-from actordbg.matrix.cell_verdicts import Baseline, all_good, is_wrong, open_baseline, require_common
+from actordbg.matrix.cell_verdicts import Baseline, open_baseline, require_common
 from actordbg.matrix.matrix_document import MatrixContext, matrix_document
 from actordbg.matrix.run_matrix import MatrixEvent
 from actordbg.replay.processes import session_members
@@ -46,7 +46,7 @@ def shown(record: MatrixRecord) -> str:
 
 def test_cells_that_can_share_load_once_and_each_is_a_replay_of_its_own(bench: Bench) -> None:
     record = bench.run(bench.new(FOUR))
-    assert statuses(record) == ["passed"] * 4 and record.status == "complete" and all_good(record)
+    assert statuses(record) == ["passed"] * 4 and record.status == "complete" and record.good
     assert record.loads == 1 and len(bench.sessions) == 1
     assert [(cell.loads, cell.load_s, cell.shared_with) for cell in record.cells] == [
         (1, 1.0, None),
@@ -88,7 +88,7 @@ def test_cells_that_cannot_share_load_once_for_each_key(bench: Bench) -> None:
 )
 def test_a_bad_cell_does_not_harm_its_neighbours(bench: Bench, action: str, status: str, signature: str) -> None:
     record = bench.run(bench.new(FOUR), in_cell("sdpa", True, {"d1": action}))
-    assert statuses(record) == ["passed", "failed", "passed", "passed"] and not all_good(record)
+    assert statuses(record) == ["passed", "failed", "passed", "passed"] and not record.good
     bad = record.cells[1]
     assert bad.counts == {"passed": 2, status: 1} and bad.signature == signature
     assert bad.log and (bench.store.root / bad.log).is_file() and bad.error
@@ -130,7 +130,7 @@ def test_cells_that_call_for_other_ranks_than_were_captured_are_said_so_and_the_
 def test_a_cell_whose_ranks_differ_where_they_were_to_do_the_same_has_failed(bench: Bench) -> None:
     script = in_cell("sdpa", True, {"d1": "differ"})
     record = bench.run(bench.new({"packing": "both", "attn": "sdpa"}, align="same", nproc=2), script)
-    assert statuses(record) == ["passed", "failed"] and not all_good(record)
+    assert statuses(record) == ["passed", "failed"] and not record.good
     bad = record.cells[1]
     assert (bad.signature, bad.counts) == ("ranks-differ", {"passed": 3})
     assert (bad.error or "").startswith("on 1 of 3 inputs; d1: rank 1 has other log-probs than rank 0")
@@ -142,7 +142,7 @@ def test_nothing_is_started_for_what_is_unavailable(bench: Bench) -> None:
     record = bench.run(bench.new({"attn": "flash_attention_2", "compile": "off"}))
     assert statuses(record) == ["unavailable"] * 2 and bench.sessions == []
     assert not list(bench.store.replays.glob("*")) and all(cell.replay_id is None for cell in record.cells)
-    assert not all_good(record), "a table in which nothing ran is no good answer"
+    assert not record.good, "a table in which nothing ran is no good answer"
     assert "cells 0, 1: flash_attention_2 was asked for" in shown(record)
 
 
@@ -230,7 +230,7 @@ class TestBaseline:
         held = open_baseline(bench.store, first.matrix_id, None)
         record = bench.run(bench.new(FOUR, baseline=held), in_cell("eager", False, {"d2": "fail"}), held)
         assert [bool(cell.regressed) for cell in record.cells] == [False, False, True, False]
-        assert "passed in the baseline, not here: d2" in record.cells[2].regressed[0] and not all_good(record)
+        assert "passed in the baseline, not here: d2" in record.cells[2].regressed[0] and not record.good
         assert "REGRESSED" in shown(record)
 
     def test_what_failed_there_already_may_fail_here(self, bench: Bench) -> None:
@@ -238,7 +238,7 @@ class TestBaseline:
         first = bench.run(bench.new(FOUR), script)
         held = open_baseline(bench.store, first.matrix_id, None)
         record = bench.run(bench.new(FOUR, baseline=held), script, held)
-        assert statuses(record)[2] == "failed" and all_good(record) and not all_good(first)
+        assert statuses(record)[2] == "failed" and record.good and not first.good
 
     def test_one_replay_is_a_baseline_for_every_cell(self, bench: Bench) -> None:
         first = bench.run(bench.new({"attn": "sdpa", "compile": "off", "packing": "off"}))
@@ -254,7 +254,7 @@ class TestBaseline:
         for factor, good in ((3.0, True), (1.5, False)):
             held = Baseline(replay_id=first.cells[0].replay_id, slower=factor)
             record = bench.run(bench.new(one, baseline=held), lambda config: {"forward_s": 0.02}, held)
-            assert all_good(record) is good
+            assert record.good is good
         assert "the forward takes 2.00 times as long" in record.cells[0].regressed[0]
 
     def test_a_cell_that_ran_there_and_cannot_run_here_has_regressed(self, bench: Bench) -> None:
@@ -282,10 +282,10 @@ def test_a_cell_that_passed_with_wrong_numbers_is_shown_as_wrong(bench: Bench) -
     for verdict in ("mismatch", "not-compared"):
         cells = (replace(record.cells[0], verdict=verdict, max_abs=0.5, reason="off"), *record.cells[1:])
         wrong = replace(record, cells=cells)
-        assert is_wrong(wrong.cells[0]) and not all_good(wrong)
+        assert wrong.cells[0].wrong and not wrong.good
         assert "3 passed, 1 WRONG" in shown(wrong) and "cell 0, sdpa, not packed: off" in shown(wrong)
     right = replace(record, cells=tuple(replace(cell, verdict="within-noise") for cell in record.cells))
-    assert all_good(right) and "WRONG" not in shown(right)
+    assert right.good and "WRONG" not in shown(right)
 
 
 def test_nothing_in_the_markdown_becomes_a_link_to_an_issue(bench: Bench) -> None:

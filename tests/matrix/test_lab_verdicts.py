@@ -8,7 +8,7 @@ from comparecases import given, write_replay
 
 from actordbg.formats.comparison_record import MATCH
 from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
-from actordbg.matrix.cell_verdicts import is_good, judged
+from actordbg.matrix.cell_verdicts import judged
 from actordbg.matrix.matrix_document import MatrixContext, matrix_document
 from actordbg.report.renderings import as_text
 from actordbg.store.layout import Store
@@ -23,7 +23,7 @@ def test_a_good_cell_says_which_part_of_it_the_truth_is_not_about(store: Store) 
     truth = write_replay(store, "r-01", INPUTS, result=refused, oracle="fp32")
     write_replay(store, "r-02", INPUTS)
     found, name = judged(store, MatrixCell(0, "sdpa", {}, "passed", {}, "r-02"), "fp32")
-    assert (found.verdict, name) == (MATCH, truth) and is_good(found)
+    assert (found.verdict, name) == (MATCH, truth) and found.good
     assert found.reason == "1 of 3 dumps could not be compared with the truth: B: it failed (images)"
     record = MatrixRecord("m-01", "", "complete", {}, (found,), tuple(one.dump_id for one in INPUTS))
     said = " ".join(as_text(matrix_document(record, MatrixContext())).split())

@@ -25,7 +25,7 @@ from actordbg.formats.journal import read_events, read_results
 from actordbg.formats.matrix_record import MatrixRecord
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 from actordbg.matrix import matrix_files as matrices
-from actordbg.matrix.cell_verdicts import Baseline, all_good, is_wrong, judged, regressions
+from actordbg.matrix.cell_verdicts import Baseline, judged, regressions
 from actordbg.replay.plan import new_replay_id
 from actordbg.replay.supervise import load_spec, run_replay
 from actordbg.store.layout import Store
@@ -207,9 +207,9 @@ class TestARealOne:
         cell = replace(record.cells[0], replay_id=shifted(store, str(record.cells[0].replay_id)), verdict=None)
         found, truth = judged(store, cell, "fp32")
         assert truth == record.truth_id, "the truth that is there is used again"
-        assert (found.status, found.verdict) == ("passed", "mismatch") and is_wrong(found) and found.reason
+        assert (found.status, found.verdict) == ("passed", "mismatch") and found.wrong and found.reason
         assert found.max_abs == pytest.approx(0.5, abs=1e-3)
-        assert not all_good(replace(record, cells=(found, *record.cells[1:])))
+        assert not replace(record, cells=(found, *record.cells[1:])).good
 
     def test_numbers_that_cannot_be_compared_are_no_agreement(self, store: Store, record: MatrixRecord) -> None:
         there = shifted(store, str(record.cells[0].replay_id), temperature=0.5)
