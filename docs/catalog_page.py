@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 
 from sqlalchemy import Column, Table
-from sqlmodel import SQLModel
 
 from actordbg.catalog import migrate
-from actordbg.catalog import tables as models
 from actordbg.catalog.columns import COLUMNS, FUNCTIONS, OPERATORS
+from actordbg.catalog.models import table_of
+from actordbg.catalog.tables import TABLES
 
 INTRODUCTION = f"""\
 # The catalog
@@ -42,23 +41,9 @@ def catalog_markdown() -> str:
     lines += [f"| `{column.name}` | {column.kind} | {cell(column.doc)} |" for column in COLUMNS.values()]
     lines += ["", f"Operators: `{' '.join(OPERATORS.split())}`", "", "Functions:", ""]
     lines += [f"- `{text.partition(': ')[0]}`: {text.partition(': ')[2]}" for text in FUNCTIONS.values()]
-    for model in tables():
-        lines += [
-            "",
-            f"## {model.__tablename__}",
-            "",
-            inspect.cleandoc(model.__doc__ or ""),
-            "",
-            *columns_of(model.__table__),
-        ]
+    for row in TABLES:
+        lines += ["", f"## {row.TABLE}", "", inspect.cleandoc(row.__doc__ or ""), "", *columns_of(table_of(row))]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def tables() -> Iterator[type[SQLModel]]:
-    """The models that have a table, in the order of the module."""
-    for value in vars(models).values():
-        if isinstance(value, type) and value.__module__ == models.__name__ and hasattr(value, "__table__"):
-            yield value
 
 
 def columns_of(table: Table) -> list[str]:

@@ -13,24 +13,15 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
 from actordbg.catalog import connections as engine
-from actordbg.formats.comparison_record import ComparisonRecord
-from actordbg.formats.matrix_record import MatrixRecord
-from actordbg.formats.noise_record import NoiseRecord
 from actordbg.store.layout import Store
 
-if TYPE_CHECKING:
-    from sqlalchemy import Connection
-
 COMPARISONS, NOISE, MATRICES = "comparisons", "noise", "matrices"
-_KINDS: dict[str, tuple[type[Any], str]] = {
-    COMPARISONS: (ComparisonRecord, "comparison_id"),
-    NOISE: (NoiseRecord, "noise_id"),
-    MATRICES: (MatrixRecord, "matrix_id"),
-}
+_ID = {COMPARISONS: "comparison_id", NOISE: "noise_id", MATRICES: "matrix_id"}
+"""By folder the field of its records that names the file."""
 _NOT_AS_IT_SHOULD_BE = """
     WITH wanted AS (
         SELECT comparison_id, max(created_at || comparison_id) FROM comparison_run AS c
@@ -57,7 +48,7 @@ class _File:
 
 def refresh_lab(store: Store, settled_ns: int) -> int:
     """Bring the rows of the lab's files up to date; returns how many files were read. settled_ns: see `index`."""
-    read = sum(_refresh_folder(store, folder, settled_ns) for folder in _KINDS)
+    read = sum(_refresh_folder(store, folder, settled_ns) for folder in _ID)
     return read + _refresh_current(store)
 
 
@@ -103,28 +94,31 @@ def _list(store: Store, folder: str, settled_before_ns: int) -> list[_File]:
 
 def _take(store: Store, folder: str, one: _File) -> bool:
     """Read one file and write its rows; whether it may become readable without a change."""
-    from actordbg.catalog import comparison_writer as labwriter
+    from actordbg.catalog import comparison_rows, statements, tables
 
     record, damage, passing = _read(store, folder, one.path)
     with engine.transaction(store.catalog_path) as connection:
-        labwriter.forget(connection, folder, one.path)
-        if damage is not None:
-            labwriter.note_damage(connection, damage)
+        comparison_rows.forget(connection, folder, one.path)
+        statements.put_damaged(connection, [damage] if damage else [], [])
         if record is None:
-            labwriter.remove(connection, folder, one.path)
+            comparison_rows.remove(connection, folder, one.path)
         else:
-            _write(connection, folder, record)
+            comparison_rows.put_record(connection, folder, one.path, record)
         if not passing:
-            labwriter.note_file(connection, one.path, one.size, one.mtime_ns)
+            statements.put(connection, tables.ReadFile, [vars(one) | {"replay_id": "", "offset": one.size}])
     return passing
 
 
 def _read(store: Store, folder: str, path: str) -> tuple[Any, Damage | None, bool]:
     """The record of a file, or what is wrong with it, and whether that may pass."""
-    kind, name = _KINDS[folder]
+    from actordbg.formats.comparison_record import ComparisonRecord
+    from actordbg.formats.matrix_record import MatrixRecord
+    from actordbg.formats.noise_record import NoiseRecord
+
+    kinds: dict[str, Any] = {COMPARISONS: ComparisonRecord, NOISE: NoiseRecord, MATRICES: MatrixRecord}
     try:
-        record = kind.from_json((store.root / path).read_bytes())
-        own = getattr(record, name)
+        record = kinds[folder].from_json((store.root / path).read_bytes())
+        own = getattr(record, _ID[folder])
         if f"{folder}/{own}.json" != path:
             raise CorruptDump(f"the file is that of {own!s:.80}")
         return record, None, False
@@ -136,28 +130,15 @@ def _read(store: Store, folder: str, path: str) -> tuple[Any, Damage | None, boo
         return None, (path, folder, StoreProblem.code, f"cannot be read: {error.strerror}"), True
 
 
-def _write(connection: Connection, folder: str, record: Any) -> None:
-    from actordbg.catalog import comparison_rows as labrows
-    from actordbg.catalog import comparison_writer as labwriter
-
-    if folder == COMPARISONS:
-        labwriter.put_comparison_run(connection, labrows.comparison_run(record))
-    elif folder == NOISE:
-        labwriter.put_noise(connection, labrows.noise_floor(record))
-    else:
-        labwriter.put_matrix(connection, labrows.matrix(record), labrows.matrix_cells(record))
-
-
 def _settle(store: Store, folder: str, gone: list[str], mtime_ns: int) -> None:
-    from actordbg.catalog import comparison_writer as labwriter
-    from actordbg.catalog import statements as writer
+    from actordbg.catalog import comparison_rows, statements
 
     with engine.transaction(store.catalog_path) as connection:
         for path in gone:
             if not (store.root / path).exists():
-                labwriter.forget(connection, folder, path)
-                labwriter.remove(connection, folder, path)
-        writer.note_folder(connection, folder, mtime_ns)
+                comparison_rows.forget(connection, folder, path)
+                comparison_rows.remove(connection, folder, path)
+        statements.note_folder(connection, folder, mtime_ns)
 
 
 def _refresh_current(store: Store) -> int:
@@ -168,15 +149,13 @@ def _refresh_current(store: Store) -> int:
         wrong = reader.execute(_NOT_AS_IT_SHOULD_BE).fetchall()
     if not wrong:
         return 0
-    from actordbg.catalog import comparison_rows as labrows
-    from actordbg.catalog import comparison_writer as labwriter
+    from actordbg.catalog.comparison_rows import dumps_of, put_dumps_of
 
     records = [_read(store, COMPARISONS, f"{COMPARISONS}/{name}.json")[0] for name, wanted in wrong if wanted]
-    rows = {one.comparison_id: labrows.comparisons(one) for one in records if one is not None}
+    rows = {one.comparison_id: dumps_of(one) for one in records if one is not None}
     with engine.transaction(store.catalog_path) as connection:
         now = connection.exec_driver_sql(_NOT_AS_IT_SHOULD_BE).fetchall()
-        for name in sorted(name for name, wanted in now if not wanted):
-            labwriter.remove_comparison_rows(connection, name)
-        for name in sorted(name for name, wanted in now if wanted and name in rows):
-            labwriter.put_comparison_rows(connection, name, rows[name])
+        for name, wanted in sorted(now, key=lambda one: (one[1], one[0])):
+            if not wanted or name in rows:
+                put_dumps_of(connection, name, rows[name] if wanted else None)
     return len(records)

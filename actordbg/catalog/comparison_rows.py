@@ -1,10 +1,21 @@
-"""From the lab's records (`actordbg.formats.comparison_record`) to rows of the catalog: pure."""
+"""Rows of comparisons, noise floors and matrices: made from the records of their files, and written.
+
+A column that is a field of the record by the same name is taken over as it is; what is computed stands here. Functions that
+write take a connection in a transaction.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
+from sqlalchemy import Connection, delete, select, update
+from sqlalchemy.dialects.sqlite import insert
+
+from actordbg.catalog import tables
+from actordbg.catalog.models import table_of
+from actordbg.catalog.statements import comparison, comparison_run, damaged, file, folder, put
 from actordbg.formats.comparison_record import (
     MISMATCH,
     NOT_COMPARED,
@@ -13,34 +24,73 @@ from actordbg.formats.comparison_record import (
     DumpComparison,
     Figures,
 )
-from actordbg.formats.matrix_record import MatrixRecord
+from actordbg.formats.matrix_record import MatrixCell
 from actordbg.formats.noise_record import NoiseRecord
 
 Row = dict[str, Any]
-_TOKEN_FIGURES = (
-    "max_abs", "mean_abs", "p95_abs", "p99_abs", "max_rel", "p99_rel", "cosine", "kl_k1", "kl_k3", "clip_share", "max_ulp",
-    "nonfinite",
-)  # fmt: skip
+noise_floor, matrix, matrix_cell = map(table_of, (tables.NoiseRow, tables.Matrix, tables.CellRow))
+_FROM = {
+    "comparisons": ((comparison, "comparison_id"), (comparison_run, "comparison_id")),
+    "noise": ((noise_floor, "noise_id"),),
+    "matrices": ((matrix_cell, "matrix_id"), (matrix, "matrix_id")),
+}
+"""The tables whose rows come from the files of a folder, and the column that says from which."""
 
 
-def against_of(record: ComparisonRecord) -> str:
-    """What `comparison.against` says of B: golden, or its replay id."""
-    return record.b.replay_id or record.b.kind
+def _same(record: Any, row: type[Any]) -> Row:
+    """The fields of a record that are columns by the same name."""
+    return {name: getattr(record, name) for name in tables.columns_of(row) if hasattr(record, name)}
 
 
-def comparison_run(record: ComparisonRecord) -> Row:
-    """The row of `comparison_run`; `current` is decided elsewhere."""
+def forget(connection: Connection, folder_name: str, path: str) -> None:
+    """Before a file is taken in: forget that it was read, what was wrong with it, and that its folder was listed."""
+    for table, gone in ((folder, folder_name), (damaged, path), (file, path)):
+        connection.execute(delete(table).where(table.c.path == gone))
+
+
+def remove(connection: Connection, folder_name: str, path: str) -> None:
+    """Remove what came from a file that is gone, or damaged."""
+    for table, column in _FROM[folder_name]:
+        connection.execute(delete(table).where(table.c[column] == Path(path).stem))
+
+
+def put_record(connection: Connection, folder_name: str, path: str, record: Any) -> None:
+    """Write what a file says, in place of what was there. The dumps of a comparison become rows when it is current."""
+    if folder_name == "comparisons":
+        row = _comparison_run(record)
+        own = comparison_run.c.comparison_id == row["comparison_id"]
+        before = connection.execute(select(comparison_run).where(own)).mappings().first()
+        if before is not None and dict(before) | {"current": 0} == row:
+            return
+    remove(connection, folder_name, path)
+    if folder_name == "comparisons":
+        put(connection, tables.ComparisonRow, [row])
+    elif folder_name == "noise":
+        put(connection, tables.NoiseRow, [_noise_floor(record)])
+    else:
+        put(connection, tables.Matrix, [_same(record, tables.Matrix) | {"inputs": len(record.dump_ids)}])
+        put(connection, tables.CellRow, [_cell(record.matrix_id, cell) for cell in record.cells])
+
+
+def put_dumps_of(connection: Connection, comparison_id: str, rows: Sequence[Row] | None) -> None:
+    """The dumps of a comparison become rows, and the comparison current; with None they go, and it is current no more."""
+    connection.execute(delete(comparison).where(comparison.c.comparison_id == comparison_id))
+    if rows:
+        connection.execute(insert(comparison), list(rows))
+    own = comparison_run.c.comparison_id == comparison_id
+    connection.execute(update(comparison_run).where(own).values(current=int(rows is not None)))
+
+
+def _comparison_run(record: ComparisonRecord) -> Row:
+    """The row of `comparison_run`; whether it is current is decided elsewhere."""
     compared = [one for one in record.dumps if one.log_probs is not None and one.verdict != NOT_COMPARED]
     tokens = [one.log_probs for one in compared if one.log_probs is not None]
     count = sum(one.count for one in tokens)
-    return {
-        "comparison_id": record.comparison_id,
-        "created_at": record.created_at,
+    return _same(record, tables.ComparisonRow) | {
         "replay_id": record.a.replay_id or "",
-        "against": against_of(record),
+        "against": _against(record),
         "against_kind": record.b.kind,
         "current": 0,
-        "verdict": record.verdict,
         "dumps": len(record.dumps),
         "compared": len(compared),
         "mismatches": sum(one.verdict == MISMATCH for one in record.dumps),
@@ -52,65 +102,44 @@ def comparison_run(record: ComparisonRecord) -> Row:
         "grad_norm_rel": max((one.grad_norm_rel for one in compared if one.grad_norm_rel is not None), default=None),
         "label": record.a.label,
         "against_label": record.b.label,
-        "thresholds_from": record.thresholds_from,
-        "thresholds": record.thresholds,
-        "noise_id": record.noise_id,
         "reasons": "; ".join(record.reasons) or None,
     }
 
 
-def comparisons(record: ComparisonRecord) -> list[Row]:
+def dumps_of(record: ComparisonRecord) -> list[Row]:
     """The rows of `comparison`, one for each dump."""
-    return [_comparison(record, one) for one in record.dumps]
+    return [_compared_dump(record, one) for one in record.dumps]
 
 
-def noise_floor(record: NoiseRecord) -> Row:
-    """The row of `noise_floor`."""
-    named = ("noise_id", "created_at", "replay_id", "label", "dtype", "floor", "config")
-    floors = ("max_abs", "p99_abs", "mean_abs", "grad_norm_rel")
-    row = {name: getattr(record, name) for name in named}
-    return row | {"inputs": len(record.dumps)} | {name: record.floor.get(name) for name in floors}
-
-
-def matrix(record: MatrixRecord) -> Row:
-    """The row of `matrix`."""
-    named = (
-        "matrix_id", "created_at", "finished_at", "status", "loads", "selection", "command", "truth_id", "baseline", "axes",
-    )  # fmt: skip
-    return {name: getattr(record, name) for name in named} | {"inputs": len(record.dump_ids)}
-
-
-def matrix_cells(record: MatrixRecord) -> list[Row]:
-    """The rows of `matrix_cell`."""
-    named = ("name", "status", "verdict", "replay_id", "signature", "max_abs", "load_s", "settings")
-    return [
-        {"matrix_id": record.matrix_id, "cell": cell.index}
-        | {name: getattr(cell, name) for name in named}
-        | {"reason": cell.reason or None, "regressed": "; ".join(cell.regressed) or None}
-        for cell in record.cells
-    ]
-
-
-def _comparison(record: ComparisonRecord, one: DumpComparison) -> Row:
-    tokens = one.log_probs or Figures(0)
+def _compared_dump(record: ComparisonRecord, one: DumpComparison) -> Row:
     reasons = [*one.reasons, *(f"{what} not compared: {why}" for what, why in one.not_compared.items())]
-    return {
+    row = _same(one.log_probs or Figures(0), tables.ComparedDump) | _same(one, tables.ComparedDump)
+    return row | {
         "replay_id": record.a.replay_id,
-        "dump_id": one.dump_id,
-        "against": against_of(record),
+        "against": _against(record),
         "comparison_id": record.comparison_id,
         "created_at": record.created_at,
-        "verdict": one.verdict,
-        "count": tokens.count,
-        **{name: getattr(tokens, name) for name in _TOKEN_FIGURES},
         "sequence_max_abs": one.sequences.max_abs if one.sequences else None,
         "entropy_max_abs": one.entropy.max_abs if one.entropy else None,
-        "loss_abs": one.loss_abs,
-        "grad_norm_rel": one.grad_norm_rel,
         "gradient_cosine": one.gradients.cosine if one.gradients else None,
         "gradient_distance": one.gradients.distance if one.gradients else None,
         "reasons": "; ".join(reasons) or None,
     }
+
+
+def _against(record: ComparisonRecord) -> str:
+    """What B is called: golden, or its replay id."""
+    return record.b.replay_id or record.b.kind
+
+
+def _noise_floor(record: NoiseRecord) -> Row:
+    floor = {name: record.floor.get(name) for name in ("max_abs", "p99_abs", "mean_abs", "grad_norm_rel")}
+    return _same(record, tables.NoiseRow) | floor | {"inputs": len(record.dumps)}
+
+
+def _cell(matrix_id: str, cell: MatrixCell) -> Row:
+    made = {"reason": cell.reason or None, "regressed": "; ".join(cell.regressed) or None}
+    return _same(cell, tables.CellRow) | made | {"matrix_id": matrix_id, "cell": cell.index}
 
 
 def _largest(values: Iterable[float | None]) -> float | None:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from actordbg.base.errors import CorruptDump, StoreProblem
+from actordbg.catalog.tables import DumpColumns, columns_of
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import (
     DEFAULTS,
@@ -24,27 +25,22 @@ from actordbg.formats.dump_record import (
     RECORD_VERSION,
     RNG_PREFIX,
     SUFFIX,
+    DumpRecord,
     format_timestamp,
     is_plain_name,
 )
 from actordbg.formats.record_reading import parse_record, parse_timestamp
 
-RECORD_FIELDS = (
-    "dump_id", "run", "rank", "timestamp", "batch_size", "seq_len", "tokens", "source", "action_len", "role", "step",
-    "world_size", "local_rank", "host", "pid", "call_index", "instance", "training", "grad_enabled", "packing_samples",
-    "autocast_dtype", "temperature", "model_name", "model_dtype", "replayable",
-    "pinned", "triggered", "recovered",
-)  # fmt: skip
-"""Columns of `dump` that are fields of the record, in this order."""
+_RECORD, _TABLE = columns_of(DumpRecord), columns_of(DumpColumns)
+RECORD_FIELDS = tuple(name for name in _TABLE if name in _RECORD)
+"""Columns of `dump` that are fields of the record, in this order; it begins with dump_id, run, rank and timestamp."""
 
-CALL_FLAGS = ("return_output", "return_logprobs", "return_entropy", "allgather_logits")
-VERSIONS = ("openrlhf", "torch", "transformers", "deepspeed")
-DUMP_COLUMNS = (
-    *RECORD_FIELDS, "padding", *CALL_FLAGS, "with_outputs", "with_rng", *(f"{name}_version" for name in VERSIONS), "bytes",
-    "pack",
-)  # fmt: skip
+CALL_FLAGS = tuple(name for name, one in _TABLE.items() if one.source == "arguments")
+VERSIONS = tuple(name for name, one in _TABLE.items() if one.source == "versions")
+DUMP_COLUMNS = (*RECORD_FIELDS, "padding", *CALL_FLAGS, "with_outputs", "with_rng", *VERSIONS, "bytes", "pack")
 """Columns of the rows that `read_row` and `row_of` make, in this order."""
 
+_PACKAGES = tuple(name.removesuffix("_version") for name in VERSIONS)
 _FIRST_READ = 8192
 _INT64 = 2**63
 _OUTPUT_KEY, _RNG_KEY = f'"{OUTPUT_PREFIX}'.encode(), f'"{RNG_PREFIX}'.encode()
@@ -52,23 +48,14 @@ _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z", re.ASCII)
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=_INT64 - 1)]
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-_COUNTS = {"rank", "tokens", "pid", "call_index"}
-_SIZES = {"batch_size", "seq_len"}
-_OPTIONAL_COUNTS = {"action_len", "step", "world_size", "local_rank"}
-_OPTIONAL_FLAGS = {"training", "grad_enabled", "packing_samples"}
-_OPTIONAL_TEXTS = {"role", "instance", "autocast_dtype", "model_name", "model_dtype", "triggered", "recovered"}
+_SIZES = ("batch_size", "seq_len")
+_KINDS = {"int": _Count, "str": str, "bool": bool, "float": float}
 
 
 def _kind(name: str) -> Any:
-    if name in _COUNTS or name in _SIZES:
-        return _Count if name in _COUNTS else _Size
-    if name in _OPTIONAL_COUNTS:
-        return _Count | None
-    if name in _OPTIONAL_FLAGS:
-        return bool | None
-    if name in _OPTIONAL_TEXTS:
-        return str | None
-    return {"temperature": float | None, "replayable": bool, "pinned": bool}.get(name, str)
+    """The type of a record's field, as msgspec checks it."""
+    kind = _Size if name in _SIZES else _KINDS[_RECORD[name].kind]
+    return kind | None if _RECORD[name].nullable else kind
 
 
 def _column(name: str, kind: Any) -> tuple[Any, ...]:
@@ -123,7 +110,7 @@ def row_of(text: bytes, size: int, pack: str | None = None) -> tuple[Any, ...]:
         columns.append(value if value is True or value is False else None)
     for key, prefix in ((_OUTPUT_KEY, OUTPUT_PREFIX), (_RNG_KEY, RNG_PREFIX)):
         columns.append(key in text and any(name.startswith(prefix) for name in tensors))
-    for name in VERSIONS:
+    for name in _PACKAGES:
         value = versions.get(name)
         columns.append(value if type(value) is str else None)
     columns += (size, pack)

@@ -38,8 +38,8 @@ from actordbg.catalog import dump_rows as headers
 from actordbg.catalog import migrate
 from actordbg.catalog import pack_rows as packed
 from actordbg.catalog import replay_rows as replays
-from actordbg.catalog.damage import Damaged
 from actordbg.catalog.replay_rows import FileMark, News
+from actordbg.catalog.tables import Damaged
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.store.layout import Store
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from actordbg.base.errors import ActordbgError, NewerFormat, StoreProblem
 from actordbg.catalog import connections as engine
 from actordbg.catalog import dump_rows as headers
-from actordbg.catalog.damage import Damaged
+from actordbg.catalog.tables import Damaged
 from actordbg.store.layout import Store
 from actordbg.store.pack_bytes import PACK_SUFFIX
 from actordbg.store.pack_reader import Pack, open_pack

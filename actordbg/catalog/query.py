@@ -17,23 +17,25 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from actordbg.base.errors import UsageError
 from actordbg.base.ids import LAST, resolve
 from actordbg.catalog import connections as engine
 from actordbg.catalog import indexer as index
 from actordbg.catalog import sandbox
-from actordbg.catalog.damage import Damaged
+from actordbg.catalog.columns import COLUMNS
+from actordbg.catalog.tables import Damaged, DumpColumns, PatchEventRow, Replay, columns_of
 from actordbg.catalog.where import Condition, compile_where
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.replay_record import ResultRecord
 from actordbg.store.layout import Store
 from actordbg.store.places import packed_place
 
+T = TypeVar("T")
 ORDERS = {"time": "d.timestamp, d.dump_id", "length": "d.seq_len, d.timestamp, d.dump_id"}
 _LAST_RESULT = "LEFT JOIN result AS r ON r.id = d.last_result"
 _LISTED = 5
@@ -50,45 +52,13 @@ class Catalog:
     summary: index.IndexSummary
 
 
-@dataclass(frozen=True)
-class DumpRow:
-    """One dump as the catalog knows it. `path` is relative to the store; from `status` on: its last result, if any.
+@dataclass(init=False, repr=False, eq=False, match_args=False, kw_only=True)
+class DumpRow(DumpColumns):
+    """One dump with its last result, if there is one: `status` to `replay`. path: its place below the store.
 
     bytes: size of the file, or the share of the pack. forward_s, backward_s: seconds. peak_memory: bytes.
     """
 
-    dump_id: str
-    run: str
-    rank: int
-    timestamp: str
-    batch_size: int
-    seq_len: int
-    tokens: int
-    padding: int
-    action_len: int | None
-    source: str
-    role: str | None
-    step: int | None
-    call_index: int | None
-    instance: str | None
-    world_size: int | None
-    host: str | None
-    pid: int | None
-    training: bool | None
-    grad_enabled: bool | None
-    packing_samples: bool | None
-    temperature: float | None
-    model_name: str | None
-    model_dtype: str | None
-    replayable: bool
-    return_output: bool | None
-    with_outputs: bool
-    with_rng: bool
-    pinned: bool
-    triggered: str | None
-    recovered: str | None
-    pack: str | None
-    bytes: int
     status: str | None
     error: str | None
     signature: str | None
@@ -99,61 +69,19 @@ class DumpRow:
     path: str
 
 
-@dataclass(frozen=True)
-class ReplayRow:
-    """One replay: the settings it ran under, and how many of its inputs came out how."""
+@dataclass(init=False, repr=False, eq=False, match_args=False, kw_only=True)
+class ReplayRow(Replay):
+    """One replay, and how many of its inputs came out how."""
 
-    replay_id: str
-    created_at: str
-    finished_at: str | None
-    status: str
-    inputs: int
     passed: int
     failed: int
     crashed: int
     hung: int
-    selection: str | None
-    ordering: str | None
-    command: str | None
-    model: str | None
-    backend: str | None
-    dtype: str | None
-    attn: str | None
-    packing: bool | None
-    compile: bool | None
-    zero_stage: int | None
-    nproc: int | None
-    config: dict[str, Any]
-    resolved: dict[str, Any] | None
-    versions: dict[str, str]
 
 
-@dataclass(frozen=True)
-class PatchEventRow:
-    """One patch or unpatch."""
-
-    name: str
-    event: str
-    timestamp: str | None
-    target: str | None
-    sha256_before: str | None
-    sha256_after: str | None
-    python: str | None
-    openrlhf_version: str | None
-    actordbg_version: str | None
-
-
-_OF_RESULT = {"status", "error", "signature", "forward_s", "backward_s", "peak_memory", "replay"}
-_SPELLED = {"error": "r.error_class", "peak_memory": "r.peak_memory_bytes", "replay": "r.replay_id"}
-_FLAGS = [place for place, f in enumerate(fields(DumpRow)) if "bool" in str(f.type)]
-_DUMP_SQL = ", ".join(
-    _SPELLED.get(f.name, f"r.{f.name}" if f.name in _OF_RESULT else f"d.{f.name}")
-    for f in fields(DumpRow)
-    if f.name != "path"
-)
-
+_COUNTED = ("passed", "failed", "crashed", "hung")
+_DUMP_SQL = ", ".join(COLUMNS[f.name].sql for f in fields(DumpRow) if f.name != "path")
 _PLACE_SQL = "d.dump_id, d.run, d.rank, d.pack"
-_PACK = [f.name for f in fields(DumpRow)].index("pack")
 
 
 def open_fresh(store: Store, where: str | None = None, on_progress: index.Progress | None = None) -> Catalog:
@@ -180,7 +108,7 @@ def select_dumps(
     with sandbox.guarded(catalog.store.catalog_path) as box:
         source_sql, params = _source(box, condition, order)
         sql = f"SELECT {_DUMP_SQL} FROM {source_sql} ORDER BY {ORDERS[order]} LIMIT ? OFFSET ?"
-        return [_dump_row(row) for row in box.rows(sql, (*params, -1 if limit is None else limit, offset))]
+        return _dump_rows(box.rows(sql, (*params, -1 if limit is None else limit, offset)))
 
 
 def _source(box: sandbox.Sandbox, condition: Condition | None, order: str) -> tuple[str, tuple[Any, ...]]:
@@ -269,7 +197,7 @@ def get_dump(source: Store | Catalog, dump_id: str) -> DumpRow:
             ids = [row[0] for row in newest][::-1]
         found = resolve(dump_id, ids, "dump", made_by="dump enable")
         sql = f"SELECT {_DUMP_SQL} FROM dump AS d {_LAST_RESULT} WHERE d.dump_id = ?"
-        return _dump_row(reader.execute(sql, (found,)).fetchone())
+        return _dump_rows(reader.execute(sql, (found,)))[0]
 
 
 def list_replays(source: Store | Catalog, limit: int | None = None) -> list[ReplayRow]:
@@ -322,15 +250,20 @@ def results_of_dump(source: Store | Catalog, dump_id: str) -> list[ResultRecord]
 
 def patch_events(source: Store | Catalog) -> list[PatchEventRow]:
     """What patch and unpatch did, the oldest first."""
-    names = ", ".join(f.name for f in fields(PatchEventRow))
-    with _reader(_catalog(source)) as reader:
-        return [PatchEventRow(*row) for row in reader.execute(f"SELECT {names} FROM patch_event ORDER BY name")]
+    return table_rows(source, PatchEventRow, "1 ORDER BY name")
 
 
 def damaged_files(source: Store | Catalog) -> list[Damaged]:
     """Every dump file, pack or packed dump that could not be indexed; only those of code "corrupt-dump" are broken themselves."""
     with _reader(_catalog(source)) as reader:
         return [item for item in index.read_damaged(reader) if item.path.startswith(("dumps/", "packs/"))]
+
+
+def table_rows(source: Store | Catalog, row: type[T], where: str, params: tuple[Any, ...] = ()) -> list[T]:
+    """The rows of a table that a condition in SQL selects. row: the table's declaration."""
+    names = ", ".join(columns_of(row))
+    with _reader(_catalog(source)) as reader:
+        return rows_of(row, reader.execute(f"SELECT {names} FROM {row.TABLE} WHERE {where}", params))  # type: ignore[attr-defined]
 
 
 def dump_path(dump_id: str, run: str, rank: int, pack: str | None = None) -> str:
@@ -350,47 +283,48 @@ def _reader(catalog: Catalog) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def _dump_row(row: tuple[Any, ...]) -> DumpRow:
-    values = list(row)
-    for place in _FLAGS:
-        values[place] = None if values[place] is None else bool(values[place])
-    values.append(dump_path(row[0], row[1], row[2], row[_PACK]))
-    return DumpRow(*values)
+def rows_of(kind: type[T], found: Iterable[Sequence[Any]], **more: Callable[[dict[str, Any]], Any]) -> list[T]:
+    """Rows of a query, in the order of the dataclass's fields, as its objects; flags as bool, JSON as what it says.
+
+    more: how to make fields that were not asked for from those that were.
+    """
+    columns = [one for one in columns_of(kind).values() if one.name not in more]
+    names = [one.name for one in columns]
+    decoded = [(one.name, _DECODERS[one.kind], one) for one in columns if one.kind in _DECODERS]
+    rows = []
+    for values in found:
+        row = dict(zip(names, values, strict=True))
+        for name, decode, column in decoded:
+            if row[name] is not None:
+                row[name] = decode(row[name])
+            elif column.kind == "dict" and not column.optional:
+                row[name] = {}
+        for name, make in more.items():
+            row[name] = make(row)
+        made = object.__new__(kind)
+        vars(made).update(row)
+        rows.append(made)
+    return rows
+
+
+_DECODERS: dict[str, Callable[[Any], Any]] = {"bool": bool, "dict": json.loads}
+
+
+def _dump_rows(found: Iterable[Sequence[Any]]) -> list[DumpRow]:
+    return rows_of(DumpRow, found, path=lambda row: dump_path(row["dump_id"], row["run"], row["rank"], row["pack"]))
 
 
 def _replay_rows(reader: sqlite3.Connection, where: str, params: tuple[Any, ...], limit: int) -> list[ReplayRow]:
-    names = [f.name for f in fields(ReplayRow)]
-    counted = ("passed", "failed", "crashed", "hung")
-    sql = ", ".join(
-        f"(SELECT count(*) FROM result AS r WHERE r.replay_id = p.replay_id AND r.status = '{name}')"
-        if name in counted
-        else f"p.{name}"
-        for name in names
-    )
+    counted = "(SELECT count(*) FROM result AS r WHERE r.replay_id = p.replay_id AND r.status = '{}')"
+    sql = ", ".join(counted.format(f.name) if f.name in _COUNTED else f"p.{f.name}" for f in fields(ReplayRow))
     found = reader.execute(
         f"SELECT {sql} FROM replay AS p WHERE {where} ORDER BY p.created_at DESC, p.replay_id DESC LIMIT ?",
         (*params, limit),
     )
-    return [_replay_row(dict(zip(names, row, strict=True))) for row in found]
-
-
-def _replay_row(values: dict[str, Any]) -> ReplayRow:
-    for name in ("config", "resolved", "versions"):
-        values[name] = None if values[name] is None else json.loads(values[name])
-    for name in ("packing", "compile"):
-        values[name] = None if values[name] is None else bool(values[name])
-    return ReplayRow(**values)
+    return rows_of(ReplayRow, found)
 
 
 def _results(catalog: Catalog, where: str, value: str) -> list[ResultRecord]:
-    names = [f.name for f in fields(ResultRecord)]
+    names = ", ".join(f.name for f in fields(ResultRecord))
     with _reader(catalog) as reader:
-        found = reader.execute(f"SELECT {', '.join(names)} FROM result WHERE {where}", (value,)).fetchall()
-    return [_result(dict(zip(names, row, strict=True))) for row in found]
-
-
-def _result(values: dict[str, Any]) -> ResultRecord:
-    values["extra"] = json.loads(values["extra"]) if values["extra"] else {}
-    for name in ("folded_ids", "rng_match"):
-        values[name] = None if values[name] is None else bool(values[name])
-    return ResultRecord(**values)
+        return rows_of(ResultRecord, reader.execute(f"SELECT {names} FROM result WHERE {where}", (value,)))

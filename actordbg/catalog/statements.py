@@ -1,28 +1,28 @@
-"""The statements of `index`, as SQLAlchemy Core over the tables of `models`. Each takes a connection in a transaction.
+"""What `indexer` writes: each function takes a connection in a transaction.
 
-Rows go in by `executemany` of one compiled statement, as plain tuples: ten times faster than adding objects to a session.
+Dumps and results come in thousands, so they go in as plain tuples, by one compiled statement: ten times faster than objects
+of a session. Everything else comes by the dozen, and goes in as SQLModel objects (`put`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Table, bindparam, delete, select, update
+from sqlalchemy import Connection, bindparam, delete, select, update
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.dialects.sqlite import insert
+from sqlmodel import Session
 
-from actordbg.catalog import tables as models
+from actordbg.catalog import tables
 from actordbg.catalog.dump_rows import DUMP_COLUMNS
+from actordbg.catalog.models import MODELS, table_of
 from actordbg.catalog.replay_rows import RESULT_COLUMNS, UNFINISHED, FileMark, News, setting_columns, spec_columns
 
 EVENT_FORMAT = 1
-EVENT_COLUMNS = (
-    "event", "timestamp", "target", "sha256_before", "sha256_after", "python", "openrlhf_version", "actordbg_version",
-)  # fmt: skip
 
 GOLDEN = {"golden": "golden", "golden-entropy": "golden_entropy"}
 """What a comparison is against, and how the columns of `result` that it is made from begin."""
@@ -31,18 +31,18 @@ _BYTES = DUMP_COLUMNS.index("bytes")
 _FINISHED_LATER = "(excluded.finished_at, excluded.attempt) >= (result.finished_at, result.attempt)"
 
 
-def _table(model: Any) -> Table:
-    table: Table = model.__table__
-    return table
+dump, run, replay, result = map(table_of, (tables.Dump, tables.Run, tables.Replay, tables.Result))
+comparison_run, comparison = table_of(tables.ComparisonRow), table_of(tables.ComparedDump)
+event, damaged = table_of(tables.PatchEventRow), table_of(tables.DamagedFile)
+folder, file = table_of(tables.ScannedFolder), table_of(tables.ReadFile)
 
 
-dump, run, replay, result, comparison, comparison_run, event, damaged, folder, file = map(
-    _table,
-    (
-        models.Dump, models.Run, models.Replay, models.Result, models.Comparison, models.ComparisonRun, models.PatchEvent,
-        models.DamagedFile, models.ScannedFolder, models.ReadFile,
-    ),
-)  # fmt: skip
+def put(connection: Connection, row: type[Any], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Add rows with every column, in place of those with the same key. row: the table's declaration."""
+    with Session(connection) as session:
+        for values in rows:
+            session.merge(MODELS[row](**values))
+        session.flush()
 
 
 def put_dumps(connection: Connection, run_name: str, rows: Sequence[tuple[Any, ...]]) -> int:
@@ -118,14 +118,11 @@ def put_damaged(connection: Connection, rows: Sequence[tuple[str, str, str, str]
         paths = [{"sound": path} for path in sound]
         if paths:
             connection.execute(delete(damaged).where(damaged.c.path == bindparam("sound")), paths)
-    if rows:
-        statement = insert(damaged)
-        statement = statement.on_conflict_do_update(
-            index_elements=[damaged.c.path], set_={name: statement.excluded[name] for name in ("code", "reason")}
-        )
-        connection.execute(
-            statement, [dict(zip(("path", "folder", "code", "reason"), row, strict=True)) for row in rows]
-        )
+    put(
+        connection,
+        tables.DamagedFile,
+        [dict(zip(("path", "folder", "code", "reason"), row, strict=True)) for row in rows],
+    )
 
 
 def known_damaged(connection: Connection, path: str) -> list[str]:
@@ -135,8 +132,7 @@ def known_damaged(connection: Connection, path: str) -> list[str]:
 
 def note_folder(connection: Connection, path: str, mtime_ns: int) -> None:
     """Note a folder's modification time; -1 for one that cannot be relied on."""
-    statement = insert(folder).values(path=path, mtime_ns=mtime_ns)
-    connection.execute(statement.on_conflict_do_update(index_elements=[folder.c.path], set_={"mtime_ns": mtime_ns}))
+    put(connection, tables.ScannedFolder, [{"path": path, "mtime_ns": mtime_ns}])
 
 
 def forget_folder(connection: Connection, path: str) -> None:
@@ -166,7 +162,8 @@ def put_replay(connection: Connection, news: News, before: dict[str, FileMark | 
     _put_replay_row(connection, news)
     if news.results:
         _put_results(connection, news)
-    _note_files(connection, news)
+    marks = [{"path": path, "replay_id": news.replay_id} | vars(mark) for path, mark in news.files.items()]
+    put(connection, tables.ReadFile, marks)
 
 
 def _still(connection: Connection, before: dict[str, FileMark | None]) -> bool:
@@ -180,7 +177,8 @@ def _still(connection: Connection, before: dict[str, FileMark | None]) -> bool:
 def _put_replay_row(connection: Connection, news: News) -> None:
     """Insert or update the row of the replay; what the news do not say stays as it was."""
     stored = connection.execute(select(replay).where(replay.c.replay_id == news.replay_id)).mappings().first()
-    row: dict[str, Any] = dict(stored) if stored and not news.reset else {"resolved": None, "status": UNFINISHED}
+    fresh = {"resolved": None, "status": UNFINISHED, "finished_at": None}
+    row: dict[str, Any] = dict(stored) if stored and not news.reset else fresh
     if news.spec is not None:
         row |= spec_columns(news.spec)
     elif stored is None:
@@ -191,9 +189,7 @@ def _put_replay_row(connection: Connection, news: News) -> None:
         row |= {"status": news.status, "finished_at": news.finished_at}
     elif news.active or news.reset:
         row |= {"status": UNFINISHED, "finished_at": None}
-    statement = insert(replay).values(**row)
-    changes = {name: statement.excluded[name] for name in row if name != "replay_id"}
-    connection.execute(statement.on_conflict_do_update(index_elements=[replay.c.replay_id], set_=changes))
+    put(connection, tables.Replay, [row])
 
 
 def _put_results(connection: Connection, news: News) -> None:
@@ -238,19 +234,6 @@ def _point_to_last_result(connection: Connection, dump_ids: Sequence[str]) -> No
     connection.execute(statement, [{"which": dump_id} for dump_id in dump_ids])
 
 
-def _note_files(connection: Connection, news: News) -> None:
-    statement = insert(file)
-    statement = statement.on_conflict_do_update(
-        index_elements=[file.c.path],
-        set_={name: statement.excluded[name] for name in ("size", "mtime_ns", "offset")},
-    )
-    rows = [
-        {"path": path, "replay_id": news.replay_id, "size": k.size, "mtime_ns": k.mtime_ns, "offset": k.offset}
-        for path, k in news.files.items()
-    ]
-    connection.execute(statement, rows)
-
-
 def remove_replays(connection: Connection, replay_ids: Sequence[str]) -> None:
     """Remove replays whose folders are gone, with their results and comparisons; their dumps point to the newest result left."""
     of_them = comparison_run.c.replay_id.in_(replay_ids) | comparison_run.c.against.in_(replay_ids)
@@ -269,15 +252,14 @@ def event_row(path: Path) -> dict[str, Any] | None:
         data = json.loads(path.read_bytes())
         if data["format"] != EVENT_FORMAT or not isinstance(data["event"], str):
             return None
-        values = {name: data.get(name) for name in EVENT_COLUMNS}
-    except (OSError, ValueError, KeyError, TypeError):
+        values = {name: data.get(name) for name in tables.columns_of(tables.PatchEventRow)}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return {"name": path.name} | {name: None if value is None else str(value) for name, value in values.items()}
+    return {name: None if value is None else str(value) for name, value in values.items()} | {"name": path.name}
 
 
 def put_events(connection: Connection, rows: Sequence[dict[str, Any]], gone: Sequence[str]) -> None:
     """Add patch events, and remove those whose files are gone."""
-    if rows:
-        connection.execute(insert(event).on_conflict_do_nothing(), list(rows))
+    put(connection, tables.PatchEventRow, rows)
     if gone:
         connection.execute(delete(event).where(event.c.name.in_(gone)))

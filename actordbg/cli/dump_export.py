@@ -14,7 +14,7 @@ from actordbg.cli import output
 from actordbg.cli.options import Json, Limit, Quiet, Where, store_of
 
 if TYPE_CHECKING:
-    from actordbg.catalog.damage import Damaged
+    from actordbg.catalog.tables import Damaged
     from actordbg.store.layout import Store
 
 
@@ -75,7 +75,7 @@ def export(
 
 
 def _export(paths: list[Path], out: Path, format: str, advance: Callable[..., None]) -> ExportAnswer:
-    from actordbg.catalog.damage import Damaged
+    from actordbg.catalog.tables import Damaged
     from actordbg.dumps import export as exporting
     from actordbg.store import payload
     from actordbg.store.places import dump_id_of

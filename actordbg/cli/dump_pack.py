@@ -13,7 +13,7 @@ from actordbg.cli.index import damage_line
 from actordbg.cli.options import Json, Quiet, Where, store_of
 
 if TYPE_CHECKING:
-    from actordbg.catalog.damage import Damaged
+    from actordbg.catalog.tables import Damaged
     from actordbg.dumps.packing import PackSummary, UnpackSummary
 
 SHOWN = 20

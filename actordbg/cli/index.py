@@ -12,8 +12,8 @@ from actordbg.cli import output
 from actordbg.cli.options import Json, Quiet, Where, store_of
 
 if TYPE_CHECKING:
-    from actordbg.catalog.damage import Damaged
     from actordbg.catalog.indexer import IndexSummary
+    from actordbg.catalog.tables import Damaged
 
 
 @dataclass

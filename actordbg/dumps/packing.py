@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from actordbg.base.errors import ActordbgError, StoreProblem
-from actordbg.catalog.damage import Damaged
 from actordbg.catalog.query import dump_files, open_fresh
+from actordbg.catalog.tables import Damaged
 from actordbg.dumps import twins
 from actordbg.dumps.verify import check_place
 from actordbg.formats import dumpfile

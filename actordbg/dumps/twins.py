@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from actordbg.base.errors import ActordbgError, StoreProblem
-from actordbg.catalog.damage import Damaged
 from actordbg.catalog.query import Catalog, dump_files
+from actordbg.catalog.tables import Damaged
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import sync_folder

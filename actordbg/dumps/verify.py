@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from actordbg.base.errors import StoreProblem
-from actordbg.catalog.damage import Damaged
 from actordbg.catalog.query import Catalog, damaged_files, dump_paths
+from actordbg.catalog.tables import Damaged
 from actordbg.formats import dumpfile
 from actordbg.formats import payload_check as contents
 from actordbg.formats.dump_record import DumpRecord

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from actordbg.base.units import human_bytes, plural
-from actordbg.catalog.comparison_query import ComparisonRow
+from actordbg.catalog.tables import ComparisonRow
 from actordbg.replay.hang import in_brief
 from actordbg.report.agreement import against_the_run, ranks_in_words
 from actordbg.report.arithmetic import Spread

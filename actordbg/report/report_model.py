@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from actordbg.catalog.comparison_query import ComparisonRow
+from actordbg.catalog.tables import ComparisonRow
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 from actordbg.report.arithmetic import Spread
 

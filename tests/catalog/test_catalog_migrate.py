@@ -17,8 +17,7 @@ import pytest
 
 from actordbg.base.errors import CatalogProblem
 from actordbg.catalog import connections as engine
-from actordbg.catalog import migrate
-from actordbg.catalog import tables as models
+from actordbg.catalog import migrate, models
 from actordbg.catalog.indexer import refresh
 from actordbg.store.layout import Store
 
