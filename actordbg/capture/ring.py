@@ -5,10 +5,10 @@ and the call is not one of the last `keep`, the extent is free again. So keeping
 second copy, and what waits in the queue survives a kill too.
 
 The ring lies in shared memory (tmpfs) unless told otherwise: storing into it never waits for a disk or a server, and it
-survives everything but the machine (or the container). `--ring-dir store` trades that for `store/rings`.
+survives everything but the machine (or the container). `--recorder-dir store` trades that for `store/rings`.
 
     Ring.create(...)           a file that others can read (`actordbg.formats.ringfile`), held by this process
-    Ring.private(...)          the same without a file: for `--ring 0`, and where no file can be made
+    Ring.private(...)          the same without a file: for `--recorder-calls 0`, and where no file can be made
     open, commit, leave        one call: room for it; its copies are whole; it returned or raised
     hold, release              the writer needs it; the writer is done with it
 

@@ -14,13 +14,15 @@ import typer
 
 from actordbg import __version__
 from actordbg.base.errors import ActordbgError, EnvironmentProblem
-from actordbg.cli.lazy import Command, CommandGroup, Section, group_class
+from actordbg.cli.lazy import Command, CommandGroup, Section, group_class, renamed
 
+OLD_NAMES = renamed({"ring": "recorder-calls", "ring-bytes": "recorder-bytes", "ring-dir": "recorder-dir"})
+"""The flight recorder's options as they were called before; elsewhere `--ring` is ring attention."""
 DUMP = CommandGroup(
     "dump",
     "Record, bring in, look at, check, take out and drop dumps.",
     (
-        Command("enable", "Start recording, in running jobs too.", "dump_switch:enable"),
+        Command("enable", "Start recording, in running jobs too.", "dump_switch:enable", settings=OLD_NAMES),
         Command("disable", "Stop recording, in running jobs too.", "dump_switch:disable"),
         Command("status", "Say what each process captured, dropped and sampled out.", "dump_status:status"),
         Command("recover", "Turn what dead processes had in hand into dumps.", "dump_recover:recover"),
@@ -52,7 +54,7 @@ CONTENTS = (
     Section(
         "Install",
         (
-            Command("doctor", "Check whether this machine and the installed trainer will work.", "doctor:doctor"),
+            Command("doctor", "Check whether this machine and the trainer will work.", "doctor:doctor"),
             Command("demo", "Record and replay a real training of a tiny model.", "demo:demo"),
             Command("patch", "Append the capture hook to OpenRLHF's actor.py.", "patch:patch"),
             Command("unpatch", "Take the capture hook out again, byte for byte.", "patch:unpatch"),
@@ -66,7 +68,7 @@ CONTENTS = (
                 "run",
                 "Run a job and record it, without patching actor.py.",
                 "run:run",
-                settings={"allow_interspersed_args": False},
+                settings={"allow_interspersed_args": False} | OLD_NAMES,
             ),
             DUMP,
             Command("index", "Index what is new in the store.", "index:index"),

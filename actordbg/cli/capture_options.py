@@ -67,21 +67,21 @@ MaxTriggered = Annotated[
 Ring = Annotated[
     int,
     typer.Option(
-        "--ring",
+        "--recorder-calls",
         min=0,
         help="Keep the inputs of the last N calls, and of the call in flight, where a kill cannot reach them; 0: none.",
         rich_help_panel=_RING,
     ),
 ]
 RingBytes = Annotated[
-    str, typer.Option("--ring-bytes", help="At most this much for them, in each process.", rich_help_panel=_RING)
+    str, typer.Option("--recorder-bytes", help="At most this much for them, in each process.", rich_help_panel=_RING)
 ]
 RingDir = Annotated[
     str | None,
     typer.Option(
-        "--ring-dir",
+        "--recorder-dir",
         metavar="DIR|store",
-        help="Where rings lie (default: shared memory; `store`: store/rings, which outlives the machine).",
+        help="Where it lies (default: shared memory; `store`: store/rings, which outlives the machine).",
         rich_help_panel=_RING,
     ),
 ]
@@ -129,9 +129,11 @@ def control_from(
     if before and not words:
         raise UsageError("--before goes with --on", hint="for example --on nan,exception --before 4")
     if before > ring:
-        raise UsageError(f"--before {before} asks for more calls than --ring {ring} keeps", hint="raise --ring")
+        asked = f"--before {before} asks for more calls than --recorder-calls {ring} keeps"
+        raise UsageError(asked, hint="raise --recorder-calls")
     if ring > MAX_RING:
-        raise UsageError(f"--ring {ring}: at most {MAX_RING} calls are kept", hint="--every 1 records every call")
+        asked = f"--recorder-calls {ring}: at most {MAX_RING} calls are kept"
+        raise UsageError(asked, hint="--every 1 records every call")
     if ring_dir is not None and ring_dir != "store":
         ring_dir = str(Path(ring_dir).absolute())
     return Control(
@@ -147,7 +149,7 @@ def control_from(
         triggers=words,
         before=before,
         ring=ring,
-        ring_bytes=parse_size("--ring-bytes", ring_bytes),
+        ring_bytes=parse_size("--recorder-bytes", ring_bytes),
         ring_dir=ring_dir,
         **rest,
     )

@@ -42,7 +42,7 @@ def doctor(
     timeout: Timeout = 180.0,
     as_json: Json = False,
 ) -> None:
-    """Check whether this machine and the installed trainer will work.
+    """Check whether this machine and the trainer will work.
 
     Looks at versions, imports, the deepspeed launcher, the C++ compiler, GPU, flash-attn, disk, store, catalog and patch, and
     names the remedy for each fault. A warning concerns a part that you may not need, or a version that nobody tested.

@@ -24,6 +24,7 @@ from actordbg.capture.ledger import Identity, Ledger
 from actordbg.capture.ring import Ring
 from actordbg.capture.ring_places import default_place
 from actordbg.cli import dump_status, dump_switch
+from actordbg.cli.app import app
 from actordbg.cli.capture_options import parse_ranks
 from actordbg.cli.dump_status import process_rows
 from actordbg.store.layout import Store
@@ -76,6 +77,26 @@ def test_enabling_again_keeps_the_run_and_replaces_the_limits(store: Store):
     run(store, "enable")
     control = read_control(store)
     assert control is not None and control.run.startswith("run-") and control.generation == 4
+
+
+@pytest.mark.parametrize("command", [("dump", "enable"), ("run",)], ids=" ".join)
+def test_the_flight_recorder_has_options_of_its_own_and_the_old_ones_still_work(
+    command: tuple[str, ...], tmp_path: Path
+):
+    controls = []
+    for names in (("recorder-calls", "recorder-bytes", "recorder-dir"), ("ring", "ring-bytes", "ring-dir")):
+        store = Store(tmp_path / names[0]).create()
+        options = [
+            part for name, value in zip(names, ("12", "3MiB", "store"), strict=True) for part in (f"--{name}", value)
+        ]
+        job = ["--leave-on", "--", "true"] if command == ("run",) else []
+        done = CliRunner().invoke(app, ["--store", str(store.root), *command, "--run", "r", *options, *job])
+        assert done.exit_code == 0, done.output
+        controls.append(read_control(store, "r" if job else None))
+    assert [(one.ring, one.ring_bytes, one.ring_dir) for one in controls] == [(12, 3 << 20, "store")] * 2
+    shown = CliRunner().invoke(app, [*command, "--help"]).output
+    assert "--recorder-calls" in shown
+    assert "--ring" not in shown
 
 
 def test_disable_keeps_the_rest_and_may_come_twice(store: Store):
