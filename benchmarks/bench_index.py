@@ -154,8 +154,8 @@ def fill_synthetic(store: Store, rows: int) -> None:
     connection.execute("INSERT INTO replay (replay_id, created_at, status, inputs) VALUES ('p', '2025', 'complete', 1)")
     connection.executemany(
         "INSERT INTO dump (dump_id, run, rank, timestamp, batch_size, seq_len, tokens, padding, source, role, step, host, "
-        "call_index, training, replayable, with_outputs, bytes) "
-        "VALUES (?, 'r', ?, ?, 2, ?, ?, ?, 'capture', ?, ?, 'node-1', ?, ?, 1, 0, 12000)",
+        "call_index, training, replayable, with_outputs, with_rng, pinned, bytes) "
+        "VALUES (?, 'r', ?, ?, 2, ?, ?, ?, 'capture', ?, ?, 'node-1', ?, ?, 1, 0, 0, 0, 12000)",
         (_synthetic(number, rows) for number in range(rows)),
     )
     _synthetic_results(connection)

@@ -7,9 +7,12 @@ folder, and what the page shows as output is compared with what came (figures as
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,8 +58,9 @@ class Block:
 
 
 def pages() -> list[Path]:
-    """README, CONTRIBUTING and everything below docs/ and store/, in Markdown."""
-    top = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "store" / "README.md"]
+    """README, CONTRIBUTING and everything below docs/, with the pages of store/ and examples/, in Markdown."""
+    top = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"]
+    top += [ROOT / "store" / "README.md", ROOT / "examples" / "README.md"]
     return [path for path in top if path.is_file()] + sorted((ROOT / "docs").rglob("*.md"))
 
 
@@ -124,3 +128,28 @@ def comparable(line: str) -> list[str]:
     """The words of a line of output that must come again: without figures, ids, paths, and what only draws."""
     words = re.findall(r"\S+", line)
     return [word for word in words if not re.search(r"[\d/\\]", word) and re.search(r"[A-Za-z]", word)]
+
+
+def run_blocks(blocks: Iterable[Block], work: Path, **variables: str) -> None:
+    """Execute the commands of blocks in `work`, with this checkout's `actordbg`; each has to end well and show what its page shows."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("ACTORDBG_")}
+    environment |= {"PATH": _programs(work.with_name("bin")), "COLUMNS": "200", "OMP_NUM_THREADS": "2", "NO_COLOR": "1"}
+    for command in (command for block in blocks for command in block.commands):
+        done = subprocess.run(
+            ["bash", "-c", command.text], cwd=work, env=environment | variables, capture_output=True, text=True, timeout=300
+        )  # fmt: skip
+        assert done.returncode == 0, f"$ {command.text}\n{done.stdout}{done.stderr}"
+        came = comparable(done.stdout + done.stderr)
+        expected = [word for line in command.output for word in comparable(line)]
+        assert [word for word in expected if word not in came] == [], f"$ {command.text}\n{done.stdout}"
+
+
+def _programs(folder: Path) -> str:
+    """PATH with a folder in front whose `actordbg` is this checkout's, whatever is installed."""
+    script = folder / "actordbg"
+    folder.mkdir(exist_ok=True)
+    script.write_text(
+        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -m actordbg "$@"\n'
+    )
+    script.chmod(0o755)
+    return f"{folder}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -1,0 +1,78 @@
+"""Benchmarks do not rot: each runs at toy size, or at least finds everything that it imports. Their figures are judged by nobody here."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from roots import ROOT
+
+
+@pytest.fixture(scope="module", autouse=True)
+def importable() -> Iterator[None]:
+    """`benchmarks` is a folder of the checkout, and no part of what is installed; also for processes that it starts."""
+    before = os.environ.get("PYTHONPATH")
+    sys.path.insert(0, str(ROOT))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), before]))
+    yield
+    sys.path.remove(str(ROOT))
+    os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
+
+
+def bench(name: str):
+    return importlib.import_module(f"benchmarks.bench_{name}")
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+def test_what_a_benchmark_imports_is_there(path: Path):
+    """Also what it imports inside of a function, and in a program that it starts."""
+    text = path.read_text()
+    programs = [n.value for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    for code in [text, *(one for one in programs if one.startswith("\nimport "))]:
+        for node in ast.walk(ast.parse(code)):
+            if (
+                isinstance(node, ast.ImportFrom)
+                and node.module
+                and node.module.split(".")[0] in ("actordbg", "benchmarks")
+            ):
+                module = importlib.import_module(node.module)
+                for name in node.names:
+                    assert hasattr(module, name.name) or importlib.import_module(f"{node.module}.{name.name}"), (
+                        name.name
+                    )
+
+
+@pytest.mark.slow
+def test_recording_and_files_are_measured():
+    assert len(bench("capture").run(12)) == 4
+    assert len(bench("formats").run(6)) == 9
+
+
+@pytest.mark.slow
+def test_the_catalog_is_measured():
+    rows = bench("index").run(12, 3000)
+    assert len(rows) == 4 and all(row.ours > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_loading_and_packs_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    load, pack = bench("load"), bench("pack")
+    few = functools.partial(load._generate, count=6)
+    for module in (load, pack):
+        monkeypatch.setattr(module, "REAL", tmp_path / "nowhere")
+        monkeypatch.setattr(module, "_generate", few)
+    monkeypatch.setattr(pack, "_end_to_end", lambda: None)  # six replays with a real worker
+    assert len(load.run(1)) == 4 and len(pack.run(1)) == 8
+
+
+@pytest.mark.slow
+def test_comparing_is_measured(monkeypatch: pytest.MonkeyPatch):
+    lab = bench("lab")
+    monkeypatch.setattr(lab, "DUMPS", 3)
+    assert lab._compare().ours > 0
