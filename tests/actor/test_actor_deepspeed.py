@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from actorcases import run_scenario
 
+pytestmark = pytest.mark.slow
+
 Facts = dict[str, Any]
 STAGES = ("0", "1", "2", "3")
 

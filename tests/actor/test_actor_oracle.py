@@ -9,6 +9,8 @@ import oraclecases
 import pytest
 from actorcases import run_scenario
 
+pytestmark = pytest.mark.slow
+
 Facts = dict[str, Any]
 ONE_ULP = 2e-6
 """Of a log-prob between 8 and 16 in float32, which the results are kept in."""

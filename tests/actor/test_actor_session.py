@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from actorcases import run_scenario
 
+pytestmark = pytest.mark.slow
+
 Facts = dict[str, Any]
 
 
@@ -170,7 +172,6 @@ def test_what_cannot_be_built_is_refused_with_the_reason(
     assert refusal["hint"]
 
 
-@pytest.mark.slow
 def test_compiled_all_lengths_are_one_graph_with_the_numbers_of_eager(compiled: Facts):
     eager, traced, fast = compiled["eager"], compiled["traced"], compiled["compiled"]
     assert [run["graphs"] for run in fast] == [run["graphs"] for run in traced] == [1, 0, 0]

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 from pathlib import Path
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +26,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(tmp_path: 
     assert _bytes(build_tiny(tmp_path / "c", vocab_size=300, seed=8)) != first
 
 
+@pytest.mark.slow
 def test_transformers_opens_it_with_every_weight_in_place(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 

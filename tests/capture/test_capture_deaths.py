@@ -26,6 +26,8 @@ from actordbg.formats.ringfile import BOOKS, DATA, KINDS_AT, SLOT, SLOT_SIZE, SL
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
+pytestmark = pytest.mark.slow
+
 SINCE = "2026-11-20T12:00:00.000000Z"
 MEMORY = Path("/dev/shm")
 
@@ -100,7 +102,6 @@ def die(victims: Victims, jobs: list[Job]) -> dict[int, Job]:
     return pids
 
 
-@pytest.mark.slow
 def test_five_hundred_kills_at_random_moments_lose_nothing_that_was_acknowledged(victims: Victims, folder: Path):
     dice, killed, dumps, acked = random.Random(20261120), 0, 0, 0
     for wave in range(50):
@@ -488,7 +489,6 @@ def test_a_ring_may_lie_in_the_store(victims: Victims, store: Store, tmp_path: P
     assert (tmp_path / "log").read_text() == ""
 
 
-@pytest.mark.slow
 def test_sixty_four_processes_write_a_thousand_dumps_each_into_one_store(victims: Victims, quick_store: Store):
     switch(quick_store)
     jobs = {}

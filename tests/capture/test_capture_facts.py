@@ -122,6 +122,7 @@ print(json.dumps({"plain": plain, "hooked": hooked}))
 """
 
 
+@pytest.mark.slow
 def test_a_real_openrlhf_actor_is_recorded_and_cannot_tell(store: Store, tmp_path: Path):
     pytest.importorskip("openrlhf")
     from actordbg.capture.control import Control, write_control

@@ -78,6 +78,7 @@ def wait_for(condition: Any, seconds: float = 20) -> None:
     assert condition()
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_dumps_and_nothing_else(small_disk: Path, caplog: pytest.LogCaptureFixture):
     store = Store(small_disk / "store").create()
     recording = Recording(store)

@@ -10,6 +10,7 @@ import sys
 import time
 from typing import Any
 
+import pytest
 import zstandard
 from roots import ROOT, SUPPORT
 
@@ -19,6 +20,8 @@ from actordbg.dumps.recover import find_rings
 from actordbg.formats.recording_reading import read_counters
 from actordbg.store import payload
 from actordbg.store.layout import Store
+
+pytestmark = pytest.mark.slow
 
 SINCE = "2026-11-20T12:00:00.000000Z"
 HEAD = """

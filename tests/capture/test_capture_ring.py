@@ -65,6 +65,7 @@ def test_nested_and_recursive_calls_are_in_flight_together(store: Store):
     assert recording.close() and all(balanced(ledger) for ledger in recording.ledgers)
 
 
+@pytest.mark.slow
 def test_threads_call_and_raise_while_others_are_inside(store: Store):
     recording, actor = Recording(store), Calling()
     forward, held, go = wrap(Calling.forward, recording.slot), threading.Event(), threading.Event()
@@ -201,6 +202,7 @@ def test_windows_that_overlap_are_stored_with_their_values(store: Store):
     assert torch.equal(dump.tensors["sequences"], windows) and torch.equal(dump.tensors["action_mask"], windows.t())
 
 
+@pytest.mark.slow
 def test_more_calls_wait_than_there_are_slots(tmp_path: Path):
     store = StuckStore(tmp_path / "store")
     store.create()

@@ -410,6 +410,7 @@ def _refresh_often(root: str, worker: int) -> int:
     return os.getpid()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fresh", [True, False])
 def test_sixteen_processes_may_publish_and_refresh_at_once(store: Store, fresh: bool) -> None:
     cases.fill(store, 8)

@@ -15,6 +15,8 @@ from roots import ROOT
 
 from actordbg.replay.processes import end_session, read_stat, session_members
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = """
 import sys
 from pathlib import Path

@@ -25,6 +25,7 @@ def test_the_version_is_one_line():
     assert done.returncode == 0 and done.stdout.startswith("actordbg ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [("dump", "create"), ("dump", "export", "--where", "rank=0")])
 def test_without_torch_a_command_that_needs_it_says_so(tmp_path: Path, command: tuple[str, ...]):
     store = str(tmp_path / "store")

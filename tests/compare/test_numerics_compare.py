@@ -502,6 +502,7 @@ print(peak() - few)
 """
 
 
+@pytest.mark.slow
 def test_a_thousand_dumps_take_no_more_memory_than_ten(store: Store) -> None:
     """Each side of each dump has 80 kB of tensors, 160 MB in all: links to one file, so that the disk has them once."""
     inputs = [given(index) for index in range(1000)]

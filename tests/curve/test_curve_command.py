@@ -162,6 +162,7 @@ def test_a_budget_of_nothing_is_a_mistake(replayed: Store):
         invoke(replayed, "memory", "--budget", "0GB")
 
 
+@pytest.mark.slow
 def test_the_picture_is_written(tmp_path: Path, replayed: Store):
     pytest.importorskip("matplotlib")
     for name, arguments in (
@@ -190,6 +191,7 @@ def test_without_a_store_it_says_so(tmp_path: Path):
         invoke(Store(tmp_path / "none"), "memory")
 
 
+@pytest.mark.slow
 def test_measuring_replays_made_up_inputs_as_the_named_replay_was(store: Store):
     """For real: the tiny model, eager attention and a backward, which made-up inputs do not ask for by themselves."""
     pytest.importorskip("openrlhf")

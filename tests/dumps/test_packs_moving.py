@@ -27,6 +27,8 @@ from actordbg.store.pack_publish import exclusive
 from actordbg.store.pack_reader import Pack
 from actordbg.store.places import split_place
 
+pytestmark = pytest.mark.slow
+
 HERE = SUPPORT
 
 
@@ -132,7 +134,6 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Store]:
     return {"pack": plain, "unpack": packed, "prune": packed}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("operation", ["pack", "unpack", "prune"])
 def test_killed_at_any_step_nothing_is_lost_and_the_next_run_finishes(
     operation: str, originals: dict[str, Store], tmp_path: Path

@@ -85,6 +85,7 @@ def judge(mutant: Mutant, path: Path, store: Store) -> tuple[bool, bool]:
     return dump is not None, damaged is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", mutants.KINDS)
 def test_no_mutant_is_a_traceback_or_a_wrong_tensor(kind: str, path: Path, store: Store):
     for number in range(EACH):
@@ -167,6 +168,7 @@ print(json.dumps(answer))
 """
 
 
+@pytest.mark.slow
 def test_no_file_takes_twice_the_cap(path: Path, store: Store, tmp_path: Path):
     """In a process that may not have more, and that measures its peak for each file."""
     folder = tmp_path / "files"
@@ -202,6 +204,7 @@ def run(store: Store, *words: str) -> tuple[int, str]:
     return code or 0, out.getvalue()
 
 
+@pytest.mark.slow
 def test_commands_over_a_store_of_mutants(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """200 mutants of 200 dumps: `ls`, `index`, `verify`, `show`, `export` and `replay` go on, and say which are damaged."""
     kinds = sorted(set(mutants.KINDS) - {"wide_tensors"})  # gigabytes are allowed under the cap that commands have
@@ -254,6 +257,7 @@ def test_commands_over_a_store_of_mutants(store: Store, tmp_path: Path, monkeypa
         assert code in ((0, 3) if good[path] else (0, 3, 4))
 
 
+@pytest.mark.slow
 def test_the_program_itself_ends_with_its_exit_codes(store: Store, monkeypatch: pytest.MonkeyPatch):
     """The same as whole processes, for three commands: what they print on standard error is no traceback."""
     for number, kind in enumerate(("not_finite", "not_unicode", "deep_nesting", "hostile_shape", "other_values")):

@@ -18,6 +18,8 @@ from roots import ROOT
 from actordbg.actor.tiny import build_tiny
 from actordbg.host.openrlhf.cpu import CpuDevice
 
+pytestmark = pytest.mark.slow
+
 PROBE = """
 import json, os, sys
 from types import SimpleNamespace as N

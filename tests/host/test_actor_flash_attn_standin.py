@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -78,6 +79,7 @@ if child:
 """
 
 
+@pytest.mark.slow
 def test_all_gather_concatenates_and_its_gradient_sums_over_the_ranks() -> None:
     """Two ranks, each weighting row i of the gathered tensor with i: row gradients are 2 * i (the sum over both ranks)."""
     done = subprocess.run(

@@ -67,6 +67,7 @@ variables = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)  # the first example imports ray
 @given(job=variables, own=variables, submitted=st.booleans())
 def test_ray_merges_what_was_reconciled_unless_the_user_had_a_conflict(

@@ -56,6 +56,7 @@ def _run(actor: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=actor.parent, timeout=120)
 
 
+@pytest.mark.slow
 def test_patch_status_unpatch_as_text(actor: Path) -> None:
     done = _run(actor, "patch", "--target", str(actor))
     assert done.returncode == 0, done.stderr
@@ -70,6 +71,7 @@ def test_patch_status_unpatch_as_text(actor: Path) -> None:
     assert actor.read_bytes() == ACTOR
 
 
+@pytest.mark.slow
 def test_json_has_the_same_answer_and_nothing_else(actor: Path) -> None:
     shown = json.loads(_run(actor, "patch", "--target", str(actor), "--dry-run", "--json").stdout)
     assert shown["dry_run"] and shown["diff"] and shown["action"] == "patched" and actor.read_bytes() == ACTOR
@@ -83,6 +85,7 @@ def test_json_has_the_same_answer_and_nothing_else(actor: Path) -> None:
     assert (undone["action"], undone["state"], undone["sha256_after"]) == ("unpatched", "clean", done["sha256_before"])
 
 
+@pytest.mark.slow
 def test_an_edited_trailer_ends_with_exit_code_3(actor: Path) -> None:
     _run(actor, "patch", "--target", str(actor))
     actor.write_bytes(actor.read_bytes() + b"mine = 1\n")
@@ -93,6 +96,7 @@ def test_an_edited_trailer_ends_with_exit_code_3(actor: Path) -> None:
     assert seen.returncode == 0 and seen.stdout.startswith("patched and edited since")
 
 
+@pytest.mark.slow
 def test_exit_codes_of_wrong_targets(actor: Path) -> None:
     (actor.parent / "other.py").write_text("x = 1\n")
     assert _run(actor, "patch", "--target", "other.py").returncode == 3

@@ -18,6 +18,8 @@ from actordbg.install import trailer
 from actordbg.install.trailer import State
 from actordbg.store.layout import Store
 
+pytestmark = pytest.mark.slow
+
 ACTOR = b"class Actor:\n    def forward(self, sequences):\n        return sequences\n"
 OLD = 1_600_000_000_123_456_789
 PROCESSES, ROUNDS = 16, 2

@@ -15,6 +15,8 @@ from actordbg.install import patching as operate
 from actordbg.install.patch_target import find_target
 from actordbg.store.layout import Store
 
+pytestmark = pytest.mark.slow
+
 ACTOR = """
 import torch
 

@@ -154,6 +154,7 @@ def test_an_actordbg_in_the_current_folder_does_not_count(tmp_path: Path, elsewh
         require_hook(str(_script(tmp_path, f'exec {sys.executable} -S "$@"')))
 
 
+@pytest.mark.slow
 def test_this_environment_can_import_the_real_hook(monkeypatch: pytest.MonkeyPatch) -> None:
     import actordbg
 

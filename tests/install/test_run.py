@@ -23,6 +23,8 @@ from actordbg.install import trailer
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
+pytestmark = pytest.mark.slow
+
 NO_TORCH = "import sys; sys.modules['torch'] = None"
 
 
@@ -253,7 +255,6 @@ def test_limits_can_be_changed_while_the_job_runs(store: Store, tree: Path) -> N
     assert records(store) == [("a", 0)]
 
 
-@pytest.mark.slow
 def test_a_job_under_the_deepspeed_launcher_is_recorded(store: Store, tree: Path) -> None:
     from deepspeed.launcher.runner import EXPORT_ENVS
 

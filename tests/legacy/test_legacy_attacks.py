@@ -198,6 +198,7 @@ def unpickled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(EXECUTING)), ids=EXECUTING)
 def test_the_attacks_are_real(unpickled: Path, number: int):
     assert (unpickled / f"canary{number}").exists()
@@ -245,6 +246,7 @@ def test_an_audit_hook_sees_nothing_while_attacks_are_decoded(tmp_path: Path):
     assert not canary.exists()
 
 
+@pytest.mark.slow
 def test_the_audit_hook_does_see_an_attack_that_runs(tmp_path: Path):
     canary = tmp_path / "canary"
     events, _ = audited("pickle", {"direct": executing(canary)["direct"]})
@@ -268,6 +270,7 @@ def test_an_attack_inside_the_storage_is_named(tmp_path: Path):
         decode(executing(tmp_path / "canary")["nested behind the blob's header"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", bombs())
 def test_a_memory_bomb_is_refused_before_anything_is_allocated(name: str):
     import tracemalloc

@@ -170,6 +170,7 @@ class TestGoingOn:
         assert all(ended[dump_id] == result for dump_id, result in begun.items()) and len(ended) == 3
         assert after.cells[0] == before.cells[0] and after.loads == 2
 
+    @pytest.mark.slow
     def test_a_killed_matrix_leaves_nothing_running_and_goes_on(self, bench: Bench) -> None:
         record = bench.new(FOUR)
         child = os.fork()
@@ -233,6 +234,7 @@ class TestBaseline:
         assert "passed in the baseline, not here: d2" in record.cells[2].regressed[0] and not record.good
         assert "REGRESSED" in shown(record)
 
+    @pytest.mark.slow
     def test_what_failed_there_already_may_fail_here(self, bench: Bench) -> None:
         script = in_cell("eager", False, {"d2": "fail"})
         first = bench.run(bench.new(FOUR), script)

@@ -172,6 +172,7 @@ def test_a_command_line_that_does_not_exist_is_noticed():
         parse(["dump", "nothing"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "blocks", [list(found) for _, found in groupby(RUNNABLE, key=lambda block: (block.page, block.name))],
     ids=lambda blocks: f"{page_id(blocks[0].page)}:{blocks[0].name}",
