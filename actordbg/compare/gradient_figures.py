@@ -50,7 +50,7 @@ def compare_gradients(a: Path, b: Path, *, count: int) -> GradientFigures:
 
 
 @dataclass
-class _File:
+class _KeptGradients:
     handle: Any
     names: set[str]
     sizes: dict[str, int]
@@ -64,15 +64,15 @@ class _File:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[_File]:
+def _opened(path: Path) -> Iterator[_KeptGradients]:
     with safetensors.safe_open(path, framework="pt") as handle:
         names = {key.removeprefix(PREFIX) for key in handle.keys() if key.startswith(PREFIX)}  # noqa: SIM118
         said = json.loads((handle.metadata() or {}).get("gradients", "{}"))
         sizes = {name: int(one["numel"]) for name, one in said.items()} if isinstance(said, dict) else {}
-        yield _File(handle, names, sizes)
+        yield _KeptGradients(handle, names, sizes)
 
 
-def _compare(a: _File, b: _File, count: int) -> GradientFigures:
+def _compare(a: _KeptGradients, b: _KeptGradients, count: int) -> GradientFigures:
     sums = _Sums()
     each: list[ParameterFigures] = []
     unlike: list[str] = []

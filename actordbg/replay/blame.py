@@ -1,19 +1,18 @@
-"""Who is to blame when a replay's workers die or hang. Pure: what was seen in, the ranks to blame out.
+"""Which ranks caused it when a replay's workers die or hang. Pure: what was seen in, culprits out.
 
-Only an input that is blamed is lost; whatever else was in flight is run again. So the rules below blame as few as the evidence
-allows, and at least one input wherever one was running, or the same crash would come again for ever.
+Only the culprits' inputs are lost; every other input in flight runs again. So the rules blame as few ranks as the evidence
+allows, and at least one where an input was running. Otherwise the same crash would come again for ever.
 
-A death. The rank that died *first* of its own is the culprit. Launchers end the others with SIGTERM as soon as they notice,
-and a rank that lost its peers leaves with EXIT_RESTART: both are consequences.
+**A death.** The culprit is the rank that died *first* of its own. Launchers then end the other ranks with SIGTERM, and a rank
+that lost its peers leaves with EXIT_RESTART: both are consequences.
 
-A hang. The clock of an input starts when every rank that has an input in the same slot has started it: a rank that was
-quick waits for the slow ones in its first collective, and that is not its fault. A rank that is done has nothing to start:
-where ranks have different numbers of inputs (`--align shuffle`), the others' clock does not wait for it. When the time is
-up, the stacks (faulthandler) tell who sits in a collective and who does not:
+**A hang.** The clock of an input starts when every rank with an input in the same slot has started it, because a quick rank
+waits in its first collective for slow ones. A rank that has nothing left to do is not waited for: with `--align shuffle`,
+ranks may have different numbers of inputs. When the time is up, the stacks (faulthandler) show who sits in a collective:
 
-* a rank that is stopped (SIGSTOP), or whose stack is outside of any collective while another's is inside, is the culprit;
-* if another rank failed in this slot, those who wait for it in a collective are innocent;
-* else nothing distinguishes the ranks, and every input of the slot is blamed.
+* a rank is the culprit if it is stopped (SIGSTOP), or outside of any collective while another rank is inside one;
+* if another rank failed in this slot, ranks that wait for it in a collective are innocent;
+* otherwise nothing tells the ranks apart, and every input of the slot is blamed.
 """
 
 from __future__ import annotations
@@ -30,11 +29,10 @@ from actordbg.replay.worker_logs import read_stack
 
 @dataclass(frozen=True)
 class Seen:
-    """One rank at one moment. `slot`: the one it is in, None between inputs. `slots_finished`: well or not.
+    """One rank at one moment. `slot`: where it is, None between inputs. `slots_finished`: passed or failed.
 
-    `started`: when the supervisor saw the start (monotonic seconds). `failed_slot`: the last slot that it failed in.
-    `state` and `wait_status` as /proc shows them; `done`: it has nothing left to do.
-    `wants_restart`: it wrote that it cannot go on.
+    `started`: when the supervisor saw the start (monotonic seconds). `failed_slot`: the last slot in which it failed.
+    `state` and `wait_status`: from /proc. `done`: it has nothing left to do. `wants_restart`: it wrote that it cannot go on.
     """
 
     rank: int
@@ -49,12 +47,12 @@ class Seen:
 
     @property
     def dead(self) -> bool:
-        """Died although there was work left."""
+        """It died while it still had work."""
         return self.state in (ZOMBIE, GONE) and not self.done
 
 
 def culprits_of_death(ranks: Sequence[Seen]) -> list[int]:
-    """The ranks that died of their own, not in consequence of another's death or of its wish to restart."""
+    """The ranks that died of their own, not because another rank died or asked for a restart."""
     dead = [seen for seen in ranks if seen.dead and not _left_on_purpose(seen)]
     of_their_own = [seen for seen in dead if not _was_terminated(seen)]
     if not of_their_own and any(_left_on_purpose(seen) for seen in ranks):
@@ -63,7 +61,7 @@ def culprits_of_death(ranks: Sequence[Seen]) -> list[int]:
 
 
 def overdue(ranks: Sequence[Seen], now: float, timeout_s: float, *, collective: bool) -> list[int]:
-    """The ranks whose input has had its time. In a collective group only the slot that is furthest behind can have."""
+    """The ranks whose input has taken too long. In a collective group, only the slot that is furthest behind counts."""
     running = [seen for seen in ranks if seen.slot is not None and not seen.dead]
     if not collective:
         return [seen.rank for seen in running if now - seen.started > timeout_s]
@@ -77,7 +75,7 @@ def overdue(ranks: Sequence[Seen], now: float, timeout_s: float, *, collective: 
 
 
 def culprits_of_hang(ranks: Sequence[Seen], late: Sequence[int], stacks: Mapping[int, str]) -> list[int]:
-    """Which of the `late` ranks hang of their own; may be none. `stacks`: faulthandler's text by rank, where it answered."""
+    """Which of the `late` ranks caused the hang; may be none. `stacks`: faulthandler's text by rank, where a rank answered."""
     seen_late = [seen for seen in ranks if seen.rank in late]
     stopped = [seen.rank for seen in seen_late if seen.state == STOPPED]
     if stopped:

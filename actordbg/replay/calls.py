@@ -1,13 +1,13 @@
-"""Which dumps are of one call: the same step of a data-parallel run, as each of its ranks saw it (`--align rank`). Pure.
+"""Which dumps belong to one call: the same step of a data-parallel run, as each rank saw it (`--align rank`). Pure.
 
-Dumps belong to one call when they agree in run, role, actor, training step, number of the call, kind (log-prob pass, or
-training pass), and are of different ranks. Imported dumps know neither step nor number, and a run that was started again
-counts anew, so among the dumps that agree in all that the *times* decide: two dumps are of one call when each is the other
-rank's nearest. A dump that is missing leaves its call incomplete, and does not shift those behind it. What is nearest and yet far
-more apart than usual (`TOO_FAR`) is what is left of two calls, of which a condition such as seq_len<1000 took a dump each.
+Dumps of one call agree in run, role, actor, training step, number of the call and kind (log-prob pass or training pass), and
+come from different ranks. Imported dumps have neither step nor number, and a run that was started again counts anew. Among
+such dumps, *times* decide: two dumps are of one call when each is the other rank's nearest. A missing dump leaves its own
+call incomplete and does not shift later ones. Nearest dumps may still be of two calls, when a condition such as seq_len<1000 took
+one dump of each. They then lie much further apart than usual (`TOO_FAR`).
 
-A call is *whole* when every rank that the selection has of this actor is in it, and these ranks fill the lanes evenly: rank r
-is run by lane `r % lanes`. Whatever is not whole is left out and counted. Nothing is ever paired with another call's.
+A call is *whole* when it has every rank that the selection has of this actor, and these ranks fill the lanes evenly: lane
+`r % lanes` runs rank r. Other dumps are left out and counted. No dump is ever paired with another call's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TOO_FAR, JITTER_S = 5.0, 0.25
 
 
 class Captured(Protocol):
-    """What tells the call of a dump; the catalog's rows have it."""
+    """What identifies the call of a dump; the catalog's rows have it."""
 
     @property
     def dump_id(self) -> str: ...
@@ -63,7 +63,7 @@ Row = TypeVar("Row", bound=Captured)
 class Calls(Generic[Row]):
     """`whole`: the dumps of each call by rank, the calls by time. `left_out`: reason to number of dumps.
 
-    `spreads`: of calls that only their times told apart, how many seconds their ranks' dumps lie apart.
+    `spreads`: for calls matched by time, how many seconds the dumps of one call lie apart.
     """
 
     whole: list[list[Row]] = field(default_factory=list)
@@ -71,17 +71,17 @@ class Calls(Generic[Row]):
     spreads: list[float] = field(default_factory=list)
 
     def how_matched(self) -> str:
-        """In words how sure the matching is; "" where numbers of calls decided."""
+        """How reliable the matching is, in words; "" where numbers of calls decided."""
         if not self.spreads:
             return ""
         return (
-            f"{len(self.spreads):,} calls were put together by their times (the dumps have no numbers of calls): their ranks "
-            f"are {statistics.median(self.spreads):.2f} s apart, at most {max(self.spreads):.2f} s"
+            f"{len(self.spreads):,} calls were put together by their times, because the dumps have no numbers of calls: their "
+            f"ranks are {statistics.median(self.spreads):.2f} s apart, at most {max(self.spreads):.2f} s"
         )
 
 
 def find_calls(rows: Iterable[Row], lanes: int) -> Calls[Row]:
-    """Put rows together to whole calls for `lanes` lanes."""
+    """Find the whole calls among the rows, for `lanes` lanes."""
     calls: Calls[Row] = Calls()
     actors: dict[Hashable, list[Row]] = defaultdict(list)
     for row in rows:
@@ -97,13 +97,13 @@ def find_calls(rows: Iterable[Row], lanes: int) -> Calls[Row]:
 
 
 def in_slots(call: Sequence[Row], lanes: int) -> list[Row]:
-    """A whole call's dumps so that the one at place i belongs to lane i % lanes: the lanes' first ranks, then their second."""
+    """A whole call's dumps in order of slots: the dump at place i runs in lane i % lanes."""
     queues = [[row for row in call if row.rank % lanes == lane] for lane in range(lanes)]
     return [row for slot in zip(*queues, strict=True) for row in slot]
 
 
 def _actor_number(row: Captured) -> str | None:
-    """Which of its process's actors it was: an instance is called actor0-<token of the process>."""
+    """Which actor of its process it was: an instance is called actor0-<token of the process>."""
     return row.instance.partition("-")[0] if row.instance else None
 
 

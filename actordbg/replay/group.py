@@ -1,17 +1,16 @@
-"""One group of workers under supervision: started, watched, judged, started again without the culprit, until nothing is left.
+"""One group of workers under supervision: start it, watch it, judge it, and start it again without the culprit.
 
 `GroupRun.step()` is called a few times a second and never waits long. An attempt ends in one of these ways:
 
-    every rank wrote `done`              the group is finished
-    a rank died                          its input crashed; the rest is run again
-    an input had its time                stacks are taken, the culprits hung (`actordbg.replay.hang` says in words what
-                                         it was); the rest is run again
-    a rank wrote `restart`               nobody is blamed; the rest is run again
-    a rank wrote `broken`                the actor cannot be built: the replay stops
-    three such attempts in a row          the replay stops (LaunchProblem) if none of them brought a result
+    every rank wrote `done`          the group is finished
+    a rank died                      its input crashed; the other inputs run again
+    an input took too long           the supervisor takes stacks; the culprits hung; the other inputs run again
+    a rank wrote `restart`           nobody is blamed; the inputs run again
+    a rank wrote `broken`            the actor cannot be built: the replay stops
+    three attempts without a result  the replay stops (LaunchProblem)
 
-A verdict is written only after the whole session of the attempt has been ended and its journals were read to
-the end: a result that was written a moment before counts.
+A verdict is written only after every process of the attempt has ended and its journals were read to the end. So a result
+that was written a moment before still counts.
 """
 
 from __future__ import annotations
@@ -49,17 +48,17 @@ from actordbg.replay.worker_logs import (
 
 
 class Reporter(Protocol):
-    """Where a group's news go; the supervisor is one."""
+    """Who hears of a group's events; the supervisor does."""
 
     @property
     def stays(self) -> bool:
-        """Whether groups are wanted for another replay when they have done their work."""
+        """Whether groups stay for another replay after their last input."""
 
     def launch(self, group: Group, work: Path) -> Launched:
-        """Start the group's processes, or give the work to a group that waits for some."""
+        """Start the group's processes, or give the work to a group that is waiting."""
 
     def keep(self, group: Group, launched: Launched, work: Path) -> None:
-        """Take over a group that has done its work and waits."""
+        """Take over a group that finished its work and waits."""
 
     def on_ready(self, event: Event) -> None:
         """A worker built its actor."""
@@ -71,17 +70,17 @@ class Reporter(Protocol):
         """A worker finished an input."""
 
     def on_answer(self, event: Event) -> None:
-        """A rank that follows in its lane finished an input."""
+        """A rank that is not the first of its lane finished an input."""
 
     def on_verdict(self, record: ResultRecord) -> None:
-        """An input killed or hung its worker; the record has to be written down."""
+        """An input killed or hung its worker; write the record down."""
 
     def on_attempt(self, group: Group, attempt: int, reason: str) -> None:
-        """The group is being started, for the first time (`reason` is empty) or again."""
+        """The group starts, for the first time (`reason` is empty) or again."""
 
 
 def as_error(broken: Event, log: str) -> ActordbgError:
-    """The error of a worker that could not build its actor, as the same class here when it is one of ours."""
+    """The error of a worker that could not build its actor, in its own class where that is one of ours."""
     ours = error_named(broken["error_class"], broken["error"], broken["hint"])
     return ours or LaunchProblem(
         f"the actor cannot be built: {broken['error_class']}: {broken['error']}\n{log}".rstrip(),
@@ -90,13 +89,13 @@ def as_error(broken: Event, log: str) -> ActordbgError:
 
 
 START_TIMEOUT_S = 1800.0
-"""How long building the actor, or anything else outside of an input, may take."""
+"""Longest time for building the actor, and for anything else outside of an input."""
 FRUITLESS_LIMIT = 3
-"""Attempts in a row that may end without a single result: they died before any input. A crash in an input is a result."""
+"""Attempts in a row without a single result after which the replay stops. A crash in an input is a result."""
 LOG_BEFORE_STACKS = 1500
 """Characters of its log that the result of a hung input keeps, beside the stacks."""
 LEAVE_S = 15.0
-"""How long processes may take to leave after their last result."""
+"""Longest time for processes to leave after their last result."""
 
 
 @dataclass
@@ -210,7 +209,7 @@ class GroupRun:
 
     @property
     def _only_follows(self) -> bool:
-        """Whether nobody in this group records results: a rank that runs alone what another one, alone too, records."""
+        """Whether no rank of this group records results: each runs alone an input that another rank, alone too, records."""
         return all(rank % self.spec.config.lane_width for rank in self.group.ranks)
 
     def _forget(self, dump_id: str) -> None:
@@ -219,7 +218,7 @@ class GroupRun:
             self.pending.remove(index)
 
     def _let_leave(self) -> None:
-        """Everything is done: the group waits for another replay's work, or leaves; a launcher takes a second to notice."""
+        """Let the group wait for another replay's work, or leave. A launcher takes a second to notice."""
         if self.reporter.stays and not self._launcher_is_gone():
             assert self._launched is not None
             self.reporter.keep(self.group, self._launched, self._work)
@@ -241,7 +240,7 @@ class GroupRun:
         return verdict.overdue(seen, time.monotonic(), timeout_s, collective=collective)
 
     def _check_silence(self) -> None:
-        """Outside of an input nobody may be silent for longer than the start may take."""
+        """Outside of an input, no rank may be silent for longer than `start_timeout_s`."""
         now = time.monotonic()
         idle = (view for view in self._views if not view.done and view.doing is None)
         silent = [view.rank for view in idle if now - view.since > self.start_timeout_s]
@@ -270,7 +269,7 @@ class GroupRun:
         self._again(died or asked or "the launcher ended")
 
     def _with_evidence(self, seen: list[Seen]) -> list[Seen]:
-        """Where a launcher reaped a worker before we saw its exit status: one that was ended by SIGTERM left its stacks."""
+        """Fill in the exit status of a worker that its launcher reaped first: one that SIGTERM ended left its stacks."""
         logs = {view.rank: view.log() for view in self._views}
         unseen = (one for one in seen if one.dead and one.wait_status is None)
         unknown = {one.rank for one in unseen if was_told_to_end(logs[one.rank])}
@@ -305,8 +304,9 @@ class GroupRun:
         return take_stacks(self.folder, {view.rank: view.identity for view in self._views if view.identity})
 
     def _blame(self, rank: int, status: str, error_class: str, error: str, evidence: str | None = None) -> None:
-        """Give what the rank is doing a result. A filler stands for the input that it repeats, a follower for its lane's,
-        also if the lane's first rank is through with it. `evidence`: for the log excerpt, instead of the log's end.
+        """Write a result for what the rank is doing. `evidence`: the log excerpt, instead of the log's end.
+
+        A filler stands for the input that it repeats. A follower stands for its lane's input, even if the first rank finished it.
         """
         view = self._view(rank)
         doing = view.doing
@@ -334,7 +334,7 @@ class GroupRun:
         self.reporter.on_verdict(record)
 
     def _again(self, reason: str) -> None:
-        """Start again with what is left, unless attempt after attempt brings nothing."""
+        """Start again with the remaining inputs, unless `FRUITLESS_LIMIT` attempts brought no result."""
         log = self._last_words()
         self.stop()
         self._fruitless = self._fruitless + 1 if len(self.pending) == self._pending_before else 0
@@ -350,5 +350,5 @@ class GroupRun:
 
 
 def _or_later(before: Seen, after: Seen) -> Seen:
-    """The later view of a rank, with the exit status that only the earlier one still saw."""
+    """The later view of a rank, with the exit status of the earlier one where only that one saw it."""
     return replace(after, wait_status=before.wait_status if after.wait_status is None else after.wait_status)

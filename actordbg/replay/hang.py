@@ -1,4 +1,4 @@
-"""What a hang is, in words: where each rank of the group stands, what that comes to, and every rank's stack.
+"""A hang in words: where each rank stands, what follows from that, and every rank's stack.
 
 rank 0 waits in broadcast (deepspeed/runtime/zero/utils.py) since 20 s; rank 1 has no input left (1 of 1 done): ranks ran 2
 and 1 inputs; it did not finish within 20 s (--timeout)
@@ -18,17 +18,17 @@ from actordbg.replay.rank_view import RankView
 from actordbg.replay.worker_logs import Stack, read_stack
 
 MAX_RANKS = 8
-"""Ranks whose stacks are shown in full; of more ranks the blamed ones come first."""
+"""How many ranks' stacks are shown in full, the blamed ranks first."""
 _HEAD = "--- "
 _RANK = _HEAD + "rank "
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One rank when its group's time was up. `stack`: None if it did not answer. `doing`: the input it is in, "" if none.
+    """One rank when the time was up. `stack`: None if it did not answer. `doing`: its input, "" between inputs.
 
-    since_s: seconds that it has been in it. share, done: inputs that the plan has for it, and how many of them are through.
-    seq_len, batch_size: of the input it is in.
+    since_s: seconds in this input. share, done: how many inputs the plan has for it, and how many have a result.
+    seq_len, batch_size: of this input.
     """
 
     seen: Seen
@@ -46,16 +46,16 @@ class Standing:
 
     @property
     def finished(self) -> bool:
-        """It has nothing left to do."""
+        """Whether it has nothing left to do."""
         return self.seen.done
 
     @property
     def waits(self) -> bool:
-        """It is in an input, and in a collective."""
+        """Whether it waits in a collective inside an input."""
         return not self.finished and self.stack is not None and self.stack.collective is not None
 
     def words(self) -> str:
-        """Where it stands."""
+        """Where it stands, in words."""
         if self.seen.state == STOPPED:
             return f"rank {self.rank} was stopped by a signal"
         if self.finished:

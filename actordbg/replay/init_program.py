@@ -1,8 +1,8 @@
-"""The program of `actordbg actor init`'s workers: `actordbg.actor.init_worker`, made to end with its supervisor.
+"""The program of the workers of `actordbg actor init`: `actordbg.actor.init_worker`, ended together with its supervisor.
 
     python -m actordbg.replay.init_program --work ORDER.json
 
-A terminal that is killed outright leaves nobody to end the workers, so each looks once a second whether its supervisor lives.
+If the terminal is killed, nobody is left to end the workers. So each looks once a second whether its supervisor lives.
 """
 
 from __future__ import annotations

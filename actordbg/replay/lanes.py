@@ -1,12 +1,12 @@
-"""Lanes: neighbouring ranks that run one input, and whether they came to the same.
+"""Lanes: neighbouring ranks that run one input together, and whether their results agree.
 
-The first rank of a lane records the result. The others *follow*: they say what came out in their `filled` events. From both
-the supervisor makes the lane's result (`LaneBook`):
+The first rank of a lane records the result. The others *follow*: they write what came out into their `filled` events. The
+supervisor makes the lane's result from both (`LaneBook`):
 
-* a follower that crashed, hung or failed costs the lane's input, although the first rank may have finished it;
-* when every rank has answered, `extra["lane"]` says whether they agree: {"ranks": [0, 1], "differ": {}}, or in `differ` by rank
-  what came out there. Ranks that were given the same input and compute other log-probs are a finding: a model that is not
-  the same on every rank, a kernel that is not deterministic, or a collective that lost something.
+* If a follower crashed, hung or failed, the lane's input counts as lost, even if the first rank finished it.
+* When every rank has answered, `extra["lane"]` says whether they agree: {"ranks": [0, 1], "differ": {}}. `differ` holds, by rank,
+  what came out there. Different log-probs for the same input mean a model that differs between ranks, a kernel that is not
+  deterministic, or a collective that lost something.
 
 Log-probs agree when they are equal to the bit (`output_digest`); losses and gradient norms within GRADIENT_NORM_RTOL, because
 the order in which a GPU adds up gradients may vary. Pure, standard library only.
@@ -30,13 +30,13 @@ _FAULTS = ("error_class", "error", "signature", "log_excerpt")
 
 
 def answer_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a result's fields what a follower tells: how it went and what came out; numbers that are not finite become None."""
+    """The fields of a result that a follower writes down. Numbers that are not finite are left out."""
     told = {name: fields[name] for name in ("status", *_FIGURES, *_FAULTS) if fields.get(name) is not None}
     return {name: value for name, value in told.items() if not isinstance(value, float) or math.isfinite(value)}
 
 
 def differing(record: ResultRecord, answers: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """What came out in the ranks that differ from the lane's first, by rank (as text, for JSON)."""
+    """The figures of ranks that differ from the lane's first rank, by rank (as text, for JSON)."""
     return {
         str(rank): {name: answer.get(name) for name in _FIGURES}
         for rank, answer in sorted(answers.items())
@@ -55,7 +55,7 @@ def _same(record: ResultRecord, answer: Mapping[str, Any]) -> bool:
 
 
 class LaneBook:
-    """What the ranks of each lane said about each input, over all attempts; makes the results that the supervisor adds."""
+    """Collects what the ranks of each lane wrote about each input, over all attempts, and makes the lanes' results."""
 
     def __init__(self, replay_id: str, width: int, results: Iterable[ResultRecord] = ()) -> None:
         self._replay_id, self._width = replay_id, width
@@ -66,12 +66,12 @@ class LaneBook:
             self.take_result(record)
 
     def answered(self, dump_id: str, rank: int) -> bool:
-        """Whether this rank has said what came of the input, or lost it."""
+        """Whether this rank has answered for the input, or lost it."""
         spoiled = self._spoiled.get(dump_id)
         return rank in self._answers.get(dump_id, {}) or (spoiled is not None and spoiled.worker == rank)
 
     def take_result(self, record: ResultRecord) -> ResultRecord | None:
-        """A result of a lane's first rank, or a verdict on any; returns the result that replaces it, if one does."""
+        """Take in a result of a lane's first rank, or a verdict on any rank. Returns the result that replaces it, if any."""
         if record.worker % self._width and record.status != PASSED:
             self._spoiled.setdefault(record.dump_id, record)
             return None
@@ -79,7 +79,7 @@ class LaneBook:
         return self._settled(record.dump_id)
 
     def take_answer(self, event: Mapping[str, Any]) -> ResultRecord | None:
-        """A follower's `filled`; returns the result that the input has by it, if it changes anything."""
+        """Take in a follower's `filled` event. Returns the input's result if that changes."""
         dump_id, rank = event["dump_id"], event["rank"]
         self._answers.setdefault(dump_id, {})[rank] = event
         if event["status"] != PASSED and dump_id not in self._spoiled:

@@ -1,19 +1,19 @@
-"""Starting a replay's workers with real launchers, each in a session of its own.
+"""Start a replay's workers with real launchers, each in a session of its own.
 
-Workers come in *groups* that live and die together (`groups_of`): with the deepspeed backend all ranks are one group, started by
-`deepspeed`, with fsdp2 one started by torchrun; with the plain backend every rank computes alone, so each is a group of one, and
-a crash of one does not touch the others.
+Workers come in *groups* that live and die together (`groups_of`). With deepspeed or fsdp2, all ranks are one group, started by
+`deepspeed` or torchrun. With the plain backend every rank computes alone, so each is a group of one, and a crash of one
+does not touch the others.
 
-Traps that this module is about:
+Traps that this module avoids:
 
-* `deepspeed` reads `/job/hostfile` when there is one and would start on other machines: `--hostfile` is given.
-* `deepspeed --num_gpus N` ignores CUDA_VISIBLE_DEVICES and takes GPUs 0 to N-1: with the variable set we name
-  the devices (`--include`).
-* The rank variables of a launcher that started *us* (`deepspeed -m actordbg replay ...`) must not reach our children.
-* torchrun puts every worker into a session of its own, and dies without them when it is killed. So each group's processes carry a
-  mark in their environment, by which all of them are found (`MARK`).
-* torchrun's c10d rendezvous would name this machine by its host name, which need not resolve: the static one is used, on
-  127.0.0.1. It makes no second attempt (`--max-restarts=0`): whether to start again is the supervisor's decision.
+* `deepspeed` reads `/job/hostfile` where there is one and would start on other machines: we pass `--hostfile`.
+* `deepspeed --num_gpus N` ignores CUDA_VISIBLE_DEVICES and takes GPUs 0 to N-1: if the variable is set, we name the devices
+  (`--include`).
+* If a launcher started *us* (`deepspeed -m actordbg replay ...`), its rank variables must not reach our workers.
+* torchrun puts every worker into a session of its own, and leaves them behind when it is killed. So all processes of a group
+  carry a mark in their environment, by which we find them (`MARK`).
+* torchrun's c10d rendezvous names this machine by its host name, which need not resolve: we use the static one on 127.0.0.1.
+  `--max-restarts=0`, because the supervisor decides whether to start again.
 * Torch uses every core in every process by default: N processes share the cores (`OMP_NUM_THREADS`), unless the user set it.
 """
 
@@ -40,12 +40,12 @@ RANK_VARIABLES = (
 )  # fmt: skip
 _ELASTIC = "TORCHELASTIC_"
 MARK = "ACTORDBG_GROUP"
-"""The variable whose value all processes of a group, and no others, have."""
+"""The variable that all processes of a group have with the same value, and no other process."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Workers that are started, and end, together. `collective`: they compute together, so one alone cannot go on."""
+    """Workers that start and end together. `collective`: they compute together, so one alone cannot go on."""
 
     ranks: tuple[int, ...]
     collective: bool
@@ -53,9 +53,9 @@ class Group:
 
 @dataclass
 class Launched:
-    """A running group: the launcher's process, which leads a session, and the mark that every process of the group carries.
+    """A running group. `process`: the launcher, leader of a session. `mark`: in the environment of all its processes.
 
-    log: where the launcher's own output goes.
+    log: the file of the launcher's own output.
     """
 
     process: subprocess.Popen[bytes]
@@ -73,14 +73,14 @@ class Launched:
 
 
 def groups_of(config: ReplayConfig) -> list[Group]:
-    """How the workers of a replay belong together."""
+    """The groups that a replay's workers form."""
     if config.backend == "plain":
         return [Group((rank,), False) for rank in range(config.nproc)]
     return [Group(tuple(range(config.nproc)), config.nproc > 1)]
 
 
 def launch(config: ReplayConfig, group: Group, work: Path, module: str = WORKER_MODULE) -> Launched:
-    """Start the workers of `group` on a work order. Their launcher's output goes to `launcher.log` beside it."""
+    """Start the workers of `group` on a work order. Their launcher writes to `launcher.log` beside it."""
     environment = child_environment(config, os.environ)
     if config.backend == "plain":
         command = [sys.executable, "-m", module, "--work", str(work)]
@@ -112,7 +112,7 @@ def torchrun_command(config: ReplayConfig, module: str, work: Path) -> list[str]
 
 
 def child_environment(config: ReplayConfig, base: Mapping[str, str]) -> dict[str, str]:
-    """The workers' environment: the user's, without a surrounding launcher's rank variables, and actordbg importable."""
+    """The workers' environment: the user's, without rank variables of a surrounding launcher, and with actordbg importable."""
     kept = {key: value for key, value in base.items() if key not in RANK_VARIABLES and not key.startswith(_ELASTIC)}
     if config.nproc > 1:
         kept.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // config.nproc)))
@@ -127,7 +127,7 @@ def child_environment(config: ReplayConfig, base: Mapping[str, str]) -> dict[str
 
 @dataclass(frozen=True)
 class Surrounding:
-    """The launcher that started this very process: our place in it, and whether it is deepspeed's."""
+    """The launcher that started this process: our rank in it, and whether it is deepspeed's."""
 
     rank: int
     world_size: int
@@ -136,7 +136,7 @@ class Surrounding:
 
 
 def surrounding_launcher(environment: Mapping[str, str]) -> Surrounding | None:
-    """Whether `deepspeed -m actordbg ...` or `torchrun -m actordbg ...` started us, by the variables that they set."""
+    """The launcher around us (`deepspeed -m actordbg ...`, `torchrun -m actordbg ...`), by the variables that it set."""
     try:
         rank, world, _ = (int(environment[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     except (KeyError, ValueError):
@@ -174,7 +174,7 @@ def _has_gpu() -> bool:
 
 
 def _rank_environment(rank: int, nproc: int) -> dict[str, str]:
-    """What a launcher would set. A port of its own for each rank: plain ranks never speak to each other."""
+    """What a launcher would set. Each rank has its own port, because plain ranks never talk to each other."""
     return {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),

@@ -1,8 +1,8 @@
-"""The catalog kept up to date while a replay runs, by the only process that may write it.
+"""Keeps the catalog up to date while a replay runs. Only this process may write it.
 
-Results are in the workers' journals first; the catalog follows, at most twice a second, and spends at most a twentieth
-of the time on it. A catalog that cannot be brought up to date (locked, full disk, a store that cannot be read) never stops a
-replay: it can be made again from the journals at any time.
+Results are in the workers' journals first. The catalog follows at most twice a second, and takes at most a twentieth of the
+time. A catalog that cannot be updated (locked, disk full, unreadable store) never stops a replay, because it can be built
+again from the journals at any time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SHARE = 0.05
 
 
 class LiveCatalog:
-    """`touch` when there is something new, `tick` often, `flush` at the end. `problem`: what went wrong last, in words."""
+    """Call `touch` after news, `tick` often, `flush` at the end. `problem`: the last error, in words."""
 
     def __init__(self, store: Store) -> None:
         self.problem: str | None = None
@@ -27,11 +27,11 @@ class LiveCatalog:
         self._next = 0.0
 
     def touch(self) -> None:
-        """There is something new in the journals."""
+        """Say that the journals have something new."""
         self._stale = True
 
     def tick(self) -> None:
-        """Index what is new, if it is time."""
+        """Index what is new, if it is due."""
         if self._stale and time.monotonic() >= self._next:
             self.flush()
 

@@ -1,24 +1,24 @@
 """From rows of the catalog to a work list. Pure: rows and a configuration in, a ReplaySpec out.
 
-Who takes which input is part of the plan and never changes, also not over a restart or a `--resume`: input `i` of
-`spec.inputs` belongs to lane `i % lanes` (a lane is one worker, or those that share an input: `actordbg.replay.lanes`). In one
-*slot* every lane runs one input at the same time. Under ZeRO-3 that is a condition (every rank must take part in each
-forward), so a lane that has no input for a slot repeats a neighbour's, and nothing is recorded for that (a *filler*).
+The plan decides who runs which input, and neither a restart nor `--resume` changes it: lane `i % lanes` runs input `i` of
+`spec.inputs` (a lane is one worker, or workers that share an input: `lanes.py`). In one *slot* every lane runs one input
+at the same time. ZeRO-3 needs that, since every rank takes part in each forward. So a lane without an input for a slot
+repeats a neighbour's, and nothing is recorded for it (a *filler*).
 
 Orders:
 
-- `time`: as they were captured. Calls that ran at the same time on different ranks stay neighbours.
-- `length`: shortest sequences first, so that the inputs of one slot have similar sizes.
-- `shuffle`: every lane's inputs in their own random order, from `seed + lane`, so that lengths in a slot differ.
+- `time`: as captured. Calls that ran at the same time on different ranks stay neighbours.
+- `length`: shortest sequences first, so the inputs of one slot have similar sizes.
+- `shuffle`: each lane's inputs in a random order of their own (`seed + lane`), so lengths in a slot differ.
 
 Alignments (`config.align`):
 
-- none: each lane its share of the inputs.
-- `same`: one lane of all ranks.
-- `rank`: the inputs of one call in one slot, its rank r in lane `r % lanes`; the order is that of the calls, and
-  `max_inputs` takes whole calls only. A call with more ranks than lanes takes several slots.
-- `shuffle`: the first `max_inputs` by `order`, then each lane its share in its own random order. Nothing is filled up: where
-  one lane has an input less, its ranks are missing in the others' collectives.
+- none: each lane has its share of the inputs.
+- `same`: all ranks are one lane.
+- `rank`: the inputs of one call run in one slot, rank r's in lane `r % lanes`, in order of the calls. `max_inputs` takes whole
+  calls only. A call with more ranks than lanes takes several slots.
+- `shuffle`: the first `max_inputs` by `order`, then each lane its share in a random order of its own, without fillers. If one
+  lane has an input less, its ranks are missing in the others' collectives.
 
 With `rank` and `shuffle` the slots stay those of the plan, whatever was lost or done before (`slots_for`).
 """
@@ -47,11 +47,11 @@ FIXED = ("rank", "shuffle")
 """Alignments that say which inputs run at the same time."""
 
 Slot = tuple[int | None, ...]
-"""For each lane of a group the index in `spec.inputs` to run, or None for a filler; lanes beyond its end do nothing."""
+"""For each lane of a group an index into `spec.inputs`, or None for a filler. Lanes beyond its end do nothing."""
 
 
 class Row(Captured, Protocol):
-    """What planning needs to know of a dump; the catalog's rows and DumpRecords (plus `path`) have it."""
+    """What planning needs of a dump. The catalog's rows have it."""
 
     @property
     def path(self) -> str: ...
@@ -65,7 +65,7 @@ class Row(Captured, Protocol):
 
 @dataclass(frozen=True)
 class Plan:
-    """The specification, how many rows were left out for which reason, and what else whoever asked should know."""
+    """The specification, how many rows were left out for each reason, and notes for the user."""
 
     spec: ReplaySpec
     skipped: dict[str, int] = field(default_factory=dict)
@@ -127,10 +127,10 @@ def owner(index: int, lanes: int) -> int:
 
 
 def slots_for(config: ReplayConfig, lanes: Sequence[int], pending: Sequence[int], total: int) -> list[Slot]:
-    """The slots in which `lanes` run the inputs `pending` (indices into the `total` inputs of the plan, in order) of theirs.
+    """The slots in which `lanes` run their `pending` inputs: indices, in order, into the `total` inputs of the plan.
 
-    Where the alignment says which inputs meet (`FIXED`), slots stay those of the whole plan: a filler stands in for an input
-    that has its result already, never for one that the plan does not have. Else each lane goes on with its next input.
+    If the alignment decides which inputs meet (`FIXED`), slots stay those of the whole plan: a filler replaces an input that
+    has its result already. Otherwise each lane goes on with its next input.
     """
     if config.align not in FIXED:
         queues = ([index for index in pending if owner(index, config.lanes) == lane] for lane in lanes)

@@ -1,10 +1,10 @@
-"""Looking at other processes through /proc, and ending whole sessions of them. Linux only, standard library only.
+"""Watch other processes through /proc, and end whole sessions of them. Linux only, standard library only.
 
-A replay's workers are often not our children: the deepspeed launcher starts them two levels down, and reaps and kills them
-on its own schedule. To say which worker died *first*, and of what, we look at /proc a few times a second: a dead
-process whose parent has not reaped it yet is a zombie whose exit status can still be read.
+A replay's workers are often not our children: the deepspeed launcher starts them two levels down, reaps them and kills them.
+To learn which worker died *first*, and of what, we read /proc a few times a second. A dead process that its parent has not
+reaped is a zombie, and its exit status can still be read.
 
-A pid alone is not an identity (pids are used again); a pid with its start time is.
+A pid alone is no identity, because pids are used again. A pid with its start time is.
 """
 
 from __future__ import annotations
@@ -84,13 +84,13 @@ _SIGNAL_HINTS = {
 
 
 class DeathWatch:
-    """Processes whose death wakes us at once: a launcher reaps a dead worker within a second, and with it the evidence."""
+    """Processes whose death wakes us at once. A launcher reaps a dead worker within a second, and the evidence is gone."""
 
     def __init__(self) -> None:
         self.descriptors: list[int] = []
 
     def add(self, pid: int, ticks: int) -> None:
-        """Watch a process, child or not. Where the kernel cannot (before Linux 5.3), nothing happens."""
+        """Watch a process, child or not. Does nothing where the kernel cannot (before Linux 5.3)."""
         with contextlib.suppress(OSError, AttributeError):
             descriptor = os.pidfd_open(pid)
             if start_ticks(pid) == ticks:
@@ -99,7 +99,7 @@ class DeathWatch:
                 os.close(descriptor)
 
     def clear(self) -> None:
-        """Watch nothing any more."""
+        """Stop watching."""
         for descriptor in self.descriptors:
             os.close(descriptor)
         self.descriptors = []
@@ -114,9 +114,9 @@ def wait_for_any(descriptors: list[int], timeout_s: float) -> None:
 
 
 def session_members(session: int, mark: str | None = None) -> list[int]:
-    """Pids of the live (not zombie) processes of a session, and of those that carry `mark` ("NAME=value") in their environment.
+    """Pids of the live (not zombie) processes in a session, or with `mark` ("NAME=value") in their environment.
 
-    A mark finds what left the session (torchrun's workers), also when its parents are dead.
+    A mark also finds processes that left the session (torchrun's workers), even when their parents are dead.
     """
     members = []
     for entry in os.listdir("/proc"):
@@ -139,7 +139,7 @@ def _carries(pid: int, mark: str | None) -> bool:
 
 
 def end_session(session: int, grace_s: float = 2.0, *, mark: str | None = None) -> None:
-    """End every process of a session, and what carries its `mark`: SIGTERM, then SIGKILL after `grace_s` seconds."""
+    """End every process of a session or with its `mark`: SIGTERM, then SIGKILL after `grace_s` seconds."""
     if session == os.getsid(0):
         raise ValueError("that is our own session")
     deadline = time.monotonic() + grace_s
@@ -160,6 +160,6 @@ def _signal(pids: list[int], number: signal.Signals) -> None:
 
 
 def _uninterruptible(pid: int) -> bool:
-    """In state D (waiting for a disk or a device): it has the SIGKILL, and dies when the kernel lets it."""
+    """Whether it is in state D (waits for a disk or a device): SIGKILL works when the kernel lets it."""
     stat = read_stat(pid)
     return stat is not None and stat.state == "D"

@@ -1,4 +1,4 @@
-"""What a replay takes: dumps that a condition selects or files that were named, and the record that its open settings follow."""
+"""The inputs of a replay: dumps that a condition selects, or named files; and the record that decides open settings."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class FileRow:
 
 
 def defaults_of(root: Path, inputs: Sequence[ReplayInput]) -> DumpRecord | None:
-    """The record that open settings follow: of the first input whose header can be read. Desk and workers agree on it."""
+    """The record that decides open settings: of the first input whose header can be read. Desk and workers agree on it."""
     for item in inputs:
         with contextlib.suppress(StoreProblem):
             return read_record(root / item.path)
@@ -67,7 +67,7 @@ def defaults_of(root: Path, inputs: Sequence[ReplayInput]) -> DumpRecord | None:
 def rows_of_files(store: Store, files: Sequence[Path]) -> list[FileRow]:
     """The named dumps, each once: dump files, dumps of a pack (`FILE.pack#ID`), or all dumps of a pack.
 
-    UsageError for what is none of these, CorruptDump for a damaged one.
+    UsageError for any other file, CorruptDump for a damaged one.
     """
     rows: dict[str, FileRow] = {}
     for place in (place for file in files for place in _places(file)):
@@ -77,7 +77,7 @@ def rows_of_files(store: Store, files: Sequence[Path]) -> list[FileRow]:
 
 
 def _places(file: Path) -> list[Path]:
-    """What a named file stands for."""
+    """The dumps that a named file stands for."""
     packed = split_place(file)
     path = (Path(packed[0]) if packed else file).absolute()
     if not path.is_file():
@@ -105,7 +105,7 @@ def _in_store(store: Store, place: Path) -> str:
 
 
 def rows_of_catalog(catalog: Catalog, where: str | None, order: str, max_inputs: int | None) -> list[DumpRow]:
-    """The dumps that `where` selects, only as many as the plan needs where the catalog's order is the plan's."""
+    """The dumps that `where` selects; only as many as the plan needs, if the catalog sorts as the plan does."""
     from actordbg.catalog.query import select_dumps
 
     if max_inputs is not None and order != "shuffle":

@@ -1,16 +1,16 @@
-"""A replay from its specification to its last result, at the desk: launches, watches, writes down, and cleans up.
+"""A replay from its specification to its last result: launch workers, watch them, write down verdicts, clean up.
 
     outcome = run_replay(store, plan.spec, on_event=print)
     outcome.counts                       # {"passed": 5, "crashed": 1}
 
-`run_replay` writes `spec.json`, runs the groups of workers (`actordbg.replay.group`) until every input has a result, and leaves
+`run_replay` writes `spec.json` and runs the groups of workers (`actordbg.replay.group`) until every input has a result. It leaves
 `supervisor.jsonl` with its own verdicts and the final status:
 
     complete      every input has a result
-    interrupted   Ctrl-C (KeyboardInterrupt is raised again after the clean-up); `resume_replay` goes on
-    failed        the workers cannot be started; the error is raised, results that were there stay
+    interrupted   Ctrl-C; after the clean-up KeyboardInterrupt is raised again; `actordbg replay --resume` goes on
+    failed        the workers cannot be started; the error is raised, and earlier results stay
 
-Nothing that finished is lost in any of these: results are in the workers' journals, on disk, before the next input starts.
+In every case finished results stay: each is in its worker's journal, on disk, before the next input starts.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ STOPPED_EARLY = "failed"
 
 @dataclass(frozen=True)
 class Progress:
-    """News of a running replay. kind: "attempt", "ready", "start" or "result"; `text` says it in words."""
+    """One event of a running replay. kind: "attempt", "ready", "start" or "result". `text`: the same in words."""
 
     kind: str
     text: str = ""
@@ -62,7 +62,7 @@ class Progress:
 
 @dataclass
 class ReplayOutcome:
-    """What a replay came to. `resolved` is what the first worker reported of the actor that it built."""
+    """The result of a replay. `resolved`: the configuration that the first worker reported."""
 
     replay_id: str
     folder: Path
@@ -74,7 +74,7 @@ class ReplayOutcome:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many inputs have which status."""
+        """How many inputs have each status."""
         return dict(Counter(record.status for record in self.results.values()))
 
     @property
@@ -95,7 +95,7 @@ def run_replay(
 ) -> ReplayOutcome:
     """Run every input of `spec` that has no result yet. `on_tick` is called about 20 times a second.
 
-    `warm`: where workers come from whose Actor is loaded, and where they go when they are done, instead of `launcher`.
+    `warm`: groups with a loaded Actor, used instead of `launcher`; the workers go back there when they are done.
 
     Raises StoreProblem when its folder cannot be written, LaunchProblem, or the worker's own error, when the actor cannot
     be built; KeyboardInterrupt passes through after every process of the replay was ended.
@@ -116,7 +116,7 @@ def run_replay(
 
 
 def _prepare(folder: Path, spec: ReplaySpec) -> None:
-    """The replay's folder with its specification, unless it is there."""
+    """Make the replay's folder with its specification, unless it exists."""
     if not (folder / SPEC).exists():
         make_folder(folder)
         if spec.config.keep_tensors or spec.config.keep_gradients:
@@ -132,7 +132,7 @@ def load_spec(store: Store, name: str) -> ReplaySpec:
 
 
 class Supervisor:
-    """The state of one run of `run_replay`; also what its groups report to."""
+    """The state of one `run_replay`. Its groups report to it (`actordbg.replay.group.Reporter`)."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class Supervisor:
         self._groups = [self._group(group, set(done), start_timeout_s) for group in groups_of(spec.config)]
 
     def run(self) -> ReplayOutcome:
-        """Until nothing is pending, or an error stops it; the children are gone in any case."""
+        """Run until nothing is pending or an error stops it. Afterwards no process is left in either case."""
         self.journal.append("supervisor", pid=_me()[0], ticks=_me()[1])
         self.outcome.status = STOPPED_EARLY
         try:
@@ -180,7 +180,7 @@ class Supervisor:
         return self.outcome
 
     def _go_on_with_lanes(self) -> None:
-        """Take in what followers said in earlier runs of the replay."""
+        """Take in what followers wrote in earlier runs of the replay."""
         for rank in range(self.spec.config.nproc if self.spec.config.lane_width > 1 else 0):
             for event in read_events(rank_journal(self.folder, rank)):
                 if event["event"] == "filled" and event.get("follows"):
@@ -233,13 +233,13 @@ class Supervisor:
         self._book.take_result(record)
 
     def _amend(self, record: ResultRecord | None) -> None:
-        """Write down a result that no worker writes: a verdict, or what the ranks of a lane came to together."""
+        """Write down a result that no worker writes: a verdict, or the result of a lane."""
         if record is not None:
             self.journal.append("end", **record.to_dict())
             self._tell(record)
 
     def _tell(self, record: ResultRecord) -> None:
-        """News of a result; of one that replaces an earlier one there are none."""
+        """Tell of a result, unless it replaces an earlier one."""
         known = record.dump_id in self.outcome.results
         self.outcome.results[record.dump_id] = record
         if not known:
@@ -248,9 +248,9 @@ class Supervisor:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP (a closed terminal) inside the block are a Ctrl-C, so that they clean up too.
+    """Inside the block SIGTERM and SIGHUP (a closed terminal) act as Ctrl-C, so that they clean up too.
 
-    A signal that is ignored (SIGHUP under nohup) stays ignored.
+    An ignored signal (SIGHUP under nohup) stays ignored.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -270,7 +270,7 @@ def _interrupt(number: int, frame: object) -> None:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """No Ctrl-C inside the block: an impatient second one must not leave processes behind."""
+    """No Ctrl-C inside the block: a second, impatient one must not leave processes behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -289,13 +289,13 @@ def _me() -> tuple[int, int]:
 
 
 def _attempts_so_far(folder: Path, group: Group) -> int:
-    """The last attempt of this group in an earlier run of the replay."""
+    """The number of this group's last attempt in earlier runs of the replay."""
     orders = folder.glob(f"work-{group.ranks[0]}-*.json")
     return max((WorkOrder.from_json(path.read_text()).attempt for path in orders), default=0)
 
 
 def _refuse_a_second_supervisor(folder: Path, replay_id: str) -> None:
-    """Two supervisors of one replay would run every input twice."""
+    """Raise Conflict if another process runs this replay: two would run every input twice."""
     events = [event for event in read_events(folder / SUPERVISOR) if event["event"] in ("supervisor", "finished")]
     if events and events[-1]["event"] == "supervisor":
         pid, ticks = events[-1]["pid"], events[-1]["ticks"]

@@ -1,16 +1,16 @@
-"""Groups of workers that outlive their replay, so that the next one finds its Actor loaded.
+"""Groups of workers that outlive their replay, so that the next replay finds its Actor loaded.
 
     with WarmGroups() as warm:
         for key, spec in ...:
             warm.share(key)                      # ends the groups that were loaded for another key
             run_replay(store, spec, warm=warm)
 
-A replay asks here for its groups. Where one with the same ranks is waiting it is given the replay's work order (`mailbox`) and
-changes its settings, not its weights; else one is started. When its work is done it comes back. Nothing else is different: every
-replay has its own folder, journals, logs and verdicts. What crashed, hung or was tainted does not come back, and who is given
-one is its only owner, so a second attempt after a crash always starts a new one.
+A replay asks here for its groups. A waiting group with the same ranks gets the replay's work order (`work_order.py`) and
+changes its settings, not its weights; otherwise a new group starts. After its work the group comes back. Nothing else
+differs: every replay has its own folder, journals, logs and verdicts. A group that crashed, hung or was tainted does not
+come back, and a group has one owner at a time. So a second attempt after a crash always starts a new group.
 
-At most one key's groups are alive at a time: an Actor takes the memory of its device.
+At most one key's groups are alive at a time, because an Actor takes the memory of its device.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from actordbg.replay.launch import Group, Launched, launch
 from actordbg.replay.work_order import announce
 
 LEAVE_S = 15.0
-"""How long workers may take to leave once they were told to; as after an ordinary replay."""
+"""Longest time for workers to leave once they are told to, as after an ordinary replay."""
 
 
 @dataclass
 class WarmGroups:
-    """The groups that wait, by their ranks. `started`: how many were started here, `shared`: how often one was used again."""
+    """The waiting groups, by their ranks. `started`: groups started here. `shared`: how often one was used again."""
 
     launcher: Callable[[ReplayConfig, Group, Path], Launched] = launch
     leave_s: float = LEAVE_S
@@ -50,13 +50,13 @@ class WarmGroups:
         self.close(at_once=error is not None)
 
     def share(self, key: Hashable) -> None:
-        """What follows was loaded as `key` says (`actordbg.actor.sharing.host_key`); groups of another key leave."""
+        """Keep groups for `key` (`actordbg.actor.sharing.host_key`) from now on. Groups of another key leave."""
         if key != self._key:
             self.close()
         self._key = key
 
     def launch(self, config: ReplayConfig, group: Group, work: Path) -> Launched:
-        """A waiting group with these ranks, told about `work`; a new one where none waits, or its process has ended."""
+        """Give `work` to a waiting group with these ranks, or start a new group."""
         waiting = self._waiting.pop(group.ranks, None)
         if waiting is not None:
             launched, before = waiting
@@ -69,13 +69,13 @@ class WarmGroups:
         return self.launcher(config, group, work)
 
     def keep(self, group: Group, launched: Launched, work: Path) -> None:
-        """The group has done `work` and waits beside it."""
+        """Take a group that finished `work` and waits."""
         self._waiting[group.ranks] = (launched, work)
 
     def close(self, *, at_once: bool = False) -> None:
-        """Tell every waiting group to leave, and end what is still there a little later (`at_once`: now). All are gone then.
+        """Tell every waiting group to leave, and end those that stay longer than `leave_s` (`at_once`: end all now).
 
-        Who is interrupted in it calls it again: a group is forgotten only when it is gone.
+        May be called again after an interruption: a group is forgotten only when it is gone.
         """
         waiting = list(self._waiting.values())
         if not at_once:

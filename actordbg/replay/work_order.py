@@ -24,8 +24,8 @@ EXIT_BROKEN = 70
 
 
 class Duty(Enum):
-    """What a rank does with an input: `LEAD`, run it and record it; `FOLLOW`, run it with or beside the rank that records
-    it; `FILL`, keep the others company with an input of theirs.
+    """What a rank does with an input. LEAD: run it and record the result. FOLLOW: run it beside the rank that records it.
+    FILL: run a neighbour's input, so that the others' collectives complete.
     """
 
     LEAD = "lead"
@@ -44,12 +44,11 @@ class Task:
 
 @dataclass(frozen=True)
 class WorkOrder:
-    """What one group of workers has to do in one attempt; the supervisor writes it, the workers read it.
+    """What one group of workers does in one attempt.
 
-    ranks: the group, i.e. the workers that live and die together. width: how many neighbouring ranks are a lane, i.e. run the
-    same input. slots: for each slot and each lane of the group an index into `spec.inputs`, or None for a filler; lanes that
-    a slot does not reach have nothing to do in it. supervisor: pid and start time of who watches; workers end when it does.
-    stay: when all is done, wait for another replay's order (`mailbox`) instead of leaving.
+    ranks: the group, which lives and dies together. width: how many neighbouring ranks are a lane, that is, run the same input.
+    slots: by slot and lane, an index into `spec.inputs`, or None for a filler; lanes beyond a slot's end do nothing in it.
+    supervisor: its pid and start time; workers end when it does. stay: after the last input, wait for another order.
     """
 
     attempt: int
@@ -68,7 +67,7 @@ class WorkOrder:
         return cls(**{**data, "supervisor": (data["supervisor"][0], data["supervisor"][1])})
 
     def inputs_of(self, rank: int) -> list[Task]:
-        """What this rank does, slot by slot; a filler repeats the first input that a neighbour has in the slot."""
+        """The tasks of a rank, slot by slot. A filler repeats the first input that a neighbour has in the slot."""
         column = self._lanes().index(rank // self.width)
         own = Duty.FOLLOW if rank % self.width else Duty.LEAD
         work = []

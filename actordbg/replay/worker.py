@@ -1,29 +1,28 @@
-"""One worker of a replay: opens the actor once, runs its inputs one after another, and writes down each step before taking it.
+"""One worker of a replay: it opens the actor once, runs its inputs one by one, and writes down each step before taking it.
 
     python -m actordbg.replay.worker --work store/replays/<id>/work-0-1.json [--local_rank N]
 
-A launcher starts it (deepspeed, torchrun or plain python), RANK says which worker it is. The work file says what is left to
-do (`WorkOrder`). Everything that it finds out goes to its own journal `rank<N>.jsonl`, in this order:
+A launcher starts it (deepspeed, torchrun or plain python). RANK says which worker it is, the work file what is left to do
+(`WorkOrder`). It writes everything to its own journal `rank<N>.jsonl`, in this order:
 
     boot    pid and its start time, before anything heavy is imported
     ready   the actor is built: its resolved configuration, and
             whether it needs its peers for an input                   (or `broken`: it could not be built, and why)
     start   dump_id, slot, attempt, where its log begins              } for each input; `fill`, `filled` for a filler, and
-    end     a ResultRecord                                            } in a lane's other ranks, with what came out
-    restart why this process cannot go on, and another has to         (it then exits with EXIT_RESTART)
+    end     a ResultRecord                                            } in a lane's other ranks, with their figures
+    restart why this process cannot go on and must be replaced        (it then exits with EXIT_RESTART)
     done    nothing is left
 
-A `start` without an `end` is what the supervisor blames a crash or a hang on.
+The supervisor blames a crash or a hang on a `start` without an `end`.
 
-An input that raises is recorded as failed and the loop goes on, unless what raised left this process unusable:
+An input that raises is recorded as failed, and the loop goes on, unless the exception left this process unusable:
 
-* the CUDA context is gone, or DeepSpeed stopped in the middle of a step (`Engine.tainted`);
-* with several ranks that compute together, the others wait for this one in a collective that it will not reach. The
-  journals tell: a rank that failed reads whether the others finished the slot. If they all did, everybody goes on; if not
-  within a grace time, this process asks for a restart. A rank that fails because a *peer died* records nothing: the
-  input is innocent, and is run again.
+* The CUDA context is lost, or DeepSpeed stopped in the middle of a step (`Engine.tainted`).
+* Several ranks compute together, and the others wait for this one in a collective. A rank that failed reads the others'
+  journals. If all finished the slot, everybody goes on; if not within a grace time, this process asks for a restart.
+  A rank that fails because a *peer died* records nothing: its input is innocent and runs again.
 
-Standard library only; what needs torch is behind `Engine`, so that supervision is tested without it.
+Standard library only; torch is behind `Engine`, so supervision is tested without it.
 """
 
 from __future__ import annotations
@@ -56,11 +55,11 @@ from actordbg.replay.worker_logs import EXCERPT
 T = TypeVar("T")
 
 GRACE_S = 10.0
-"""How long a failed rank waits at least for its peers to finish the slot."""
+"""Shortest time that a failed rank waits for its peers to finish the slot."""
 
 
 class Engine(Protocol):
-    """What runs inputs. `actordbg.replay.actor_engine.ActorEngine` is the real one."""
+    """Runs inputs. `actordbg.replay.actor_engine.ActorEngine` is the real one."""
 
     @property
     def collective(self) -> bool:
@@ -74,7 +73,7 @@ class Engine(Protocol):
         """Build the actor; returns its resolved configuration."""
 
     def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
-        """Go on with another replay on the actor that is there; returns its resolved configuration."""
+        """Go on with another replay on the loaded actor; returns its resolved configuration."""
 
     def load(self, item: ReplayInput) -> Any:
         """Read one input. Runs in another thread, while the input before it is computed."""
@@ -82,8 +81,8 @@ class Engine(Protocol):
     def run(self, item: ReplayInput, loaded: Any, *, recorded: bool) -> dict[str, Any]:
         """Run one input; returns fields of its ResultRecord, `status` among them.
 
-        `recorded`: this rank's result is the one that counts. Without, nothing is written to the store, but the rank takes
-        part in every collective that a recorded run has.
+        `recorded`: this rank's result counts. Otherwise nothing is written to the store, but the rank takes part in every
+        collective.
         """
 
     def close(self) -> None:
@@ -92,7 +91,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception as text: nothing of it keeps tensors alive."""
+    """An exception as text, so that it keeps no tensors alive."""
 
     error_class: str
     error: str
@@ -107,7 +106,7 @@ class Failure:
         return cls(name, str(error), hint, "".join(traceback.format_exception(error)))
 
     def fields(self) -> dict[str, Any]:
-        """The ResultRecord fields of an input that failed so."""
+        """The ResultRecord fields of an input that failed with it."""
         return {
             "status": FAILED,
             "error_class": self.error_class,
@@ -118,7 +117,7 @@ class Failure:
 
 
 def guarded(call: Callable[[], T]) -> T | Failure:
-    """Run what is being debugged. A model may raise anything at all, and that is a result, so everything is caught here."""
+    """Run what is being debugged. A model may raise any exception, and that is a result, so all are caught here."""
     try:
         return call()
     except Exception as error:  # noqa: BLE001 - the failure of the model under test is the answer, not a fault of ours
@@ -157,7 +156,7 @@ class Worker:
         self._longest_s = 0.0
 
     def run(self, switch_to: Path | None = None) -> int:
-        """Everything; returns the process's exit code. `switch_to`: another replay's folder, for the actor that is there."""
+        """Run all inputs; returns the exit code. `switch_to`: the folder of another replay, to run on the loaded actor."""
         pid = os.getpid()
         self._write("boot", pid=pid, ticks=start_ticks(pid))
         opened = guarded(lambda: self.engine.open() if switch_to is None else self.engine.switch(switch_to, self.spec))
@@ -230,7 +229,7 @@ class Worker:
             self._settle(task.slot)
 
     def _begin(self, event: str, slot: int, item: ReplayInput, **values: Any) -> str:
-        """Write down what starts now, and where its log begins; returns the moment."""
+        """Write down that an input starts now, and where its log begins; returns the time."""
         started_at = now_timestamp()
         self._write(event, dump_id=item.dump_id, slot=slot, started_at=started_at, log_at=_log_size(), **values)
         return started_at
@@ -242,7 +241,7 @@ class Worker:
         return fields
 
     def _fill(self, slot: int, index: int, load: Future[tuple[Any, float]] | None) -> None:
-        """Take part in a slot without an input of one's own: the peers wait for us in their collectives."""
+        """Take part in a slot without an own input: the peers wait for this rank in their collectives."""
         self._begin("fill", slot, self.spec.inputs[index])
         if self.engine.collective:
             loaded = load.result()[0] if load else self._load(index)[0]
@@ -256,7 +255,7 @@ class Worker:
         return None
 
     def _take_part_after_all(self, slot: int, index: int) -> None:
-        """Our input could not be read: its failure is recorded, and a neighbour's input keeps the peers company."""
+        """After our input could not be read: run a neighbour's input, so that the peers' collectives complete."""
         if len(self.order.ranks_in(slot)) > 1 and self.engine.collective:
             others = [i for i in (*self.order.mates(slot), *range(len(self.spec.inputs))) if i != index]
             if not others:
@@ -264,7 +263,7 @@ class Worker:
             self._fill(slot, others[0], None)
 
     def _settle(self, slot: int) -> None:
-        """After a failure: go on only if this process, and everybody who computes with it, can."""
+        """After a failure: go on only if this process, and every peer that computes with it, can."""
         if self.engine.tainted:
             raise Restart("the failure left this process in the middle of a step")
         if not (self.peers and self.engine.collective):
@@ -278,7 +277,7 @@ class Worker:
             time.sleep(0.05)
 
     def _raise_if_a_peer_died(self, patience_s: float = 0.5) -> None:
-        """Sockets close a moment before the process counts as dead, so look for that moment before recording a failure."""
+        """Before recording a failure, wait a moment for a dead peer: its sockets close before its process counts as dead."""
         if not self.engine.collective:
             return
         deadline = time.monotonic() + patience_s
@@ -300,13 +299,13 @@ class Worker:
 
 
 def _log_size() -> int:
-    """Where the log stands now: what comes after belongs to the input that starts."""
+    """The size of the log now. What follows belongs to the input that starts."""
     sys.stdout.flush()
     return os.fstat(2).st_size
 
 
 def end_with(supervisor: tuple[int, int], interval_s: float = 1.0) -> None:
-    """A daemon thread that ends this process, and its whole session, when the supervisor is no more."""
+    """Start a daemon thread that ends this process and its session when the supervisor is gone."""
 
     def watch() -> None:
         while state_of(*supervisor)[0] not in (GONE, ZOMBIE):
@@ -325,7 +324,7 @@ def redirect_output(path: Path) -> None:
 
 
 def main(make_engine: Callable[[Path, ReplaySpec, int], Engine], arguments: Sequence[str] | None = None) -> int:
-    """The process: everything around the loop. `make_engine(replay folder, spec, rank)` must not import anything heavy."""
+    """The whole process around the loop. `make_engine(replay folder, spec, rank)` must not import anything heavy."""
     parser = argparse.ArgumentParser(prog="actordbg.replay.worker")
     parser.add_argument("--work", type=Path, required=True, help="the work order that the supervisor wrote")
     parser.add_argument("--local_rank", help="given by launchers; LOCAL_RANK says the same")
@@ -345,7 +344,7 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine], arguments: Sequ
 
 
 def _stay(work: Path, order: WorkOrder, rank: int, engine: Engine) -> int:
-    """Take one replay's order after another, on the actor that is loaded, until there is none or one goes wrong."""
+    """Run one replay's order after another on the loaded actor, until there is none or one goes wrong."""
     while order.stay and (following := await_next(work)) is not None:
         work, folder = following, following.parent
         redirect_output(rank_log(folder, rank))

@@ -26,7 +26,7 @@ from actordbg.replay.processes import ALIVE, describe_status, state_of
 EXCERPT = 6000
 """Characters of a log or a traceback that a result keeps (its end)."""
 MAX_FRAMES = 30
-"""Frames of a stack that are shown, the most recent ones."""
+"""How many frames of a stack are shown, the most recent ones."""
 
 _FRAME = re.compile(r'^  File "(?P<path>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$')
 _COLLECTIVES = re.compile(
@@ -37,7 +37,7 @@ _WAITS = re.compile(
     r"|torch/distributed/fsdp/.* (?:wait\w*|foreach_all_gather_copy_out)$"
     r"|torch/cuda/(?:__init__|streams)\.py synchronize$"
 )
-"""Where a process waits for a collective that it began before: `path function`."""
+"""Functions in which a process waits for a collective that it began earlier: `path function`."""
 _WAITS_FOR = {
     "partition_parameters.py": "the gathering of parameters (all_gather_into_tensor)",
     "stage3.py": "the scattering of gradients (reduce_scatter)",
@@ -57,7 +57,7 @@ _INSTALLED = re.compile(
 
 @dataclass(frozen=True)
 class Frame:
-    """One line of a stack; `path` without the folder that packages are installed in."""
+    """One line of a stack; `path`: without the folder in which packages are installed."""
 
     path: str
     line: int
@@ -79,7 +79,7 @@ class Stack:
 
     @property
     def collective(self) -> str | None:
-        """The collective that it waits in, by name; None outside of any."""
+        """The name of the collective in which it waits; None outside of any."""
         for frame in self.frames:
             if _WAITS.search(frame.place):
                 return _WAITS_FOR.get(frame.path.rpartition("/")[2], f"{frame.function} of {frame.path}")
@@ -107,14 +107,14 @@ class Stack:
         return f"{name} ({caller.path})" if name and caller else name
 
     def text(self, limit: int = MAX_FRAMES) -> str:
-        """The frames a line each, without the folders that packages are installed in."""
+        """One line for each frame, without the folder in which packages are installed."""
         more = len(self.frames) - limit
         lines = [f"  {frame}" for frame in self.frames[:limit]]
         return "\n".join(lines + ([f"  ... {more} more"] if more > 0 else []))
 
 
 def read_stack(text: str) -> Stack | None:
-    """The stack that matters among the threads in faulthandler's text; None where there is none."""
+    """The stack that matters among the threads of faulthandler's text; None if there is none."""
     stacks = [Stack(frames) for frames in _threads(text)]
     return (
         next((stack for stack in stacks if stack.collective), None)
@@ -124,7 +124,7 @@ def read_stack(text: str) -> Stack | None:
 
 
 def is_complete(text: str) -> bool:
-    """Whether the text reaches the main thread's last frames, or says that it left some out."""
+    """Whether the text has the main thread's last frames, or says that it left some out."""
     return bool(re.search(r'worker\.py", line \d+ in main\n|^  \.\.\.$', text, re.MULTILINE))
 
 
@@ -145,7 +145,7 @@ def _threads(text: str) -> Iterator[tuple[Frame, ...]]:
 LAUNCHER_LOG = "launcher.log"
 _LAUNCHERS_WORD = re.compile(r"exits with return code = (-?\d+)|failed \(exitcode: (-?\d+)\) local_rank: ")
 STACKS_S = 2.0
-"""How long to wait for the stacks."""
+"""Longest wait for the stacks."""
 
 
 def size_of(path: Path) -> int:
@@ -168,19 +168,19 @@ def tail_of(path: Path, start: int = 0, limit: int = 65536) -> str:
 
 
 def last_words(launcher: Path, folder: Path, ranks: tuple[int, ...], each: int = 1500) -> str:
-    """The ends of the launcher's log and of the workers', under their names."""
+    """The ends of the launcher's and the workers' logs, each under its name."""
     paths = [launcher, *(rank_log(folder, rank) for rank in ranks)]
     texts = ((path.name, tail_of(path)[-each:].strip()) for path in paths)
     return "\n".join(f"--- {name}\n{text}" for name, text in texts if text)
 
 
 def was_told_to_end(log: str) -> bool:
-    """Whether SIGTERM ended the process: it left its stacks, without a fatal error before."""
+    """Whether SIGTERM ended the process: its log has stacks, and no fatal error before them."""
     return "(most recent call first)" in log and "Fatal Python error" not in log
 
 
 def reported_by_launcher(launcher: Path) -> str:
-    """How the log of the deepspeed launcher, or torchrun, says that a worker ended. torchrun names the one that failed first."""
+    """How a worker ended, as the log of deepspeed or torchrun says. torchrun names the worker that failed first."""
     codes = _LAUNCHERS_WORD.findall(tail_of(launcher))
     if not codes:
         return describe_status(None)
@@ -189,7 +189,7 @@ def reported_by_launcher(launcher: Path) -> str:
 
 
 def take_stacks(folder: Path, processes: Mapping[int, tuple[int, int]]) -> dict[int, str]:
-    """Ask these workers (rank: pid and start time) for their stacks, and wait a moment for the answers, by rank."""
+    """Ask workers (rank: pid and start time) for their stacks, and wait up to STACKS_S for the answers, by rank."""
     before: dict[int, int] = {}
     stacks: dict[int, str] = {}
     for rank, identity in processes.items():
@@ -206,5 +206,5 @@ def take_stacks(folder: Path, processes: Mapping[int, tuple[int, int]]) -> dict[
 
 
 def before_stacks(log: str) -> str:
-    """What a worker printed itself: its log up to the first stack that it was asked for."""
+    """What a worker printed itself: its log up to the first stack."""
     return log[: log.find("(most recent call first)")].rpartition("\n")[0] if "(most recent call first)" in log else log
