@@ -14,11 +14,8 @@ RENAMED_SOON = {
     "Call",
     "Dump",
     "Entry",
-    "MatrixCell",
     "Outcome",
-    "Part",
     "Slot",
-    "_File",
     "_Folder",
 }
 """Class names that are still declared twice; a name leaves this list when its classes are renamed. It is to become empty."""
