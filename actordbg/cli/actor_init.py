@@ -18,8 +18,8 @@ from actordbg.cli.options import Json, settings_of
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 if TYPE_CHECKING:
-    from actordbg.actor.init_worker import InitOrder, InitResult
     from actordbg.config.replay_config import ReplayConfig
+    from actordbg.replay.init_program import InitOrder, InitResult
     from actordbg.replay.launch import Launched
 
 INIT_MODULE = "actordbg.replay.init_program"
@@ -72,8 +72,8 @@ def init(
 
     Example: actordbg actor init --backend deepspeed --zero-stage 2 --packing --backward
     """
-    from actordbg.actor.init_worker import InitOrder
     from actordbg.actor.known_failures import check_config, refuse_findings
+    from actordbg.replay.init_program import InitOrder
 
     config = asked_for(ctx, settings).config
     findings = check_config(config)
@@ -135,7 +135,7 @@ def _collect(folder: Path, config: ReplayConfig, started: list[Any]) -> list[Ini
 
 
 def _read(folder: Path, rank: int) -> InitResult | None:
-    from actordbg.actor.init_worker import InitResult
+    from actordbg.replay.init_program import InitResult
 
     path = folder / f"rank{rank}.json"
     return InitResult(**json.loads(path.read_bytes())) if path.is_file() else None

@@ -1,20 +1,130 @@
-"""The program of the workers of `actordbg actor init`: `actordbg.actor.init_worker`, ended together with its supervisor.
+"""The process behind `actordbg actor init`: build the actor, run one forward on a dummy input, say what came of it.
 
     python -m actordbg.replay.init_program --work ORDER.json
 
-If the terminal is killed, nobody is left to end the workers. So each looks once a second whether its supervisor lives.
+A launcher starts one for each rank. Each writes `rank<N>.json` beside the order: an InitResult. It is a process of its own, since
+building an actor changes the process (CPU support, DeepSpeed's process group, compiled kernels) and may crash it. If the terminal
+is killed, nobody is left to end the workers. So each looks once a second whether its supervisor lives.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
 
-from actordbg.actor.init_worker import main
-from actordbg.replay.worker import end_with
+from actordbg.actor.signatures import signature_of
+from actordbg.config.replay_config import ReplayConfig
+
+
+@dataclass(frozen=True)
+class InitOrder:
+    """What to build and to try. `models` is the folder for built models, `save` where to write the model, if anywhere.
+
+    supervisor: (pid, start ticks) of the process that waits for the results; a worker ends with it. None: it does not.
+    """
+
+    config: dict[str, Any]
+    models: str
+    batch_size: int
+    seq_len: int
+    save: str | None = None
+    supervisor: tuple[int, int] | None = None
+
+
+@dataclass
+class InitResult:
+    """What one rank found. `resolved` as ActorSession has it; seconds and bytes; the error fields only where it failed."""
+
+    rank: int
+    resolved: dict[str, Any] = field(default_factory=dict)
+    forward_s: float | None = None
+    backward_s: float | None = None
+    peak_memory_bytes: int | None = None
+    logprob_mean: float | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    graphs: int | None = None
+    error_class: str | None = None
+    error: str | None = None
+    hint: str | None = None
+    signature: str | None = None
+    trace: str | None = None
+
+
+def try_actor(order: InitOrder, result: InitResult) -> None:
+    """Build, run and save; fills `result` as far as it comes."""
+    from actordbg.actor.session import open_actor
+
+    with open_actor(ReplayConfig.from_dict(order.config), model_cache=Path(order.models)) as session:
+        result.resolved = session.resolved
+        dump = dummy_input(order.batch_size, order.seq_len, session.resolved["vocab_size"], session.choices.seed)
+        outcome = session.run(dump, backward=session.choices.backward)
+        for name in ("forward_s", "backward_s", "peak_memory_bytes", "loss", "grad_norm", "graphs"):
+            setattr(result, name, getattr(outcome, name))
+        result.logprob_mean = float(outcome.log_probs[outcome.mask].double().mean())
+        if order.save is not None:
+            session.save(Path(order.save))
+
+
+def dummy_input(batch_size: int, seq_len: int, vocab_size: int, seed: int) -> Any:
+    """A dump in memory: random ids, prompts padded on the left, responses on the right, the second half actions."""
+    import torch
+
+    from actordbg.dumps.create import Shape, make_inputs
+    from actordbg.formats.dump_record import DumpRecord, make_dump_id, now_timestamp
+    from actordbg.store.payload import Dump
+
+    shape = Shape(batch_size, seq_len, vocab_size=vocab_size).check()
+    tensors = make_inputs(shape, torch.Generator().manual_seed(seed))
+    moment = now_timestamp()
+    record = DumpRecord(
+        dump_id=make_dump_id(moment, 0, os.getpid(), "00000000"),
+        run="init",
+        rank=0,
+        timestamp=moment,
+        batch_size=batch_size,
+        seq_len=seq_len,
+        tokens=int(tensors["attention_mask"].sum()),
+        action_len=shape.actions,
+        source="create",
+    )
+    return Dump(record, tensors)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the order; the result says what happened, the exit code only whether it was written."""
+    from actordbg.replay.worker import end_with, guarded
+
+    parser = argparse.ArgumentParser(prog="actordbg.replay.init_program")
+    parser.add_argument("--work", type=Path, required=True, help="an InitOrder as JSON")
+    parser.add_argument("--local_rank", help="given by launchers; LOCAL_RANK says the same")
+    options = parser.parse_args(arguments)
+    order = InitOrder(**json.loads(options.work.read_text()))
+    if order.supervisor is not None:
+        pid, ticks = order.supervisor  # a list, as JSON has it
+        end_with((pid, ticks))
+    result = InitResult(rank=int(os.environ.get("RANK", "0")))
+    failure = guarded(lambda: try_actor(order, result))
+    if failure is not None:
+        result.error_class, result.error = failure.error_class, failure.error
+        result.hint, result.trace = failure.hint or None, failure.trace
+        result.signature = signature_of(failure.error_class, failure.error, failure.trace)
+        sys.stderr.write(failure.trace)
+    target = options.work.parent / f"rank{result.rank}.json"
+    temporary = target.with_suffix(".part")
+    temporary.write_text(json.dumps(asdict(result)))
+    temporary.rename(target)
+    return 0
+
 
 if __name__ == "__main__":
-    code = main(end_with)
+    code = main()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # what torch and gloo do at interpreter exit can hang or crash, and the result is on disk
