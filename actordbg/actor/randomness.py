@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from actordbg.capture.generators import CPU, digests, states
+from actordbg.capture.facts import CPU, digests, states
 from actordbg.store.payload import Dump
 
 

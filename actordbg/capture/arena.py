@@ -35,58 +35,58 @@ class Arena:
         self.tensor = torch.frombuffer(memory, dtype=torch.uint8)
         self._grow = grow
         self._keep = max(KEEP, limit - first)
-        self._offsets: list[int] = []
-        self._ends: list[int] = []
+        self._extents: list[tuple[int, int]] = []
+        """Begin and end of each, in order."""
         self._at = 0
         """The next extent is sought in the gap before the extent of this index."""
 
     def take(self, nbytes: int) -> int | None:
         """Offset of a new extent of `nbytes`, which is a multiple of ALIGNMENT; None if there is no room."""
-        place, offset = self._at, self._ends[self._at - 1] if self._at else self.first
-        if (self._offsets[place] if place < len(self._offsets) else self.limit) - offset < nbytes:
+        extents, place = self._extents, self._at
+        offset = extents[place - 1][1] if place else self.first
+        if (extents[place][0] if place < len(extents) else self.limit) - offset < nbytes:
             found = self._gap(nbytes)
             if found is None and self._back(nbytes):
                 found = self._gap(nbytes)
             if found is None:
                 return None
             place, offset = found
-        self._ends.insert(place, offset + nbytes)
-        try:
-            self._offsets.insert(place, offset)
-        except BaseException:
-            del self._ends[place]
-            raise
+        extents.insert(place, (offset, offset + nbytes))
         self._at = place + 1
         return offset
 
     def give_back(self, offset: int) -> None:
         """Free the extent that begins at `offset`."""
-        place = bisect_left(self._offsets, offset)
-        del self._offsets[place], self._ends[place]
+        place = bisect_left(self._extents, (offset, 0))
+        del self._extents[place]
         if self._at > place:
             self._at -= 1
 
     def trim(self) -> None:
         """Give up backed memory behind the last extent, beyond KEEP and what was backed at first, if it is not needed."""
-        wanted = max(self._ends[-1] if self._ends else 0, self.first + self._keep)
+        wanted = max(self._last, self.first + self._keep)
         wanted = -(-wanted // CHUNK) * CHUNK
         if wanted < self.limit:
             old, self.limit = self.limit, wanted
             advice = mmap.MADV_DONTNEED if self._grow is None else mmap.MADV_REMOVE
             self.memory.madvise(advice, wanted, old - wanted)
 
+    @property
+    def _last(self) -> int:
+        return self._extents[-1][1] if self._extents else self.first
+
     def _gap(self, nbytes: int) -> tuple[int, int] | None:
         """(index, offset) of the first gap of `nbytes`."""
-        offsets, ends, count = self._offsets, self._ends, len(self._offsets)
-        for place in range(count + 1):
-            offset = ends[place - 1] if place else self.first
-            if (offsets[place] if place < count else self.limit) - offset >= nbytes:
+        place, offset = 0, self.first
+        for begin, end in (*self._extents, (self.limit, 0)):
+            if begin - offset >= nbytes:
                 return place, offset
+            place, offset = place + 1, end
         return None
 
     def _back(self, nbytes: int) -> bool:
         """Back enough memory behind the last extent. False if there is none to be had."""
-        last = self._ends[-1] if self._ends else self.first
+        last = self._last
         wanted = min(self.end, -(-(last + nbytes) // CHUNK) * CHUNK)
         if wanted < last + nbytes or wanted <= self.limit:
             return False

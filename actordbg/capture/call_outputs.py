@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from actordbg.capture.kinds import Kind
+from actordbg.capture.recorded_call import Kind
 from actordbg.capture.trigger_verdicts import LOGITS_SUM
 from actordbg.formats.dump_record import OUTPUT_PREFIX
 from actordbg.formats.encoding import storable

@@ -8,7 +8,7 @@ What the training job can rely on:
 - **Off** (no `control.json`, or `dump disable`): one attribute is read per call; a thread looks at the switch twice a second.
 - **On**: the call's tensors are copied and queued; the thread that trains touches no file and never waits for a disk, and what
   does not fit is dropped and counted. Outputs, gradients and random states are those of a run without the hook.
-- **Broken**: whatever fails in the recorder is swallowed, counted, and reported once (`actordbg.capture.guard`).
+- **Broken**: whatever fails in the recorder is swallowed at a few edges, counted, and reported once (`actordbg.capture.watch`).
 - `ACTORDBG_DISABLE=1` leaves the class alone. `ACTORDBG_STORE` and `ACTORDBG_RUN` override the store and the run's name.
 - **torch.compile**: `actor.model.compile()` (what trainers and DeepSpeed do) is not affected, the hook is outside of it. Where
   the actor itself is traced (`torch.compile(actor)`), the hook folds away to the original call: no graph break, no guard on
@@ -28,7 +28,7 @@ from typing import Any
 from torch.compiler import is_compiling
 
 from actordbg.capture.binding import Binder
-from actordbg.capture.item import Item
+from actordbg.capture.recorded_call import Item
 from actordbg.capture.recorder import Recorder
 from actordbg.formats.dump_record import is_plain_name
 from actordbg.formats.store_files import StoreFiles
@@ -61,21 +61,19 @@ class Slot:
 
     def _use(self, recorder: Recorder) -> None:
         self.recorder = recorder
+        self._arrived = False
         self.enter: Enter | None = self._arrive
 
     def _arrive(self, binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
-        self.enter = None
-        try:
-            self.recorder.watch.start()
-            self._follow()
-        except BaseException:
-            self.enter = self._arrive  # the next call tries again
-            raise
+        """The first call, and the next ones until this works."""
+        self.recorder.watch.start()
+        self._arrived = True
+        self._follow()
         return self.recorder.enter(binder, actor, args, kwargs)
 
     def _follow(self) -> None:
         """Do what the recorder's switch says."""
-        if self.enter != self._arrive:
+        if self._arrived:
             self.enter = self.recorder.enter if self.recorder.control is not None else None
 
 
@@ -122,13 +120,11 @@ def wrap(original: Callable[..., Any], slot: Slot) -> Callable[..., Any]:
         item = None
         try:
             item = enter(binder, self, args, kwargs)
-        except Exception as fault:  # noqa: BLE001  # `enter` raises none of its own: this is about its very first step
-            recorder = slot.recorder
-            recorder.stray += 1
-            try:
-                recorder.fault(fault)
-            except Exception:  # noqa: BLE001  # it is counted, and cannot be told
-                pass
+        except Exception as fault:  # noqa: BLE001  # assignments only, so nothing in here can fail
+            fault.__traceback__ = None
+            slot.recorder.stray += 1
+            with slot.recorder.notices.lock:
+                slot.recorder.notices.later += (("fault", fault),)
         if item is None:
             return original(self, *args, **kwargs)
         output = error = None
@@ -141,12 +137,10 @@ def wrap(original: Callable[..., Any], slot: Slot) -> Callable[..., Any]:
         finally:
             try:
                 slot.recorder.leave(item, output, error)
-            except Exception as fault:  # noqa: BLE001  # whatever it is, it stays here
-                try:
-                    slot.recorder.give_up(item, fault)
-                except Exception:  # noqa: BLE001  # the books are all that is left to do
-                    if not item.queued:
-                        item.close_somehow()
+            except Exception as fault:  # noqa: BLE001  # assignments only
+                fault.__traceback__ = fault.__context__ = None
+                with slot.recorder.writer.lock:
+                    slot.recorder.writer.failed += ((item, fault),)
             del error  # or the traceback would keep this frame, and this frame the traceback, with all their tensors
 
     setattr(forward, MARK, original)

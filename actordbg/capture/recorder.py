@@ -22,29 +22,28 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from actordbg.base.errors import describe, scrub
-from actordbg.capture import facts, generators
+from actordbg.capture import facts
 from actordbg.capture import ring_places as machine
 from actordbg.capture.binding import Binder, Bound
 from actordbg.capture.call_outputs import named_outputs, wants_actions
 from actordbg.capture.control import Control, ControlWatcher
-from actordbg.capture.guard import Notices, attempt
-from actordbg.capture.item import Item
-from actordbg.capture.kinds import Kinds, numbers
 from actordbg.capture.ledger import Identity, Ledger
+from actordbg.capture.recorded_call import Item, Kinds, numbers
 from actordbg.capture.ring import Ring
 from actordbg.capture.rings import RingKeeper
 from actordbg.capture.snapshot import Copier, PoolExhausted, cost
 from actordbg.capture.trigger_verdicts import Outcome, error_facts, kind_of
-from actordbg.capture.watch import Watch
+from actordbg.capture.watch import Notices, Watch
 from actordbg.capture.writer import EXIT_SECONDS, ITEM_BYTES, Writer
 from actordbg.formats.dump_record import RNG_PREFIX
 from actordbg.formats.ringfile import DROPPED, OPEN, OWN_NUMBERS, SAMPLED, aligned
 from actordbg.formats.store_files import StoreFiles
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -84,7 +83,9 @@ class Recorder:
         on_change: Callable[[], None] = lambda: None,
     ) -> None:
         self.pid = os.getpid()
-        self.faults = self.stray = 0
+        self.stray = 0
+        self._written = False
+        self._timeout = EXIT_SECONDS
         self._strays_booked = 0
         self.control: Control | None = None
         self.ring: Ring | None = None
@@ -93,7 +94,7 @@ class Recorder:
         self.watcher = ControlWatcher(store, on_problem=lambda text: self.notices.warn("control", text), job=run)
         self.writer = writer or Writer(store, self.notices)
         self.writer.process = self._of_the_process
-        self.watch = Watch(self.look, self.fault)
+        self.watch = Watch(self.look, self.notices)
         self._on_change = on_change
         self._run = run
         self._copier = copier or Copier()
@@ -132,33 +133,32 @@ class Recorder:
         control, ring = self.control, self.ring
         if control is None or ring is None:
             return None
-        ledger = item = reason = None
+        open_: Item | Ledger | None = None
+        counted = False
         try:
             instance = self._instance(actor, control)
             limited = control.min_seq_len is not None or control.max_seq_len is not None
             seq_len = _peek_seq_len(binder, args, kwargs) if limited else None
-            number, reason = instance.ledger.open(control, seq_len)
             ledger = instance.ledger
+            number, reason = ledger.open(control, seq_len)
+            counted, open_ = True, ledger if reason is None else None
             if reason is not None and not ring.keep and not control.triggers:
                 return None
-            item = self._copy(control, ring, instance, number, reason, actor, binder.bind(args, kwargs))
-            return self._hand_over(item) if item is not None else None
-        except BaseException as error:
-            try:
-                self._failed(ledger, reason, item, error)
-            except Exception:  # noqa: BLE001  # `_failed` raises nothing: this is about calling it. No call can fail from here on
-                if item is not None and not item.queued:
-                    item.close_somehow()
-                elif ledger is None:
-                    self.stray += 1
-                elif item is None and reason is None:
-                    ledger.faulted += 1
+            item = Item(self.pid, ledger, control, ring, number, reason, OPEN if reason is None else SAMPLED)
+            open_ = item
+            return self._hand_over(item) if self._copy(item, instance, actor, binder.bind(args, kwargs)) else None
+        except BaseException as error:  # an edge: assignments only
+            if isinstance(error, Exception):
+                error.__traceback__ = None
+            self.stray += not counted
+            with self.writer.lock:
+                self.writer.failed += ((open_, error),)
             if not isinstance(error, Exception):
                 raise
             return None
 
     def leave(self, item: Item, output: Any, error: BaseException | None) -> None:
-        """The call of an item returned, or raised. If this raises, which takes a failure to call something, `give_up` is next."""
+        """The call of an item returned, or raised. If this raises, the item goes to `Writer.failed`."""
         if item.pid != self.pid:
             return  # forked inside forward: the parent hands it over
         try:
@@ -167,29 +167,17 @@ class Recorder:
                 item.ring.set_end(item.entry, item.error)
             if item.deferred:
                 self._note_end(item, output, error)
-        except Exception as fault:  # noqa: BLE001  # the item goes its way without what is missing of its end
-            self.fault(fault)
         finally:
             try:
                 item.ring.leave(item.entry, error is not None)
-            except Exception as fault:  # noqa: BLE001  # then it is none of the last calls
-                item.ring.abandon(item.entry)
-                self.fault(fault)
             finally:
-                if item.deferred and not item.queued:
+                if item.deferred:
                     self.writer.put(item)
 
-    def give_up(self, item: Item, error: BaseException) -> None:
-        """The end of a call could not be told. Raises nothing that is an Exception."""
-        self._failed(item.ledger, item.reason, item, error)
-
-    def fault(self, error: BaseException) -> None:
-        """Something in the recorder itself went wrong and was kept from the training. Raises nothing that is an Exception."""
-        self.faults += 1
-        try:
-            self.notices.warn("fault", f"recording failed: {describe(error)}; training goes on")
-        except Exception:  # noqa: BLE001  # it is counted, and cannot be told
-            pass
+    @property
+    def faults(self) -> int:
+        """How often the recorder itself failed."""
+        return self.notices.faults + len(self.notices.later) + len(self.writer.failed)
 
     def forked(self) -> None:
         """In a forked child: leave the ring's file to the parent."""
@@ -197,103 +185,101 @@ class Recorder:
 
     def close(self, timeout: float = EXIT_SECONDS) -> bool:
         """Stop recording and write what is queued, within `timeout` seconds. True if all was written."""
-        self.closed = True
-        self.control = None
-        written: list[bool] = []
-        steps: tuple[Callable[[], object], ...] = (
+        self.closed, self.control, self._timeout = True, None, timeout
+        steps = (
             self._on_change,
             self.watch.stop,
             self._count_strays,
-            lambda: written.append(self.writer.close(timeout)),
-            lambda: self._rings.close(bool(written and written[0])),
+            self._end_writer,
+            self._end_ring,
+            self.notices.tell,
         )
-        for step in steps:
-            for _ in (1, 2):  # there is no later time to try again
-                try:
-                    step()
-                    break
-                except Exception as error:  # noqa: BLE001  # the next steps are wanted all the same, and the process ends anyway
-                    try:
-                        self.fault(error)
-                    except Exception:  # noqa: BLE001  # cannot be told
-                        pass
-        return bool(written and written[0])
+        at = tries = 0
+        while at < len(steps):
+            try:
+                steps[at]()
+                at, tries = at + 1, 0
+            except Exception as error:  # noqa: BLE001  # an edge: assignments only. There is no later time to try again
+                error.__traceback__ = None
+                at, tries = at + tries, 1 - tries
+                with self.notices.lock:
+                    self.notices.later += (("fault", error),)
+        return self._written
 
-    def _copy(
-        self,
-        control: Control,
-        ring: Ring,
-        instance: Instance,
-        number: int,
-        reason: str | None,
-        actor: Any,
-        bound: Bound,
-    ) -> Item | None:
-        """Copy one call into the ring, and reserve its place in the queue. None, and counted, if that cannot be."""
-        tensors, ledger = bound.tensors, instance.ledger
-        call, shape = facts.facts_of_call(actor), bound.shape()
+    def _end_writer(self) -> None:
+        self._written = self.writer.close(self._timeout)
+        if self._written:
+            self.writer.finish_failed()
+
+    def _end_ring(self) -> None:
+        self._rings.close(self._written)
+
+    def _attempt(self, action: Callable[[], T], otherwise: T) -> T:
+        """`action()`, or `otherwise` if it raised."""
+        try:
+            return action()
+        except Exception as error:  # noqa: BLE001  # an edge: assignments only
+            error.__traceback__ = None
+            with self.notices.lock:
+                self.notices.later += (("fault", error),)
+        return otherwise
+
+    def _copy(self, item: Item, instance: Instance, actor: Any, bound: Bound) -> bool:
+        """Copy one call into the ring, and reserve its place in the queue. False, and counted, if that cannot be.
+
+        What it takes belongs to the item at once, so that whatever fails, `Writer.free` gives it back.
+        """
+        control, ring, tensors = item.control, item.ring, bound.tensors
+        item.call, item.shape = call, shape = facts.facts_of_call(actor), bound.shape()
         instance.observe(call)
         if instance.about is None:
-            unknown = facts.ActorFacts(None, None, {})
-            instance.about = attempt(lambda: facts.facts_of_actor(actor), self.fault, unknown)
+            instance.about = self._attempt(lambda: facts.facts_of_actor(actor), facts.ActorFacts(None, None, {}))
         if control.with_rng:
             device = next((t.device for t in tensors.values() if t.is_cuda), None)
-            states = generators.states((device,) if device is not None else ())
+            states = facts.states((device,) if device is not None else ())
             tensors.update({RNG_PREFIX + name: state for name, state in states.items()})
         described, offsets, total, dtypes, device = _layout(tensors)
+        item.device = device
         if device is not None and not self._copier.may_copy(tensors):
-            self._refuse(ledger, reason, "cuda_graph")
-            return None
-        kind = self._kinds.of(ledger, instance, call, bound, dtypes)
+            return self._refuse(item, "cuda_graph")
+        item.kind = kind = self._kinds.of(item.ledger, instance, call, bound, dtypes)
         at = kind.place_in(ring)
         entry = ring.open(OWN_NUMBERS + len(described), total if at[1] else total + aligned(len(kind.text)))
         if entry is None:
-            self._refuse(ledger, reason, "queue_full")
-            return None
-        nbytes = 0
+            return self._refuse(item, "queue_full")
+        item.entry = entry
+        if item.reason is None or control.triggers or device is not None:
+            wanted = max(ITEM_BYTES, total + bound.argument_bytes)
+            if ring.admits() and self.writer.reserve(wanted):
+                item.nbytes = wanted
         try:
-            if reason is None or control.triggers or device is not None:
-                wanted = max(ITEM_BYTES, total + bound.argument_bytes)
-                if ring.admits() and self.writer.reserve(wanted):
-                    nbytes = wanted
-            if device is not None and not nbytes:  # nobody would bring the copy over into the ring
-                ring.abandon(entry)
-                self._refuse(ledger, reason, "queue_full")
-                return None
-            snapshot = self._copier.place(tensors, ring.arena, entry.data, offsets)
-            if not at[1]:
-                at = ring.write(entry.data + total, kind.text)
-            token = next(self._dump_tokens) & 0xFFFFFFFF
-            standing = SAMPLED if reason is not None else OPEN if nbytes else DROPPED
-            own = numbers(call, number, token, shape, described)
-            ring.commit(entry, ledger.book, standing, at, own, whole=not snapshot.on_its_way)
-            item = Item(
-                self.pid, ledger, control, ring, entry, kind, call, number, token, shape, standing, reason, nbytes, device,
-                snapshot,
-            )  # fmt: skip
-            if control.on.slow is not None:
-                item.timer = self._copier.timer(device)
-            if standing != DROPPED and "queue_full" in self.notices.active:
-                self.notices.over("queue_full")
-            bound.tensors = {}
-            if standing == DROPPED:  # comes last: what fails before it finds the call open
-                self._refuse(ledger, reason, "queue_full")
-                item.reason = "queue_full"
-            return item
-        except BaseException as error:
-            if nbytes:
-                self.writer.release(nbytes)
+            if device is not None and not item.nbytes:
+                raise PoolExhausted("nobody would bring the copy over into the ring")
+            item.snapshot = self._copier.place(tensors, ring.arena, entry.data, offsets)
+        except PoolExhausted:
             ring.abandon(entry)
-            if not isinstance(error, PoolExhausted):
-                raise
-            self._refuse(ledger, reason, "queue_full")
-            return None
+            self.writer.free(item)
+            return self._refuse(item, "queue_full")
+        if not at[1]:
+            at = ring.write(entry.data + total, kind.text)
+        item.token = next(self._dump_tokens) & 0xFFFFFFFF
+        standing = item.standing if item.nbytes or item.standing != OPEN else DROPPED
+        own = numbers(call, item.number, item.token, shape, described)
+        ring.commit(entry, item.ledger.book, standing, at, own, whole=not item.snapshot.on_its_way)
+        if control.on.slow is not None:
+            item.timer = self._copier.timer(device)
+        if standing == DROPPED:  # the ring keeps it all the same
+            self._refuse(item, "queue_full")
+        elif "queue_full" in self.notices.active:
+            self.notices.over("queue_full")
+        item.whole = True
+        return True
 
     def _hand_over(self, item: Item) -> Item | None:
         """Queue what can be queued at once. Returns the item if its end has to be told."""
         control, ring = item.control, item.ring
         if item.nbytes:
-            item.held = ring.hold(item.entry)
+            item.held += ring.hold(item.entry)
             wanted = item.standing == OPEN
             item.deferred = bool(control.triggers or (wanted and (control.with_outputs or control.with_rng)))
             if not item.deferred:
@@ -303,45 +289,13 @@ class Recorder:
         ring.leave(item.entry, False)
         return None
 
-    def _refuse(self, ledger: Ledger, reason: str | None, why: str) -> None:
-        """A call cannot be copied or queued: a drop, if it was wanted. If it raises, nothing is counted."""
-        if reason is not None:
-            return
-        ledger.drop(why)
-        try:
+    def _refuse(self, item: Item, why: str) -> bool:
+        """A call cannot be copied or queued: a drop, if it was wanted. False."""
+        if item.standing == OPEN:
+            item.ledger.drop(why)
+            item.standing, item.reason = DROPPED, why
             self.notices.warn(why, f"dropping dumps ({why.replace('_', ' ')}); training goes on")
-        except Exception:  # noqa: BLE001  # it is counted, and cannot be told
-            pass
-
-    def _failed(self, ledger: Ledger | None, reason: str | None, item: Item | None, error: BaseException) -> None:
-        """Put the books right after a failure, whatever else fails. Raises nothing that is an Exception."""
-        try:
-            if ledger is None:
-                self.stray += 1
-            elif item is None and reason is None:
-                ledger.drop("error", scrub(describe(error)))
-            elif item is not None and item.queued:
-                item.ring.abandon(item.entry)  # the writer has it, and goes on; it is none of the last calls
-            elif item is not None:
-                self._take_back(item, error)
-        except Exception:  # noqa: BLE001  # counting the fault failed as well: what is left cannot fail
-            if item is not None and not item.queued:
-                item.close_somehow()
-            elif item is None and ledger is not None and reason is None:
-                ledger.faulted += 1
-        try:
-            self.fault(error)
-        except Exception:  # noqa: BLE001  # it is counted, and cannot be told
-            pass
-
-    def _take_back(self, item: Item, error: BaseException) -> None:
-        """An item that could not be handed over."""
-        try:
-            if item.standing == OPEN:
-                item.dropped("error", scrub(describe(error)))
-        finally:
-            item.ring.abandon(item.entry)
-            self.writer.let_go(item)
+        return False
 
     def _note_end(self, item: Item, output: Any, error: BaseException | None) -> None:
         """Take what is wanted of the end: time, outputs, generator states, the calls before."""
@@ -355,7 +309,7 @@ class Recorder:
                     item.previous = (*item.previous, one)  # one by one: what is held can be let go, whatever fails
             self._last.append(item)
         if control.with_rng:
-            item.rng_after = generators.states((item.device,) if item.device is not None else ())
+            item.rng_after = facts.states((item.device,) if item.device is not None else ())
         if error is None and (control.with_outputs or control.on.of_outputs):
             self._add_outputs(item, named_outputs(output, wants_actions(item.kind), logits=control.on.nan))
 
@@ -366,15 +320,11 @@ class Recorder:
         if not self.writer.reserve(nbytes):
             item.ledger.lost_outputs()
             return
+        item.nbytes += nbytes
         try:
             item.outputs = self._copier.snapshot(outputs)
-        except BaseException as error:
-            self.writer.release(nbytes)
+        except PoolExhausted:
             item.ledger.lost_outputs()
-            if not isinstance(error, PoolExhausted):
-                raise
-        else:
-            item.nbytes += nbytes
 
     def _instance(self, actor: Any, control: Control) -> Instance:
         run = self._run or control.run
@@ -397,7 +347,7 @@ class Recorder:
             known.ledger = known.ledgers[run] = ledger
             return known
         rank = facts.rank_of_process()
-        role = attempt(facts.role_from_ray, self.fault, None)
+        role = self._attempt(facts.role_from_ray, None)
         name = f"actor{self._met}-{self._token}"
         made = Instance(name, rank, role, self._open_ledger(name, rank, role, run))
         made.ledgers[run] = made.ledger
@@ -413,7 +363,7 @@ class Recorder:
         if self.ring is not None:
             ledger.mirror(*self.ring.add_ledger(_identity(ledger)))
         if not self._met:
-            attempt(lambda: _at_exit_of_child(self), self.fault, None)
+            self._attempt(lambda: _at_exit_of_child(self), None)
         return ledger
 
     def _reopen(self, ledger: Ledger) -> Ledger:
@@ -432,7 +382,7 @@ class Recorder:
 
     def _of_the_process(self) -> dict[str, Any]:
         """What counters files say of the process."""
-        attempt(self._count_strays, self.fault, None)
+        self._attempt(self._count_strays, None)
         return {"faults": self.faults, "ring": self._rings.about()}
 
 

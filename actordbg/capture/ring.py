@@ -62,9 +62,9 @@ class Entry:
 
     __slots__ = ("count", "data", "holds", "offset", "sequence", "size", "slot", "state", "whole")
 
-    def __init__(self, slot: int, offset: int, size: int, count: int, sequence: int) -> None:
-        self.slot, self.offset, self.size, self.count, self.sequence = slot, offset, size, count, sequence
-        self.data = offset + head_bytes(count)
+    def __init__(self, size: int, count: int, sequence: int) -> None:
+        self.size, self.count, self.sequence = size, count, sequence
+        self.slot = self.offset = self.data = 0
         self.holds = 1
         self.state = IN_FLIGHT
         self.whole = False
@@ -196,27 +196,21 @@ class Ring:
         """
         size = head_bytes(count) + tensor_bytes
         with self._lock:
-            offset = self.arena.take(size)
-            while offset is None and self._recent:
+            entry = Entry(size, count, self._sequence + 1)
+            while not self._free and self._recent:
+                self._forget_oldest()
+            offset = self.arena.take(size) if self._free else None
+            while offset is None and self._free and self._recent:
                 self._forget_oldest()
                 offset = self.arena.take(size)
             if offset is None:
                 self.missed += 1
                 return None
-            while not self._free and self._recent:
-                self._forget_oldest()
-            if not self._free:
-                self.arena.give_back(offset)
-                self.missed += 1
-                return None
-            try:
-                entry = Entry(self._free[-1], offset, size, count, self._sequence + 1)
-                self._running[entry.sequence] = entry
-            except BaseException:
-                self.arena.give_back(offset)
-                raise
+            entry.offset, entry.data = offset, offset + size - tensor_bytes  # from here on, nothing can fail
+            entry.slot = self._free[-1]
             del self._free[-1]
             self._sequence += 1
+            self._running[entry.sequence] = entry
             return entry
 
     def commit(

@@ -18,8 +18,8 @@ from actordbg.capture import ring as rings
 from actordbg.capture import ring_places as machine
 from actordbg.capture.control import Control
 from actordbg.capture.facts import versions
-from actordbg.capture.guard import Notices, attempt
 from actordbg.capture.ring import Ring
+from actordbg.capture.watch import Notices
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import StoreFiles
 
@@ -50,6 +50,8 @@ class RingKeeper:
         if self._ring is not None and self._ring.path is not None and self._incomplete:
             self._incomplete = False
             self._ring.describe(self._facts() | {"versions": versions()})
+            self._notices.over("ring")
+            rings.forget_old(self._ring.path.parent)
 
     def about(self) -> dict[str, Any] | None:
         """What the counters say of the ring; None if there is no file."""
@@ -76,11 +78,16 @@ class RingKeeper:
         ring = self._ring
         if ring is None or ring.path is None:
             return
-        died = getattr(sys, "last_value", None) is not None
-        if died or not written or attempt(ring.is_worth_keeping, lambda error: None, True):
-            ring.let_go()
-        else:
-            ring.remove()
+        kept = getattr(sys, "last_value", None) is not None or not written
+        try:
+            if not kept:
+                kept = True
+                kept = ring.is_worth_keeping()
+        finally:
+            if kept:
+                ring.let_go()
+            else:
+                ring.remove()
 
     def _make(self, control: Control, queued: int) -> Ring:
         if not control.ring:
@@ -96,11 +103,6 @@ class RingKeeper:
             )
             return Ring.private(control.ring_bytes, queued)
         self._incomplete = True
-        try:
-            self._notices.over("ring")
-            rings.forget_old(folder)
-        except Exception:  # noqa: BLE001  # the ring is there; the old ones are forgotten another time
-            pass
         return ring
 
     def _facts(self) -> dict[str, Any]:

@@ -144,13 +144,9 @@ class Pool:
                 self._forget_idle()
             if self._held + size > self._capacity:
                 raise PoolExhausted(f"{nbytes} bytes do not fit into the pool of host buffers")
+            buffer = self._allocate(size)
             self._held += size
-        try:
-            return self._allocate(size)
-        except BaseException:
-            with self._lock:
-                self._held -= size
-            raise
+            return buffer
 
     def give_back(self, buffer: torch.Tensor) -> None:
         """Return a buffer that was taken."""
@@ -269,7 +265,7 @@ class Copier:
 
     def snapshot(self, tensors: dict[str, torch.Tensor]) -> Snapshot:
         """Copy tensors as they are now. Raises PoolExhausted, or what the device raises; then nothing is taken."""
-        taken, flat, flat_bytes = Snapshot(), {}, 0
+        taken, flat, flat_bytes, whole = Snapshot(), {}, 0, False
         by_device: dict[torch.device, dict[str, torch.Tensor]] = {}
         try:
             for name, tensor in tensors.items():
@@ -285,16 +281,17 @@ class Copier:
                 self._copy_flat(flat, flat_bytes, taken)
             for device, group in by_device.items():
                 self._copy_from_device(device, group, taken)
-        except BaseException:
-            taken.release()
-            raise
+            whole = True
+        finally:
+            if not whole:
+                taken.release()
         return taken
 
     def place(self, tensors: dict[str, torch.Tensor], arena: Arena, first: int, offsets: list[int]) -> Snapshot:
         """Copy tensors as they are now into an arena, to these offsets behind `first`. Those of a device come later
         (`Snapshot.land`).
         """
-        taken, memory, base = Snapshot(), arena.tensor, arena.address
+        taken, memory, base, whole = Snapshot(), arena.tensor, arena.address, False
         parts = taken._parts
         by_device: dict[torch.device, dict[str, torch.Tensor]] = {}
         try:
@@ -315,9 +312,10 @@ class Copier:
                 parts[name] = (memory, offset, size, tensor.dtype, tensor.shape, None)
             for device, group in by_device.items():
                 self._copy_from_device(device, group, taken)
-        except BaseException:
-            taken.release()
-            raise
+            whole = True
+        finally:
+            if not whole:
+                taken.release()
         return taken
 
     def may_copy(self, tensors: dict[str, torch.Tensor]) -> bool:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from actordbg.base.errors import describe, scrub
-from actordbg.capture.triggers import EXCEPTION, LOGPROBS, NAN, OOM, SLOW, Triggers
+from actordbg.capture.control import EXCEPTION, LOGPROBS, NAN, OOM, SLOW, Triggers
 from actordbg.formats.dump_record import OUTPUT_PREFIX
 
 MEDIAN_OF, MEDIAN_FROM = 64, 5

@@ -1,16 +1,77 @@
-"""The thread that looks at the switch, so that the thread that trains never touches a file.
+"""The watch thread, and what it tells the training job's log.
 
-It looks twice a second, from the first call of an actor on. That call waits for the first look, which takes a millisecond, so
-that a job whose switch is on records its very first call; if the store's file system hangs, at most FIRST_SECONDS, once.
+The thread looks at the switch twice a second, from the first call of an actor on, so that the thread that trains never touches a
+file. That call waits for the first look, which takes a millisecond, so that a job whose switch is on records its very first
+call; if the store's file system hangs, at most FIRST_SECONDS, once.
+
+Whatever goes wrong inside the recorder (a bug of ours, memory, disk, a library) ends at one of a few edges: entering and leaving
+a call (`actordbg.capture.hook`, `Recorder.enter`), a step of the writer thread or the watch thread, and the end of the process.
+Even calling a function may fail (MemoryError), so an edge consists of assignments only. It puts the fault into `later`,
+or the half-made call into `Writer.failed`; a thread finishes the books, and the watch thread tells.
+`tests/capture/test_capture_faults.py` lets every call fail in turn. KeyboardInterrupt and SystemExit are the user's and pass.
+
+One warning is given when a kind of trouble begins, not one for each call, and none again until that kind was over and a minute
+has passed.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
 
+from actordbg.base.errors import describe
 from actordbg.capture.control import POLL_SECONDS
+
+REPEAT_SECONDS = 60.0
+"""Least time between two warnings of one kind."""
+TEXTS = {
+    "fault": "recording failed: {}; training goes on",
+    "writer": "the writer had a fault: {}; it goes on",
+    "counters": "counters could not be published: {}; training goes on",
+}
+
+_log = logging.getLogger("actordbg")
+
+
+class Notices:
+    """Warnings for the training job's log, one for each change of state.
+
+    `active`: the kinds of trouble that are there now. `later`: faults (kind of TEXTS, error) still to be told; whoever adds one
+    holds `lock`. `faults`: how many of the recorder's own were told.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.active: set[str] = set()
+        self.lock = threading.Lock()
+        self.later: tuple[tuple[str, BaseException], ...] = ()
+        self.faults = 0
+        self._said: dict[str, float] = {}
+
+    def warn(self, kind: str, message: str) -> None:
+        """This kind of trouble is there (still or again)."""
+        now = self._clock()
+        if kind in self.active or now - self._said.get(kind, float("-inf")) < REPEAT_SECONDS:
+            return
+        self.active.add(kind)
+        self._said[kind] = now
+        _log.warning("actordbg: %s", message)
+
+    def over(self, *kinds: str) -> None:
+        """These kinds of trouble have passed."""
+        self.active.difference_update(kinds)
+
+    def tell(self) -> None:
+        """Give the warnings about faults that edges left here."""
+        while self.later:
+            kind, error = self.later[0]
+            self.warn(kind, TEXTS[kind].format(describe(error)))
+            with self.lock:
+                self.later = self.later[1:]
+                self.faults += kind == "fault"
+
 
 FIRST_SECONDS = 5.0
 
@@ -18,8 +79,8 @@ FIRST_SECONDS = 5.0
 class Watch:
     """Calls `look` every POLL_SECONDS in a daemon thread. Not used across a fork: the child makes a new one."""
 
-    def __init__(self, look: Callable[[], None], on_fault: Callable[[Exception], object]) -> None:
-        self._look, self._on_fault = look, on_fault
+    def __init__(self, look: Callable[[], None], notices: Notices) -> None:
+        self._look, self._notices = look, notices
         self._looked, self._stopped = threading.Event(), threading.Event()
         self._ended = False
         self._lock = threading.Lock()
@@ -40,23 +101,22 @@ class Watch:
         self._stopped.set()
 
     def _run(self) -> None:
-        """Guarded in place, since even calling a function may fail (MemoryError), and without this thread the switch is dead."""
+        """Its steps in turn. One that fails does not stop the next ones: without this thread the switch is dead."""
+        steps = (self._look, self._looked.set, self._notices.tell, self._pause)
+        at, stumbled = 0, False
         while not self._ended:
-            fault: Exception | None = None
-            for step in (self._look, self._looked.set, self._pause):
-                try:
-                    step()
-                except Exception as error:  # noqa: BLE001  # see above
-                    fault = error
-            if fault is not None:
-                try:
-                    self._on_fault(fault)
-                except Exception:  # noqa: BLE001  # it cannot be told
-                    pass
-                try:
-                    time.sleep(POLL_SECONDS)  # it may be the pause that failed
-                except Exception:  # noqa: BLE001  # there is nothing left to do
-                    pass
+            try:
+                if stumbled and at == 0:  # it may be the pause that failed
+                    stumbled = False
+                    time.sleep(POLL_SECONDS)
+                at = (at + 1) % len(steps)
+                steps[at - 1]()
+            except Exception as error:  # noqa: BLE001  # an edge: assignments only
+                error.__traceback__ = None
+                stumbled = True
+                if not self._notices.later:
+                    with self._notices.lock:
+                        self._notices.later += (("fault", error),)
 
     def _pause(self) -> None:
         self._stopped.wait(POLL_SECONDS)

@@ -31,16 +31,13 @@ from typing import Any, Protocol
 import torch
 
 from actordbg.base.errors import describe, scrub
-from actordbg.capture import generators
-from actordbg.capture.control import Control
-from actordbg.capture.facts import versions
-from actordbg.capture.guard import Notices
-from actordbg.capture.item import Item
-from actordbg.capture.ledger import Ledger
+from actordbg.capture.control import BEFORE, Control
+from actordbg.capture.facts import digests, versions
+from actordbg.capture.ledger import Ledger, Rotation
+from actordbg.capture.recorded_call import Item
 from actordbg.capture.ring import Ring
-from actordbg.capture.rotation import Rotation
 from actordbg.capture.trigger_verdicts import LOGITS_SUM, Judge, Verdict
-from actordbg.capture.triggers import BEFORE
+from actordbg.capture.watch import Notices
 from actordbg.formats import encoding
 from actordbg.formats.dump_record import OUTPUT_PREFIX, DumpRecord
 from actordbg.formats.ringfile import OPEN
@@ -58,6 +55,8 @@ IDLE_SECONDS = 0.5
 PUBLISH_SECONDS = 1.0
 HEARTBEAT_SECONDS = 10.0
 _FLOOR_SECONDS = 1.0
+_CHANCES = 8
+"""How often what fails is tried."""
 _FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -85,10 +84,14 @@ class Writer:
         self.process: Callable[[], dict[str, Any]] = dict
         self._store = store
         self._publisher: Publisher = publisher or store
+        self.failed: tuple[tuple[Item | Ledger | None, BaseException], ...] = ()
+        self._left: tuple[Item, ...] = ()
         self._notices = notices
+        self._publishing = False
+        self._turn = 0
         self._queue: deque[Item] = deque()
         self._wake = threading.Event()
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._bytes = 0
         self._ledgers: list[Ledger] = []
         self._rotations: dict[int, Rotation] = {}
@@ -104,7 +107,7 @@ class Writer:
 
     def reserve(self, nbytes: int) -> bool:
         """Take room for `nbytes` of copies; False, at once, if the queue is full."""
-        with self._lock:
+        with self.lock:
             if self._bytes + nbytes > self.capacity:
                 return False
             self._bytes += nbytes
@@ -112,36 +115,29 @@ class Writer:
 
     def release(self, nbytes: int) -> None:
         """Give reserved room back."""
-        with self._lock:
+        with self.lock:
             self._bytes -= nbytes
 
     def put(self, item: Item) -> None:
         """Hand over an item whose bytes are reserved. Never waits."""
         item.queued = True
-        try:
-            self._queue.append(item)
-        except BaseException:
-            item.queued = False
-            raise
+        self._queue.append(item)
         if self._bytes * 4 > self.capacity or item.device is not None:
-            try:
-                self._wake.set()
-            except Exception:  # noqa: BLE001  # the item is in the queue, and the thread looks at it soon in any case
-                pass
+            self._wake.set()
 
     def watch(self, ledger: Ledger) -> None:
         """Publish this ledger's counters from now on."""
-        with self._lock:
+        with self.lock:
             self._ledgers.append(ledger)
 
     def watched(self) -> list[Ledger]:
         """The ledgers whose counters are published."""
-        with self._lock:
+        with self.lock:
             return list(self._ledgers)
 
     def start(self) -> None:
         """Start the thread if it is not running."""
-        with self._lock:
+        with self.lock:
             if self._thread is None:
                 thread = threading.Thread(target=self._run, name="actordbg-writer", daemon=True)
                 thread.start()
@@ -164,53 +160,89 @@ class Writer:
         return not thread.is_alive()
 
     def _run(self) -> None:
-        """Rest, handle, publish, until `close`. Guarded in place: even calling a function may fail (MemoryError), and the calls
-        in the queue must not be lost with this thread.
+        """Rest, handle, publish, until `close`. The loop is an edge: the calls in the queue must not be lost with this thread.
+
+        What failed is skipped (`stumbled`): after a fault the next turn sleeps instead of resting, and the one after that does
+        neither, since either may be what failed.
         """
-        while self._deadline is None or self._queue:
-            fault: Exception | None = None
+        stumbled, finals = 0, _CHANCES
+        while finals:
+            item, finishing = None, False
             try:
-                self._rest()
-            except Exception as error:  # noqa: BLE001  # see above
-                fault = error
-            while self._queue:
-                item = self._queue[0]
-                del self._queue[0]
-                try:
+                if stumbled == 0:
+                    self._rest()
+                elif stumbled == 1:
+                    time.sleep(LOOK_SECONDS)
+                half_made = len(self.failed)
+                while self._queue:
+                    item = self._queue[0]
+                    del self._queue[0]
                     self._handle(item)
+                    item = None
                     self._tick()
-                except Exception as error:  # noqa: BLE001  # see above
-                    fault = error
-                    item.close_somehow()
-                    try:
-                        self.let_go(item)
-                    except Exception:  # noqa: BLE001  # its memory is lost; its books are closed
-                        pass
-                del item
-            try:
+                finishing = half_made > 0
+                if finishing:
+                    self.finish_failed(half_made)
+                    finishing = False
+                while self._left:
+                    left = self._left[0]
+                    self._left = self._left[1:]
+                    self.free(left)
                 self._tick()
-            except Exception as error:  # noqa: BLE001  # see above
-                fault = error
-            if fault is not None:
-                try:
-                    self._trouble(fault)
-                except Exception:  # noqa: BLE001  # it cannot be told
-                    pass
-                try:
-                    time.sleep(LOOK_SECONDS)  # it may be the rest that failed
-                except Exception:  # noqa: BLE001  # there is nothing left to do
-                    pass
-        for ledger in self._ledgers:
-            ledger.closed = ledger.changed = True
-        for _ in (1, 2):  # there is no later time to try again
+                if self._deadline is not None and not self._queue and not self.failed:
+                    for ledger in self._ledgers:
+                        ledger.closed = ledger.changed = True
+                    self._publish(heartbeat=True)
+                    finals = 0
+                stumbled = 0
+            except Exception as error:  # noqa: BLE001  # an edge: assignments only
+                error.__traceback__ = None
+                if item is not None:
+                    item.close_somehow()
+                    self._left += (item,) * _CHANCES
+                if finishing and self.failed:  # one that cannot even be finished
+                    with self.lock:
+                        (what, _), self.failed = self.failed[0], self.failed[1:]
+                    if isinstance(what, Item):
+                        what.close_somehow()
+                        what.failed = True
+                        self._left += (what,) * _CHANCES
+                    elif what is not None:
+                        what.faulted += 1
+                stumbled = (stumbled + 1) % 3
+                finals -= self._deadline is not None and not self._queue
+                with self._notices.lock:
+                    self._notices.later += (("counters" if self._publishing else "writer", error),)
+                self._publishing = False
+
+    def finish_failed(self, most: int = 1000) -> None:
+        """Close the books of calls that the recorder failed on half way; of a call that was copied whole, write it.
+
+        Those that were queued before they failed have been handled by now: the queue comes first.
+        """
+        for _ in range(min(most, len(self.failed))):
+            what, error = self.failed[0]
+            with self.lock:
+                self.failed = self.failed[1:]
+            with self._notices.lock:
+                self._notices.later += (("fault", error),)
+            counted = what is None
             try:
-                self._publish(heartbeat=True)
-                break
-            except Exception as error:  # noqa: BLE001  # see above
-                try:
-                    self._counters_fault(error)
-                except Exception:  # noqa: BLE001  # it cannot be told
-                    pass
+                if isinstance(what, Item):
+                    self._left += (what,) * _CHANCES
+                    what.failed = True
+                    if what.whole and not what.handled:
+                        self._handle(what)
+                    elif what.standing == OPEN:
+                        what.dropped("error", scrub(describe(error)))
+                elif what is not None:
+                    what.drop("error", scrub(describe(error)))
+                    counted = True
+            finally:  # assignments only
+                if isinstance(what, Item):
+                    what.close_somehow()
+                elif what is not None:
+                    what.faulted += not counted
 
     def _rest(self) -> None:
         if self._deadline is None and not self._queue:
@@ -219,15 +251,16 @@ class Writer:
 
     def _handle(self, item: Item) -> None:
         """Close an item's books one way or another, and free what it holds."""
+        item.handled = True
         try:
-            self._settle(item)
-        except Exception as error:  # noqa: BLE001  # as `attempt`, which is a call and may fail itself
-            try:
-                self._lost(item, error)
-            except Exception:  # noqa: BLE001  # it is closed below
-                pass
+            if item.cause is not None:
+                self._keep_too(item, item.cause)
+            else:
+                self._settle(item)
+        except Exception as error:  # noqa: BLE001  # if this fails as well, the loop closes the item
+            self._lost(item, error)
         item.close_somehow()
-        self.let_go(item)
+        self.free(item)
 
     def _settle(self, item: Item) -> None:
         """Judge an item, and publish it if it is wanted. Closes its books, or raises with its books still open."""
@@ -243,16 +276,11 @@ class Writer:
         if item.standing != OPEN:
             return
         self._write(item, verdict)
-        if verdict is not None and item.path is not None:
+        if verdict is not None and item.path is not None and item.previous:
+            self._queue.extendleft(reversed(item.previous))  # they come next, each on its own
             for one in item.previous:
-                try:
-                    self._keep_too(one, item)
-                except Exception as error:  # noqa: BLE001  # as in `_handle`: each of them goes its own way
-                    try:
-                        self._lost(one, error)
-                    except Exception:  # noqa: BLE001  # it is closed below
-                        pass
-                one.close_somehow()
+                one.held, one.cause = one.held + 1, item.written[0].dump_id if item.written else ""
+            item.previous = ()
 
     def _verdict(self, item: Item) -> Verdict | None:
         """The trigger that keeps an item, if it may keep one more."""
@@ -262,9 +290,9 @@ class Writer:
         verdict = self._judge.verdict(item.control.on, item.outcome, tensors, mask)
         return verdict if verdict and item.ledger.admits_trigger(item.control, verdict.trigger) else None
 
-    def _keep_too(self, one: Item, item: Item) -> None:
+    def _keep_too(self, one: Item, dump_id: str) -> None:
         """Keep a call that came before a triggered one: publish it, or pin what was published."""
-        facts = {"before": item.written[0].dump_id} if item.written else {}
+        facts = {"before": dump_id} if dump_id else {}
         if one.written is None:
             one.reopen()
             if one.standing == OPEN:
@@ -321,44 +349,41 @@ class Writer:
             outputs.pop(OUTPUT_PREFIX + LOGITS_SUM, None)
             tensors, strides = tensors | outputs, strides | item.outputs.strides
         if item.rng_after is not None:
-            record = replace(record, rng=generators.digests(item.rng_after))
+            record = replace(record, rng=digests(item.rng_after))
         return record, tensors, strides
 
     def _lost(self, item: Item, error: Exception) -> None:
         """Something failed on the way: say so, and close the books if they are open."""
+        error.__traceback__ = None
         if item.standing != OPEN:
-            return self._trouble(error)
-        reason = "error"
-        try:
-            reason = _reason(error)
-            if item.path is not None:
-                item.captured(0, None)
-            else:
-                item.dropped(reason, scrub(describe(error)))
-        finally:
-            item.close_somehow()
-            self._notices.warn(reason, f"a dump was lost: {scrub(describe(error))}; training goes on")
+            with self._notices.lock:
+                self._notices.later += (("writer", error),)
+            return
+        reason = _reason(error)
+        if item.path is not None:
+            item.captured(0, None)
+        else:
+            item.dropped(reason, scrub(describe(error)))
+        self._notices.warn(reason, f"a dump was lost: {scrub(describe(error))}; training goes on")
 
-    def let_go(self, item: Item) -> None:
-        """Free what an item holds. If it raises, another call frees the rest."""
-        with self._lock:
+    def free(self, item: Item) -> None:
+        """Give back what an item holds. If it raises, another call gives back the rest."""
+        with self.lock:
             self._bytes -= item.nbytes
             item.nbytes = 0
-        try:
-            if item.held:
-                item.ring.release(item.entry)
-                item.held = False
-        finally:
-            try:
-                while item.previous:
-                    one = item.previous[0]
-                    one.ring.release(one.entry)
-                    item.previous = item.previous[1:]
-            finally:
-                if item.outputs is not None:
-                    item.outputs.release()
-                if item.snapshot is not None and item.snapshot.on_its_way:
-                    item.snapshot.release()
+        if item.failed:
+            item.ring.abandon(item.entry)
+        while item.held:
+            item.ring.release(item.entry)
+            item.held -= 1
+        while item.previous:
+            one = item.previous[0]
+            one.ring.release(one.entry)
+            item.previous = item.previous[1:]
+        if item.outputs is not None:
+            item.outputs.release()
+        if item.snapshot is not None and item.snapshot.on_its_way:
+            item.snapshot.release()
 
     def _rotation(self, ledger: Ledger) -> Rotation:
         return self._rotations.setdefault(ledger.serial, Rotation(self._store, ledger))
@@ -379,28 +404,21 @@ class Writer:
         if beat:
             self._heartbeat, self._was_on = now, on
         self._published = now
-        try:
-            self._publish(beat)
-        except Exception as error:  # noqa: BLE001  # as `attempt`, which is a call and may fail itself
-            self._counters_fault(error)
+        self._publish(beat)
         if self.ring is not None and not self._queue:
             self.ring.trim()
 
     def _publish(self, heartbeat: bool) -> None:
-        process, fault = self.process() | {"queue_bytes": self._bytes}, None
-        for ledger in self.watched():
-            if not ledger.changed and (ledger.closed or not heartbeat):
-                continue
-            try:
+        """Publish the counters of every ledger that has news. One that fails is the last one next time."""
+        self._publishing = True
+        process, ledgers, first = self.process() | {"queue_bytes": self._bytes}, self.watched(), self._turn
+        for place in range(first, first + len(ledgers)):
+            self._turn = (place + 1) % len(ledgers)
+            ledger = ledgers[place % len(ledgers)]
+            if ledger.changed or (heartbeat and not ledger.closed):
                 ledger.publish(self._store, self._was_on, process)
                 self._close_book(ledger)
-            except Exception as error:  # noqa: BLE001  # raised below: the other ledgers come first
-                fault = error
-        if fault is not None:
-            try:
-                raise fault
-            finally:
-                del fault  # or it and this frame would keep each other
+        self._publishing = False
         self._notices.over("counters")
 
     def _close_book(self, ledger: Ledger) -> None:
@@ -408,12 +426,6 @@ class Writer:
         ring, number = self.ring, ledger.leave_mirror()
         if ring is not None and number >= 0:
             ring.close_book(number)
-
-    def _trouble(self, error: Exception) -> None:
-        self._notices.warn("writer", f"the writer had a fault: {describe(error)}; it goes on")
-
-    def _counters_fault(self, error: Exception) -> None:
-        self._notices.warn("counters", f"counters could not be published: {describe(error)}; training goes on")
 
 
 def _reason(error: Exception) -> str:

@@ -112,8 +112,7 @@ def control_from(
     """The options of a command as a Control that is on from now. Raises UsageError for what makes no sense."""
     from pathlib import Path
 
-    from actordbg.capture.control import MAX_RING, Control
-    from actordbg.capture.triggers import FORMS, parse
+    from actordbg.capture.control import FORMS, MAX_RING, Control, parse
     from actordbg.formats.dump_record import now_timestamp
 
     low, high = rest["min_seq_len"], rest["max_seq_len"]

@@ -7,7 +7,7 @@ mapping before SIGKILL is in the page cache.
     0        header     magic, version, length, and JSON: host, pid, store, capacity, ...; replaced whole, CRC behind it
     4,096    books      MAX_LEDGERS x 1,024 bytes: identity as JSON (512), then counts as u64 (see COUNTS)
     20,480   slots      SLOTS x 64 bytes: one for each call whose input is kept (SLOT)
-    86,016   kinds      what many calls have in common, as JSON, written once each (`actordbg.capture.kinds`)
+    86,016   kinds      what many calls have in common, as JSON, written once each (`actordbg.capture.recorded_call`)
     262,144  data       an extent for each slot: NUMBERS as int64, END bytes for what came of the call, then its tensors
 
 A slot's state byte is written last, after everything that it vouches for, and is cleared first; so a slot that says IN_FLIGHT,
@@ -73,7 +73,7 @@ COUNTS = (
 PLACE = {name: place for place, name in enumerate(COUNTS)}
 
 OWN_NUMBERS = 7
-"""Numbers of a call before those of its tensors (`actordbg.capture.kinds.numbers`)."""
+"""Numbers of a call before those of its tensors (`actordbg.capture.recorded_call.numbers`)."""
 COUNTERS_FORMAT = 1
 """Of the counters files that the same process publishes."""
 ALIGNMENT = 64

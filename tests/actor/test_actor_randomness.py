@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from actordbg.actor.randomness import Randomness, check, restore
-from actordbg.capture.generators import digests
+from actordbg.capture.facts import digests
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.store.payload import Dump
 

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 import torch
 
-from actordbg.capture.generators import digests, states
+from actordbg.capture.facts import digests, states
 
 
 class FakeGenerator:

@@ -384,9 +384,10 @@ def test_a_recorder_that_fails_is_swallowed_counted_and_reported_once(
     with caplog.at_level(logging.WARNING, "actordbg"):
         for _ in range(5):
             assert torch.equal(recording.forward(SignatureH(), ids()), ids().float())
+        assert recording.recorder.faults == 5
+        recording.close()
     assert recording.recorder.faults == 5
     assert len([r for r in caplog.records if "ZeroDivisionError" in r.getMessage()]) == 1
-    recording.close()
     assert all(balanced(ledger) and ledger.dropped == {"error": 1} for ledger in recording.ledgers)
 
 
@@ -399,6 +400,7 @@ def test_a_copy_that_fails_costs_the_dump_and_nothing_else(
 
     monkeypatch.setattr(recording.recorder._copier, "place", fail)
     recording.forward(SignatureH(), ids())
+    assert recording.close()
     assert recording.recorder.writer._bytes == 0 and recording.recorder.ring.running == []
     assert recording.ledgers[0].dropped == {"error": 1}
 
@@ -410,7 +412,7 @@ def test_an_interrupt_goes_through_and_the_books_are_right(recording: Recording,
     monkeypatch.setattr(recording.recorder._copier, "place", interrupt)
     with pytest.raises(KeyboardInterrupt):
         recording.forward(SignatureH(), ids())
-    assert balanced(recording.ledgers[0])
+    assert recording.close() and balanced(recording.ledgers[0])
 
 
 def test_an_actor_with_odd_attributes_is_recorded_without_its_facts(recording: Recording):

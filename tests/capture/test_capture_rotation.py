@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from capturekit import Recording, SignatureH, balanced, ids
 
-from actordbg.capture.ledger import Identity, Ledger
-from actordbg.capture.rotation import Rotation
+from actordbg.capture.ledger import Identity, Ledger, Rotation
 from actordbg.store.layout import Store
 
 

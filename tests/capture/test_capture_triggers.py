@@ -11,10 +11,10 @@ import pytest
 import torch
 from capturekit import Recording, StuckStore, balanced, ids
 
+from actordbg.capture import control
 from actordbg.capture import trigger_verdicts as verdicts
-from actordbg.capture import triggers
+from actordbg.capture.control import EXCEPTION, FORMS, LOGPROBS, NAN, OOM, SLOW, Triggers, parse
 from actordbg.capture.trigger_verdicts import Judge, Outcome
-from actordbg.capture.triggers import Triggers, parse
 from actordbg.formats.dump_record import OUTPUT_PREFIX
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -301,5 +301,5 @@ class _Failing(torch.nn.Module):
 
 
 def test_every_trigger_has_a_form_and_a_row_in_the_table():
-    for word in (triggers.NAN, triggers.EXCEPTION, triggers.OOM, triggers.SLOW, triggers.LOGPROBS):
-        assert word in triggers.FORMS and f"`{word}" in (triggers.__doc__ or "")
+    for word in (NAN, EXCEPTION, OOM, SLOW, LOGPROBS):
+        assert word in FORMS and f"`{word}" in (control.__doc__ or "")

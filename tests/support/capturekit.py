@@ -11,10 +11,10 @@ from typing import Any, List, Optional, Union
 import torch
 
 from actordbg.capture.control import Control, write_control
-from actordbg.capture.guard import Notices
 from actordbg.capture.hook import Slot, wrap
 from actordbg.capture.recorder import Recorder
 from actordbg.capture.snapshot import Copier
+from actordbg.capture.watch import Notices
 from actordbg.capture.writer import Publisher, Writer
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.store import payload

@@ -120,8 +120,8 @@ def _leaks(found: recorder.Recorder) -> list[str]:
         complaints.append(f"{found.writer._bytes} bytes of the queue are still reserved")
     if ring is not None and ring._running:
         complaints.append(f"{len(ring._running)} calls are still running")
-    if ring is not None and len(ring.arena._offsets) != len(ring._recent):
-        complaints.append(f"{len(ring.arena._offsets)} places in the ring for {len(ring._recent)} calls")
+    if ring is not None and len(ring.arena._extents) != len(ring._recent):
+        complaints.append(f"{len(ring.arena._extents)} places in the ring for {len(ring._recent)} calls")
     return complaints
 
 
@@ -172,5 +172,5 @@ def callees(planned: tuple[Fault, ...]) -> set[str]:
 def _speechless(planned: tuple[Fault, ...]) -> bool:
     """Whether what fails is in the way of saying that something failed."""
     silent = {"warn", "fault", "describe", "scrub", "_failed", "give_up", "_lost"}
-    inside = any(faults.sites[fault.site].module.endswith(("guard", "scrub")) for fault in planned)
+    inside = any(faults.sites[fault.site].module.endswith(("notices", "errors")) for fault in planned)
     return inside or any(callee.rpartition(".")[2] in silent or "notices" in callee for callee in callees(planned))

@@ -27,15 +27,7 @@ faults.instrument("actordbg")
 
 import torch  # noqa: E402
 
-from actordbg.capture import (  # noqa: E402
-    binding,
-    guard,
-    hook,
-    recorder,
-    rotation,
-    watch,
-    writer,
-)
+from actordbg.capture import binding, hook, ledger, recorder, watch, writer  # noqa: E402
 from actordbg.capture import trigger_verdicts as verdicts  # noqa: E402
 from actordbg.capture.control import Control  # noqa: E402
 from actordbg.capture.ledger import Ledger  # noqa: E402
@@ -45,7 +37,7 @@ def hasten() -> None:
     """The recorder's clock runs a few hundred times faster, so that a run takes milliseconds and passes every periodic task."""
     watch.POLL_SECONDS, watch.FIRST_SECONDS = 0.001, 0.5
     writer.LOOK_SECONDS, writer.IDLE_SECONDS, writer.PUBLISH_SECONDS = 0.001, 0.001, 0.002
-    writer.HEARTBEAT_SECONDS, writer._FLOOR_SECONDS, rotation.COUNT_SECONDS = 0.004, 0, -1
+    writer.HEARTBEAT_SECONDS, writer._FLOOR_SECONDS, ledger.COUNT_SECONDS = 0.004, 0, -1
     verdicts.MEDIAN_FROM = 2
     importlib.metadata.version = functools.cache(importlib.metadata.version)  # type: ignore[assignment]
     sys.setswitchinterval(0.05)  # threads change hands where they wait, not anywhere
@@ -127,11 +119,9 @@ def same(left: list[Any], right: list[Any]) -> bool:
     )
 
 
-def closed(ledger: Ledger) -> bool:
+def closed(books: Ledger) -> bool:
     """Whether nothing is pending; asks nothing that could be failing now."""
-    return ledger.calls == ledger.captured + ledger.faulted + sum(ledger.dropped.values()) + sum(
-        ledger.sampled_out.values()
-    )
+    return books.calls == books.captured + books.faulted + sum(books.dropped.values()) + sum(books.sampled_out.values())
 
 
 class Log(logging.Handler):
@@ -145,14 +135,14 @@ class Log(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         self.said.append((getattr(self._about, "kind", ""), record.getMessage()))
 
-    def listen(self, notices: guard.Notices) -> None:
-        warn = notices.warn
+    def listen(self, said: watch.Notices) -> None:
+        warn = said.warn
 
         def noted(kind: str, message: str) -> None:
             self._about.kind = kind
             warn(kind, message)
 
-        notices.warn = noted  # type: ignore[method-assign]
+        said.warn = noted  # type: ignore[method-assign]
 
 
 @dataclass

@@ -35,7 +35,7 @@ from typing import Any
 
 CANNOT_FAIL = {
     "super", "cast", "len", "isinstance", "hasattr", "getattr", "callable", "type", "bool", "is_compiling", "original",
-    "item.close_somehow", "one.close_somehow",
+    "item.close_somehow", "what.close_somehow",
 }  # fmt: skip
 _POINT, _IMPORT = "__fault_point__", "__fault_import__"
 

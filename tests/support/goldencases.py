@@ -35,7 +35,7 @@ class Calls:
         """One call as a trainer makes it; with gradients also its backward, which draws from the generators, too."""
         import torch
 
-        from actordbg.capture.generators import digests, states
+        from actordbg.capture.facts import digests, states
 
         self.actor.train(training)
         if checkpointing:
@@ -185,7 +185,7 @@ def _publish(store: Store, record: Any, tensors: dict[str, Any]) -> str:
 
 
 def _digest(state: Any) -> str:
-    from actordbg.capture.generators import digests
+    from actordbg.capture.facts import digests
 
     return digests({"cpu": state})["cpu"]
 
