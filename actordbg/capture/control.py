@@ -121,7 +121,7 @@ class Control:
     actor instance and process.
     `ranks`: only these. `min_seq_len`, `max_seq_len`: S of `sequences`, both included. `level`: of zstd.
     `with_outputs`: store what the call returned, too; `with_rng`: the generator states before it. `triggers`: see
-    `actordbg.capture.triggers`; `before`: with each triggered call, so many before it (out of the ring); `max_triggered`: per
+    the module; `before`: with each triggered call, so many before it (out of the ring); `max_triggered`: per
     actor and trigger, since `dump enable`. `keep_bytes`: rotation, the run's dumps take at most so much, the oldest unpinned go
     first. `ring`, `ring_bytes`: the last calls kept in memory that outlives the process, 0 for no ring; `ring_dir`: where, None
     for the default. `generation` counts the changes of this file.
