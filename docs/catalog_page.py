@@ -8,7 +8,7 @@ from sqlalchemy import Column, Table
 
 from actordbg.catalog import migrate
 from actordbg.catalog.columns import COLUMNS, FUNCTIONS, OPERATORS
-from actordbg.catalog.models import table_of
+from actordbg.catalog.sqlmodels import table_of
 from actordbg.catalog.tables import TABLES
 
 INTRODUCTION = f"""\

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from alembic import context
 
-from actordbg.catalog.models import metadata
+from actordbg.catalog.sqlmodels import metadata
 
 context.configure(
     connection=context.config.attributes["connection"],

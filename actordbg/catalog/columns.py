@@ -1,4 +1,4 @@
-"""The columns and functions that `--where` may use: every column of a dump, and some of its last result and comparison.
+"""The columns, functions and times that `--where` may use: every column of a dump, and some of its last result and comparison.
 
 The sandbox, the messages and the reference page are made from this list. Names, kinds and meanings are those of `tables`.
 
@@ -9,9 +9,13 @@ mistyped query would then match every row, or none, in silence.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from typing import Any
 
+from actordbg.base.errors import WhereError
 from actordbg.catalog.tables import Column, ComparedDump, DumpColumns, Result, columns_of
 
 NUMBER, TEXT, TIME, BOOL = "number", "text", "time", "yes/no"
@@ -83,3 +87,49 @@ FUNCTIONS: dict[str, str] = {
 """The functions that `--where` knows, with their form."""
 
 OPERATORS = "= == <> != < <= > >=  and or not  is [not] null  [not] in (...)  [not] between  [not] like  + - * / %"
+
+_HINT = (
+    'an expression like "seq_len>4096 and rank=0" or "timestamp > now() - \'2h\'"; '
+    "`actordbg dump ls --help` names the columns"
+)
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?[wdhms])+\Z")
+_PIECE = re.compile(r"(\d+(?:\.\d+)?)([wdhms])")
+_UNITS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_DATE = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)?)?(Z|[+-]\d\d:?\d\d)?\Z")
+
+
+def parse_moment(text: Any) -> datetime | None:
+    """An ISO date or time as a moment; UTC unless it says otherwise; None for anything else."""
+    match = _DATE.match(text) if isinstance(text, str) else None
+    if match is None:
+        return None
+    date, minutes, seconds, fraction, zone = match.groups()
+    zone = "+00:00" if zone in (None, "Z") else zone if ":" in zone else f"{zone[:3]}:{zone[3:]}"
+    try:
+        moment = datetime.fromisoformat(f"{date}T{minutes or '00:00'}:{seconds or '00'}.{fraction or '0':0<6}{zone}")
+        return moment.astimezone(timezone.utc)
+    except (ValueError, OverflowError):
+        return None
+
+
+def parse_duration(text: Any) -> timedelta:
+    """'7d', '2h30m' as a timedelta; WhereError otherwise."""
+    compact = text.replace(" ", "") if isinstance(text, str) else ""
+    if not _DURATION.match(compact) or len(compact) > 40:
+        raise refusal(
+            f"{shortened(str(text))!r} is not a duration", "like '30m', '2h', '2h30m', '1d' (units w, d, h, m, s)"
+        )
+    try:
+        return timedelta(seconds=sum(float(count) * _UNITS[unit] for count, unit in _PIECE.findall(compact)))
+    except OverflowError:
+        raise refusal(f"{shortened(compact)!r} is too long a duration") from None
+
+
+def refusal(message: str, hint: str = "") -> WhereError:
+    """The error for an expression that is not allowed."""
+    return WhereError(message, hint=hint or _HINT)
+
+
+def shortened(text: str) -> str:
+    """At most 60 characters of a text, for a message."""
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -38,7 +38,7 @@ Damage = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True)
-class _File:
+class _RecordFile:
     """A file as it was when it was looked at."""
 
     path: str
@@ -62,7 +62,7 @@ def _refresh_folder(store: Store, folder: str, settled_ns: int) -> int:
         if (noted[0] if noted else 0) == mtime_ns:
             return 0
         sql = "SELECT path, size, mtime_ns FROM read_file WHERE path LIKE ?"
-        known = {row[0]: _File(*row) for row in reader.execute(sql, (f"{folder}/%",))}
+        known = {row[0]: _RecordFile(*row) for row in reader.execute(sql, (f"{folder}/%",))}
         bad = {row[0] for row in reader.execute("SELECT path FROM damaged_file WHERE folder = ?", (folder,))}
     found = _list(store, folder, time.time_ns() - settled_ns)
     passing = False
@@ -75,7 +75,7 @@ def _refresh_folder(store: Store, folder: str, settled_ns: int) -> int:
     return len(changed)
 
 
-def _list(store: Store, folder: str, settled_before_ns: int) -> list[_File]:
+def _list(store: Store, folder: str, settled_before_ns: int) -> list[_RecordFile]:
     """The folder's files; one whose time cannot be relied on yet has -1 for it, so that it differs from what is noted."""
     try:
         with os.scandir(store.root / folder) as entries:
@@ -86,13 +86,15 @@ def _list(store: Store, folder: str, settled_before_ns: int) -> list[_File]:
         hint = "check the permissions of the store"
         raise StoreProblem(f"cannot list {folder}: {error.strerror}", hint=hint) from None
     return [
-        _File(f"{folder}/{name}", state.st_size, state.st_mtime_ns if state.st_mtime_ns < settled_before_ns else -1)
+        _RecordFile(
+            f"{folder}/{name}", state.st_size, state.st_mtime_ns if state.st_mtime_ns < settled_before_ns else -1
+        )
         for name, state in sorted(named, key=lambda one: one[0])
         if name[0] != "." and name.isprintable()
     ]
 
 
-def _take(store: Store, folder: str, one: _File) -> bool:
+def _take(store: Store, folder: str, one: _RecordFile) -> bool:
     """Read one file and write its rows; whether it may become readable without a change."""
     from actordbg.catalog import comparison_rows, statements, tables
 

@@ -15,7 +15,7 @@ from typing import Any
 from actordbg.base.ids import resolve
 from actordbg.catalog import connections as engine
 from actordbg.catalog.query import Catalog, open_fresh, rows_of, table_rows
-from actordbg.catalog.tables import CellRow, ComparisonRow, Matrix, NoiseRow, columns_of
+from actordbg.catalog.tables import CellRow, ComparisonRow, Matrix, columns_of
 from actordbg.formats.noise_record import NoiseRecord
 from actordbg.store.layout import Store
 
@@ -34,12 +34,6 @@ def comparisons(source: Store | Catalog, replay_id: str | None = None) -> list[C
     """The newest comparison of each pair whose replays are there, the newest first; of one replay (its full id): as A."""
     where, params = ("current AND replay_id = ?", (replay_id,)) if replay_id else ("current", ())
     return table_rows(source, ComparisonRow, f"{where} ORDER BY created_at DESC, comparison_id DESC", params)
-
-
-def noise_floors(source: Store | Catalog, limit: int | None = None) -> list[NoiseRow]:
-    """Noise floors, the newest first."""
-    order = "1 ORDER BY created_at DESC, noise_id DESC LIMIT ?"
-    return table_rows(source, NoiseRow, order, (-1 if limit is None else limit,))
 
 
 def matrices(source: Store | Catalog, limit: int | None = None) -> list[MatrixRow]:

@@ -14,7 +14,7 @@ from sqlalchemy import Connection, delete, select, update
 from sqlalchemy.dialects.sqlite import insert
 
 from actordbg.catalog import tables
-from actordbg.catalog.models import table_of
+from actordbg.catalog.sqlmodels import table_of
 from actordbg.catalog.statements import comparison, comparison_run, damaged, file, folder, put
 from actordbg.formats.comparison_record import (
     MISMATCH,

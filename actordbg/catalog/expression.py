@@ -14,8 +14,18 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import WhereError
-from actordbg.catalog.columns import BOOL, COLUMNS, FUNCTIONS, NUMBER, TEXT, TIME
-from actordbg.catalog.moments import parse_duration, parse_moment, refusal, shortened
+from actordbg.catalog.columns import (
+    BOOL,
+    COLUMNS,
+    FUNCTIONS,
+    NUMBER,
+    TEXT,
+    TIME,
+    parse_duration,
+    parse_moment,
+    refusal,
+    shortened,
+)
 from actordbg.formats.dump_record import format_timestamp
 
 if TYPE_CHECKING:

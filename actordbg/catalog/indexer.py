@@ -76,7 +76,7 @@ class IndexSummary:
 
 
 @dataclass
-class _Folder:
+class _DumpFolder:
     """A folder of dumps that has to be listed: its place, its modification time before the listing, and what is new."""
 
     path: str
@@ -156,7 +156,7 @@ def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | 
         _analyze(store)
 
 
-def _changed_folders(store: Store) -> tuple[list[_Folder], list[str]]:
+def _changed_folders(store: Store) -> tuple[list[_DumpFolder], list[str]]:
     """Folders to list again, listed, and the known folders that are no longer there."""
     with engine.connect_readonly(store.catalog_path) as reader:
         noted = dict(reader.execute("SELECT path, mtime_ns FROM scanned_folder WHERE path LIKE 'dumps/%'"))
@@ -183,7 +183,7 @@ def _changed_folders(store: Store) -> tuple[list[_Folder], list[str]]:
             known = {
                 row[0] for row in reader.execute("SELECT dump_id FROM dump WHERE run = ? AND rank = ?", (run, rank))
             }
-            changed.append(_Folder(path, run, rank, mtime_ns, names, sorted(names - known)))
+            changed.append(_DumpFolder(path, run, rank, mtime_ns, names, sorted(names - known)))
     return changed, sorted(set(noted) - present)
 
 
@@ -208,7 +208,9 @@ def _batches(names: list[str]) -> Iterator[list[str]]:
         yield names[first : first + BATCH]
 
 
-def _read_batch(store: Store, folder: _Folder, names: list[str]) -> tuple[list[tuple[Any, ...]], list[Damaged], bool]:
+def _read_batch(
+    store: Store, folder: _DumpFolder, names: list[str]
+) -> tuple[list[tuple[Any, ...]], list[Damaged], bool]:
     """Rows of the good ones, the damaged ones, and whether any of these may become good without a change of the folder."""
     rows, damaged, passing = [], [], False
     prefix = f"{store.root}/{folder.path}/"
@@ -231,7 +233,7 @@ def _printable(path: str) -> str:
     return path.encode("utf-8", "backslashreplace").decode()
 
 
-def _write_batch(store: Store, folder: _Folder, rows: list[tuple[Any, ...]], damaged: list[Damaged]) -> int:
+def _write_batch(store: Store, folder: _DumpFolder, rows: list[tuple[Any, ...]], damaged: list[Damaged]) -> int:
     from actordbg.catalog import statements as writer
 
     with engine.transaction(store.catalog_path) as connection:
@@ -241,7 +243,7 @@ def _write_batch(store: Store, folder: _Folder, rows: list[tuple[Any, ...]], dam
         return writer.put_dumps(connection, folder.run, rows)
 
 
-def _settle(store: Store, folder: _Folder, final: bool) -> int:
+def _settle(store: Store, folder: _DumpFolder, final: bool) -> int:
     """The last transaction of a folder: rows of vanished files go, and its modification time is noted.
 
     `final`: what was read of its files will be the same as long as the modification time is.

@@ -32,7 +32,7 @@ _NAMED = 20
 
 
 @dataclass(frozen=True)
-class _Folder:
+class _PackFolder:
     """A run's folder of packs that has to be listed: modification times by path, those noted, and packs that are gone."""
 
     run: str
@@ -73,7 +73,7 @@ def refresh_packs(
     return added, removed
 
 
-def _changed(store: Store, runs: list[str]) -> list[_Folder]:
+def _changed(store: Store, runs: list[str]) -> list[_PackFolder]:
     """Folders to list again, listed; folders that are gone, as empty ones."""
     with engine.connect_readonly(store.catalog_path) as reader:
         noted = dict(reader.execute("SELECT path, mtime_ns FROM scanned_folder WHERE path LIKE 'packs/%'"))
@@ -92,7 +92,7 @@ def _changed(store: Store, runs: list[str]) -> list[_Folder]:
                 raise StoreProblem(f"cannot list packs/{run}: {error.strerror}", hint=hint) from None
             mine = {path: mtime for path, mtime in noted.items() if path.startswith(f"packs/{run}/")}
             gone = sorted({*mine, *_packs_of_rows(reader, run)} - set(found))
-            changed.append(_Folder(run, mtime_ns, found, mine, gone))
+            changed.append(_PackFolder(run, mtime_ns, found, mine, gone))
     return changed
 
 
@@ -115,7 +115,7 @@ def _packs_of_rows(reader: sqlite3.Connection, run: str) -> list[str]:
     return [row[0] for row in reader.execute(sql, (f"packs/{run}/", f"packs/{run}0"))]  # "0" comes after "/"
 
 
-def _forget(store: Store, folder: _Folder) -> None:
+def _forget(store: Store, folder: _PackFolder) -> None:
     from actordbg.catalog import statements as writer
 
     with engine.transaction(store.catalog_path) as connection:
@@ -150,7 +150,7 @@ def _row(pack: Pack, dump_id: str, run: str, share: int, path: str) -> tuple[Any
     return row
 
 
-def _write(store: Store, folder: _Folder, path: str, rows: list[tuple[Any, ...]], damaged: list[Damaged]) -> int:
+def _write(store: Store, folder: _PackFolder, path: str, rows: list[tuple[Any, ...]], damaged: list[Damaged]) -> int:
     """One pack's rows; what was noted of it before goes."""
     from actordbg.catalog import statements as writer
 
@@ -176,7 +176,7 @@ def _naming(item: Damaged, pack: str, lost: list[str]) -> str:
     return f"{item.reason}; with it {', '.join(lost[:_NAMED])}{more} cannot be read"
 
 
-def _settle(store: Store, folder: _Folder, settled: bool) -> int:
+def _settle(store: Store, folder: _PackFolder, settled: bool) -> int:
     """The last transaction of a folder: rows of vanished packs go, and its modification time is noted."""
     from actordbg.catalog import statements as writer
 

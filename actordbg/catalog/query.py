@@ -28,7 +28,7 @@ from actordbg.catalog import connections as engine
 from actordbg.catalog import indexer as index
 from actordbg.catalog import sandbox
 from actordbg.catalog.columns import COLUMNS
-from actordbg.catalog.tables import Damaged, DumpColumns, PatchEventRow, Replay, columns_of
+from actordbg.catalog.tables import Damaged, DumpColumns, Replay, columns_of
 from actordbg.catalog.where import Condition, compile_where
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.replay_record import ResultRecord
@@ -246,11 +246,6 @@ def results_for(source: Store | Catalog, replay_id: str) -> list[ResultRecord]:
 def results_of_dump(source: Store | Catalog, dump_id: str) -> list[ResultRecord]:
     """The results of one dump (its full id) over all replays, the newest first."""
     return _results(_catalog(source), "dump_id = ? ORDER BY finished_at DESC, replay_id DESC", dump_id)
-
-
-def patch_events(source: Store | Catalog) -> list[PatchEventRow]:
-    """What patch and unpatch did, the oldest first."""
-    return table_rows(source, PatchEventRow, "1 ORDER BY name")
 
 
 def damaged_files(source: Store | Catalog) -> list[Damaged]:

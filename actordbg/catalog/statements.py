@@ -19,8 +19,8 @@ from sqlmodel import Session
 
 from actordbg.catalog import tables
 from actordbg.catalog.dump_rows import DUMP_COLUMNS
-from actordbg.catalog.models import MODELS, table_of
 from actordbg.catalog.replay_rows import RESULT_COLUMNS, UNFINISHED, FileMark, News, setting_columns, spec_columns
+from actordbg.catalog.sqlmodels import MODELS, table_of
 
 EVENT_FORMAT = 1
 
@@ -31,7 +31,7 @@ _BYTES = DUMP_COLUMNS.index("bytes")
 _FINISHED_LATER = "(excluded.finished_at, excluded.attempt) >= (result.finished_at, result.attempt)"
 
 
-dump, run, replay, result = map(table_of, (tables.Dump, tables.Run, tables.Replay, tables.Result))
+dump, run, replay, result = map(table_of, (tables.IndexedDump, tables.Run, tables.Replay, tables.Result))
 comparison_run, comparison = table_of(tables.ComparisonRow), table_of(tables.ComparedDump)
 event, damaged = table_of(tables.PatchEventRow), table_of(tables.DamagedFile)
 folder, file = table_of(tables.ScannedFolder), table_of(tables.ReadFile)

@@ -25,7 +25,7 @@ The annotation is the type: str, int, float, bool (0 or 1), dict (JSON). `| None
 The migrations in `migrations/versions` spell the same tables as SQL with the same comments; a test holds them equal. Another
 test names the field of a dump's record or of a result that has no column, and the column that has no field.
 
-Example: `for name, column in columns_of(Dump).items(): print(name, column.kind, column.comment)`
+Example: `for name, column in columns_of(IndexedDump).items(): print(name, column.kind, column.comment)`
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class DumpColumns(TableRow):
 
 
 @dataclass(init=False, repr=False, eq=False, match_args=False)
-class Dump(DumpColumns):
+class IndexedDump(DumpColumns):
     """One captured `Actor.forward` call; its tensors lie in `dumps/<run>/rank<rank, 4 digits>/<dump_id>.safetensors.zst`."""
 
     TABLE = "dump"
@@ -482,7 +482,7 @@ class ReadFile(TableRow):
 
 
 TABLES: tuple[type[Any], ...] = (
-    Run, Dump, Replay, Result, ComparisonRow, ComparedDump, NoiseRow, Matrix, CellRow, PatchEventRow, DamagedFile, ScannedFolder,
-    ReadFile,
+    Run, IndexedDump, Replay, Result, ComparisonRow, ComparedDump, NoiseRow, Matrix, CellRow, PatchEventRow, DamagedFile,
+    ScannedFolder, ReadFile,
 )  # fmt: skip
 """Every table, in the order of the reference page."""

@@ -26,9 +26,8 @@ from datetime import datetime, timezone
 from typing import Any
 
 from actordbg.base.errors import WhereError
-from actordbg.catalog.columns import BOOL, COLUMNS
+from actordbg.catalog.columns import BOOL, COLUMNS, refusal, shortened
 from actordbg.catalog.expression import MAX_ITEMS, ExpressionWriter
-from actordbg.catalog.moments import refusal, shortened
 
 MAX_LENGTH = 20_000
 MAX_DEPTH = 16

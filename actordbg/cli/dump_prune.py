@@ -44,7 +44,7 @@ def prune(
 
     Example: actordbg dump prune --older-than 7d --keep 10GB --yes
     """
-    from actordbg.catalog.moments import parse_duration
+    from actordbg.catalog.columns import parse_duration
     from actordbg.catalog.query import open_fresh
     from actordbg.dumps import prune as pruning
 

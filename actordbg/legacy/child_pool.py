@@ -22,10 +22,9 @@ from pathlib import Path
 from types import TracebackType
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem, UnsafeInput
-from actordbg.legacy import child_wire as wire
 from actordbg.legacy.decode import LegacyDump
-from actordbg.legacy.decode_child import EXIT_AUDIT, EXIT_MEMORY
-from actordbg.legacy.pickle_values import UNSAFE_HINT
+from actordbg.legacy.decode_child import EXIT_AUDIT, EXIT_MEMORY, MAX_ANSWER, answer_to_dump
+from actordbg.legacy.pickle_machine import UNSAFE_HINT
 
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv[1]); "
@@ -88,7 +87,7 @@ class LegacyReader:
         if not answer:
             self._child = None
             raise UnsafeInput(_cause(_end(child)), hint=UNSAFE_HINT)
-        return wire.answer_to_dump(answer, len(data))
+        return answer_to_dump(answer, len(data))
 
     def close(self) -> None:
         """End the child."""
@@ -142,7 +141,7 @@ def _answer(child: subprocess.Popen[bytes], data: bytes) -> bytes:
     child.stdin.flush()
     head = child.stdout.read(4)
     size = int.from_bytes(head, "little")
-    answer = child.stdout.read(size) if len(head) == 4 and size <= wire.MAX_ANSWER else b""
+    answer = child.stdout.read(size) if len(head) == 4 and size <= MAX_ANSWER else b""
     return answer if len(answer) == size else b""
 
 

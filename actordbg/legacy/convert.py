@@ -15,7 +15,7 @@ import torch
 from actordbg.base.errors import CorruptDump
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.legacy.decode import LegacyDump, LegacyTensor
-from actordbg.legacy.pickle_values import CORRUPT_HINT
+from actordbg.legacy.pickle_machine import CORRUPT_HINT
 from actordbg.store import payload
 
 LEVEL = 12

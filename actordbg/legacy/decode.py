@@ -30,9 +30,8 @@ from datetime import datetime
 from math import prod
 
 from actordbg.base.errors import CorruptDump, UnsafeInput
-from actordbg.legacy.pickle_machine import Machine
+from actordbg.legacy.pickle_machine import CORRUPT_HINT, UNSAFE_HINT, Machine, Name, Persistent, PickleCall, Span
 from actordbg.legacy.pickle_storage import Storage, parse_storage
-from actordbg.legacy.pickle_values import CORRUPT_HINT, UNSAFE_HINT, Call, Name, Persistent, Span
 
 Scalar = bool | int | list[int] | None
 
@@ -220,7 +219,7 @@ def _tensor(key: str, value: object, data: bytes) -> LegacyTensor:
 
 def _arguments(key: str, value: object, name: tuple[str, str], count: int) -> tuple[object, ...]:
     """The arguments of a call that must be of `name`, and have `count` of them."""
-    if type(value) is not Call or (value.function.module, value.function.name) != name:
+    if type(value) is not PickleCall or (value.function.module, value.function.name) != name:
         _refuse_call(key, value)
         raise CorruptDump(f"{key} is a {type(value).__name__}, not a tensor", hint=CORRUPT_HINT)
     if len(value.arguments) != count:
@@ -230,7 +229,7 @@ def _arguments(key: str, value: object, name: tuple[str, str], count: int) -> tu
 
 def _refuse_call(key: str, value: object) -> None:
     """Refuse one of the three known functions where a genuine dump does not have it."""
-    if type(value) is Call:
+    if type(value) is PickleCall:
         raise UnsafeInput(f"{key[:80]} asks to call {value.function}, which does not belong there", hint=UNSAFE_HINT)
     if type(value) in (Name, Persistent):
         raise UnsafeInput(f"{key[:80]} refers to something outside the file", hint=UNSAFE_HINT)

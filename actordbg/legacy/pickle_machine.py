@@ -6,7 +6,7 @@ is `torch.load(weights_only=False)`: it unpickles the bytes it is given, with no
 the opcodes itself, and nothing in it looks a name up or calls a value that came from the file:
 
 * a global becomes a `Name`, two strings, and only if the caller listed it;
-* `REDUCE` becomes a `Call`, a name beside its arguments, which the caller may recognise and translate;
+* `REDUCE` becomes a `PickleCall`, a name beside its arguments, which the caller may recognise and translate;
 * a persistent id becomes a `Persistent`; bytes become a `Span`, the place where they lie in the file, so that a file
   which claims terabytes allocates nothing;
 * only the opcodes that `pickle.dump` writes for such dicts exist. `BUILD`, `INST`, `OBJ`, `NEWOBJ`, extension codes,
@@ -19,7 +19,7 @@ look at known places only.
 Example::
 
     machine = Machine(data, 0, len(data), frozenset({("collections", "OrderedDict")}))
-    value = machine.run()          # dict, list, tuple, str, int, bool, None, Span, Call, Persistent
+    value = machine.run()          # dict, list, tuple, str, int, bool, None, Span, PickleCall, Persistent
     machine.position               # one past the STOP: where the next pickle or raw bytes begin
 
 Standard library only: it runs in a child process that has nothing else (see `actordbg.legacy.decode_child`).
@@ -28,10 +28,10 @@ Standard library only: it runs in a child process that has nothing else (see `ac
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from actordbg.base.errors import CorruptDump, UnsafeInput
-from actordbg.legacy.pickle_values import CORRUPT_HINT, UNSAFE_HINT, Call, Name, Persistent, Span
 
 MAX_OPCODES = 100_000
 """Most opcodes in one pickle; a genuine dump has about 140, plus one for each entry of `packed_seq_lens`."""
@@ -43,6 +43,46 @@ MAX_CLAIM = 2**31
 """A length above this was never written by a dump: it is an attack on the reader's memory, not a truncated file."""
 
 T = TypeVar("T")
+
+UNSAFE_HINT = "nothing of it was executed; do not open this file with pickle or torch.load"
+CORRUPT_HINT = "copy the file again from where it was written; it is not complete or not an actor dump"
+
+# What a pickle is turned into: plain data, and these four kinds of note about what it asked for. None of them does anything.
+# They compare by identity and print nothing of what they hold, because a hostile file may make them contain themselves.
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Span:
+    """A bytes object of the pickle, as its place `[start, end)` in the file."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Name:
+    """A global that the pickle mentions. Two strings; it is never looked up."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PickleCall:
+    """A call that the pickle asks for. It is never made."""
+
+    function: Name
+    arguments: tuple[object, ...]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Persistent:
+    """A persistent id: how a storage header names its storage."""
+
+    identity: object
 
 
 class Machine:
@@ -256,7 +296,7 @@ def _reduce(m: Machine) -> None:
     arguments, function = m.pop(), m.pop()
     if type(function) is not Name or type(arguments) is not tuple:
         raise UnsafeInput("asks to call something that is not a plain function", hint=UNSAFE_HINT)
-    m.stack.append(Call(function, arguments))
+    m.stack.append(PickleCall(function, arguments))
 
 
 _STEPS: dict[int, Callable[[Machine], None]] = {

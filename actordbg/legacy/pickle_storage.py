@@ -20,8 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from actordbg.base.errors import CorruptDump, UnsafeInput
-from actordbg.legacy.pickle_machine import Machine
-from actordbg.legacy.pickle_values import CORRUPT_HINT, UNSAFE_HINT, Name, Persistent, Span
+from actordbg.legacy.pickle_machine import CORRUPT_HINT, UNSAFE_HINT, Machine, Name, Persistent, Span
 
 MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
 PROTOCOL_VERSION = 1001

@@ -18,6 +18,7 @@ from actordbg.base.errors import CatalogProblem, StoreProblem
 from actordbg.catalog import dump_rows as headers
 from actordbg.catalog import query
 from actordbg.catalog.indexer import refresh
+from actordbg.catalog.tables import PatchEventRow
 from actordbg.formats.dump_record import SUFFIX, DumpRecord
 from actordbg.formats.replay_record import ResultRecord
 from actordbg.store.layout import Store
@@ -346,10 +347,10 @@ def test_patch_events_are_indexed(store: Store) -> None:
     (store.events / "20250619-1-aa.json").write_text(json.dumps(event))
     (store.events / "20250619-1-bb.json").write_text("{")
     refresh(store)
-    (found,) = query.patch_events(store)
+    (found,) = query.table_rows(store, PatchEventRow, "1")
     assert (found.event, found.target, found.openrlhf_version) == ("patch", "/x/actor.py", None)
     (store.events / "20250619-1-aa.json").unlink()
-    assert query.patch_events(store) == []
+    assert query.table_rows(store, PatchEventRow, "1") == []
 
 
 def test_a_lost_catalog_comes_back_row_by_row(store: Store) -> None:

@@ -21,6 +21,7 @@ from actordbg.catalog import comparison_query as lab
 from actordbg.catalog import connections as engine
 from actordbg.catalog import query
 from actordbg.catalog.indexer import refresh
+from actordbg.catalog.tables import NoiseRow
 from actordbg.compare.comparing import save
 from actordbg.formats.comparison_record import (
     MATCH,
@@ -144,9 +145,9 @@ def test_everything_becomes_rows_and_again_after_a_rebuild(replayed: Store) -> N
         (INPUTS[1].dump_id, MATCH, 0.25, 3, None),
         (INPUTS[2].dump_id, NOT_COMPARED, None, None, "dump not compared: A: it hung"),
     ]
-    assert [(n.noise_id, n.inputs, n.floor) for n in lab.noise_floors(replayed)] == [
-        ("n-01", 1, {"max_abs": 0.5, "clip_share": 0.1})
-    ]
+    assert [
+        (n.noise_id, n.inputs, n.floor) for n in query.table_rows(replayed, NoiseRow, "1 ORDER BY created_at DESC")
+    ] == [("n-01", 1, {"max_abs": 0.5, "clip_share": 0.1})]
     made = lab.matrices(replayed)
     assert [(m.matrix_id, m.status, m.axes, m.loads) for m in made] == [("m-01", "complete", {"attn": ["sdpa"]}, 1)]
     assert [(c.name, c.status, c.verdict, c.max_abs) for c in made[0].cells] == [
@@ -276,7 +277,11 @@ def test_damaged_files_are_noted_and_forgotten(store: Store, folder: str) -> Non
         one.unlink()
     summary = refresh(store)
     assert summary.damaged == []
-    assert not lab.comparisons(store) and not lab.noise_floors(store) and not lab.matrices(store)
+    assert (
+        not lab.comparisons(store)
+        and not query.table_rows(store, NoiseRow, "1 ORDER BY created_at DESC")
+        and not lab.matrices(store)
+    )
 
 
 def test_a_good_file_that_is_damaged_later_loses_its_rows(replayed: Store) -> None:

@@ -17,7 +17,8 @@ import pytest
 
 from actordbg.base.errors import CatalogProblem
 from actordbg.catalog import connections as engine
-from actordbg.catalog import migrate, models
+from actordbg.catalog import migrate
+from actordbg.catalog import sqlmodels as models
 from actordbg.catalog.indexer import refresh
 from actordbg.store.layout import Store
 

@@ -9,11 +9,12 @@ import catalogcases as cases
 import pytest
 from sqlmodel import Session, select
 
-from actordbg.catalog import dump_rows, models, query
+from actordbg.catalog import dump_rows, query
+from actordbg.catalog import sqlmodels as models
 from actordbg.catalog.connections import make_engine
 from actordbg.catalog.indexer import refresh
 from actordbg.catalog.replay_rows import RESULT_COLUMNS, SETTINGS
-from actordbg.catalog.tables import TABLES, Column, Dump, DumpColumns, Replay, Result, columns_of
+from actordbg.catalog.tables import TABLES, Column, DumpColumns, IndexedDump, Replay, Result, columns_of
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.replay_record import ReplayConfig, ResultRecord
 from actordbg.store.layout import Store
@@ -43,8 +44,8 @@ def _without(columns: dict[str, Column], *names: str) -> dict[str, Column]:
 
 def test_every_field_of_a_dumps_record_is_a_column_of_its_type_or_stays_in_the_file() -> None:
     record = _without(columns_of(DumpRecord), *IN_THE_FILE_ONLY)
-    taken = [name for name, one in columns_of(Dump).items() if one.source]
-    assert _difference(record, _without(columns_of(Dump), *COMPUTED, *taken)) == []
+    taken = [name for name, one in columns_of(IndexedDump).items() if one.source]
+    assert _difference(record, _without(columns_of(IndexedDump), *COMPUTED, *taken)) == []
     assert {*dump_rows.DUMP_COLUMNS} == {*columns_of(DumpColumns)}
     assert dump_rows.RECORD_FIELDS[:4] == ("dump_id", "run", "rank", "timestamp")
 
@@ -83,7 +84,7 @@ def test_the_sqlmodel_classes_read_what_was_indexed(store: Store) -> None:
     with Session(make_engine(store.catalog_path)) as session:
         (failed,) = session.exec(select(models.Result).where(models.Result.status == "failed")).all()
         assert (failed.dump_id, failed.replay_id) == (described.dump_id, "r")
-        dump = session.get(models.MODELS[Dump], described.dump_id)
+        dump = session.get(models.MODELS[IndexedDump], described.dump_id)
         assert dump.last_result == failed.id and dump.seq_len == described.seq_len
     row = query.get_dump(store, described.dump_id)
     assert {f.name for f in fields(row)} > set(columns_of(DumpColumns))

@@ -10,7 +10,7 @@ import pytest
 from steps import counted
 
 from actordbg.base.errors import WhereError
-from actordbg.catalog.moments import parse_duration
+from actordbg.catalog.columns import parse_duration
 from actordbg.catalog.where import MAX_DEPTH, MAX_OPERATORS, compile_where
 
 NOW = datetime(2025, 6, 20, 12, 0, tzinfo=timezone.utc)

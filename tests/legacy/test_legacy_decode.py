@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actordbg.base.errors import ActordbgError, CorruptDump, UnsafeInput
-from actordbg.legacy import child_wire as wire
 from actordbg.legacy import convert
+from actordbg.legacy import decode_child as wire
 from actordbg.legacy.decode import decode, parse_stamp
 
 
