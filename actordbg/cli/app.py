@@ -104,18 +104,9 @@ CONTENTS = (
     ),
 )
 
-OPTIONAL = {
-    "torch",
-    "numpy",
-    "transformers",
-    "deepspeed",
-    "openrlhf",
-    "ray",
-    "datasets",
-    "tokenizers",
-    "peft",
-    "accelerate",
-}
+OPTIONAL = frozenset(
+    ["torch", "numpy", "transformers", "deepspeed", "openrlhf", "ray", "datasets", "tokenizers", "peft", "accelerate"]
+)
 """What a plain `pip install actordbg` leaves out, because it belongs to the training environment."""
 
 app = typer.Typer(

@@ -1,19 +1,21 @@
-"""`actordbg compare-logs`: do two trainings have the same loss, step by step?"""
+"""`actordbg compare-logs`: compares the losses of two trainings, step by step, by their logs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
 from actordbg.cli.options import Json, Limit
-
-if TYPE_CHECKING:
-    from actordbg.trainlogs.log_answer import LogComparison, LogSide
+from actordbg.report.blocks import Grid, number
+from actordbg.report.renderings import grid, wrap
+from actordbg.trainlogs.align_logs import compare_logs as compare
+from actordbg.trainlogs.log_answer import LogComparison, LogSide
+from actordbg.trainlogs.log_lines import is_loss, read_log
 
 LogA = Annotated[str, typer.Argument(metavar="A", help="A training's log, plain or .gz; - for standard input.")]
 LogB = Annotated[str, typer.Argument(metavar="B", help="The other one's.")]
@@ -57,9 +59,6 @@ def compare_logs(
 
     Example: actordbg compare-logs deepspeed.log fsdp2.log --threshold 0.05 --plot losses.png
     """
-    from actordbg.trainlogs.align_logs import compare_logs as compare
-    from actordbg.trainlogs.log_lines import read_log
-
     if plot is not None:
         from actordbg.base import plotfile
 
@@ -79,8 +78,6 @@ def compare_logs(
 
 
 def _render(answer: LogComparison) -> None:
-    from actordbg.report.renderings import wrap
-
     if not answer.a.steps or not answer.b.steps:
         _render_nothing(answer)
         return
@@ -104,8 +101,6 @@ def _render(answer: LogComparison) -> None:
 
 def _figures(answer: LogComparison) -> str:
     """A table: what each log has, and how far they are apart."""
-    from actordbg.report.blocks import Grid, number
-    from actordbg.report.renderings import grid
 
     def line(name: str, show: Callable[[LogSide], str], difference: float | None = None) -> tuple[str, str, str, str]:
         return (name, show(answer.a), show(answer.b), "" if difference is None else number(difference, 3))
@@ -127,8 +122,6 @@ def _range(side: LogSide) -> str:
 
 
 def _trend(side: LogSide) -> str:
-    from actordbg.report.blocks import number
-
     one = side.trend
     if one.first is None:
         return one.word
@@ -137,17 +130,12 @@ def _trend(side: LogSide) -> str:
 
 
 def _steps(answer: LogComparison) -> str:
-    from actordbg.report.blocks import number
-
     spread = f"median {number(answer.median_relative, 3)}, largest {number(answer.max_relative, 3)}"
     reach = f"{answer.exceeding:,} of {answer.common:,} common steps differ by {answer.threshold:g} or more"
     return f"{reach} ({spread}). Trend: {answer.trend_method}."
 
 
 def _worst(answer: LogComparison) -> str:
-    from actordbg.report.blocks import Grid, number
-    from actordbg.report.renderings import grid
-
     rows = tuple(
         (
             f"{one.step:,}",
@@ -163,8 +151,6 @@ def _worst(answer: LogComparison) -> str:
 
 
 def _value(value: float | None) -> str:
-    from actordbg.report.blocks import number
-
     return "not finite" if value is None else number(value)
 
 
@@ -175,9 +161,6 @@ def _why_good(answer: LogComparison) -> str:
 
 
 def _render_nothing(answer: LogComparison) -> None:
-    from actordbg.report.renderings import wrap
-    from actordbg.trainlogs.log_lines import is_loss
-
     output.say(f"nothing in common: {', '.join(answer.reasons)}")
     for letter, side in (("A", answer.a), ("B", answer.b)):
         names = sorted(side.found.items(), key=lambda item: (not is_loss(item[0]), -item[1], item[0]))

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from actordbg.base.errors import UsageError
-from actordbg.cli.output import note
+from actordbg.cli.output import note, say
 
 TrainerOption = Annotated[
     Literal["ppo", "sft"],
@@ -38,7 +38,7 @@ def demo(trainer: TrainerOption = "ppo", keep: Keep = None) -> None:
     signal.signal(signal.SIGTERM, _interrupt)
     directory = _directory(keep)
     try:
-        Demo(trainer, directory, _tell).run()
+        Demo(trainer, directory, say).run()
     finally:
         if keep is None:
             shutil.rmtree(directory, ignore_errors=True)
@@ -53,10 +53,6 @@ def _directory(keep: Path | None) -> Path:
         raise UsageError(f"{keep} is not empty", hint="name a new folder: the demo writes only where nothing is")
     keep.mkdir(parents=True, exist_ok=True)
     return keep.resolve()
-
-
-def _tell(text: str) -> None:
-    typer.echo(text)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

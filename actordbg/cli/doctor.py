@@ -1,4 +1,4 @@
-"""`actordbg doctor`: will this machine and this trainer work?"""
+"""`actordbg doctor`: checks whether this machine and this trainer will work."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 
 from actordbg.cli.options import Json, store_of
 from actordbg.cli.output import emit, note, say
+from actordbg.host.trainer import TRAINER
 
 if TYPE_CHECKING:
     from actordbg.doctor.check import Check
@@ -72,8 +73,6 @@ def _verdict(checks: list[Check]) -> str:
 
 def _short(name: str) -> str:
     """`import PACKAGE.cli.train_sft` as `cli.train_sft`: the line says "imported"."""
-    from actordbg.host.trainer import TRAINER
-
     return name.removeprefix(f"import {TRAINER.package}.").ljust(_NAME)
 
 

@@ -16,7 +16,7 @@ from actordbg.cli import output
 from actordbg.cli.options import Json, Quiet, store_of
 
 if TYPE_CHECKING:
-    from actordbg.legacy.importer import ImportSummary, Refusal
+    from actordbg.legacy.importer import Refusal
 
 SHOWN = 50
 
@@ -68,7 +68,7 @@ def import_(
     began = time.perf_counter()
     with output.progress("importing", len(find_pickles(paths)), quiet=quiet or as_json) as advance:
         summary = import_paths(store, paths, run=run, on_progress=lambda done, total, path: advance(1))
-    answer = _imported(str(store.root), summary, time.perf_counter() - began)
+    answer = ImportAnswer(str(store.root), **vars(summary), seconds=round(time.perf_counter() - began, 3))
     output.emit(answer, _say_imported, as_json)
     if answer.refused:
         raise typer.Exit(1)
@@ -113,19 +113,6 @@ def create(
     output.emit(CreateAnswer(str(store.root), run, len(paths), size, ids), _say_created, as_json)
 
 
-def _imported(store: str, summary: ImportSummary, seconds: float) -> ImportAnswer:
-    return ImportAnswer(
-        store,
-        summary.added,
-        summary.present,
-        summary.refused,
-        summary.runs,
-        summary.bytes_read,
-        summary.bytes_stored,
-        round(seconds, 3),
-    )
-
-
 def _say_imported(answer: ImportAnswer) -> None:
     for refusal in answer.refused[:SHOWN]:
         output.note(f"refused[{refusal.code}]: {refusal.path}: {refusal.reason}")
@@ -142,7 +129,6 @@ def _say_imported(answer: ImportAnswer) -> None:
 
 
 def _say_created(answer: CreateAnswer) -> None:
-    output.say(
-        f"{output.plural(answer.created, 'dump')} of run {answer.run} created, {output.human_bytes(answer.bytes_stored)}"
-    )
+    made, size = output.plural(answer.created, "dump"), output.human_bytes(answer.bytes_stored)
+    output.say(f"made {made} in run {answer.run} ({size})")
     output.say(f"see them with: actordbg dump ls --where \"run='{answer.run}'\"")

@@ -1,8 +1,8 @@
-"""`actordbg run`: a job recorded without a patched actor.py, through what its Python processes import at start.
+"""`actordbg run`: records a job without a patched actor.py, through a module that its Python processes import at start.
 
-The job gets a switch of its own (`store/controls/<run>.json`), so `dump enable --run NAME` and `dump disable --run NAME` reach it
-while it runs, and other jobs in the same store are not affected. Standard output belongs to COMMAND; what we say goes to
-standard error.
+The job has a switch of its own (`store/controls/<run>.json`). `dump enable --run NAME` and `dump disable --run NAME` change it
+while the job runs; other jobs in the same store do not notice. Standard output belongs to COMMAND; our messages go to standard
+error.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def recovered_from_rings(store: Store, run: str) -> RecoverAnswer | None:
 
 
 def after_the_job(store: Store, run: str, known: set[tuple[Any, ...]], *, wait: bool) -> tuple[list[ProcessRow], int]:
-    """What is to be done when a job's command has ended; the rows of the processes that were not `known` before it."""
+    """Counters of the job's processes, those not `known` before it; with `wait`, once all have ended or the time is over."""
     deadline = time.monotonic() + LAST_WORDS_SECONDS
     while True:
         everything, unreadable = process_rows(store, datetime.now(timezone.utc))
