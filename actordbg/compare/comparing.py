@@ -1,11 +1,11 @@
 """Compare a replay with another one, with the truth, or with what the training run itself got, dump by dump.
 
-Only dumps that both sides have are compared; every other one is in the record with the reason. Comparing nothing is a
-failure of its own (`not-compared`): it must never look like an agreement. Nor must a dump that A failed on and B did not: that
-is a mismatch without figures.
+Only dumps that both sides have are compared; every other dump is in the record with the reason. Comparing nothing is a
+failure of its own (`not-compared`), because it must never look like an agreement. A dump that A failed on and B did not is a
+mismatch without figures.
 
-One dump's tensors are in memory at a time, and what is kept of a dump are figures; worst tokens and parameters only of the
-worst dumps. So a thousand dumps take no more memory than ten.
+One dump's tensors are in memory at a time. Only figures are kept, and worst tokens and parameters only of the worst dumps.
+So a thousand dumps take no more memory than ten.
 
 Example::
 
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DETAILED = 50
-"""How many dumps, the worst ones, keep their worst tokens and parameters."""
+"""How many of the worst dumps keep their worst tokens and parameters."""
 NAMED = 10
-"""How many dumps, the worst ones, have the ids of their worst tokens: each of these dumps is read for it."""
+"""How many of the worst dumps get the ids of their worst tokens. Each of these dumps is read for it."""
 
 Counter = Callable[[int, int], None]
 """Called with (dumps done, dumps in all) after each dump."""
@@ -72,14 +72,14 @@ def compare(
 ) -> ComparisonRecord:
     """Compare the replay `a` with `b`: an id, the beginning of one, or "last"; `b` may also be "golden".
 
-    The truth is a replay like any here: `lab.truth.ensure_truth` gives its id. `only`: ids of the dumps to look at. The
-    record is not written (`save` does). Raises UsageError for an unknown replay, for one compared with itself, and for
-    `truth`; StoreProblem for a damaged one.
+    The truth is a replay too: `compare.find_truth.ensure_truth` gives its id. `only`: ids of the dumps to compare. `save`
+    writes the record. Raises UsageError for an unknown replay, for one compared with itself, and for `truth`; StoreProblem
+    for a damaged one.
     """
     catalog = query.open_fresh(store)
     ours = sides.open_replay(catalog, _replay_name(a))
     theirs = _other(catalog, ours, b)
-    shared = theirs.info.kind == TRUTH  # by replays of other inputs: what is not A's is not missing in A
+    shared = theirs.info.kind == TRUTH  # other replays share it, so its other inputs are not missing in A
     wanted = sorted(set(ours.inputs) | (set() if shared else set(theirs.inputs)))
     if only is not None:
         wanted = [dump_id for dump_id in wanted if dump_id in set(only)]
@@ -115,7 +115,9 @@ def save(store: Store, record: ComparisonRecord) -> Path:
 
 def _replay_name(a: str) -> str:
     if a in (GOLDEN, TRUTH):
-        raise UsageError(f"A is what is judged, so it cannot be {a}", hint=f"turn them round: compare REPLAY {a}")
+        raise UsageError(
+            f"A is the side that is judged, so it cannot be {a}", hint=f"turn them round: compare REPLAY {a}"
+        )
     return a
 
 
@@ -123,7 +125,7 @@ def _other(catalog: query.Catalog, ours: sides.ReplaySide, b: str) -> Side:
     if b == GOLDEN:
         return GoldenSide(catalog.store, ours)
     if b == TRUTH:
-        raise UsageError("the truth has to be there before it is compared with", hint="name its replay")
+        raise UsageError("the truth must exist before it is compared with", hint="name its replay")
     theirs = sides.open_replay(catalog, b)
     if theirs.row.replay_id == ours.row.replay_id:
         raise UsageError(f"A and B are the same replay, {ours.row.replay_id}", hint="name two, or `golden`, or `truth`")
@@ -132,8 +134,8 @@ def _other(catalog: query.Catalog, ours: sides.ReplaySide, b: str) -> Side:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """torch computes with one thread in the block: the tensors are too small to share, and on a busy machine the threads of
-    one operation wait for each other (measured: 160 ms a dump instead of 24).
+    """Inside the block torch uses one thread. The tensors are too small to share: on a busy machine the threads of one
+    operation wait for each other (measured: 160 ms for a dump instead of 24).
     """
     import torch
 
@@ -188,7 +190,7 @@ def _has_values(side: Side, dump_id: str) -> bool:
 
 
 class _Worst:
-    """Collects dumps; only the `DETAILED` worst ones keep their tokens and parameters."""
+    """Collects dumps. Only the `DETAILED` worst ones keep their tokens and parameters."""
 
     def __init__(self) -> None:
         self._dumps: list[tuple[DumpComparison, float]] = []
@@ -212,7 +214,7 @@ class _Worst:
 def _with_token_ids(
     store: Store, side: sides.ReplaySide, dumps: tuple[DumpComparison, ...]
 ) -> tuple[DumpComparison, ...]:
-    """The worst dumps' worst tokens with their ids, where the dump is still there."""
+    """Add token ids to the worst tokens of the worst dumps, where the dump still exists."""
     from actordbg.store import payload
 
     found = list(dumps)
@@ -231,7 +233,7 @@ def _with_token_ids(
 
 
 def _named(token: WorstToken, ids: Tensor, actions: int) -> WorstToken:
-    """The token with its id: log-probs [B, A] are of the last A of the ids [B, S]."""
+    """The token with its id. Log-probs [B, A] belong to the last A of the ids [B, S]."""
     place = ids.shape[1] - actions + token.position
     if token.row >= ids.shape[0] or not 0 <= place < ids.shape[1]:
         return token

@@ -1,7 +1,7 @@
-"""One dump on both sides: whether they are about the same thing, and every figure of how far they are apart.
+"""One dump on both sides: whether both are about the same call, and every figure of how far they are apart.
 
-What a side lacks is not an error: it is in `not_compared`, by what and why. What is a mismatch whatever the thresholds say (not
-finite on one side only, zero on one side only) is handed back in words beside the figures.
+What a side lacks is no error: `not_compared` names it with the reason. What is a mismatch under any thresholds (a value that is
+finite, or zero, on one side only) is returned in words beside the figures.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WORST_PARAMETERS = 10
 
 
 def unlike(a: Values, b: Values) -> str | None:
-    """Why two sides of a dump are not about the same thing."""
+    """Why the two sides of a dump are not about the same call; None if they are."""
     for what, ours, theirs in (("log-probs", a.log_probs, b.log_probs), ("masks", a.mask, b.mask)):
         if ours.shape != theirs.shape:
             return f"A's {what} are {list(ours.shape)}, B's {list(theirs.shape)}"
@@ -31,7 +31,7 @@ def unlike(a: Values, b: Values) -> str | None:
 
 
 def measure(dump_id: str, length: int | None, a: Values, b: Values) -> tuple[DumpComparison, list[str]]:
-    """Every figure of one dump without its verdict, and what is a mismatch whatever the thresholds say."""
+    """Every figure of one dump without its verdict, and what is a mismatch under any thresholds."""
     from actordbg.compare.tensor_figures import figures, sequence_sums, worst_tokens
 
     dtype = a.dtype if a.dtype == b.dtype else None
@@ -63,7 +63,7 @@ def measure(dump_id: str, length: int | None, a: Values, b: Values) -> tuple[Dum
 def _with_gradients(
     dump: DumpComparison, a: Values, b: Values, broken: list[str], missing: dict[str, str]
 ) -> DumpComparison:
-    """The dump's comparison with its gradients' figures, where both sides' gradients are of the same inputs."""
+    """The comparison with figures of gradients, if both sides' gradients are of the same inputs."""
     from actordbg.compare.gradient_figures import compare_gradients
 
     if (a.grad_norm is not None or b.grad_norm is not None) and a.gradient_over != b.gradient_over:
@@ -90,7 +90,7 @@ def _with_gradients(
 def _apart(
     what: str, a: float | None, b: float | None, broken: list[str], missing: dict[str, str], *, relative: bool
 ) -> float | None:
-    """|a - b|, by |b| if `relative`; None where a side has none, or it is not defined (then `broken` says so)."""
+    """|a - b|, by |b| if `relative`. None where a side has no value, or the figure is undefined (`broken` says so)."""
     if a is None or b is None:
         if a is not b:
             missing[what.removeprefix("the ")] = _only_one(what, a, b)

@@ -1,8 +1,8 @@
 """The truth for a replay's inputs: the replay that is its truth, found in the store or run now.
 
-What the truth depends on is little: the inputs, the model and how many of its layers, the dtype that its weights are rounded to,
-the temperature, and whether gradients are wanted. Whether a replay was packed, compiled or sharded changes nothing, so many
-configurations (the cells of a matrix) share one.
+The truth depends on little: the inputs, the model and its number of layers, the dtype that its weights are rounded to, the
+temperature, and whether gradients are wanted. Packing, compiling and sharding change nothing. So many configurations (the
+cells of a matrix) share one truth.
 
 Example:
     truth = ensure_truth(store, replay_id)                   # "20250619T052608-9f3a2c"
@@ -29,7 +29,7 @@ from actordbg.store.layout import Store
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a replay has to be to be the truth of another: its configuration, its inputs, and which of them need gradients."""
+    """What the truth of a replay must have: this configuration, these inputs, and gradients for some of them."""
 
     config: ReplayConfig
     inputs: tuple[ReplayInput, ...]
@@ -46,9 +46,9 @@ def ensure_truth(
 ) -> str:
     """The id of a finished truth in `dtype` ("fp32", "fp64") for every input of replay `replay_id`.
 
-    One that is there is used again; else it runs now, with `on_event` and `on_tick` as in `run_replay`. `replay_id` may be a
-    prefix, or "last". Raises StoreProblem for an unknown replay or one that built no actor, Unsupported where no input has a
-    truth, and whatever `run_replay` raises.
+    An existing truth is used again; otherwise it runs now (`on_event`, `on_tick`: see `run_replay`). `replay_id` may be a prefix,
+    or "last". Raises StoreProblem for an unknown replay or one that built no actor, Unsupported if no input has a truth,
+    and what `run_replay` raises.
     """
     wanted = wanted_truth(store, load_spec(store, replay_id), dtype)
     return ensure_lone_rows(
@@ -86,16 +86,17 @@ def ensure_lone_rows(
 
 
 def wanted_truth(store: Store, spec: ReplaySpec, dtype: str) -> Wanted:
-    """What the truth of this replay has to be. The weights' dtype is the one that the replay ran in, whoever chose it."""
+    """What the truth of this replay must be. Its weights have the dtype in which the replay ran."""
     if spec.config.oracle is not None:
         raise UsageError(
-            f"replay {spec.replay_id} is a truth itself", hint="name the replay of the configuration in question"
+            f"replay {spec.replay_id} is a truth itself",
+            hint="name a replay of the configuration that you want to judge",
         )
     folder = store.replays / spec.replay_id
     resolved = _resolved(folder)
     if not resolved:
         raise StoreProblem(
-            f"replay {spec.replay_id} has built no actor yet, so it is not known in which dtype its weights are",
+            f"replay {spec.replay_id} has built no actor yet, so the dtype of its weights is unknown",
             hint=f"`actordbg report {spec.replay_id}` says why; `actordbg replay --resume {spec.replay_id}` goes on",
         )
     asked, results = spec.config, read_results(folder)
@@ -114,14 +115,14 @@ def wanted_truth(store: Store, spec: ReplaySpec, dtype: str) -> Wanted:
 
 
 def find_truth(store: Store, wanted: Wanted) -> str | None:
-    """The newest replay of this store that is this truth, and has what is wanted of every wanted input."""
+    """The newest replay in the store that is this truth and has every wanted input; None if there is none."""
     changed = _changed(wanted.config.model)
     for path in sorted(store.replays.glob(f"*/{SPEC}"), reverse=True):
         try:
             spec = load_spec(store, path.parent.name)
             results = read_results(path.parent)
         except ActordbgError:
-            continue  # damaged, or of a newer version: no use here, and others report it
+            continue  # damaged, or of a newer version: other commands report it
         current = changed is None or spec.created_at > changed
         if current and _is_the_same(spec.config, wanted.config) and _covers(path.parent, results, wanted):
             return spec.replay_id
@@ -135,7 +136,7 @@ def _is_the_same(there: ReplayConfig, wanted: ReplayConfig) -> bool:
 
 
 def _covers(folder: Path, results: dict[str, ResultRecord], wanted: Wanted) -> bool:
-    """An input without a truth (refused with its reason) is covered as well: running it again would say the same."""
+    """Whether every wanted input has a result. A refused input counts: running it again would refuse it again."""
     for item in wanted.inputs:
         result = results.get(item.dump_id)
         if result is None or result.status not in (PASSED, FAILED):
@@ -156,7 +157,7 @@ def _resolved(folder: Path) -> dict[str, Any]:
 
 
 def _changed(model: str) -> str | None:
-    """When a model in a folder of this machine was changed last, as a record's timestamp; None for other models."""
+    """When a model in a local folder was last changed, as a record's timestamp; None for other models."""
     folder = Path(model).expanduser()
     if not folder.is_dir():
         return None

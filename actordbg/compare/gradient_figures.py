@@ -30,8 +30,8 @@ PREFIX = "grad/"
 
 @dataclass(frozen=True)
 class GradientFigures:
-    """All kept gradients together, the `worst` parameters first, what could not be compared by what, and how many parameters
-    are not finite on one side only.
+    """`together`: all kept gradients. `worst`: single parameters, the worst first. `nonfinite`: parameters that are finite on
+    one side only. `not_compared`: by what, why.
     """
 
     together: Figures | None
@@ -103,12 +103,12 @@ def _left_out(why: str, names: set[str]) -> dict[str, str]:
 
 
 def _badness(one: ParameterFigures) -> float:
-    """0 for equal ones, infinite where it is not finite on one side only, or where only A's is not zero."""
+    """0 for equal gradients; infinite if finite on one side only, or if only B's is zero."""
     return math.inf if one.figures.distance is None else one.figures.distance
 
 
 class _Sums:
-    """What the figures of all parameters together are made from: sums, and every absolute and relative difference."""
+    """Sums and differences over parameters, from which the figures of all parameters together are made."""
 
     def __init__(self) -> None:
         self._count = 0
@@ -117,7 +117,7 @@ class _Sums:
         self._relative: list[Tensor] = []
 
     def add(self, a: Tensor, b: Tensor, numel: int) -> None:
-        """Take in one parameter, finite on both sides or equal; `numel`: elements of the whole."""
+        """Take in one parameter that is finite on both sides, or equal. `numel`: elements of the whole parameter."""
         ours, theirs = a.double(), b.double()
         both = ours.isfinite()
         ours, theirs = ours[both], theirs[both]

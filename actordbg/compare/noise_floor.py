@@ -55,20 +55,20 @@ WIDER = {"bf16": "fp32", "fp16": "fp32", "fp32": "fp64"}
 """The dtype that a dtype's rounding is measured against."""
 ROUNDING_MARGIN = 2.0
 FAULT = 10.0
-"""Movement of this many times what explains it is a fault. Measured with the tiny model: 1.1 times in bf16 where nothing
-is wrong, 700,000 times in fp32 where packed rows leak into each other."""
+"""A movement of this many times its explanation is a fault. Measured with the tiny model: 1.1 times in bf16 without a
+fault, 700,000 times in fp32 where packed rows leak into each other."""
 _TELLING = ("max_abs", "mean_abs", "grad_norm_rel", "gradient_distance")
-"""Measures that a fault is told by; shares and percentiles say little about short inputs."""
+"""Measures that reveal a fault. Shares and percentiles say little about short inputs."""
 
 
 def measure(
     store: Store, unchanged: str, varied: Mapping[str, str], *, rounding: tuple[str, str] | None = None
 ) -> NoiseRecord:
-    """The noise floor from finished replays: the `unchanged` one, and by variation the others. `save` writes it.
+    """The noise floor from finished replays: the `unchanged` one, and one for each variation. `save` writes it.
 
     `rounding`: two replays of the same inputs, each row alone, in the configuration's dtype and in a wider one.
 
-    Raises StoreProblem where nothing could be compared: a floor of nothing would call every difference real.
+    Raises StoreProblem if nothing could be compared, because a floor of nothing would call every difference real.
     """
     side = sides.open_replay(query.open_fresh(store), unchanged)
     moved: dict[str, dict[str, dict[str, float]]] = {}
@@ -114,7 +114,7 @@ def save(store: Store, record: NoiseRecord) -> Path:
 
 
 def newest_for(store: Store, replay_id: str) -> NoiseRecord | None:
-    """The newest floor that was measured under the configuration of this replay, on one of its dumps at least; or None."""
+    """The newest floor of this replay's configuration that has at least one of its dumps; None if there is none."""
     catalog = query.open_fresh(store)
     side = sides.open_replay(catalog, replay_id)
     for path in sorted(store.noise.glob("*.json"), reverse=True):
@@ -142,9 +142,9 @@ def configuration_of(side: sides.ReplaySide) -> dict[str, object]:
 
 
 def _take_out_faults(moved: dict[str, dict[str, dict[str, float]]], limits: Mapping[str, float]) -> list[str]:
-    """Take out of `moved` (measures by variation and dump) what is no noise; returns what was, in words.
+    """Remove faults from `moved` (measures by variation and dump), and return them in words.
 
-    Only where rounding was measured: without it nobody knows what explains a movement.
+    Removes nothing where rounding was not measured, because then nothing explains a movement.
     """
     explained: dict[str, dict[str, float]] = {}
     anywhere: dict[str, float] = {}
@@ -163,7 +163,7 @@ def _take_out_faults(moved: dict[str, dict[str, dict[str, float]]], limits: Mapp
                     del moved[name][dump_id]
                     said.append(
                         f"{name} of {dump_id}: {one} {values[one]:.3g}, where rounding and running again explain "
-                        f"{known[one]:.2g}: a fault, no noise, and left out of the floor"
+                        f"{known[one]:.2g}: taken for a fault, and left out of the floor"
                     )
                     break
     return said
@@ -195,7 +195,7 @@ def _largest_norm(dumps: Sequence[DumpComparison]) -> float | None:
 
 
 def _missing(name: str, dumps: Sequence[DumpComparison]) -> list[str]:
-    """What this variant could not measure, in words."""
+    """What this variation could not measure, in words."""
     said = []
     for dump in dumps:
         reason = dump.not_compared.get("dump") if dump.verdict == NOT_COMPARED else None
@@ -222,7 +222,7 @@ def measure_noise(
     raises, and StoreProblem where no input passed twice.
     """
     if spec.config.vary is not None:
-        raise UsageError("a noise floor is measured over every variation", hint="leave `vary` out of the configuration")
+        raise UsageError("a noise floor covers every variation", hint="leave `vary` out of the configuration")
     if not spec.config.keep_tensors:
         raise UsageError("without tensors there is nothing to measure", hint="leave --no-keep-tensors out")
     ids: dict[str, str] = {}
@@ -264,5 +264,5 @@ def _rounding(
 
 
 def varied_spec(spec: ReplaySpec, how: str | None) -> ReplaySpec:
-    """The same replay under an id of its own, each input varied in this way; None: not at all."""
+    """The same replay under a new id, each input varied in this way (None: unchanged)."""
     return replace(spec, replay_id=new_replay_id(), created_at=now_timestamp(), config=replace(spec.config, vary=how))

@@ -1,7 +1,7 @@
 """The two sides of a comparison: a replay, the truth (a replay too), or `golden`, what the training run itself recorded.
 
-A side gives the values of one dump at a time, read from disk when they are asked for, or the reason why it has none. It never
-holds more than one dump's tensors.
+A side gives the values of one dump when asked, read from disk, or the reason why it has none. It never holds more than one
+dump's tensors.
 
 Example::
 
@@ -39,10 +39,10 @@ NO_OUTPUTS = "the run's own log-probs were not recorded (`dump enable --with-out
 
 @dataclass(frozen=True)
 class Values:
-    """What one side has of one dump. log_probs: float [B, A] or [B, S-1]; mask: bool, the same shape; entropy: the same shape.
+    """One side's values of one dump. log_probs: float [B, A] or [B, S-1]. mask (bool) and entropy have the same shape.
 
-    `gradients`: the safetensors file that holds gradients, None where none were kept. `gradient_over`: the dumps whose gradients
-    were averaged into them. `dtype`: what it was computed in.
+    `gradients`: the safetensors file with gradients; None if none were kept. `gradient_over`: the dumps whose gradients were
+    averaged into them. `dtype`: the one that computed.
     """
 
     log_probs: Tensor
@@ -58,7 +58,7 @@ class Values:
 
 
 class Side(Protocol):
-    """One side of a comparison. `inputs` by dump id: what it could have; `model`: what must be the same on both sides."""
+    """One side of a comparison. `inputs`: by dump id, what it may have. `model`: must be the same on both sides."""
 
     @property
     def info(self) -> SideInfo: ...
@@ -73,7 +73,7 @@ class Side(Protocol):
 class ReplaySide:
     """A replay: `results` by dump id from its journals, tensors from its folder.
 
-    `autocast`: by dump id, the dtype that a call was autocast to, where the replay followed the record in that.
+    `autocast`: by dump id, the autocast dtype of the recorded call, if the replay used it too.
     """
 
     store: Store
@@ -89,7 +89,7 @@ class ReplaySide:
         return SideInfo(kind, self.row.replay_id, label_of(self.row), weaker(dtypes))
 
     def dtype_of(self, dump_id: str) -> str | None:
-        """What a dump was computed in."""
+        """The dtype that computed a dump."""
         return weaker([computed_in(self.row), _dtype(self.autocast.get(dump_id))])
 
     @property
@@ -103,12 +103,12 @@ class ReplaySide:
         return {"model": resolved.get("model", self.spec.config.model), "num_layers": layers}
 
     def failed(self, dump_id: str) -> bool:
-        """Whether it was run and gave nothing: it raised, crashed or hung."""
+        """Whether it ran without a result: it raised, crashed or hung."""
         result = self.results.get(dump_id)
         return result is not None and result.status != PASSED and result.signature != NON_FINITE
 
     def read(self, dump_id: str) -> Values | str:
-        """The dump's values, or why there are none."""
+        """The values of a dump, or why there are none."""
         result = self.results.get(dump_id)
         if result is None:
             return "it was not run"
@@ -149,7 +149,7 @@ class ReplaySide:
 
 @dataclass(frozen=True)
 class GoldenSide:
-    """What the training run itself got, as its dumps recorded it; `beside` is the replay that it is compared with."""
+    """The training run's own results, as its dumps recorded them. `beside`: the replay to compare with."""
 
     store: Store
     beside: ReplaySide
@@ -168,7 +168,7 @@ class GoldenSide:
         return {"model": GOLDEN, "num_layers": None}
 
     def read(self, dump_id: str) -> Values | str:
-        """What the dump holds of its call's results, or why nothing."""
+        """The results that a dump recorded, or why it has none."""
         from actordbg.host.trainer import TRAINER
         from actordbg.replay.output_figures import log_probs_of, of_the_masked
         from actordbg.store import payload
@@ -212,14 +212,14 @@ def open_replay(catalog: query.Catalog, name: str) -> ReplaySide:
 
 
 def weights_dtype(side: ReplaySide) -> str | None:
-    """The dtype that the weights were in (of a truth: rounded to); None where it was left open, so that records decided."""
+    """The dtype of the weights (for a truth: the one they were rounded to); None if unknown."""
     if side.spec.config.oracle or side.spec.config.dtype:
         return side.spec.config.dtype
     return _dtype((side.row.resolved or {}).get("dtype"))
 
 
 def why_not(a: Side, b: Side) -> str | None:
-    """Why the two sides cannot be compared at all; None where they can."""
+    """Why the two sides cannot be compared at all; None if they can."""
     ours, theirs = a.model, b.model
     if GOLDEN in (ours["model"], theirs["model"]):
         replayed = ours if theirs["model"] == GOLDEN else theirs
@@ -237,7 +237,7 @@ def why_not(a: Side, b: Side) -> str | None:
 
 
 def computed_in(row: query.ReplayRow) -> str | None:
-    """The dtype that a replay computed in: the truth's own, else what its workers said."""
+    """The dtype in which a replay computed: the truth's own, else what its workers reported."""
     resolved = row.resolved or {}
     asked = (
         row.config.get("oracle") or resolved.get("compute_dtype") or resolved.get("dtype") or row.config.get("dtype")
@@ -246,7 +246,7 @@ def computed_in(row: query.ReplayRow) -> str | None:
 
 
 def _figure(result: ResultRecord, value: float | None) -> float | None:
-    """A figure of the backward: a journal has null for a NaN, which is not the same as no backward."""
+    """A figure of the backward. A journal has null for a NaN, which is not the same as no backward."""
     return math.nan if value is None and result.backward_s is not None else value
 
 

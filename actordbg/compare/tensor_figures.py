@@ -73,9 +73,9 @@ def spread_of(kind: str, values: Tensor) -> dict[str, Any]:
 
 
 def upper_percentiles(values: Tensor) -> tuple[float | None, float | None]:
-    """The 95th and 99th percentile of a 1-D float tensor of any length (torch.quantile stops at 16 million).
+    """The 95th and 99th percentile of a 1-D float tensor of any length (torch.quantile stops at 16 million); None if empty.
 
-    Only the twentieth of the values that they depend on is sorted. None of nothing.
+    Sorts only the upper twentieth of the values.
     """
     count = values.numel()
     if not count:
@@ -112,9 +112,9 @@ def sequence_sums(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def worst_tokens(a: Tensor, b: Tensor, mask: Tensor, count: int) -> tuple[WorstToken, ...]:
-    """The `count` masked tokens of [B, A] that differ most, the worst first; what is not finite on one side only is worst.
+    """The `count` masked tokens of [B, A] that differ most, the worst first. Equal tokens are left out.
 
-    Tokens that do not differ are left out.
+    A value that is finite on one side only is worst.
     """
     ours, theirs = a.double(), b.double()
     same = (ours == theirs) | (ours.isnan() & theirs.isnan())
@@ -135,7 +135,7 @@ def _token(a: Tensor, b: Tensor, row: int, position: int) -> WorstToken:
 
 
 def _clip_share(difference: Tensor, odd: Tensor) -> float:
-    """The share of tokens whose ratio is outside the band; what is not finite on one side only is."""
+    """The share of tokens whose ratio is outside the band. A value that is finite on one side only counts as outside."""
     outside = (difference < math.log(CLIP_LOW)) | (difference > math.log(CLIP_HIGH)) | odd
     return float(outside.double().mean())
 

@@ -93,7 +93,7 @@ UNKNOWN = "bf16"
 
 @dataclass(frozen=True)
 class Applied:
-    """The thresholds of one comparison, by measure, and where they are from in words. A measure without one is not judged."""
+    """The thresholds of one comparison by measure, and their source in words. A measure without a threshold is not judged."""
 
     limits: dict[str, float]
     source: str
@@ -101,14 +101,14 @@ class Applied:
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What was asked for beside the defaults: (where from, value) by measure, for every dtype (`any`) and for single ones."""
+    """Thresholds that were asked for: (source, value) by measure, for every dtype (`any`) and for single dtypes."""
 
     any: dict[str, tuple[str, float]] = field(default_factory=dict)
     by_dtype: dict[str, dict[str, tuple[str, float]]] = field(default_factory=dict)
 
     @classmethod
     def from_file(cls, path: Path) -> Thresholds:
-        """Read a TOML file. UsageError for one that cannot be read, unknown names and values that are no thresholds."""
+        """Read a TOML file. UsageError for an unreadable file, unknown names and values that are no thresholds."""
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
@@ -125,7 +125,7 @@ class Thresholds:
         )
 
     def override(self, values: Mapping[str, Any], source: str) -> Thresholds:
-        """The same with `values` (None: not given) in front of everything else. UsageError as for a file."""
+        """The same, overridden by `values` (None: not given). UsageError as for a file."""
         given = _checked({name: value for name, value in values.items() if value is not None}, source)
         by_dtype = {
             dtype: {name: pair for name, pair in table.items() if name not in given}
@@ -134,7 +134,7 @@ class Thresholds:
         return Thresholds(self.any | given, by_dtype)
 
     def for_dtype(self, dtype: str | None) -> Applied:
-        """What applies where `dtype` is the weaker one of the two sides; None: nobody knows it."""
+        """The thresholds if `dtype` is the weaker one of the two sides; None: unknown."""
         name = dtype if dtype in DEFAULTS else UNKNOWN
         own = self.any | self.by_dtype.get(name, {})
         limits = DEFAULTS[name] | {measure: value for measure, (_, value) in own.items()}
@@ -148,13 +148,13 @@ class Thresholds:
 
 
 def weaker(dtypes: Iterable[str | None]) -> str | None:
-    """The weakest of the known dtypes; None where none is known. One that is not listed (float8) is weaker than all."""
+    """The weakest of the known dtypes; None if none is known. A dtype that is not listed (float8) counts as the weakest."""
     known = [dtype for dtype in dtypes if dtype is not None]
     return min(known, key=lambda dtype: STRENGTH.index(dtype) if dtype in STRENGTH else -1, default=None)
 
 
 def measures(dump: DumpComparison) -> dict[str, float]:
-    """The measures of one compared dump: what thresholds and noise floors are about. What was not measured is left out."""
+    """The measures of one compared dump. What was not measured is left out."""
     parts = {
         "max_abs": (dump.log_probs, "max_abs"),
         "p99_abs": (dump.log_probs, "p99_abs"),
@@ -189,9 +189,9 @@ def _checked(values: Mapping[str, Any], source: str, table: str = "") -> dict[st
 
 @dataclass(frozen=True)
 class Judgement:
-    """A verdict, its reasons, and how many times the largest measure is above its threshold (1: just at it).
+    """A verdict and its reasons. `severity`: the largest measure in units of its threshold (1: just at it).
 
-    `beyond`: measures above the floor though within their thresholds, in words.
+    `beyond`: measures above the noise floor and within their thresholds, in words.
     """
 
     verdict: str
@@ -203,7 +203,7 @@ class Judgement:
 def judge(
     dump: DumpComparison, limits: Mapping[str, float], floor: Mapping[str, float], broken: Sequence[str] = ()
 ) -> Judgement:
-    """The verdict of one compared dump. `broken`: what is a mismatch whatever the thresholds say, in words."""
+    """The verdict of one compared dump. `broken`: what is a mismatch under any thresholds, in words."""
     values = measures(dump)
     counted = [name for name in limits if name in values and not _one_token(dump, name)]
     outside = [name for name in counted if values[name] > limits[name]]
@@ -222,7 +222,7 @@ def judge(
 
 
 class Floors:
-    """The noise floor that counts for each dump, by measure: its own, else the one over all; nothing without a record."""
+    """The noise floor of each dump by measure: its own, else the one over all dumps; empty without a record."""
 
     def __init__(self, noise: NoiseRecord | None) -> None:
         self._all = noise.floor if noise else {}
@@ -234,9 +234,9 @@ class Floors:
 
 
 def _one_token(dump: DumpComparison, name: str) -> bool:
-    """A share of tokens is about many: a single one outside the band is `max_abs`'s business, however short the input is.
+    """Whether a share counts one token only. `max_abs` judges a single token, however short the input is.
 
-    Tokens that are not finite on one side only have a reason of their own.
+    Tokens that are finite on one side only have a reason of their own.
     """
     tokens = dump.log_probs
     if name != "clip_share" or tokens is None:
@@ -245,7 +245,7 @@ def _one_token(dump: DumpComparison, name: str) -> bool:
 
 
 def _times(value: float, limit: float) -> float:
-    """How many times a value is above its threshold. Above 0 by anything is just outside: it must not hide the others."""
+    """How many times a value is above its threshold. Above a threshold of 0 it is just outside, so it hides no other."""
     if value <= 0:
         return 0.0
     return value / limit if limit else 1.0 + value

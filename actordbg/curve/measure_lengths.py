@@ -1,8 +1,8 @@
-"""Measurements made on purpose: made-up inputs of chosen lengths, replayed as an earlier replay was.
+"""Measure on purpose: make inputs of chosen lengths, and replay them as an earlier replay ran.
 
-The inputs are unpadded (every position is computed, packed or not), in a run of their own, in order of their length, so that the
-first thing that runs out of memory is the shortest that does. Each length comes twice for each lane: the first input of all is
-warm-up.
+The inputs are unpadded, so every position is computed, packed or not. They form a run of their own, in order of length, so the
+first one that runs out of memory is the shortest that does. Each lane gets each length twice, because the first input of all
+is warm-up.
 
 Example::
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from actordbg.replay.supervise import Progress
 
 INPUTS = 2
-"""Inputs of each length for each lane."""
+"""How many inputs of each length every lane gets."""
 
 
 def settled(config: ReplayConfig, resolved: dict[str, Any]) -> ReplayConfig:
@@ -46,10 +46,10 @@ def measure(
     on_plan: Callable[[Plan], None] = lambda plan: None,
     on_event: Callable[[Progress], None] = lambda event: None,
 ) -> str:
-    """Make the inputs, replay them, and return the replay's id. What fails or runs out of memory is a result like others.
+    """Make the inputs, replay them, and return the replay's id. Failures and running out of memory are results, too.
 
-    Raises UsageError for lengths that mean nothing, Unsupported for a configuration that cannot run here, LaunchProblem, or
-    the worker's own error, where the actor cannot be built.
+    Raises UsageError for impossible lengths, Unsupported for a configuration that cannot run here, and LaunchProblem or the
+    worker's own error if the actor cannot be built.
     """
     from actordbg.actor.known_failures import check_config, refuse_findings
     from actordbg.catalog.query import open_fresh, select_dumps

@@ -1,13 +1,12 @@
 """What replays measured, by configuration and length: the points that curves are drawn through.
 
-* **Configuration**: what the workers resolved, not what was asked for; inputs that ran with a backward and inputs that ran
-  without one are different configurations. Replays of the truth and of noise variants are left out: nobody trains so.
-* **Length** (`by`): "seq_len", S of [B, S], and then one curve for each batch size; "padded", B x S; "tokens", real tokens.
-* **Several inputs of one length**: memory is the largest peak (what has to fit), times are medians.
-* **Warm-up** is left out of times as reports leave it out (`actordbg.report.arithmetic`): the first measured input of each worker
-  start, and inputs during which a graph was compiled. Memory leaves out inputs during which a graph was compiled.
-* **Out of memory** (by the failure's signature; a worker that the kernel killed, too) is no point, but a bound: the
-  shortest such length. With `by="seq_len"` it also bounds larger batches of the same configuration.
+* **Configuration**: what the workers resolved, not what was asked for. Inputs with a backward and inputs without one are
+  different configurations. Replays of the truth and of noise variations are left out, because nobody trains so.
+* **Length** (`by`): "seq_len" is S of [B, S], with one curve for each batch size; "padded" is B x S; "tokens" counts real tokens.
+* **Several inputs of one length**: memory is the largest peak (it has to fit), times are medians.
+* **Warm-up** is no part of times (`report/arithmetic.py`). Memory leaves out inputs during which a graph was compiled.
+* **Out of memory** (by the failure's signature, or a worker that the kernel killed) gives no point but a bound: the shortest
+  such length. With `by="seq_len"` it also bounds larger batches of the same configuration.
 
 Pure: rows in, points out.
 """
@@ -39,7 +38,7 @@ _FROM_CONFIG = ("tp", "ring", "compile", "deepcompile", "zero_stage", "backend",
 
 @dataclass(frozen=True)
 class Point:
-    """Inputs of one length: how many, the largest peak in bytes, and median seconds. None: not measured (or warm-up only)."""
+    """Inputs of one length: their number, the largest peak in bytes, median seconds. None: not measured, or warm-up only."""
 
     n: int
     inputs: int
@@ -51,9 +50,9 @@ class Point:
 
 @dataclass(frozen=True)
 class Measurements:
-    """One configuration: `settings` by name, `batch_size` where curves are drawn for each, and whether backward ran.
+    """One configuration: `settings` by name, `batch_size` if each has its own curve, and whether backward ran.
 
-    left_out: inputs that were warm-up. out_of_memory: lengths that ran out of memory, ascending.
+    left_out: number of warm-up inputs. out_of_memory: lengths that ran out of memory, ascending.
     """
 
     settings: dict[str, Any]
@@ -66,7 +65,7 @@ class Measurements:
 
 
 _Failed = tuple[dict[str, Any], tuple[bool, ...], int | None, int, str]
-"""What ran out of memory: settings, with which passes, batch size, length, replay."""
+"""An input that ran out of memory: settings, passes, batch size, length, replay."""
 
 
 @dataclass
@@ -85,7 +84,7 @@ class _Gathered:
 
 
 def gather(replays: Sequence[ReplayData], by: str = SEQ_LEN) -> list[Measurements]:
-    """The points of every configuration in `replays`, in the order in which they come up."""
+    """The points of every configuration in `replays`, in order of appearance."""
     found: dict[tuple[Any, ...], _Gathered] = {}
     failed: list[_Failed] = []
     for data in replays:
@@ -101,7 +100,7 @@ def gather(replays: Sequence[ReplayData], by: str = SEQ_LEN) -> list[Measurement
 
 
 def left_out_replays(replays: Iterable[ReplayData]) -> int:
-    """How many of the replays are truths or noise variants."""
+    """How many of the replays are truths or noise variations."""
     return sum(data.spec.config.oracle is not None or data.spec.config.vary is not None for data in replays)
 
 
@@ -132,7 +131,7 @@ def _add(group: _Gathered, n: int, result: ResultRecord, *, warm: bool) -> None:
 
 
 def _passes(data: ReplayData, result: ResultRecord) -> tuple[bool, ...]:
-    """With which passes (True: with a backward) an input that ran out of memory does not fit, the one that ran first."""
+    """The passes (True: with a backward) with which an input that ran out of memory does not fit, the likelier first."""
     asked = data.spec.config.backward
     if asked is None and data.spec.config.backend != "plain":
         asked = data.resolved.get("backward")

@@ -1,8 +1,8 @@
-"""What became of a cell, and what the whole matrix ran on: read from the replays' folders, whoever ran them and however often.
+"""What became of a cell, and what a whole matrix ran on: both read from the folders of its replays.
 
 **Loads** (`loads_of`). A group of workers that starts together builds one Actor; plain workers are groups of one. A worker that
-took over a loaded Actor says so in its `ready` event (`load_shared_with`). So loads are counted where they happened, after
-crashes and in a resumed matrix too.
+took over a loaded Actor says so in its `ready` event (`load_shared_with`). So loads are counted where they happened, even
+after crashes and in a resumed matrix.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from actordbg.report.summary import summarise
 from actordbg.store.layout import Store
 
 RANKS_DIFFER = "ranks-differ"
-"""The signature of a cell whose inputs all passed, on ranks that came to different results."""
+"""The signature of a cell whose inputs all passed, but with different results on different ranks."""
 
 
 def data_of(store: Store, spec: ReplaySpec) -> ReplayData:
-    """The replay as reports take it, from its own files."""
+    """The replay in the form that reports need, from its own files."""
     folder = store.replays / spec.replay_id
     events = read_events(folder / SUPERVISOR)
     resolved: dict[str, Any] = next((one["resolved"] for one in reversed(events) if one["event"] == "resolved"), {})
@@ -46,7 +46,7 @@ def data_of(store: Store, spec: ReplaySpec) -> ReplayData:
 def finished(
     store: Store, cell: MatrixCell, spec: ReplaySpec, by_replay: Mapping[str, int], problem: ActordbgError | None = None
 ) -> MatrixCell:
-    """The cell after its replay ended. `problem`: what ended it before every input had a result; `by_replay`: cells by replay."""
+    """The cell after its replay. `problem`: what ended the replay early. `by_replay`: the cell of each replay."""
     folder = store.replays / spec.replay_id
     data = data_of(store, spec)
     summary = summarise([data], selection=spec.replay_id, now=spec.created_at).replays[0]
@@ -71,7 +71,7 @@ def finished(
 
 
 def _with_ranks(store: Store, cell: MatrixCell, spec: ReplaySpec, results: Sequence[ResultRecord]) -> MatrixCell:
-    """Where all ranks were to do the same (`--align same`) and did not, the cell failed, as the replay alone would have."""
+    """Fail the cell if all ranks ran the same input (`--align same`) with different results, as the replay alone would."""
     agreement = agreement_of(results, spec.config) if spec.config.align == "same" else None
     if cell.status != PASSED or agreement is None or not agreement.differ:
         return cell
@@ -82,7 +82,7 @@ def _with_ranks(store: Store, cell: MatrixCell, spec: ReplaySpec, results: Seque
 
 
 def _first_failure(store: Store, folder: Path, results: Sequence[ResultRecord]) -> dict[str, Any]:
-    """The fields of a cell that name its first failure, in the order in which the inputs ran."""
+    """The fields of a cell that name its first failure, in order of running."""
     bad = sorted((one for one in results if one.status != INPUT_PASSED), key=lambda one: (one.started_at, one.slot))
     if not bad:
         return {"signature": None, "error": None, "log": None}
@@ -95,7 +95,7 @@ def _first_failure(store: Store, folder: Path, results: Sequence[ResultRecord]) 
 
 
 def _ended_by(store: Store, cell: MatrixCell, folder: Path, problem: ActordbgError) -> MatrixCell:
-    """The Actor could not be built, or kept dying. What a worker *refused* cannot run here: unavailable, not failed."""
+    """The cell if its Actor could not be built or kept dying. If a worker *refused* it, it is unavailable, not failed."""
     if isinstance(problem, Refused) and not cell.counts.get(INPUT_PASSED):
         way = f"; way out: {problem.hint}" if problem.hint else ""
         return replace(cell, status=UNAVAILABLE, reason=problem.message + way)
@@ -115,7 +115,7 @@ def _ended_by(store: Store, cell: MatrixCell, folder: Path, problem: ActordbgErr
 
 
 def _broken(folder: Path) -> Event | None:
-    """The last word of a worker that could not build the Actor."""
+    """The event of a worker that could not build the Actor."""
     events = [event for path in sorted(folder.glob("rank*.jsonl")) for event in read_events(path)]
     return next((event for event in reversed(events) if event["event"] == "broken"), None)
 
@@ -126,8 +126,8 @@ def _first_line(text: str) -> str:
 
 @dataclass(frozen=True)
 class Loads:
-    """`count` Actors were built in `seconds` (the slowest rank of each group, added up). `shared_with`: the replay whose
-    Actor was used, None where every one was built for this replay.
+    """`count` Actors were built in `seconds` (sum over groups of the slowest rank). `shared_with`: the replay whose Actor was
+    used; None if all were built for this replay.
     """
 
     count: int = 0
@@ -136,7 +136,7 @@ class Loads:
 
 
 def loads_of(folder: Path, config: ReplayConfig) -> Loads:
-    """What the journals in a replay's folder say."""
+    """Count the loads in the journals of a replay's folder."""
     count, seconds, shared = 0, 0.0, None
     for group in groups_of(config):
         attempts: dict[int, list[float]] = {}
@@ -160,7 +160,7 @@ _RESOLVED = ("model", "model_class", "parameters", "num_layers", "device_name", 
 
 
 def context_of(store: Store, record: MatrixRecord) -> MatrixContext:
-    """Of the first cell whose Actor was built; of the first that was begun where none was. Empty if none was."""
+    """The context of the first cell whose Actor was built, else of the first that began. Empty if none began."""
     replays = [data for cell in record.cells if cell.replay_id and (data := _data(store, cell.replay_id)) is not None]
     chosen = next((one for one in replays if one.resolved), replays[0] if replays else None)
     truth = _data(store, record.truth_id) if record.truth_id else None

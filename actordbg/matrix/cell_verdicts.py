@@ -1,7 +1,7 @@
-"""Is a cell that passed also right, and has it become worse? Against the truth, and against a baseline.
+"""Is a cell that passed also right, and has it become worse? Each is compared with the truth, and with a baseline.
 
-A cell that finished with wrong numbers is the most dangerous one of a table: it looks green. So every passed cell is compared
-with the truth for its inputs, unless that is switched off, and where nothing could be compared it is not green either.
+A cell that finished with wrong numbers is the most dangerous one of a table, because it looks green. So every passed cell is
+compared with the truth for its inputs, unless that is switched off. If nothing could be compared, the cell is not green.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from actordbg.report.summary import summarise
 from actordbg.store.layout import Store
 
 SHOWN = 3
-"""Dumps that a regression names."""
+"""How many dumps a regression names."""
 
 
 def judged(
@@ -56,7 +56,7 @@ def judged(
 
 
 def _unjudged(record: ComparisonRecord) -> str:
-    """What the truth says nothing about, in words: a good verdict is not about these dumps. "" where it is about all."""
+    """Dumps that the truth says nothing about, in words; "" if a good verdict covers all."""
     left = [dump for dump in record.dumps if dump.verdict == NOT_COMPARED]
     without = [why for dump in record.dumps if (why := _gradients_left(dump))]
     dumps, said = f"{len(record.dumps)} dumps could not be compared with the truth", []
@@ -69,7 +69,7 @@ def _unjudged(record: ComparisonRecord) -> str:
 
 
 def _gradients_left(dump: DumpComparison) -> str:
-    """Why the gradients that A has of a compared dump were not judged; "" where they were, or where A has none."""
+    """Why A's gradients of a compared dump were not judged; "" if they were, or if A has none."""
     if dump.log_probs is None or dump.grad_norm_rel is not None:
         return ""
     reasons = (why for what, why in dump.not_compared.items() if what.startswith("gradient"))
@@ -83,9 +83,9 @@ def _max_abs(record: ComparisonRecord) -> float | None:
 
 @dataclass(frozen=True)
 class Baseline:
-    """What cells are held against: one replay for all of them, or a matrix, cell by cell (those with the same configuration).
+    """What cells are compared with: one replay for all cells, or the cell of a matrix with the same configuration.
 
-    slower: a cell whose forward takes more than this many times as long has regressed; None: time does not matter.
+    slower: a cell regressed if its forward takes more than this many times as long; None: time does not matter.
     """
 
     replay_id: str | None = None
@@ -103,13 +103,13 @@ class Baseline:
         return next((one for one in cells if one.config == cell.config), None)
 
     def replay_for(self, cell: MatrixCell) -> str | None:
-        """The replay that this cell is held against, None if the baseline has none."""
+        """The replay to compare this cell with; None if the baseline has none."""
         like = self.cell_like(cell)
         return like.replay_id if like else self.replay_id
 
 
 def open_baseline(store: Store, name: str, slower: float | None) -> Baseline:
-    """A replay or a matrix by its id or the beginning of one; UsageError where the store has neither."""
+    """A replay or a matrix by its id or the beginning of one; UsageError if the store has neither."""
     if name in matrices.names(store):
         return Baseline(matrix=matrices.load(store, name), slower=slower)
     try:
@@ -125,7 +125,7 @@ def open_baseline(store: Store, name: str, slower: float | None) -> Baseline:
 
 
 def require_common(store: Store, baseline: Baseline, cells: Sequence[MatrixCell], dump_ids: Sequence[str]) -> None:
-    """UsageError where nothing could be held against the baseline: that must not look like "nothing regressed"."""
+    """Raise UsageError if no dump can be compared with the baseline: that must not look like "nothing regressed"."""
     replays = {baseline.replay_for(cell) for cell in cells} - {None}
     passed = {
         dump_id
@@ -141,7 +141,7 @@ def require_common(store: Store, baseline: Baseline, cells: Sequence[MatrixCell]
 
 
 def regressions(store: Store, cell: MatrixCell, baseline: Baseline) -> tuple[str, ...]:
-    """What got worse, in words; () if nothing did, or where the baseline has nothing to hold this cell against.
+    """What got worse, in words; () if nothing did, or if the baseline has nothing to compare this cell with.
 
     A dump that passed there and does not pass here; log-probs that differ from those there by more than `compare` allows, or
     that cannot be compared with them (another temperature, another model, outputs that were not kept); a
@@ -163,7 +163,7 @@ def regressions(store: Store, cell: MatrixCell, baseline: Baseline) -> tuple[str
 
 
 def _alike(here: ResultRecord, there: ResultRecord) -> bool:
-    """The same log-probs, bit for bit, and the same backward: nothing to compare."""
+    """Whether log-probs are equal bit for bit, and the backward is too, so nothing needs comparing."""
     names = ("output_digest", "loss", "grad_norm")
     return here.output_digest is not None and all(getattr(here, name) == getattr(there, name) for name in names)
 

@@ -1,8 +1,8 @@
-"""From combinations to the cells of a matrix, before anything runs: which can run here, which are known not to. Pure.
+"""From combinations to the cells of a matrix, before anything runs: which cells can run here. Pure.
 
-A cell that a rule refuses (`actordbg.actor.known_failures`), or whose settings contradict each other, is
-`unavailable`: nothing is started for it, and its reason names the way out. A cell that is known to *fail* is run: a
-table should say what happens here, not what somebody else saw; with `skip_known` it is left out.
+A cell is `unavailable` if a rule refuses it (`actordbg.actor.known_failures`) or its settings contradict each other. Nothing
+starts for it, and its reason names the way out. A cell that is known to *fail* does run, because a table should show what
+happens here; `skip_known` leaves it out.
 """
 
 from __future__ import annotations
@@ -25,33 +25,33 @@ from actordbg.matrix.axes import Combination
 def make_cells(
     combined: Sequence[Combination], facts: Facts, defaults: DumpRecord | None, *, skip_known: bool = False
 ) -> list[MatrixCell]:
-    """A cell for each combination: `not run` without a reason where it is to be run, else decided already.
+    """A cell for each combination. A cell that will run is `not run` and has no reason; any other is decided already.
 
-    `defaults`: the record that open settings follow, of the first dump.
+    `defaults`: the record of the first dump, which decides open settings.
     """
     return [_cell(index, one, facts, defaults, skip_known) for index, one in enumerate(combined)]
 
 
 def is_open(cell: MatrixCell) -> bool:
-    """Whether it still has to be run."""
+    """Whether the cell must still run."""
     return cell.status == NOT_RUN and not cell.reason
 
 
 def known_to_fail(findings: Iterable[RuleHit]) -> RuleHit | None:
-    """The warning that names a failure, by the id that the failure's signature has; None if there is none."""
+    """The warning that predicts a failure: its id is the signature of one. None if there is none."""
     return next((one for one in findings if one.severity == WARN and explain(one.id) is not None), None)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Cells that share a loaded Actor, by index, in the order in which they run."""
+    """Cells that share a loaded Actor, by index, in order of running."""
 
     key: Hashable
     cells: tuple[int, ...]
 
 
 def batches(cells: Sequence[MatrixCell], facts: Facts, defaults: DumpRecord | None) -> list[Batch]:
-    """The cells that are still to be run, put together by what they load; within one, those that do not compile first."""
+    """The cells that must still run, grouped by the Actor that they load. Within a group, compiling cells run last."""
     found: dict[Hashable, list[tuple[int, ReplayConfig]]] = {}
     for cell in cells:
         if is_open(cell):
@@ -82,6 +82,6 @@ def _cell(index: int, one: Combination, facts: Facts, defaults: DumpRecord | Non
 
 
 def with_way_out(message: str, ways: Sequence[str]) -> str:
-    """The reason of a cell in one line."""
+    """A cell's reason and its ways out, in one line."""
     ways = [way for way in ways if way]
     return f"{message}; way out: {'; or '.join(ways)}" if ways else message

@@ -1,7 +1,7 @@
 """A matrix as a document: the table, what failed and why, what was loaded, and what it ran on. Pure.
 
-Text and Markdown show the same blocks. A cell is told in a word that needs no colour: passed, WRONG (it finished, and its
-numbers are not the truth's), failed, unavailable, not run; and REGRESSED where a baseline says so.
+A cell is told in a word that needs no colour: passed, WRONG (it finished, and its numbers are not the truth's), failed,
+unavailable, not run; and REGRESSED if it is worse than the baseline.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _SHORT = {"flash_attention_2": "flash"}
 
 @dataclass(frozen=True)
 class MatrixContext:
-    """What the cells ran on. `resolved`: of the first Actor that was built. `folded`: inputs whose token ids were folded into
-    the vocabulary. `truth_load_s`: seconds that loading the truth took, in a process of its own.
+    """What the cells ran on. `resolved`: the configuration of the first Actor. `folded`: inputs whose token ids were folded into
+    the vocabulary. `truth_load_s`: seconds to load the truth's model, in a process of its own.
     """
 
     resolved: dict[str, Any] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class MatrixContext:
     folded: int = 0
     truth_load_s: float | None = None
     gone: tuple[str, ...] = ()
-    """Replays of cells that are in the store no longer."""
+    """Replays of cells that are no longer in the store."""
 
 
 def matrix_document(record: MatrixRecord, context: MatrixContext, explain: Explain = nothing_known) -> list[Block]:
@@ -62,7 +62,7 @@ def matrix_document(record: MatrixRecord, context: MatrixContext, explain: Expla
 
 
 def verdict_word(cell: MatrixCell) -> str:
-    """What became of the cell, in one word or two."""
+    """What became of the cell, in one or two words."""
     if cell.wrong:
         return WRONG
     if cell.status == NOT_RUN and not cell.reason and cell.replay_id:
@@ -147,7 +147,7 @@ def _wrong(cell: MatrixCell) -> str:
 
 
 def _in_part(cells: Sequence[MatrixCell]) -> list[str]:
-    """Good cells that are not about every dump, by what was said of them."""
+    """Good cells that were not judged on every dump, by reason."""
     return _by_reason([cell for cell in cells if verdict_word(cell) == PASSED and cell.reason])
 
 

@@ -1,7 +1,6 @@
 """A matrix in the store: its file, who runs it, and the dumps that it replays.
 
-`store/matrices/<id>.json` is replaced whenever a cell is finished. Every cell replays the same dumps, and so does a matrix that
-is resumed.
+`store/matrices/<id>.json` is replaced whenever a cell is finished. All cells replay the same dumps, also after `--resume`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ RUNNER = "runner"
 
 
 def save(store: Store, record: MatrixRecord) -> None:
-    """Write or replace the matrix's file; StoreProblem when that cannot be."""
+    """Write or replace the matrix's file; StoreProblem if that fails."""
     store.publish_text(path_of(store, record.matrix_id), record.to_json())
 
 
@@ -46,7 +45,7 @@ def load(store: Store, name: str) -> MatrixRecord:
 
 
 def claimed(record: MatrixRecord) -> MatrixRecord:
-    """The matrix as run by this process; Conflict while another process runs it."""
+    """The matrix, now run by this process; Conflict while another process runs it."""
     runner = record.options.get(RUNNER)
     me = [os.getpid(), start_ticks(os.getpid())]
     if runner and runner != me and state_of(runner[0], runner[1])[0] in (ALIVE, STOPPED):
@@ -57,17 +56,17 @@ def claimed(record: MatrixRecord) -> MatrixRecord:
 
 
 def released(record: MatrixRecord, status: str, finished_at: str) -> MatrixRecord:
-    """The matrix when nobody runs it any more."""
+    """The matrix, now run by nobody."""
     return replace(record, options=record.options | {RUNNER: None}, status=status, finished_at=finished_at)
 
 
 FILES = "input_files"
-"""The option that keeps the files that were named, for a resumed matrix."""
+"""The option that keeps the named files for `--resume`."""
 
 
 @dataclass(frozen=True)
 class Selection:
-    """The chosen rows, the record that open settings follow, and how many were left out for which reason."""
+    """The chosen rows, the record that decides open settings, and how many rows were left out for each reason."""
 
     rows: tuple[Row, ...]
     defaults: DumpRecord | None
@@ -83,7 +82,7 @@ def select(
     max_inputs: int | None,
     shuffle_seed: int,
 ) -> Selection:
-    """The first `max_inputs` dumps, in the order asked for, that `where` selects or that the files hold."""
+    """The first `max_inputs` dumps in `order` that `where` selects or the files hold."""
     if files and where is not None:
         raise UsageError("--where and --input-file exclude each other", hint="give one of them")
     rows: Sequence[Row]
@@ -95,7 +94,7 @@ def select(
 
 
 def select_again(store: Store, record: MatrixRecord) -> Selection:
-    """The dumps of a matrix that was begun; StoreProblem when one of them is gone."""
+    """The dumps of a matrix that is resumed; StoreProblem if one of them is gone."""
     rows: list[Row]
     files = [Path(name) for name in record.options.get(FILES, ())]
     if files:

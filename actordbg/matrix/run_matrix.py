@@ -1,13 +1,13 @@
-"""A matrix from its cells to the last verdict: one replay for each cell, one load for all cells that can share it.
+"""Run a matrix from its cells to the last verdict: one replay for each cell, one load for all cells that can share it.
 
     record = run_matrix(store, record, rows, Surroundings(defaults))
 
-Cells run batch by batch (`cells.batches`): those that can share an Actor run on it, one after the other, compiled ones last.
-Each is an ordinary replay with its own folder, so a crash or a hang costs one input of one cell, and every command that
-takes a replay takes a cell. After a batch its processes leave, and its passed cells are compared with the truth.
+Cells run batch by batch (`cells.batches`). Cells that can share an Actor run on it one after the other, compiled ones last. Each
+cell is an ordinary replay with its own folder, so a crash or a hang costs one input of one cell, and a cell is accepted
+wherever a replay is. After a batch its processes leave, and its passed cells are compared with the truth.
 
-The file `store/matrices/<id>.json` is replaced after every step, so a matrix that was interrupted or killed goes on where it was
-(`run_matrix` again with the record from the file): finished cells stay, and a cell that was half-way resumes its replay.
+`store/matrices/<id>.json` is replaced after every step. So a matrix that was interrupted or killed can go on (`run_matrix` again
+with the record from the file): finished cells stay, and a half-finished cell resumes its replay.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ COMPLETE, INTERRUPTED, STOPPED_EARLY = "complete", "interrupted", "failed"
 
 @dataclass(frozen=True)
 class MatrixEvent:
-    """News. kind: "cell" (it starts), "input" (one of its inputs has a result), "load" (again), "truth" (it is
-    compared), "truth input", "done". `text`: in words.
+    """News of a cell. kind: "cell" (it starts), "input" (an input has a result), "load" (its workers start again), "truth" (its
+    comparison starts), "truth input", "done". `text`: in words.
     """
 
     kind: str
@@ -49,7 +49,7 @@ class MatrixEvent:
 
 @dataclass
 class Surroundings:
-    """What a matrix runs in: the facts of this machine, the record that open settings follow, where news go."""
+    """Where a matrix runs: the facts of this machine, the record that decides open settings, who hears of news."""
 
     defaults: DumpRecord | None
     facts: Facts = field(default_factory=gather_facts)
@@ -87,8 +87,8 @@ def run_matrix(
 ) -> MatrixRecord:
     """Run every cell that is not decided, and judge those that passed. `rows`: the dumps of `record.dump_ids`.
 
-    Raises Conflict while another process runs it, StoreProblem when the store cannot be written; KeyboardInterrupt passes
-    through after every process was ended. A cell that cannot be started is a cell that failed.
+    Raises Conflict while another process runs it, and StoreProblem if the store cannot be written. KeyboardInterrupt passes
+    through after every process has ended. A cell that cannot start counts as failed.
     """
     run = MatrixRun(store, record, rows, around, baseline)
     with interruptible():
@@ -97,7 +97,7 @@ def run_matrix(
 
 
 class MatrixRun:
-    """One run of a matrix. `record` is always what the file says."""
+    """One run of a matrix. `record` always equals the file."""
 
     def __init__(
         self, store: Store, record: MatrixRecord, rows: Sequence[Row], around: Surroundings, baseline: Baseline | None
@@ -107,7 +107,7 @@ class MatrixRun:
         matrices.save(store, self.record)
 
     def run(self) -> None:
-        """Until every cell is decided, an interruption, or an error of the store."""
+        """Run until every cell is decided, or until an interruption or an error of the store."""
         status = STOPPED_EARLY
         try:
             for batch in batches(self.record.cells, self.around.facts, self.around.defaults):
@@ -164,7 +164,7 @@ class MatrixRun:
         self.around.on_event(MatrixEvent("done", done))
 
     def _spec(self, cell: MatrixCell) -> ReplaySpec:
-        """The cell's replay: the one that was begun, else a new one."""
+        """The cell's replay: the one that began, else a new one."""
         if cell.replay_id is not None and (self.store.replays / cell.replay_id / SPEC).is_file():
             return load_spec(self.store, cell.replay_id)
         options = self.record.options
@@ -179,7 +179,7 @@ class MatrixRun:
         ).spec
 
     def _judge(self, indices: Sequence[int]) -> None:
-        """Verdicts of cells that have none yet, once the cells' own processes are gone: the truth loads the model as well."""
+        """Judge cells without a verdict. The cells' own processes have left by then, because the truth loads the model too."""
         truth_dtype = self.record.options.get("oracle")
         for index in indices:
             cell = self.record.cells[index]

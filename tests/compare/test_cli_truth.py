@@ -149,7 +149,7 @@ class TestCompareWithNoise:
         assert [one["replay_id"] for one in shown["replays"]] == [truth], "a truth that somebody asked for"
 
     def test_the_truth_is_none_to_be_judged(self, pair: Store) -> None:
-        with pytest.raises(UsageError, match="A is what is judged"):
+        with pytest.raises(UsageError, match="A is the side that is judged"):
             invoke(pair, "compare", "truth", "truth")
         with pytest.raises(UsageError, match="bf16 is no truth"):
             invoke(pair, "compare", self.A, "truth", "--oracle", "bf16")

@@ -141,7 +141,7 @@ def test_what_rounding_does_not_explain_is_a_fault_and_no_floor(two: Store) -> N
     found = measure(two, UNCHANGED, varied, rounding=(replay_id(5), replay_id(6)))
     assert found.floor["max_abs"] == pytest.approx(2 * 0.05, rel=1e-3)
     assert found.reasons == (
-        f"reorder of {inputs[1].dump_id}: max_abs 3, where rounding and running again explain 0.05: a fault, no noise, "
+        f"reorder of {inputs[1].dump_id}: max_abs 3, where rounding and running again explain 0.05: taken for a fault, "
         "and left out of the floor",
     )
     largest = {one.name: one.log_probs.max_abs for one in found.variants if one.log_probs}

@@ -159,6 +159,6 @@ def test_the_noise_of_a_broken_configuration_does_not_excuse_it(
         assert code == 0 and (tmp_path / "fault" / "reached").is_file()
     assert max(one["log_probs"]["max_abs"] for one in noise["variants"]) > 0.1, "it moves as far as it is wrong"
     assert noise["floor"]["max_abs"] < 1e-4
-    assert noise["reasons"] and all("a fault, no noise" in reason for reason in noise["reasons"])
+    assert noise["reasons"] and all("taken for a fault" in reason for reason in noise["reasons"])
     code, found = command(bench.store, "compare", bench.broken, "truth", "--noise", noise["noise_id"])
     assert (code, found["verdict"]) == (1, "mismatch")
