@@ -3,6 +3,7 @@
     no catalog            made, under a lock, by the migrations
     at HEAD               nothing; found out with one small read, without importing alembic (0.5 s)
     older                 backed up, then upgraded in one transaction: after a crash it is the old catalog, whole
+    without a setting     the setting gets its column, filled from the replays' configurations
     newer, or not ours    refused, untouched
     damaged               refused; `actordbg index --rebuild` makes it again
 
@@ -22,6 +23,8 @@ from typing import TYPE_CHECKING
 
 from actordbg.base.errors import CatalogProblem
 from actordbg.catalog import connections as engine
+from actordbg.config.replay_config import SETTINGS
+from actordbg.config.setting import Setting
 from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 HEAD = "0003"
 """The revision that this program reads and writes: the newest migration."""
 
+KINDS = {str: "VARCHAR", int: "INTEGER", float: "FLOAT", bool: "INTEGER"}
+"""The type of a setting's column."""
 _REBUILD = "the catalog is derived from the store's files: `actordbg index --rebuild` makes it again"
 
 
@@ -40,15 +45,31 @@ def ensure(store: Store, *, head: str = HEAD, scripts: Path | None = None) -> No
     `head` and `scripts` are for tests of the upgrade itself. Raises CatalogProblem.
     """
     path = store.catalog_path
-    if _present(path, head) == head:
+    if _present(path, head) == head and not _new_settings(path):
         return
     with _lock(store):
         found = _present(path, head)
-        if found == head:
-            return
-        if found is not None:
-            _back_up(path, found)
-        upgrade(path, head, scripts)
+        if found not in (None, head):
+            _back_up(path, str(found))
+        if found != head:
+            upgrade(path, head, scripts)
+        if missing := _new_settings(path):
+            _add_settings(path, missing)
+
+
+def _new_settings(path: Path) -> list[Setting]:
+    """The settings that have no column in the table of replays yet: those that came after the newest migration."""
+    with engine.connect_readonly(path) as connection:
+        present = {row[1] for row in connection.execute("PRAGMA table_info(replay)")}
+    return [one for one in SETTINGS.values() if one.stored not in present] if present else []
+
+
+def _add_settings(path: Path, settings: list[Setting]) -> None:
+    """Give each setting its column, filled from what replays were asked for. A setting needs no migration of its own."""
+    with engine.held_open(path) as connection, connection:
+        for one in settings:
+            connection.execute(f'ALTER TABLE replay ADD COLUMN "{one.stored}" {KINDS[one.kind]}')
+            connection.execute(f"UPDATE replay SET \"{one.stored}\" = json_extract(config, '$.{one.stored}')")
 
 
 def recreate(store: Store) -> None:
@@ -65,6 +86,8 @@ def recreate(store: Store) -> None:
                     _drop_everything(connection)
                     _run_migrations(connection, HEAD, None)
                 engine.set_journal(held, path)
+            if missing := _new_settings(path):
+                _add_settings(path, missing)
             return
         _refuse_newer(path)
         for suffix in ("-wal", "-shm", "-journal", ""):

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import CorruptDump
-from actordbg.config.replay_config import ReplayConfig
+from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.dump_record import is_plain_name
 from actordbg.formats.journal import SPEC, Event, read_chunk, result_of
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 
 UNFINISHED = "unfinished"
-SETTINGS = tuple(f.name for f in fields(ReplayConfig))
+SETTING_COLUMNS = tuple(one.stored for one in SETTINGS.values())
 """The settings that have a column of their own."""
 
 RESULT_COLUMNS = tuple(f.name for f in fields(ResultRecord))
@@ -102,7 +102,7 @@ def spec_columns(spec: ReplaySpec) -> dict[str, Any]:
 
 def setting_columns(asked: dict[str, Any], resolved: dict[str, Any] | None) -> dict[str, Any]:
     """The columns of `replay` for each setting: as resolved by the workers where they said so, else as asked for."""
-    return {name: _setting(name, resolved or {}, asked) for name in SETTINGS}
+    return {name: _setting(name, resolved or {}, asked) for name in SETTING_COLUMNS}
 
 
 def _setting(name: str, resolved: dict[str, Any], asked: dict[str, Any]) -> Any:

@@ -33,6 +33,9 @@ from __future__ import annotations
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
+from actordbg.config.replay_config import SETTINGS
+from actordbg.config.setting import Setting
+
 
 @dataclass(frozen=True)
 class Column:
@@ -83,6 +86,7 @@ class TableRow:
     TABLE: ClassVar[str] = ""
     INDEXES: ClassVar[tuple[TableIndex, ...]] = ()
     UNIQUE: ClassVar[tuple[str, ...]] = ()
+    WITH_SETTINGS: ClassVar[bool] = False
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)
@@ -98,10 +102,17 @@ def columns_of(row: Any) -> dict[str, Column]:
     """The columns of a dataclass, by name, in order; of a record that is no table, fields without comments."""
     if row not in _COLUMNS:
         _COLUMNS[row] = {one.name: _column_of(one) for one in fields(row)}
+        if getattr(row, "WITH_SETTINGS", False):
+            _COLUMNS[row] |= {one.stored: _column_of_setting(one) for one in SETTINGS.values()}
     return _COLUMNS[row]
 
 
 _COLUMNS: dict[Any, dict[str, Column]] = {}
+
+
+def _column_of_setting(one: Setting) -> Column:
+    """A new setting needs no migration: its column is added to a catalog that lacks it (`actordbg.catalog.migrate`)."""
+    return Column(one.column, name=one.stored, kind=one.kind.__name__, optional=True)
 
 
 def _column_of(one: Field[Any]) -> Column:
@@ -191,9 +202,10 @@ class IndexedDump(DumpColumns):
 
 @dataclass(init=False, repr=False, eq=False, match_args=False)
 class Replay(TableRow):
-    """One replay; its settings are the resolved ones where its workers said them, else those asked for."""
+    """One replay, with a column for each setting: the resolved value where its workers said it, else the one asked for."""
 
     TABLE = "replay"
+    WITH_SETTINGS = True
 
     replay_id: str = column("unique name of the replay: its folder under replays/", primary=True)
     created_at: str = column("UTC time of its start")
@@ -203,31 +215,6 @@ class Replay(TableRow):
     selection: str | None = column("the --where expression that selected them")
     ordering: str | None = column("their order: time, length or shuffled")
     command: str | None = column("the command line")
-    # settings of the replay
-    model: str | None = column("model: tiny, a path or a hub name")
-    backend: str | None = column("plain, deepspeed, ...")
-    dtype: str | None = column("bf16, fp16 or fp32")
-    attn: str | None = column("attention: flash_attention_2, sdpa or eager")
-    packing: bool | None = column("whether samples were packed")
-    compile: bool | None = column("whether torch.compile was on")
-    compile_backend: str | None = column("what torch.compile was told to use: inductor, aot_eager or eager")
-    deepcompile: bool | None = column("whether DeepSpeed's DeepCompile was on")
-    zero_stage: int | None = column("ZeRO stage")
-    nproc: int | None = column("processes")
-    backward: bool | None = column("whether backward ran too")
-    num_layers: int | None = column("layers kept of the model; NULL for all")
-    temperature: float | None = column("temperature that logits were divided by")
-    seed: int | None = column("random seed")
-    timeout_s: float | None = column("seconds that one input might take")
-    keep_tensors: bool | None = column("whether outputs were kept under tensors/")
-    keep_gradients: bool | None = column("whether each parameter's gradient was kept there too")
-    tp: int | None = column("ranks of a tensor-parallel group")
-    ring: int | None = column("ranks of a ring-attention group")
-    dist_backend: str | None = column("gloo or nccl; NULL for what suits the device")
-    align: str | None = column("which rank gets which input: same, rank or shuffle; NULL for each its share")
-    oracle: str | None = column("dtype of the truth, fp32 or fp64; NULL for a replay that is not one")
-    vary: str | None = column("how inputs were varied to measure noise; NULL if they were not")
-    # end of the settings
     config: dict[str, Any] = column("the configuration as asked for")
     resolved: dict[str, Any] | None = column(
         "the configuration as it ran, everything the workers said about it; NULL before they did"

@@ -35,6 +35,7 @@ class InitAnswer:
     """
 
     ok: bool
+    asked: dict[str, Any]
     resolved: dict[str, Any]
     batch_size: int
     seq_len: int
@@ -159,6 +160,7 @@ def _answer(order: InitOrder, results: list[InitResult], findings: list[dict[str
     explanation, ways_out = (failed and explain(failed.signature or "")) or (None, ())
     return InitAnswer(
         ok=failed is None,
+        asked=order.config,
         resolved=first.resolved,
         batch_size=order.batch_size,
         seq_len=order.seq_len,
@@ -202,29 +204,17 @@ def _render(answer: InitAnswer) -> None:
             output.say(f"{'way out':<12} {way}")
 
 
-def _groups(seen: dict[str, Any]) -> list[tuple[str, str]]:
-    """How several processes share the work, where they do."""
-    if seen["world_size"] == 1 or "dist_backend" not in seen:
-        return []
-    tp, ring = seen.get("tp") or 1, seen.get("ring") or 1
-    shares = f"{seen['world_size'] // (tp * ring)} data-parallel, ring {ring}, tensor-parallel {tp}"
-    kernel = f", {seen['ring_kernel']}" if "ring_kernel" in seen else ""
-    return [("processes", f"{shares}, over {seen['dist_backend']}{kernel}")]
-
-
 def _lines(answer: InitAnswer) -> list[tuple[str, str]]:
+    from actordbg.config.as_ran import on_machine
+
     seen = answer.resolved
-    ranks = "1 process" if seen["world_size"] == 1 else f"{seen['world_size']} processes"
-    engine = f", ZeRO {seen['zero_stage']} ({seen['engine']} engine)" if seen["engine"] else ""
     lines = [
         (
             "model",
             f"{seen['model']} ({seen['model_class']}, {seen['num_layers']} layers, vocabulary {seen['vocab_size']:,})",
         ),
         ("parameters", f"{seen['parameters']:,} in {seen['dtype']}"),
-        ("attention", f"{seen['attn']}, {'packed' if seen['packing'] else 'not packed'}"),
-        ("backend", f"{seen['backend']}{engine}, {ranks} on {seen['device_name']}"),
-        *_groups(seen),
+        ("built", on_machine(answer.asked, seen)),
         ("load", f"{seen['load_s']:.2f} s"),
     ]
     if answer.forward_s is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +15,8 @@ import typer
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
 from actordbg.cli.options import Format, FormatOption, Json, Quiet, Where, chosen_format, store_of
+from actordbg.cli.setting_options import NONE, Given, takes_settings
+from actordbg.config.replay_config import SETTINGS, validate
 
 if TYPE_CHECKING:
     from actordbg.curve.curves import CurvesAnswer
@@ -38,6 +40,7 @@ class _Asked:
     passes: str
     measure: str | None
     batch_size: int | None
+    settings: Given
 
 
 class By(str, Enum):
@@ -83,7 +86,8 @@ Measure = Annotated[
     typer.Option(
         "--measure",
         metavar="LEN,LEN,...",
-        help="First make inputs of these lengths and replay them under the configuration of each REPLAY.",
+        help="First make inputs of these lengths and replay them under the configuration of each REPLAY, changed by the "
+        "settings below.",
     ),
 ]
 BatchSize = Annotated[
@@ -93,6 +97,7 @@ Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw 
 Rows = Annotated[int, typer.Option("--limit", min=0, help="At most this many lengths of each curve; 0 for all.")]
 
 
+@takes_settings("curve")
 def memory(
     ctx: typer.Context,
     replays: Replays = None,
@@ -103,6 +108,7 @@ def memory(
     by: ByOption = By.SEQ_LEN,
     measure: Measure = None,
     batch_size: BatchSize = None,
+    settings: Given = NONE,
     plot: Plot = None,
     limit: Rows = 24,
     format: FormatOption = None,
@@ -123,11 +129,22 @@ def memory(
     if most == 0:
         raise UsageError(f"--budget {budget} holds nothing", hint="write it like 500MB, 10GB or 5GiB")
     asked = _Asked(
-        "memory", list(replays or []), matrix, where, most, list(at or []), by.value, "both", measure, batch_size
+        "memory",
+        list(replays or []),
+        matrix,
+        where,
+        most,
+        list(at or []),
+        by.value,
+        "both",
+        measure,
+        batch_size,
+        settings,
     )
     _answer(ctx, asked, plot, limit, chosen_format(format, as_json), quiet=quiet or as_json)
 
 
+@takes_settings("curve")
 def time(
     ctx: typer.Context,
     replays: Replays = None,
@@ -139,6 +156,7 @@ def time(
     of: Of = Passes.BOTH,
     measure: Measure = None,
     batch_size: BatchSize = None,
+    settings: Given = NONE,
     plot: Plot = None,
     limit: Rows = 24,
     format: FormatOption = None,
@@ -157,7 +175,17 @@ def time(
 
     most = None if budget is None else parse_seconds("--budget", budget)
     asked = _Asked(
-        "time", list(replays or []), matrix, where, most, list(at or []), by.value, of.value, measure, batch_size
+        "time",
+        list(replays or []),
+        matrix,
+        where,
+        most,
+        list(at or []),
+        by.value,
+        of.value,
+        measure,
+        batch_size,
+        settings,
     )
     _answer(ctx, asked, plot, limit, chosen_format(format, as_json), quiet=quiet or as_json)
 
@@ -168,6 +196,11 @@ def _answer(ctx: typer.Context, asked: _Asked, plot: Path | None, rows: int, for
 
         plotfile.check("--plot", plot)
     store = store_of(ctx)
+    if asked.settings and asked.measure is None:
+        given = ", ".join(SETTINGS[name].flag for name in asked.settings)
+        raise UsageError(
+            f"{given} changes nothing without --measure", hint="add --measure LEN,LEN,..., or leave it out"
+        )
     names = _names(store, asked)
     if asked.measure is not None:
         names += _measured(store.require(), names, asked, quiet)
@@ -240,6 +273,7 @@ def _newest(store: Store) -> str:
 
 def _measured(store: Store, names: Sequence[str], asked: _Asked, quiet: bool) -> list[str]:
     """Replays of made-up inputs of the lengths that --measure names, one for each different configuration of `names`."""
+    from actordbg.config.as_ran import as_ran, costs
     from actordbg.curve.measure_lengths import measure, settled
     from actordbg.report.load_replays import load
 
@@ -248,9 +282,10 @@ def _measured(store: Store, names: Sequence[str], asked: _Asked, quiet: bool) ->
     lengths = _lengths(asked.measure or "")
     done: dict[tuple[str, int], str] = {}
     for data in load(store, names).replays:
-        config = settled(data.spec.config, data.resolved)
+        config = replace(settled(data.spec.config, data.resolved), **asked.settings)
+        validate(config)
         batch = asked.batch_size or max((one.batch_size for one in data.spec.inputs), default=1)
-        key = (str(sorted(config.to_dict().items(), key=str)), batch)
+        key = (str(costs(as_ran(config))), batch)
         if key in done or config.oracle is not None or config.vary is not None:
             continue
         total = len(lengths) * 2 * config.lanes

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import ActordbgError, StoreProblem, Unsupported, UsageError
-from actordbg.config.replay_config import ReplayConfig
+from actordbg.config.replay_config import SETTINGS, ReplayConfig
 from actordbg.formats.dump_record import format_timestamp, now_timestamp
 from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, read_events, read_results
 from actordbg.formats.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec, ResultRecord
@@ -130,7 +130,7 @@ def find_truth(store: Store, wanted: Wanted) -> str | None:
 
 
 def _is_the_same(there: ReplayConfig, wanted: ReplayConfig) -> bool:
-    names = ("model", "dtype", "num_layers", "temperature", "oracle", "vary")
+    names = [name for name, one in SETTINGS.items() if one.decides_truth]
     same = all(getattr(there, name) == getattr(wanted, name) for name in names)
     return same and there.keep_tensors and (there.keep_gradients or not wanted.keep_gradients)
 

@@ -36,7 +36,8 @@ from actordbg.compare import sides
 from actordbg.compare.comparing import compare
 from actordbg.compare.find_truth import ensure_lone_rows, wanted_truth
 from actordbg.compare.thresholds import Thresholds, measures
-from actordbg.config.replay_config import VARIATIONS
+from actordbg.config.as_ran import as_ran, telling
+from actordbg.config.replay_config import SETTINGS, VARIATIONS
 from actordbg.formats.comparison_record import NOT_COMPARED, DumpComparison, Figures
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.noise_record import DumpNoise, NoiseRecord, NoiseVariant
@@ -46,7 +47,7 @@ from actordbg.replay.supervise import Progress, run_replay
 from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store
 
-NOT_THE_CONFIGURATION = ("timeout_s", "keep_tensors", "keep_gradients", "vary", "seed", "backward")
+NOT_THE_CONFIGURATION = ("vary", "seed")
 """Settings of a replay that do not change the log-probs that a configuration gives."""
 
 
@@ -130,15 +131,14 @@ def newest_for(store: Store, replay_id: str) -> NoiseRecord | None:
 
 
 def configuration_of(side: sides.ReplaySide) -> dict[str, object]:
-    """What makes two replays the same configuration as far as numbers go: as asked for; what was left open, as built."""
-    built = side.row.resolved or {}
-    asked = side.spec.config.to_dict()
-    settings = {name: value for name, value in asked.items() if name not in NOT_THE_CONFIGURATION}
-    for name in ("dtype", "attn", "packing", "temperature"):
-        settings[name] = built.get(name) if asked[name] is None else asked[name]
-    if asked["backend"] == "plain":
-        del settings["nproc"]  # plain ranks are independent of each other
-    return settings
+    """What makes two replays the same configuration as far as numbers go, as it ran. Plain ranks are independent."""
+    settings = {
+        name: value
+        for name, value in telling(as_ran(side.row.config, side.row.resolved)).items()
+        if SETTINGS[name].numbers
+    }
+    apart = NOT_THE_CONFIGURATION if settings["backend"] != "plain" else (*NOT_THE_CONFIGURATION, "nproc")
+    return {name: value for name, value in settings.items() if name not in apart}
 
 
 def _take_out_faults(moved: dict[str, dict[str, dict[str, float]]], limits: Mapping[str, float]) -> list[str]:

@@ -21,6 +21,7 @@ from actordbg.base.errors import StoreProblem
 from actordbg.catalog import comparison_query as lab
 from actordbg.catalog import query
 from actordbg.compare.thresholds import weaker
+from actordbg.config.as_ran import as_ran, label, telling
 from actordbg.config.choices import short_dtype
 from actordbg.config.replay_config import TINY, TRUTHS
 from actordbg.formats.comparison_record import SideInfo
@@ -86,7 +87,8 @@ class ReplaySide:
     def info(self) -> SideInfo:
         kind = TRUTH if self.spec.config.oracle in TRUTHS else "replay"
         dtypes = {self.dtype_of(dump_id) for dump_id in self.inputs} or {computed_in(self.row)}
-        return SideInfo(kind, self.row.replay_id, label_of(self.row), weaker(dtypes))
+        settings = telling(as_ran(self.row.config, self.row.resolved))
+        return SideInfo(kind, self.row.replay_id, label_of(self.row), weaker(dtypes), settings)
 
     def dtype_of(self, dump_id: str) -> str | None:
         """The dtype that computed a dump."""
@@ -251,26 +253,8 @@ def _figure(result: ResultRecord, value: float | None) -> float | None:
 
 
 def label_of(row: query.ReplayRow) -> str:
-    """A replay's configuration in words: "tiny bf16 sdpa, packed, deepspeed ZeRO 3, 2 processes"."""
-    settings = row.config | {key: value for key, value in (row.resolved or {}).items() if value is not None}
-    oracle = row.config.get("oracle")
-    if oracle:
-        weights = row.config.get("dtype")
-        what = "the truth" if oracle in TRUTHS else "each row alone"
-        return f"{settings.get('model')}, {what} in {oracle}" + (f" of {weights} weights" if weights else "")
-    backend = str(settings.get("backend"))
-    backend += f" ZeRO {settings.get('zero_stage') or 0}" if backend == "deepspeed" else ""
-    groups = [f"{name} {settings[name]}" for name in ("tp", "ring") if (settings.get(name) or 1) > 1]
-    parts = [
-        " ".join(str(settings[name]) for name in ("model", "dtype", "attn") if settings.get(name)),
-        "packed" if settings.get("packing") else "not packed",
-        " ".join([backend, *groups]),
-    ]
-    count = settings.get("world_size") or settings.get("nproc") or 1
-    parts += [f"{count} processes"] * (count > 1)
-    parts += ["compiled"] * bool(settings.get("compile")) + ["deepcompiled"] * bool(settings.get("deepcompile"))
-    parts += [f"varied: {settings['vary']}"] * bool(settings.get("vary"))
-    return ", ".join(parts)
+    """A replay's configuration in words."""
+    return label(as_ran(row.config, row.resolved))
 
 
 def _dtype(name: str | None) -> str | None:

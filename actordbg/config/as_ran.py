@@ -11,7 +11,7 @@ table of settings, so two commands cannot say different things of the same two r
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from actordbg.config.replay_config import SETTINGS, TRUTHS, ReplayConfig, has
@@ -63,7 +63,30 @@ def apart(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[str, str]
 
 def differing(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[str]:
     """The settings that change numbers, time or memory, and that differ between the two."""
-    return [one.name for one in _telling() if _meant(one, ours) != _meant(one, theirs)]
+    mine, other = telling(ours), telling(theirs)
+    return [name for name, value in mine.items() if value != other[name]]
+
+
+def telling(values: Mapping[str, Any]) -> Values:
+    """The settings that tell one configuration from another: what numbers, time or memory depend on. One that the backend
+    does not have counts as its idle value."""
+    return {one.name: _meant(one, values) for one in _telling()}
+
+
+def complete(values: Mapping[str, Any]) -> Values:
+    """Every setting: those of `values`, and the defaults of the others."""
+    return {one.name: values.get(one.name, one.default) for one in SETTINGS.values()}
+
+
+def in_words(name: str, value: Any) -> str:
+    """A setting, or another fact that workers report, in words: "ZeRO 3", "engine training"."""
+    if name in SETTINGS:
+        return SETTINGS[name].in_words(value)
+    return (
+        f"{name} {value:g}"
+        if isinstance(value, float)
+        else f"{name} {str(value).lower() if value in (True, False) else value}"
+    )
 
 
 def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
@@ -76,9 +99,9 @@ def difference(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
     return "Both are configured alike"
 
 
-def cost_key(values: Mapping[str, Any]) -> Hashable:
-    """Equal for configurations of which one expects the same time and memory."""
-    return tuple((one.name, _meant(one, values)) for one in SETTINGS.values() if one.cost)
+def costs(values: Mapping[str, Any]) -> Values:
+    """The settings that time and memory depend on."""
+    return {one.name: _meant(one, values) for one in SETTINGS.values() if one.cost}
 
 
 def repeat_options(values: Mapping[str, Any], command: str = "replay") -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from actordbg.base.units import plural
+from actordbg.config.as_ran import complete, label, repeat_options
 from actordbg.curve.curves import MEASURED, MEMORY, At, CurveAnswer, CurvesAnswer, Longest, value_of
 from actordbg.curve.fit import LEAST, Curve
 from actordbg.curve.measurements import BY, PADDED, SEQ_LEN, Measurements, Point
@@ -48,20 +49,9 @@ def title(one: CurveAnswer) -> str:
 
 
 def configuration(one: Measurements) -> str:
-    """A configuration in words: "tiny (2 layers) fp32 sdpa, packed, plain, 1 worker, forward and backward, cpu"."""
-    of = one.settings
-    stage = f" ZeRO {of['zero_stage']}" if of["backend"] == "deepspeed" else ""
-    layers = f" ({of['num_layers']} layers)" if of["num_layers"] else ""
-    parts = [
-        f"{of['model']}{layers} {of['dtype'] or '-'} {of['attn'] or '-'}",
-        "packed" if of["packing"] else "not packed",
-        f"{of['backend']}{stage}, {plural(of['world_size'] or 1, 'worker')}",
-        *(f"{name} {of[name]}" for name in ("tp", "ring") if (of[name] or 1) > 1),
-        *(["compiled"] * bool(of["compile"]) + ["deepcompiled"] * bool(of["deepcompile"])),
-        "forward and backward" if one.backward else "forward",
-        str(of["device_name"] or "device unknown"),
-    ]
-    return ", ".join(parts)
+    """A configuration in words: "tiny fp32 sdpa, 2 layers, packed, plain, forward and backward, on cpu"."""
+    passes = "forward and backward" if one.backward else "forward"
+    return f"{label(complete(one.settings))}, {passes}, on {one.settings['device_name'] or 'an unknown device'}"
 
 
 def formula(curve: Curve, quantity: str) -> str:
@@ -228,18 +218,7 @@ def _how_to_measure(one: CurveAnswer, by: str, quantity: str) -> str:
 
 def _flags(of: Measurements) -> str:
     """The options of `actordbg replay` that give this configuration again."""
-    settings = of.settings
-    words = ["--model", str(settings["model"]), "--backend", str(settings["backend"])]
-    if settings["backend"] == "deepspeed":
-        words += ["--zero-stage", str(settings["zero_stage"] or 0)]
-    for name in ("dtype", "attn"):
-        words += [f"--{name}", str(settings[name])] if settings[name] else []
-    words += [f"--nproc={settings['world_size']}"] if (settings["world_size"] or 1) > 1 else []
-    words += [f"--{name}={settings[name]}" for name in ("tp", "ring") if (settings[name] or 1) > 1]
-    words.append("--packing" if settings["packing"] else "--no-packing")
-    words += [f"--{name}" for name in ("compile", "deepcompile") if settings[name]]
-    words.append("--backward" if of.backward else "--no-backward")
-    return shlex.join(words)
+    return shlex.join(repeat_options(complete(of.settings) | {"backward": of.backward}))
 
 
 def _unit(by: str) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from actordbg.config.as_ran import as_ran
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.store.layout import Store
 
@@ -28,11 +29,8 @@ INPUTS = 2
 
 def settled(config: ReplayConfig, resolved: dict[str, Any]) -> ReplayConfig:
     """The configuration with what was left to the recorded call filled in as it ran: made-up inputs record nothing."""
-    open_settings = {
-        name: resolved[name]
-        for name in ("dtype", "attn", "packing", "backward", "temperature")
-        if getattr(config, name) is None and resolved.get(name) is not None
-    }
+    ran = as_ran(config, resolved)
+    open_settings = {name: value for name, value in ran.items() if getattr(config, name) is None and value is not None}
     return replace(config, **open_settings, keep_tensors=False, keep_gradients=False)
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from actordbg.config.as_ran import as_ran, costs
 from actordbg.formats.replay_record import PASSED, ReplayInput, ResultRecord
 from actordbg.report.arithmetic import warm_up_of
 from actordbg.report.report_model import ReplayData
@@ -29,11 +30,6 @@ BY = {
     TOKENS: "real tokens of an input, padding left out",
 }
 OUT_OF_MEMORY = ("cuda-out-of-memory", "cpu-out-of-memory", "killed")
-_SETTINGS = (
-    "model", "num_layers", "backend", "zero_stage", "dtype", "attn", "packing", "compile", "compile_backend", "deepcompile",
-    "world_size", "tp", "ring", "device_name",
-)  # fmt: skip
-_FROM_CONFIG = ("tp", "ring", "compile", "deepcompile", "zero_stage", "backend", "model")
 
 
 @dataclass(frozen=True)
@@ -153,10 +149,10 @@ def _key(settings: dict[str, Any], backward: bool, batch: int | None) -> tuple[A
 
 
 def _settings(data: ReplayData) -> dict[str, Any]:
-    """What ran, by name; what the workers did not say, as it was asked for."""
-    asked = data.spec.config.to_dict()
-    known = {name: asked[name] for name in _FROM_CONFIG} | {"world_size": data.spec.config.nproc} | data.resolved
-    return {name: known.get(name, asked.get(name)) for name in _SETTINGS}
+    """What time and memory depend on, as it ran; whether backward ran is each input's own."""
+    settings = costs(as_ran(data.spec.config, data.resolved))
+    del settings["backward"]
+    return settings | {"device_name": data.resolved.get("device_name")}
 
 
 def _length(given: ReplayInput, result: ResultRecord, by: str) -> int:

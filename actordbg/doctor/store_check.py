@@ -10,6 +10,8 @@ from actordbg.base.errors import ActordbgError, CatalogProblem
 from actordbg.capture.control import DEFAULT_FREE_FLOOR, read_control
 from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate
+from actordbg.config.replay_config import SETTINGS
+from actordbg.config.sources import from_environment
 from actordbg.doctor import machine_check as machine
 from actordbg.doctor.check import Check, Environment, bad, ok, warn
 from actordbg.host.trainer import TRAINER
@@ -28,7 +30,20 @@ def check(env: Environment, store: Store) -> Iterator[Check]:
     yield machine.disk(store.root, _floor(store))
     yield _catalog(store)
     yield _control(store)
+    yield from _settings()
     yield _patch(env, store)
+
+
+def _settings() -> Iterator[Check]:
+    """The environment variables that change what replays do; nothing where none is set."""
+    try:
+        found = from_environment()
+    except ActordbgError as error:
+        yield _problem("replay settings", error)
+        return
+    if found:
+        told = ", ".join(f"{source}={SETTINGS[name].typed(value)}" for name, (value, source) in found.items())
+        yield ok("replay settings", f"from the environment: {told}")
 
 
 def _problem(name: str, error: ActordbgError) -> Check:

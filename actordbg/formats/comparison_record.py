@@ -6,7 +6,7 @@ A record is one file, `store/comparisons/<comparison_id>.json` (`actordbg.format
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from actordbg.formats.stored_record import StoredRecord
 
@@ -109,13 +109,14 @@ class DumpComparison:
 @dataclass(frozen=True)
 class SideInfo:
     """One side of a comparison. kind: "replay", "truth" or "golden"; `replay_id` None for golden; `label`: its
-    configuration in words.
+    configuration in words; `settings`: the same by name, {} in files of earlier versions.
     """
 
     kind: str
     replay_id: str | None
     label: str
     dtype: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

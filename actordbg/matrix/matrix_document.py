@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actordbg.base.units import human_bytes, plural
+from actordbg.config.replay_config import AXES
 from actordbg.formats.comparison_record import NOT_COMPARED
 from actordbg.formats.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 from actordbg.report.blocks import Block, Grid, Heading, Items, Paragraph, number, seconds, setting
@@ -19,10 +20,6 @@ from actordbg.report.failures import Explain, nothing_known
 AXES_AS_COLUMNS = 4
 """With more axes than this the settings share one column."""
 WRONG, REGRESSED = "WRONG", "REGRESSED"
-_ORDER = (
-    "backend", "zero_stage", "nproc", "tp", "ring", "dtype", "attn", "compile", "compile_backend", "deepcompile", "packing",
-)  # fmt: skip
-_SHORT = {"flash_attention_2": "flash"}
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,7 @@ def _counted(record: MatrixRecord) -> str:
 
 
 def _table(record: MatrixRecord) -> Grid:
-    varied = [name for name in _ORDER if len(record.axes.get(name, ())) > 1]
+    varied = [name for name in AXES if len(record.axes.get(name, ())) > 1]
     split = 0 < len(varied) <= AXES_AS_COLUMNS
     heads = tuple(name.replace("_", " ") for name in varied) if split else ("combination",)
     backward = any(cell.backward_s is not None for cell in record.cells)
@@ -90,7 +87,11 @@ def _table(record: MatrixRecord) -> Grid:
     columns = (*columns, "peak mem", "load s")
     rows = []
     for cell in record.cells:
-        named = tuple(_setting(cell.settings.get(name)) for name in varied) if split else (cell.name or "all as given",)
+        named = (
+            tuple(_setting(name, cell.settings.get(name)) for name in varied)
+            if split
+            else (cell.name or "all as given",)
+        )
         figures = ([_off_by(cell)] if judged else []) + [seconds(cell.forward_s)]
         figures += ([seconds(cell.backward_s)] if backward else []) + [human_bytes(cell.peak_memory_bytes), _load(cell)]
         rows.append((str(cell.index), *named, _result(cell), *figures))
@@ -114,8 +115,15 @@ def _load(cell: MatrixCell) -> str:
     return seconds(cell.load_s) if cell.loads else "-"
 
 
-def _setting(value: Any) -> str:
-    return "-" if value is None else _SHORT.get(value, setting(value)) if isinstance(value, str) else setting(value)
+def _setting(name: str, value: Any) -> str:
+    """A value below the name of its axis: "flash", "on", "3"."""
+    return (
+        "-"
+        if value is None
+        else AXES[name].in_words(value, brief=True)
+        if isinstance(value, str)
+        else AXES[name].typed(value)
+    )
 
 
 def _legend(record: MatrixRecord) -> str:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from actordbg.base.units import plural
+from actordbg.config.as_ran import complete, difference
 from actordbg.formats.comparison_record import (
     GOOD,
     MATCH,
@@ -104,27 +105,18 @@ def meaning(record: ComparisonRecord) -> str:
         return f"A is as near the truth as {dtype} allows."
     if record.b.kind == "golden":
         return "A does not give what the run got." if real else "A gives what the run got."
-    ours, theirs = (_settings(one.label) for one in (record.a, record.b))
-    apart = [", ".join(word for word in one if word not in other) for one, other in ((ours, theirs), (theirs, ours))]
-    settings = _apart(*apart)
+    settings = _configured(record)
     if real:
         return f"{settings}. Which of them is right, the truth tells: `actordbg compare {record.a.replay_id} truth`."
-    return f"{settings}, and that moves nothing that counts."
+    return f"{settings}; no log-prob moves beyond the thresholds."
 
 
-def _apart(ours: str, theirs: str) -> str:
-    """In which settings the two sides differ, in words; "" for a side that has nothing of its own."""
-    if ours and theirs:
-        return f"A is {ours}, B {theirs}"
-    if ours or theirs:
-        return f"{'A' if ours else 'B'} is {ours or theirs}, {'B' if ours else 'A'} is not"
-    return "Both are configured alike"
-
-
-def _settings(label: str) -> list[str]:
-    """What a label is made of: model, dtype and attention one by one, then its other parts."""
-    first, *rest = label.split(", ")
-    return [*first.split(), *rest]
+def _configured(record: ComparisonRecord) -> str:
+    """In which settings the two sides differ. Files of earlier versions have labels only."""
+    a, b = record.a, record.b
+    if a.settings and b.settings:
+        return difference(complete(a.settings), complete(b.settings))
+    return "Both are configured alike" if a.label == b.label else f"A is {a.label}; B is {b.label}"
 
 
 def side(info: SideInfo) -> str:

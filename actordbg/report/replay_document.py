@@ -11,17 +11,16 @@ from typing import Any
 
 from actordbg.base.units import human_bytes, plural
 from actordbg.catalog.tables import ComparisonRow
+from actordbg.config.as_ran import as_ran, in_words, label, on_machine
+from actordbg.config.replay_config import SETTINGS
 from actordbg.replay.hang import in_brief
 from actordbg.report.agreement import against_the_run, ranks_in_words
 from actordbg.report.arithmetic import Spread
-from actordbg.report.blocks import Block, Code, Grid, Heading, Items, Paragraph, number, rate, ratio, seconds, setting
+from actordbg.report.blocks import Block, Code, Grid, Heading, Items, Paragraph, number, rate, ratio, seconds
 from actordbg.report.report_model import Against, Counts, FailureGroup, ReplaySummary, Summary
 
-SETTINGS = (
-    "model", "oracle", "parameters", "num_layers", "backend", "zero_stage", "world_size", "nproc", "device", "dtype", "attn",
-    "packing", "compile", "compile_backend", "deepcompile", "vary", "backward", "temperature", "seed",
-)  # fmt: skip
-"""The settings that a reader looks for, in this order. Others are shown only where two replays differ in them."""
+_FACTS = ("parameters", "device_name")
+"""What workers report, and a reader looks for beside the settings."""
 
 
 def document(summary: Summary) -> list[Block]:
@@ -74,12 +73,21 @@ def _side_by_side(summary: Summary) -> list[Block]:
         Heading(f"{plural(len(rows), 'replay')} side by side", 2),
         Grid(columns, tuple(rows), frozenset({""})),
         Items(tuple(_configured(one, against) for one, against in zip(summary.replays, comparison.rows, strict=True))),
-        Paragraph(f"The same for all: {_settings(comparison.shared) or 'nothing'}."),
+        Paragraph(f"The same for all: {_shared(comparison.shared)}."),
         Paragraph(
             f"x fwd: forward seconds by those of {comparison.baseline}, input by input, median over the inputs that are"
             f" steady in both (timed). digest: log-probs of inputs that passed in both, equal bit for bit or not."
         ),
     ]
+
+
+def _shared(shared: dict[str, Any]) -> str:
+    """What is the same for all: the label of it, as far as it says something, and facts of the model and the machine."""
+    quiet = {
+        name for name, value in shared.items() if name in SETTINGS and (value is None or value in SETTINGS[name].quiet)
+    }
+    kept = {name: value for name, value in shared.items() if name not in quiet and (name in SETTINGS or name in _FACTS)}
+    return _settings(kept) or "nothing"
 
 
 def _compared(one: ReplaySummary, against: Against) -> tuple[str, ...]:
@@ -98,7 +106,7 @@ def _compared(one: ReplaySummary, against: Against) -> tuple[str, ...]:
 
 
 def _configured(one: ReplaySummary, against: Against) -> str:
-    text = f"{one.label}  {one.replay_id}: {_settings(against.differs, others=True) or 'the same configuration'}"
+    text = f"{one.label}  {one.replay_id}: {_settings(against.differs) or 'the same configuration'}"
     if one.golden and one.golden.max_abs is not None:
         text += f"; log-probs at most {number(one.golden.max_abs, 3)} nats from the run's own"
         text += f" ({plural(one.golden.nonfinite, 'input')} not finite on one side)" * bool(one.golden.nonfinite)
@@ -121,9 +129,9 @@ def _facts(one: ReplaySummary) -> Iterable[str]:
     yield f"result: {counted(one.counts)}" + ("" if one.status == "complete" else f" (the replay is {one.status})")
     yield f"inputs: {_selected(one)}"
     if one.resolved:
-        yield f"ran as: {_settings(one.resolved)}"
+        yield f"ran as: {on_machine(one.asked, one.resolved)}"
     else:
-        yield f"no worker became ready; asked for: {_settings(one.asked)}"
+        yield f"no worker became ready; asked for: {label(as_ran(one.asked))}"
         yield f"why: the logs in the store's replays/{one.replay_id}/"
     if one.command:
         yield f"command: {one.command}"
@@ -260,12 +268,9 @@ def _numbers(one: ReplaySummary) -> list[Block]:
     return [Heading("Numbers", 3), Items(tuple(lines))] if lines else []
 
 
-def _settings(data: dict[str, Any], *, others: bool = False) -> str:
-    names = [name for name in SETTINGS if name in data]
-    if others:
-        names += sorted(name for name in data if name not in SETTINGS)
-    plain = [(name, data[name]) for name in names if isinstance(data[name], str | int | float)]
-    return ", ".join(f"{name} {setting(value)}" for name, value in plain)
+def _settings(data: dict[str, Any]) -> str:
+    """Settings and facts in words, those that nobody set or reported left out."""
+    return ", ".join(in_words(name, value) for name, value in data.items() if value is not None or name in SETTINGS)
 
 
 def _comparisons(one: ReplaySummary) -> list[Block]:

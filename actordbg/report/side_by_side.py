@@ -11,18 +11,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from actordbg.config.as_ran import as_ran, telling
+from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.replay_record import PASSED, ResultRecord
 from actordbg.report.arithmetic import finite, median, warm_up_of
 from actordbg.report.report_model import Against, ReplayData, SideBySide
 
-NO_SETTINGS = ("load_s", "load_shared_with", "rank", "ids_folded", "timeout_s", "keep_tensors", "nproc")
-"""What workers report, or users ask for, that is no part of what ran (`nproc` is there as `world_size`)."""
+NO_SETTINGS = ("load_s", "load_shared_with", "rank", "ids_folded")
+"""What workers report that is no part of what ran."""
+_SETTINGS = {name for one in SETTINGS.values() for name in (one.name, one.stored, one.resolved)}
 
 
 def compare(replays: Sequence[ReplayData], labels: Sequence[str]) -> SideBySide:
     """All of `replays` (two or more) against the first one."""
     settings = [configuration(data) for data in replays]
-    names = [name for name in dict.fromkeys(name for one in settings for name in one) if name not in NO_SETTINGS]
+    names = list(dict.fromkeys(name for one in settings for name in one))
     differing = [name for name in names if any(one.get(name) != settings[0].get(name) for one in settings)]
     rows = [
         _against(replays[0], data, name, {key: own.get(key) for key in differing})
@@ -33,9 +36,10 @@ def compare(replays: Sequence[ReplayData], labels: Sequence[str]) -> SideBySide:
 
 
 def configuration(data: ReplayData) -> dict[str, Any]:
-    """The plain settings that a replay ran under: resolved where the workers said so, as asked for otherwise."""
-    merged = data.spec.config.to_dict() | data.resolved
-    return {key: value for key, value in merged.items() if value is None or isinstance(value, str | int | float | bool)}
+    """What a replay ran under: the settings that tell it from others, then the other plain facts that its workers reported."""
+    facts = {name: value for name, value in data.resolved.items() if name not in _SETTINGS and name not in NO_SETTINGS}
+    plain = {key: value for key, value in facts.items() if value is None or isinstance(value, str | int | float | bool)}
+    return telling(as_ran(data.spec.config, data.resolved)) | plain
 
 
 def _against(baseline: ReplayData, data: ReplayData, label: str, differs: dict[str, Any]) -> Against:

@@ -14,16 +14,17 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from actordbg.config.as_ran import as_ran
+from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.replay_record import ReplayInput
 from actordbg.report.arithmetic import warm_up_of
 from actordbg.report.report_model import ReplayData, Summary
-from actordbg.report.side_by_side import configuration
 
 CONFIGURATION = (
     "model", "backend", "dtype", "attn", "packing", "compile", "deepcompile", "zero_stage", "nproc", "backward",
     "num_layers", "temperature", "seed",
 )  # fmt: skip
-"""Resolved settings that every row repeats, so that rows of several replays can be pivoted."""
+"""The settings that had a column first. Every row repeats them as they ran, so that rows of several replays can be pivoted."""
 INPUT = ("rank", "batch_size", "seq_len")
 RESULT = (
     "replay_id", "dump_id", "status", "attempt", "worker", "slot", "started_at", "finished_at", "error_class", "error",
@@ -33,7 +34,11 @@ RESULT = (
 )  # fmt: skip
 LATER = ("golden_entropy_count", "golden_entropy_max_abs", "golden_entropy_mean_abs", "rng_match")
 """Fields of a result that came when the columns above had their places."""
-COLUMNS = (*RESULT, *INPUT, "warm_up", *CONFIGURATION, *LATER)
+SETTINGS_LATER = tuple(
+    name for name, one in SETTINGS.items() if name not in CONFIGURATION and (one.numbers or one.cost)
+)
+"""The other settings that tell one configuration from another; a new one comes last."""
+COLUMNS = (*RESULT, *INPUT, "warm_up", *CONFIGURATION, *LATER, *(SETTINGS[name].stored for name in SETTINGS_LATER))
 """Every column of the CSV, in order."""
 
 
@@ -55,12 +60,19 @@ def render_csv(replays: Sequence[ReplayData]) -> str:
 def _rows(data: ReplayData) -> Iterator[dict[str, Any]]:
     by_id = {one.dump_id: one for one in data.spec.inputs}
     first, compiling = warm_up_of(data.results)
-    settings = configuration(data)
+    settings = _settings(data)
     for one in data.results:
         kind = "first" if one.dump_id in first else "compiled" if one.dump_id in compiling else ""
         row = {name: value for name, value in one.to_dict().items() if name in RESULT or name in LATER}
-        row |= _input(by_id.get(one.dump_id)) | {name: settings.get(name) for name in CONFIGURATION}
+        row |= _input(by_id.get(one.dump_id)) | settings
         yield {name: _cell(value) for name, value in (row | {"warm_up": kind}).items()}
+
+
+def _settings(data: ReplayData) -> dict[str, Any]:
+    """The settings as they ran. The model's own number of layers and the seed that counted stand where none was asked for."""
+    values = as_ran(data.spec.config, data.resolved)
+    settings = {SETTINGS[name].stored: values[name] for name in (*CONFIGURATION, *SETTINGS_LATER)}
+    return settings | {name: data.resolved[name] for name in ("num_layers", "seed") if name in data.resolved}
 
 
 def _input(given: ReplayInput | None) -> dict[str, Any]:

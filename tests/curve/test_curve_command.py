@@ -96,18 +96,18 @@ def test_too_few_lengths_come_with_the_command_that_measures_more(store: Store):
     text = " ".join(shown(done).split())
     assert done.exit_code == 0 and "no curve: 2 lengths measured, 3 are the fewest" in text
     assert "actordbg dump create -n 2 --batch-size 2 --seq-len $n --padding none --run lengths" in text
-    assert "--model tiny --backend plain --dtype fp32 --attn sdpa --no-packing --compile --no-backward" in text
+    assert "--model tiny --backend plain --dtype fp32 --attn sdpa --compile --no-packing --no-backward" in text
     assert "actordbg curve memory r1 --measure" in text
 
 
 def test_the_command_that_is_named_is_one_that_exists(store: Store):
-    from test_docs import parse
+    from docpages import parse
 
     keep(store, run("r1", lengths=(128,), backend="deepspeed", zero_stage=2, world_size=2))
     text = " ".join(invoke(store, "memory").stdout.split())
     (flags,) = re.findall(r"--where \"run='lengths'\" (.*?)\. Or", text)
     parse(["replay", *flags.split()])
-    assert "--zero-stage 2" in flags and "--nproc=2" in flags
+    assert "--zero-stage 2" in flags and "--nproc 2" in flags
     (other,) = re.findall(r"in one: actordbg (curve memory r1 --measure \S+)", text)
     parse(other.split())
 

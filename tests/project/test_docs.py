@@ -13,7 +13,6 @@ from pathlib import Path
 
 import docpages
 import pytest
-import typer
 from docpages import ROOT, Block
 
 from actordbg.base import errors
@@ -138,28 +137,12 @@ def test_every_link_leads_somewhere(page: Path):
 # ---- examples ----
 
 
-def parse(arguments: list[str]) -> None:
-    """Parse a command line as `actordbg` would, without running the command."""
-    from actordbg.cli.app import app
-
-    command, context = typer.main.get_command(app), None
-    while True:
-        context = command.make_context(
-            command.name or "actordbg", list(arguments), parent=context, resilient_parsing=False
-        )
-        rest = [*getattr(context, "_protected_args", []), *context.args]
-        if not hasattr(command, "commands"):
-            return
-        name, command, arguments = command.resolve_command(context, rest)
-        assert command is not None, name
-
-
 @pytest.mark.parametrize("block", CONSOLE, ids=lambda block: f"{page_id(block.page)}:{block.text.splitlines()[0][:50]}")
 def test_every_command_line_on_a_page_exists(block: Block):
     assert block.commands, "a console block shows what to type after `$ `"
     for command in block.commands:
         for arguments in docpages.invocations(command.text.replace("ID", "x")):
-            parse(arguments)
+            docpages.parse(arguments)
 
 
 def test_a_command_line_that_does_not_exist_is_noticed():
@@ -167,9 +150,9 @@ def test_a_command_line_that_does_not_exist_is_noticed():
         ["--store", "s", "dump", "ls"], ["status"]
     ]  # fmt: skip
     with pytest.raises(Exception, match=r"(?i)no such option"):
-        parse(["dump", "ls", "--no-such-option"])
+        docpages.parse(["dump", "ls", "--no-such-option"])
     with pytest.raises(Exception, match=r"(?i)no such command"):
-        parse(["dump", "nothing"])
+        docpages.parse(["dump", "nothing"])
 
 
 @pytest.mark.slow

@@ -117,8 +117,8 @@ def test_a_report_of_failures_ends_well(replayed: Store):
 def test_two_replays_stand_side_by_side(replayed: Store):
     done = invoke(replayed, "r1", "r2")
     assert "2 replays side by side" in done.stdout
-    assert "attn sdpa" in done.stdout
-    assert "attn eager" in done.stdout
+    assert "A  r1: sdpa" in done.stdout
+    assert "B  r2: eager" in done.stdout
 
 
 def test_nothing_replayed_yet_says_so_and_ends_well(store: Store):

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from actordbg.config.as_ran import as_ran, label, telling
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.comparison_record import MATCH, MISMATCH, WITHIN_NOISE, ComparisonRecord, SideInfo
 from actordbg.report.comparison_document import meaning
 
-PACKED = SideInfo("replay", "r-01", "tiny bf16 sdpa, packed, plain", "bf16")
-PADDED = SideInfo("replay", "r-02", "tiny fp32 sdpa, not packed, plain", "fp32")
+
+def side(replay_id: str, **settings: Any) -> SideInfo:
+    values = as_ran(ReplayConfig(attn="sdpa", **settings))
+    return SideInfo("replay", replay_id, label(values), values["dtype"], telling(values))
+
+
+PACKED = side("r-01", dtype="bf16", packing=True)
+PADDED = side("r-02", dtype="fp32", packing=False)
 TRUTH = SideInfo("truth", "r-03", "tiny, the truth in fp32 of bf16 weights", "fp32")
 
 
@@ -41,11 +50,20 @@ def test_thresholds_of_somebodys_own_are_not_taken_for_what_the_dtype_allows() -
 
 
 def test_two_replays_are_told_apart_by_their_settings() -> None:
-    assert said(PACKED, PADDED, MATCH) == "A is bf16, packed, B fp32, not packed, and that moves nothing that counts."
+    assert (
+        said(PACKED, PADDED, MATCH) == "A is bf16, packed, B fp32, not packed; no log-prob moves beyond the thresholds."
+    )
     wrong = said(PACKED, PADDED, MISMATCH)
     assert wrong.startswith("A is bf16, packed, B fp32, not packed.")
     assert "`actordbg compare r-01 truth`" in wrong
     assert said(PACKED, PACKED, MATCH).startswith("Both are configured alike")
-    compiled = replace(PACKED, label=f"{PACKED.label}, compiled")
-    assert said(PACKED, compiled, MATCH).startswith("B is compiled, A is not, and")
-    assert said(compiled, PACKED, MATCH).startswith("A is compiled, B is not, and")
+    compiled = side("r-03", dtype="bf16", packing=True, compile=True)
+    assert said(PACKED, compiled, MATCH).startswith("A is not compiled, B compiled; ")
+
+
+def test_a_comparison_of_an_earlier_version_has_labels_only() -> None:
+    old, other = replace(PACKED, settings={}), replace(PADDED, settings={})
+    assert said(old, other, MATCH).startswith(
+        "A is tiny bf16 sdpa, packed, plain; B is tiny fp32 sdpa, not packed, plain;"
+    )
+    assert said(old, old, MATCH).startswith("Both are configured alike;")

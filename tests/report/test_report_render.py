@@ -60,8 +60,7 @@ A  r1
   result: 2 passed, 1 hung, 1 not run of 4 (the replay is interrupted)
   inputs: 4 dumps by time, --where "seq_len>100"; seq_len 200 to 2000 (median
       350); 2,900 tokens
-  ran as: model tiny, backend plain, dtype fp32, attn sdpa, packing off, compile
-      off
+  ran as: tiny fp32 sdpa, not packed, plain, on an unknown device
   command: actordbg replay --where 'seq_len>100'
   versions: torch 2.13.0
 

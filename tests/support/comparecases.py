@@ -57,7 +57,8 @@ def write_replay(
     folder = store.replays / replay_id
     make_folder(folder / TENSORS)
     (folder / SPEC).write_text(spec.to_json())
-    known = {"model": settings.model, "dtype": settings.dtype, "attn": "sdpa", "packing": False, "backend": "plain"}
+    known = {"model": settings.model, "dtype": settings.dtype, "attn": settings.attn or "sdpa",
+             "packing": bool(settings.packing), "backend": settings.backend}  # fmt: skip
     supervisor = Journal(folder / SUPERVISOR)
     supervisor.append("resolved", resolved=known | {"num_layers": 2} | (resolved or {}))
     rank = Journal(rank_journal(folder, 0))

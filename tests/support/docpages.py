@@ -153,3 +153,21 @@ def _programs(folder: Path) -> str:
     )
     script.chmod(0o755)
     return f"{folder}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+def parse(arguments: list[str]) -> None:
+    """Parse a command line as `actordbg` would, without running the command."""
+    import typer
+
+    from actordbg.cli.app import app
+
+    command, context = typer.main.get_command(app), None
+    while True:
+        context = command.make_context(
+            command.name or "actordbg", list(arguments), parent=context, resilient_parsing=False
+        )
+        rest = [*getattr(context, "_protected_args", []), *context.args]
+        if not hasattr(command, "commands"):
+            return
+        name, command, arguments = command.resolve_command(context, rest)
+        assert command is not None, name

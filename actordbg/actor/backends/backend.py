@@ -2,20 +2,64 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import random
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
-from actordbg.actor import compiling
-from actordbg.actor.compiling import COMPILE_OPTIONS
 from actordbg.actor.gradient_samples import GradientKeeper
-from actordbg.host.trainer import TRAINER
+
+
+class Backend(Protocol):
+    """One way of running an Actor. `actor` is callable as the trainer calls it; `device` is where its inputs go.
+
+    ring_group: the process group of this rank's ring, None without ring attention: `forward` gets it as `ring_attn_group`.
+    """
+
+    actor: Any
+    device: torch.device
+    tainted: bool
+    can_train: bool
+
+    @property
+    def ring_group(self) -> Any: ...
+
+    @property
+    def model(self) -> Any:
+        """The transformers model itself, out of whatever wraps it."""
+
+    def facts(self) -> dict[str, Any]:
+        """What `session.resolved` says about the backend, read off what was built."""
+
+    def is_collective(self, backward: bool) -> bool:
+        """Whether every rank has to take part in a forward (and backward)."""
+
+    def compile(self, compile_backend: str) -> None:
+        """torch.compile the model through "inductor", "aot_eager" or "eager"; shapes are dynamic."""
+
+    def uncompile(self) -> None:
+        """Take back what `compile` did to the module; torch's own compiler state is not the backend's."""
+
+    def backward(self, loss: torch.Tensor, keeper: GradientKeeper | None = None) -> float:
+        """Gradients of the scalar `loss`, their global L2 norm, and then no gradients any more. Weights stay.
+
+        With a keeper, every parameter's full gradient is handed to it. Where ranks compute together all of them give one.
+        """
+
+    def averaged_over(self, dump_id: str) -> list[str]:
+        """After a backward: whose gradients are in the average, one dump id for each lane. Collective where backward is."""
+
+    def recover(self) -> None:
+        """After a failed input: drop what it left behind, or set `tainted` when that is not possible."""
+
+    def save(self, folder: Path) -> None:
+        """Write the model with `save_pretrained`; every rank calls it, rank 0 writes."""
+
+    def close(self) -> None:
+        """Free the model."""
 
 
 @dataclass(frozen=True)
@@ -38,72 +82,6 @@ class Place:
         if not torch.cuda.is_available():
             return torch.device("cpu")
         return torch.device("cuda", self.local_rank % torch.cuda.device_count())
-
-
-class Backend(ABC):
-    """One way of running an Actor. `actor` is callable as the trainer calls it; `device` is where its inputs go.
-
-    ring_group: the process group of this rank's ring, None without ring attention; the call gets it. tainted: what a failure
-    left behind makes all further results wrong. can_train: it was built for a backward.
-    """
-
-    actor: Any
-    device: torch.device
-    place: Place
-    tainted = False
-    can_train = True
-    ring_group: Any = None
-
-    @property
-    def model(self) -> Any:
-        """The transformers model itself, out of whatever wraps it."""
-        return self.actor.model
-
-    @abstractmethod
-    def facts(self) -> dict[str, Any]:
-        """What `session.resolved` says about the backend, read off what was built."""
-
-    @abstractmethod
-    def is_collective(self, backward: bool) -> bool:
-        """Whether every rank has to take part in a forward (and backward)."""
-
-    @abstractmethod
-    def backward(self, loss: torch.Tensor, keeper: GradientKeeper | None = None) -> float:
-        """Gradients of the scalar `loss`, their global L2 norm, and then no gradients any more. Weights stay.
-
-        With a keeper, every parameter's full gradient is handed to it. Where ranks compute together all of them give one.
-        """
-
-    @abstractmethod
-    def recover(self) -> None:
-        """After a failed input: drop what it left behind, or set `tainted` when that is not possible."""
-
-    @abstractmethod
-    def save(self, folder: Path) -> None:
-        """Write the model with `save_pretrained`; every rank calls it, rank 0 writes."""
-
-    def averaged_over(self, dump_id: str) -> list[str]:
-        """After a backward: whose gradients are in the average, one dump id for each lane. Collective where backward is."""
-        return [dump_id]
-
-    def compile(self, compile_backend: str) -> None:
-        """torch.compile the model through "inductor", "aot_eager" or "eager"; shapes are dynamic."""
-        self.model.compile(backend=compile_backend, **COMPILE_OPTIONS)
-
-    def uncompile(self) -> None:
-        """Take back what `compile` did to the module; torch's own compiler state is not the backend's."""
-        compiling.take_off(self.model)
-
-    def ring_facts(self) -> dict[str, Any]:
-        """Which kernel the ring runs; nothing where there is none."""
-        return {} if self.ring_group is None else {"ring_kernel": TRAINER.ring_kernel()}
-
-    def close(self) -> None:
-        """Free the model. A process group lives as long as its process."""
-        if self.ring_group is not None:
-            TRAINER.close_ring()
-        del self.actor
-        gc.collect()
 
 
 def set_seed(seed: int) -> None:

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 from actordbg.actor import compiling
-from actordbg.actor.backends.backend import Backend, Place, gradient_norm
+from actordbg.actor.backends.backend import Place, gradient_norm
 from actordbg.actor.backends.processgroup import backend_in_use, dumps_of_lanes, initialise, rendezvous, timeout_of
 from actordbg.actor.compiling import COMPILE_OPTIONS
 from actordbg.actor.gradient_samples import GradientKeeper
@@ -40,10 +40,11 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.host.trainer import TRAINER
 
 
-class DeepspeedBackend(Backend):
+class DeepspeedBackend:
     """An Actor whose model is a DeepSpeed engine. See `actordbg.actor.backends.backend.Backend`."""
 
     def __init__(self, path: str, choices: Choices, config: ReplayConfig, place: Place) -> None:
+        self.tainted = False
         self.place = place
         self.device = place.device()
         self.can_train = choices.backward or config.zero_stage in (1, 2) or config.deepcompile
@@ -72,7 +73,7 @@ class DeepspeedBackend(Backend):
 
     def facts(self) -> dict[str, Any]:
         """The engine's own word on its stage, and which of the trainer's two engines it is."""
-        return {
+        facts = {
             "backend": "deepspeed",
             "zero_stage": int(self.engine.zero_optimization_stage()),
             "world_size": int(torch.distributed.get_world_size()),
@@ -82,7 +83,8 @@ class DeepspeedBackend(Backend):
             "deepcompile": self._deep and self._is_deep(),
             "dist_backend": backend_in_use(),
             "ring": self.config.ring,
-        } | self.ring_facts()
+        }
+        return facts if self.ring_group is None else facts | {"ring_kernel": TRAINER.ring_kernel()}
 
     def is_collective(self, backward: bool) -> bool:
         """With several ranks: a backward averages gradients, ZeRO-3 gathers weights in every forward, a ring keys and values."""
@@ -143,9 +145,17 @@ class DeepspeedBackend(Backend):
                 self.model.save_pretrained(folder, state_dict=state)
 
     def close(self) -> None:
-        """DeepSpeed keeps hold of the process group, and cannot make a second one in a process."""
+        """Free the engine. The process group stays: DeepSpeed keeps hold of it and cannot make a second one in a process."""
+        if self.ring_group is not None:
+            TRAINER.close_ring()
         self.engine.destroy()
-        super().close()
+        del self.actor
+        gc.collect()
+
+    @property
+    def ring_group(self) -> Any:
+        """This rank's ring, as the trainer's strategy made it."""
+        return self.strategy.ring_group
 
     def _open_process_group(self) -> None:
         """The trainer's own set-up; the process group is made before it where a backend is asked for."""
@@ -153,7 +163,6 @@ class DeepspeedBackend(Backend):
         if self.config.dist_backend is not None:
             initialise(self.place, self.device, self.config)
         self.strategy.set_up(timeout_of(self.config))
-        self.ring_group = self.strategy.ring_group
 
     def _hand_over(self, keeper: GradientKeeper) -> None:
         """Every parameter's gradient, averaged and not yet clipped; fp16's loss scale taken out."""

@@ -11,20 +11,30 @@ from typing import Any
 
 import torch
 
-from actordbg.actor.backends.backend import Backend, Place, gradient_norm
+from actordbg.actor import compiling
+from actordbg.actor.backends.backend import Place, gradient_norm
+from actordbg.actor.compiling import COMPILE_OPTIONS
 from actordbg.actor.gradient_samples import GradientKeeper
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.host.trainer import TRAINER
 
 
-class PlainBackend(Backend):
+class PlainBackend:
     """An Actor on this rank's device. See `actordbg.actor.backends.backend.Backend`."""
+
+    tainted = False
+    can_train = True
+    ring_group = None
 
     def __init__(self, path: str, choices: Choices, config: ReplayConfig, place: Place) -> None:
         self.device = place.device()
         self.place = place
         self.actor = TRAINER.build_actor(path, choices).to(self.device)
+
+    @property
+    def model(self) -> Any:
+        return self.actor.model
 
     def facts(self) -> dict[str, Any]:
         """ZeRO stage 0: there is nothing to partition."""
@@ -36,6 +46,12 @@ class PlainBackend(Backend):
         """Never."""
         return False
 
+    def compile(self, compile_backend: str) -> None:
+        self.actor.model.compile(backend=compile_backend, **COMPILE_OPTIONS)
+
+    def uncompile(self) -> None:
+        compiling.take_off(self.actor.model)
+
     def backward(self, loss: torch.Tensor, keeper: GradientKeeper | None = None) -> float:
         loss.backward()  # type: ignore[no-untyped-call]
         if keeper is not None:
@@ -45,6 +61,9 @@ class PlainBackend(Backend):
         norm = gradient_norm(self.actor.parameters())
         self.actor.zero_grad(set_to_none=True)
         return norm
+
+    def averaged_over(self, dump_id: str) -> list[str]:
+        return [dump_id]
 
     def recover(self) -> None:
         """Drop the gradients of a backward that failed half-way, and the memory of what failed."""
@@ -56,3 +75,7 @@ class PlainBackend(Backend):
     def save(self, folder: Path) -> None:
         if self.place.rank == 0:
             self.actor.model.save_pretrained(folder)
+
+    def close(self) -> None:
+        del self.actor
+        gc.collect()
