@@ -2,8 +2,8 @@
 
 Every captured input has another length. Compiled with static shapes, each is compiled anew (24 shapes of real dumps: 24
 graphs, 270 s), and after `recompile_limit` (8) of them torch runs the rest *eagerly, without a word*: a table of timings
-would then compare nothing. So the model is compiled with `dynamic=True` (one graph for all lengths, 34 to 38 s), the limit is
-raised, passing it is an error, and each result says how many graphs and graph breaks it caused.
+would then compare nothing. So the model is compiled with `dynamic=True`: one graph for all lengths, 34 to 38 s. The
+limit is raised, and passing it is an error. Each result says how many graphs and graph breaks it caused.
 
 `actor.model` is compiled, not the Actor: the Actor's packing reads lengths with `.item()`, which would break the graph.
 """

@@ -6,13 +6,13 @@ severities:
 * refuse: it cannot run here, or it runs and the numbers are wrong. A replay that "passes" with wrong log-probs is worse than
   one that fails, so it is not started (`Unsupported`, exit code 3).
 * warn: it may fail, or differ for a known reason.
-* info: what whoever reads the result should know.
+* info: what a reader of the result should know.
 
 Pure: no torch, so the desk checks a configuration before it starts a process, and the worker checks again with what its own
 process sees.
 
 Example:
-    >>> [finding.id for finding in check_config(ReplayConfig(backend="deepspeed", deepcompile=True), laptop)]
+    >>> [hit.id for hit in check_config(ReplayConfig(backend="deepspeed", deepcompile=True), laptop)]
     ['deepcompile-needs-cuda', 'vocabulary-folded']
 """
 
@@ -158,20 +158,20 @@ def check_config(config: ReplayConfig, facts: Facts | None = None, defaults: Dum
 
 
 def check(config: ReplayConfig, choices: Choices, facts: Facts) -> list[RuleHit]:
-    """The findings on a configuration that is decided already."""
+    """The rules that hit a configuration that is decided already, worst first."""
     case = Case(config, choices, facts)
     found = [rule.hit(case) for rule in RULES if rule.applies(case)]
-    return sorted(found, key=lambda finding: (REFUSE, WARN, INFO).index(finding.severity))
+    return sorted(found, key=lambda hit: (REFUSE, WARN, INFO).index(hit.severity))
 
 
 def refuse(config: ReplayConfig, choices: Choices, facts: Facts) -> None:
     """Raise Unsupported if a rule refuses this configuration, with the reason and the ways out."""
-    refuse_findings(check(config, choices, facts))
+    refuse_hits(check(config, choices, facts))
 
 
-def refuse_findings(findings: Sequence[RuleHit]) -> None:
-    """Raise Unsupported if one of these findings is a refusal."""
-    stops = [finding for finding in findings if finding.severity == REFUSE]
+def refuse_hits(hits: Sequence[RuleHit]) -> None:
+    """Raise Unsupported if one of these is a refusal."""
+    stops = [hit for hit in hits if hit.severity == REFUSE]
     if stops:
         ways = "; or ".join(stops[0].ways_out)
-        raise Unsupported("; ".join(finding.message for finding in stops), hint=ways)
+        raise Unsupported("; ".join(hit.message for hit in stops), hint=ways)

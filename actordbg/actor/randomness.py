@@ -11,7 +11,7 @@ can be checked that the replay drew as many numbers as the run did:
 | cpu, cuda:3 | a CPU | cpu | nothing: the run drew from its GPU's generator, which a CPU has not |
 | cpu | a GPU | cpu | nothing, the other way round |
 
-A seed that was asked for wins over recorded states: whoever gives one wants to see what another draw comes to.
+A seed that was asked for wins over recorded states: it is given to see what another draw comes to.
 
 The state after is taken before a backward: gradient checkpointing draws the forward's numbers once more there, from the state
 that it kept, and puts the generators back.
@@ -44,7 +44,7 @@ class Randomness:
 def restore(dump: Dump, device: torch.device, seed: int | None) -> Randomness | None:
     """Set the generators of this process as the dump has them; None where it has none. `seed`: the one asked for.
 
-    Whoever calls this has seeded everything: a generator without a recorded state keeps that.
+    The caller has seeded everything: a generator without a recorded state keeps that.
     """
     recorded = dump.rng
     if not recorded:

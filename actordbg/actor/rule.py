@@ -1,4 +1,4 @@
-"""What a rule about configurations is: a predicate over a case, with words for whoever meets it. Pure: no torch."""
+"""What a rule about configurations is: a predicate over a case, and words for the user who meets it. Pure: no torch."""
 
 from __future__ import annotations
 

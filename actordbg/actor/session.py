@@ -6,9 +6,9 @@ arguments that were captured. A replay is worth what these three properties are 
 * **What is reported is what ran.** `session.resolved` is read off the built model (`config._attn_implementation`, the
   parameters' dtype, the engine's ZeRO stage), never copied from the options: a trainer's Actor swallows arguments that it does
   not know, and a fallback to another attention would go unseen.
-* **Inputs do not influence each other.** The generators are set before each input (as the run recorded them, else to the seed),
-  no optimizer step ever changes a weight, and no gradient is left behind. So a replay of one input gives what the replay of all
-  gave for it.
+* **Inputs do not influence each other.** The generators are set before each input: as the run recorded them, else to the seed.
+  No optimizer step changes a weight, and no gradient is left behind. So a replay of one input gives what the replay of all gave
+  for it.
 * **Memory does not grow.** Logits are released before `run` returns; what stays is the log-probs of one input.
 
 Example:

@@ -1,11 +1,11 @@
 """One name for one kind of failure, so that a report can say "12 inputs failed alike, and this is why".
 
-An exception's text differs from input to input (shapes, addresses, ranks, sizes). A *signature* does not: it is either the
-id of a known failure, with its explanation and the ways out, or, for an unknown one, the error class and its message with
+An exception's text differs from input to input (shapes, addresses, ranks, sizes). A *signature* does not: it is the
+id of a known failure, with its explanation and the ways out. For an unknown failure it is the error class and its message, with
 everything that varies replaced by `#`.
 
-Known failures are matched in the order of KNOWN, on the error class, the message and, for failures that only the log
-shows (a process that was killed, a compiler's message), the log's text. Pure functions over text: no torch here.
+Known failures are matched in the order of KNOWN, on the error class and the message. Some show only in the log (a process that
+was killed, a compiler's message); those are matched on its text as well. Pure functions over text: no torch here.
 
 Example:
     >>> signature_of("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 31.50 GiB. GPU 0 has ...")

@@ -3,8 +3,8 @@
 A replay of captured inputs asks whether a configuration *runs* and whether two configurations *agree*. For that the weights
 need not be trained, but they must not be degenerate either. Two choices follow:
 
-- Weights are scaled so that activations keep their size from layer to layer and logits spread over a few units (the usual
-  0.02 would give almost uniform log-probs, in which a leak between packed rows is invisible).
+- Weights are scaled so that activations keep their size from layer to layer and logits spread over a few units. The usual 0.02
+  would give almost uniform log-probs, in which a leak between packed rows is invisible.
 - Weights are rounded to bf16 once, here. So a bf16 and an fp32 replay use the *same* weights, and what differs between them
   is arithmetic alone.
 

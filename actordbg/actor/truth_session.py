@@ -15,7 +15,7 @@ is refused with the reason: an action whose predecessor is not attended, masks w
 In bf16 or fp16 this is no truth, but the same computation in that dtype. Its distance from the truth is what the dtype costs by
 itself (`actordbg noise`).
 
-`TruthSession` is an `ActorSession` to whoever runs it.
+A worker runs a `TruthSession` as it runs an `ActorSession`.
 """
 
 from __future__ import annotations

@@ -73,12 +73,12 @@ def init(
 
     Example: actordbg actor init --backend deepspeed --zero-stage 2 --packing --backward
     """
-    from actordbg.actor.known_failures import check_config, refuse_findings
+    from actordbg.actor.known_failures import check_config, refuse_hits
     from actordbg.replay.init_program import InitOrder
 
     config = asked_for(ctx, settings).config
     findings = check_config(config)
-    refuse_findings(findings)
+    refuse_hits(findings)
     for finding in findings:
         output.note(f"{finding.severity}[{finding.id}]: {finding.message}")
     target = None if save is None else str(save.absolute())

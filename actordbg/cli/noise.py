@@ -92,13 +92,13 @@ def noise(
 
 def run(store: Store, spec: ReplaySpec, *, quiet: bool) -> NoiseRecord:
     """Check the configuration, run all five replays with a progress bar, and leave the catalog up to date."""
-    from actordbg.actor.known_failures import check_config, refuse_findings
+    from actordbg.actor.known_failures import check_config, refuse_hits
     from actordbg.compare.noise_floor import measure_noise
     from actordbg.config.replay_config import VARIATIONS
     from actordbg.replay.live_catalog import LiveCatalog
     from actordbg.replay.selection import defaults_of
 
-    refuse_findings(check_config(spec.config, defaults=defaults_of(store.root, spec.inputs)))
+    refuse_hits(check_config(spec.config, defaults=defaults_of(store.root, spec.inputs)))
     catalog = LiveCatalog(store)
     with output.progress("measuring noise", len(spec.inputs) * (3 + len(VARIATIONS)), quiet=quiet) as advance:
 

@@ -120,7 +120,7 @@ def _resumed(store: Store, name: str) -> Plan:
 
 def _run(store: Store, plan: Plan, *, dry_run: bool, quiet: bool) -> tuple[ReplayAnswer, Exception | None]:
     """The answer, and the error that ended the replay before every input had its result, if one did."""
-    from actordbg.actor.known_failures import check_config, refuse_findings
+    from actordbg.actor.known_failures import check_config, refuse_hits
     from actordbg.replay.selection import defaults_of
 
     spec = plan.spec
@@ -128,7 +128,7 @@ def _run(store: Store, plan: Plan, *, dry_run: bool, quiet: bool) -> tuple[Repla
         note = what_there_is(store, spec.where)
         return ReplayAnswer(None, "nothing to replay", 0, skipped=plan.skipped, note=note), None
     findings = check_config(spec.config, defaults=defaults_of(store.root, spec.inputs))
-    refuse_findings(findings)
+    refuse_hits(findings)
     for finding in findings if not quiet else ():
         output.note(f"{finding.severity}[{finding.id}]: {finding.message}")
     for note in plan.notes:

@@ -49,7 +49,7 @@ def measure(
     Raises UsageError for impossible lengths, Unsupported for a configuration that cannot run here, and LaunchProblem or the
     worker's own error if the actor cannot be built.
     """
-    from actordbg.actor.known_failures import check_config, refuse_findings
+    from actordbg.actor.known_failures import check_config, refuse_hits
     from actordbg.catalog.query import open_fresh, select_dumps
     from actordbg.config.choices import installed_versions
     from actordbg.dumps.create import create_dumps
@@ -57,7 +57,7 @@ def measure(
     from actordbg.replay.plan import make_plan, new_replay_id
     from actordbg.replay.supervise import run_replay
 
-    refuse_findings(check_config(config))
+    refuse_hits(check_config(config))
     run = f"curve-{new_replay_id()}"
     for length in sorted(set(lengths)):
         create_dumps(store, INPUTS * config.lanes, batch_size, length, padding="none", run=run)

@@ -4,7 +4,7 @@ It is the trainer's own command, imported from a *private copy* of the installed
 user's environment stays as it was. The copy wins because it is first on PYTHONPATH, which Ray hands to its workers and DeepSpeed
 to its ranks.
 
-Processes: everything runs in a session of its own (`setsid`). Ray starts a handful of daemons and workers; whoever is still
+Processes: everything runs in a session of its own (`setsid`). Ray starts a handful of daemons and workers; what is still
 in that session when the training ends, fails or is interrupted is killed. A Ray cluster of the user's is never touched:
 RAY_ADDRESS is taken out of the environment, and no `ray stop` is run, which would end other people's.
 

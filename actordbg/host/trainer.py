@@ -150,7 +150,7 @@ class Trainer(Protocol):
         """The captured call for this Actor. Raises Unsupported where it cannot be made."""
 
     def text_call(self, dump: Dump, vocab_size: int, device: torch.device) -> Call:
-        """The captured call's tokens and masks, for whoever computes without an Actor. Unsupported for other inputs."""
+        """The captured call's tokens and masks, for a computation without an Actor. Unsupported for other inputs."""
 
     def read_result(self, result: Any, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(log_probs, entropy or None) of what `forward` returned, both shaped like `mask`."""

@@ -1,9 +1,8 @@
 """Which actor.py is meant, found without importing it (torch takes seconds to import and has side effects).
 
 Three ways to name it: `--target FILE`; `--python EXE`, for the environment of another interpreter; neither, for this
-one. The interpreter itself says what an import of the actor's module would load in the current folder (`probe`), so
-editable installations, PYTHONPATH and a checkout that shadows the installed copy are seen as the training job would
-see them.
+one. The interpreter itself says what an import of the actor's module would load in the current folder (`probe`). So editable
+installations, PYTHONPATH and a checkout that shadows the installed copy are seen as the training job sees them.
 
 After every change the same interpreter proves that it would run the bytes on disk (`require_hooked`, `require_clean`). Python
 does not read actor.py where it trusts the .pyc beside it. One with an unchecked hash is trusted whatever the source says

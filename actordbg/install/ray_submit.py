@@ -1,7 +1,7 @@
 """`ray job submit [OPTIONS] -- ENTRYPOINT` as the COMMAND of `actordbg run`: put what is ours into its runtime environment.
 
 The job runs on the cluster, not below us; its driver and its workers get an environment only from the runtime environment. So
-the command line that is executed says it, and whoever looks at the process sees what is submitted::
+the command line that is executed says it, and a look at the process shows what is submitted::
 
     ray job submit --runtime-env-json '{"working_dir": "."}' -- python train.py
     ray job submit --runtime-env-json '{"working_dir": ".", "env_vars": {"ACTORDBG_RUN": ...}}' -- python train.py

@@ -173,7 +173,7 @@ def _wait(descriptor: int, path: Path) -> None:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Temporary files of processes that were killed: whoever has the lock is the only one who could be writing."""
+    """Temporary files of processes that were killed: only the holder of the lock could be writing one."""
     for name in path.parent.glob(f"{_TEMPORARY}{path.name}-*.tmp"):
         with contextlib.suppress(OSError):
             name.unlink()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from actordbg.actor.known_failures import RULES, check_config, refuse, refuse_findings
+from actordbg.actor.known_failures import RULES, check_config, refuse, refuse_hits
 from actordbg.base.errors import Unsupported
 from actordbg.config.choices import Facts, choose
 from actordbg.config.replay_config import ReplayConfig
@@ -146,7 +146,7 @@ def test_a_refusal_stops_the_replay_with_the_reason(rule: str):
 def test_warnings_stop_nothing_and_the_worst_comes_first():
     config = ReplayConfig(backend="deepspeed", zero_stage=3, dtype="bf16")
     findings = check_config(config, LAPTOP)
-    refuse_findings(findings)
+    refuse_hits(findings)
     assert [finding.severity for finding in findings] == ["warn", "info"]
     worse = check_config(replace(config, attn="flash_attention_2"), LAPTOP)
     assert [finding.severity for finding in worse] == ["refuse", "warn", "info"]

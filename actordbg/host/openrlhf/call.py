@@ -88,7 +88,7 @@ def make_call(
 
 
 def text_call(dump: Dump, vocab_size: int, device: torch.device) -> ReplayedCall:
-    """The captured call for whoever computes it row by row without an Actor; `arguments` hold its tokens and masks.
+    """The captured call for the truth, which computes it row by row without an Actor; `arguments` hold its tokens and masks.
 
     Raises Unsupported for images, and for rows that were packed before the Actor got them.
     """

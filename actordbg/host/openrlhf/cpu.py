@@ -127,7 +127,7 @@ def _quiet_cuda(torch: ModuleType) -> None:
 
 
 def _nothing(name: str, *args: object, **kwargs: object) -> None:
-    """Stands where a `torch.cuda` function of no consequence on a CPU stood (`name` is for whoever debugs it)."""
+    """Stands where a `torch.cuda` function of no consequence on a CPU stood (`name` is for debugging)."""
 
 
 def _cpu_device_mesh() -> None:

@@ -1,8 +1,8 @@
 """Ring attention for a replay: OpenRLHF's own slicing and gathering, over ring_flash_attn or a stand-in for it.
 
-OpenRLHF cuts a packed batch into equal parts, one for each rank of the ring, calls ring_flash_attn's
-`update_ring_flash_attn_params` with the borders of the rows, lets the model's attention exchange keys and values, and gathers
-the log-probs. All of that is its own code here as well; only the kernel differs:
+OpenRLHF cuts a packed batch into equal parts, one for each rank of the ring, and gives the borders of the rows to the kernel's
+`update_ring_flash_attn_params`. The model's attention exchanges keys and values; then the log-probs are gathered. All of that
+is OpenRLHF's own code here as well; only the kernel differs:
 
 | attention | kernel |
 |---|---|
