@@ -50,6 +50,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
     return zipfile.ZipFile(next(folder.glob("*.whl")))
 
 
+@pytest.mark.slow
 def test_the_wheel_carries_the_migrations(wheel: zipfile.ZipFile):
     packed = {name for name in wheel.namelist() if name.startswith("actordbg/_migrations/versions/0")}
     assert (
@@ -59,15 +60,18 @@ def test_the_wheel_carries_the_migrations(wheel: zipfile.ZipFile):
     )
 
 
+@pytest.mark.slow
 def test_the_wheel_carries_what_run_puts_on_the_path_alone_in_its_folder(wheel: zipfile.ZipFile):
     folder = "actordbg/install/pythonpath/"
     assert [name for name in wheel.namelist() if name.startswith(folder)] == [f"{folder}sitecustomize.py"]
 
 
+@pytest.mark.slow
 def test_the_wheel_installs_one_package(wheel: zipfile.ZipFile):
     assert {name.split("/")[0] for name in wheel.namelist() if "dist-info" not in name} == {"actordbg"}
 
 
+@pytest.mark.slow
 def test_an_installed_copy_alone_makes_a_catalog(wheel: zipfile.ZipFile, tmp_path: Path):
     wheel.extractall(tmp_path / "site")
     code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from actordbg.cli.app import main; main()"

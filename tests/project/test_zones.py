@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import tomllib
@@ -46,6 +48,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]:
     return store, records[0].dump_id
 
 
+@pytest.mark.slow
 def test_the_capture_zone_loads_nothing_of_the_desk():
     added = loaded_by("import torch, safetensors.torch, zstandard, actordbg.capture.hook") - loaded_by("import torch")
     assert added & DESK_ONLY == set()
@@ -80,13 +83,44 @@ DESK_COMMANDS = {
 }
 
 
-@pytest.mark.parametrize("name", DESK_COMMANDS)
-def test_the_desk_does_not_load_torch(filled: tuple[Store, str], name: str):
+ONE_AFTER_THE_OTHER = """
+import contextlib, io, json, sys
+from actordbg.cli.app import main
+heavy, answers = {"torch", "matplotlib"}, {}
+for name, arguments in json.loads(sys.argv[1]).items():
+    before, said = set(sys.modules), io.StringIO()
+    sys.argv[1:] = arguments
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            main()
+            code = 0
+        except SystemExit as end:
+            code = end.code or 0
+    answers[name] = {"code": code, "loaded": sorted(heavy & (set(sys.modules) - before)), "said": said.getvalue()}
+print("\\n" + json.dumps(answers))
+"""
+
+
+@pytest.fixture(scope="module")
+def desk(filled: tuple[Store, str]) -> dict[str, dict[str, Any]]:
+    """What each command answers and loads, one after the other in one process: heavy modules are told of the first that loads them."""
     store, dump_id = filled
     meant = {"DUMP": dump_id, "LOG": str(store.root.parent / "train.log")}
-    arguments = [meant.get(argument, argument) for argument in DESK_COMMANDS[name]]
-    loaded = loaded_by(command("--store", str(store.root), *arguments))
-    assert "actordbg" in loaded and {"torch", "matplotlib"}.isdisjoint(loaded)
+    commands = {
+        name: ["--store", str(store.root), *(meant.get(argument, argument) for argument in arguments)]
+        for name, arguments in DESK_COMMANDS.items()
+    }
+    code = [sys.executable, "-c", ONE_AFTER_THE_OTHER, json.dumps(commands)]
+    done = subprocess.run(code, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    answers: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return answers
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DESK_COMMANDS)
+def test_the_desk_does_not_load_torch(desk: dict[str, dict[str, Any]], name: str):
+    assert (desk[name]["code"], desk[name]["loaded"]) == (0, []), desk[name]["said"]
 
 
 def test_help_loads_neither_the_catalog_nor_rich_tables():

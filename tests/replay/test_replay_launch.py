@@ -38,6 +38,7 @@ def test_visible_devices_are_named_because_deepspeed_would_take_the_first_ones()
         deepspeed_command(DEEPSPEED, {"CUDA_VISIBLE_DEVICES": "GPU-aa,GPU-bb"}, "m", WORK)
 
 
+@pytest.mark.slow
 def test_the_workers_options_are_not_taken_for_the_launchers() -> None:
     from deepspeed.launcher.runner import parse_args
 

@@ -122,6 +122,7 @@ def test_three_crashes_on_start_up_stop_it_and_blame_no_input(bench: Bench) -> N
     assert read_events(bench.store.replays / spec.replay_id / "supervisor.jsonl")[-1]["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_dozen_crashes_in_a_row_cost_a_dozen_inputs_and_the_last_one_still_runs(bench: Bench) -> None:
     outcome = bench.run(make_spec(13), {f"d{n}": "kill" for n in range(12)})
     assert outcome.counts == {"crashed": 12, "passed": 1}
