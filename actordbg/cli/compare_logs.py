@@ -18,7 +18,7 @@ from actordbg.trainlogs.log_answer import LogComparison, LogSide
 from actordbg.trainlogs.log_lines import is_loss, read_log
 
 LogA = Annotated[str, typer.Argument(metavar="A", help="A training's log, plain or .gz; - for standard input.")]
-LogB = Annotated[str, typer.Argument(metavar="B", help="The other one's.")]
+LogB = Annotated[str, typer.Argument(metavar="B", help="The other training's log.")]
 Metric = Annotated[
     str | None,
     typer.Option(
@@ -28,7 +28,10 @@ Metric = Annotated[
         "critic_loss, loss_mean, then any other loss).",
     ),
 ]
-Threshold = Annotated[float, typer.Option("--threshold", metavar="X", help="Relative difference that is too much.")]
+Threshold = Annotated[
+    float,
+    typer.Option("--threshold", metavar="X", help="Values that differ relatively by this or more are too far apart."),
+]
 Rule = Annotated[
     str,
     typer.Option(

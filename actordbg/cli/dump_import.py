@@ -84,10 +84,10 @@ def create(
         typer.Option("--action-len", help="Last positions that are actions, A (default S/2; 0: no action mask)."),
     ] = None,
     padding: Annotated[
-        str, typer.Option("--padding", metavar="SIDE", help="left (prompts), right (responses), both or none.")
+        str, typer.Option("--padding", metavar="SIDE", help="Pad left (prompts), right (responses), both or none.")
     ] = "both",
     ranks: Annotated[int, typer.Option("--ranks", min=1, help="Ranks to make them for.")] = 1,
-    vocab_size: Annotated[int, typer.Option("--vocab-size", help="Token ids are below this.")] = 128_256,
+    vocab_size: Annotated[int, typer.Option("--vocab-size", help="Make token ids below this.")] = 128_256,
     seed: Annotated[int, typer.Option("--seed", help="The same seed makes the same tensors.")] = 0,
     run: Annotated[str, typer.Option("--run", help="Name of the run.")] = "created",
     as_json: Json = False,

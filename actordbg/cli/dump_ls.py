@@ -22,7 +22,7 @@ _WIDE = 100
 def ls(
     ctx: typer.Context,
     where: Where = None,
-    order: Annotated[str, typer.Option("--order", help="time, or length (shortest first).")] = "time",
+    order: Annotated[str, typer.Option("--order", help="Sort by time, or by length (shortest first).")] = "time",
     limit: Limit = 50,
     as_json: Json = False,
 ) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from actordbg.dumps.packing import PackSummary, UnpackSummary
 
 SHOWN = 20
-Run = Annotated[str | None, typer.Option("--run", metavar="NAME", help="Of this training run only.")]
+Run = Annotated[str | None, typer.Option("--run", metavar="NAME", help="Only dumps of this training run.")]
 
 
 @dataclass

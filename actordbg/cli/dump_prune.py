@@ -22,15 +22,16 @@ def prune(
     ctx: typer.Context,
     where: Where = None,
     older_than: Annotated[
-        str | None, typer.Option("--older-than", metavar="AGE", help="Older than this: 7d, 12h.")
+        str | None, typer.Option("--older-than", metavar="AGE", help="Dumps older than this: 7d, 12h.")
     ] = None,
     keep: Annotated[
-        str | None, typer.Option("--keep", metavar="SIZE", help="The oldest, until dumps take at most this: 10GB.")
+        str | None,
+        typer.Option("--keep", metavar="SIZE", help="The oldest dumps, until the rest takes at most this: 10GB."),
     ] = None,
-    run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="Of this training run only.")] = None,
+    run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="Only dumps of this training run.")] = None,
     damaged: Annotated[
         bool,
-        typer.Option("--damaged", help="Files that are broken; not those of a newer actordbg, nor unreadable ones."),
+        typer.Option("--damaged", help="Broken files; not those of a newer actordbg, nor unreadable ones."),
     ] = False,
     pinned: Annotated[bool, typer.Option("--pinned", help="Pinned dumps too; without this they always stay.")] = False,
     yes: Yes = False,

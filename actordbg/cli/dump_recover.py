@@ -34,7 +34,7 @@ def recover(
         list[Path] | None, typer.Argument(metavar="[RING]...", help="Ring files; default: all on this machine.")
     ] = None,
     live: Annotated[
-        bool, typer.Option("--live", help="Read rings of processes that are still there, too (a hang); they stay.")
+        bool, typer.Option("--live", help="Read rings of living processes too (a hang); these rings stay.")
     ] = False,
     keep_rings: Annotated[bool, typer.Option("--keep-rings", help="Leave the ring files where they are.")] = False,
     discard: Annotated[

@@ -96,8 +96,10 @@ class RecordingStatus:
 
 def status(
     ctx: typer.Context,
-    everything: Annotated[bool, typer.Option("--all", help="Processes of earlier runs, too.")] = False,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")] = False,
+    everything: Annotated[bool, typer.Option("--all", help="Show processes of earlier runs too.")] = False,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show the status again and again, until Ctrl-C.")
+    ] = False,
     interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks of --watch.")] = 1.0,
     as_json: Json = False,
 ) -> None:

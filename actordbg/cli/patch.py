@@ -1,4 +1,4 @@
-"""`actordbg patch`, `unpatch` and `status`: the capture hook in OpenRLHF's actor.py.
+"""`actordbg patch`, `unpatch` and `status`: put the capture hook into the trainer's actor.py, take it out, and look for it.
 
 All three find the file in the same way: by --target, in the environment of --python, or in this interpreter's.
 """

@@ -10,14 +10,7 @@ from roots import ROOT
 
 PRODUCT = sorted((ROOT / "actordbg").rglob("*.py"))
 
-RENAMED_SOON = {
-    "Call",
-    "Dump",
-    "Entry",
-    "Outcome",
-    "Slot",
-    "_Folder",
-}
+RENAMED_SOON = {"Entry", "Outcome", "Slot"}
 """Class names that are still declared twice; a name leaves this list when its classes are renamed. It is to become empty."""
 
 
