@@ -206,7 +206,7 @@ def _run(
     quiet: bool,
     dry_run: bool,
 ) -> None:
-    """Run what is open, with a progress bar, answer in any case, and exit as the answer is."""
+    """Run the cells that are open and print the matrix, after an interruption too; exit code 1 for a bad one."""
     from actordbg.matrix.cell_verdicts import require_common
     from actordbg.matrix.cells import batches, is_open
     from actordbg.matrix.run_matrix import Surroundings, run_matrix

@@ -23,7 +23,7 @@ ALL = "all"
 
 @dataclass(frozen=True)
 class Material:
-    """The replays of a report in its order, what they are in words, and what has to be said about them."""
+    """The replays of a report in its order; `selection` names them in words, `notes` says what was left out."""
 
     replays: tuple[ReplayData, ...]
     selection: str

@@ -147,6 +147,20 @@ def test_a_retired_word_is_noticed_in_prose_and_in_a_table_and_not_in_code():
     assert len(uses("oracle", "An oracle.\n\n| Oracles |\n\n`--oracle`\n")) == 2
 
 
+GONE = (
+    "Run what is open, with a progress bar, answer in any case", "A fault is no floor", "without a reason where it is to be run",
+    "what they are in words, and what has to be said about them", "whoever comes second drops its copy",
+    "moves nothing that counts", "dumps of run created created",
+)  # fmt: skip
+"""Sentences that nobody understood at first reading."""
+
+
+def test_sentences_that_nobody_understood_are_gone_from_code_and_pages():
+    files = [*(ROOT / "actordbg").rglob("*.py"), *docpages.pages()]
+    texts = {page_id(path): " ".join(path.read_text(encoding="utf-8").split()) for path in files}
+    assert [(name, sentence) for name, text in texts.items() for sentence in GONE if sentence in text] == []
+
+
 # ---- files that pages name ----
 
 
