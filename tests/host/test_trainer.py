@@ -1,0 +1,29 @@
+"""The seam to the trainer: each thing that a trainer provides is asked for somewhere, and little else knows its name."""
+
+from __future__ import annotations
+
+from roots import ROOT
+
+from actordbg.host.openrlhf.adapter import OpenRlhf
+from actordbg.host.trainer import TRAINER, Trainer
+
+PRODUCT = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "actordbg").rglob("*.py")}
+
+
+def members() -> set[str]:
+    return {name for name in (*vars(Trainer), *Trainer.__annotations__) if not name.startswith("_")}
+
+
+def test_each_member_of_the_protocol_has_a_caller_outside_of_the_trainers_room() -> None:
+    asking = "\n".join(text for name, text in PRODUCT.items() if not name.startswith("actordbg/host/"))
+    assert {name for name in members() if f"TRAINER.{name}" not in asking} == set()
+
+
+def test_the_trainer_of_this_installation_has_every_member_and_no_other() -> None:
+    assert isinstance(TRAINER, OpenRlhf)
+    assert {name for name in vars(OpenRlhf) if not name.startswith("_")} == members()
+
+
+def test_at_most_25_files_mention_the_trainer_by_name() -> None:
+    mentioning = sorted(name for name, text in PRODUCT.items() if TRAINER.package in text.lower())
+    assert len(mentioning) <= 25, mentioning
