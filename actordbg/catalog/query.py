@@ -71,7 +71,9 @@ class DumpRow(DumpColumns):
 
 @dataclass(init=False, repr=False, eq=False, match_args=False, kw_only=True)
 class ReplayRow(Replay):
-    """One replay, and how many of its inputs came out how."""
+    """One replay, and how many of its inputs came out how. `config` and `resolved` hold its settings."""
+
+    WITH_SETTINGS = False
 
     passed: int
     failed: int
