@@ -4,15 +4,15 @@ Every length that is named says where it comes from:
 
 * **measured**: an input of that length ran.
 * **interpolated**: between measured lengths, by the curve (`actordbg.curve.fit`).
-* **extrapolated**: beyond them, by the curve. More than twice beyond the longest measured one comes with a caution: kernels,
-  allocators and cache sizes change with size, and no curve knows.
+* **extrapolated**: beyond them, by the curve. More than twice the longest measured length comes with a caution, because kernels,
+  allocators and caches behave differently at other sizes.
 
-A length that ran out of memory is never said to fit, nor is any longer one. A curve's value "fits" only with its error on top:
-between measured lengths the held-out error, beyond them what extrapolation was wrong by where that could be checked
-(`Curve.error_at`). Within that error of the budget, or where nobody knows the error, it is "unsure".
+A length that ran out of memory is never said to fit, nor is any longer one. A curve's value "fits" only if it does with its error
+added (`Curve.error_at`): between measured lengths the held-out error, beyond them the error of extrapolation where that
+could be checked. Within that error of the budget, or if the error is unknown, it is "unsure".
 
-Attention computes n^2 scores, and eager attention stores them. So a time always, and the memory of eager attention, is drawn
-with a square term, even where the measured lengths are too short to show it.
+Attention computes n^2 scores, and eager attention stores them. So times, and the memory of eager attention, always have a
+square term, even if the measured lengths are too short to show it.
 
 Pure: measurements in, answer out.
 """
@@ -38,7 +38,7 @@ FAR = 2.0
 
 @dataclass(frozen=True)
 class At:
-    """What a length needs: `value` in bytes or seconds, `low` to `high` with the curve's error; None where unknown.
+    """What a length needs: `value` in bytes or seconds, `low` to `high` with the curve's error; None if unknown.
 
     fits: yes, no or unsure; None without a budget. far: more than twice the longest measured length.
     """
@@ -56,9 +56,9 @@ class At:
 class Longest:
     """The longest length that fits. measured: among those that ran; None if none of them fits.
 
-    by_curve: where the curve reaches the budget, between `low` and `high` with its error; None without a curve, or where it
-    never does. how: "measured" where a longer one is known not to fit, "extrapolated" where none is. too_long: the shortest
-    length that is known not to fit. exceptions: shorter ones that were over the budget all the same.
+    by_curve: where the curve reaches the budget, between `low` and `high` with its error; None without a curve, or if it never
+    does. how: "measured" if a longer length is known not to fit, else "extrapolated". too_long: the shortest length that is
+    known not to fit. exceptions: shorter lengths that were over the budget nevertheless.
     """
 
     how: str
@@ -73,7 +73,7 @@ class Longest:
 
 @dataclass(frozen=True)
 class CurveAnswer:
-    """One configuration: its points, the curve through them, and what was asked of it. `measurements` has its settings."""
+    """One configuration: its points, the curve through them, and the answers. `measurements` has its settings."""
 
     label: str
     measurements: Measurements
@@ -97,7 +97,7 @@ class CurvesAnswer:
 
     @property
     def good(self) -> bool:
-        """Something was measured, and every length that was asked for fits everywhere."""
+        """Something was measured, and every asked length fits in every configuration."""
         measured = any(one.values for one in self.curves)
         return measured and all(at.fits in (None, YES) for one in self.curves for at in one.at)
 
@@ -113,13 +113,13 @@ def answer(
     replays: int = 0,
     notes: Sequence[str] = (),
 ) -> CurvesAnswer:
-    """A curve for each configuration; `budget` in bytes or seconds, `at`: lengths to say the value of."""
+    """A curve for each configuration. `budget`: bytes or seconds. `at`: lengths whose value is wanted."""
     curves = tuple(_one(label(i), one, quantity, passes, budget, at) for i, one in enumerate(measured))
     return CurvesAnswer(quantity, by, passes if quantity == TIME else None, budget, replays, curves, tuple(notes))
 
 
 def value_of(point: Point, quantity: str, passes: str) -> float | None:
-    """What a curve is about, at one point."""
+    """The value of a curve's quantity at one point."""
     if quantity == MEMORY:
         return point.memory
     return {"both": point.both, "forward": point.forward, "backward": point.backward}[passes]
@@ -178,7 +178,7 @@ def longest(values: Sequence[tuple[int, float]], curve: Curve | None, bound: int
 def _by_curve(
     curve: Curve | None, budget: float, most: int | None, too_long: int | None
 ) -> tuple[int | None, int | None, int | None]:
-    """Where the curve reaches the budget, and with its error on top and off; between what is known to fit and not to."""
+    """Where the curve reaches the budget, alone and with its error added and subtracted, within the known bounds."""
     if curve is None:
         return None, None, None
 

@@ -51,7 +51,7 @@ LEAST = 3
 class Curve:
     """y = a + b n + c n^2, in y's unit, through lengths up to `longest`. form: which of the terms it has.
 
-    error: held-out relative error between measured lengths. ahead: beyond them, for a doubling; None if it cannot be checked.
+    error: held-out relative error between measured lengths. ahead: the error for a doubling beyond them; None if unknown.
     """
 
     form: str
@@ -67,7 +67,7 @@ class Curve:
         return self.a + self.b * n + self.c * n * n
 
     def error_at(self, n: float) -> float | None:
-        """The relative error to reckon with at a length; None beyond the longest if nobody knows."""
+        """The relative error to expect at a length; None beyond the longest if it is unknown."""
         if n <= self.longest:
             return self.error
         return None if self.ahead is None else max(self.error, self.ahead) * max(1.0, math.log2(n / self.longest))
@@ -84,8 +84,8 @@ class Curve:
 def fit(points: Sequence[Point], *, square: bool = False) -> Curve | None:
     """The curve through points (n, y), y > 0, one for each n; None for fewer than three.
 
-    `square`: y is known to have a part that grows with n^2, even where it is too small yet to be told from noise: from four
-    points on only forms with n^2 are tried. What is extrapolated is larger for it, and right.
+    `square`: y is known to grow with n^2, even if that part is still too small to tell from noise. From four points on, only
+    forms with n^2 are tried. Extrapolations become larger, and right.
     """
     known = _thinned(sorted((n, y) for n, y in points if y > 0))
     if len(known) < LEAST:

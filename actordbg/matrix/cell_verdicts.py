@@ -32,8 +32,9 @@ def judged(
     on_event: Callable[[Progress], None] = lambda event: None,
     on_tick: Callable[[], None] = lambda: None,
 ) -> tuple[MatrixCell, str | None]:
-    """A passed cell with its verdict against the truth in `truth_dtype`, which is computed where it is not there; and the
-    truth's replay. A truth that cannot be computed leaves the cell `not-compared`, with the reason.
+    """A passed cell with its verdict against the truth in `truth_dtype`, and the truth's replay. A missing truth is run now.
+
+    A truth that cannot be computed leaves the cell `not-compared`, with the reason.
     """
     from actordbg.compare.comparing import compare, save
     from actordbg.compare.find_truth import ensure_truth

@@ -20,7 +20,7 @@ from actordbg.report.report_model import Generators, Golden, NotCompared, RankAg
 
 
 def golden_of(results: Sequence[ResultRecord], prefix: str) -> Golden | None:
-    """Over the columns that begin with `prefix`: `golden` for log-probs, `golden_entropy`. None: nothing was compared."""
+    """Figures from the columns that begin with `prefix` ("golden", "golden_entropy"); None if nothing was compared."""
 
     def of(one: ResultRecord, figure: str) -> Any:
         return getattr(one, f"{prefix}_{figure}")
@@ -42,7 +42,7 @@ def golden_of(results: Sequence[ResultRecord], prefix: str) -> Golden | None:
 
 
 def generators_of(results: Sequence[ResultRecord]) -> Generators | None:
-    """None where no generator was set to a recorded state."""
+    """How many generators ended as in the run; None if none was set to a recorded state."""
     restored = [one for one in results if one.extra.get("restored")]
     if not restored:
         return None
@@ -57,7 +57,7 @@ def generators_of(results: Sequence[ResultRecord]) -> Generators | None:
 
 
 def not_compared_of(results: Sequence[ResultRecord]) -> tuple[NotCompared, ...]:
-    """What was recorded and not compared, counted by reason."""
+    """What the run recorded and was not compared, counted by reason."""
     counted = Counter(
         (what, reason) for one in results for what, reason in (one.extra.get("not_compared") or {}).items()
     )
@@ -67,7 +67,7 @@ def not_compared_of(results: Sequence[ResultRecord]) -> tuple[NotCompared, ...]:
 def against_the_run(
     golden: Golden | None, entropy: Golden | None, generators: Generators | None, not_compared: Sequence[NotCompared]
 ) -> list[str]:
-    """In words: a line for each kind of thing that the run recorded, and for each reason not to compare it."""
+    """In words: one line for each thing that the run recorded, and one for each reason not to compare it."""
     lines = [_golden("log-probs", golden)] if golden else []
     lines += [_golden("entropies", entropy)] if entropy else []
     lines += [_generators(generators)] if generators else []
@@ -106,7 +106,7 @@ _FIGURES = ("logprob_mean", "loss", "grad_norm")
 
 
 def agreement_of(results: Sequence[ResultRecord], config: ReplayConfig) -> RankAgreement | None:
-    """None where every rank runs an input of its own."""
+    """Whether ranks of a lane agree; None if every rank runs its own input."""
     passed = [one for one in results if one.status == PASSED]
     if config.lane_width == 1 or not passed:
         return None
@@ -124,7 +124,7 @@ def agreement_of(results: Sequence[ResultRecord], config: ReplayConfig) -> RankA
 
 
 def ranks_in_words(agreement: RankAgreement | None) -> list[str]:
-    """A line on what was checked, and one for each rank of each input that differs (at most five of them)."""
+    """One line on what was checked, and one for each rank and input that differ (at most five)."""
     if agreement is None:
         return []
     a = agreement

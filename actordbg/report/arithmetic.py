@@ -44,7 +44,7 @@ class Bucket:
 
 @dataclass(frozen=True)
 class Spread:
-    """Seconds (or another unit) over several inputs: how many were measured, median, 95th percentile, largest, sum."""
+    """Seconds (or another unit) over several inputs: number measured, median, 95th percentile, largest, sum."""
 
     count: int
     median: float | None
@@ -62,7 +62,7 @@ def bucket_of(seq_len: int) -> Bucket:
 
 
 def finite(values: Iterable[float | None]) -> list[float]:
-    """The values that are there and finite."""
+    """The values that are neither None nor infinite nor NaN."""
     return [float(value) for value in values if value is not None and math.isfinite(value)]
 
 
@@ -83,7 +83,7 @@ def median(values: Sequence[float]) -> float | None:
 
 
 def spread(values: Iterable[float | None]) -> Spread:
-    """Count, median, p95, largest and sum of the values that are there."""
+    """Count, median, p95, largest and sum of the finite values."""
     known = finite(values)
     return Spread(len(known), median(known), percentile(known, 95), max(known, default=None), sum(known))
 

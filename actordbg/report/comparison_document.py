@@ -1,7 +1,4 @@
-"""A comparison as a document: the conclusion in words first, then what it rests on, the worst first.
-
-The same blocks as a report's, so `terminal` and `markdown` show both.
-"""
+"""A comparison as a document: the conclusion in words first, then the figures behind it, the worst first."""
 
 from __future__ import annotations
 
@@ -74,12 +71,12 @@ def conclusion(record: ComparisonRecord) -> str:
 
 
 def _only_failed(one: DumpComparison) -> bool:
-    """A mismatch without figures: A failed on it, B did not."""
+    """Whether it is a mismatch without figures: A failed on it, B did not."""
     return one.verdict == MISMATCH and one.log_probs is None
 
 
 def _beyond(record: ComparisonRecord) -> str:
-    """What is accepted though noise does not explain it: worth knowing before the thresholds are blamed or trusted."""
+    """A difference within the thresholds that noise does not explain, in words; "" if there is none."""
     real = [one for one in record.dumps if one.beyond_noise and one.verdict in GOOD]
     if not real:
         return ""
@@ -221,7 +218,7 @@ def _distance(value: float | None) -> float:
 
 
 def _not_compared(record: ComparisonRecord) -> list[Block]:
-    """What was not compared and why, each reason once, with examples."""
+    """Dumps that were not compared, by reason, with examples."""
     by_reason: dict[str, list[str]] = {}
     for one in record.dumps:
         for what, why in one.not_compared.items():

@@ -1,7 +1,7 @@
 """Failures grouped by what they have in common: a known signature, else the kind of error with its figures taken out.
 
-A hundred inputs that fail alike are one line of a report, with the first of them as the example. What a signature means
-and how to get out of it is not known here: `Explain` is handed in (`actordbg.actor.signatures` in the product).
+A hundred inputs that fail alike are one line of a report, with the first of them as the example. The meaning of a signature, and
+the way out, come from `Explain`, which the caller hands in (`actordbg.actor.signatures` in the product).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ EXAMPLES = 3
 CAUSE_CHARS = 600
 
 Explain = Callable[[str], tuple[str, tuple[str, ...]] | None]
-"""From a signature's name to (explanation, ways out), or None for a name that nobody knows."""
+"""From a signature's name to (explanation, ways out), or None for an unknown name."""
 
 _FIGURES = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
 
@@ -27,7 +27,7 @@ def nothing_known(name: str) -> None:
 
 
 def group_failures(results: Sequence[ResultRecord], explain: Explain) -> tuple[FailureGroup, ...]:
-    """One group for each way in which results did not pass, the largest first; the first result by time is its cause."""
+    """One group for each kind of failure, the largest first. The earliest result of a group gives its cause."""
     groups: dict[tuple[str, str], list[ResultRecord]] = {}
     for one in sorted(results, key=lambda r: (r.started_at, r.slot)):
         if one.status != PASSED:

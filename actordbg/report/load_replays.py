@@ -1,7 +1,7 @@
-"""What a report is about, read from the store: replays by id, the newest one, or all of them.
+"""Read the replays of a report from the store: by id, the newest one, or all of them.
 
-Inputs come from each replay's `spec.json`, results and resolved configurations from the catalog (which is brought up to
-date first). A replay whose specification cannot be read is left out with a note: the others are still worth a report.
+Inputs come from each replay's `spec.json`; results and resolved configurations come from the catalog, which is brought up to date
+first. A replay with an unreadable specification is left out with a note, because the others are still worth a report.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Material:
 
 
 def load(store: Store, names: Sequence[str] = (), where: str | None = None) -> Material:
-    """The replays that `names` mean: full ids or unique beginnings of them, `last`, `all`; without any name, the last.
+    """The replays that `names` mean: ids, unique beginnings of ids, `last` or `all`; without a name, the last.
 
     `where` keeps the inputs whose dumps it selects. Raises StoreProblem without a store, UsageError for an unknown
-    replay, WhereError for a condition that is not allowed. No replay at all is an empty Material.
+    replay, WhereError for a forbidden condition. A store without replays gives an empty Material.
     """
     catalog = query.open_fresh(store, where)
     rows = _chosen(catalog, list(names) or [LAST])
@@ -47,7 +47,7 @@ def load(store: Store, names: Sequence[str] = (), where: str | None = None) -> M
     if where is not None:
         selected = {row.dump_id for row in query.select_dumps(catalog, where)}
         replays = [restrict(data, selected.__contains__) for data in replays]
-        notes.append(f'only inputs selected by --where "{where}"; dumps pruned since are not among them')
+        notes.append(f'only inputs selected by --where "{where}"; dumps that were pruned since are left out')
     return Material(tuple(replays), _selection(names, len(rows)), tuple(notes))
 
 

@@ -1,8 +1,4 @@
-"""A Summary as a document: headings, paragraphs, lists and tables, before anyone decides how they look.
-
-Text (`terminal`) and Markdown (`markdown`) show the same blocks, so they say the same. Cells are strings already, in the
-units that their heading names, so a renderer only has to lay them out.
-"""
+"""A report on replays as a document: headings, paragraphs, lists and tables (`report/blocks.py`), for text and Markdown alike."""
 
 from __future__ import annotations
 

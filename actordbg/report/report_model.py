@@ -1,7 +1,7 @@
-"""What a report says, as data: the dataclasses that `summary` fills, and that text, Markdown and JSON show.
+"""What a report says, as data. `summary` fills these dataclasses; text, Markdown and JSON show them.
 
 `actordbg report --format json` prints a Summary field by field, so these names are the JSON's names. Times are in
-seconds, memory in bytes, log-probs in nats. A figure that nobody measured is None, never 0.
+seconds, memory in bytes, log-probs in nats. A figure that was not measured is None, never 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from actordbg.report.arithmetic import Spread
 class ReplayData:
     """One replay as the store has it: the input of a report.
 
-    `resolved` is the configuration that the workers said they ran (empty if none became ready), `status` is
+    `resolved` is the configuration that the workers reported (empty if none became ready), `status` is
     "complete", "interrupted", "failed" or "unfinished". `results` holds at most one result for each dump, `comparisons` the
     newest one with each other side.
     """
@@ -32,7 +32,7 @@ class ReplayData:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many inputs a replay has and what became of them; the last five add up to `inputs`."""
+    """How many inputs a replay has, and how they ended. The last five add up to `inputs`."""
 
     inputs: int
     passed: int
@@ -99,7 +99,7 @@ class BucketFigures:
 
 @dataclass(frozen=True)
 class WarmUp:
-    """What is kept out of steady timing: the first measured input of each worker start, and inputs that compiled."""
+    """Inputs outside of steady timing: the first measured one of each worker start, and those that compiled a graph."""
 
     first_inputs: int
     first_forward: Spread
@@ -178,7 +178,7 @@ class NotCompared:
 
 @dataclass(frozen=True)
 class RankDifference:
-    """`rank` came to another answer than `first` on the same input; `moved`: by how much, of each figure that both have."""
+    """`rank` got another result than `first` on the same input. `moved`: the difference of each figure that both have."""
 
     dump_id: str
     first: int
@@ -189,10 +189,10 @@ class RankDifference:
 
 @dataclass(frozen=True)
 class RankAgreement:
-    """Ranks that ran each input together, `lane_width` of them (--align same, --tp, --ring): did they come to the same?
+    """Whether ranks that ran one input together agree. `lane_width`: how many they are (--align same, --tp, --ring).
 
-    `results` inputs passed; of `checked` ones every rank said what came out, on `agree` of them all the same: log-probs
-    to the bit, loss and gradient norm within rounding.
+    `results` inputs passed. On `checked` of them every rank answered, and on `agree` of these the answers are equal:
+    log-probs bit for bit, loss and gradient norm within rounding.
     """
 
     lane_width: int
@@ -204,7 +204,7 @@ class RankAgreement:
 
 @dataclass(frozen=True)
 class Compiled:
-    """What torch.compile did: graphs built and graph breaks over all results that counted them."""
+    """Graphs built and graph breaks of torch.compile, over all results that counted them."""
 
     results: int
     graphs: int
@@ -213,7 +213,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class ReplaySummary:
-    """One replay: what ran under which resolved configuration, and what came of it.
+    """One replay: its inputs, the configuration that ran, and its results.
 
     `comparisons`: the newest one of it (as A) with each other replay, the truth and the run's own results.
     """
@@ -282,7 +282,7 @@ class SideBySide:
 
 @dataclass(frozen=True)
 class Summary:
-    """A whole report. `selection` says what was asked for in words; `replays` is empty when nothing was replayed."""
+    """A whole report. `selection`: how the replays were chosen, in words. `replays` is empty if nothing was replayed."""
 
     selection: str
     generated_at: str

@@ -1,11 +1,10 @@
-"""From the rows of replays to a Summary: pure, no file, no catalog, no clock but the one that is handed in.
+"""From the rows of replays to a Summary. Pure: no file, no catalog, and no clock but the one that is handed in.
 
 Rules that keep the figures honest:
 
-* The configuration that a report names is the one the workers *resolved* (their `ready` event), not the flag.
-* Steady timing leaves out the first measured input of each worker start (it pays for allocators, kernels, caches) and
-  every input during which torch.compile built a graph; both are shown on their own. All other inputs whose forward
-  ended count, failed ones too.
+* A report names the configuration that the workers *resolved* (their `ready` event), not the flag.
+* Warm-up is no part of steady timing (`report/arithmetic.py`) and shown apart. All other inputs whose forward ended count,
+  failed ones too.
 * An input without a result is "not run", so the counts add up to the inputs of the plan.
 * Times of different replays are never pooled. Side by side (`compare`), a ratio is over the inputs that both ran.
 

@@ -1,8 +1,8 @@
 """A report for other programs: JSON of the whole Summary, and CSV with one row for each result.
 
-The CSV's columns are part of the contract: new ones are added at the end, none is renamed or moved. An input that was not
-run has no row. Times in seconds, memory in bytes, log-probs in nats; a figure that nobody measured is an empty cell.
-`warm_up` says why a row is no part of steady timing: "first", "compiled", or empty.
+The CSV's columns are a contract: new ones go to the end, none is renamed or moved. An input that was not run has no row. Times
+are in seconds, memory in bytes, log-probs in nats; a figure that was not measured is an empty cell. `warm_up` says why a row is
+no part of steady timing: "first", "compiled", or empty.
 """
 
 from __future__ import annotations
