@@ -29,7 +29,7 @@ A switch can name *triggers*, which make a call worth keeping after it ran: `dum
 | `slow:3x` | it took more than 3 times the running median of calls of its kind (same gradient mode, like size) |
 | `logprobs:-40:0` | a log-prob of a token under the action mask lies outside of -40 to 0 nats |
 
-`actordbg.capture.trigger_verdicts` judges; this module knows the words. Standard library only.
+`actordbg.capture.recorded_call` judges; this module knows the words. Standard library only.
 """
 
 from __future__ import annotations

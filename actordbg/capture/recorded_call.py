@@ -6,27 +6,174 @@ once as JSON, so that a call in flight is described without the training thread 
 
     numbers(...)     what is the call's own, as integers: see `actordbg.formats.ringfile`
     Item.record(...) the record, from both
+
+When it ran, a `Judge` says which trigger, if any, keeps it, and what that trigger saw. It works in the writer thread and makes
+nobody wait: outputs are judged from their copies, times on a GPU from events that the writer thread waits for, memory from
+counters that the allocator keeps anyway.
+
+**slow** compares with the running median of the last MEDIAN_OF calls of the same kind: same actor, same gradient mode, and
+sizes (B x S) of the same power of two. So a training pass is not slow because log-prob passes are quick, nor a long batch because
+most are short. Nothing is slow before MEDIAN_FROM calls of a kind are known. A slow call counts in later medians, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import os
+import resource
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from actordbg.base.errors import describe, scrub
 from actordbg.capture.binding import Bound
-from actordbg.capture.control import Control
+from actordbg.capture.control import EXCEPTION, LOGPROBS, NAN, OOM, SLOW, Control, Triggers
 from actordbg.capture.facts import ActorFacts, CallFacts, Rank
 from actordbg.capture.ledger import Ledger
-from actordbg.capture.ring import Entry, Ring
+from actordbg.capture.ring import Ring, RingEntry
 from actordbg.capture.snapshot import Snapshot, Timer
-from actordbg.capture.trigger_verdicts import Outcome, Verdict
-from actordbg.formats.dump_record import DumpRecord, make_dump_id
-from actordbg.formats.encoding import dtype_name
+from actordbg.formats.dump_record import OUTPUT_PREFIX, DumpRecord, make_dump_id
+from actordbg.formats.encoding import dtype_name, storable
 from actordbg.formats.ringfile import CAPTURED, DROPPED, OPEN, SAMPLED, sealed
+
+MEDIAN_OF, MEDIAN_FROM = 64, 5
+LOGITS_SUM = "logits_sum"
+"""Stands in for logits, which are far too large to be copied: their sum is finite exactly if they are (or overflows)."""
+
+_OOM_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "failed to allocate")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The trigger that keeps a call, and what it saw."""
+
+    trigger: str
+    facts: dict[str, Any]
+
+
+@dataclass
+class CallEnd:
+    """What became of a call. `seconds` may be called once the device is done; `error` are the facts of what it raised."""
+
+    kind: tuple[Any, ...]
+    seconds: Callable[[], float] | None = None
+    error: dict[str, Any] | None = None
+
+
+@dataclass
+class Judge:
+    """Judges the calls of one process, and remembers how long they took."""
+
+    times: dict[tuple[Any, ...], deque[float]] = field(default_factory=dict)
+
+    def verdict(
+        self, on: Triggers, outcome: CallEnd, tensors: Mapping[str, torch.Tensor], action_mask: torch.Tensor | None
+    ) -> Verdict | None:
+        """The first trigger that fires: exceptions, then outputs, then time."""
+        if outcome.error is not None:
+            memory = bool(outcome.error.get("out_of_memory"))
+            if on.exception or (on.oom and memory):
+                return Verdict(OOM if memory else EXCEPTION, outcome.error)
+            return None
+        found = self._outputs(on, tensors, action_mask) if on.of_outputs else None
+        slow = self._slow(on.slow, outcome) if on.slow is not None else None
+        return found or slow
+
+    def _outputs(
+        self, on: Triggers, tensors: Mapping[str, torch.Tensor], action_mask: torch.Tensor | None
+    ) -> Verdict | None:
+        outputs = {name[len(OUTPUT_PREFIX) :]: t for name, t in tensors.items() if name.startswith(OUTPUT_PREFIX)}
+        for name, values in outputs.items():
+            bad = int((~values.isfinite()).sum()) if on.nan and values.is_floating_point() else 0
+            if bad:
+                nans = int(values.isnan().sum())
+                facts = {"output": name, "nan": nans, "inf": bad - nans, "of": values.numel()}
+                return Verdict(NAN, facts | _first_bad(values))
+        if on.logprobs is None:
+            return None
+        return _out_of_range(on.logprobs, outputs, action_mask)
+
+    def _slow(self, multiple: float, outcome: CallEnd) -> Verdict | None:
+        if outcome.seconds is None:
+            return None
+        seconds = outcome.seconds()
+        known = self.times.setdefault(outcome.kind, deque(maxlen=MEDIAN_OF))
+        usual = median(known) if len(known) >= MEDIAN_FROM else math.inf
+        known.append(seconds)
+        if seconds <= multiple * usual:
+            return None
+        return Verdict(SLOW, {"seconds": seconds, "median": usual, "times": seconds / usual, "of": len(known) - 1})
+
+
+def kind_of(instance: str, grad_enabled: bool, shape: tuple[int, int]) -> tuple[Any, ...]:
+    """What calls have in common whose times can be compared."""
+    return instance, grad_enabled, (shape[0] * shape[1]).bit_length()
+
+
+def error_facts(error: BaseException, device: torch.device | None) -> dict[str, Any]:
+    """What is kept of an exception: class, message without secrets, and for out-of-memory what was allocated, in bytes."""
+    facts: dict[str, Any] = {"error": type(error).__name__, "message": scrub(describe(error))}
+    facts["out_of_memory"] = is_out_of_memory(error)
+    if facts["out_of_memory"]:
+        facts |= memory_facts(device)
+    return facts
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory ran out: torch's own classes, Python's, or a RuntimeError that says so (the CPU's allocator)."""
+    kinds = [MemoryError, *(getattr(torch, "OutOfMemoryError", None), getattr(torch.cuda, "OutOfMemoryError", None))]
+    if isinstance(error, tuple(kind for kind in kinds if isinstance(kind, type))):
+        return True
+    return isinstance(error, RuntimeError) and any(word in str(error).lower() for word in _OOM_WORDS)
+
+
+def memory_facts(device: torch.device | None) -> dict[str, Any]:
+    """Bytes in use: of the device's allocator where there is one, and of the process. Asks counters; nothing synchronises."""
+    facts: dict[str, Any] = {"resident_bytes": _resident_bytes()}
+    facts["peak_resident_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    if device is not None and device.type == "cuda":
+        facts["device"] = str(device)
+        facts["allocated_bytes"] = torch.cuda.memory_allocated(device)
+        facts["reserved_bytes"] = torch.cuda.memory_reserved(device)
+        facts["peak_allocated_bytes"] = torch.cuda.max_memory_allocated(device)
+        facts["total_bytes"] = torch.cuda.get_device_properties(device).total_memory
+    else:
+        facts["allocated_bytes"] = facts["reserved_bytes"] = facts["resident_bytes"]
+    return facts
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _first_bad(values: torch.Tensor) -> dict[str, Any]:
+    place = (~values.isfinite()).nonzero()
+    return {"first": [int(n) for n in place[0]]} if place.numel() else {}
+
+
+def _out_of_range(
+    bounds: tuple[float, float], outputs: Mapping[str, torch.Tensor], action_mask: torch.Tensor | None
+) -> Verdict | None:
+    values = outputs.get("action_log_probs", outputs.get("log_probs"))
+    if values is None or not values.numel():
+        return None
+    if action_mask is not None and action_mask.shape == values.shape:
+        values = values[action_mask.bool()]
+    values = values[values.isfinite()]
+    if not values.numel():
+        return None
+    lowest, highest = float(values.min()), float(values.max())
+    if bounds[0] <= lowest and highest <= bounds[1]:
+        return None
+    outside = int(((values < bounds[0]) | (values > bounds[1])).sum())
+    return Verdict(LOGPROBS, {"lowest": lowest, "highest": highest, "outside": outside, "of": values.numel()})
+
 
 if TYPE_CHECKING:
     from actordbg.capture.ring import Ring
@@ -128,7 +275,7 @@ def numbers(
     return (number, call.time_ns, call.monotonic_ns, step, token, *shape, *tensors)
 
 
-NOWHERE = Entry(0, 0, -1)
+NOWHERE = RingEntry(0, 0, -1)
 """Of a call that has no place in the ring (yet)."""
 NO_KIND = Kind({}, (), b"")
 NO_FACTS = CallFacts(0, 0, None, False, None, None, None, None)
@@ -154,7 +301,7 @@ class Item:
     number: int
     reason: str | None
     standing: int
-    entry: Entry = NOWHERE
+    entry: RingEntry = NOWHERE
     kind: Kind = NO_KIND
     call: CallFacts = NO_FACTS
     token: int = 0
@@ -165,7 +312,7 @@ class Item:
     outputs: Snapshot | None = None
     timer: Timer | None = None
     error: dict[str, Any] | None = None
-    outcome: Outcome | None = None
+    outcome: CallEnd | None = None
     rng_after: dict[str, torch.Tensor] | None = None
     previous: tuple[Item, ...] = ()
     held: int = 0
@@ -241,3 +388,41 @@ class Item:
         """Say in the ring how the call stands. The ledger and the item agree before that, so that nothing is counted twice."""
         if self.entry is not NOWHERE:
             self.ring.set_book(self.entry, self.standing)
+
+
+def named_outputs(output: Any, of_actions: bool, logits: bool = False) -> dict[str, torch.Tensor]:
+    """The small tensors of what `forward` returned, named `output.<name>`.
+
+    A trainer returns log-probs, `(log-probs, model output)` or the model output. `of_actions` says whether log-probs are those
+    of the actions. Since 0.7.2 the model output may carry `entropy`. With `logits`, where there are no log-probs, the sum of
+    the logits (a scalar, float32) stands for them: that reads them once on their device, and waits for nothing.
+    """
+    found: dict[str, Any] = {}
+    parts = list(output) if isinstance(output, (tuple, list)) and not hasattr(output, "logits") else [output]
+    if parts and isinstance(parts[0], torch.Tensor):
+        found["action_log_probs" if of_actions else "log_probs"] = parts.pop(0)
+    for part in parts:
+        found.setdefault("entropy", getattr(part, "entropy", None))
+    if logits and "log_probs" not in found and "action_log_probs" not in found:
+        found[LOGITS_SUM] = next((_sum(part.logits) for part in parts if hasattr(part, "logits")), None)
+    return {
+        OUTPUT_PREFIX + name: value
+        for name, value in found.items()
+        if type(value) is torch.Tensor and storable(value) and value.device.type != "meta"
+    }
+
+
+def wants_actions(kind: Kind) -> bool:
+    """Log-probs are those of the actions if the call had an `action_mask` (or `num_actions`, in old trainers)."""
+    names = {name for name, _ in kind.tensors}
+    fields = kind.fields
+    return (
+        "action_mask" in names or "action_mask" in fields["extra"] or fields["arguments"].get("num_actions") is not None
+    )
+
+
+def _sum(logits: Any) -> torch.Tensor | None:
+    if type(logits) is not torch.Tensor or not logits.is_floating_point():
+        return None
+    with torch.no_grad():
+        return logits.detach().sum(dtype=torch.float32)

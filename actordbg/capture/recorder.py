@@ -27,20 +27,25 @@ from typing import Any, TypeVar
 import torch
 
 from actordbg.capture import facts
-from actordbg.capture import ring_places as machine
 from actordbg.capture.binding import Binder, Bound
-from actordbg.capture.call_outputs import named_outputs, wants_actions
 from actordbg.capture.control import Control, ControlWatcher
 from actordbg.capture.ledger import Identity, Ledger
-from actordbg.capture.recorded_call import Item, Kinds, numbers
+from actordbg.capture.recorded_call import (
+    CallEnd,
+    Item,
+    Kinds,
+    error_facts,
+    kind_of,
+    named_outputs,
+    numbers,
+    wants_actions,
+)
 from actordbg.capture.ring import Ring
-from actordbg.capture.rings import RingKeeper
 from actordbg.capture.snapshot import Copier, PoolExhausted, cost
-from actordbg.capture.trigger_verdicts import Outcome, error_facts, kind_of
-from actordbg.capture.watch import Notices, Watch
+from actordbg.capture.watch import Notices, RingKeeper, Watch
 from actordbg.capture.writer import EXIT_SECONDS, ITEM_BYTES, Writer
 from actordbg.formats.dump_record import RNG_PREFIX
-from actordbg.formats.ringfile import DROPPED, OPEN, OWN_NUMBERS, SAMPLED, aligned
+from actordbg.formats.ringfile import DROPPED, OPEN, OWN_NUMBERS, SAMPLED, aligned, host_name
 from actordbg.formats.store_files import StoreFiles
 
 T = TypeVar("T")
@@ -98,7 +103,7 @@ class Recorder:
         self._on_change = on_change
         self._run = run
         self._copier = copier or Copier()
-        self._host = machine.host_name()
+        self._host = host_name()
         self._token = secrets.token_hex(4)
         self._dump_tokens = itertools.count(int(secrets.token_hex(4), 16))
         self._rings = RingKeeper(store, self._host, self._token, self.notices)
@@ -302,7 +307,7 @@ class Recorder:
         control = item.control
         seconds = item.timer.stop() if item.timer is not None else None
         kind = kind_of(item.ledger.identity.instance, item.call.grad_enabled, item.shape)
-        item.outcome = Outcome(kind, seconds, item.error)
+        item.outcome = CallEnd(kind, seconds, item.error)
         if control.before:
             for one in self._last:
                 if one.ring.hold(one.entry):

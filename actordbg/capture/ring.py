@@ -13,24 +13,29 @@ survives everything but the machine (or the container). `--recorder-dir store` t
     hold, release              the writer needs it; the writer is done with it
 
 All methods are safe from any thread, and never wait for more than a few instructions of another thread.
+
+Its memory is an `Arena`: extents of one mapping, taken and given back in any order. The mapping is as large as its bound, but
+only its first `limit` bytes are backed by memory; more is backed when no gap is left (`grow`), and given up again when it is not
+needed any more (`trim`). Gaps are searched from where the last extent was taken, so taking one costs a step, unless that gap is
+too small.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
+import ctypes
 import mmap
 import os
 import struct
 import threading
 import time
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from actordbg.capture.arena import CHUNK, Arena
-from actordbg.capture.ring_places import in_shared_memory
+import torch
+
 from actordbg.formats import ringfile
 from actordbg.formats.ringfile import (
     DONE,
@@ -42,19 +47,102 @@ from actordbg.formats.ringfile import (
     SLOT,
     WRITING,
     head_bytes,
+    in_shared_memory,
     sealed,
     slot_check,
 )
-from actordbg.formats.store_files import make_folder
 
-_MADV_POPULATE_WRITE, _MAP_NORESERVE = 23, 0x4000
+CHUNK = 2**20
+"""Memory is backed in multiples of this many bytes."""
+KEEP = 32 * 2**20
+"""Backed memory up to so much is kept when it is not needed."""
+
+
+class Arena:
+    """Extents of `memory` from byte `first` on. `grow(end)` backs the mapping up to `end`, or raises OSError.
+
+    `address` is where the mapping begins in memory; `tensor` is all of it as uint8.
+    """
+
+    def __init__(self, memory: mmap.mmap, first: int, limit: int, grow: Callable[[int], None] | None) -> None:
+        self.memory = memory
+        self.first, self.limit, self.end = first, limit, len(memory)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        self.tensor = torch.frombuffer(memory, dtype=torch.uint8)
+        self._grow = grow
+        self._keep = max(KEEP, limit - first)
+        self._extents: list[tuple[int, int]] = []
+        """Begin and end of each, in order."""
+        self._at = 0
+        """The next extent is sought in the gap before the extent of this index."""
+
+    def take(self, nbytes: int) -> int | None:
+        """Offset of a new extent of `nbytes`, which is a multiple of ALIGNMENT; None if there is no room."""
+        extents, place = self._extents, self._at
+        offset = extents[place - 1][1] if place else self.first
+        if (extents[place][0] if place < len(extents) else self.limit) - offset < nbytes:
+            found = self._gap(nbytes)
+            if found is None and self._back(nbytes):
+                found = self._gap(nbytes)
+            if found is None:
+                return None
+            place, offset = found
+        extents.insert(place, (offset, offset + nbytes))
+        self._at = place + 1
+        return offset
+
+    def give_back(self, offset: int) -> None:
+        """Free the extent that begins at `offset`."""
+        place = bisect_left(self._extents, (offset, 0))
+        del self._extents[place]
+        if self._at > place:
+            self._at -= 1
+
+    def trim(self) -> None:
+        """Give up backed memory behind the last extent, beyond KEEP and what was backed at first, if it is not needed."""
+        wanted = max(self._last, self.first + self._keep)
+        wanted = -(-wanted // CHUNK) * CHUNK
+        if wanted < self.limit:
+            old, self.limit = self.limit, wanted
+            advice = mmap.MADV_DONTNEED if self._grow is None else mmap.MADV_REMOVE
+            self.memory.madvise(advice, wanted, old - wanted)
+
+    @property
+    def _last(self) -> int:
+        return self._extents[-1][1] if self._extents else self.first
+
+    def _gap(self, nbytes: int) -> tuple[int, int] | None:
+        """(index, offset) of the first gap of `nbytes`."""
+        place, offset = 0, self.first
+        for begin, end in (*self._extents, (self.limit, 0)):
+            if begin - offset >= nbytes:
+                return place, offset
+            place, offset = place + 1, end
+        return None
+
+    def _back(self, nbytes: int) -> bool:
+        """Back enough memory behind the last extent. False if there is none to be had."""
+        last = self._last
+        wanted = min(self.end, -(-(last + nbytes) // CHUNK) * CHUNK)
+        if wanted < last + nbytes or wanted <= self.limit:
+            return False
+        if self._grow is not None:
+            try:
+                self._grow(wanted)
+            except OSError:
+                return False
+        self.limit = wanted
+        return True
+
+
+_MAP_NORESERVE = 0x4000
 _SLOTS_AT, _SLOT_SIZE = ringfile.SLOTS_AT, ringfile.SLOT_SIZE
 _NUMBERS = {count: struct.Struct(f"<{count}q") for count in range(64)}
 MOST_RUNNING = 64
 """Slots that are left to calls in flight when many calls wait to be written."""
 
 
-class Entry:
+class RingEntry:
     """One call's place in a ring. `offset`: of its extent in the mapping; `data`: of its first tensor.
 
     `sequence` counts the calls of the process. `holds`: how many reasons there are to keep it. `whole`: its tensors are there.
@@ -83,9 +171,9 @@ class Ring:
         self._descriptor = descriptor
         self._lock = threading.Lock()
         self._free = list(range(ringfile.SLOTS - 1, -1, -1))
-        self._recent: deque[Entry] = deque()
+        self._recent: deque[RingEntry] = deque()
         self._recent_bytes = 0
-        self._running: dict[int, Entry] = {}
+        self._running: dict[int, RingEntry] = {}
         self._kinds_end = ringfile.KINDS_AT
         self._books = list(range(ringfile.MAX_LEDGERS - 1, -1, -1))
         self._sequence = 0
@@ -99,7 +187,7 @@ class Ring:
         no file, no lock or no memory to be had; then nothing is left behind.
         """
         path, unfinished = folder / f"{name}{ringfile.SUFFIX}", folder / f"{name}{ringfile.UNFINISHED}"
-        descriptor = _new_file(unfinished)
+        descriptor = ringfile.new_file(unfinished)
         try:
             ringfile.hold(descriptor)
             size = ringfile.DATA + -(-(kept + queued) // CHUNK) * CHUNK
@@ -107,9 +195,9 @@ class Ring:
             shared = in_shared_memory(folder)
             backed = ringfile.DATA + (CHUNK if shared else min(kept, size - ringfile.DATA))
             backed = min(size, -(-backed // CHUNK) * CHUNK)
-            _back(descriptor, shared, 0, backed)
-            memory = _mapped(unfinished, size)
-            _touch(memory, 0, backed)
+            ringfile.back(descriptor, shared, 0, backed)
+            memory = ringfile.mapped(unfinished, size)
+            ringfile.touch(memory, 0, backed)
             memory[: ringfile.HEADER] = ringfile.header_bytes(facts).ljust(ringfile.HEADER, b"\0")
 
             def grow(end: int) -> None:
@@ -117,8 +205,8 @@ class Ring:
                     raise OSError("a ring on a disk does not grow: that could wait for the disk")
                 if made._descriptor is None:  # the number may be another file's by now
                     raise OSError("the ring is closed")
-                _back(made._descriptor, shared, arena.limit, end - arena.limit)
-                _touch(memory, arena.limit, end - arena.limit)
+                ringfile.back(made._descriptor, shared, arena.limit, end - arena.limit)
+                ringfile.touch(memory, arena.limit, end - arena.limit)
 
             arena = Arena(memory, ringfile.DATA, backed, grow)
             made = cls(memory, arena, path, descriptor, kept)
@@ -142,12 +230,12 @@ class Ring:
         return cls(memory, Arena(memory, ringfile.DATA, ringfile.DATA + CHUNK, None), None, None, kept)
 
     @property
-    def running(self) -> list[Entry]:
+    def running(self) -> list[RingEntry]:
         """The calls in flight, the oldest first."""
         with self._lock:
             return sorted(self._running.values(), key=lambda entry: entry.sequence)
 
-    def seconds_in(self, entry: Entry) -> float:
+    def seconds_in(self, entry: RingEntry) -> float:
         """How long a call has been running: its third number is the monotonic time of its begin, in ns."""
         began: int = struct.unpack_from("<q", self._memory, entry.offset + 16)[0]
         return round((time.monotonic_ns() - began) / 1e9, 3)
@@ -189,14 +277,14 @@ class Ring:
         """Whether one more call may wait to be written: however many wait, the last ones and those in flight get their slots."""
         return len(self._free) > self.keep + MOST_RUNNING
 
-    def open(self, count: int, tensor_bytes: int) -> Entry | None:
+    def open(self, count: int, tensor_bytes: int) -> RingEntry | None:
         """Room for a call with `count` numbers and `tensor_bytes` of tensors (aligned each); None if there is none.
 
         The entry is held once, for the call itself. The oldest of the last calls make room if they have to.
         """
         size = head_bytes(count) + tensor_bytes
         with self._lock:
-            entry = Entry(size, count, self._sequence + 1)
+            entry = RingEntry(size, count, self._sequence + 1)
             while not self._free and self._recent:
                 self._forget_oldest()
             offset = self.arena.take(size) if self._free else None
@@ -214,7 +302,7 @@ class Ring:
             return entry
 
     def commit(
-        self, entry: Entry, ledger: int, book: int, kind: tuple[int, int], numbers: tuple[int, ...], *, whole: bool
+        self, entry: RingEntry, ledger: int, book: int, kind: tuple[int, int], numbers: tuple[int, ...], *, whole: bool
     ) -> None:
         """Write down all but the tensors; if these are in place (`whole`), at last that the call is in flight."""
         memory, at = self._memory, _SLOTS_AT + entry.slot * _SLOT_SIZE
@@ -227,13 +315,13 @@ class Ring:
             entry.whole = True
             memory[at] = IN_FLIGHT
 
-    def arrived(self, entry: Entry) -> None:
+    def arrived(self, entry: RingEntry) -> None:
         """The tensors that came from a device are in place now."""
         with self._lock:
             entry.whole = True
             self._memory[_SLOTS_AT + entry.slot * _SLOT_SIZE] = entry.state
 
-    def leave(self, entry: Entry, raised: bool) -> None:
+    def leave(self, entry: RingEntry, raised: bool) -> None:
         """The call returned or raised: it is one of the last ones now."""
         with self._lock:
             entry.state = RAISED if raised else DONE
@@ -251,18 +339,18 @@ class Ring:
         self._memory[offset : offset + len(data)] = data
         return offset, len(data)
 
-    def abandon(self, entry: Entry) -> None:
+    def abandon(self, entry: RingEntry) -> None:
         """The call could not be copied: its place is free again."""
         with self._lock:
             if entry.sequence in self._running:
                 self._release(entry)
                 del self._running[entry.sequence]
 
-    def set_book(self, entry: Entry, book: int) -> None:
+    def set_book(self, entry: RingEntry, book: int) -> None:
         """How the call stands in the books now."""
         self._memory[_SLOTS_AT + entry.slot * _SLOT_SIZE + 1] = book
 
-    def set_end(self, entry: Entry, what: Mapping[str, Any]) -> None:
+    def set_end(self, entry: RingEntry, what: Mapping[str, Any]) -> None:
         """What came of the call, as JSON; nothing if that is too much."""
         text = sealed(what)
         if len(text) > END:
@@ -272,13 +360,13 @@ class Ring:
         self._memory[first : first + len(text)] = text
         struct.pack_into("<I", self._memory, at + 4, len(text))
 
-    def hold(self, entry: Entry) -> bool:
+    def hold(self, entry: RingEntry) -> bool:
         """Somebody else needs the entry, too. False if it is gone."""
         with self._lock:
             entry.holds += entry.holds > 0
             return entry.holds > 0
 
-    def release(self, entry: Entry) -> None:
+    def release(self, entry: RingEntry) -> None:
         """Somebody does not need the entry any more."""
         with self._lock:
             self._release(entry)
@@ -332,62 +420,9 @@ class Ring:
             del self._recent[0]
             self._recent_bytes -= entry.size
 
-    def _release(self, entry: Entry) -> None:
+    def _release(self, entry: RingEntry) -> None:
         if entry.holds == 1:
             self._memory[_SLOTS_AT + entry.slot * _SLOT_SIZE] = FREE
             self.arena.give_back(entry.offset)  # before anything changes: it can be tried again if this fails
             self._free += (entry.slot,)
         entry.holds -= 1
-
-
-def _new_file(path: Path) -> int:
-    """A descriptor of a new file. Its folder may vanish meanwhile, with another process's last ring: then it is made again."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    for _ in range(10):
-        make_folder(path.parent)
-        with contextlib.suppress(FileNotFoundError):
-            return os.open(path, flags, 0o600)
-    return os.open(path, flags, 0o600)
-
-
-def _mapped(path: Path, size: int) -> mmap.mmap:
-    """The file's mapping. It is opened once more for it: mmap keeps a descriptor of its own, and that must not be the one that
-    holds the lock, or a forked child would keep its parent's ring for alive.
-    """
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        return mmap.mmap(descriptor, size)
-    finally:
-        os.close(descriptor)
-
-
-def forget_old(folder: Path, most: int = 64) -> None:
-    """Remove the oldest rings of dead processes beyond `most`: a job that is killed every night must not fill the memory. And
-    what is left of processes that were killed while they made theirs.
-    """
-    ringfile.remove_unfinished(folder)
-    dead = []
-    for path in ringfile.ring_paths(folder):
-        with contextlib.suppress(OSError):
-            if not ringfile.is_held(path):
-                dead.append(path)
-    for path in dead[: max(0, len(dead) - most)]:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-
-
-def _back(descriptor: int, shared: bool, first: int, length: int) -> None:
-    """Take memory (`shared`) or disk for a stretch of a ring. OSError if there is none, or only what others of the job may need:
-    data loaders and NCCL use shared memory as well, and a container has 64 MB of it.
-    """
-    space = os.fstatvfs(descriptor)
-    left = space.f_bavail * space.f_frsize - length
-    if shared and space.f_blocks and left < space.f_blocks * space.f_frsize // 4:
-        raise OSError(errno.ENOSPC, "a quarter of the shared memory is left to others")
-    os.posix_fallocate(descriptor, first, length)
-
-
-def _touch(memory: mmap.mmap, first: int, length: int) -> None:
-    """Map the pages now, so that the thread that trains does not take their faults; an older kernel has no such advice."""
-    with contextlib.suppress(OSError):
-        memory.madvise(_MADV_POPULATE_WRITE, first, length)

@@ -26,7 +26,7 @@ from typing import Any, Protocol
 
 import torch
 
-from actordbg.capture.arena import Arena
+from actordbg.capture.ring import Arena
 from actordbg.formats.ringfile import ALIGNMENT, aligned
 
 POOL_BYTES = 512 * 2**20

@@ -12,17 +12,32 @@ or the half-made call into `Writer.failed`; a thread finishes the books, and the
 
 One warning is given when a kind of trouble begins, not one for each call, and none again until that kind was over and a minute
 has passed.
+
+The same thread makes the ring that the switch asks for (`RingKeeper`), says in the counters where it is, and removes it when
+nobody needs it. A ring file stays behind if its process was killed; if it ended by an exception that nobody caught; or if the ring has
+something that is nowhere else (a call that raised, or one that could not be written in time). Else it goes with its process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
+from actordbg import __version__
 from actordbg.base.errors import describe
-from actordbg.capture.control import POLL_SECONDS
+from actordbg.capture.control import POLL_SECONDS, Control
+from actordbg.capture.facts import versions
+from actordbg.capture.ring import Ring
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.ringfile import forget_old, place
+from actordbg.formats.store_files import StoreFiles
 
 REPEAT_SECONDS = 60.0
 """Least time between two warnings of one kind."""
@@ -120,3 +135,101 @@ class Watch:
 
     def _pause(self) -> None:
         self._stopped.wait(POLL_SECONDS)
+
+
+class RingKeeper:
+    """The ring of one process."""
+
+    def __init__(self, store: StoreFiles, host: str, token: str, notices: Notices) -> None:
+        self._store, self._host, self._token, self._notices = store, host, token, notices
+        self._ring: Ring | None = None
+        self._wanted: tuple[Any, ...] | None = None
+        self._made = 0
+        self._incomplete = False
+
+    def ring_for(self, control: Control, queued: int) -> Ring:
+        """The ring that a switch asks for: the one there is, or a new one. Never fails: without a file it is private."""
+        wanted = (control.ring > 0, control.ring_bytes, control.ring_dir)
+        if self._ring is None or wanted != self._wanted:
+            before, self._ring = self._ring, self._make(control, queued)
+            self._wanted = wanted
+            if before is not None:
+                before.remove()
+        self._ring.keep = control.ring if self._ring.path is not None else 0
+        return self._ring
+
+    def complete(self) -> None:
+        """Add to the ring's header what takes some milliseconds to find out."""
+        if self._ring is not None and self._ring.path is not None and self._incomplete:
+            self._incomplete = False
+            self._ring.describe(self._facts() | {"versions": versions()})
+            self._notices.over("ring")
+            forget_old(self._ring.path.parent)
+
+    def about(self) -> dict[str, Any] | None:
+        """What the counters say of the ring; None if there is no file."""
+        ring = self._ring
+        if ring is None or ring.path is None:
+            return None
+        running = ring.running
+        return {
+            "path": str(ring.path),
+            "keeps": ring.keep,
+            "bytes": ring.arena.limit,
+            "missed": ring.missed,
+            "in_flight": len(running),
+            "in_flight_s": ring.seconds_in(running[0]) if running else None,
+        }
+
+    def forked(self) -> None:
+        """In a forked child: the ring is the parent's."""
+        if self._ring is not None:
+            self._ring.let_go()
+
+    def close(self, written: bool) -> None:
+        """The process ends: remove the file unless it has something to tell. `written`: the queue is empty."""
+        ring = self._ring
+        if ring is None or ring.path is None:
+            return
+        kept = getattr(sys, "last_value", None) is not None or not written
+        try:
+            if not kept:
+                kept = True
+                kept = ring.is_worth_keeping()
+        finally:
+            if kept:
+                ring.let_go()
+            else:
+                ring.remove()
+
+    def _make(self, control: Control, queued: int) -> Ring:
+        if not control.ring:
+            return Ring.private(control.ring_bytes, queued)
+        folder = place(self._store, control.ring_dir)
+        self._made += 1
+        name = f"{self._host}-{os.getpid()}-{self._token}-{self._made}"
+        try:
+            ring = Ring.create(folder, name, self._facts(), control.ring_bytes, queued)
+        except Exception as error:  # noqa: BLE001  # whatever it is: calls are recorded without a ring, too
+            self._notices.warn(
+                "ring", f"no ring in {folder}: {describe(error)}; the inputs of a process that is killed will be lost"
+            )
+            return Ring.private(control.ring_bytes, queued)
+        self._incomplete = True
+        return ring
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "store": str(self._store.root),
+            "host": self._host,
+            "pid": os.getpid(),
+            "boot_id": _boot_id(),
+            "made": now_timestamp(),
+            "actordbg": __version__,
+        }
+
+
+def _boot_id() -> str:
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return ""

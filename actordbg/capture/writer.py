@@ -34,9 +34,8 @@ from actordbg.base.errors import describe, scrub
 from actordbg.capture.control import BEFORE, Control
 from actordbg.capture.facts import digests, versions
 from actordbg.capture.ledger import Ledger, Rotation
-from actordbg.capture.recorded_call import Item
+from actordbg.capture.recorded_call import LOGITS_SUM, Item, Judge, Verdict
 from actordbg.capture.ring import Ring
-from actordbg.capture.trigger_verdicts import LOGITS_SUM, Judge, Verdict
 from actordbg.capture.watch import Notices
 from actordbg.formats import encoding
 from actordbg.formats.dump_record import OUTPUT_PREFIX, DumpRecord

@@ -68,9 +68,9 @@ def recovered_from(
     discard: bool = False,
 ) -> RecoverAnswer:
     """Recover rings, all of this machine's by default, and let the catalog know."""
-    from actordbg.capture.ring_places import host_name
     from actordbg.catalog.indexer import forget_dumps
     from actordbg.dumps import recover as recovering
+    from actordbg.formats.ringfile import host_name
 
     for path in rings or []:
         if not path.is_file():

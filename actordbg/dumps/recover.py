@@ -27,7 +27,7 @@ from actordbg.base.errors import ActordbgError, CorruptDump, StoreProblem, Unsup
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import IN_FLIGHT, RECENT, DumpRecord, format_timestamp, make_dump_id, now_timestamp
 from actordbg.formats.record_reading import parse_record
-from actordbg.formats.recording_reading import RingFile, Slot, read_ring
+from actordbg.formats.recording_reading import RingFile, RingSlot, read_ring
 from actordbg.formats.ringfile import DONE, OPEN, RAISED, head_bytes, remove_unfinished, ring_paths
 from actordbg.formats.store_files import atomic_write
 from actordbg.store import places
@@ -73,14 +73,14 @@ class RingReport:
 def find_rings(store: Store) -> list[Path]:
     """Rings of a store that are on this machine: where they lie by default, where the switches and the counters say."""
     from actordbg.capture.control import read_control
-    from actordbg.capture.ring_places import default_place, place
+    from actordbg.formats.ringfile import default_place, place
 
     folders = {default_place(store), store.root / "rings"}
     for job in (None, *(path.stem for path in store.controls.glob("[!.]*.json"))):
         with contextlib.suppress(ActordbgError):
             control = read_control(store, job)
             if control is not None:
-                folders.add(place(store, control))
+                folders.add(place(store, control.ring_dir))
     for folder in folders:
         remove_unfinished(folder)
     found = {path for folder in folders for path in ring_paths(folder)}
@@ -154,7 +154,7 @@ def _recover(store: Store, ring: RingFile, report: RingReport, keep_rings: bool)
         report.removed = True
 
 
-def _dump(store: Store, ring: RingFile, slot: Slot, mark: str) -> tuple[Recovered, int]:
+def _dump(store: Store, ring: RingFile, slot: RingSlot, mark: str) -> tuple[Recovered, int]:
     """Publish one slot as a dump, or mark the dump that it is already; and the size of its file. CorruptDump, and nothing is
     published, if the slot makes no dump that can be read.
     """
@@ -201,7 +201,7 @@ def _written(path: Path) -> tuple[DumpRecord, bytes] | None:
     return None
 
 
-def _serialized(record: DumpRecord, tensors: dict[str, torch.Tensor], slot: Slot) -> tuple[DumpRecord, bytes]:
+def _serialized(record: DumpRecord, tensors: dict[str, torch.Tensor], slot: RingSlot) -> tuple[DumpRecord, bytes]:
     """The finished record and its payload; read back at once, since what cannot be read must not be published."""
     from actordbg.formats.encoding import serialize
     from actordbg.store import payload
@@ -212,13 +212,13 @@ def _serialized(record: DumpRecord, tensors: dict[str, torch.Tensor], slot: Slot
     return record, data
 
 
-def _described(slot: Slot) -> list[tuple[tuple[int, ...], tuple[int, ...], int, int]]:
+def _described(slot: RingSlot) -> list[tuple[tuple[int, ...], tuple[int, ...], int, int]]:
     from actordbg.formats.recording_reading import tensors_of
 
     return list(tensors_of(slot.numbers))
 
 
-def _tensors(ring: RingFile, slot: Slot) -> dict[str, torch.Tensor]:
+def _tensors(ring: RingFile, slot: RingSlot) -> dict[str, torch.Tensor]:
     """The tensors of a slot, contiguous. ValueError, TypeError or RuntimeError if they are not all inside of its extent."""
     import torch
 
@@ -234,7 +234,7 @@ def _tensors(ring: RingFile, slot: Slot) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _record(ring: RingFile, slot: Slot, tensors: dict[str, torch.Tensor], mark: str) -> DumpRecord:
+def _record(ring: RingFile, slot: RingSlot, tensors: dict[str, torch.Tensor], mark: str) -> DumpRecord:
     """The record of a slot's call, checked as one that is read from a file is."""
     from datetime import datetime, timezone
 
@@ -297,8 +297,8 @@ def _settle(store: Store, who: dict[str, Any], counts: dict[str, int], unresolve
 
 def _rings_of_counters(store: Store) -> Iterator[Path]:
     """Rings that processes of this machine published in their counters."""
-    from actordbg.capture.ring_places import host_name
     from actordbg.formats.recording_reading import read_counters
+    from actordbg.formats.ringfile import host_name
 
     for path in store.counters.glob("*/[!.]*.json"):
         with contextlib.suppress(CorruptDump):

@@ -74,7 +74,7 @@ class Books:
 
 
 @dataclass(frozen=True)
-class Slot:
+class RingSlot:
     """One call out of a ring, in its `place`-th slot.
 
     `kind` is what it has in common with others, `numbers` what it has of its own, `end` what came of it; `data` begins at
@@ -103,7 +103,7 @@ class RingFile:
     facts: dict[str, Any]
     alive: bool
     books: dict[int, Books] = field(default_factory=dict)
-    slots: list[Slot] = field(default_factory=list)
+    slots: list[RingSlot] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
 
     def bytes_at(self, offset: int, size: int) -> bytes:
@@ -111,7 +111,7 @@ class RingFile:
         with open(self.path, "rb") as file:
             return _exactly(file.fileno(), offset, size, self.path)
 
-    def still_has(self, slot: Slot) -> bool:
+    def still_has(self, slot: RingSlot) -> bool:
         """Whether a slot's call is still there, and so was while it was read. A live process may have written over it."""
         state, _, _, _, sequence, *_ = SLOT.unpack(self.bytes_at(SLOTS_AT + slot.place * SLOT_SIZE, SLOT.size))
         return state in (IN_FLIGHT, DONE, RAISED) and sequence == slot.sequence
@@ -214,7 +214,7 @@ def _names_somebody(identity: dict[str, Any]) -> bool:
     )
 
 
-def _slots(descriptor: int, path: Path, damaged: list[str]) -> Iterator[Slot]:
+def _slots(descriptor: int, path: Path, damaged: list[str]) -> Iterator[RingSlot]:
     table = _exactly(descriptor, SLOTS_AT, SLOTS * SLOT_SIZE, path)
     for place in range(SLOTS):
         values = SLOT.unpack_from(table, place * SLOT_SIZE)
@@ -228,7 +228,7 @@ def _slots(descriptor: int, path: Path, damaged: list[str]) -> Iterator[Slot]:
 def _slot(
     descriptor: int, path: Path, place: int, state: int, book: int, ledger: int, end: int, sequence: int, offset: int,
     length: int, kind_at: int, kind_len: int, count: int, check: int,
-) -> Slot:  # fmt: skip
+) -> RingSlot:  # fmt: skip
     size = os.fstat(descriptor).st_size
     inside = offset >= DATA and offset + length <= min(size, MAX_FILE) and head_bytes(count) <= length
     described = kind_at >= KINDS_AT and kind_at + kind_len <= size and kind_len <= MAX_KIND
@@ -242,7 +242,7 @@ def _slot(
     text = _exactly(descriptor, offset + 8 * count, end, path)
     kind = _json(_exactly(descriptor, kind_at, kind_len, path), path)
     end_facts = _json(text, path) if end else {}
-    return Slot(place, state, book, ledger, sequence, offset, length, kind, numbers, end_facts)
+    return RingSlot(place, state, book, ledger, sequence, offset, length, kind, numbers, end_facts)
 
 
 def _json(text: bytes, path: Path) -> dict[str, Any]:

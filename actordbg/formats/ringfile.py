@@ -16,20 +16,29 @@ with its CRC-32 (8 hex digits), and a slot has one over its numbers: what says w
 undamaged. There is no checksum over the tensors: it would cost the training thread more than the copy.
 
 Standard library only: both zones use this.
+
+Also where rings lie, and what this machine is called: the same answer in the training process and at the desk.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
+import hashlib
 import json
+import mmap
 import os
+import re
+import socket
 import struct
 import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from actordbg.formats.store_files import StoreFiles, make_folder
 
 MAGIC, VERSION, SUFFIX = b"ADBGRING", 1, ".ring"
 UNFINISHED = ".making"
@@ -76,6 +85,8 @@ OWN_NUMBERS = 7
 """Numbers of a call before those of its tensors (`actordbg.capture.recorded_call.numbers`)."""
 COUNTERS_FORMAT = 1
 """Of the counters files that the same process publishes."""
+SHARED_MEMORY = Path("/dev/shm")
+_MADV_POPULATE_WRITE = 23
 ALIGNMENT = 64
 """Extents, and the tensors in them, begin at multiples of this many bytes."""
 
@@ -158,3 +169,104 @@ def is_locked(descriptor: int) -> bool:
         return False
     fcntl.flock(descriptor, fcntl.LOCK_UN)
     return False
+
+
+def host_name() -> str:
+    """This machine's name, as far as it can be part of a file name."""
+    return re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())[:64] or "host"
+
+
+def place(store: StoreFiles, ring_dir: str | None) -> Path:
+    """The folder for the rings of a store, on this machine: as the switch says, else shared memory, else the store."""
+    if ring_dir == "store":
+        return store.root / "rings"
+    if ring_dir is not None:
+        return Path(ring_dir) / _folder_name(store)
+    return default_place(store)
+
+
+def default_place(store: StoreFiles) -> Path:
+    """Where rings lie unless the switch says otherwise. ACTORDBG_RING_DIR overrides it on a machine."""
+    named = os.environ.get("ACTORDBG_RING_DIR")
+    if named:
+        return Path(named) / _folder_name(store)
+    if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) and in_shared_memory(SHARED_MEMORY):
+        return SHARED_MEMORY / _folder_name(store)
+    return store.root / "rings"
+
+
+def in_shared_memory(folder: Path) -> bool:
+    """Whether storing there never waits for a disk: its file system is a tmpfs."""
+    return _file_system(folder) in ("tmpfs", "ramfs")
+
+
+def _folder_name(store: StoreFiles) -> str:
+    digest = hashlib.sha256(os.fsencode(os.path.realpath(store.root))).hexdigest()[:16]
+    return f"actordbg-{os.getuid()}-{digest}"
+
+
+def _file_system(folder: Path) -> str:
+    """The kind of the file system that a folder (or its nearest parent that is there) lies on, from the mount table."""
+    real = os.path.realpath(folder)
+    best, kind = "", ""
+    with contextlib.suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
+        for line in mounts:
+            _, point, found, *_ = line.split(" ", 3)
+            point = point.replace("\\040", " ")
+            inside = real == point or real.startswith(point.rstrip("/") + "/")
+            if inside and len(point) >= len(best):
+                best, kind = point, found
+    return kind
+
+
+def new_file(path: Path) -> int:
+    """A descriptor of a new file. Its folder may vanish meanwhile, with another process's last ring: then it is made again."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    for _ in range(10):
+        make_folder(path.parent)
+        with contextlib.suppress(FileNotFoundError):
+            return os.open(path, flags, 0o600)
+    return os.open(path, flags, 0o600)
+
+
+def mapped(path: Path, size: int) -> mmap.mmap:
+    """The file's mapping. It is opened once more for it: mmap keeps a descriptor of its own, and that must not be the one that
+    holds the lock, or a forked child would keep its parent's ring for alive.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return mmap.mmap(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+def forget_old(folder: Path, most: int = 64) -> None:
+    """Remove the oldest rings of dead processes beyond `most`: a job that is killed every night must not fill the memory. And
+    what is left of processes that were killed while they made theirs.
+    """
+    remove_unfinished(folder)
+    dead = []
+    for path in ring_paths(folder):
+        with contextlib.suppress(OSError):
+            if not is_held(path):
+                dead.append(path)
+    for path in dead[: max(0, len(dead) - most)]:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def back(descriptor: int, shared: bool, first: int, length: int) -> None:
+    """Take memory (`shared`) or disk for a stretch of a ring. OSError if there is none, or only what others of the job may need:
+    data loaders and NCCL use shared memory as well, and a container has 64 MB of it.
+    """
+    space = os.fstatvfs(descriptor)
+    left = space.f_bavail * space.f_frsize - length
+    if shared and space.f_blocks and left < space.f_blocks * space.f_frsize // 4:
+        raise OSError(errno.ENOSPC, "a quarter of the shared memory is left to others")
+    os.posix_fallocate(descriptor, first, length)
+
+
+def touch(memory: mmap.mmap, first: int, length: int) -> None:
+    """Map the pages now, so that the thread that trains does not take their faults; an older kernel has no such advice."""
+    with contextlib.suppress(OSError):
+        memory.madvise(_MADV_POPULATE_WRITE, first, length)

@@ -22,11 +22,11 @@ from actordbg.base.errors import NewerFormat, StoreProblem, UsageError
 from actordbg.capture.control import Control, read_control, write_control
 from actordbg.capture.ledger import Identity, Ledger
 from actordbg.capture.ring import Ring
-from actordbg.capture.ring_places import default_place
 from actordbg.cli import dump_status, dump_switch
 from actordbg.cli.app import app
 from actordbg.cli.capture_options import parse_ranks
 from actordbg.cli.dump_status import process_rows
+from actordbg.formats.ringfile import default_place
 from actordbg.store.layout import Store
 
 

@@ -14,8 +14,9 @@ import torch
 from roots import ROOT
 
 from actordbg.capture import facts
-from actordbg.capture import ring_places as machine
+from actordbg.formats import ringfile
 from actordbg.formats.record_reading import parse_timestamp
+from actordbg.formats.ringfile import host_name
 from actordbg.store.layout import Store
 
 
@@ -73,8 +74,8 @@ def test_without_a_launcher_the_rank_is_zero(monkeypatch: pytest.MonkeyPatch, va
 
 
 def test_host_names_can_be_part_of_a_file_name(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(machine.socket, "gethostname", lambda: "a/b c" * 50)
-    assert machine.host_name().startswith("a_b_c") and len(machine.host_name()) == 64
+    monkeypatch.setattr(ringfile.socket, "gethostname", lambda: "a/b c" * 50)
+    assert host_name().startswith("a_b_c") and len(host_name()) == 64
 
 
 def test_a_timestamp_has_the_microseconds_of_the_clock():

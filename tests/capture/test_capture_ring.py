@@ -11,9 +11,8 @@ import pytest
 import torch
 from capturekit import Empty, Recording, SignatureH, StuckStore, balanced, ids
 
-from actordbg.capture.arena import CHUNK, Arena
 from actordbg.capture.hook import wrap
-from actordbg.capture.ring import Ring
+from actordbg.capture.ring import CHUNK, Arena, Ring
 from actordbg.dumps.recover import recover
 from actordbg.formats.recording_reading import read_counters, read_ring
 from actordbg.formats.ringfile import DATA, MAX_LEDGERS, SLOTS

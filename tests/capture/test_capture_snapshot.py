@@ -9,7 +9,7 @@ import pytest
 import torch
 from capturekit import LaterDevice
 
-from actordbg.capture.arena import Arena
+from actordbg.capture.ring import Arena
 from actordbg.capture.snapshot import Copier, Pool, PoolExhausted, Snapshot, cost, span, span_bytes
 
 

@@ -12,9 +12,8 @@ import torch
 from capturekit import Recording, StuckStore, balanced, ids
 
 from actordbg.capture import control
-from actordbg.capture import trigger_verdicts as verdicts
 from actordbg.capture.control import EXCEPTION, FORMS, LOGPROBS, NAN, OOM, SLOW, Triggers, parse
-from actordbg.capture.trigger_verdicts import Judge, Outcome
+from actordbg.capture.recorded_call import LOGITS_SUM, CallEnd, Judge, kind_of
 from actordbg.formats.dump_record import OUTPUT_PREFIX
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -101,7 +100,7 @@ def test_entropy_and_logits_are_looked_at_too(store: Store):
     logits[0, 0, 7] = float("inf")
     call(recording, actor, SimpleNamespace(logits=logits))
     found = [dump.record.trigger_facts["output"] for dump in recording.dumps()]
-    assert found == ["entropy", verdicts.LOGITS_SUM]
+    assert found == ["entropy", LOGITS_SUM]
     assert all(not dump.outputs for dump in map(payload.load, store.iter_dumps()))
 
 
@@ -161,14 +160,14 @@ def test_a_slow_call_is_kept_once_there_is_a_median(store: Store):
 
 def test_calls_of_different_kinds_have_different_medians():
     judge, on = Judge(), parse(("slow:3x",))
-    long, short = verdicts.kind_of("a", True, (4, 2048)), verdicts.kind_of("a", True, (4, 128))
-    assert long != short != verdicts.kind_of("a", False, (4, 128)) != verdicts.kind_of("b", False, (4, 128))
-    assert verdicts.kind_of("a", True, (4, 2047)) == verdicts.kind_of("a", True, (4, 1100))
+    long, short = kind_of("a", True, (4, 2048)), kind_of("a", True, (4, 128))
+    assert long != short != kind_of("a", False, (4, 128)) != kind_of("b", False, (4, 128))
+    assert kind_of("a", True, (4, 2047)) == kind_of("a", True, (4, 1100))
     for _ in range(20):
-        assert judge.verdict(on, Outcome(short, lambda: 0.01), {}, None) is None
-        assert judge.verdict(on, Outcome(long, lambda: 1.0), {}, None) is None
-    assert judge.verdict(on, Outcome(short, lambda: 0.031), {}, None) is not None
-    assert judge.verdict(on, Outcome(long, lambda: 2.9), {}, None) is None
+        assert judge.verdict(on, CallEnd(short, lambda: 0.01), {}, None) is None
+        assert judge.verdict(on, CallEnd(long, lambda: 1.0), {}, None) is None
+    assert judge.verdict(on, CallEnd(short, lambda: 0.031), {}, None) is not None
+    assert judge.verdict(on, CallEnd(long, lambda: 2.9), {}, None) is None
 
 
 def test_log_probs_out_of_range_count_only_under_the_action_mask(store: Store):
@@ -251,7 +250,7 @@ def test_with_outputs_a_triggered_dump_has_them(store: Store):
         or dump.outputs["log_probs"].isnan().sum() == 1
     )
     assert dump.rng["cpu"].dtype == torch.uint8 and len(dump.record.rng["cpu"]) == 64
-    assert OUTPUT_PREFIX + verdicts.LOGITS_SUM not in dump.tensors
+    assert OUTPUT_PREFIX + LOGITS_SUM not in dump.tensors
 
 
 def test_no_secret_of_the_environment_gets_into_what_an_exception_said(store: Store, monkeypatch: pytest.MonkeyPatch):

@@ -27,8 +27,7 @@ faults.instrument("actordbg")
 
 import torch  # noqa: E402
 
-from actordbg.capture import binding, hook, ledger, recorder, watch, writer  # noqa: E402
-from actordbg.capture import trigger_verdicts as verdicts  # noqa: E402
+from actordbg.capture import binding, hook, ledger, recorded_call, recorder, watch, writer  # noqa: E402
 from actordbg.capture.control import Control  # noqa: E402
 from actordbg.capture.ledger import Ledger  # noqa: E402
 
@@ -38,7 +37,7 @@ def hasten() -> None:
     watch.POLL_SECONDS, watch.FIRST_SECONDS = 0.001, 0.5
     writer.LOOK_SECONDS, writer.IDLE_SECONDS, writer.PUBLISH_SECONDS = 0.001, 0.001, 0.002
     writer.HEARTBEAT_SECONDS, writer._FLOOR_SECONDS, ledger.COUNT_SECONDS = 0.004, 0, -1
-    verdicts.MEDIAN_FROM = 2
+    recorded_call.MEDIAN_FROM = 2
     importlib.metadata.version = functools.cache(importlib.metadata.version)  # type: ignore[assignment]
     sys.setswitchinterval(0.05)  # threads change hands where they wait, not anywhere
 
