@@ -14,8 +14,8 @@ One warning is given when a kind of trouble begins, not one for each call, and n
 has passed.
 
 The same thread makes the ring that the switch asks for (`RingKeeper`), says in the counters where it is, and removes it when
-nobody needs it. A ring file stays behind if its process was killed; if it ended by an exception that nobody caught; or if the ring has
-something that is nowhere else (a call that raised, or one that could not be written in time). Else it goes with its process.
+nobody needs it. A ring file stays behind if its process was killed; if it ended by an exception that nobody caught; or if the
+ring has something that is nowhere else (a call that raised, or one that could not be written in time).
 """
 
 from __future__ import annotations
