@@ -10,14 +10,13 @@ import typer
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
 from actordbg.cli.index import damage_line
-from actordbg.cli.options import Json, Quiet, Where, store_of
+from actordbg.cli.options import Json, OfRun, Quiet, Where, store_of
 
 if TYPE_CHECKING:
     from actordbg.catalog.tables import Damaged
     from actordbg.dumps.packing import PackSummary, UnpackSummary
 
 SHOWN = 20
-Run = Annotated[str | None, typer.Option("--run", metavar="NAME", help="Only dumps of this training run.")]
 
 
 @dataclass
@@ -46,7 +45,7 @@ class PackAnswer:
 def pack(
     ctx: typer.Context,
     where: Where = None,
-    run: Run = None,
+    run: OfRun = None,
     level: Annotated[
         int, typer.Option("--level", min=1, max=22, help="zstd level; lower is faster and a few percent larger.")
     ] = 19,
@@ -74,7 +73,7 @@ def pack(
 def unpack(
     ctx: typer.Context,
     where: Where = None,
-    run: Run = None,
+    run: OfRun = None,
     all_: Annotated[bool, typer.Option("--all", help="Every packed dump.")] = False,
     level: Annotated[int, typer.Option("--level", min=1, max=22, help="zstd level of the files.")] = 12,
     quiet: Quiet = False,

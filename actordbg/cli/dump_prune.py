@@ -10,7 +10,7 @@ import typer
 from actordbg.base.errors import UsageError
 from actordbg.base.units import parse_size
 from actordbg.cli import output
-from actordbg.cli.options import Json, Where, Yes, store_of
+from actordbg.cli.options import Json, OfRun, Where, Yes, store_of
 
 if TYPE_CHECKING:
     from actordbg.dumps.prune import PrunePlan
@@ -28,7 +28,7 @@ def prune(
         str | None,
         typer.Option("--keep", metavar="SIZE", help="The oldest dumps, until the rest takes at most this: 10GB."),
     ] = None,
-    run: Annotated[str | None, typer.Option("--run", metavar="NAME", help="Only dumps of this training run.")] = None,
+    run: OfRun = None,
     damaged: Annotated[
         bool,
         typer.Option("--damaged", help="Broken files; not those of a newer actordbg, nor unreadable ones."),

@@ -19,6 +19,7 @@ Where = Annotated[
     str | None,
     typer.Option("--where", metavar="EXPR", help='Select dumps by an SQL expression, e.g. "seq_len>4096 and rank=0".'),
 ]
+OfRun = Annotated[str | None, typer.Option("--run", metavar="NAME", help="Only dumps of this training run.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it; without this the command only says what it would do.")]
 Format = Literal["text", "md", "json", "csv"]
 """How an answer is written; only a report is written as CSV."""
