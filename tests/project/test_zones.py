@@ -48,7 +48,6 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]:
     return store, records[0].dump_id
 
 
-@pytest.mark.slow
 def test_the_capture_zone_loads_nothing_of_the_desk():
     added = loaded_by("import torch, safetensors.torch, zstandard, actordbg.capture.hook") - loaded_by("import torch")
     assert added & DESK_ONLY == set()
@@ -117,7 +116,6 @@ def desk(filled: tuple[Store, str]) -> dict[str, dict[str, Any]]:
     return answers
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", DESK_COMMANDS)
 def test_the_desk_does_not_load_torch(desk: dict[str, dict[str, Any]], name: str):
     assert (desk[name]["code"], desk[name]["loaded"]) == (0, []), desk[name]["said"]

@@ -280,6 +280,7 @@ def users(index: layout.Index, block: int) -> set[int]:
     }
 
 
+@pytest.mark.slow
 def test_mutated_packs_never_give_other_tensors(pack: Pack, tmp_path: Path):
     """Random damage anywhere, cut or spliced; and random damage of the index under right checksums."""
     right = {dump_id: pack.read(dump_id) for dump_id in pack.dump_ids}
@@ -331,6 +332,7 @@ def test_a_payload_over_the_cap_is_refused_before_it_is_put_together(tmp_path: P
     tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_a_dump_of_countless_small_tensors_is_refused_and_the_pack_goes_on(tmp_path: Path):
     many = {f"t{n}": torch.zeros(4096, 64, dtype=torch.uint8) for n in range(400)}
     record, blob = payload.encode(replace(BASE, dump_id="many"), many)

@@ -285,8 +285,8 @@ class Recording:
         return self.recorder.close(timeout)
 
     def dumps(self) -> list[payload.Dump]:
-        """Close, and read back everything that was recorded, in order of its calls."""
-        assert self.close()
+        """Close, however busy the machine is, and read back everything that was recorded, in order of its calls."""
+        assert self.close(60)
         return sorted((payload.load(path) for path in self.store.iter_dumps()), key=lambda d: d.record.monotonic_ns)
 
 

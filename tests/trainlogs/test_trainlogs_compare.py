@@ -86,6 +86,7 @@ def test_the_default_rule_decides_as_compare_backends_on_logs_in_its_format(
     assert answer.good is backends_aligned(a, b, threshold)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(two_runs(odd=True), st.sampled_from(FORMS), THRESHOLDS)
 def test_the_rule_of_its_name_also_leaves_out_what_compare_backends_does(
