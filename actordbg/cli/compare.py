@@ -200,7 +200,9 @@ def _truth(store: Store, replay_id: str, dtype: str, quiet: bool) -> str:
 
 def _is_a_replay(a: str) -> str:
     if a in ("truth", "golden"):
-        raise UsageError(f"A is what is judged, so it cannot be {a}", hint=f"turn them round: compare REPLAY {a}")
+        raise UsageError(
+            f"A is the side that is judged, so it cannot be {a}", hint=f"turn them round: compare REPLAY {a}"
+        )
     return a
 
 

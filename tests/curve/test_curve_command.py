@@ -130,7 +130,7 @@ def test_a_matrix_names_its_cells_replays(replayed: Store):
     for name in ("last", "20250619", record.matrix_id):
         text = shown(invoke(replayed, "memory", "--matrix", name))
         assert "1 replay," in text and "eager" in text and "sdpa" not in text
-    with pytest.raises(UsageError, match="'x' is not a matrix"):
+    with pytest.raises(UsageError, match="no matrix has the id 'x'"):
         invoke(replayed, "memory", "--matrix", "x")
     with pytest.raises(UsageError, match="exclude each other"):
         invoke(replayed, "memory", "r1", "--matrix", "last")
