@@ -1,11 +1,11 @@
-"""The lab's part of the index: files of comparisons/, noise/ and matrices/ to rows.
+"""Indexes the files of comparisons/, noise/ and matrices/.
 
-A folder is listed again only if its modification time changed, and a file is read again only if its size or time did: a matrix
-is replaced while it runs, the others are written once. Times younger than two seconds are not relied on.
+A folder is listed again only if its modification time changed, and a file is read again only if its size or time did. A
+matrix is replaced while it runs; the others are written once. Times younger than two seconds are not relied on.
 
-Every comparison has a row in `comparison_run`. Of a pair (A, B) the newest one whose replays are both in the catalog is
-*current*: its dumps are rows of `comparison`. Which one that is may change when a file comes or goes, and when a replay does, so
-it is looked up at each refresh (one query), and only what changed is read.
+Every comparison has a row in `comparison_run`. Of a pair (A, B), the newest comparison whose replays are both in the catalog
+is *current*: its dumps are rows of `comparison`. A file or a replay that comes or goes may change which one that is. So each
+refresh asks for it with one query, and reads only what changed.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class _RecordFile:
     mtime_ns: int
 
 
-def refresh_lab(store: Store, settled_ns: int) -> int:
-    """Bring the rows of the lab's files up to date; returns how many files were read. settled_ns: see `index`."""
+def refresh_records(store: Store, settled_ns: int) -> int:
+    """Bring the rows of these files up to date; returns how many files were read. settled_ns: see `index`."""
     read = sum(_refresh_folder(store, folder, settled_ns) for folder in _ID)
     return read + _refresh_current(store)
 

@@ -1,4 +1,4 @@
-"""Reading what the lab found out: comparisons, noise floors, matrices. As `query`, which see.
+"""Reads comparisons, noise floors and matrices from the catalog, as `query` reads dumps and replays.
 
 Example::
 

@@ -1,19 +1,19 @@
-"""The only writer of the catalog: makes it agree with the files of the store.
+"""Makes the catalog agree with the files of the store. Nothing else writes it.
 
-`refresh` looks at what changed since the last time, and writes that:
+`refresh` finds what changed since the last time, and writes only that:
 
-* a folder of dumps is listed again only if its modification time is not the one that was noted when it was listed. A
-  time that was younger than two seconds at the listing is not noted: file systems keep coarse times, and a file that
-  arrived in the same tick would be missed. So a refresh with nothing new costs one `stat` for each folder;
-* packs come first (`packed`): a dump that lies in a pack and in a file is one row, the packed one;
-* of a new dump only the header is read; of a vanished one the row goes; a damaged one is noted with its reason. One that
-  may become readable without a change of its folder (a newer format, a failed read) leaves the folder to be listed again;
-* journals of replays are read on from where the last refresh stopped;
-* the lab's files (comparisons, noise floors, matrices) are read when they are new or were replaced (`labfiles`).
+* It lists a folder of dumps again only if the folder's modification time changed, so a refresh with nothing new costs one
+  `stat` for each folder. A time younger than two seconds is not relied on: file systems keep coarse times, and a file
+  that arrived in the same tick would be missed.
+* It reads packs first (`pack_rows`). A dump that lies in a pack and in a file is one row, the packed one.
+* It reads only the header of a new dump, removes the row of a vanished one, and notes a damaged one with its reason. A dump
+  of a newer format, or one that could not be read, may become readable later; its folder is listed again each time.
+* It reads journals of replays on from where the last refresh stopped (`replay_rows`).
+* It reads files of comparisons, noise floors and matrices that are new or were replaced (`comparison_index`).
 
-Many processes may refresh at once. Files are read outside of any transaction, in batches; each batch is one immediate
-transaction. A batch first forgets the folder's noted time and the last one notes it again, so a refresh that is killed,
-or overtaken by another, leaves a folder that will be listed again, never a wrong row that stays.
+Many processes may refresh at once. Each reads a batch of files and then writes it in one immediate transaction. The first
+batch forgets the folder's noted time and the last one notes it again. So a refresh that is killed, or overtaken by
+another one, leaves a folder that will be listed again, and never a wrong row that stays.
 
 Example::
 
@@ -32,10 +32,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actordbg.base.errors import NewerFormat, StoreProblem
-from actordbg.catalog import comparison_index as labfiles
+from actordbg.catalog import comparison_index, migrate
 from actordbg.catalog import connections as engine
 from actordbg.catalog import dump_rows as headers
-from actordbg.catalog import migrate
 from actordbg.catalog import pack_rows as packed
 from actordbg.catalog import replay_rows as replays
 from actordbg.catalog.replay_rows import FileMark, News
@@ -104,7 +103,7 @@ def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = 
         _refresh_dumps(store, summary, on_progress)
         _refresh_replays(store, summary)
         _refresh_events(store, summary)
-        summary.lab = labfiles.refresh_lab(store, SETTLED_NS)
+        summary.lab = comparison_index.refresh_records(store, SETTLED_NS)
     with engine.connect_readonly(store.catalog_path) as reader:
         summary.damaged += read_damaged(reader)
         summary.dumps = reader.execute("SELECT count(*) FROM dump").fetchone()[0]
@@ -124,7 +123,7 @@ def forget_dumps(store: Store, dump_ids: Iterable[str], folders: Iterable[str]) 
 
 
 def read_damaged(reader: sqlite3.Connection) -> list[Damaged]:
-    """Every file that is noted as damaged: dumps, packs, and the lab's files."""
+    """Every file that is noted as damaged: dumps, packs, comparisons, noise floors, matrices."""
     return [Damaged(*row) for row in reader.execute("SELECT path, code, reason FROM damaged_file ORDER BY path")]
 
 

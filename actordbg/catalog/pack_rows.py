@@ -1,9 +1,10 @@
-"""The packs' part of the index: rows of packed dumps, read from the packs' own indexes; no tensor is decompressed.
+"""Indexes packed dumps from the packs' own indexes, without decompressing a tensor.
 
-A folder of packs is listed again only if its modification time changed, and a pack is read again only if its own did. A dump that
-lies in a pack and in a file too (a `pack` or `unpack` that was interrupted) is one row, the packed one. So a pack's rows go in
-before folders of files are looked at, and take over rows of files; when rows of a vanished pack go, the run's folders are listed
-again, because files may have come in their place. A row whose pack is no longer noted may be taken over by another pack.
+A folder of packs is listed again only if its modification time changed, and a pack is read again only if its own did.
+
+An interrupted `pack` or `unpack` leaves a dump both in a pack and in a file. Such a dump is one row, the packed one. So packs
+are indexed before files, and take over the files' rows. When a pack vanishes, the run's folders are listed again, because
+files may have come in its place. Another pack may take over a row whose pack is no longer noted.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Reading the catalog: dumps by condition, replays and their results, runs, patch events, damaged files.
+"""Reads the catalog: dumps by condition, replays and their results, damaged files.
 
-Every function takes a `Store` or a `Catalog`. A Store is indexed first (what is new in its files is in the answer); a
-Catalog, from `open_fresh`, was indexed when it was opened, so a command indexes once and may then ask many things.
+Every function takes a `Store` or a `Catalog`. It indexes a Store first, so the answer has what is new in the files. A
+Catalog, from `open_fresh`, was indexed when it was opened, so a command indexes once and then asks as often as it likes.
 
-Reading is plain sqlite3 on read-only connections, so that `dump ls` need not import SQLAlchemy. Queries that carry a
-user's condition go through the sandbox.
+Rows are objects of the dataclasses in `tables`. They are read with plain sqlite3 on read-only connections, so that `dump ls`
+need not import SQLAlchemy. Queries that carry a user's condition go through the sandbox.
 
 Example::
 

@@ -1,4 +1,4 @@
-"""Where a user's condition meets the database: a connection that can read five tables, for a while, and nothing else.
+"""Runs a user's condition on a connection that can read five tables, for a second, and do nothing else.
 
 `where` already lets nothing through but comparisons of known columns. This is the second wall, in SQLite itself:
 

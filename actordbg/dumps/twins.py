@@ -1,7 +1,7 @@
-"""Dumps that lie twice, because a process that moved them was killed between writing the new place and removing the old one.
+"""Removes one of two places of a dump that lies twice.
 
-Readers take either place, and the catalog counts such a dump once. What is here removes the second one, after reading both and
-finding them the same.
+A process that moves dumps writes the new place and then removes the old one. Killed in between, it leaves both. Readers take
+either, and the catalog counts such a dump once. Before a place is removed, both are read and must hold the same.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from actordbg.base.errors import ActordbgError, StoreProblem
@@ -26,19 +26,16 @@ from actordbg.store.pack_reader import open_pack
 def remove_twins(store: Store, packed: Sequence[str], kept: list[Damaged]) -> int:
     """Remove the files of packed dumps that an interrupted run left, after reading both: only if they are the same."""
     removed = []
-    twins = _files_of(store, {Path(place).parent.name for place in packed}) if packed else {}
-    for place in packed:
-        for path in twins.get((Path(place).parent.name, places.dump_id_of(place)), []):
-            try:
-                record, _ = places.read_payload(store.root / place)
-                twin, _ = dumpfile.read_payload(path)
-                if twin != record:
-                    raise StoreProblem(f"is another dump than {place}, which has its id")
-            except ActordbgError as error:
-                relative = store.relative(path)
-                kept.append(Damaged(relative, error.code, error.message.removeprefix(f"{path}: ")))
-            else:
-                removed.append(path)
+    for place, path in _twins(store, packed):
+        try:
+            record, _ = places.read_payload(store.root / place)
+            twin, _ = dumpfile.read_payload(path)
+            if twin != record:
+                raise StoreProblem(f"is another dump than {place}, which has its id")
+        except ActordbgError as error:
+            kept.append(Damaged(store.relative(path), error.code, error.message.removeprefix(f"{path}: ")))
+        else:
+            removed.append(path)
     remove_files(removed)
     return len(removed)
 
@@ -65,21 +62,22 @@ def _lies_elsewhere(store: Store, pack: Path, place: str | None) -> bool:
     return there == here
 
 
-def _files_of(store: Store, runs: Iterable[str]) -> dict[tuple[str, str], list[Path]]:
-    """Files by (run, dump id), of the runs named."""
-    found: dict[tuple[str, str], list[Path]] = defaultdict(list)
-    for run in runs:
+def loose_twins(store: Store, packed: Sequence[str]) -> list[Path]:
+    """Files that an interrupted `pack` or `unpack` left of dumps that lie in a pack too."""
+    return [path for _, path in _twins(store, packed)]
+
+
+def _twins(store: Store, packed: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """(place in a pack, file) of each packed dump that has a file too."""
+    files: dict[tuple[str, str], list[Path]] = defaultdict(list)
+    for run in {Path(place).parent.name for place in packed}:
         for folder in store.dump_folders(run):
             for name in os.listdir(folder):
                 if name.endswith(SUFFIX) and name[0] != ".":
-                    found[run, name.removesuffix(SUFFIX)].append(folder / name)
-    return found
-
-
-def loose_twins(store: Store, packed: Sequence[str]) -> list[Path]:
-    """Files that an interrupted `pack` or `unpack` left of dumps that lie in a pack too."""
-    twins = _files_of(store, {Path(place).parent.name for place in packed})
-    return [path for place in packed for path in twins.get((Path(place).parent.name, places.dump_id_of(place)), [])]
+                    files[run, name.removesuffix(SUFFIX)].append(folder / name)
+    for place in packed:
+        for path in files.get((Path(place).parent.name, places.dump_id_of(place)), []):
+            yield place, path
 
 
 def remove_files(paths: Sequence[Path]) -> None:

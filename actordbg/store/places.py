@@ -9,7 +9,7 @@ Dumps move: `dump pack` puts files into a pack, `dump unpack` takes them out, `d
 place that was noted before (the plan of a replay) may be out of date, so a reader that finds nothing there looks for the
 dump in the packs and folders of its run. A dump leaves its old place only when it lies, verified, in the new one.
 
-Imported in the training process: standard library and zstandard only.
+Standard library and zstandard only.
 
 Example::
 

@@ -1,4 +1,4 @@
-"""The lab's files as rows: incrementally, from damaged and vanished files, and the same again after a rebuild."""
+"""Files of comparisons, noise floors and matrices as rows: incrementally, from damaged and vanished files, and the same again after a rebuild."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def write(store: Store, record: NoiseRecord | MatrixRecord) -> Path:
 
 
 def age(store: Store) -> None:
-    """As if the lab's files and folders had been there for a minute: file times that young are not relied on."""
+    """As if the files and folders had been there for a minute: file times that young are not relied on."""
     then = time.time_ns() - 60_000_000_000
     for folder in (store.comparisons, store.noise, store.matrices):
         for path in [*folder.glob("*.json"), *([folder] if folder.is_dir() else [])]:
