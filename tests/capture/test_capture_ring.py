@@ -190,7 +190,7 @@ def test_more_kinds_of_calls_than_the_ring_has_room_for(store: Store):
     assert ring is not None and ring.path is not None and DATA - ring._kinds_end < 5000
     last = read_ring(ring.path).slots[-1]
     assert last.kind["fields"]["arguments"]["inside"] == f"{text}119"
-    assert recording.close() and all(balanced(ledger) for ledger in recording.ledgers)
+    assert recording.close(60) and all(balanced(ledger) for ledger in recording.ledgers)
     assert len(list(store.iter_dumps())) == 240
 
 
