@@ -126,4 +126,4 @@ def test_the_command_makes_dumps_and_names_them(tmp_path: Path):
 
 def test_the_command_says_how_to_see_them(tmp_path: Path):
     done = cli("--store", tmp_path / "s", "create", "--quiet")
-    assert done.exit_code == 0 and "1 dump of run created" in done.stdout and "run='created'" in done.stdout
+    assert done.exit_code == 0 and "made 1 dump in run created (" in done.stdout and "run='created'" in done.stdout

@@ -10,9 +10,6 @@ from roots import ROOT
 
 PRODUCT = sorted((ROOT / "actordbg").rglob("*.py"))
 
-RENAMED_SOON = {"Entry", "Outcome", "Slot"}
-"""Class names that are still declared twice; a name leaves this list when its classes are renamed. It is to become empty."""
-
 
 def twice(places: dict[str, list[str]]) -> dict[str, list[str]]:
     return {name: found for name, found in places.items() if len(found) > 1}
@@ -31,12 +28,7 @@ def test_no_two_classes_have_the_same_name():
     for path in PRODUCT:
         for name in classes_of(path):
             places[name].append(str(path.relative_to(ROOT)))
-    assert {name: found for name, found in twice(places).items() if name not in RENAMED_SOON} == {}
-
-
-def test_the_list_of_names_to_be_changed_has_no_others():
-    declared = [name for path in PRODUCT for name in classes_of(path)]
-    assert {name for name in RENAMED_SOON if declared.count(name) < 2} == set()
+    assert twice(places) == {}
 
 
 def classes_of(path: Path) -> list[str]:
