@@ -96,9 +96,9 @@ Actor()(ids())
 def test_a_slow_disk_at_the_end_costs_dumps_that_are_counted(store: Store):
     switch(store)
     body = """
-from actordbg.store.layout import Store
-publish = Store.publish_dump
-Store.publish_dump = lambda self, record, blob: (time.sleep(0.3), publish(self, record, blob))[1]
+from actordbg.formats.store_files import StoreFiles
+publish = StoreFiles.publish_dump
+StoreFiles.publish_dump = lambda self, record, blob: (time.sleep(0.3), publish(self, record, blob))[1]
 actor = Actor()
 for n in range(60): actor(ids())
 """
