@@ -79,7 +79,7 @@ def open_actor(config: ReplayConfig, *, defaults: DumpRecord | None = None, mode
     Raises UsageError, Unsupported (a combination known to fail or to be wrong here), EnvironmentProblem (the trainer or
     the model is missing); whatever torch, transformers or DeepSpeed raise while building passes through.
     """
-    kind: type[Any] = ActorSession if config.oracle is None else TruthSession
+    kind: type[Any] = ActorSession if config.truth is None else TruthSession
     session = kind(config, defaults, model_cache)
     try:
         yield session

@@ -64,7 +64,7 @@ class TruthSession:
         set_seed(self.choices.seed)
         self._place = Place.from_environment()
         self._device = self._place.device()
-        self._dtype = getattr(torch, {"fp64": "float64", **DTYPES}[config.oracle or "fp32"])
+        self._dtype = getattr(torch, {"fp64": "float64", **DTYPES}[config.truth or "fp32"])
         path = locate(self.choices.model, model_cache, num_layers=self.choices.num_layers)
         weights = DTYPES[self.choices.dtype]
         self._model = truth_model.load(path, weights=weights, dtype=self._dtype, device=self._device)
@@ -197,7 +197,7 @@ class TruthSession:
     def _describe(self) -> dict[str, Any]:
         return {
             **describe(self._model, self.choices, self._device),
-            "oracle": self.config.oracle,
+            "oracle": self.config.truth,
             "dtype": self.choices.dtype,
             "packing": False,
             "temperature": self.choices.temperature,

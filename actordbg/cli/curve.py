@@ -286,7 +286,7 @@ def _measured(store: Store, names: Sequence[str], asked: _Asked, quiet: bool) ->
         validate(config)
         batch = asked.batch_size or max((one.batch_size for one in data.spec.inputs), default=1)
         key = (str(costs(as_ran(config))), batch)
-        if key in done or config.oracle is not None or config.vary is not None:
+        if key in done or config.truth is not None or config.vary is not None:
             continue
         total = len(lengths) * 2 * config.lanes
         with output.progress(f"measuring as {data.spec.replay_id}", total, quiet=quiet) as advance:

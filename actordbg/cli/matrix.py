@@ -115,7 +115,7 @@ def _alone(ctx: typer.Context, option: str) -> None:
 def _base(ctx: typer.Context, flags: Mapping[str, Any]) -> ReplayConfig:
     """What all cells have in common. Outputs are kept: the truth and a baseline are compared with them."""
     config = asked_for(ctx, flags).config
-    return replace(config, keep_tensors=True, oracle=None, vary=None)
+    return replace(config, keep_tensors=True, truth=None, vary=None)
 
 
 def _selected(

@@ -62,7 +62,7 @@ def takes_settings(command: str) -> Callable[[Callable[..., Any]], Callable[...,
 
 def truth_dtype(given: str | None, old: str | None) -> str:
     """What the truth is computed in, out of --truth and its old name; UsageError for a dtype that makes no truth."""
-    dtype = given or old or str(SETTINGS["oracle"].bare)
+    dtype = given or old or str(SETTINGS["truth"].bare)
     if dtype not in TRUTHS:
         raise UsageError(f"--truth {dtype} is no truth", hint=f"one of: {', '.join(TRUTHS)}")
     return dtype

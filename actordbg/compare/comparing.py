@@ -260,7 +260,7 @@ def _notes(
         yield "there is no dump to compare" if only is None else "the selection has none of their dumps"
     if (
         isinstance(b, sides.ReplaySide)
-        and b.spec.config.oracle
+        and b.spec.config.truth
         and any(one.verdict in (*GOOD, MISMATCH) for one in dumps)
     ):
         ours, theirs = sides.weights_dtype(a), sides.weights_dtype(b)

@@ -87,7 +87,7 @@ def ensure_lone_rows(
 
 def wanted_truth(store: Store, spec: ReplaySpec, dtype: str) -> Wanted:
     """What the truth of this replay must be. Its weights have the dtype in which the replay ran."""
-    if spec.config.oracle is not None:
+    if spec.config.truth is not None:
         raise UsageError(
             f"replay {spec.replay_id} is a truth itself",
             hint="name a replay of the configuration that you want to judge",
@@ -109,7 +109,7 @@ def wanted_truth(store: Store, spec: ReplaySpec, dtype: str) -> Wanted:
         backward=asked.backward if asked.backward is not None or asked.backend == "plain" else bool(with_gradients),
         timeout_s=asked.timeout_s,
         keep_gradients=asked.keep_gradients,
-        oracle=dtype,
+        truth=dtype,
     )
     return Wanted(config, spec.inputs, with_gradients)
 

@@ -235,11 +235,11 @@ def measure_noise(
 
     with WarmGroups() as warm:
         for name in (UNCHANGED, *(one for one in VARIATIONS if one != REPEAT)):
-            run(name, warm if spec.config.oracle is None else None)  # the truth's model is never shared
+            run(name, warm if spec.config.truth is None else None)  # the truth's model is never shared
     run(REPEAT, None)
     unchanged = ids[UNCHANGED]
     rounding = None
-    if spec.config.oracle is None:
+    if spec.config.truth is None:
         on_run(ROUNDING)
         rounding = _rounding(store, unchanged, on_event, on_tick)
     record = measure(store, unchanged, {name: ids[name] for name in VARIATIONS}, rounding=rounding)

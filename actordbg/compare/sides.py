@@ -85,7 +85,7 @@ class ReplaySide:
 
     @property
     def info(self) -> SideInfo:
-        kind = TRUTH if self.spec.config.oracle in TRUTHS else "replay"
+        kind = TRUTH if self.spec.config.truth in TRUTHS else "replay"
         dtypes = {self.dtype_of(dump_id) for dump_id in self.inputs} or {computed_in(self.row)}
         settings = telling(as_ran(self.row.config, self.row.resolved))
         return SideInfo(kind, self.row.replay_id, label_of(self.row), weaker(dtypes), settings)
@@ -208,14 +208,14 @@ def open_replay(catalog: query.Catalog, name: str) -> ReplaySide:
             f"cannot read {path}: {error.strerror}", hint="`actordbg index` sees what is there"
         ) from None
     results = {one.dump_id: one for one in query.results_for(catalog, row.replay_id)}
-    follows = spec.config.dtype is None and spec.config.oracle is None
+    follows = spec.config.dtype is None and spec.config.truth is None
     autocast = lab.autocast_dtypes(catalog, [one.dump_id for one in spec.inputs]) if follows else {}
     return ReplaySide(catalog.store, row, spec, results, autocast)
 
 
 def weights_dtype(side: ReplaySide) -> str | None:
     """The dtype of the weights (for a truth: the one they were rounded to); None if unknown."""
-    if side.spec.config.oracle or side.spec.config.dtype:
+    if side.spec.config.truth or side.spec.config.dtype:
         return side.spec.config.dtype
     return _dtype((side.row.resolved or {}).get("dtype"))
 

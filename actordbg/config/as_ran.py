@@ -37,12 +37,10 @@ def as_ran(config: ReplayConfig | Mapping[str, Any], resolved: Mapping[str, Any]
 
 def label(values: Mapping[str, Any]) -> str:
     """A configuration in words: "tiny bf16 sdpa, packed, deepspeed ZeRO 3, 2 processes"."""
-    if values["oracle"]:
-        what = "the truth" if values["oracle"] in TRUTHS else "each row alone"
+    if values["truth"]:
+        what = "the truth" if values["truth"] in TRUTHS else "each row alone"
         weights = f" of {values['dtype']} weights" if values["dtype"] else ""
-        return ", ".join(
-            [f"{values['model']}, {what} in {values['oracle']}{weights}", *_words(values, _beside_truth())]
-        )
+        return ", ".join([f"{values['model']}, {what} in {values['truth']}{weights}", *_words(values, _beside_truth())])
     parts = [" ".join(_words(values, _HEAD)), *_words(values, ("packing",)), " ".join(_words(values, _ENGINE))]
     rest = [one.name for one in _telling() if one.name not in (*_HEAD, *_ENGINE, "packing")]
     return ", ".join([*parts, *_words(values, rest)])
@@ -121,7 +119,7 @@ def _telling() -> Iterator[Setting]:
 
 
 def _beside_truth() -> Iterator[str]:
-    return (one.name for one in _telling() if one.beside_truth is None and one.name not in ("model", "dtype", "oracle"))
+    return (one.name for one in _telling() if one.beside_truth is None and one.name not in ("model", "dtype", "truth"))
 
 
 def _words(values: Mapping[str, Any], names: Iterable[str]) -> list[str]:

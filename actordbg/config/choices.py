@@ -14,7 +14,7 @@ anything starts and the worker decides the same.
 | backward | `grad_enabled`: a training pass is replayed with its backward | off |
 | seed | before each forward the generator states of *its* dump (`actordbg.actor.randomness`) | 0 |
 
-The truth (`oracle`) decides more by itself: no packing, eager attention, nothing around the model. Its `dtype` is the one that
+The truth (`truth`) decides more by itself: no packing, eager attention, nothing around the model. Its `dtype` is the one that
 the weights are rounded to before they are raised.
 
 Packing, temperature and backward follow *each* dump's record where the configuration leaves them open (see
@@ -114,8 +114,8 @@ def choose(config: ReplayConfig, defaults: Recorded | None, facts: Facts) -> Cho
     return Choices(
         model=config.model,
         dtype=config.dtype or _dtype(config, defaults, facts),
-        attn="eager" if config.oracle else config.attn or default_attention(facts),
-        packing=not config.oracle and _first(config.packing, defaults and defaults.packing_samples, False),
+        attn="eager" if config.truth else config.attn or default_attention(facts),
+        packing=not config.truth and _first(config.packing, defaults and defaults.packing_samples, False),
         temperature=_first(config.temperature, defaults and defaults.temperature, 1.0),
         backward=_first(config.backward, defaults and defaults.grad_enabled, False),
         num_layers=config.num_layers,

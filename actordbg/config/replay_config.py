@@ -164,12 +164,12 @@ class ReplayConfig:
         values=("same", "rank", "shuffle"), words="align {}", unset="each rank its share", quiet=(None,), commands=_REPLAYS,
         numbers=True, resolved=None, beside_truth=(None,),
     )  # fmt: skip
-    oracle: str | None = setting(
+    truth: str | None = setting(
         None,
         help="The truth instead of the Actor: each row alone, unpadded, eager attention in fp32 (or fp64), plain PyTorch, "
         "the same weights. (bf16, fp16: what that dtype costs by itself.)",
         metavar="[fp32|fp64]", column="dtype of the truth, fp32 or fp64; NULL for a replay that is not one",
-        stored="oracle", option="truth", old_option="oracle", bare="fp32", values=LONE_ROWS, words="the truth in {}",
+        stored="oracle", resolved="oracle", old_option="oracle", bare="fp32", values=LONE_ROWS, words="the truth in {}",
         unset="no truth", quiet=(None,), commands=("replay", "noise"), flag_only=True, numbers=True, cost=True,
         decides_truth=True,
     )  # fmt: skip
@@ -270,14 +270,14 @@ def _together(config: ReplayConfig) -> None:
 
 def _only_the_truth(config: ReplayConfig) -> None:
     """Refuse what contradicts --truth: a truth that was packed, compiled or sharded would be none."""
-    if config.oracle is None:
+    if config.truth is None:
         return
     for one in SETTINGS.values():
         value = getattr(config, one.name)
         if one.beside_truth is not None and value not in one.beside_truth:
             option = one.flag + ("" if value is True else f" {value}")
             raise UsageError(
-                f"{SETTINGS['oracle'].flag} and {option} contradict each other: the truth is each row alone, unpadded, "
+                f"{SETTINGS['truth'].flag} and {option} contradict each other: the truth is each row alone, unpadded, "
                 "with eager attention in plain PyTorch",
                 hint=f"leave {option} out",
             )

@@ -117,7 +117,7 @@ def from_environment() -> dict[str, tuple[Any, str]]:
 def _silenced(name: str, stronger: Mapping[str, Any]) -> bool:
     """Whether a stronger source makes this setting meaningless."""
     one = SETTINGS[name]
-    if "oracle" in stronger and one.beside_truth is not None:
+    if "truth" in stronger and one.beside_truth is not None:
         return True
     return bool(one.backends) and "backend" in stronger and stronger["backend"] not in one.backends
 

@@ -84,7 +84,7 @@ def gather(replays: Sequence[ReplayData], by: str = SEQ_LEN) -> list[Measurement
     found: dict[tuple[Any, ...], _Gathered] = {}
     failed: list[_Failed] = []
     for data in replays:
-        if data.spec.config.oracle is None and data.spec.config.vary is None:
+        if data.spec.config.truth is None and data.spec.config.vary is None:
             _read(data, by, found, failed)
     for settings, passes, batch, n, replay_id in failed:
         there = [one for one in passes if _key(settings, one, batch) in found]
@@ -97,7 +97,7 @@ def gather(replays: Sequence[ReplayData], by: str = SEQ_LEN) -> list[Measurement
 
 def left_out_replays(replays: Iterable[ReplayData]) -> int:
     """How many of the replays are truths or noise variations."""
-    return sum(data.spec.config.oracle is not None or data.spec.config.vary is not None for data in replays)
+    return sum(data.spec.config.truth is not None or data.spec.config.vary is not None for data in replays)
 
 
 def _read(data: ReplayData, by: str, found: dict[tuple[Any, ...], _Gathered], failed: list[_Failed]) -> None:

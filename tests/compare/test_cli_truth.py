@@ -1,4 +1,4 @@
-"""`--oracle`, `noise` and `compare --noise` as typed: what they take, refuse and say. Nothing here starts a worker."""
+"""`--truth`, its old name `--oracle`, `noise` and `compare --noise` as typed: what they take, refuse and say. Nothing here starts a worker."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def invoke(store: Store, *arguments: str) -> Result:
         ("--oracle", "--oracle=fp32"),
         ("--oracle --quiet", "--oracle=fp32 --quiet"),
         ("--oracle fp64 --quiet", "--oracle fp64 --quiet"),
-        ("--oracle=fp64 --resume", "--oracle=fp64 --resume=last"),
+        ("--truth=fp64 --resume", "--truth=fp64 --resume=last"),
         ("--where --oracle", "--where --oracle=fp32"),
         ("-- --oracle", "-- --oracle"),
         ("", ""),
@@ -123,12 +123,12 @@ class TestCompareWithNoise:
         ]
 
     def test_last_is_what_somebody_asked_for(self, pair: Store) -> None:
-        write_replay(pair, "20250619T050000-000004", [given(0)], oracle="fp32")
+        write_replay(pair, "20250619T050000-000004", [given(0)], truth="fp32")
         found = json.loads(invoke(pair, "compare", "last", "truth", "--json").stdout)
         assert (found["a"]["replay_id"], found["b"]["replay_id"]) == (self.B, "20250619T050000-000004")
 
     def test_a_truth_that_is_there_is_not_computed_and_nobody_says_so(self, pair: Store) -> None:
-        write_replay(pair, "20250619T050000-000004", [given(0)], oracle="fp32")
+        write_replay(pair, "20250619T050000-000004", [given(0)], truth="fp32")
         done = invoke(pair, "compare", self.A, "truth")
         assert done.exit_code == 0 and "computing the truth" not in done.stderr
 
@@ -138,7 +138,7 @@ class TestCompareWithNoise:
         assert len(list(pair.replays.iterdir())) == 3
 
     def test_reports_and_curves_mean_the_same_by_last(self, pair: Store) -> None:
-        truth = write_replay(pair, "20250619T050000-000004", [given(0)], oracle="fp32")
+        truth = write_replay(pair, "20250619T050000-000004", [given(0)], truth="fp32")
         shown = json.loads(invoke(pair, "report", "--json").stdout)
         assert [one["replay_id"] for one in shown["replays"]] == [self.B]
         assert json.loads(invoke(pair, "curve", "memory", "last", "--json").stdout)["notes"] == []

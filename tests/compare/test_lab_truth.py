@@ -31,29 +31,29 @@ def test_a_truth_that_covers_the_inputs_serves_every_configuration_of_them(store
     write_replay(store, MINE, INPUTS, dtype="bf16", packing=True)
     write_replay(store, "20250619T050000-000003", INPUTS[:1], dtype=None, compile=True, resolved={"dtype": "bf16"})
     assert found(store) is None
-    write_replay(store, TRUTH, INPUTS, dtype="bf16", oracle="fp32")
+    write_replay(store, TRUTH, INPUTS, dtype="bf16", truth="fp32")
     assert found(store) == found(store, "20250619T050000-000003") == TRUTH == ensure_truth(store, MINE)
 
 
 @pytest.mark.parametrize(
     "unlike",
     [
-        {"dtype": "fp32"}, {"oracle": "fp64"}, {"oracle": "bf16"}, {"oracle": None}, {"num_layers": 1}, {"model": "/other"},
+        {"dtype": "fp32"}, {"truth": "fp64"}, {"truth": "bf16"}, {"truth": None}, {"num_layers": 1}, {"model": "/other"},
         {"temperature": 0.5}, {"keep_tensors": False}, {"vary": "repad"},
     ],
 )  # fmt: skip
 def test_another_one_is_not_taken(store: Store, unlike: dict[str, Any]) -> None:
     write_replay(store, MINE, INPUTS, dtype="bf16")
-    write_replay(store, TRUTH, INPUTS, **{"dtype": "bf16", "oracle": "fp32"} | unlike)
+    write_replay(store, TRUTH, INPUTS, **{"dtype": "bf16", "truth": "fp32"} | unlike)
     assert found(store) is None
 
 
 def test_one_that_lacks_an_input_or_its_tensors_is_not_taken(store: Store) -> None:
     write_replay(store, MINE, INPUTS)
-    write_replay(store, TRUTH, INPUTS[:1], oracle="fp32")
+    write_replay(store, TRUTH, INPUTS[:1], truth="fp32")
     assert found(store) is None
     write_replay(
-        store, "20250619T050000-000003", INPUTS, oracle="fp32", change=lambda index, made: made if index else None
+        store, "20250619T050000-000003", INPUTS, truth="fp32", change=lambda index, made: made if index else None
     )
     assert found(store) is None
 
@@ -61,17 +61,17 @@ def test_one_that_lacks_an_input_or_its_tensors_is_not_taken(store: Store) -> No
 def test_an_input_that_has_no_truth_is_not_asked_for_again(store: Store) -> None:
     write_replay(store, MINE, INPUTS)
     refused = {"status": "failed", "error": "no model predicts it"}
-    write_replay(store, TRUTH, INPUTS, oracle="fp32", result=lambda index: refused if index else {})
+    write_replay(store, TRUTH, INPUTS, truth="fp32", result=lambda index: refused if index else {})
     assert found(store) == TRUTH
-    write_replay(store, TRUTH[:-1] + "4", INPUTS, oracle="fp32", result=lambda index: {"status": "crashed"})
+    write_replay(store, TRUTH[:-1] + "4", INPUTS, truth="fp32", result=lambda index: {"status": "crashed"})
     assert found(store) == TRUTH
 
 
 def test_gradients_are_wanted_where_the_replay_has_them(store: Store) -> None:
     write_replay(store, MINE, INPUTS, result=with_norm)
-    write_replay(store, TRUTH, INPUTS, oracle="fp32")
+    write_replay(store, TRUTH, INPUTS, truth="fp32")
     assert found(store) is None
-    write_replay(store, "20250619T050000-000003", INPUTS, oracle="fp32", result=with_norm)
+    write_replay(store, "20250619T050000-000003", INPUTS, truth="fp32", result=with_norm)
     assert found(store) == "20250619T050000-000003"
 
 
@@ -82,14 +82,14 @@ def test_a_model_that_was_changed_since_makes_a_truth_stale(store: Store, tmp_pa
     os.utime(weights, (0, 0))
     model = str(weights.parent)
     write_replay(store, MINE, INPUTS, model=model)
-    write_replay(store, TRUTH, INPUTS, model=model, oracle="fp32")
+    write_replay(store, TRUTH, INPUTS, model=model, truth="fp32")
     assert found(store) == TRUTH
     os.utime(weights, (time.time(), time.time()))
     assert found(store) is None
 
 
 def test_what_has_no_truth_says_so(store: Store) -> None:
-    write_replay(store, TRUTH, INPUTS, oracle="fp32")
+    write_replay(store, TRUTH, INPUTS, truth="fp32")
     with pytest.raises(UsageError, match="is a truth itself"):
         found(store, TRUTH)
     with pytest.raises(StoreProblem):

@@ -428,7 +428,7 @@ class TestGolden:
 
 class TestTruth:
     def test_weights_that_were_rounded_otherwise_are_mentioned(self, store: Store) -> None:
-        write_replay(store, "r-01", INPUTS, oracle="fp64", dtype="fp32")
+        write_replay(store, "r-01", INPUTS, truth="fp64", dtype="fp32")
         write_replay(store, "r-02", INPUTS, dtype="bf16")
         record = compare(store, "r-02", "r-01")
         assert record.verdict == MATCH

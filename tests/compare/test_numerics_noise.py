@@ -58,8 +58,8 @@ def test_the_floor_is_the_largest_movement_over_all_variants(two: Store) -> None
 def test_rounding_counts_with_its_margin(two: Store) -> None:
     inputs = [given(0), given(1)]
     write_replay(two, replay_id(2), inputs, dtype="bf16", vary="repeat")
-    write_replay(two, replay_id(3), inputs, dtype="bf16", oracle="bf16", change=moved(0.125))
-    write_replay(two, replay_id(4), inputs, dtype="bf16", oracle="fp32")
+    write_replay(two, replay_id(3), inputs, dtype="bf16", truth="bf16", change=moved(0.125))
+    write_replay(two, replay_id(4), inputs, dtype="bf16", truth="fp32")
     found = measure(two, UNCHANGED, {"repeat": replay_id(2)}, rounding=(replay_id(3), replay_id(4)))
     assert found.floor["max_abs"] == pytest.approx(ROUNDING_MARGIN * 0.125, abs=1e-6)
     assert found.variants[-1].name == "rounding"
@@ -135,8 +135,8 @@ def test_what_rounding_does_not_explain_is_a_fault_and_no_floor(two: Store) -> N
     write_replay(two, replay_id(2), inputs, dtype="bf16", vary="repeat")
     write_replay(two, replay_id(3), inputs, dtype="bf16", vary="repad", change=moved(0.04))
     write_replay(two, replay_id(4), inputs, dtype="bf16", vary="reorder", change=moved(3.0, only=1))
-    write_replay(two, replay_id(5), inputs, dtype="bf16", oracle="bf16", change=moved(0.05))
-    write_replay(two, replay_id(6), inputs, dtype="bf16", oracle="fp32")
+    write_replay(two, replay_id(5), inputs, dtype="bf16", truth="bf16", change=moved(0.05))
+    write_replay(two, replay_id(6), inputs, dtype="bf16", truth="fp32")
     varied = {"repeat": replay_id(2), "repad": replay_id(3), "reorder": replay_id(4)}
     found = measure(two, UNCHANGED, varied, rounding=(replay_id(5), replay_id(6)))
     assert found.floor["max_abs"] == pytest.approx(2 * 0.05, rel=1e-3)

@@ -114,7 +114,7 @@ def test_a_reference_that_is_padded_wrongly_misleads_nobody(bench: Bench) -> Non
 def test_the_truth_is_computed_once_for_all_of_them(bench: Bench) -> None:
     truths = {ensure_truth(bench.store, one) for one in (bench.right, bench.broken, bench.padded_wrongly)}
     replays = [load_spec(bench.store, path.name) for path in bench.store.replays.iterdir()]
-    assert truths == {one.replay_id for one in replays if one.config.oracle}
+    assert truths == {one.replay_id for one in replays if one.config.truth}
     assert len(truths) == 1
 
 

@@ -55,7 +55,7 @@ def test_a_wrong_line_in_the_file_is_named(defaults: dict[str, Any], says: str):
 
 def test_the_truth_silences_what_the_file_says_against_it() -> None:
     usual = {"backend": "deepspeed", "zero-stage": 3, "packing": True, "model": "/models/mine", "nproc": 2}
-    found = built(usual, {"oracle": "fp32"})
+    found = built(usual, {"truth": "fp32"})
     assert (found.backend, found.zero_stage, found.packing, found.model) == ("plain", 0, None, "/models/mine")
     assert built(usual, {}).backend == "deepspeed"
 

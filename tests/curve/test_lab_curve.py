@@ -62,7 +62,7 @@ def test_truths_and_noise_variants_are_no_configurations():
     data = run()
     others = [
         replace(data, spec=replace(data.spec, config=ReplayConfig(**extra)))
-        for extra in ({"oracle": "fp32"}, {"vary": "repad"})
+        for extra in ({"truth": "fp32"}, {"vary": "repad"})
     ]
     assert gather(others) == []
 

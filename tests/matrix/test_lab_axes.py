@@ -174,7 +174,7 @@ class TestSharing:
         "changed",
         [
             {"model": "/models/other"}, {"num_layers": 1}, {"dtype": "bf16"}, {"backend": "deepspeed"}, {"nproc": 2},
-            {"backend": "fsdp2"}, {"oracle": "fp32"}, {"align": "same", "nproc": 2},
+            {"backend": "fsdp2"}, {"truth": "fp32"}, {"align": "same", "nproc": 2},
         ],
     )  # fmt: skip
     def test_what_was_loaded_is(self, changed: dict[str, Any]) -> None:

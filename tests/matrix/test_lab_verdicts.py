@@ -20,7 +20,7 @@ def test_a_good_cell_says_which_part_of_it_the_truth_is_not_about(store: Store) 
     def refused(index: int) -> dict[str, Any]:
         return {"status": "failed", "signature": "images"} if index == 1 else {}
 
-    truth = write_replay(store, "r-01", INPUTS, result=refused, oracle="fp32")
+    truth = write_replay(store, "r-01", INPUTS, result=refused, truth="fp32")
     write_replay(store, "r-02", INPUTS)
     found, name = judged(store, MatrixCell(0, "sdpa", {}, "passed", {}, "r-02"), "fp32")
     assert (found.verdict, name) == (MATCH, truth) and found.good
@@ -31,7 +31,7 @@ def test_a_good_cell_says_which_part_of_it_the_truth_is_not_about(store: Store) 
 
 
 def test_a_cell_that_was_judged_whole_says_nothing(store: Store) -> None:
-    write_replay(store, "r-01", INPUTS, oracle="fp32")
+    write_replay(store, "r-01", INPUTS, truth="fp32")
     write_replay(store, "r-02", INPUTS)
     found, _ = judged(store, MatrixCell(0, "sdpa", {}, "passed", {}, "r-02"), "fp32")
     assert (found.verdict, found.reason) == (MATCH, "")
@@ -40,7 +40,7 @@ def test_a_cell_that_was_judged_whole_says_nothing(store: Store) -> None:
 def test_gradients_that_were_averaged_over_other_inputs_are_said_to_be_unjudged(store: Store) -> None:
     trained = {"loss": 2.0, "grad_norm": 4.0, "backward_s": 0.5}
     over = {"extra": {"temperature": 1.0, "gradient_over": [one.dump_id for one in INPUTS[:2]]}}
-    write_replay(store, "r-01", INPUTS, result=lambda index: trained, oracle="fp32")
+    write_replay(store, "r-01", INPUTS, result=lambda index: trained, truth="fp32")
     write_replay(store, "r-02", INPUTS, result=lambda index: trained | (over if index < 2 else {}))
     write_replay(store, "r-03", INPUTS)
     averaged, _ = judged(store, MatrixCell(0, "sdpa", {}, "passed", {}, "r-02"), "fp32")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import oraclecases
 import pytest
+import truthcases
 from actorcases import run_scenario
 
 pytestmark = pytest.mark.slow
@@ -23,7 +23,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def truth(cache: Path) -> Facts:
-    return run_scenario("truth", cache, program=oraclecases.__file__)[0]
+    return run_scenario("truth", cache, program=truthcases.__file__)[0]
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,6 @@
 """What the truth comes to, beside a Llama written down once more in a page, in fp64. Each scenario runs in a process of its own.
 
-python oraclecases.py SCENARIO MODEL_CACHE       prints what the scenario found, as JSON, on the last line
+python truthcases.py SCENARIO MODEL_CACHE       prints what the scenario found, as JSON, on the last line
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def truth(cache: Path) -> dict[str, Any]:
     for name, given, dtype in (
         ("fp64", weights, None), ("fp32", weights, None), ("fp32 of bf16", rounded, "bf16"), ("fp64 of bf16", rounded, "bf16"),
     ):  # fmt: skip
-        asked = ReplayConfig(model=str(path), oracle=name[:4], dtype=dtype or "fp32", backward=True)
+        asked = ReplayConfig(model=str(path), truth=name[:4], dtype=dtype or "fp32", backward=True)
         with open_actor(asked, model_cache=cache) as session:
             facts.setdefault("resolved", {})[name] = dict(session.resolved)
             for case, dump in cases.items():
@@ -163,7 +163,7 @@ def session_facts(cache: Path) -> dict[str, Any]:
     """Refusals, dropout, kept tensors, and what falls back to fp32 without the block that prevents it."""
     import torch
 
-    from actordbg.actor import truth_model as oracle_model
+    from actordbg.actor import truth_model
     from actordbg.actor.session import open_actor
     from actordbg.base.errors import Unsupported
     from actordbg.config.replay_config import ReplayConfig
@@ -174,7 +174,7 @@ def session_facts(cache: Path) -> dict[str, Any]:
     numbered.tensors["attention_mask"] = numbered.tensors["attention_mask"] * 2
     fork.tensors["pixel_values"] = torch.zeros(3, 2)
     packed = make_dump(0, arguments={"packed_seq_lens": [4, 5]})
-    with open_actor(ReplayConfig(oracle="fp64", keep_gradients=True), model_cache=cache) as session:
+    with open_actor(ReplayConfig(truth="fp64", keep_gradients=True), model_cache=cache) as session:
         for name, dump in (("orphan", orphan), ("numbered", numbered), ("images", fork), ("packed", packed)):
             try:
                 session.run(dump, backward=False)
@@ -186,7 +186,7 @@ def session_facts(cache: Path) -> dict[str, Any]:
         facts["dtypes"] = sorted({str(tensor.dtype) for tensor in kept.tensors.values()})
         facts["facts"] = kept.gradients["lm_head.weight"] | {"kept": kept.tensors["grad/lm_head.weight"].numel()}
         facts["norms"] = [sum(one["norm"] ** 2 for one in kept.gradients.values()) ** 0.5, kept.grad_norm]
-        with oracle_model.Narrowed(torch.float64) as narrowed, torch.no_grad():
+        with truth_model.Narrowed(torch.float64) as narrowed, torch.no_grad():
             session._model(torch.ones(1, 4, dtype=torch.long), use_cache=False)
         facts["without the block"] = sum(narrowed.found.values())
     facts["dropout"] = dropout(cache)
@@ -203,7 +203,7 @@ def dropout(cache: Path) -> dict[str, Any]:
     dropping.mkdir()
     (dropping / "model.safetensors").symlink_to(path / "model.safetensors")
     (dropping / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.25}))
-    with open_actor(ReplayConfig(oracle="fp32", model=str(dropping)), model_cache=cache) as session:
+    with open_actor(ReplayConfig(truth="fp32", model=str(dropping)), model_cache=cache) as session:
         one, other = (session.run(make_dump(0, training=True), backward=False) for _ in range(2))
         plain = session.run(make_dump(0, training=False), backward=False)
         return {
