@@ -79,8 +79,8 @@ def test_the_end_waits_at_most_five_seconds_for_a_stuck_disk(store: Store):
     switch(store)
     body = """
 import threading
-from actordbg.store.layout import Store
-Store.publish_dump = lambda self, record, blob: threading.Event().wait()
+from actordbg.formats.store_files import StoreFiles
+StoreFiles.publish_dump = lambda self, record, blob: threading.Event().wait()
 join = threading.Thread.join
 def told(self, timeout=None):
     print(self.name, timeout, flush=True)

@@ -46,6 +46,7 @@ from actordbg.capture import hook, writer
 from actordbg.capture.facts import versions
 from actordbg.dumps.recover import find_rings, recover
 from actordbg.formats.dump_record import DumpRecord
+from actordbg.formats.store_files import StoreFiles
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
@@ -178,7 +179,7 @@ class Reporting:
         return path
 
 
-_publish = Store.publish_dump
+_publish = StoreFiles.publish_dump
 
 
 class Actor(torch.nn.Module):
@@ -242,7 +243,7 @@ def hangs(actor: Actor) -> None:
 
 def stuck(actor: Actor) -> None:
     """The disk hangs from the first dump on; calls go on, then wait inside of the last one."""
-    Store.publish_dump = lambda store, record, blob: time.sleep(600)  # type: ignore[assignment,method-assign,return-value]
+    StoreFiles.publish_dump = lambda store, record, blob: time.sleep(600)  # type: ignore[assignment,method-assign,return-value]
     for seed in range(actor.job.calls):
         actor.call(seed)
     actor.inside = lambda: time.sleep(600)
@@ -323,7 +324,7 @@ def _live(job: Job) -> None:
     torch.set_num_threads(1)
     writer.PUBLISH_SECONDS = job.publish_seconds
     shared = Reporting(job.shared)
-    Store.publish_dump = lambda store, record, blob: shared.publish(store, record, blob)  # type: ignore[method-assign]
+    StoreFiles.publish_dump = lambda store, record, blob: shared.publish(store, record, blob)  # type: ignore[method-assign]
     assert hook.install(Actor, store=job.store)
     BODIES[job.body](Actor(job, shared))
 
