@@ -13,9 +13,7 @@ NAMES = ("capture", "formats", "load", "pack", "index", "cli", "replay", "lab", 
 def main() -> None:
     """Run the named benchmarks, or all, and print a row for each comparison."""
     names = sys.argv[1:] or NAMES
-    print(
-        f"# {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}"
-    )
+    print(f"# {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}")
     for name in names:
         for row in importlib.import_module(f"benchmarks.bench_{name}").run():
             mark = {True: "ok", False: "OVER", None: ""}[row.within]

@@ -115,9 +115,7 @@ def make_call() -> Tensors:
     }
 
 
-def _write(
-    bare: Actor, recorded: Actor, tensors: Tensors, folder: Path, calls: int
-) -> tuple[dict[str, float], dict[str, Path]]:
+def _write(bare: Actor, recorded: Actor, tensors: Tensors, folder: Path, calls: int) -> tuple[dict[str, float], dict[str, Path]]:
     """Median seconds on the calling thread by way, and the last file of each; the first calls warm up."""
     times: dict[str, list[float]] = {name: [] for name in ("ours", *WRITERS)}
     pad, paths = torch.randn(200, 200), {name: folder / name.replace(" ", "-") for name in WRITERS}

@@ -222,6 +222,4 @@ def _timed(call: Callable[[], object]) -> float:
 
 if __name__ == "__main__":
     for row in run(int(sys.argv[1]) if len(sys.argv) > 1 else 1025):
-        print(
-            f"{row.name}: {row.ratio:.3g} (budget {row.budget}); ours {row.ours:.4g} {row.unit}, {row.theirs}; {row.note}"
-        )
+        print(f"{row.name}: {row.ratio:.3g} (budget {row.budget}); ours {row.ours:.4g} {row.unit}, {row.theirs}; {row.note}")

@@ -52,13 +52,9 @@ def _matrix() -> Row:
         replays = [["replay", *cell, *common] for cell in CELLS]
         matrix = ["matrix", "--attn", "sdpa,eager", "--packing", "off,on", "--compile", "off", "--no-truth", *common]
         _actordbg(store, *replays[0])  # builds the tiny model
-        ours, theirs = _in_turn(
-            lambda: _actordbg(store, *matrix), lambda: [_actordbg(store, *one) for one in replays], times=3
-        )
+        ours, theirs = _in_turn(lambda: _actordbg(store, *matrix), lambda: [_actordbg(store, *one) for one in replays], times=3)
     note = f"{len(CELLS)} cells x 2 inputs of 2 x 128, tiny, fp32, forward, one thread; end to end"
-    return Row(
-        "matrix / a replay for each cell", ours, theirs, "s", ours / theirs, "<= 0.5", note, ours / theirs <= 0.5
-    )
+    return Row("matrix / a replay for each cell", ours, theirs, "s", ours / theirs, "<= 0.5", note, ours / theirs <= 0.5)
 
 
 def _compare() -> Row:

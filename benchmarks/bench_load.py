@@ -68,17 +68,13 @@ def _load(pickles: Sequence[Path], dumps: Sequence[Path], note: str, repeat: int
     ours, theirs = interleaved(new, old, repeat)
     each = 1e3 / len(dumps)
     ratio = theirs / ours
-    return Row(
-        "load: pickle.load / payload.load", ours * each, theirs * each, "ms", ratio, ">= 3.5", note, ratio >= 3.5
-    )
+    return Row("load: pickle.load / payload.load", ours * each, theirs * each, "ms", ratio, ">= 3.5", note, ratio >= 3.5)
 
 
 def _import(first: float, second: float, count: int, note: str) -> list[Row]:
     scale = 1000 / count
     return [
-        Row(
-            "import, seconds per 1,000 files", first * scale, None, "s", first * scale, "< 15", note, first * scale < 15
-        ),
+        Row("import, seconds per 1,000 files", first * scale, None, "s", first * scale, "< 15", note, first * scale < 15),
         Row(
             "import again, seconds per 1,000 files",
             second * scale,

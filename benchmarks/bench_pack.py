@@ -81,9 +81,7 @@ def _load(loose: Store, packed: Store, note: str, repeat: int) -> list[Row]:
     ]
 
 
-def _load_row(
-    name: str, files: Sequence[Path], places: Sequence[Path], note: str, repeat: int, *, anew: bool = False
-) -> Row:
+def _load_row(name: str, files: Sequence[Path], places: Sequence[Path], note: str, repeat: int, *, anew: bool = False) -> Row:
     def ours() -> None:
         if anew:
             reader._packs.clear()
@@ -113,9 +111,7 @@ def _end_to_end() -> Row:
             times["packed"] += _around(packed, inputs)
     ours, theirs = (statistics.median(times[name]) for name in ("packed", "loose"))
     note = f"{SMALL}, {SMALL.count} inputs, {ROUNDS} replays each, fp32, one thread"
-    return Row(
-        "replay per input, packed / files", ours, theirs, "x fwd", ours / theirs, "<= 1.1", note, ours / theirs <= 1.1
-    )
+    return Row("replay per input, packed / files", ours, theirs, "x fwd", ours / theirs, "<= 1.1", note, ours / theirs <= 1.1)
 
 
 def _around(store: Store, inputs: list[ReplayInput]) -> list[float]:

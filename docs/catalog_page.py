@@ -49,14 +49,8 @@ def catalog_markdown() -> str:
 def columns_of(table: Table) -> list[str]:
     """A table's columns with their comments, and its indexes."""
     lines = ["| Column | Type | Meaning |", "|---|---|---|"]
-    lines += [
-        f"| `{column.name}` | {kind(column)} | {cell(column.comment or '')}{target(column)} |"
-        for column in table.columns
-    ]
-    indexed = [
-        ", ".join(f"`{column.name}`" for column in index.columns)
-        for index in sorted(table.indexes, key=lambda i: i.name)
-    ]
+    lines += [f"| `{column.name}` | {kind(column)} | {cell(column.comment or '')}{target(column)} |" for column in table.columns]
+    indexed = [", ".join(f"`{column.name}`" for column in index.columns) for index in sorted(table.indexes, key=lambda i: i.name)]
     return [*lines, "", "Indexed by: " + "; ".join(indexed) + "."] if indexed else lines
 
 

@@ -36,9 +36,7 @@ RULES: tuple[Rule, ...] = (
         "packing-leaks",
         REFUSE,
         lambda case: (
-            case.choices.packing
-            and case.choices.attn in ("sdpa", "eager")
-            and () < case.version("transformers") < PACKED_SINCE
+            case.choices.packing and case.choices.attn in ("sdpa", "eager") and () < case.version("transformers") < PACKED_SINCE
         ),
         "packing with {attn} attention is silently wrong with transformers {transformers}: packed rows attend to each other "
         "(log-probs off by several nats), because only transformers 4.53 and later find the borders of packed rows",

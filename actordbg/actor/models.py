@@ -91,18 +91,14 @@ def _folder(name: str) -> Path:
     try:
         return Path(snapshot_download(name, ignore_patterns=["*.pth", "original/*", "*.gguf"]))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        raise EnvironmentProblem(
-            f"the model {name} cannot be had: {error}", hint="download it, then name its folder"
-        ) from None
+        raise EnvironmentProblem(f"the model {name} cannot be had: {error}", hint="download it, then name its folder") from None
 
 
 def _derive(source: Path, cache: Path, num_layers: int | None, dtype: str | None) -> Path:
     try:
         config = json.loads((source / "config.json").read_bytes())
     except (OSError, ValueError) as error:
-        raise EnvironmentProblem(
-            f"{source}/config.json cannot be read: {error}", hint="name a model's folder"
-        ) from None
+        raise EnvironmentProblem(f"{source}/config.json cannot be read: {error}", hint="name a model's folder") from None
     if num_layers is not None:
         config = truncate(config, num_layers)
     if dtype is not None:

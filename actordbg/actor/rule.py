@@ -82,15 +82,11 @@ class Rule:
     def hit(self, case: Case) -> RuleHit:
         """What it says about this case; its texts may name whatever `_words` has, in braces."""
         words = _words(case)
-        return RuleHit(
-            self.id, self.severity, self.message.format_map(words), tuple(w.format_map(words) for w in self.ways_out)
-        )
+        return RuleHit(self.id, self.severity, self.message.format_map(words), tuple(w.format_map(words) for w in self.ways_out))
 
 
 def _words(case: Case) -> Mapping[str, object]:
-    missing = ["there is no CUDA device"] * (not case.facts.cuda) + ["flash-attn is not installed"] * (
-        not case.facts.flash_attn
-    )
+    missing = ["there is no CUDA device"] * (not case.facts.cuda) + ["flash-attn is not installed"] * (not case.facts.flash_attn)
     heads, kv_heads = case.heads
     asked = {"--tp": case.config.tp > 1, "--ring": case.ring, "--dist-backend": case.config.dist_backend is not None}
     return {

@@ -40,9 +40,7 @@ PARALLEL_RULES: tuple[Rule, ...] = (
     Rule(
         "tp-under-compile",
         REFUSE,
-        lambda case: (
-            case.fsdp2 and case.config.tp > 1 and case.config.compile and case.config.compile_backend != "eager"
-        ),
+        lambda case: case.fsdp2 and case.config.tp > 1 and case.config.compile and case.config.compile_backend != "eager",
         "torch.compile cannot trace the model of fsdp2 with tensor parallelism (BackendCompilerFailed, a "
         "RecursionError in autograd's tracing; torch 2.13)",
         ("--compile-backend eager, which traces no autograd", "leave --compile out", "leave --tp out"),
@@ -58,9 +56,7 @@ PARALLEL_RULES: tuple[Rule, ...] = (
     Rule(
         "ring-attention-kernel",
         REFUSE,
-        lambda case: (
-            case.ring and (case.choices.attn == "eager" or (case.choices.attn == "sdpa" and case.ring_flash_attn))
-        ),
+        lambda case: case.ring and (case.choices.attn == "eager" or (case.choices.attn == "sdpa" and case.ring_flash_attn)),
         "with {attn} attention each rank of a ring would attend to its own tokens only: {ring_kernels}",
         ("--attn {ring_attn}",),
     ),

@@ -51,9 +51,7 @@ def load(path: str, *, weights: str, dtype: torch.dtype, device: torch.device) -
     exact_products()
     auto = _auto_model()
     _require_text_model(path)
-    loaded = auto.from_pretrained(
-        path, trust_remote_code=True, attn_implementation="eager", torch_dtype=getattr(torch, weights)
-    )
+    loaded = auto.from_pretrained(path, trust_remote_code=True, attn_implementation="eager", torch_dtype=getattr(torch, weights))
     model = loaded.to(dtype).to(device).eval()
     model.config.use_cache = False
     _renew_buffers(model, _skeleton(auto, path, wide(dtype)))

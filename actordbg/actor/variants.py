@@ -48,9 +48,7 @@ def vary(dump: Dump, how: str | None) -> tuple[Dump, Undo]:
         return dump, lambda values: values
     unknown = sorted(set(dump.inputs) - set(_BY_TOKEN))
     if unknown:
-        raise Unsupported(
-            f"--vary {how} knows rows of tokens, not {', '.join(unknown)}", hint="measure noise on dumps of text"
-        )
+        raise Unsupported(f"--vary {how} knows rows of tokens, not {', '.join(unknown)}", hint="measure noise on dumps of text")
     return {"repad": _repad, "rebatch": _rebatch, "reorder": _reorder}[how](dump)
 
 
@@ -100,7 +98,5 @@ def _with(dump: Dump, inputs: dict[str, Tensor]) -> Dump:
         tokens=batch * length if attention is None else int((attention != 0).sum()),
         action_len=None if actions is None else actions.shape[1],
     )
-    states = {
-        name: tensor for name, tensor in dump.tensors.items() if name not in dump.inputs and name.startswith("rng.")
-    }
+    states = {name: tensor for name, tensor in dump.tensors.items() if name not in dump.inputs and name.startswith("rng.")}
     return Dump(record, inputs | states)

@@ -37,9 +37,7 @@ def check(option: str, path: Path) -> None:
             hint=f"name a file that ends with {', '.join(SUFFIXES)}",
         )
     if path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise EnvironmentProblem(
-            f"cannot write {path}", hint="name a file in a folder that is there and may be written"
-        )
+        raise EnvironmentProblem(f"cannot write {path}", hint="name a file in a folder that is there and may be written")
     if importlib.util.find_spec("matplotlib") is None:
         raise EnvironmentProblem(
             f"{option} needs matplotlib, which is not installed in {sys.executable}'s environment",

@@ -275,9 +275,7 @@ class ControlWatcher:
     `problems` counts those changes.
     """
 
-    def __init__(
-        self, store: StoreFiles, on_problem: Callable[[str], None] | None = None, job: str | None = None
-    ) -> None:
+    def __init__(self, store: StoreFiles, on_problem: Callable[[str], None] | None = None, job: str | None = None) -> None:
         self.current: Control | None = None
         self.problems = 0
         self._store = store

@@ -84,9 +84,7 @@ class Judge:
         slow = self._slow(on.slow, outcome) if on.slow is not None else None
         return found or slow
 
-    def _outputs(
-        self, on: Triggers, tensors: Mapping[str, torch.Tensor], action_mask: torch.Tensor | None
-    ) -> Verdict | None:
+    def _outputs(self, on: Triggers, tensors: Mapping[str, torch.Tensor], action_mask: torch.Tensor | None) -> Verdict | None:
         outputs = {name[len(OUTPUT_PREFIX) :]: t for name, t in tensors.items() if name.startswith(OUTPUT_PREFIX)}
         for name, values in outputs.items():
             bad = int((~values.isfinite()).sum()) if on.nan and values.is_floating_point() else 0
@@ -232,9 +230,7 @@ class Kinds:
                 self.known[key] = kind
         return kind
 
-    def _make(
-        self, ledger: Ledger, instance: Any, call: CallFacts, bound: Bound, dtypes: tuple[torch.dtype, ...]
-    ) -> Kind:
+    def _make(self, ledger: Ledger, instance: Any, call: CallFacts, bound: Bound, dtypes: tuple[torch.dtype, ...]) -> Kind:
         who, rank, about = ledger.identity, instance.rank, instance.about
         fields = _fields(who, rank, instance.role, call, bound, about)
         tensors = tuple((name, dtype_name(dtype)) for name, dtype in zip(bound.tensors, dtypes, strict=True))
@@ -265,9 +261,7 @@ def _fields(who: Any, rank: Rank, role: str | None, call: CallFacts, bound: Boun
     }
 
 
-def numbers(
-    call: CallFacts, number: int, token: int, shape: tuple[int, int], tensors: Sequence[int]
-) -> tuple[int, ...]:
+def numbers(call: CallFacts, number: int, token: int, shape: tuple[int, int], tensors: Sequence[int]) -> tuple[int, ...]:
     """What is one call's own: number, time (ns), monotonic time (ns), step, token of its dump id, B, S, then for each tensor
     its count of dimensions, shape, strides, offset in the extent, bytes.
     """
@@ -416,9 +410,7 @@ def wants_actions(kind: Kind) -> bool:
     """Log-probs are those of the actions if the call had an `action_mask` (or `num_actions`, in old trainers)."""
     names = {name for name, _ in kind.tensors}
     fields = kind.fields
-    return (
-        "action_mask" in names or "action_mask" in fields["extra"] or fields["arguments"].get("num_actions") is not None
-    )
+    return "action_mask" in names or "action_mask" in fields["extra"] or fields["arguments"].get("num_actions") is not None
 
 
 def _sum(logits: Any) -> torch.Tensor | None:

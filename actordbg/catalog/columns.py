@@ -89,8 +89,7 @@ FUNCTIONS: dict[str, str] = {
 OPERATORS = "= == <> != < <= > >=  and or not  is [not] null  [not] in (...)  [not] between  [not] like  + - * / %"
 
 _HINT = (
-    'an expression like "seq_len>4096 and rank=0" or "timestamp > now() - \'2h\'"; '
-    "`actordbg dump ls --help` names the columns"
+    'an expression like "seq_len>4096 and rank=0" or "timestamp > now() - \'2h\'"; `actordbg dump ls --help` names the columns'
 )
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[wdhms])+\Z")
 _PIECE = re.compile(r"(\d+(?:\.\d+)?)([wdhms])")
@@ -116,9 +115,7 @@ def parse_duration(text: Any) -> timedelta:
     """'7d', '2h30m' as a timedelta; WhereError otherwise."""
     compact = text.replace(" ", "") if isinstance(text, str) else ""
     if not _DURATION.match(compact) or len(compact) > 40:
-        raise refusal(
-            f"{shortened(str(text))!r} is not a duration", "like '30m', '2h', '2h30m', '1d' (units w, d, h, m, s)"
-        )
+        raise refusal(f"{shortened(str(text))!r} is not a duration", "like '30m', '2h', '2h30m', '1d' (units w, d, h, m, s)")
     try:
         return timedelta(seconds=sum(float(count) * _UNITS[unit] for count, unit in _PIECE.findall(compact)))
     except OverflowError:

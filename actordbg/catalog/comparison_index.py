@@ -86,9 +86,7 @@ def _list(store: Store, folder: str, settled_before_ns: int) -> list[_RecordFile
         hint = "check the permissions of the store"
         raise StoreProblem(f"cannot list {folder}: {error.strerror}", hint=hint) from None
     return [
-        _RecordFile(
-            f"{folder}/{name}", state.st_size, state.st_mtime_ns if state.st_mtime_ns < settled_before_ns else -1
-        )
+        _RecordFile(f"{folder}/{name}", state.st_size, state.st_mtime_ns if state.st_mtime_ns < settled_before_ns else -1)
         for name, state in sorted(named, key=lambda one: one[0])
         if name[0] != "." and name.isprintable()
     ]

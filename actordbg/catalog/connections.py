@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 BUSY_TIMEOUT_S = 60.0
 """How long a connection waits for a writer to finish before it gives up."""
 
-_NETWORK = re.compile(
-    r"(nfs\d?|cifs|smb\w*|9p|afs|lustre|gpfs|beegfs|ceph|glusterfs|panfs|pvfs2|orangefs|wekafs|fuse\..*)\Z"
-)
+_NETWORK = re.compile(r"(nfs\d?|cifs|smb\w*|9p|afs|lustre|gpfs|beegfs|ceph|glusterfs|panfs|pvfs2|orangefs|wekafs|fuse\..*)\Z")
 
 
 @lru_cache(maxsize=16)

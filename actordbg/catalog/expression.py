@@ -95,9 +95,7 @@ class ExpressionWriter:
         word = type(node).__name__.upper()
         first, others = _left_spine(node, (type(node).__name__,))
         parts = [self._condition(side, word.lower()) for side in (first, *(one.expression for one in others))]
-        return Part(
-            f"({f' {word} '.join(part.sql for part in parts)})", BOOL, [v for part in parts for v in part.params]
-        )
+        return Part(f"({f' {word} '.join(part.sql for part in parts)})", BOOL, [v for part in parts for v in part.params])
 
     def negate(self, node: Any) -> Part:
         inner = self._condition(node.this, "not")
@@ -209,9 +207,7 @@ class ExpressionWriter:
         if len(parts) < 2:
             raise refusal("coalesce takes two values or more", "coalesce(step, 0) > 10")
         kind = first.kind
-        return Part(
-            f"coalesce({', '.join(part.sql for part in parts)})", kind, [v for part in parts for v in part.params]
-        )
+        return Part(f"coalesce({', '.join(part.sql for part in parts)})", kind, [v for part in parts for v in part.params])
 
     def _condition(self, node: Any, word: str) -> Part:
         part = self.write(node)
@@ -373,9 +369,7 @@ def _unknown_column(name: str, quoted: bool) -> WhereError:
 def _unknown_function(name: str) -> WhereError:
     near = difflib.get_close_matches(name, FUNCTIONS, n=1)
     meant = f"; did you mean {near[0]}?" if near and near[0] != name else ""
-    return refusal(
-        f"the function {shortened(name)} is not allowed{meant}", f"functions: {'; '.join(FUNCTIONS.values())}"
-    )
+    return refusal(f"the function {shortened(name)} is not allowed{meant}", f"functions: {'; '.join(FUNCTIONS.values())}")
 
 
 def _sql(node: Any) -> str:

@@ -172,16 +172,12 @@ def _changed_folders(store: Store) -> tuple[list[_DumpFolder], list[str]]:
                 present.discard(path)
                 continue
             except OSError as error:
-                raise StoreProblem(
-                    f"cannot list {path}: {error.strerror}", hint="check the permissions of the store"
-                ) from None
+                raise StoreProblem(f"cannot list {path}: {error.strerror}", hint="check the permissions of the store") from None
             match = _RANK.match(name)
             rank = int(match[1]) if match and name == f"rank{int(match[1]):04d}" else None
             cut = -len(SUFFIX)
             names = {entry[:cut] for entry in listed if entry.endswith(SUFFIX) and entry[0] != "."}
-            known = {
-                row[0] for row in reader.execute("SELECT dump_id FROM dump WHERE run = ? AND rank = ?", (run, rank))
-            }
+            known = {row[0] for row in reader.execute("SELECT dump_id FROM dump WHERE run = ? AND rank = ?", (run, rank))}
             changed.append(_DumpFolder(path, run, rank, mtime_ns, names, sorted(names - known)))
     return changed, sorted(set(noted) - present)
 
@@ -207,9 +203,7 @@ def _batches(names: list[str]) -> Iterator[list[str]]:
         yield names[first : first + BATCH]
 
 
-def _read_batch(
-    store: Store, folder: _DumpFolder, names: list[str]
-) -> tuple[list[tuple[Any, ...]], list[Damaged], bool]:
+def _read_batch(store: Store, folder: _DumpFolder, names: list[str]) -> tuple[list[tuple[Any, ...]], list[Damaged], bool]:
     """Rows of the good ones, the damaged ones, and whether any of these may become good without a change of the folder."""
     rows, damaged, passing = [], [], False
     prefix = f"{store.root}/{folder.path}/"
@@ -285,10 +279,7 @@ def _drop_folder(store: Store, path: str) -> int:
 
 def _refresh_replays(store: Store, summary: IndexSummary) -> None:
     with engine.connect_readonly(store.catalog_path) as reader:
-        known = {
-            path: FileMark(*rest)
-            for path, *rest in reader.execute("SELECT path, size, mtime_ns, offset FROM read_file")
-        }
+        known = {path: FileMark(*rest) for path, *rest in reader.execute("SELECT path, size, mtime_ns, offset FROM read_file")}
         present = reader.execute("SELECT replay_id FROM replay").fetchall()
     for replay_id, paths in replays.changed(store.root, known):
         try:

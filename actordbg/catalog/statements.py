@@ -167,9 +167,7 @@ def put_replay(connection: Connection, news: News, before: dict[str, FileMark | 
 
 
 def _still(connection: Connection, before: dict[str, FileMark | None]) -> bool:
-    rows = connection.execute(
-        select(file.c.path, file.c.size, file.c.mtime_ns, file.c.offset).where(file.c.path.in_(before))
-    )
+    rows = connection.execute(select(file.c.path, file.c.size, file.c.mtime_ns, file.c.offset).where(file.c.path.in_(before)))
     now = {path: FileMark(size, mtime_ns, offset) for path, size, mtime_ns, offset in rows}
     return all(now.get(path) == known for path, known in before.items())
 
@@ -210,8 +208,7 @@ def _compare_with_golden(connection: Connection, replay_id: str, dump_ids: Seque
     which = [(replay_id, dump_id) for dump_id in dump_ids]
     for against, column in GOLDEN.items():
         connection.exec_driver_sql(
-            f"DELETE FROM comparison WHERE replay_id = ? AND dump_id = ? AND against = '{against}' "
-            "AND comparison_id IS NULL",
+            f"DELETE FROM comparison WHERE replay_id = ? AND dump_id = ? AND against = '{against}' AND comparison_id IS NULL",
             which,
         )
         connection.exec_driver_sql(

@@ -172,9 +172,7 @@ class DumpColumns(TableRow):
     deepspeed_version: str | None = column("version of deepspeed in the run", source="versions")
     bytes: int = column("size of the dump file in bytes; of a packed dump its share of the pack")
     pinned: bool = column("whether rotation spares it")
-    triggered: str | None = column(
-        "the trigger that kept it: nan, exception, oom, slow, logprobs, before; NULL if none"
-    )
+    triggered: str | None = column("the trigger that kept it: nan, exception, oom, slow, logprobs, before; NULL if none")
     recovered: str | None = column("in_flight or recent: out of the ring of a process that died; NULL otherwise")
     with_rng: bool = column("whether the generator states were recorded too")
     pack: str | None = column("the pack file that holds it, below the store; NULL for a file of its own")
@@ -395,9 +393,7 @@ class CellRow(TableRow):
     cell: int = column("its number in the matrix, from 0", primary=True)
     name: str = column("the combination in words")
     status: str = column("passed, failed, unavailable or not run")
-    verdict: str | None = column(
-        "against the truth: match, within-noise, mismatch, not-compared; NULL if not asked for"
-    )
+    verdict: str | None = column("against the truth: match, within-noise, mismatch, not-compared; NULL if not asked for")
     replay_id: str | None = column("its replay; NULL if nothing was started")
     reason: str | None = column("why it is unavailable, or was not run")
     signature: str | None = column("signature of the first failure")

@@ -58,9 +58,7 @@ def compile_where(text: str, *, now: datetime | None = None) -> Condition:
     except RecursionError:
         raise _too_deep() from None
     if part.kind != BOOL:
-        raise refusal(
-            f"{shortened(text)!r} is a {part.kind}, not a condition", "compare it with something: seq_len > 4096"
-        )
+        raise refusal(f"{shortened(text)!r} is a {part.kind}, not a condition", "compare it with something: seq_len > 4096")
     return Condition(part.sql, tuple(part.params), frozenset(writer.columns))
 
 

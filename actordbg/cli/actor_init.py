@@ -59,9 +59,7 @@ def init(
     ctx: typer.Context,
     settings: Given = NONE,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Rows of the dummy input.")] = 2,
-    seq_len: Annotated[
-        int, typer.Option("--seq-len", min=4, help="Positions of the dummy input, padding included.")
-    ] = 128,
+    seq_len: Annotated[int, typer.Option("--seq-len", min=4, help="Positions of the dummy input, padding included.")] = 128,
     save: Annotated[
         Path | None, typer.Option("--save", metavar="DIR", help="Write the model there with save_pretrained.")
     ] = None,
@@ -221,9 +219,7 @@ def _lines(answer: InitAnswer) -> list[tuple[str, str]]:
         compiled = f", {output.plural(answer.graphs, 'graph')} compiled" if answer.graphs else ""
         lines.append(("forward", f"{answer.forward_s:.3f} s on {answer.batch_size} x {answer.seq_len}{compiled}"))
     if answer.backward_s is not None:
-        lines.append(
-            ("backward", f"{answer.backward_s:.3f} s, loss {answer.loss:.4f}, gradient norm {answer.grad_norm:.4f}")
-        )
+        lines.append(("backward", f"{answer.backward_s:.3f} s, loss {answer.loss:.4f}, gradient norm {answer.grad_norm:.4f}"))
     lines.append(("peak memory", output.human_bytes(answer.peak_memory_bytes)))
     if answer.saved:
         lines.append(("saved", answer.saved))

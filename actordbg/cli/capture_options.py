@@ -20,21 +20,15 @@ _TRIGGERS, _RING = "What happens in a call", "The flight recorder"
 Run = Annotated[str | None, typer.Option("--run", help="Name of the run; dumps lie under it. Default: run-<utc>.")]
 Every = Annotated[
     int | None,
-    typer.Option(
-        "--every", min=0, help="Record one call in N; 0: only what --on keeps (the default with --on, else 1)."
-    ),
+    typer.Option("--every", min=0, help="Record one call in N; 0: only what --on keeps (the default with --on, else 1)."),
 ]
-MaxDumps = Annotated[
-    int | None, typer.Option("--max-dumps", min=0, help="At most N dumps from each actor of each process.")
-]
+MaxDumps = Annotated[int | None, typer.Option("--max-dumps", min=0, help="At most N dumps from each actor of each process.")]
 MaxBytes = Annotated[
     str | None, typer.Option("--max-bytes", help="At most this much from each actor of each process, e.g. 10GB.")
 ]
 Keep = Annotated[
     str | None,
-    typer.Option(
-        "--keep", metavar="SIZE", help="The run's dumps take at most this: the oldest unpinned go, e.g. 10GB."
-    ),
+    typer.Option("--keep", metavar="SIZE", help="The run's dumps take at most this: the oldest unpinned go, e.g. 10GB."),
 ]
 Ranks = Annotated[str | None, typer.Option("--ranks", help="Only these ranks, e.g. 0,1,4-7.")]
 MinSeqLen = Annotated[int | None, typer.Option("--min-seq-len", min=0, help="Only calls with S of at least N.")]
@@ -60,9 +54,7 @@ Before = Annotated[
 ]
 MaxTriggered = Annotated[
     int,
-    typer.Option(
-        "--max-triggered", min=0, help="At most N from each actor for each trigger.", rich_help_panel=_TRIGGERS
-    ),
+    typer.Option("--max-triggered", min=0, help="At most N from each actor for each trigger.", rich_help_panel=_TRIGGERS),
 ]
 Ring = Annotated[
     int,

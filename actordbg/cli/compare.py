@@ -27,12 +27,8 @@ def _limit(name: str, help: str) -> Any:
     return typer.Option(name, metavar="X", help=help, rich_help_panel=_PANEL)
 
 
-A = Annotated[
-    str, typer.Argument(metavar="A", help="The replay that is judged: an id, the beginning of one, or `last`.")
-]
-B = Annotated[
-    str, typer.Argument(metavar="B", help="Another replay, `truth`, or `golden`: what the training run itself got.")
-]
+A = Annotated[str, typer.Argument(metavar="A", help="The replay that is judged: an id, the beginning of one, or `last`.")]
+B = Annotated[str, typer.Argument(metavar="B", help="Another replay, `truth`, or `golden`: what the training run itself got.")]
 Noise = Annotated[
     str | None,
     typer.Option(
@@ -200,9 +196,7 @@ def _truth(store: Store, replay_id: str, dtype: str, quiet: bool) -> str:
 
 def _is_a_replay(a: str) -> str:
     if a in ("truth", "golden"):
-        raise UsageError(
-            f"A is the side that is judged, so it cannot be {a}", hint=f"turn them round: compare REPLAY {a}"
-        )
+        raise UsageError(f"A is the side that is judged, so it cannot be {a}", hint=f"turn them round: compare REPLAY {a}")
     return a
 
 

@@ -67,18 +67,14 @@ Matrix = Annotated[str | None, typer.Option("--matrix", metavar="ID|last", help=
 MemoryBudget = Annotated[
     str | None, typer.Option("--budget", metavar="SIZE", help="The longest length that fits, e.g. 80GB, 75GiB.")
 ]
-TimeBudget = Annotated[
-    str | None, typer.Option("--budget", metavar="TIME", help="The longest length that fits, e.g. 2s, 500ms.")
-]
+TimeBudget = Annotated[str | None, typer.Option("--budget", metavar="TIME", help="The longest length that fits, e.g. 2s, 500ms.")]
 Lengths = Annotated[
     list[int] | None,
     typer.Option("--at", metavar="LEN", min=1, help="What this length needs, and whether it fits; may be repeated."),
 ]
 ByOption = Annotated[
     By,
-    typer.Option(
-        "--by", help="Length is seq_len (a curve for each batch size), padded (batch size x seq_len), or real tokens."
-    ),
+    typer.Option("--by", help="Length is seq_len (a curve for each batch size), padded (batch size x seq_len), or real tokens."),
 ]
 Of = Annotated[Passes, typer.Option("--of", help="Which time the curve and the budget are about.")]
 Measure = Annotated[
@@ -198,9 +194,7 @@ def _answer(ctx: typer.Context, asked: _Asked, plot: Path | None, rows: int, for
     store = store_of(ctx)
     if asked.settings and asked.measure is None:
         given = ", ".join(SETTINGS[name].flag for name in asked.settings)
-        raise UsageError(
-            f"{given} changes nothing without --measure", hint="add --measure LEN,LEN,..., or leave it out"
-        )
+        raise UsageError(f"{given} changes nothing without --measure", hint="add --measure LEN,LEN,..., or leave it out")
     names = _names(store, asked)
     if asked.measure is not None:
         names += _measured(store.require(), names, asked, quiet)
@@ -252,9 +246,7 @@ def _names(store: Store, asked: _Asked) -> list[str]:
 
     names = [cell.replay_id for cell in matrices.load(store, asked.matrix).cells if cell.replay_id is not None]
     if not names:
-        raise UsageError(
-            f"no cell of the matrix {asked.matrix} was replayed", hint="`actordbg matrix --resume` goes on"
-        )
+        raise UsageError(f"no cell of the matrix {asked.matrix} was replayed", hint="`actordbg matrix --resume` goes on")
     there = [name for name in names if (store.replays / name).is_dir()]
     if gone := [name for name in names if name not in there]:
         output.note(f"left out, since they are gone from the store: {', '.join(gone)}")

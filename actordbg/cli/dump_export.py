@@ -99,9 +99,7 @@ def _export(paths: list[Path], out: Path, format: str, advance: Callable[..., No
 def _selected(store: Store, dump_ids: Sequence[str], where: str | None, limit: int) -> list[Path]:
     """Paths of the dumps that were named or selected; UsageError when neither was said."""
     if bool(dump_ids) == (where is not None):
-        raise UsageError(
-            "say which dumps: ids, or --where", hint='e.g. --where "rank=0"; `actordbg dump ls` lists the ids'
-        )
+        raise UsageError("say which dumps: ids, or --where", hint='e.g. --where "rank=0"; `actordbg dump ls` lists the ids')
     if where is not None:
         from actordbg.catalog.query import select_dumps
 

@@ -48,9 +48,7 @@ class CreateAnswer:
 
 def import_(
     ctx: typer.Context,
-    paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="Pickles, or folders that are searched for *.pkl.")
-    ],
+    paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Pickles, or folders that are searched for *.pkl.")],
     run: Annotated[str | None, typer.Option("--run", help="Name of the run (default: the name of the folder).")] = None,
     as_json: Json = False,
     quiet: Quiet = False,

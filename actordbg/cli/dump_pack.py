@@ -91,9 +91,7 @@ def unpack(
     if where is None and run is None and not all_:
         raise UsageError("say which dumps: --where, --run or --all", hint="see --help")
     with output.progress("unpacking", None, quiet=quiet or as_json) as advance:
-        summary = unpack_dumps(
-            store_of(ctx), where, run, level, on_progress=lambda done, total: advance(1, total=total)
-        )
+        summary = unpack_dumps(store_of(ctx), where, run, level, on_progress=lambda done, total: advance(1, total=total))
     output.emit(summary, _say_unpacked, as_json)
     if summary.kept:
         raise typer.Exit(1)

@@ -21,9 +21,7 @@ _SHOWN = 20
 def prune(
     ctx: typer.Context,
     where: Where = None,
-    older_than: Annotated[
-        str | None, typer.Option("--older-than", metavar="AGE", help="Dumps older than this: 7d, 12h.")
-    ] = None,
+    older_than: Annotated[str | None, typer.Option("--older-than", metavar="AGE", help="Dumps older than this: 7d, 12h.")] = None,
     keep: Annotated[
         str | None,
         typer.Option("--keep", metavar="SIZE", help="The oldest dumps, until the rest takes at most this: 10GB."),

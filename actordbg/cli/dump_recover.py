@@ -33,13 +33,9 @@ def recover(
     rings: Annotated[
         list[Path] | None, typer.Argument(metavar="[RING]...", help="Ring files; default: all on this machine.")
     ] = None,
-    live: Annotated[
-        bool, typer.Option("--live", help="Read rings of living processes too (a hang); these rings stay.")
-    ] = False,
+    live: Annotated[bool, typer.Option("--live", help="Read rings of living processes too (a hang); these rings stay.")] = False,
     keep_rings: Annotated[bool, typer.Option("--keep-rings", help="Leave the ring files where they are.")] = False,
-    discard: Annotated[
-        bool, typer.Option("--discard", help="Remove the rings of dead processes, and make no dumps.")
-    ] = False,
+    discard: Annotated[bool, typer.Option("--discard", help="Remove the rings of dead processes, and make no dumps.")] = False,
     as_json: Json = False,
 ) -> None:
     """Turn what dead processes had in hand into dumps.

@@ -51,9 +51,7 @@ class DumpAnswer:
 def show(
     ctx: typer.Context,
     dump_id: Annotated[str, typer.Argument(metavar="ID", help="The dump's id, or the beginning of it.")],
-    values: Annotated[
-        bool, typer.Option("--values", help="Read the tensors too: min, max, non-zero (needs torch).")
-    ] = False,
+    values: Annotated[bool, typer.Option("--values", help="Read the tensors too: min, max, non-zero (needs torch).")] = False,
     as_json: Json = False,
 ) -> None:
     """Show one dump: its record, its tensors, its results.
@@ -68,9 +66,7 @@ def show(
     path = catalog.store.root / row.path
     record = read_record(path)
     tensors = _with_values(path) if values else _specs(record)
-    output.emit(
-        DumpAnswer(row.path, row.bytes, record, tensors, results_of_dump(catalog, row.dump_id)), _render, as_json
-    )
+    output.emit(DumpAnswer(row.path, row.bytes, record, tensors, results_of_dump(catalog, row.dump_id)), _render, as_json)
 
 
 def _specs(record: DumpRecord) -> list[TensorSummary]:
@@ -189,9 +185,7 @@ def _kept_because(record: DumpRecord) -> str:
 
 
 def _recorded_too(tensors: list[TensorSummary]) -> str:
-    names = {
-        kind: ", ".join(t.name.partition(".")[2] for t in tensors if t.kind == kind) for kind in (OUTPUT, GENERATOR)
-    }
+    names = {kind: ", ".join(t.name.partition(".")[2] for t in tensors if t.kind == kind) for kind in (OUTPUT, GENERATOR)}
     parts = [f"what the call returned ({names[OUTPUT]})"] * bool(names[OUTPUT])
     parts += [f"random generators before it ({names[GENERATOR]})"] * bool(names[GENERATOR])
     return "; ".join(parts)

@@ -97,9 +97,7 @@ class RecordingStatus:
 def status(
     ctx: typer.Context,
     everything: Annotated[bool, typer.Option("--all", help="Show processes of earlier runs too.")] = False,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show the status again and again, until Ctrl-C.")
-    ] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show the status again and again, until Ctrl-C.")] = False,
     interval: Annotated[float, typer.Option("--interval", min=0.1, help="Seconds between two looks of --watch.")] = 1.0,
     as_json: Json = False,
 ) -> None:
@@ -182,9 +180,7 @@ def process_rows(store: Store, now: datetime) -> tuple[list[ProcessRow], int]:
             rows.append(_row(read_counters(path), now))
         except CorruptDump:
             unreadable += 1
-    return sorted(
-        rows, key=lambda row: (row.run, row.rank, row.role or "", row.host, row.pid, row.instance)
-    ), unreadable
+    return sorted(rows, key=lambda row: (row.run, row.rank, row.role or "", row.host, row.pid, row.instance)), unreadable
 
 
 def total_of(rows: list[ProcessRow]) -> dict[str, int]:
@@ -209,10 +205,7 @@ def _row(data: dict[str, Any], now: datetime) -> ProcessRow:
     ring = data.get("ring") or {}
     lost = data["state"] == "on" and age > STALE_SECONDS
     return ProcessRow(
-        **{
-            name: data[name]
-            for name in ("run", "rank", "host", "pid", "instance", "calls", "captured", "pending", "bytes")
-        },
+        **{name: data[name] for name in ("run", "rank", "host", "pid", "instance", "calls", "captured", "pending", "bytes")},
         role=data.get("role"),
         state="lost" if lost else data["state"],
         dropped=sum(data["dropped"].values()),
@@ -296,9 +289,7 @@ def trouble_of(row: ProcessRow) -> list[str]:
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(row.dropped_by.items()))
         lines.append(f"{who} dropped: {reasons}" + (f"; last: {row.last_error}" if row.last_error else ""))
     if row.pending:
-        lines.append(
-            f"{who} has {plural(row.pending, 'call')} in its queue, {human_bytes(row.queue_bytes)} of its process"
-        )
+        lines.append(f"{who} has {plural(row.pending, 'call')} in its queue, {human_bytes(row.queue_bytes)} of its process")
     elif row.last_error and not row.dropped:
         lines.append(f"{who} last error: {row.last_error}")
     if row.triggered_by:
@@ -309,9 +300,7 @@ def trouble_of(row: ProcessRow) -> list[str]:
     if row.outputs_dropped:
         lines.append(f"{who} kept {plural(row.outputs_dropped, 'dump')} without outputs: the queue was full")
     if row.in_flight_s is not None and row.in_flight_s > LONG_CALL_SECONDS:
-        lines.append(
-            f"{who} has been in one call for {row.in_flight_s + row.age_s:.0f} s: `dump recover --live` gives its input"
-        )
+        lines.append(f"{who} has been in one call for {row.in_flight_s + row.age_s:.0f} s: `dump recover --live` gives its input")
     if row.state == "lost":
         where = f"; `dump recover` on {row.host} gives its last inputs" if row.ring else ""
         lines.append(f"{who} is lost: silent for {row.age_s:.0f} s; killed, or it cannot write here{where}")

@@ -27,9 +27,7 @@ class VerifyAnswer:
 
 def index(
     ctx: typer.Context,
-    rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Forget the catalog and make it again from the files.")
-    ] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Forget the catalog and make it again from the files.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:

@@ -25,9 +25,7 @@ _PANEL = "The inputs"
 
 MaxInputs = Annotated[
     int | None,
-    typer.Option(
-        "--max-inputs", min=1, metavar="N", rich_help_panel=_PANEL, help="At most N inputs, in all workers together."
-    ),
+    typer.Option("--max-inputs", min=1, metavar="N", rich_help_panel=_PANEL, help="At most N inputs, in all workers together."),
 ]
 InputFile = Annotated[
     list[Path] | None,
@@ -40,15 +38,11 @@ InputFile = Annotated[
 ]
 Order = Annotated[
     str | None,
-    typer.Option(
-        "--order", metavar="time|length|shuffle", rich_help_panel=_PANEL, help="In which order (default: time)."
-    ),
+    typer.Option("--order", metavar="time|length|shuffle", rich_help_panel=_PANEL, help="In which order (default: time)."),
 ]
 Shuffle = Annotated[
     bool,
-    typer.Option(
-        "--shuffle-inputs", rich_help_panel=_PANEL, help="The same as --order shuffle: every worker in its own."
-    ),
+    typer.Option("--shuffle-inputs", rich_help_panel=_PANEL, help="The same as --order shuffle: every worker in its own."),
 ]
 RandomSeed = Annotated[int, typer.Option("--random-seed", rich_help_panel=_PANEL, help="Of the shuffled order.")]
 

@@ -133,9 +133,7 @@ def _selected(
     for reason, count in chosen.skipped.items():
         output.note(f"left out {output.plural(count, 'dump')}: {reason}")
     if not chosen.rows:
-        raise StoreProblem(
-            f"nothing to replay: {what_there_is(store, where)}", hint="choose dumps with --where or --input-file"
-        )
+        raise StoreProblem(f"nothing to replay: {what_there_is(store, where)}", hint="choose dumps with --where or --input-file")
     return chosen
 
 
@@ -147,9 +145,7 @@ def _baseline(store: Store, name: str | None, slower: float | None) -> Baseline 
             raise UsageError("--slower has nothing to measure against", hint="add --baseline REPLAY")
         return None
     if slower is not None and not slower >= 1:
-        raise UsageError(
-            f"--slower {slower:g} calls what is as fast as the baseline slower", hint="for example --slower 1.5"
-        )
+        raise UsageError(f"--slower {slower:g} calls what is as fast as the baseline slower", hint="for example --slower 1.5")
     return open_baseline(store, name, slower)
 
 
@@ -167,9 +163,7 @@ def _new(
     from actordbg.matrix.run_matrix import new_matrix
 
     axes = parse_axes(given)
-    cells = make_cells(
-        combinations(base, axes), gather_facts(), chosen.defaults, skip_known=bool(options["skip_known"])
-    )
+    cells = make_cells(combinations(base, axes), gather_facts(), chosen.defaults, skip_known=bool(options["skip_known"]))
     command = shlex.join(["actordbg", *sys.argv[1:]])
     baseline = held.name if held else None
     return new_matrix(cells, axes, chosen.rows, options, selection=where, command=command, baseline=baseline)

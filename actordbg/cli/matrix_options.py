@@ -6,9 +6,7 @@ from typing import Annotated
 
 import typer
 
-SkipKnown = Annotated[
-    bool, typer.Option("--skip-known", help="Leave out cells that are known to fail; they are run otherwise.")
-]
+SkipKnown = Annotated[bool, typer.Option("--skip-known", help="Leave out cells that are known to fail; they are run otherwise.")]
 NoTruth = Annotated[
     bool, typer.Option("--no-truth", help="Do not compare passed cells with the truth: green then means finished.")
 ]
@@ -29,7 +27,5 @@ ResumeMatrix = Annotated[
     str | None,
     typer.Option("--resume", metavar="MATRIX|last", help="Go on with a matrix where it stopped."),
 ]
-Show = Annotated[
-    str | None, typer.Option("--show", metavar="MATRIX|last", help="Print a matrix that is there; run nothing.")
-]
+Show = Annotated[str | None, typer.Option("--show", metavar="MATRIX|last", help="Print a matrix that is there; run nothing.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the cells and run nothing.")]

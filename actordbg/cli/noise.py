@@ -108,9 +108,7 @@ def run(store: Store, spec: ReplaySpec, *, quiet: bool) -> NoiseRecord:
                 advance(1)
 
         try:
-            return measure_noise(
-                store, spec, on_run=lambda name: advance(0, note=name), on_event=on_event, on_tick=catalog.tick
-            )
+            return measure_noise(store, spec, on_run=lambda name: advance(0, note=name), on_event=on_event, on_tick=catalog.tick)
         finally:
             catalog.flush()
 
@@ -145,9 +143,7 @@ def render(answer: NoiseAnswer) -> None:
     from actordbg.compare.thresholds import MEASURES
 
     _say(f"noise {answer.noise_id}: {answer.label}")
-    _say(
-        f"{output.plural(answer.dumps, 'input')} with {answer.tokens:,} compared log-probs; unchanged in {answer.replay_id}"
-    )
+    _say(f"{output.plural(answer.dumps, 'input')} with {answer.tokens:,} compared log-probs; unchanged in {answer.replay_id}")
     output.say()
     rows = [(one.name, ANSWERS.get(one.name, ""), *_figures(one), one.grad_norm_rel) for one in answer.variants]
     output.table(["variation", "what", "max", "p99", "mean", "|g| rel"], rows)

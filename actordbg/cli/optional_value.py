@@ -22,9 +22,7 @@ def optional_values(**usual: str) -> type[TyperCommand]:
 
     class WithOptionalValues(TyperCommand):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-            usual = by_option | {
-                f"--{name}": value for name, value in getattr(self.callback, "bare_values", {}).items()
-            }
+            usual = by_option | {f"--{name}": value for name, value in getattr(self.callback, "bare_values", {}).items()}
             return super().parse_args(ctx, filled_in(args, usual))
 
     return WithOptionalValues

@@ -46,9 +46,7 @@ def note(text: str) -> None:
     typer.echo(text, err=True)
 
 
-def table(
-    columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None, *, tight: bool = False
-) -> None:
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None, *, tight: bool = False) -> None:
     """Print rows under headings; numbers are aligned to the right. Wide, not cut, when piped. `tight`: one space between."""
     from rich import box
     from rich.console import Console
@@ -95,9 +93,7 @@ def progress(label: str, total: int | None, *, quiet: bool = False) -> Iterator[
     )  # fmt: skip
     with bar:
         task = bar.add_task(label, total=total, note="")
-        yield lambda n=1, note="", total=None: bar.update(
-            task, advance=n, total=total, **({"note": note} if note else {})
-        )
+        yield lambda n=1, note="", total=None: bar.update(task, advance=n, total=total, **({"note": note} if note else {}))
 
 
 def _plain(value: Any) -> Any:

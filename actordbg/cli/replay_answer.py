@@ -112,14 +112,10 @@ def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
 
     folder = store.replays / spec.replay_id
     events = read_events(folder / SUPERVISOR)
-    resolved: dict[str, Any] = next(
-        (event["resolved"] for event in reversed(events) if event["event"] == "resolved"), {}
-    )
+    resolved: dict[str, Any] = next((event["resolved"] for event in reversed(events) if event["event"] == "resolved"), {})
     status = next((event["status"] for event in reversed(events) if event["event"] == "finished"), "unfinished")
     results = read_results(folder)
-    summary = _summarised(
-        spec, resolved, status, [results[one.dump_id] for one in spec.inputs if one.dump_id in results]
-    )
+    summary = _summarised(spec, resolved, status, [results[one.dump_id] for one in spec.inputs if one.dump_id in results])
     counts = summary.counts
     return ReplayAnswer(
         replay_id=spec.replay_id,
@@ -164,9 +160,7 @@ def _size_of(folder: Path) -> int:
         return 0
 
 
-def _summarised(
-    spec: ReplaySpec, resolved: dict[str, Any], status: str, results: Sequence[ResultRecord]
-) -> ReplaySummary:
+def _summarised(spec: ReplaySpec, resolved: dict[str, Any], status: str, results: Sequence[ResultRecord]) -> ReplaySummary:
     from actordbg.actor.signatures import explain
     from actordbg.report.report_model import ReplayData
     from actordbg.report.summary import summarise
@@ -213,9 +207,7 @@ def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
 
     lines = []
     if answer.first_forward_s is not None:
-        lines.append(
-            ("first forward", f"{answer.first_forward_s:.3f} s, not in the figures below (compiling, warming up)")
-        )
+        lines.append(("first forward", f"{answer.first_forward_s:.3f} s, not in the figures below (compiling, warming up)"))
     if answer.forward_median_s is not None:
         lines.append(("forward", f"median {answer.forward_median_s:.3f} s, p95 {answer.forward_p95_s or 0:.3f} s"))
     if answer.backward_median_s is not None:
@@ -229,9 +221,7 @@ def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
     if answer.configuration:
         lines.append(("configuration", answer.configuration))
     if answer.folded_ids:
-        lines.append(
-            ("ids folded", f"token ids of {output.plural(answer.folded_ids, 'input')} into the model's vocabulary")
-        )
+        lines.append(("ids folded", f"token ids of {output.plural(answer.folded_ids, 'input')} into the model's vocabulary"))
     own = against_the_run(answer.golden, answer.golden_entropy, answer.generators, answer.not_compared)
     lines += [("the run's own", text) for text in own]
     lines += [("ranks", text) for text in ranks_in_words(answer.ranks)]

@@ -111,9 +111,7 @@ def run(
             switch_off(store, name)
     recovered = None if goes_on else recovered_from_rings(store, name)
     rows, unreadable = after_the_job(store, name, known, wait=not goes_on)
-    answer = RunAnswer(
-        str(store.root), name, command, end.code, not goes_on, rows, total_of(rows), unreadable, recovered
-    )
+    answer = RunAnswer(str(store.root), name, command, end.code, not goes_on, rows, total_of(rows), unreadable, recovered)
     emit(answer, _say_recorded, as_json, err=True)
     raise typer.Exit(end.code)
 

@@ -114,8 +114,6 @@ def _merged(options: Mapping[str, Any]) -> Given:
         if other is None:
             continue
         if given.get(one.name, other) != other:
-            raise UsageError(
-                f"{option} and {one.flag} {given[one.name]} contradict each other", hint="give one of them"
-            )
+            raise UsageError(f"{option} and {one.flag} {given[one.name]} contradict each other", hint="give one of them")
         given[one.name] = other
     return given

@@ -115,9 +115,7 @@ def save(store: Store, record: ComparisonRecord) -> Path:
 
 def _replay_name(a: str) -> str:
     if a in (GOLDEN, TRUTH):
-        raise UsageError(
-            f"A is the side that is judged, so it cannot be {a}", hint=f"turn them round: compare REPLAY {a}"
-        )
+        raise UsageError(f"A is the side that is judged, so it cannot be {a}", hint=f"turn them round: compare REPLAY {a}")
     return a
 
 
@@ -211,9 +209,7 @@ class _Worst:
         return tuple(dump for dump, _ in ranked)
 
 
-def _with_token_ids(
-    store: Store, side: sides.ReplaySide, dumps: tuple[DumpComparison, ...]
-) -> tuple[DumpComparison, ...]:
+def _with_token_ids(store: Store, side: sides.ReplaySide, dumps: tuple[DumpComparison, ...]) -> tuple[DumpComparison, ...]:
     """Add token ids to the worst tokens of the worst dumps, where the dump still exists."""
     from actordbg.store import payload
 
@@ -258,11 +254,7 @@ def _notes(
         yield blocked
     if not dumps:
         yield "there is no dump to compare" if only is None else "the selection has none of their dumps"
-    if (
-        isinstance(b, sides.ReplaySide)
-        and b.spec.config.truth
-        and any(one.verdict in (*GOOD, MISMATCH) for one in dumps)
-    ):
+    if isinstance(b, sides.ReplaySide) and b.spec.config.truth and any(one.verdict in (*GOOD, MISMATCH) for one in dumps):
         ours, theirs = sides.weights_dtype(a), sides.weights_dtype(b)
         if ours and theirs and ours != theirs:
             yield f"the truth's weights are {theirs}, A's {ours}: their rounding is part of the difference"

@@ -60,9 +60,7 @@ def measure(dump_id: str, length: int | None, a: Values, b: Values) -> tuple[Dum
     return _with_gradients(dump, a, b, broken, missing), broken
 
 
-def _with_gradients(
-    dump: DumpComparison, a: Values, b: Values, broken: list[str], missing: dict[str, str]
-) -> DumpComparison:
+def _with_gradients(dump: DumpComparison, a: Values, b: Values, broken: list[str], missing: dict[str, str]) -> DumpComparison:
     """The comparison with figures of gradients, if both sides' gradients are of the same inputs."""
     from actordbg.compare.gradient_figures import compare_gradients
 

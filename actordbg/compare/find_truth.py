@@ -51,9 +51,7 @@ def ensure_truth(
     and what `run_replay` raises.
     """
     wanted = wanted_truth(store, load_spec(store, replay_id), dtype)
-    return ensure_lone_rows(
-        store, wanted, command=f"the truth of replay {replay_id}", on_event=on_event, on_tick=on_tick
-    )
+    return ensure_lone_rows(store, wanted, command=f"the truth of replay {replay_id}", on_event=on_event, on_tick=on_tick)
 
 
 def ensure_lone_rows(

@@ -62,9 +62,7 @@ _TELLING = ("max_abs", "mean_abs", "grad_norm_rel", "gradient_distance")
 """Measures that reveal a fault. Shares and percentiles say little about short inputs."""
 
 
-def measure(
-    store: Store, unchanged: str, varied: Mapping[str, str], *, rounding: tuple[str, str] | None = None
-) -> NoiseRecord:
+def measure(store: Store, unchanged: str, varied: Mapping[str, str], *, rounding: tuple[str, str] | None = None) -> NoiseRecord:
     """The noise floor from finished replays: the `unchanged` one, and one for each variation. `save` writes it.
 
     `rounding`: two replays of the same inputs, each row alone, in the configuration's dtype and in a wider one.
@@ -133,9 +131,7 @@ def newest_for(store: Store, replay_id: str) -> NoiseRecord | None:
 def configuration_of(side: sides.ReplaySide) -> dict[str, object]:
     """What makes two replays the same configuration as far as numbers go, as it ran. Plain ranks are independent."""
     settings = {
-        name: value
-        for name, value in telling(as_ran(side.row.config, side.row.resolved)).items()
-        if SETTINGS[name].numbers
+        name: value for name, value in telling(as_ran(side.row.config, side.row.resolved)).items() if SETTINGS[name].numbers
     }
     apart = NOT_THE_CONFIGURATION if settings["backend"] != "plain" else (*NOT_THE_CONFIGURATION, "nproc")
     return {name: value for name, value in settings.items() if name not in apart}

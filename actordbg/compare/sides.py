@@ -204,9 +204,7 @@ def open_replay(catalog: query.Catalog, name: str) -> ReplaySide:
     try:
         spec = ReplaySpec.from_json(path.read_bytes())
     except OSError as error:
-        raise StoreProblem(
-            f"cannot read {path}: {error.strerror}", hint="`actordbg index` sees what is there"
-        ) from None
+        raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="`actordbg index` sees what is there") from None
     results = {one.dump_id: one for one in query.results_for(catalog, row.replay_id)}
     follows = spec.config.dtype is None and spec.config.truth is None
     autocast = lab.autocast_dtypes(catalog, [one.dump_id for one in spec.inputs]) if follows else {}
@@ -241,9 +239,7 @@ def why_not(a: Side, b: Side) -> str | None:
 def computed_in(row: query.ReplayRow) -> str | None:
     """The dtype in which a replay computed: the truth's own, else what its workers reported."""
     resolved = row.resolved or {}
-    asked = (
-        row.config.get("oracle") or resolved.get("compute_dtype") or resolved.get("dtype") or row.config.get("dtype")
-    )
+    asked = row.config.get("oracle") or resolved.get("compute_dtype") or resolved.get("dtype") or row.config.get("dtype")
     return _dtype(asked) if isinstance(asked, str) else None
 
 

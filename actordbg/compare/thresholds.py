@@ -120,16 +120,13 @@ class Thresholds:
         unknown = sorted(set(tables) - set(STRENGTH))
         if unknown:
             raise UsageError(f"{path}: [{unknown[0]}] is not a dtype", hint=f"known: {', '.join(STRENGTH)}")
-        return cls(
-            _checked(plain, str(path)), {name: _checked(table, str(path), name) for name, table in tables.items()}
-        )
+        return cls(_checked(plain, str(path)), {name: _checked(table, str(path), name) for name, table in tables.items()})
 
     def override(self, values: Mapping[str, Any], source: str) -> Thresholds:
         """The same, overridden by `values` (None: not given). UsageError as for a file."""
         given = _checked({name: value for name, value in values.items() if value is not None}, source)
         by_dtype = {
-            dtype: {name: pair for name, pair in table.items() if name not in given}
-            for dtype, table in self.by_dtype.items()
+            dtype: {name: pair for name, pair in table.items() if name not in given} for dtype, table in self.by_dtype.items()
         }
         return Thresholds(self.any | given, by_dtype)
 
@@ -200,9 +197,7 @@ class Judgement:
     beyond: tuple[str, ...] = ()
 
 
-def judge(
-    dump: DumpComparison, limits: Mapping[str, float], floor: Mapping[str, float], broken: Sequence[str] = ()
-) -> Judgement:
+def judge(dump: DumpComparison, limits: Mapping[str, float], floor: Mapping[str, float], broken: Sequence[str] = ()) -> Judgement:
     """The verdict of one compared dump. `broken`: what is a mismatch under any thresholds, in words."""
     values = measures(dump)
     counted = [name for name in limits if name in values and not _one_token(dump, name)]
@@ -252,7 +247,5 @@ def _times(value: float, limit: float) -> float:
 
 
 def _said(name: str, value: float, limit: float, floor: float | None) -> str:
-    against = (
-        "" if floor is None else f" and the noise {floor:.3g}" if value > floor else f", within the noise {floor:.3g}"
-    )
+    against = "" if floor is None else f" and the noise {floor:.3g}" if value > floor else f", within the noise {floor:.3g}"
     return f"{name} {value:.4g} is above {limit:.4g}{against}"

@@ -81,9 +81,7 @@ def in_words(name: str, value: Any) -> str:
     if name in SETTINGS:
         return SETTINGS[name].in_words(value)
     return (
-        f"{name} {value:g}"
-        if isinstance(value, float)
-        else f"{name} {str(value).lower() if value in (True, False) else value}"
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {str(value).lower() if value in (True, False) else value}"
     )
 
 
@@ -125,9 +123,7 @@ def _beside_truth() -> Iterator[str]:
 def _words(values: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     config = ReplayConfig(**_deciding(values))
     told = ((SETTINGS[name], values[name]) for name in names)
-    return [
-        one.in_words(value) for one, value in told if has(one, config) and value not in one.quiet and value is not None
-    ]
+    return [one.in_words(value) for one, value in told if has(one, config) and value not in one.quiet and value is not None]
 
 
 def _side(names: Iterable[str], mine: Mapping[str, Any], other: Mapping[str, Any]) -> str:

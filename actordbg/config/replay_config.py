@@ -221,9 +221,7 @@ class ReplayConfig:
         names = {one.stored: one.name for one in SETTINGS.values()}
         unknown = sorted(data.keys() - names.keys())
         if unknown:
-            raise NewerFormat(
-                f"a replay's configuration has unknown settings: {', '.join(unknown)}", hint="upgrade actordbg"
-            )
+            raise NewerFormat(f"a replay's configuration has unknown settings: {', '.join(unknown)}", hint="upgrade actordbg")
         return cls(**{names[key]: value for key, value in data.items()})
 
 

@@ -128,13 +128,9 @@ def _from_file(settings: Settings) -> dict[str, tuple[Any, str]]:
         one = _BY_OPTION.get(key.replace("_", "-"))
         where = Path(settings.file).name
         if one is None:
-            raise UsageError(
-                f"{where}: [replay] has an unknown key {key!r}", hint=f"known: {', '.join(sorted(_BY_OPTION))}"
-            )
+            raise UsageError(f"{where}: [replay] has an unknown key {key!r}", hint=f"known: {', '.join(sorted(_BY_OPTION))}")
         if not one.takes(value):
-            raise UsageError(
-                f"{where}: [replay] {key} = {value!r} is not of type {one.kind.__name__}", hint="correct the file"
-            )
+            raise UsageError(f"{where}: [replay] {key} = {value!r} is not of type {one.kind.__name__}", hint="correct the file")
         found[one.name] = (one.kind(value), settings.file)
     return found
 

@@ -21,9 +21,7 @@ NOTHING = (
 def document(answer: CurvesAnswer, rows: int = MOST_ROWS) -> list[Block]:
     """The whole answer. `rows`: at most so many points of each curve, spread evenly; 0 for all."""
     what = (
-        "peak memory"
-        if answer.quantity == MEMORY
-        else {"both": "time", None: "time"}.get(answer.passes, f"{answer.passes} time")
+        "peak memory" if answer.quantity == MEMORY else {"both": "time", None: "time"}.get(answer.passes, f"{answer.passes} time")
     )
     blocks: list[Block] = [Heading(f"actordbg curve {answer.quantity}", 1)]
     measured = sum(sum(p.inputs for p in one.measurements.points) for one in answer.curves)
@@ -159,9 +157,7 @@ def _curve(one: CurveAnswer, answer: CurvesAnswer, rows: int) -> list[Block]:
     blocks: list[Block] = [Heading(title(one), 2)]
     lines = [f"ran as: {configuration(of)}", _law(one, answer)]
     if of.out_of_memory:
-        lines.append(
-            f"out of memory at {', '.join(f'{n:,}' for n in of.out_of_memory[:8])}: never said to fit, nor is more"
-        )
+        lines.append(f"out of memory at {', '.join(f'{n:,}' for n in of.out_of_memory[:8])}: never said to fit, nor is more")
     if of.left_out and answer.quantity != MEMORY:
         lines.append(f"{plural(of.left_out, 'input')} left out: warming up or compiling")
     names = ", ".join(of.replays[:3]) + (f" and {len(of.replays) - 3} more" if len(of.replays) > 3 else "")
@@ -183,11 +179,7 @@ def _law(one: CurveAnswer, answer: CurvesAnswer) -> str:
 
 def _points(one: CurveAnswer, answer: CurvesAnswer, rows: int) -> Grid:
     known = [p for p in one.measurements.points if value_of(p, answer.quantity, answer.passes or "both") is not None]
-    shown = (
-        known
-        if not rows or len(known) <= rows
-        else [known[round(i * (len(known) - 1) / (rows - 1))] for i in range(rows)]
-    )
+    shown = known if not rows or len(known) <= rows else [known[round(i * (len(known) - 1) / (rows - 1))] for i in range(rows)]
     times = answer.quantity != MEMORY
     columns = (_unit(answer.by), "inputs", *(("forward", "backward", "both") if times else ("peak",)), "curve", "off")
     return Grid(columns, tuple(_row(p, one.curve, answer, times) for p in shown))
@@ -237,16 +229,10 @@ def _definitions(answer: CurvesAnswer) -> tuple[str, ...]:
         on_cuda = "on a GPU, the memory that torch's allocator had given out, the model included"
         cpu, other = "cpu" in devices, any(name and name != "cpu" for name in devices)
         what = f"{on_cpu}; {on_cuda}" if cpu == other else on_cpu if cpu else on_cuda
-        texts.append(
-            f"peak: the largest of the inputs of a length, in one worker: {what}. Compiling inputs are left out."
-        )
-        texts.append(
-            "sizes are in powers of 1024, as everywhere here; --budget 80GB is 80 * 1000^3 bytes, 80GiB 80 * 1024^3"
-        )
+        texts.append(f"peak: the largest of the inputs of a length, in one worker: {what}. Compiling inputs are left out.")
+        texts.append("sizes are in powers of 1024, as everywhere here; --budget 80GB is 80 * 1000^3 bytes, 80GiB 80 * 1024^3")
     else:
-        texts.append(
-            "forward, backward, both: median seconds of the inputs of a length, in one worker, warm-up left out"
-        )
+        texts.append("forward, backward, both: median seconds of the inputs of a length, in one worker, warm-up left out")
     texts.append(
         "curve: least squares on relative errors, outliers weighted down; of a, a + b n, a + c n^2 and a + b n + c n^2 the one "
         "that predicts left-out points best, a simpler one if it is as good; error: how far off it was there"

@@ -125,9 +125,7 @@ def value_of(point: Point, quantity: str, passes: str) -> float | None:
     return {"both": point.both, "forward": point.forward, "backward": point.backward}[passes]
 
 
-def _one(
-    name: str, measured: Measurements, quantity: str, passes: str, budget: float | None, at: Sequence[int]
-) -> CurveAnswer:
+def _one(name: str, measured: Measurements, quantity: str, passes: str, budget: float | None, at: Sequence[int]) -> CurveAnswer:
     values = tuple((one.n, value) for one in measured.points if (value := value_of(one, quantity, passes)) is not None)
     curve = fit(values, square=quantity == TIME or measured.settings.get("attn") == "eager")
     bound = measured.out_of_memory[0] if measured.out_of_memory else None
@@ -138,9 +136,7 @@ def _one(
     )  # fmt: skip
 
 
-def value_at(
-    n: int, values: Sequence[tuple[int, float]], curve: Curve | None, bound: int | None, budget: float | None
-) -> At:
+def value_at(n: int, values: Sequence[tuple[int, float]], curve: Curve | None, bound: int | None, budget: float | None) -> At:
     """What length `n` needs, and whether that fits."""
     if bound is not None and n >= bound:
         return At(n, OUT_OF_MEMORY, fits=None if budget is None else NO)

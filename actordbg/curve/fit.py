@@ -149,9 +149,7 @@ def _size(errors: Sequence[float]) -> float:
 def _robust(points: Sequence[Point], terms: tuple[int, ...]) -> tuple[float, float, float]:
     """Coefficients (a, b, c), those outside `terms` 0, by weighted least squares on relative residuals."""
     unit = max(n for n, _ in points) or 1.0
-    rows = [
-        (1 / y, n / unit / y, n * n / unit / unit / y) for n, y in points
-    ]  # a row times the coefficients should be 1
+    rows = [(1 / y, n / unit / y, n * n / unit / unit / y) for n, y in points]  # a row times the coefficients should be 1
     weights = [1.0] * len(rows)
     found = (0.0, 0.0, 0.0)
     for _ in range(_ROUNDS):
@@ -195,10 +193,7 @@ def _eliminate(rows: list[list[float]]) -> list[float] | None:
     size = len(rows)
     for column in range(size):
         pivot = max(range(column, size), key=lambda r: abs(rows[r][column]))
-        if (
-            abs(rows[pivot][column]) <= 1e-14 * max(abs(value) for value in rows[pivot][:size])
-            or not rows[pivot][column]
-        ):
+        if abs(rows[pivot][column]) <= 1e-14 * max(abs(value) for value in rows[pivot][:size]) or not rows[pivot][column]:
             return None
         rows[column], rows[pivot] = rows[pivot], rows[column]
         rows[column] = [value / rows[column][column] for value in rows[column]]

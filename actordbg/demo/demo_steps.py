@@ -86,9 +86,7 @@ class Demo:
         self._actordbg("patch", "--target", TARGET)
 
     def _train(self) -> None:
-        self._heading(
-            "2/7", f"train: {TRAINER.name}'s own {self.trainer.upper()}, with dumping switched on while it runs"
-        )
+        self._heading("2/7", f"train: {TRAINER.name}'s own {self.trainer.upper()}, with dumping switched on while it runs")
         work = self.directory / "training"
         work.mkdir()
         with start_training(self.program, work, self.directory / "python") as job:
@@ -122,18 +120,14 @@ class Demo:
         self._actordbg("dump", "ls", "--where", QUERY, "--limit", "5")
 
     def _replay_under_deepspeed(self) -> None:
-        self._heading(
-            "4/7", f"replay: what a query selects, through {TRAINER.name}'s Actor under the deepspeed launcher"
-        )
+        self._heading("4/7", f"replay: what a query selects, through {TRAINER.name}'s Actor under the deepspeed launcher")
         self._replay("--max-inputs", "4", "--backend", "deepspeed", "--zero-stage", "2")
 
     def _replay_compiled(self) -> None:
         self._heading("5/7", "replay again: the forward alone, in one plain process, with torch.compile")
         options = ["--backend", "plain", "--compile", "--no-backward"]
         if not gather_facts().compiler:
-            self.tell(
-                "  no C++ compiler is on PATH: graphs are captured and traced, but no code is generated (aot_eager)"
-            )
+            self.tell("  no C++ compiler is on PATH: graphs are captured and traced, but no code is generated (aot_eager)")
             options += ["--compile-backend", "aot_eager"]
         self._replay("--max-inputs", "4", *options)
 
@@ -142,9 +136,7 @@ class Demo:
         before = _entries(replays)
         self._actordbg("replay", "--where", QUERY, "--model", "training/model", *options)
         if _entries(replays) == before:
-            raise LaunchProblem(
-                "the query selected nothing that was recorded", hint="`dump ls` above shows what there is"
-            )
+            raise LaunchProblem("the query selected nothing that was recorded", hint="`dump ls` above shows what there is")
 
     def _report(self) -> None:
         self._heading("6/7", "report")

@@ -89,11 +89,7 @@ class TrainingJob:
         """
         deadline = time.monotonic() + timeout
         report = on_progress or (lambda progress: None)
-        report(
-            TrainingProgress(
-                "starting", text="starting processes, each of which imports torch: most of the time goes here"
-            )
-        )
+        report(TrainingProgress("starting", text="starting processes, each of which imports torch: most of the time goes here"))
         while True:
             code = self.process.poll()
             for progress in self._new_progress():

@@ -81,13 +81,9 @@ def examined(python: str) -> Environment:
     try:
         for answer in ask(python, ["facts", *names], FACTS_SECONDS):
             if not isinstance(answer, Ended):
-                return Environment(
-                    python, tuple(answer["python"]), answer["versions"], answer["include"], answer["scripts"]
-                )
+                return Environment(python, tuple(answer["python"]), answer["versions"], answer["include"], answer["scripts"])
             end = answer
     except OSError as error:
-        raise EnvironmentProblem(
-            f"{python} cannot be run: {error.strerror}", hint="name a Python with --python"
-        ) from None
+        raise EnvironmentProblem(f"{python} cannot be run: {error.strerror}", hint="name a Python with --python") from None
     words = end.last_words if end else "no answer"
     raise EnvironmentProblem(f"{python} does not answer as a Python: {words}", hint="name a Python with --python")

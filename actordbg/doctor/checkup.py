@@ -68,9 +68,7 @@ def imports(env: Environment, gpus: int, timeout: float = IMPORT_SECONDS) -> Ite
     """A check of torch and of each module of the trainer, as they come; `timeout` is for one module."""
     if not env.versions.get("torch") or not env.versions.get(TRAINER.package):
         missing = [name for name in ("torch", TRAINER.package) if not env.versions.get(name)]
-        yield warn(
-            "imports", f"not tried: {' and '.join(missing)} not installed", "see above; capture and replay need them"
-        )
+        yield warn("imports", f"not tried: {' and '.join(missing)} not installed", "see above; capture and replay need them")
         return
     left = list(TRAINER.modules)
     said: set[str] = set()
@@ -114,9 +112,7 @@ def _broken(module: str, end: Ended, timeout: float) -> Check:
     if end.code is None:
         return bad(name, f"no end in {timeout:.0f} s", "import it by hand with `python -X importtime`; try --timeout")
     how = f"signal {-end.code}" if end.code < 0 else f"exit code {end.code}"
-    return bad(
-        name, f"the process died ({how}): {end.last_words}", "a compiled package is broken: reinstall what it names"
-    )
+    return bad(name, f"the process died ({how}): {end.last_words}", "a compiled package is broken: reinstall what it names")
 
 
 def _ended(env: Environment, answer: dict[str, Any], support: str) -> Check:

@@ -64,9 +64,7 @@ def compiler(env: Environment) -> Check:
     if done.code == 0:
         return ok("compiler", f"{found} builds with Python.h and OpenMP")
     error = next((line for line in done.output.splitlines() if "error" in line), done.last_words)
-    remedy = (
-        "install Python's headers (Debian: apt install python3-dev)" if "Python.h" in error else "check the compiler"
-    )
+    remedy = "install Python's headers (Debian: apt install python3-dev)" if "Python.h" in error else "check the compiler"
     return warn("compiler", f"{found} cannot build what torch.compile generates: {error.strip()}", remedy)
 
 
@@ -80,15 +78,11 @@ def launcher(env: Environment) -> Check:
     try:
         done = run([*command, "--help"], LAUNCHER_SECONDS)
     except OSError as error:
-        return bad(
-            "deepspeed launcher", f"{script}: {error.strerror}", "reinstall deepspeed; its first line names a Python"
-        )
+        return bad("deepspeed launcher", f"{script}: {error.strerror}", "reinstall deepspeed; its first line names a Python")
     if done.code == 0:
         return ok("deepspeed launcher", str(script) if script.is_file() else " ".join(command[1:]))
     how = f"no end in {LAUNCHER_SECONDS:.0f} s" if done.code is None else f"exit code {done.code}: {done.last_words}"
-    return bad(
-        "deepspeed launcher", f"does not start, {how}", "run `deepspeed --help`; reinstall deepspeed after torch"
-    )
+    return bad("deepspeed launcher", f"does not start, {how}", "run `deepspeed --help`; reinstall deepspeed after torch")
 
 
 def disk(root: Path, floor: int) -> Check:

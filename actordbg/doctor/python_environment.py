@@ -30,9 +30,7 @@ def _python(env: Environment) -> Check:
             f"use Python {oldest[0]}.{oldest[1]} or newer; {known_good.KNOWN_PYTHON} is known to be good",
         )
     if env.python_version[:2] > newest:
-        return warn(
-            "python", f"{text}, newer than what was tested", f"Python {known_good.KNOWN_PYTHON} is known to be good"
-        )
+        return warn("python", f"{text}, newer than what was tested", f"Python {known_good.KNOWN_PYTHON} is known to be good")
     return ok("python", text)
 
 

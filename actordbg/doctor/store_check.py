@@ -58,9 +58,7 @@ def _store(store: Store) -> Check:
     except ActordbgError as error:
         return _problem("store", error)
     if not os.access(store.root, os.W_OK | os.X_OK):
-        return bad(
-            "store", f"{store.root} is not writable for you", "name another store with --store DIR or ACTORDBG_STORE"
-        )
+        return bad("store", f"{store.root} is not writable for you", "name another store with --store DIR or ACTORDBG_STORE")
     mode = store.root.stat().st_mode
     if mode & PRIVATE:
         detail = f"{store.root} has mode {mode & 0o777:o}: others can look at the dumps"
@@ -80,18 +78,14 @@ def _catalog(store: Store) -> Check:
     if found == migrate.HEAD:
         return ok("catalog", f"revision {found}, up to date; journal {engine.journal_mode(path)}")
     if found.isdecimal() and int(found) < int(migrate.HEAD):
-        return warn(
-            "catalog", f"revision {found}, older than {migrate.HEAD}", "any reading command upgrades it: actordbg index"
-        )
+        return warn("catalog", f"revision {found}, older than {migrate.HEAD}", "any reading command upgrades it: actordbg index")
     newer = CatalogProblem(f"revision {found}, written by a newer actordbg than this one ({migrate.HEAD})")
     return bad("catalog", newer.message, "upgrade actordbg, or remove catalog.db and run `actordbg index`")
 
 
 def _control(store: Store) -> Check:
     if os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0"):
-        return warn(
-            "dumping", "ACTORDBG_DISABLE is set: jobs started from this shell do not capture", "unset ACTORDBG_DISABLE"
-        )
+        return warn("dumping", "ACTORDBG_DISABLE is set: jobs started from this shell do not capture", "unset ACTORDBG_DISABLE")
     try:
         control = read_control(store)
     except ActordbgError as error:
@@ -111,9 +105,7 @@ def _floor(store: Store) -> int:
 
 def _patch(env: Environment, store: Store) -> Check:
     if not env.versions.get(TRAINER.package):
-        return warn(
-            "patch", f"no {TRAINER.package} here to patch", "doctor --python EXE examines the training environment"
-        )
+        return warn("patch", f"no {TRAINER.package} here to patch", "doctor --python EXE examines the training environment")
     try:
         status = inspect_target(find_target(None if env.own else Path(env.python)), store)
     except ActordbgError as error:
@@ -131,9 +123,7 @@ def _patched(status: Status, store: Store) -> Check:
         remedy = f"{TRAINER.name} {oldest} to {newest} have an Actor that can be patched"
         return bad("patch", f"{status.file}: {status.reason}", remedy)
     if status.state is State.EDITED:
-        return warn(
-            "patch", f"{status.reason}: {status.file}", "`actordbg unpatch` keeps the edit and takes the hook away"
-        )
+        return warn("patch", f"{status.reason}: {status.file}", "`actordbg unpatch` keeps the edit and takes the hook away")
     if status.hooked is False:
         return bad(
             "patch",
@@ -141,7 +131,5 @@ def _patched(status: Status, store: Store) -> Check:
             "run `actordbg patch` for the reason",
         )
     if status.store and Path(status.store) != store.root:
-        return warn(
-            "patch", f"patched, capturing into another store: {status.store}", f"actordbg --store {status.store} ..."
-        )
+        return warn("patch", f"patched, capturing into another store: {status.store}", f"actordbg --store {status.store} ...")
     return ok("patch", f"patched: {status.file}")

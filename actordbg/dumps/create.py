@@ -148,6 +148,4 @@ def _publish(store: Store, record: DumpRecord, tensors: dict[str, torch.Tensor])
     try:
         return store.publish_dump(finished, blob)
     except OSError as error:
-        raise StoreProblem(
-            f"cannot write into {store.root}: {error.strerror}", hint="make room, or name another store"
-        ) from None
+        raise StoreProblem(f"cannot write into {store.root}: {error.strerror}", hint="make room, or name another store") from None

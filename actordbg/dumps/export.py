@@ -49,9 +49,7 @@ def export_dump(dump: Dump, folder: Path, format: str = "safetensors", *, overwr
     try:
         atomic_write(Path(os.path.abspath(path)), data, mode=0o644)
     except OSError as error:
-        raise EnvironmentProblem(
-            f"cannot write {path}: {error.strerror}", hint="choose another folder with --out"
-        ) from None
+        raise EnvironmentProblem(f"cannot write {path}: {error.strerror}", hint="choose another folder with --out") from None
     return path
 
 

@@ -82,9 +82,7 @@ def pack_dumps(
         catalog = open_fresh(store, where)
         chosen = [path for path, _ in dump_files(catalog, where, run=run)]
         loose = [path for path in chosen if places.split_place(path) is None]
-        summary.finished = twins.remove_twins(
-            store, [path for path in chosen if places.split_place(path)], summary.kept
-        )
+        summary.finished = twins.remove_twins(store, [path for path in chosen if places.split_place(path)], summary.kept)
         twins.remove_redundant(store, catalog)
         done = 0
         for of_run, paths in _by_run(loose).items():

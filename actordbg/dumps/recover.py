@@ -88,9 +88,7 @@ def find_rings(store: Store) -> list[Path]:
     return sorted(found)
 
 
-def recover(
-    store: Store, paths: Sequence[Path], *, live: bool = False, keep_rings: bool = False
-) -> Iterator[RingReport]:
+def recover(store: Store, paths: Sequence[Path], *, live: bool = False, keep_rings: bool = False) -> Iterator[RingReport]:
     """Recover rings one after another. A damaged ring is reported (`problem`), and stays; what is whole in it is recovered."""
     for path in paths:
         report = RingReport(str(path), "", 0, False)

@@ -221,9 +221,7 @@ def reach_of(shape: Sequence[int], strides: Sequence[int]) -> int | None:
     rare layouts in which no elements share memory, too.
     """
     reach = 0
-    for stride, size in sorted(
-        (stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1 and stride
-    ):
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size > 1 and stride):
         if stride <= reach:
             return None
         reach += stride * (size - 1)

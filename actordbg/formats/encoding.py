@@ -76,9 +76,7 @@ def serialize(
         specs[name] = spec = TensorSpec(dtype_name(tensor.dtype), tuple(tensor.shape), layout, stored)
         for (key, _), part in zip(spec.parts(name), parts, strict=True):
             if key in entries:
-                raise Unsupported(
-                    f"two tensors of one call would both be stored as {key!r:.80}", hint="rename one of them"
-                )
+                raise Unsupported(f"two tensors of one call would both be stored as {key!r:.80}", hint="rename one of them")
             entries[key] = part.contiguous()
     data = _safetensors(entries, {"actordbg": label(record)})
     return record.with_payload(specs, hashlib.sha256(data).hexdigest()), data

@@ -174,18 +174,12 @@ def _header(descriptor: int, path: Path) -> dict[str, Any]:
     page = _exactly(descriptor, 0, HEADER, path)
     magic, version, length = HEAD.unpack_from(page)
     if magic != MAGIC or length > HEADER - HEAD.size - 4:
-        raise CorruptDump(
-            f"{path}: not an actordbg ring (wrong magic)", hint="remove it by hand if you know what it is"
-        )
+        raise CorruptDump(f"{path}: not an actordbg ring (wrong magic)", hint="remove it by hand if you know what it is")
     if version != VERSION:
-        raise NewerFormat(
-            f"{path} is a ring of version {version}, this actordbg reads {VERSION}", hint="upgrade actordbg"
-        )
+        raise NewerFormat(f"{path} is a ring of version {version}, this actordbg reads {VERSION}", hint="upgrade actordbg")
     end = HEAD.size + length
     if struct.unpack_from("<I", page, end)[0] != zlib.crc32(page[:end]):
-        raise CorruptDump(
-            f"{path}: damaged header (its CRC-32 does not match)", hint="`dump recover --discard` removes it"
-        )
+        raise CorruptDump(f"{path}: damaged header (its CRC-32 does not match)", hint="`dump recover --discard` removes it")
     return dict(json.loads(page[HEAD.size : end]))
 
 

@@ -50,9 +50,7 @@ class StoredRecord:
             data = json.loads(text)
             version = data.pop("format")
             if version != FORMAT:
-                raise NewerFormat(
-                    f"this {cls.what} has format {version}, this actordbg reads {FORMAT}", hint="upgrade actordbg"
-                )
+                raise NewerFormat(f"this {cls.what} has format {version}, this actordbg reads {FORMAT}", hint="upgrade actordbg")
             record: T = _built(cls, data)
             return record
         except (ValueError, KeyError, TypeError, AttributeError) as error:

@@ -43,9 +43,7 @@ class _WaitingFinder(MetaPathFinder):
         self.before: dict[str, list[Before]] = {}
         self.after: dict[str, list[After]] = {}
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
+    def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
         for action in self.before.pop(fullname, []):
             action()
         if fullname not in self.after:
@@ -55,9 +53,7 @@ class _WaitingFinder(MetaPathFinder):
             self._wrap(fullname, spec)
         return spec
 
-    def _found_behind_me(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None
-    ) -> ModuleSpec | None:
+    def _found_behind_me(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> ModuleSpec | None:
         """What the finders after this one say: another that waits for the same module (`actordbg run`) gets its turn, too."""
         finders = list(sys.meta_path)
         for finder in finders[finders.index(self) + 1 :]:

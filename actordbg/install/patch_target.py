@@ -132,9 +132,7 @@ def _require(python: str, path: Path, holds: Any, fault: str) -> None:
     if holds(proof):
         return
     if proof["error"]:
-        raise Conflict(
-            f"{python} cannot compile {path}: {proof['error']}", hint="this Python is too old or too new for the file"
-        )
+        raise Conflict(f"{python} cannot compile {path}: {proof['error']}", hint="this Python is too old or too new for the file")
     raise Conflict(
         f"{python} {fault} {path}: it runs {proof['cached']} ({proof['kind']}) instead of the source",
         hint=f"remove {proof['cached']} (Python makes it again from the source), then run this again",

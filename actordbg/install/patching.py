@@ -194,9 +194,7 @@ def _back_up(store: Store, target: Target, old: files.FileRead, source: bytes, m
     return patch_state.back_up(store, source, sha256, facts)
 
 
-def _outcome(
-    target: Target, old: files.FileRead, action: str, state: State, store: str | None, dry_run: bool
-) -> Outcome:
+def _outcome(target: Target, old: files.FileRead, action: str, state: State, store: str | None, dry_run: bool) -> Outcome:
     return Outcome(
         action=action,
         file=str(target.path),

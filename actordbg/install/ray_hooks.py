@@ -80,9 +80,7 @@ def _submit_job(original: Callable[..., Any]) -> Callable[..., Any]:
     return submit_job
 
 
-def prepared(
-    kwargs: Mapping[str, Any], environ: Mapping[str, str], *, takes_hook: bool
-) -> tuple[dict[str, Any], str | None]:
+def prepared(kwargs: Mapping[str, Any], environ: Mapping[str, str], *, takes_hook: bool) -> tuple[dict[str, Any], str | None]:
     """(the arguments for `ray.init`, what the job's variable is to be meanwhile), from what the user passed."""
     own = kwargs.get("runtime_env")
     if own is None:

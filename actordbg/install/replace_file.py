@@ -57,9 +57,7 @@ def read(path: Path) -> FileRead:
             data = file.read()
             return FileRead(path, data, os.fstat(file.fileno()))
     except OSError as error:
-        raise EnvironmentProblem(
-            f"cannot read {path}: {error.strerror}", hint="check the path and its rights"
-        ) from None
+        raise EnvironmentProblem(f"cannot read {path}: {error.strerror}", hint="check the path and its rights") from None
 
 
 @contextlib.contextmanager
@@ -135,9 +133,7 @@ def _open_lock(folder: Path) -> int:
     try:
         descriptor = os.open(folder, os.O_RDONLY)
     except OSError as error:
-        raise EnvironmentProblem(
-            f"cannot open {folder}: {error.strerror}", hint="check the path and its rights"
-        ) from None
+        raise EnvironmentProblem(f"cannot open {folder}: {error.strerror}", hint="check the path and its rights") from None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -44,9 +44,7 @@ BEGIN = "# >>> actordbg trailer >>>"
 END = "# <<< actordbg trailer <<<"
 
 _BEGIN = re.compile(rb"(?<![^\r\n])" + re.escape(BEGIN).encode())
-_TRACES = re.compile(
-    rb"(?<![^\r\n])(" + b"|".join(re.escape(t).encode() for t in (BEGIN, END, f"def {INSTALLER}(")) + b")"
-)
+_TRACES = re.compile(rb"(?<![^\r\n])(" + b"|".join(re.escape(t).encode() for t in (BEGIN, END, f"def {INSTALLER}(")) + b")")
 _CHECK = re.compile(rb'"check": "([0-9a-f]{64})"')
 _NO_CHECK = "0" * 64
 

@@ -57,9 +57,7 @@ class LegacyReader:
     def __enter__(self) -> LegacyReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def read(self, path: Path) -> tuple[bytes, LegacyDump]:

@@ -151,9 +151,7 @@ class _Import:
         run = self.run or run_name(path)
         world = self.worlds[run] = max(self.worlds.get(run, 0), dump.rank + 1)
         origin = {"name": path.name}  # the id holds the first 16 digits of its SHA-256
-        record, blob = convert.to_file(
-            convert.to_record(dump, dump_id, run, world, origin), convert.to_tensors(data, dump)
-        )
+        record, blob = convert.to_file(convert.to_record(dump, dump_id, run, world, origin), convert.to_tensors(data, dump))
         self._publish(record.dump_id, lambda: self.store.publish_dump(record, blob))
         self._count(run, len(data), len(blob))
 

@@ -165,9 +165,7 @@ def context_of(store: Store, record: MatrixRecord) -> MatrixContext:
     chosen = next((one for one in replays if one.resolved), replays[0] if replays else None)
     truth = _data(store, record.truth_id) if record.truth_id else None
     loads = loads_of(store.replays / truth.spec.replay_id, truth.spec.config) if truth else None
-    gone = tuple(
-        cell.replay_id for cell in record.cells if cell.replay_id and not (store.replays / cell.replay_id).is_dir()
-    )
+    gone = tuple(cell.replay_id for cell in record.cells if cell.replay_id and not (store.replays / cell.replay_id).is_dir())
     if chosen is None:
         return MatrixContext(gone=gone)
     inputs = chosen.spec.inputs

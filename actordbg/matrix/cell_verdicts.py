@@ -136,9 +136,7 @@ def require_common(store: Store, baseline: Baseline, cells: Sequence[MatrixCell]
     }
     if not passed.intersection(dump_ids):
         what = "has no cell in common with this one" if not replays else "has passed none of these dumps"
-        raise UsageError(
-            f"--baseline {baseline.name} {what}: nothing could regress", hint="select the dumps that it replayed"
-        )
+        raise UsageError(f"--baseline {baseline.name} {what}: nothing could regress", hint="select the dumps that it replayed")
 
 
 def regressions(store: Store, cell: MatrixCell, baseline: Baseline) -> tuple[str, ...]:

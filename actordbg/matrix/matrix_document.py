@@ -49,9 +49,7 @@ def matrix_document(record: MatrixRecord, context: MatrixContext, explain: Expla
         *_section("Wrong", [_wrong(cell) for cell in record.cells if verdict_word(cell) == WRONG]),
         *_section("In part", _in_part(record.cells)),
         *_section("Regressed", [f"{_label(c)}: {'; '.join(c.regressed)}" for c in record.cells if c.regressed]),
-        *_section(
-            "Failed", [line for cell in record.cells if cell.status == FAILED for line in _failure(cell, explain)]
-        ),
+        *_section("Failed", [line for cell in record.cells if cell.status == FAILED for line in _failure(cell, explain)]),
         *_section("Unavailable and not run", _left_out(record.cells)),
         *_section("Loaded", _loaded(record, context)),
         *_section("What it ran on", list(_facts(record, context))),
@@ -87,11 +85,7 @@ def _table(record: MatrixRecord) -> Grid:
     columns = (*columns, "peak mem", "load s")
     rows = []
     for cell in record.cells:
-        named = (
-            tuple(_setting(name, cell.settings.get(name)) for name in varied)
-            if split
-            else (cell.name or "all as given",)
-        )
+        named = tuple(_setting(name, cell.settings.get(name)) for name in varied) if split else (cell.name or "all as given",)
         figures = ([_off_by(cell)] if judged else []) + [seconds(cell.forward_s)]
         figures += ([seconds(cell.backward_s)] if backward else []) + [human_bytes(cell.peak_memory_bytes), _load(cell)]
         rows.append((str(cell.index), *named, _result(cell), *figures))
@@ -117,13 +111,7 @@ def _load(cell: MatrixCell) -> str:
 
 def _setting(name: str, value: Any) -> str:
     """A value below the name of its axis: "flash", "on", "3"."""
-    return (
-        "-"
-        if value is None
-        else AXES[name].in_words(value, brief=True)
-        if isinstance(value, str)
-        else AXES[name].typed(value)
-    )
+    return "-" if value is None else AXES[name].in_words(value, brief=True) if isinstance(value, str) else AXES[name].typed(value)
 
 
 def _legend(record: MatrixRecord) -> str:
@@ -206,9 +194,7 @@ def _facts(record: MatrixRecord, context: MatrixContext) -> Iterable[str]:
     if context.resolved:
         named = ((name, context.resolved.get(name)) for name in ("model", "model_class", "parameters", "num_layers"))
         yield "model: " + ", ".join(
-            setting(value) if name == "model" else f"{name} {setting(value)}"
-            for name, value in named
-            if value is not None
+            setting(value) if name == "model" else f"{name} {setting(value)}" for name, value in named if value is not None
         )
         yield f"device: {context.resolved.get('device_name')}, {context.resolved.get('threads')} threads"
     if context.seq_lens:

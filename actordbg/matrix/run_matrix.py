@@ -157,9 +157,7 @@ class MatrixRun:
         done = finished(self.store, cell, spec, by_replay, problem)
         left_out = len(self.record.dump_ids) - len(spec.inputs)
         if left_out and done.status == PASSED:
-            done = replace(
-                done, reason=f"{left_out} of {len(self.record.dump_ids)} dumps left out: not of a whole call"
-            )
+            done = replace(done, reason=f"{left_out} of {len(self.record.dump_ids)} dumps left out: not of a whole call")
         self._put(done)
         self.around.on_event(MatrixEvent("done", done))
 
@@ -185,9 +183,7 @@ class MatrixRun:
             cell = self.record.cells[index]
             if truth_dtype and cell.status == PASSED and cell.verdict is None:
                 self.around.on_event(MatrixEvent("truth", cell))
-                cell, truth = judged(
-                    self.store, cell, truth_dtype, partial(self._tell, cell, "truth input"), self.around.on_tick
-                )
+                cell, truth = judged(self.store, cell, truth_dtype, partial(self._tell, cell, "truth input"), self.around.on_tick)
                 self.record = replace(self.record, truth_id=self.record.truth_id or truth)
                 self._put(cell)
 

@@ -276,9 +276,7 @@ class GroupRun:
         return [replace(one, wait_status=TERMINATED) if one.rank in unknown else one for one in seen]
 
     def _how_it_ended(self, seen: Seen) -> str:
-        return (
-            reported_by_launcher(self._launcher_log) if seen.wait_status is None else describe_status(seen.wait_status)
-        )
+        return reported_by_launcher(self._launcher_log) if seen.wait_status is None else describe_status(seen.wait_status)
 
     def _judge_hang(self, late: list[int]) -> None:
         stacks = self._stacks()

@@ -104,9 +104,7 @@ def run_replay(
     with interruptible():
         try:
             _prepare(folder, spec)
-            supervisor = Supervisor(
-                folder, spec, on_event, on_tick, warm.launch if warm else launcher, start_timeout_s, warm
-            )
+            supervisor = Supervisor(folder, spec, on_event, on_tick, warm.launch if warm else launcher, start_timeout_s, warm)
         except OSError as error:
             raise StoreProblem(
                 f"cannot write the replay's folder {folder}: {error.strerror or error}",
@@ -274,9 +272,7 @@ def undisturbed() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {
-        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
@@ -300,6 +296,4 @@ def _refuse_a_second_supervisor(folder: Path, replay_id: str) -> None:
     if events and events[-1]["event"] == "supervisor":
         pid, ticks = events[-1]["pid"], events[-1]["ticks"]
         if (pid, ticks) != _me() and state_of(pid, ticks)[0] in ("alive", "stopped"):
-            raise Conflict(
-                f"replay {replay_id} is being run by process {pid}", hint="wait for it, or end it with Ctrl-C"
-            )
+            raise Conflict(f"replay {replay_id} is being run by process {pid}", hint="wait for it, or end it with Ctrl-C")

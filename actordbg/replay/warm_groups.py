@@ -44,9 +44,7 @@ class WarmGroups:
     def __enter__(self) -> WarmGroups:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close(at_once=error is not None)
 
     def share(self, key: Hashable) -> None:

@@ -199,9 +199,7 @@ class Worker:
     def _replay(self, task: Task, load: Future[tuple[Any, float]]) -> None:
         """Run an input of our lane. The lane's first rank records its result; the others write what came out into `filled`."""
         item, leads = self.spec.inputs[task.index], task.duty is Duty.LEAD
-        started_at = (
-            self._begin("start", task.slot, item) if leads else self._begin("fill", task.slot, item, follows=True)
-        )
+        started_at = self._begin("start", task.slot, item) if leads else self._begin("fill", task.slot, item, follows=True)
         loaded, load_s = load.result()
         outcome = loaded if isinstance(loaded, Failure) else self._run(item, loaded, recorded=leads)
         if isinstance(outcome, Failure):

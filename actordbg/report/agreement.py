@@ -58,9 +58,7 @@ def generators_of(results: Sequence[ResultRecord]) -> Generators | None:
 
 def not_compared_of(results: Sequence[ResultRecord]) -> tuple[NotCompared, ...]:
     """What the run recorded and was not compared, counted by reason."""
-    counted = Counter(
-        (what, reason) for one in results for what, reason in (one.extra.get("not_compared") or {}).items()
-    )
+    counted = Counter((what, reason) for one in results for what, reason in (one.extra.get("not_compared") or {}).items())
     return tuple(NotCompared(what, count, reason) for (what, reason), count in counted.items())
 
 
@@ -111,9 +109,7 @@ def agreement_of(results: Sequence[ResultRecord], config: ReplayConfig) -> RankA
     if config.lane_width == 1 or not passed:
         return None
     lanes = [(one, one.extra["lane"]) for one in passed if isinstance(one.extra.get("lane"), dict)]
-    differing = [
-        _difference(one, int(rank), answer) for one, lane in lanes for rank, answer in lane.get("differ", {}).items()
-    ]
+    differing = [_difference(one, int(rank), answer) for one, lane in lanes for rank, answer in lane.get("differ", {}).items()]
     return RankAgreement(
         lane_width=config.lane_width,
         results=len(passed),

@@ -58,11 +58,7 @@ def conclusion(record: ComparisonRecord) -> str:
     parts = [f"{counts[name]:,} {text}" for name, text in words.items() if counts[name]]
     text = f"{lost}{plural(compared, 'dump')} compared: {', '.join(parts)}"
     text += f"; {counts[NOT_COMPARED]:,} not compared." if counts[NOT_COMPARED] else "."
-    known = [
-        (one.log_probs.max_abs, one.dump_id)
-        for one in record.dumps
-        if one.log_probs and one.log_probs.max_abs is not None
-    ]
+    known = [(one.log_probs.max_abs, one.dump_id) for one in record.dumps if one.log_probs and one.log_probs.max_abs is not None]
     if known:
         largest, dump_id = max(known)
         where = f" (in {dump_id})" if largest else ""
@@ -137,11 +133,7 @@ def _dumps(record: ComparisonRecord, shown: Sequence[DumpComparison]) -> list[Bl
     if not shown:
         return []
     compared = sum(one.verdict != NOT_COMPARED for one in record.dumps)  # what A failed on is in the table too
-    title = (
-        "Dumps, the worst first"
-        if len(shown) == compared
-        else f"The worst {len(shown):,} of {plural(compared, 'dump')}"
-    )
+    title = "Dumps, the worst first" if len(shown) == compared else f"The worst {len(shown):,} of {plural(compared, 'dump')}"
     columns = ("dump", "S", "verdict", "max", "p99", "mean", "clip", "KL k3", "ulp")
     grads = any(one.grad_norm_rel is not None or one.gradients is not None for one in shown)
     if grads:

@@ -79,9 +79,7 @@ def _side_by_side(summary: Summary) -> list[Block]:
 
 def _shared(shared: dict[str, Any]) -> str:
     """What is the same for all: the label of it, as far as it says something, and facts of the model and the machine."""
-    quiet = {
-        name for name, value in shared.items() if name in SETTINGS and (value is None or value in SETTINGS[name].quiet)
-    }
+    quiet = {name for name, value in shared.items() if name in SETTINGS and (value is None or value in SETTINGS[name].quiet)}
     kept = {name: value for name, value in shared.items() if name not in quiet and (name in SETTINGS or name in _FACTS)}
     return _settings(kept) or "nothing"
 
@@ -186,9 +184,7 @@ def _timing(one: ReplaySummary) -> list[Block]:
     if not one.buckets:
         return [*blocks, Paragraph("No input has a result.")]
     columns = ("seq_len", "n", "steady", "fwd", "p95", "bwd", "p95", "tok/s", "all", "peak mem")
-    rows = [
-        (b.label, b.inputs, b.steady, b.forward, b.backward, b.tokens_per_s, b.peak_memory_bytes) for b in one.buckets
-    ]
+    rows = [(b.label, b.inputs, b.steady, b.forward, b.backward, b.tokens_per_s, b.peak_memory_bytes) for b in one.buckets]
     counts = one.counts
     if len(one.buckets) > 1:
         done = counts.inputs - counts.not_run

@@ -47,13 +47,9 @@ def _against(baseline: ReplayData, data: ReplayData, label: str, differs: dict[s
     theirs = {one.dump_id: one for one in baseline.results}
     common = ours.keys() & theirs.keys()
     warm = set().union(*warm_up_of(data.results), *warm_up_of(baseline.results))
-    ratios = [
-        ratio for key in common - warm if (ratio := _ratio(ours[key].forward_s, theirs[key].forward_s)) is not None
-    ]
+    ratios = [ratio for key in common - warm if (ratio := _ratio(ours[key].forward_s, theirs[key].forward_s)) is not None]
     passed = [(ours[key], theirs[key]) for key in common if ours[key].status == theirs[key].status == PASSED]
-    equal = [
-        one.output_digest == other.output_digest for one, other in passed if one.output_digest and other.output_digest
-    ]
+    equal = [one.output_digest == other.output_digest for one, other in passed if one.output_digest and other.output_digest]
     return Against(
         label=label,
         replay_id=data.spec.replay_id,

@@ -182,9 +182,7 @@ def _buckets(
     return tuple(_bucket(bucket, groups[bucket], timed, by_id) for bucket in sorted(groups))
 
 
-def _bucket(
-    bucket: Bucket, results: Sequence[ResultRecord], timed: set[str], by_id: dict[str, ReplayInput]
-) -> BucketFigures:
+def _bucket(bucket: Bucket, results: Sequence[ResultRecord], timed: set[str], by_id: dict[str, ReplayInput]) -> BucketFigures:
     steady = [one for one in results if one.dump_id in timed]
     return BucketFigures(
         label=bucket.label,

@@ -34,9 +34,7 @@ RESULT = (
 )  # fmt: skip
 LATER = ("golden_entropy_count", "golden_entropy_max_abs", "golden_entropy_mean_abs", "rng_match")
 """Fields of a result that came when the columns above had their places."""
-SETTINGS_LATER = tuple(
-    name for name, one in SETTINGS.items() if name not in CONFIGURATION and (one.numbers or one.cost)
-)
+SETTINGS_LATER = tuple(name for name, one in SETTINGS.items() if name not in CONFIGURATION and (one.numbers or one.cost))
 """The other settings that tell one configuration from another; a new one comes last."""
 COLUMNS = (*RESULT, *INPUT, "warm_up", *CONFIGURATION, *LATER, *(SETTINGS[name].stored for name in SETTINGS_LATER))
 """Every column of the CSV, in order."""

@@ -85,9 +85,7 @@ class Store(StoreFiles):
     def iter_dumps(self) -> Iterator[Path]:
         """Every published dump file, folder by folder, in name (time) order; unfinished temporary files are left out."""
         for folder in self.dump_folders():
-            yield from sorted(
-                path for path in folder.iterdir() if path.name.endswith(SUFFIX) and not path.name.startswith(".")
-            )
+            yield from sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIX) and not path.name.startswith("."))
 
     def publish_text(self, path: Path, text: str) -> Path:
         """Write or replace a file of this store atomically and return its path; StoreProblem where that cannot be."""

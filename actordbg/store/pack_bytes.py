@@ -50,9 +50,7 @@ MAX_INDEX = 64 * 2**20
 """Largest content of an index, in bytes, that a reader accepts."""
 MAX_DUMPS = 2**16
 """Most dumps of a pack that a reader accepts."""
-HINT = (
-    "run `actordbg dump verify` to list every damaged dump; `actordbg dump prune --damaged` removes what cannot be read"
-)
+HINT = "run `actordbg dump verify` to list every damaged dump; `actordbg dump prune --damaged` removes what cannot be read"
 
 _LEAST_FRAME = 13
 """Bytes of the smallest zstd frame with a checksum."""

@@ -79,9 +79,7 @@ class Pack:
         self.state = _state(os.fstat(self._descriptor))
         self.bytes = self.state[1]
         layout.check_head(self._at(0, layout.HEAD_BYTES), self.path)
-        foot = layout.parse_foot(
-            self._at(max(self.bytes - layout.FOOT_BYTES, 0), layout.FOOT_BYTES), self.bytes, self.path
-        )
+        foot = layout.parse_foot(self._at(max(self.bytes - layout.FOOT_BYTES, 0), layout.FOOT_BYTES), self.bytes, self.path)
         frame = self._at(foot.offset, foot.stored)
         if zlib.crc32(frame) != foot.crc:
             raise CorruptDump(f"{self.path}: damaged index (its CRC-32 does not match)", hint=layout.HINT)
@@ -112,9 +110,7 @@ class Pack:
         refs = index.refs[index.first_ref[place] : index.first_ref[place + 1]]
         size = len(header) + sum(index.piece_bytes[ref] * index.piece_times[ref] for ref in refs)
         if size > max_bytes:
-            raise CorruptDump(
-                f"{name}: its payload claims {size} bytes, over the limit of {max_bytes}", hint=layout.HINT
-            )
+            raise CorruptDump(f"{name}: its payload claims {size} bytes, over the limit of {max_bytes}", hint=layout.HINT)
         parts = [header]
         blocks: dict[int, bytes] = {}
         for ref in refs:
@@ -212,9 +208,7 @@ def open_pack(path: str | os.PathLike[str]) -> Pack:
         except (FileNotFoundError, NotADirectoryError):
             raise FileNotFoundError(2, "no such pack", name) from None
         except OSError as error:
-            raise StoreProblem(
-                f"cannot read {name}: {error.strerror}", hint="check the path and its permissions"
-            ) from None
+            raise StoreProblem(f"cannot read {name}: {error.strerror}", hint="check the path and its permissions") from None
         _packs[name] = pack
         _packs.move_to_end(name)
         while len(_packs) > OPEN_PACKS:

@@ -39,9 +39,7 @@ _NUMBER = r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|inf(?:inity)?|na
 _BAR = re.compile(r"(\d+)%\|[^|]{0,300}\|\s*(\d+)/(\d+) \[([^\]]*)(\]?)")
 _EPOCH = re.compile(TRAINER.bar_epoch, re.IGNORECASE)
 _EVALUATION = re.compile(TRAINER.bar_evaluation, re.IGNORECASE)
-_STEP = re.compile(
-    r"(?<!\w)(?:global[ _]?)?(?:step|iteration|iter)(?![a-z])['\"]?\s*[:=#]?\s*(\d+)(?![\d.])", re.IGNORECASE
-)
+_STEP = re.compile(r"(?<!\w)(?:global[ _]?)?(?:step|iteration|iter)(?![a-z])['\"]?\s*[:=#]?\s*(\d+)(?![\d.])", re.IGNORECASE)
 _PAIR = re.compile(
     r"(?:'([^']{1,80})'|\"([^\"]{1,80})\"|(?<![\w/.-])([a-z_][\w./-]{0,80}))\s*[:=]\s*(?:[a-z_][\w.]*\()?"
     rf"({_NUMBER})(?!\w)(?!\.\d)",

@@ -32,9 +32,7 @@ def plot(comparison: LogComparison, a: TrainLog, b: TrainLog, path: Path) -> Non
         top.plot(steps, values, color=colour, linewidth=width, label=f"{letter}: {_short(log.path)}")
         wild = [step for step, value in zip(series.steps, series.values, strict=True) if not math.isfinite(value)]
         for step in wild[:_MOST_WILD]:
-            top.axvline(
-                step, color=colour, linewidth=0.8, label=f"{letter}: NaN or infinite" if step == wild[0] else None
-            )
+            top.axvline(step, color=colour, linewidth=0.8, label=f"{letter}: NaN or infinite" if step == wild[0] else None)
     top.set_ylabel(comparison.metric)
     top.legend(frameon=False, fontsize=9)
     top.set_title(f"{comparison.metric}: {comparison.verdict} (rule {comparison.rule})", loc="left", fontsize=11)

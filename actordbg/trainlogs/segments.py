@@ -89,6 +89,4 @@ def _opened(path: str) -> Iterator[IO[bytes]]:
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise EnvironmentProblem(f"{path} is damaged: {error}", hint="`gzip -t` says the same") from None
     except OSError as error:
-        raise EnvironmentProblem(
-            f"cannot read {path}: {error.strerror}", hint="check the path and its permissions"
-        ) from None
+        raise EnvironmentProblem(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from None

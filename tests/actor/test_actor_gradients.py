@@ -44,9 +44,7 @@ def test_who_does_not_record_keeps_nothing():
     assert not keeper.tensors and not keeper.facts
 
 
-@pytest.mark.parametrize(
-    "name", ["module.model.layers.0.mlp.weight", "_orig_mod.model.layers.0._fsdp_wrapped_module.mlp.weight"]
-)
+@pytest.mark.parametrize("name", ["module.model.layers.0.mlp.weight", "_orig_mod.model.layers.0._fsdp_wrapped_module.mlp.weight"])
 def test_names_are_those_of_the_transformers_model(name: str):
     assert plain_name(name) == "model.layers.0.mlp.weight"
 

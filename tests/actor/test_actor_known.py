@@ -164,9 +164,7 @@ def test_heads_are_read_from_the_models_own_configuration(tmp_path: Path):
     finding = next(one for one in check_config(replace(TP, model=str(tmp_path)), LAPTOP) if one.severity == "refuse")
     assert finding.id == "tp-does-not-divide-heads" and "has 6 and 3" in finding.message
     assert finding.ways_out[0] == "--tp 1"
-    assert not any(
-        one.severity == "refuse" for one in check_config(replace(TP, tp=3, nproc=3, model=str(tmp_path)), LAPTOP)
-    )
+    assert not any(one.severity == "refuse" for one in check_config(replace(TP, tp=3, nproc=3, model=str(tmp_path)), LAPTOP))
 
 
 def test_an_eager_ring_is_refused_with_the_attention_that_has_one():

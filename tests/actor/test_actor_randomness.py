@@ -117,9 +117,7 @@ def test_a_call_that_raised_in_the_run_has_no_states_after_it() -> None:
     assert found == Randomness(("cpu",), None, "the run recorded no generator states after the call")
 
 
-@pytest.mark.parametrize(
-    "state", [torch.zeros(7, dtype=torch.uint8), torch.zeros(5056, dtype=torch.uint8), torch.zeros(5056)]
-)
+@pytest.mark.parametrize("state", [torch.zeros(7, dtype=torch.uint8), torch.zeros(5056, dtype=torch.uint8), torch.zeros(5056)])
 def test_a_state_that_this_torch_does_not_take_is_a_reason_not_a_failure(state: torch.Tensor) -> None:
     dump = recorded()
     before = torch.get_rng_state()

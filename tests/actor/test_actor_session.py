@@ -163,9 +163,7 @@ def test_bf16_is_bf16(configurations: Facts):
         ("deepcompile", "unsupported", "DeepCompile runs on CUDA only"),
     ],
 )
-def test_what_cannot_be_built_is_refused_with_the_reason(
-    configurations: Facts, configuration: str, code: str, says: str
-):
+def test_what_cannot_be_built_is_refused_with_the_reason(configurations: Facts, configuration: str, code: str, says: str):
     refusal = configurations[configuration]
     assert refusal["error"] == code
     assert says in refusal["message"]

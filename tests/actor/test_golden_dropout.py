@@ -109,9 +109,7 @@ def test_the_tiny_model_is_not_compared_and_the_answer_says_why(recorded: Record
         assert result.golden_count is result.golden_entropy_count is result.rng_match is None
 
 
-def test_a_deepspeed_engine_gives_the_same(
-    recorded: Recorded, default: tuple[dict[str, Any], dict[str, ResultRecord]]
-) -> None:
+def test_a_deepspeed_engine_gives_the_same(recorded: Recorded, default: tuple[dict[str, Any], dict[str, ResultRecord]]) -> None:
     engine = ("--backend", "deepspeed", "--zero-stage", "2")
     answer, results = recorded.replay("--model", recorded.model, *engine)
     assert (answer["resolved"]["backend"], answer["resolved"]["zero_stage"]) == ("deepspeed", 2)

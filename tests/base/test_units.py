@@ -19,9 +19,7 @@ def test_sizes_are_read_in_both_kinds_of_units(text: str, size: int) -> None:
     assert parse_size("--keep", text) == size
 
 
-@pytest.mark.parametrize(
-    "text", ["", "B", "GB", "-1", "1e3", "nan", "1.GB", "10 GBB", "10iB", "1 0", "9" * 400, "99999999TB"]
-)
+@pytest.mark.parametrize("text", ["", "B", "GB", "-1", "1e3", "nan", "1.GB", "10 GBB", "10iB", "1 0", "9" * 400, "99999999TB"])
 def test_anything_else_is_refused_with_the_name_of_the_option(text: str) -> None:
     with pytest.raises(UsageError, match=r"^--keep "):
         parse_size("--keep", text)

@@ -80,15 +80,11 @@ def test_enabling_again_keeps_the_run_and_replaces_the_limits(store: Store):
 
 
 @pytest.mark.parametrize("command", [("dump", "enable"), ("run",)], ids=" ".join)
-def test_the_flight_recorder_has_options_of_its_own_and_the_old_ones_still_work(
-    command: tuple[str, ...], tmp_path: Path
-):
+def test_the_flight_recorder_has_options_of_its_own_and_the_old_ones_still_work(command: tuple[str, ...], tmp_path: Path):
     controls = []
     for names in (("recorder-calls", "recorder-bytes", "recorder-dir"), ("ring", "ring-bytes", "ring-dir")):
         store = Store(tmp_path / names[0]).create()
-        options = [
-            part for name, value in zip(names, ("12", "3MiB", "store"), strict=True) for part in (f"--{name}", value)
-        ]
+        options = [part for name, value in zip(names, ("12", "3MiB", "store"), strict=True) for part in (f"--{name}", value)]
         job = ["--leave-on", "--", "true"] if command == ("run",) else []
         done = CliRunner().invoke(app, ["--store", str(store.root), *command, "--run", "r", *options, *job])
         assert done.exit_code == 0, done.output

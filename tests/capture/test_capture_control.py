@@ -21,9 +21,7 @@ SINCE = "2026-11-20T12:00:00.000000Z"
         Control(True, "run-1", SINCE),
         Control(False, "r", SINCE, 7, 10, 5, 10**12, (0, 3), 1, 4096, 0, 19, True),
         Control(True, "r", SINCE, ranks=()),
-        Control(
-            True, "r", SINCE, every=0, triggers=("nan", "slow:3x"), before=4, keep_bytes=10**10, ring=0, with_rng=True
-        ),
+        Control(True, "r", SINCE, every=0, triggers=("nan", "slow:3x"), before=4, keep_bytes=10**10, ring=0, with_rng=True),
     ],
 )
 def test_what_is_written_is_read(store: Store, control: Control):
@@ -75,9 +73,7 @@ def test_a_running_process_sees_enable_and_disable(store: Store):
     assert watcher.poll() is None
 
 
-def test_only_changes_are_parsed_and_an_unchanged_switch_stays_the_same_object(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-):
+def test_only_changes_are_parsed_and_an_unchanged_switch_stays_the_same_object(store: Store, monkeypatch: pytest.MonkeyPatch):
     write_control(store, Control(True, "r", SINCE))
     parses, parse = [], Control.from_json
     monkeypatch.setattr(module.Control, "from_json", lambda text: (parses.append(1), parse(text))[1])

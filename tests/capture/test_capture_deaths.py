@@ -420,9 +420,7 @@ def test_hundreds_of_damaged_rings_are_problems_and_never_wrong_inputs(
 def mounted(folder: Path, options: str) -> Iterator[None]:
     """A tmpfs of its own on `folder`; the test is skipped where that is not allowed."""
     folder.mkdir(exist_ok=True)
-    tried = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, text=True
-    )
+    tried = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)], capture_output=True, text=True)
     if tried.returncode:
         pytest.skip(f"a tmpfs cannot be mounted here: {tried.stderr.strip()}")
     try:

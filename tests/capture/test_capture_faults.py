@@ -62,9 +62,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     if os.geteuid() != 0:
         pytest.skip("only root can mount a file system of 300 kB")
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(folder)], capture_output=True, text=True
-    )
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "none", str(folder)], capture_output=True, text=True)
     if mounted.returncode != 0:
         pytest.skip(f"a file system of 300 kB cannot be mounted here: {mounted.stderr.strip()}")
     yield folder

@@ -496,9 +496,7 @@ def test_outputs_that_do_not_fit_are_left_out_and_counted(store: Store):
 
 
 @pytest.mark.parametrize("number", [1, 5, 13, 30])
-def test_a_failing_disk_is_a_counted_drop_with_one_warning(
-    tmp_path: Any, number: int, caplog: pytest.LogCaptureFixture
-):
+def test_a_failing_disk_is_a_counted_drop_with_one_warning(tmp_path: Any, number: int, caplog: pytest.LogCaptureFixture):
     store = FailingStore(tmp_path / "store", OSError({1: 28, 5: 5, 13: 13, 30: 30}[number], "no"), first=2, count=3)
     store.create()
     recording = Recording(store, publisher=store)

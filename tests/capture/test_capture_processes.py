@@ -42,9 +42,7 @@ def start(store: Store, body: str, *, delay: float = 0.0, **environment: str) ->
     """A training process: an Actor with the hook installed as the trailer does it, then `body`."""
     code = HEAD.format(tests=str(SUPPORT), store=str(store.root)) + body
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **environment}
-    return subprocess.Popen(
-        [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen([sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def finish(process: subprocess.Popen[str], timeout: float = 90) -> str:
@@ -240,9 +238,7 @@ assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 16
 
 
 def test_a_running_job_is_switched_on_and_off_without_restart(store: Store):
-    process = start(
-        store, "actor = Actor()\nprint('up', flush=True)\nfor n in range(400): actor(ids()); time.sleep(0.01)"
-    )
+    process = start(store, "actor = Actor()\nprint('up', flush=True)\nfor n in range(400): actor(ids()); time.sleep(0.01)")
     assert process.stdout is not None and process.stdout.readline() == "up\n"
     switch(store)
     time.sleep(1.5)

@@ -101,14 +101,10 @@ def test_two_threads_that_meet_an_actor_at_once_share_its_books(store: Store):
     other = SignatureH()
     for trial in range(20):
         recording, actor = Recording(store, run=f"r{trial}"), Calling()
-        recording.forward(
-            other, ids()
-        )  # the first call of a process waits for the switch; those beside it are not recorded
+        recording.forward(other, ids())  # the first call of a process waits for the switch; those beside it are not recorded
         barrier = threading.Barrier(8)
 
-        def call(
-            barrier: threading.Barrier = barrier, recording: Recording = recording, actor: Calling = actor
-        ) -> None:
+        def call(barrier: threading.Barrier = barrier, recording: Recording = recording, actor: Calling = actor) -> None:
             barrier.wait()
             recording.forward(actor, ids())
 

@@ -173,9 +173,7 @@ def test_copies_of_a_device_land_in_the_ring(name: str, on_device: None, arena: 
     taken.land()
     assert not taken.on_its_way and torch.equal(taken.tensors()["x"], tensor)
     assert taken.strides["x"] == tensor.stride()
-    assert (
-        bytes(arena.memory[64 : 64 + tensor.nbytes]) == tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-    )
+    assert bytes(arena.memory[64 : 64 + tensor.nbytes]) == tensor.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
 
 
 def test_copies_that_were_complete_before_the_device_was_lost_are_good(on_device: None, arena: Arena):

@@ -39,9 +39,7 @@ def armed(store: Store, *words: str, **limits: Any) -> Recording:
     return Recording(store, **({"every": 0, "triggers": words, "ring": 8} | limits))
 
 
-def call(
-    recording: Recording, actor: Steered, result: Any = None, seed: int = 0, seconds: float = 0.0, **kwargs: Any
-) -> Any:
+def call(recording: Recording, actor: Steered, result: Any = None, seed: int = 0, seconds: float = 0.0, **kwargs: Any) -> Any:
     actor.result, actor.seconds = result, seconds
     return recording.forward(actor, ids(2, 9, seed), **kwargs)
 

@@ -51,9 +51,7 @@ def test_recorded_outputs_are_known(store: Store) -> None:
     from actordbg.store import payload
 
     described = cases.record(0)
-    store.publish_dump(
-        *payload.encode(described, {"sequences": torch.ones(2, 8).long(), "output.log_probs": torch.rand(2, 7)})
-    )
+    store.publish_dump(*payload.encode(described, {"sequences": torch.ones(2, 8).long(), "output.log_probs": torch.rand(2, 7)}))
     refresh(store)
     assert query.get_dump(store, described.dump_id).with_outputs is True
 
@@ -116,9 +114,7 @@ def test_a_folder_that_has_just_changed_is_not_relied_on(store: Store) -> None:
         (lambda blob: cases.with_record(blob, b'"role":"reference"', b'"role":7          '), "role"),
     ],
 )  # fmt: skip
-def test_a_damaged_dump_is_a_warning_with_its_reason(
-    store: Store, damage: Callable[[bytes], bytes], reason: str
-) -> None:
+def test_a_damaged_dump_is_a_warning_with_its_reason(store: Store, damage: Callable[[bytes], bytes], reason: str) -> None:
     bad, good = cases.fill(store, 1)[0], cases.record(4)
     path = store.dump_path(bad)
     blob = path.read_bytes()
@@ -248,9 +244,7 @@ def test_results_and_what_the_workers_resolved_come_from_the_journals(store: Sto
     )
     assert (replay.config["dtype"], replay.resolved) == ("bf16", {"dtype": "fp32", "attn": "sdpa"})
     assert replay.passed == 3
-    cases.append(
-        folder / "supervisor.jsonl", {"event": "finished", "status": "complete", "finished_at": "2025-07-01T02"}
-    )
+    cases.append(folder / "supervisor.jsonl", {"event": "finished", "status": "complete", "finished_at": "2025-07-01T02"})
     refresh(store)
     replay = query.get_replay(store, "r")
     assert (replay.status, replay.finished_at, replay.dtype) == ("complete", "2025-07-01T02", "fp32")

@@ -52,9 +52,7 @@ def comparison(name: str, a: str, b: str | None, *, verdict: str = MISMATCH, lar
             log_probs=replace(TOKENS, max_abs=largest),
             grad_norm_rel=0.25,
         ),
-        DumpComparison(
-            INPUTS[1].dump_id, MATCH, seq_len=12, log_probs=replace(TOKENS, count=30, max_abs=0.25, mean_abs=0.25)
-        ),
+        DumpComparison(INPUTS[1].dump_id, MATCH, seq_len=12, log_probs=replace(TOKENS, count=30, max_abs=0.25, mean_abs=0.25)),
         DumpComparison(INPUTS[2].dump_id, NOT_COMPARED, seq_len=12, not_compared={"dump": "A: it hung"}),
     )
     other = SideInfo("replay" if b else "golden", b, "B's configuration", "bf16")
@@ -73,9 +71,7 @@ def noise(name: str, largest: float = 0.5) -> NoiseRecord:
 
 
 def matrix(name: str, status: str, *cells: MatrixCell) -> MatrixRecord:
-    return MatrixRecord(
-        name, "2025-06-20T00:00:00.000000Z", status, {"attn": ["sdpa"]}, cells, (INPUTS[0].dump_id,), loads=1
-    )
+    return MatrixRecord(name, "2025-06-20T00:00:00.000000Z", status, {"attn": ["sdpa"]}, cells, (INPUTS[0].dump_id,), loads=1)
 
 
 def cell(index: int, **values: Any) -> MatrixCell:
@@ -83,9 +79,7 @@ def cell(index: int, **values: Any) -> MatrixCell:
 
 
 def write(store: Store, record: NoiseRecord | MatrixRecord) -> Path:
-    folder, name = (
-        (store.noise, record.noise_id) if isinstance(record, NoiseRecord) else (store.matrices, record.matrix_id)
-    )
+    folder, name = (store.noise, record.noise_id) if isinstance(record, NoiseRecord) else (store.matrices, record.matrix_id)
     path = folder / f"{name}.json"
     atomic_write(path, record.to_json().encode())
     return path
@@ -145,9 +139,9 @@ def test_everything_becomes_rows_and_again_after_a_rebuild(replayed: Store) -> N
         (INPUTS[1].dump_id, MATCH, 0.25, 3, None),
         (INPUTS[2].dump_id, NOT_COMPARED, None, None, "dump not compared: A: it hung"),
     ]
-    assert [
-        (n.noise_id, n.inputs, n.floor) for n in query.table_rows(replayed, NoiseRow, "1 ORDER BY created_at DESC")
-    ] == [("n-01", 1, {"max_abs": 0.5, "clip_share": 0.1})]
+    assert [(n.noise_id, n.inputs, n.floor) for n in query.table_rows(replayed, NoiseRow, "1 ORDER BY created_at DESC")] == [
+        ("n-01", 1, {"max_abs": 0.5, "clip_share": 0.1})
+    ]
     made = lab.matrices(replayed)
     assert [(m.matrix_id, m.status, m.axes, m.loads) for m in made] == [("m-01", "complete", {"attn": ["sdpa"]}, 1)]
     assert [(c.name, c.status, c.verdict, c.max_abs) for c in made[0].cells] == [

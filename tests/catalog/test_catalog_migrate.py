@@ -48,9 +48,7 @@ def digest(store: Store) -> str:
 
 def schema(path: Path) -> list[str]:
     with sqlite3.connect(path) as connection:
-        return [
-            row[0] for row in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name")
-        ]
+        return [row[0] for row in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name")]
 
 
 def test_there_is_one_head_and_the_program_knows_it() -> None:
@@ -69,8 +67,7 @@ def test_the_migrated_schema_is_that_of_the_models(store: Store) -> None:
         assert compare_metadata(context, models.metadata) == []
         for table in models.metadata.tables.values():
             keys = {
-                row[3]: (row[2], row[4], row[6])
-                for row in connection.exec_driver_sql(f"PRAGMA foreign_key_list({table.name})")
+                row[3]: (row[2], row[4], row[6]) for row in connection.exec_driver_sql(f"PRAGMA foreign_key_list({table.name})")
             }
             wanted = {
                 key.parent.name: (key.column.table.name, key.column.name, key.ondelete or "NO ACTION")
@@ -173,9 +170,7 @@ def test_an_up_to_date_catalog_is_opened_without_alembic_or_sqlalchemy(store: St
         "import sys; from actordbg.catalog.query import select_dumps; from actordbg.store.layout import Store;"
         "print(len(select_dumps(Store(sys.argv[1]), 'rank=0'))); print(sorted({'alembic', 'sqlalchemy', 'torch'} & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, store.root], capture_output=True, text=True, check=True, timeout=60
-    )
+    done = subprocess.run([sys.executable, "-c", code, store.root], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split("\n")[:2] == ["1", "[]"]
 
 
@@ -201,9 +196,7 @@ def test_a_catalog_that_cannot_be_written_is_an_error_with_a_remedy(store: Store
     ("kind", "mode"),
     [("ext4", "wal"), ("tmpfs", "wal"), ("nfs4", "delete"), ("fuse.sshfs", "delete"), ("lustre", "delete")],
 )
-def test_the_journal_suits_the_file_system(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mode: str
-) -> None:
+def test_the_journal_suits_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, mode: str) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(f"root / ext4 rw 0 0\ndisk {tmp_path} {kind} rw 0 0\nother {tmp_path}x nfs rw 0 0\n")
     assert engine.file_system(tmp_path, str(mounts)) == kind

@@ -65,9 +65,7 @@ def test_a_field_without_a_column_is_named() -> None:
     watts = {"watts": Column("", kind="float")}
     assert _difference(watts, {}) == ["watts has no column"]
     assert _difference({}, watts) == ["watts is no field of the record"]
-    assert _difference(watts, {"watts": Column("", kind="int")}) == [
-        "watts is float in the record and int in the table"
-    ]
+    assert _difference(watts, {"watts": Column("", kind="int")}) == ["watts is float in the record and int in the table"]
 
 
 @pytest.mark.parametrize("row", TABLES)

@@ -25,9 +25,7 @@ Row = query.DumpRow
 def catalog(tmp_path_factory: pytest.TempPathFactory) -> query.Catalog:
     """40 dumps of two runs; a replay with results for the first 12: two failed, one crashed."""
     store = Store(tmp_path_factory.mktemp("query") / "store").create()
-    records = [
-        cases.record(n, run="ppo-1" if n < 30 else "sft-2", step=None if n % 5 == 0 else n // 8) for n in range(40)
-    ]
+    records = [cases.record(n, run="ppo-1" if n < 30 else "sft-2", step=None if n % 5 == 0 else n // 8) for n in range(40)]
     for described in records:
         cases.publish(store, described)
     folder = cases.write_spec(store, cases.spec("r1", records[:12]))
@@ -113,9 +111,7 @@ def _comparisons() -> st.SearchStrategy[tuple[str, Evaluate]]:
         lambda word: ("'" + word.replace("'", "''") + "'", lambda row: word)
     )
     sign = st.sampled_from(sorted(signs))
-    nulls = st.sampled_from(NUMBERS + TEXTS).map(
-        lambda name: (f"{name} is null", lambda row: getattr(row, name) is None)
-    )
+    nulls = st.sampled_from(NUMBERS + TEXTS).map(lambda name: (f"{name} is null", lambda row: getattr(row, name) is None))
     return st.tuples(_numbers(), sign, _numbers()).map(build) | st.tuples(texts, sign, words).map(build) | nulls
 
 
@@ -256,9 +252,7 @@ def test_a_query_that_gives_nothing_for_too_long_is_stopped(tmp_path: Path, monk
     clock.looks = 0
     with sandbox.guarded(path, time_limit_s=5) as box:
         listed = list(box.rows("SELECT a.rank FROM dump a, dump b LIMIT 300000"))
-    assert len(listed) == 300_000 and clock.looks > 3 * 6, (
-        "listing took longer than the limit, and gave rows all the time"
-    )
+    assert len(listed) == 300_000 and clock.looks > 3 * 6, "listing took longer than the limit, and gave rows all the time"
 
 
 def test_a_summary_is_not_needed_to_read(catalog: query.Catalog) -> None:

@@ -188,9 +188,7 @@ def test_a_pack_in_the_folder_of_another_run_is_named_dump_by_dump(packed: Store
     shutil.move(path.parent, path.parent.with_name("other"))
     summary = refresh(packed)
     assert summary.dumps == 0 and len(summary.damaged) == 8
-    assert {item.code for item in summary.damaged} == {"store"} and "belongs below packs/ppo-1" in summary.damaged[
-        0
-    ].reason
+    assert {item.code for item in summary.damaged} == {"store"} and "belongs below packs/ppo-1" in summary.damaged[0].reason
 
 
 def test_verify_reads_packed_dumps_whole_and_names_the_damaged(packed: Store) -> None:

@@ -196,9 +196,7 @@ def test_columns_that_were_used_are_known() -> None:
     assert not compile_where("rank=0").uses_result
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"), [("7d", 604_800), ("2h30m", 9_000), ("1.5h", 5_400), ("90s", 90), ("1w", 604_800)]
-)
+@pytest.mark.parametrize(("text", "seconds"), [("7d", 604_800), ("2h30m", 9_000), ("1.5h", 5_400), ("90s", 90), ("1w", 604_800)])
 def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text).total_seconds() == seconds
 
@@ -218,9 +216,7 @@ def test_a_long_sum_is_written_once_and_without_nesting() -> None:
 
 
 def test_a_sum_groups_as_it_is_written() -> None:
-    assert compile_where("1 - 2 + 3 - (4 - 5) > 2 * 3 / 4").sql == (
-        "((? - ? + ? - (? - ?)) > (CAST((? * ?) AS REAL) / ?))"
-    )
+    assert compile_where("1 - 2 + 3 - (4 - 5) > 2 * 3 / 4").sql == ("((? - ? + ? - (? - ?)) > (CAST((? * ?) AS REAL) / ?))")
 
 
 @pytest.mark.parametrize("word", ["or", "and"])

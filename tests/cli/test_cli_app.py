@@ -70,9 +70,7 @@ def test_a_mistyped_command_brings_a_suggestion():
     assert "Did you mean 'ls'" in actordbg("dump", "lss").stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "command"), every_command(CONTENTS), ids=[name for name, _ in every_command(CONTENTS)]
-)
+@pytest.mark.parametrize(("name", "command"), every_command(CONTENTS), ids=[name for name, _ in every_command(CONTENTS)])
 def test_the_line_of_a_command_is_the_first_of_its_docstring(name: str, command: Command):
     assert (inspect.getdoc(command.function()) or "").splitlines()[0] == command.line
     assert len(command.line) <= 62  # one line of `--help` at 80 columns

@@ -118,9 +118,7 @@ class TestCompareWithNoise:
         save(pair, floor)
         found = json.loads(invoke(pair, "compare", self.A, self.B, "--noise", "--json").stdout)
         assert (found["verdict"], found["noise_id"]) == ("match", floor.noise_id)
-        assert json.loads(invoke(pair, "compare", self.B, self.A, "--noise", floor.noise_id, "--json").stdout)[
-            "noise_id"
-        ]
+        assert json.loads(invoke(pair, "compare", self.B, self.A, "--noise", floor.noise_id, "--json").stdout)["noise_id"]
 
     def test_last_is_what_somebody_asked_for(self, pair: Store) -> None:
         write_replay(pair, "20250619T050000-000004", [given(0)], truth="fp32")

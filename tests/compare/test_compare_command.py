@@ -184,9 +184,7 @@ def test_the_report_of_a_replay_shows_its_comparisons(replayed: Store) -> None:
 
     text = report()
     assert "Compared\n" in text and max(map(len, text.splitlines())) <= 80
-    assert [
-        line.split()[:4] for line in text.splitlines() if line.split()[1:2] in (["mismatch"], ["not-compared"])
-    ] == [
+    assert [line.split()[:4] for line in text.splitlines() if line.split()[1:2] in (["mismatch"], ["not-compared"])] == [
         ["golden", "not-compared", "0/11", "-"],
         ["r-01", "mismatch", "11/12", "0.22"],
     ]
@@ -214,9 +212,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 def command(store: Store, *arguments: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "actordbg", "--store", str(store.root), *arguments]
-    environment = {
-        name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")
-    }
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     environment |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     return subprocess.run(line, capture_output=True, text=True, timeout=300, env=environment, check=False)
 

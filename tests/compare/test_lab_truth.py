@@ -52,9 +52,7 @@ def test_one_that_lacks_an_input_or_its_tensors_is_not_taken(store: Store) -> No
     write_replay(store, MINE, INPUTS)
     write_replay(store, TRUTH, INPUTS[:1], truth="fp32")
     assert found(store) is None
-    write_replay(
-        store, "20250619T050000-000003", INPUTS, truth="fp32", change=lambda index, made: made if index else None
-    )
+    write_replay(store, "20250619T050000-000003", INPUTS, truth="fp32", change=lambda index, made: made if index else None)
     assert found(store) is None
 
 

@@ -392,9 +392,7 @@ class TestGolden:
         assert record.dumps[0].log_probs and record.dumps[0].log_probs.max_abs == pytest.approx(0.5)
         token = record.dumps[0].worst_tokens[0]
         dump = payload.load(store.root / next(i.path for i in inputs if i.dump_id == record.dumps[0].dump_id))
-        assert token.token_id == int(dump.tensors["sequences"][1, 8]), (
-            "of 16 ids, 8 are actions: the first is the ninth"
-        )
+        assert token.token_id == int(dump.tensors["sequences"][1, 8]), "of 16 ids, 8 are actions: the first is the ninth"
 
     def test_what_cannot_be_compared_with_the_run(self, store: Store) -> None:
         self.recorded(store, outputs=False)
@@ -465,9 +463,7 @@ def test_what_noise_does_not_explain_is_named_also_where_the_thresholds_allow_it
 
 def test_the_record_survives_its_file(store: Store) -> None:
     write_replay(store, "r-01", INPUTS, gradients=lambda index: {"w": torch.ones(3)})
-    write_replay(
-        store, "r-02", INPUTS, change=moved({0: math.nan, 1: 0.5}), gradients=lambda index: {"w": torch.zeros(3)}
-    )
+    write_replay(store, "r-02", INPUTS, change=moved({0: math.nan, 1: 0.5}), gradients=lambda index: {"w": torch.zeros(3)})
     record = compare(store, "r-02", "r-01")
     path = save(store, record)
     assert path == store.comparisons / f"{record.comparison_id}.json"

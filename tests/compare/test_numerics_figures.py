@@ -115,9 +115,7 @@ def test_the_worst_tokens_come_first_and_equal_ones_not_at_all() -> None:
     mask = torch.ones(2, 4, dtype=torch.bool)
     mask[0, 3] = False
     worst = worst_tokens(a, b, mask, 5)
-    assert {(one.row, one.position) for one in worst[:2]} == {(1, 1), (1, 3)}, (
-        "what is finite on one side only is worst"
-    )
+    assert {(one.row, one.position) for one in worst[:2]} == {(1, 1), (1, 3)}, "what is finite on one side only is worst"
     assert all(one.difference is None for one in worst[:2])
     assert [(one.row, one.position, one.difference) for one in worst[2:]] == [(0, 0, 0.5), (1, 0, 0.25)]
     assert worst_tokens(a, b, mask, 1) == worst[:1]

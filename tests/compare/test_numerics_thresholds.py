@@ -49,9 +49,7 @@ def test_the_weaker_of_two() -> None:
 
 
 def test_a_file_and_flags(tmp_path: Path) -> None:
-    path = written(
-        tmp_path, "mean-abs = 1\nmax_abs = 0.25\n[bf16]\nmax-abs = 0.75\nclip-share = inf\n[fp32]\nmax_abs = 0\n"
-    )
+    path = written(tmp_path, "mean-abs = 1\nmax_abs = 0.25\n[bf16]\nmax-abs = 0.75\nclip-share = inf\n[fp32]\nmax_abs = 0\n")
     asked = Thresholds.from_file(path)
     bf16, fp32, fp16 = (asked.for_dtype(name) for name in ("bf16", "fp32", "fp16"))
     assert (bf16.limits["max_abs"], fp32.limits["max_abs"], fp16.limits["max_abs"]) == (0.75, 0.0, 0.25)
@@ -100,9 +98,7 @@ def test_bad_flags_are_refused() -> None:
 
 
 TOKENS = Figures(count=100, max_abs=0.3, p99_abs=0.2, mean_abs=0.01, clip_share=0.04)
-DUMP = DumpComparison(
-    "d1", MATCH, log_probs=TOKENS, sequences=Figures(2, max_abs=1.5), loss_abs=0.25, grad_norm_rel=0.5
-)
+DUMP = DumpComparison("d1", MATCH, log_probs=TOKENS, sequences=Figures(2, max_abs=1.5), loss_abs=0.25, grad_norm_rel=0.5)
 
 
 def test_the_measures_of_a_dump() -> None:
@@ -157,9 +153,7 @@ def test_the_floor_is_the_dumps_own_else_that_of_all() -> None:
 def test_the_reference_page_has_the_defaults_that_are() -> None:
     page = (ROOT / "docs" / "reference" / "thresholds.md").read_text()
     lines = [
-        [cell.strip() for cell in line.replace("\\|", "").split("|")[1:-1]]
-        for line in page.splitlines()
-        if line.startswith("|")
+        [cell.strip() for cell in line.replace("\\|", "").split("|")[1:-1]] for line in page.splitlines() if line.startswith("|")
     ]
     dtypes = lines[0][2:]
     found = {cells[0].strip("`").replace("-", "_"): cells[2:] for cells in lines[2:]}

@@ -40,9 +40,7 @@ def test_what_differs_is_named_alike_everywhere(store: Store, name: str) -> None
     both, ours, theirs, our_words, their_words = APART[name]
     for replay_id, value in ((ONE, ours), (TWO, theirs)):
         settings = both | {name: value}
-        ran = {"world_size": settings.get("nproc", 1)} | (
-            {"num_layers": value or 2} if name == "num_layers" else settings
-        )
+        ran = {"world_size": settings.get("nproc", 1)} | ({"num_layers": value or 2} if name == "num_layers" else settings)
         write_replay(store, replay_id, [given(0)], resolved=ran, **settings)
     compared = " ".join(shown(store, "compare", ONE, TWO, code=int(name == "num_layers")).split())
     if name == "num_layers":
@@ -65,9 +63,7 @@ def test_nothing_differs_where_only_what_is_kept_does(store: Store) -> None:
 
 
 def test_the_command_of_a_curve_repeats_the_run_whole(store: Store) -> None:
-    config = ReplayConfig(
-        compile=True, compile_backend="aot_eager", num_layers=1, backend="fsdp2", nproc=2, dist_backend="gloo"
-    )
+    config = ReplayConfig(compile=True, compile_backend="aot_eager", num_layers=1, backend="fsdp2", nproc=2, dist_backend="gloo")
     ran = {"compile": True, "compile_backend": "aot_eager", "backend": "fsdp2", "world_size": 2, "dist_backend": "gloo"}
     keep(store, run("r1", lengths=(128,), config=config, **ran))
     text = " ".join(shown(store, "curve", "memory").split())

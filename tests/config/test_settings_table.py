@@ -113,9 +113,7 @@ def test_each_command_has_its_option(copy: Path, command: tuple[str, ...]) -> No
 
 def test_flag_variable_and_file_give_it(copy: Path, found: dict[str, Any], old_store: Store) -> None:
     assert (found["file"], found["flag"]) == (4, 5)
-    told = run(
-        copy, "-m", "actordbg", "--store", str(old_store.root), "replay", "--dry-run", ACTORDBG_REPLAY_HEAD_SHARE="3"
-    )
+    told = run(copy, "-m", "actordbg", "--store", str(old_store.root), "replay", "--dry-run", ACTORDBG_REPLAY_HEAD_SHARE="3")
     assert "not from the command line: head-share 3 (ACTORDBG_REPLAY_HEAD_SHARE)" in told.stderr, told.stderr
 
 
@@ -125,9 +123,7 @@ def test_a_value_that_means_nothing_is_refused(copy: Path, old_store: Store) -> 
 
 
 def test_doctor_names_its_variable(copy: Path, old_store: Store) -> None:
-    done = run(
-        copy, "-m", "actordbg", "--store", str(old_store.root), "doctor", "--quick", ACTORDBG_REPLAY_HEAD_SHARE="3"
-    )
+    done = run(copy, "-m", "actordbg", "--store", str(old_store.root), "doctor", "--quick", ACTORDBG_REPLAY_HEAD_SHARE="3")
     assert "ACTORDBG_REPLAY_HEAD_SHARE=3" in done.stdout, done.stdout + done.stderr
 
 

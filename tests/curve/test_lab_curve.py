@@ -61,8 +61,7 @@ def test_padded_positions_and_real_tokens_join_batch_sizes():
 def test_truths_and_noise_variants_are_no_configurations():
     data = run()
     others = [
-        replace(data, spec=replace(data.spec, config=ReplayConfig(**extra)))
-        for extra in ({"truth": "fp32"}, {"vary": "repad"})
+        replace(data, spec=replace(data.spec, config=ReplayConfig(**extra))) for extra in ({"truth": "fp32"}, {"vary": "repad"})
     ]
     assert gather(others) == []
 

@@ -43,9 +43,7 @@ def test_the_tokenizers_special_tokens_are_the_models(assets: Assets, tokenizer)
 
 
 def test_the_chat_template_marks_roles_and_asks_for_an_answer(tokenizer) -> None:  # type: ignore[no-untyped-def]
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
-    )
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True)
     assert text == "<|begin|><|user|>hi<|end|><|assistant|>"
 
 
@@ -77,9 +75,7 @@ def test_every_option_of_the_trainings_exists_in_openrlhfs_own_programs(tmp_path
     ):
         source = (folder / program).read_text()
         known = set(re.findall(r'"--([\w.]+)"', source))
-        known |= {
-            f"{p}.{name}" for p in ("actor", "critic") for name in re.findall(r'f"--\{prefix\}\.([\w.]+)"', source)
-        }
+        known |= {f"{p}.{name}" for p in ("actor", "critic") for name in re.findall(r'f"--\{prefix\}\.([\w.]+)"', source)}
         used = {word.removeprefix("--") for word in command[command.index("--") + 1 :] if word.startswith("--")}
         assert used and used <= known
 
@@ -98,8 +94,4 @@ def test_options_of_the_deepspeed_launcher_come_before_the_module(tmp_path: Path
     launcher.add_argument("script")
     launcher.add_argument("rest", nargs=argparse.REMAINDER)
     parsed = launcher.parse_args(command[3:])
-    assert (
-        parsed.script == "actordbg.host.openrlhf.demo_driver"
-        and parsed.rest[0] == "sft"
-        and parsed.master_port == "29500"
-    )
+    assert parsed.script == "actordbg.host.openrlhf.demo_driver" and parsed.rest[0] == "sft" and parsed.master_port == "29500"

@@ -70,9 +70,7 @@ def test_the_training_is_shown_as_its_user_would_type_it(tmp_path: Path) -> None
     assert shown == "python -m openrlhf.cli.train_ppo_ray --a training/model"
 
 
-def test_a_command_is_shown_and_then_run_with_exactly_those_words(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_command_is_shown_and_then_run_with_exactly_those_words(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     said: list[str] = []
     Demo("sft", tmp_path, said.append)._actordbg("--version")
     assert said == ["$ actordbg --store store --version"]

@@ -60,13 +60,9 @@ def test_every_dependency_of_the_package_is_examined():
 
 
 def test_the_known_good_versions_are_the_pinned_ones():
-    pinned = dict(
-        re.findall(r"^([A-Za-z0-9_.-]+)(?:\[.*\])?==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    )
+    pinned = dict(re.findall(r"^([A-Za-z0-9_.-]+)(?:\[.*\])?==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     known = {package.name: package.version for package in known_good.PACKAGES if package.version}
-    differing = {
-        name: (version, pinned[name]) for name, version in known.items() if name in pinned and pinned[name] != version
-    }
+    differing = {name: (version, pinned[name]) for name, version in known.items() if name in pinned and pinned[name] != version}
     assert differing == {}
     assert len(known.keys() & pinned.keys()) >= 8
 
@@ -163,9 +159,7 @@ def test_a_module_that_hangs_costs_its_timeout_and_no_other_finding(python: Fake
         ),
     ],
 )
-def test_a_module_that_kills_the_process_is_named_and_the_others_are_still_tried(
-    python: FakePython, text: str, how: str
-):
+def test_a_module_that_kills_the_process_is_named_and_the_others_are_still_tried(python: FakePython, text: str, how: str):
     python.module("openrlhf.utils.deepspeed", text)
     checks = imports(python)
     assert checks["openrlhf.utils.deepspeed"].status is Level.BAD
@@ -218,9 +212,7 @@ def test_the_capture_hooks_own_needs_are_bad_when_missing(python: FakePython):
     ("version", "gpus", "level"),
     [(None, 0, Level.OK), (None, 1, Level.WARN), ("2.8.0", 1, Level.OK), ("2.8.0", 0, Level.WARN)],
 )
-def test_flash_attn_is_wanted_exactly_where_there_is_a_gpu(
-    python: FakePython, version: str | None, gpus: int, level: Level
-):
+def test_flash_attn_is_wanted_exactly_where_there_is_a_gpu(python: FakePython, version: str | None, gpus: int, level: Level):
     if version:
         python.install("flash-attn", version)
     assert environment.flash_attention(examined(str(python.executable)), gpus).status is level
@@ -265,9 +257,7 @@ def test_a_compiler_that_builds_is_fine(python: FakePython, monkeypatch, tmp_pat
 def launcher(python: FakePython, tmp_path: Path, text: str) -> Check:
     env = examined(str(python.executable))
     script(tmp_path / "deepspeed", text)
-    return machine.launcher(
-        environment.Environment(env.python, env.python_version, env.versions, env.include, str(tmp_path))
-    )
+    return machine.launcher(environment.Environment(env.python, env.python_version, env.versions, env.include, str(tmp_path)))
 
 
 def test_the_launcher_has_to_start(python: FakePython, tmp_path: Path):

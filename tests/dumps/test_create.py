@@ -52,9 +52,7 @@ def test_every_input_is_one_that_an_actor_accepts(batch, length, data, padding, 
         assert bool(attention[:, :-actions].any(1).all()), "every row has a prompt"
 
 
-@pytest.mark.parametrize(
-    ("padding", "left", "right"), [("none", 0, 0), ("left", 1, 0), ("right", 0, 1), ("both", 1, 1)]
-)
+@pytest.mark.parametrize(("padding", "left", "right"), [("none", 0, 0), ("left", 1, 0), ("right", 0, 1), ("both", 1, 1)])
 def test_padding_is_where_it_was_asked_for(padding: str, left: int, right: int):
     mask = make_inputs(Shape(64, 32, 16, padding), generator())["attention_mask"]
     assert bool((mask[:, 0] == 0).any()) == bool(left)

@@ -125,9 +125,7 @@ def test_a_query_that_selects_nothing_exports_nothing(store: Store, made: list[P
     assert done.exit_code == 0 and "0 dumps exported" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "words", [[], ["nonsense"], ["2"], ["x", "--where", "rank=0"], ["--format", "pickle"]], ids=str
-)
+@pytest.mark.parametrize("words", [[], ["nonsense"], ["2"], ["x", "--where", "rank=0"], ["--format", "pickle"]], ids=str)
 def test_the_command_refuses_what_it_cannot_know(store: Store, made: list[Path], tmp_path: Path, words: list[str]):
     done = cli("--store", store.root, "export", *words, "--out", tmp_path / "out", "--quiet")
     assert isinstance(done.exception, UsageError)

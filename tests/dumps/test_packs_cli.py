@@ -108,9 +108,7 @@ def test_ls_show_verify_export_index_and_report_read_packed_dumps_alike(ppo: Sto
     run(ppo, "dump", "pack", "--quiet")
     assert seen() == before
     run(ppo, "dump", "export", ids[3][:-4], "--out", tmp_path / "packed", "--quiet")
-    assert (tmp_path / "packed" / f"{ids[3]}.safetensors").read_bytes() == next(
-        (tmp_path / "files").iterdir()
-    ).read_bytes()
+    assert (tmp_path / "packed" / f"{ids[3]}.safetensors").read_bytes() == next((tmp_path / "files").iterdir()).read_bytes()
     run(ppo, "dump", "export", "--where", "rank = 1", "--format", "pt", "--out", tmp_path / "packed", "--quiet")
     assert len(list((tmp_path / "packed").glob("*.pt"))) == 5
     assert "18 dumps in the catalog: 18 added" in run(ppo, "index", "--rebuild", "--quiet").stdout

@@ -139,9 +139,7 @@ def test_killed_at_any_step_nothing_is_lost_and_the_next_run_finishes(
     operation: str, originals: dict[str, Store], tmp_path: Path
 ):
     store = originals[operation]
-    whole = {
-        dump_id: json.loads(record)["payload_sha256"] for dump_id, (record, _) in packcases.contents(store).items()
-    }
+    whole = {dump_id: json.loads(record)["payload_sha256"] for dump_id, (record, _) in packcases.contents(store).items()}
     ranks = {dump_id: catalogcases.record(number).rank for number, dump_id in enumerate(sorted(whole))}
     staying = {dump_id: sha for dump_id, sha in whole.items() if operation != "prune" or ranks[dump_id] >= 2}
     done = subprocess.run(

@@ -228,11 +228,7 @@ def test_commands_over_a_store_of_mutants(store: Store, tmp_path: Path, monkeypa
 
     code, text = run(store, "dump", "verify", "--json", "--quiet")
     damaged = {item["path"] for item in json.loads(text)["damaged"]}
-    assert (
-        code == 1
-        and json.loads(text)["checked"] == 200
-        and damaged >= {path for path, loads in good.items() if not loads}
-    )
+    assert code == 1 and json.loads(text)["checked"] == 200 and damaged >= {path for path, loads in good.items() if not loads}
 
     for number, row in enumerate(listed):
         extra = ([], ["--json"], ["--values", "--json"])[number % 3]

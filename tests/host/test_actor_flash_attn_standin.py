@@ -25,16 +25,12 @@ def _mask(lengths: list[int], width: int, left: bool) -> torch.Tensor:
     left=st.booleans(),
     dtype=st.sampled_from([torch.int64, torch.int32, torch.bool, torch.float32]),
 )
-def test_padding_taken_out_and_put_back_gives_the_masked_input(
-    lengths: list[int], left: bool, dtype: torch.dtype
-) -> None:
+def test_padding_taken_out_and_put_back_gives_the_masked_input(lengths: list[int], left: bool, dtype: torch.dtype) -> None:
     mask = _mask(lengths, 9, left).to(dtype)
     hidden = torch.randn(len(lengths), 9, 3)
     flat, indices, cu_seqlens, longest, used = unpad_input(hidden, mask)
     assert flat.shape == (sum(lengths), 3) and flat.dtype == hidden.dtype
-    assert cu_seqlens.dtype == torch.int32 and cu_seqlens.tolist() == [
-        sum(lengths[:i]) for i in range(len(lengths) + 1)
-    ]
+    assert cu_seqlens.dtype == torch.int32 and cu_seqlens.tolist() == [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     assert longest == max(lengths) and used.tolist() == lengths
     assert torch.equal(pad_input(flat, indices, len(lengths), 9), hidden * mask.bool().unsqueeze(-1))
 
@@ -82,7 +78,5 @@ if child:
 @pytest.mark.slow
 def test_all_gather_concatenates_and_its_gradient_sums_over_the_ranks() -> None:
     """Two ranks, each weighting row i of the gathered tensor with i: row gradients are 2 * i (the sum over both ranks)."""
-    done = subprocess.run(
-        [sys.executable, "-c", ALL_GATHER], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", ALL_GATHER], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip() == "both ranks agree", done.stderr

@@ -36,9 +36,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> AsyncLLMEngine:
 
 def _sample(engine: AsyncLLMEngine, ids: list[int], params: SamplingParams) -> Completion:
     async def last() -> Completion:
-        return [output async for output in engine.generate({"prompt_token_ids": ids}, params, request_id="1")][
-            -1
-        ].outputs[0]
+        return [output async for output in engine.generate({"prompt_token_ids": ids}, params, request_id="1")][-1].outputs[0]
 
     return asyncio.run(last())
 
@@ -95,15 +93,11 @@ def test_everything_that_openrlhf_imports_from_vllm_is_there() -> None:
     assert len(wanted) >= 4
     imports = "\n".join(f"from {module} import {name}" for module, name in sorted(wanted))
     script = f"from actordbg.host.openrlhf import vllm_standin; vllm_standin.register()\nimport vllm\n{imports}\nprint(vllm.__version__)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.strip() == vllm_standin.__version__, done.stderr
 
 
 def test_it_is_importable_as_vllm_only_where_it_was_registered() -> None:
     script = "import actordbg.host.openrlhf.vllm_standin, importlib.util as u, sys; print('vllm' in sys.modules, 'torch' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.split() == ["False", "False"], done.stderr

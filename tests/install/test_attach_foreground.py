@@ -163,9 +163,7 @@ def test_a_program_that_ctrl_c_ends_ends_with_130_and_may_read_the_terminal() ->
 
 
 def test_ctrl_z_stops_both_and_both_go_on() -> None:
-    terminal = Terminal(
-        "sh", "-c", f"{sys.executable} -c 'print(\"ready\", flush=True); import time; time.sleep(1)'; exit 5"
-    )
+    terminal = Terminal("sh", "-c", f"{sys.executable} -c 'print(\"ready\", flush=True); import time; time.sleep(1)'; exit 5")
     terminal.read_until("ready")
     os.kill(terminal.pid, signal.SIGTSTP)
     os.kill(terminal.pid, signal.SIGCONT)

@@ -75,9 +75,7 @@ def test_init_is_wrapped_once_and_keeps_its_name() -> None:
 def test_the_environment_in_a_job_config_is_not_replaced() -> None:
     ray = FakeRay()
     ray.init(job_config=SimpleNamespace(runtime_env={"working_dir": "/w"}))
-    assert (
-        ray.runtime_environment["working_dir"] == "/w" and ray.runtime_environment["env_vars"].items() >= OURS.items()
-    )
+    assert ray.runtime_environment["working_dir"] == "/w" and ray.runtime_environment["env_vars"].items() >= OURS.items()
 
 
 @pytest.mark.parametrize(

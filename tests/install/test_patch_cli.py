@@ -42,9 +42,7 @@ def actor(tmp_path: Path) -> Path:
     (tmp_path / "light" / "actordbg" / "capture").mkdir(parents=True)
     real = Path(actordbg.__file__).parent
     (tmp_path / "light" / "actordbg" / "__init__.py").write_text(f"__version__ = '0'\n__path__.append({str(real)!r})\n")
-    (tmp_path / "light" / "actordbg" / "capture" / "__init__.py").write_text(
-        f"__path__.append({str(real / 'capture')!r})\n"
-    )
+    (tmp_path / "light" / "actordbg" / "capture" / "__init__.py").write_text(f"__path__.append({str(real / 'capture')!r})\n")
     (tmp_path / "light" / "actordbg" / "capture" / "hook.py").write_text("def install(cls, *, store): ...\n")
     return path
 

@@ -35,9 +35,7 @@ assert torch.equal(Actor()(sequences, attention_mask=torch.ones_like(sequences))
 
 def _train(folder: Path) -> None:
     """One forward call in a new process that starts in another folder, as a Ray worker does."""
-    done = subprocess.run(
-        [sys.executable, "-c", JOB, str(folder)], cwd="/", capture_output=True, text=True, timeout=300
-    )
+    done = subprocess.run([sys.executable, "-c", JOB, str(folder)], cwd="/", capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "not capturing" not in done.stderr
 

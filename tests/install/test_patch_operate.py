@@ -84,9 +84,7 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS.values(), ids=VARIANTS)
-def test_unpatch_restores_sha256_mode_and_mtime_of_the_installed_actor(
-    tmp_path: Path, store: Store, variant: Any
-) -> None:
+def test_unpatch_restores_sha256_mode_and_mtime_of_the_installed_actor(tmp_path: Path, store: Store, variant: Any) -> None:
     installed = find_target(python=Path(sys.executable)).path
     path = _write(tmp_path / "actor.py", variant(installed.read_bytes()), 0o751)
     before = _facts(path)
@@ -126,9 +124,7 @@ def test_dry_run_shows_the_change_and_makes_none(actor: Path, tmp_path: Path) ->
     assert _facts(actor) == patched
 
 
-def test_another_store_renews_the_trailer_and_the_original_still_comes_back(
-    actor: Path, store: Store, tmp_path: Path
-) -> None:
+def test_another_store_renews_the_trailer_and_the_original_still_comes_back(actor: Path, store: Store, tmp_path: Path) -> None:
     before = _facts(actor)
     operate.patch(_target(actor), store)
     other = Store(tmp_path / "other")
@@ -139,9 +135,7 @@ def test_another_store_renews_the_trailer_and_the_original_still_comes_back(
     assert inspect_target(_target(actor), store).state is State.CLEAN, "the first store knows that it lost the file"
 
 
-def test_unpatch_needs_neither_the_store_nor_actordbg_in_the_interpreter(
-    actor: Path, store: Store, monkeypatch: Any
-) -> None:
+def test_unpatch_needs_neither_the_store_nor_actordbg_in_the_interpreter(actor: Path, store: Store, monkeypatch: Any) -> None:
     before = _facts(actor)
     operate.patch(_target(actor), store)
     shutil.rmtree(store.root)
@@ -187,12 +181,8 @@ def test_an_edited_file_is_not_moved_to_another_store(actor: Path, store: Store,
     assert "unpatch" in refusal.value.hint and _facts(actor) == before
 
 
-@pytest.mark.parametrize(
-    "change", [lambda d: d + b"mine = 1\n", lambda d: d.replace(b"install(Actor", b"install(Critic")]
-)
-def test_an_edit_in_or_behind_the_trailer_is_refused_with_the_backup_as_remedy(
-    actor: Path, store: Store, change: Any
-) -> None:
+@pytest.mark.parametrize("change", [lambda d: d + b"mine = 1\n", lambda d: d.replace(b"install(Actor", b"install(Critic")])
+def test_an_edit_in_or_behind_the_trailer_is_refused_with_the_backup_as_remedy(actor: Path, store: Store, change: Any) -> None:
     done = operate.patch(_target(actor), store)
     actor.write_bytes(change(actor.read_bytes()))
     before = _facts(actor)
@@ -269,9 +259,7 @@ def test_an_unchecked_hash_pyc_that_keeps_the_hook_is_reported_after_unpatch(act
     assert _facts(actor)[0] == ACTOR, "the source is restored all the same"
 
 
-@pytest.mark.parametrize(
-    "mode", [py_compile.PycInvalidationMode.TIMESTAMP, py_compile.PycInvalidationMode.CHECKED_HASH]
-)
+@pytest.mark.parametrize("mode", [py_compile.PycInvalidationMode.TIMESTAMP, py_compile.PycInvalidationMode.CHECKED_HASH])
 def test_an_ordinary_pyc_hides_neither_the_patch_nor_its_removal(actor: Path, store: Store, mode: Any) -> None:
     _compile(actor, mode)
     operate.patch(_target(actor), store)
@@ -351,9 +339,7 @@ def test_extended_attributes_are_kept(actor: Path, store: Store) -> None:
 
 
 @pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS, errno.ENOSPC])
-def test_a_folder_that_cannot_be_written_is_named(
-    actor: Path, store: Store, monkeypatch: pytest.MonkeyPatch, code: int
-) -> None:
+def test_a_folder_that_cannot_be_written_is_named(actor: Path, store: Store, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     """The kernel's refusal is played here: the tests may run as root, whom a mode does not stop."""
     real = os.open
 
@@ -462,9 +448,7 @@ def test_a_store_that_cannot_be_written_leaves_the_file_alone(actor: Path, tmp_p
     assert _facts(actor) == before
 
 
-def test_capture_is_armed_only_when_patched_enabled_and_not_disabled(
-    actor: Path, store: Store, monkeypatch: Any
-) -> None:
+def test_capture_is_armed_only_when_patched_enabled_and_not_disabled(actor: Path, store: Store, monkeypatch: Any) -> None:
     def armed() -> bool:
         return inspect_target(_target(actor), store).armed
 

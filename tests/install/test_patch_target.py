@@ -53,9 +53,7 @@ def test_pythonpath_shadows_the_installed_copy_and_says_so(tmp_path: Path, monke
     assert any("shadowed" in line and str(installed) in line for line in found.notes)
 
 
-def test_a_checkout_in_the_current_folder_wins_as_with_python_m(
-    elsewhere: Path, tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_checkout_in_the_current_folder_wins_as_with_python_m(elsewhere: Path, tmp_path: Path, monkeypatch: Any) -> None:
     _package(tmp_path / "mine")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "mine"))
     checkout = _package(elsewhere)
@@ -64,9 +62,7 @@ def test_a_checkout_in_the_current_folder_wins_as_with_python_m(
     assert found.path == checkout and len(found.copies) == 3 and found.trainer_version == "0.9.9"
 
 
-def test_an_editable_installation_through_an_import_hook_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_editable_installation_through_an_import_hook_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As setuptools installs it: a finder on sys.meta_path that a start-up file adds."""
     mine = _package(tmp_path / "checkout")
     (tmp_path / "start").mkdir()

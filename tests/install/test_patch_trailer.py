@@ -174,9 +174,7 @@ def _sources() -> st.SearchStrategy[bytes]:
         words.map(lambda text: f"# {text}"),
         words.map(lambda text: f"x = {text!r}"),
         words.map(lambda text: f"def f():  # {text}\n    return {text!r}"),
-        st.sampled_from(
-            ["", "   ", "\f", "if 1:\n    pass", "x = (1,\n     2)", "x = '''a\nb'''", f"  {trailer.BEGIN}"]
-        ),
+        st.sampled_from(["", "   ", "\f", "if 1:\n    pass", "x = (1,\n     2)", "x = '''a\nb'''", f"  {trailer.BEGIN}"]),
     )
     lines = st.lists(line, max_size=8)
     return st.builds(

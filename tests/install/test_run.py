@@ -178,9 +178,7 @@ def test_a_patched_actor_is_recorded_once(store: Store, tree: Path) -> None:
     assert records(store) == [("a", 0)] * 5
 
 
-def test_an_environment_without_actordbg_gets_it_lent_and_nothing_else(
-    store: Store, tree: Path, tmp_path: Path
-) -> None:
+def test_an_environment_without_actordbg_gets_it_lent_and_nothing_else(store: Store, tree: Path, tmp_path: Path) -> None:
     environment = TrainingEnvironment(tmp_path / "env", without=("typer", "sqlmodel"))
     program = tree / "looks.py"
     program.write_text(

@@ -159,9 +159,7 @@ def by_role(store: Store) -> dict[tuple[str, str | None], int]:
     return counts
 
 
-def test_workers_of_a_local_cluster_are_recorded_and_the_users_hook_runs(
-    store: Store, tree: Path, temporary: Path
-) -> None:
+def test_workers_of_a_local_cluster_are_recorded_and_the_users_hook_runs(store: Store, tree: Path, temporary: Path) -> None:
     done = run_job(
         store, "--run", "a", "--", sys.executable, "driver.py", "hook", "local", str(temporary),
         path=tree, cwd=tree, TREE=f"{tree}{os.pathsep}{ROOT}", **QUIET,

@@ -151,9 +151,7 @@ def bombs() -> dict[str, bytes]:
 
 def storage_of(numel: int) -> bytes:
     """A storage blob that says twice that it holds `numel` int64, and holds one."""
-    identity = b"\x80\x02(X\x07\0\0\0storagectorch\nLongStorage\nX\x01\0\0\x000X\x03\0\0\0cpu\x8a\x08" + struct.pack(
-        "<q", numel
-    )
+    identity = b"\x80\x02(X\x07\0\0\0storagectorch\nLongStorage\nX\x01\0\0\x000X\x03\0\0\0cpu\x8a\x08" + struct.pack("<q", numel)
     return storage_header() + identity + b"NtQ." + pickle.dumps(["0"], protocol=2) + struct.pack("<qq", numel, 1)
 
 
@@ -300,9 +298,7 @@ def test_an_import_refuses_every_attack_by_name_and_takes_the_rest(store: Store,
     (folder / "zz_good.pkl").write_bytes(genuine())
     summary = import_paths(store, [folder])
     assert (summary.added, summary.present) == (1, 0)
-    assert [Path(refusal.path).name for refusal in summary.refused] == [
-        f"attack{n:02d}.pkl" for n in range(len(attacks))
-    ]
+    assert [Path(refusal.path).name for refusal in summary.refused] == [f"attack{n:02d}.pkl" for n in range(len(attacks))]
     assert {refusal.code for refusal in summary.refused} == {"unsafe-input", "corrupt-dump"}
     assert all(refusal.reason for refusal in summary.refused)
     assert not canary.exists()
@@ -316,9 +312,7 @@ def test_no_attack_gets_as_far_as_the_walls_of_the_child(tmp_path: Path):
         assert reader.started == 1
 
 
-@pytest.mark.parametrize(
-    "act", ["open('/dev/null')", "__import__('os').system('true')", "exec('1')", "__import__('wave')"]
-)
+@pytest.mark.parametrize("act", ["open('/dev/null')", "__import__('os').system('true')", "exec('1')", "__import__('wave')"])
 def test_a_child_that_were_taken_over_ends_at_the_first_audited_event(act: str):
     code = f"import actordbg.legacy.decode_child as child; child.decode = lambda data: {act}; child.main(2**30, 10.0)"
     done = outside(code, len(genuine()).to_bytes(8, "little") + genuine())

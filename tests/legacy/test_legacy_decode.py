@@ -69,9 +69,7 @@ def test_tensors_and_arguments_come_out_as_pickled(protocol: int):
     assert (dump.batch_size, dump.seq_len) == (2, 10)
 
 
-@pytest.mark.parametrize(
-    "dtype", ["float32", "float64", "float16", "bfloat16", "int32", "int16", "int8", "uint8", "bool"]
-)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "int16", "int8", "uint8", "bool"])
 def test_masks_of_every_dtype_keep_it(dtype: str):
     mask = torch.tensor([[1, 0, 1], [0, 1, 1]]).to(getattr(torch, dtype))
     assert_same(tensors_of(pickle.dumps(inputs(action_mask=mask)))["action_mask"], mask)

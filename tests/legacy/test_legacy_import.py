@@ -28,9 +28,7 @@ from actordbg.store import payload
 from actordbg.store.layout import Store
 
 
-def old_pickle(
-    folder: Path, rank: int = 0, stamp: str = "20250619_052608_430740", rows: int = 2, name: str = ""
-) -> Path:
+def old_pickle(folder: Path, rank: int = 0, stamp: str = "20250619_052608_430740", rows: int = 2, name: str = "") -> Path:
     """Write one file as the old recorder did, into `folder`."""
     mask = torch.ones(rows, 12, dtype=torch.long)
     mask[:, :3] = 0
@@ -179,9 +177,7 @@ def test_progress_counts_every_file(store: Store, pickles: Path):
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
-def test_a_full_disk_ends_the_import_and_the_next_one_goes_on(
-    store: Store, pickles: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_full_disk_ends_the_import_and_the_next_one_goes_on(store: Store, pickles: Path, monkeypatch: pytest.MonkeyPatch):
     publish, calls = Store.publish_dump, []
 
     def full(self: Store, record: object, blob: bytes) -> Path:

@@ -148,9 +148,7 @@ class TestCells:
         assert fewer[3].status == "not run" and fewer[3].reason.startswith("known to fail: packing calls flash-attn")
 
     def test_a_warning_that_names_no_failure_is_no_reason_to_skip(self) -> None:
-        cells = make_cells(
-            combined(backend="deepspeed", zero_stage="0,3", dtype="bf16"), CLUSTER, None, skip_known=True
-        )
+        cells = make_cells(combined(backend="deepspeed", zero_stage="0,3", dtype="bf16"), CLUSTER, None, skip_known=True)
         assert "zero3-bf16-rotary" in cells[1].known and all(is_open(cell) for cell in cells)
 
 
@@ -203,9 +201,7 @@ class TestSharing:
         found = batches(cells, LAPTOP, None)
         assert [len(batch.cells) for batch in found] == [4, 4]
         for batch in found:
-            assert [ReplayConfig.from_dict(cells[index].config).compile for index in batch.cells] == [False] * 2 + [
-                True
-            ] * 2
+            assert [ReplayConfig.from_dict(cells[index].config).compile for index in batch.cells] == [False] * 2 + [True] * 2
         assert sorted(index for batch in found for index in batch.cells) == list(range(8))
 
     def test_what_is_decided_is_in_no_batch(self) -> None:

@@ -41,9 +41,7 @@ def test_all_eight_combinations_run_and_are_right_or_fail_in_a_known_way(store: 
         if cell.status == "passed":
             assert cell.verdict == "match", cell
         else:
-            assert (
-                cell.settings["attn"] == "flash_attention_2" and cell.settings["compile"] and cell.signature in known
-            ), cell
+            assert cell.settings["attn"] == "flash_attention_2" and cell.settings["compile"] and cell.signature in known, cell
 
 
 @pytest.mark.gpu

@@ -83,9 +83,7 @@ def test_cells_that_cannot_share_load_once_for_each_key(bench: Bench) -> None:
     assert record.loads == 2 and [cell.shared_with for cell in record.cells] == [None, 0, None, 2]
 
 
-@pytest.mark.parametrize(
-    ("action", "status", "signature"), [("kill", "crashed", "killed"), ("fail", "failed", "shape-mismatch")]
-)
+@pytest.mark.parametrize(("action", "status", "signature"), [("kill", "crashed", "killed"), ("fail", "failed", "shape-mismatch")])
 def test_a_bad_cell_does_not_harm_its_neighbours(bench: Bench, action: str, status: str, signature: str) -> None:
     record = bench.run(bench.new(FOUR), in_cell("sdpa", True, {"d1": action}))
     assert statuses(record) == ["passed", "failed", "passed", "passed"] and not record.good
@@ -113,9 +111,7 @@ def test_cells_that_call_for_other_ranks_than_were_captured_are_said_so_and_the_
     """Three dumps of rank 0 alone, so two processes have no whole call; then two calls, of which one lacks a rank."""
     record = bench.run(bench.new({"nproc": "1,2", "attn": "sdpa"}, align="rank"))
     assert statuses(record) == ["passed", "unavailable"] and record.status == "complete"
-    assert (
-        "no call is whole for 2 processes" in record.cells[1].reason and "way out: select all" in record.cells[1].reason
-    )
+    assert "no call is whole for 2 processes" in record.cells[1].reason and "way out: select all" in record.cells[1].reason
     rows = [
         PlannedRow(name, f"dumps/{name}", rank=rank, call_index=call)
         for name, rank, call in (("d0", 0, 0), ("d1", 1, 0), ("d2", 0, 1))
@@ -245,9 +241,7 @@ class TestBaseline:
     def test_one_replay_is_a_baseline_for_every_cell(self, bench: Bench) -> None:
         first = bench.run(bench.new({"attn": "sdpa", "compile": "off", "packing": "off"}))
         held = open_baseline(bench.store, str(first.cells[0].replay_id), None)
-        record = bench.run(
-            bench.new(FOUR, baseline=held), lambda config: {"d0": "fail"} if config.packing else {}, held
-        )
+        record = bench.run(bench.new(FOUR, baseline=held), lambda config: {"d0": "fail"} if config.packing else {}, held)
         assert [bool(cell.regressed) for cell in record.cells] == [False, True, False, True]
 
     def test_slower_counts_where_a_factor_is_given(self, bench: Bench) -> None:

@@ -53,9 +53,7 @@ class TestAsTyped:
         assert "4 cells on 2 dumps" in said
         assert "#0 flash, not packed: unavailable (flash_attention_2 was asked for" in said
         assert "#3 sdpa, packed: to be run" in said and "load 1: #2, #3" in said
-        plan = json.loads(
-            invoke(store, "--dry-run", "--attn", "flash_attention_2,sdpa", "--packing", "both", "--json").stdout
-        )
+        plan = json.loads(invoke(store, "--dry-run", "--attn", "flash_attention_2,sdpa", "--packing", "both", "--json").stdout)
         assert (plan["dumps"], len(plan["cells"]), plan["loads"]) == (2, 4, [[2, 3]])
         assert not store.matrices.exists()
 
@@ -170,9 +168,7 @@ class TestARealOne:
             assert graphs == [None, None] if not cell.settings["compile"] else sum(graphs) >= 1
 
     @pytest.mark.parametrize("index", [2, 1])
-    def test_a_shared_cell_gives_what_a_fresh_process_gives(
-        self, store: Store, record: MatrixRecord, index: int
-    ) -> None:
+    def test_a_shared_cell_gives_what_a_fresh_process_gives(self, store: Store, record: MatrixRecord, index: int) -> None:
         """2: the attention was changed after a compiled cell or before; 1: compiled after two that were not."""
         shared = record.cells[index]
         spec: ReplaySpec = replace(load_spec(store, str(shared.replay_id)), replay_id=new_replay_id())
@@ -190,20 +186,14 @@ class TestARealOne:
         assert max(len(line) for line in text.splitlines() if "/" not in line) <= 80
         assert "| # | attn | compile | result | off by |" in markdown and "- device: cpu" in markdown
 
-    def test_against_a_baseline_with_other_numbers_a_cell_has_regressed(
-        self, store: Store, record: MatrixRecord
-    ) -> None:
+    def test_against_a_baseline_with_other_numbers_a_cell_has_regressed(self, store: Store, record: MatrixRecord) -> None:
         cell = record.cells[3]
         assert regressions(store, cell, Baseline(matrix=record)) == ()
-        assert regressions(store, cell, Baseline(replay_id=record.cells[0].replay_id)) == (), (
-            "within what compare allows"
-        )
+        assert regressions(store, cell, Baseline(replay_id=record.cells[0].replay_id)) == (), "within what compare allows"
         (found,) = regressions(store, cell, Baseline(replay_id=shifted(store, str(record.cells[0].replay_id))))
         assert found.startswith("other numbers than in the baseline: 20250619T0526")
 
-    def test_a_cell_that_finished_with_other_numbers_than_the_truth_is_wrong(
-        self, store: Store, record: MatrixRecord
-    ) -> None:
+    def test_a_cell_that_finished_with_other_numbers_than_the_truth_is_wrong(self, store: Store, record: MatrixRecord) -> None:
         cell = replace(record.cells[0], replay_id=shifted(store, str(record.cells[0].replay_id)), verdict=None)
         found, truth = judged(store, cell, "fp32")
         assert truth == record.truth_id, "the truth that is there is used again"

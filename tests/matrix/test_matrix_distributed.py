@@ -37,9 +37,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 def record(store: Store) -> MatrixRecord:
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "matrix", "--quiet", "--json", *GIVEN]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=1800, env=environment | {"PYTHONPATH": str(ROOT)}
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, env=environment | {"PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr}"
     assert json.loads(done.stdout)["good"] is True
     return matrices.load(store, "last")
@@ -67,9 +65,7 @@ def test_what_ran_agrees_with_the_truth_on_log_probs_and_gradients(store: Store,
             assert dump.gradients.cosine > 0.999999, (cell.name, dump)
 
 
-def test_packed_and_not_packed_share_a_load_and_every_rank_ran_what_was_asked(
-    store: Store, record: MatrixRecord
-) -> None:
+def test_packed_and_not_packed_share_a_load_and_every_rank_ran_what_was_asked(store: Store, record: MatrixRecord) -> None:
     cells = ran(record)
     assert [cell.loads for cell in cells] == [2, 0, 1, 0, 1, 0, 1, 0], "two plain ranks are two Actors"
     assert [cell.shared_with for cell in cells] == [x for c in cells[::2] for x in (None, c.index)]

@@ -64,9 +64,7 @@ def lines(root: Path) -> int:
 
 def broad_excepts(path: Path) -> int:
     """`except:`, `except Exception` and `except BaseException` of a file, also in a tuple."""
-    handlers = [
-        node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ExceptHandler)
-    ]
+    handlers = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.ExceptHandler)]
     return sum(one.type is None or bool(BROAD & {n.id for n in ast.walk(one.type) if isinstance(n, ast.Name)}) for one in handlers)  # fmt: skip
 
 

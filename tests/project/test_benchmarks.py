@@ -36,16 +36,10 @@ def test_what_a_benchmark_imports_is_there(path: Path):
     programs = [n.value for n in ast.walk(ast.parse(text)) if isinstance(n, ast.Constant) and isinstance(n.value, str)]
     for code in [text, *(one for one in programs if one.startswith("\nimport "))]:
         for node in ast.walk(ast.parse(code)):
-            if (
-                isinstance(node, ast.ImportFrom)
-                and node.module
-                and node.module.split(".")[0] in ("actordbg", "benchmarks")
-            ):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] in ("actordbg", "benchmarks"):
                 module = importlib.import_module(node.module)
                 for name in node.names:
-                    assert hasattr(module, name.name) or importlib.import_module(f"{node.module}.{name.name}"), (
-                        name.name
-                    )
+                    assert hasattr(module, name.name) or importlib.import_module(f"{node.module}.{name.name}"), name.name
 
 
 @pytest.mark.slow

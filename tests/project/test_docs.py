@@ -24,9 +24,7 @@ from actordbg.store.layout import Store
 
 CONSOLE = [block for page in docpages.pages() for block in docpages.blocks(page) if block.language == "console"]
 RUNNABLE = [block for page in docpages.pages() for block in docpages.blocks(page) if block.mode == "run"]
-RUNNABLE = [
-    block for block in RUNNABLE if block.page.parent.name != "examples"
-]  # test_examples makes their store first
+RUNNABLE = [block for block in RUNNABLE if block.page.parent.name != "examples"]  # test_examples makes their store first
 
 
 def page_id(path: Path) -> str:
@@ -87,9 +85,7 @@ def test_every_command_has_an_example_in_its_help():
 @pytest.mark.parametrize("name", command_names())
 def test_every_command_appears_in_the_prose(name: str):
     words = r"\s+".join(name.split())
-    assert re.search(rf"(actordbg[^\n`]*\s|`){words}\b", docpages.prose()), (
-        f"no page that people write shows `actordbg {name}`"
-    )
+    assert re.search(rf"(actordbg[^\n`]*\s|`){words}\b", docpages.prose()), f"no page that people write shows `actordbg {name}`"
 
 
 @pytest.mark.parametrize("error", error_classes(), ids=lambda error: error.code)
@@ -175,9 +171,7 @@ def test_the_store_format_page_reads_a_real_dump(store: Store, capsys: pytest.Ca
     from actordbg.formats.dump_record import DumpRecord
     from actordbg.store import payload
 
-    record = DumpRecord(
-        "20250619T052608.430740Z-000012-4711-9f3a2c1b", "run", 3, "2025-06-19T05:26:08.430740Z", 2, 8, 16
-    )
+    record = DumpRecord("20250619T052608.430740Z-000012-4711-9f3a2c1b", "run", 3, "2025-06-19T05:26:08.430740Z", 2, 8, 16)
     _, blob = payload.encode(record, {"sequences": torch.arange(16).reshape(2, 8) * 5000})
     names = {"path": store.publish_dump(record, blob)}
     code = python_of_the_store_page()
@@ -207,9 +201,7 @@ def test_the_store_format_page_reads_a_real_pack(store: Store):
     exec(python_of_the_store_page()["pack"], names)  # the page's own code, nothing else
     found = {dump_id: hashlib.sha256(payload).hexdigest() for dump_id, payload in names["payloads"].items()}
     assert found == {dump_id: sha256 for dump_id, (_, sha256) in expected.items()}
-    magic = (
-        (ROOT / "docs" / "reference" / "store-format.md").read_text().partition("skippable zstd frame, magic `")[2][:11]
-    )
+    magic = (ROOT / "docs" / "reference" / "store-format.md").read_text().partition("skippable zstd frame, magic `")[2][:11]
     assert bytes.fromhex(magic) == names["data"][:4]
 
 

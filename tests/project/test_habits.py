@@ -86,9 +86,7 @@ def durations_in(path: Path) -> list[str]:
     source, found = path.read_text(encoding="utf-8"), []
     for text in [source, *programs_in(source)] if re.search(CLOCK, source) else []:
         with contextlib.suppress(SyntaxError):  # a text that is no program
-            found += [
-                f"{path.relative_to(TESTS)}: {text.splitlines()[line - 1].strip()}" for line in durations_asserted(text)
-            ]
+            found += [f"{path.relative_to(TESTS)}: {text.splitlines()[line - 1].strip()}" for line in durations_asserted(text)]
     return found
 
 

@@ -35,9 +35,7 @@ def test_the_heavy_packages_are_extras():
 
 
 def test_every_dependency_is_pinned_for_the_project_itself():
-    pinned = {
-        line.split("==")[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().splitlines()
-    }
+    pinned = {line.split("==")[0].lower().replace("_", "-") for line in (ROOT / "constraints.txt").read_text().splitlines()}
     wanted = names(PROJECT["dependencies"]) | names(PROJECT["optional-dependencies"]["replay"])
     assert wanted - {"tomli"} <= pinned
 
@@ -53,11 +51,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 @pytest.mark.slow
 def test_the_wheel_carries_the_migrations(wheel: zipfile.ZipFile):
     packed = {name for name in wheel.namelist() if name.startswith("actordbg/_migrations/versions/0")}
-    assert (
-        {Path(name).name for name in packed}
-        == {path.name for path in (ROOT / "migrations/versions").glob("0*.py")}
-        != set()
-    )
+    assert {Path(name).name for name in packed} == {path.name for path in (ROOT / "migrations/versions").glob("0*.py")} != set()
 
 
 @pytest.mark.slow

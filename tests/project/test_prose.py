@@ -102,9 +102,7 @@ def test_a_long_sentence_is_noticed():
 @pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
 def test_a_decision_has_number_date_status_context_decision_and_consequence(page: Path):
     text = page.read_text(encoding="utf-8")
-    assert re.match(
-        rf"# {page.name[:4]}\. \S.*\n\nDate: 20\d\d-\d\d-\d\d\. Status: (accepted|replaced by .+)\.\n", text
-    )
+    assert re.match(rf"# {page.name[:4]}\. \S.*\n\nDate: 20\d\d-\d\d-\d\d\. Status: (accepted|replaced by .+)\.\n", text)
     assert [part for part in ("Context", "Decision", "Consequence") if f"\n**{part}.** " not in text] == []
     assert len(text.splitlines()) <= 40
 

@@ -17,9 +17,7 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 
 def named(text: str) -> list[str]:
     """The files and folders of the project in it; NAME stands for what the author adds."""
-    return [
-        one for one in re.findall(r"`((?:actordbg|docs|migrations|tests)/[\w./-]*)[^`]*`", text) if "NAME" not in one
-    ]
+    return [one for one in re.findall(r"`((?:actordbg|docs|migrations|tests)/[\w./-]*)[^`]*`", text) if "NAME" not in one]
 
 
 def functions(path: Path) -> set[str]:
@@ -52,9 +50,7 @@ def test_the_test_of_a_recipe_exists(title: str):
     assert not name or name in functions(ROOT / path)
 
 
-@pytest.mark.parametrize(
-    "target", re.findall(r"^\| `make (\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
-)
+@pytest.mark.parametrize("target", re.findall(r"^\| `make (\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE))
 def test_every_command_that_is_listed_is_a_target(target: str):
     assert re.search(rf"^{target}:", MAKEFILE, re.MULTILINE)
 

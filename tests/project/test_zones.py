@@ -41,9 +41,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]:
     records = fill(store, 2)
     folder = write_spec(store, spec("r1", records, model="tiny"))
     results = [result("r1", record.dump_id, forward_s=1.0, logprob_mean=-2.0) for record in records]
-    append(
-        folder / "rank0.jsonl", {"event": "ready", "pid": 1, "attempt": 1, "config": {}}, *results, {"event": "done"}
-    )
+    append(folder / "rank0.jsonl", {"event": "ready", "pid": 1, "attempt": 1, "config": {}}, *results, {"event": "done"})
     append(folder / "supervisor.jsonl", {"event": "finished", "status": "complete"})
     return store, records[0].dump_id
 

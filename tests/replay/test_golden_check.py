@@ -33,9 +33,7 @@ def dump(**outputs: torch.Tensor) -> Dump:
 
 
 def outcome(**changes: Any) -> ForwardOutcome:
-    return ForwardOutcome(
-        **({"log_probs": VALUES, "mask": MASK, "forward_s": 1.0, "entropy": ENTROPY[:, 2:]} | changes)
-    )
+    return ForwardOutcome(**({"log_probs": VALUES, "mask": MASK, "forward_s": 1.0, "entropy": ENTROPY[:, 2:]} | changes))
 
 
 def test_log_probs_are_compared_token_by_token_under_the_mask() -> None:

@@ -47,9 +47,7 @@ def replayed(store: Store, sessions: list[int], **settings: Any) -> ReplayOutcom
 
 def test_ranks_with_different_numbers_of_inputs_under_zero_3_end_in_a_verdict(ready: Store) -> None:
     sessions: list[int] = []
-    outcome = replayed(
-        ready, sessions, backend="deepspeed", zero_stage=3, align="shuffle", backward=False, timeout_s=TIMEOUT_S
-    )
+    outcome = replayed(ready, sessions, backend="deepspeed", zero_stage=3, align="shuffle", backward=False, timeout_s=TIMEOUT_S)
     assert outcome.status == "complete" and outcome.counts == {"passed": 2, "hung": 1}
     hung = next(record for record in outcome.results.values() if record.status == "hung")
     assert hung.worker == 0 and hung.slot == 1 and hung.signature == "collective-mismatch"

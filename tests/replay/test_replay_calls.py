@@ -72,9 +72,7 @@ def test_actors_of_two_processes_are_the_same_by_their_number_in_the_process() -
 
 
 def test_dumps_without_numbers_go_by_their_times_and_a_missing_one_does_not_shift_the_others() -> None:
-    rows = [
-        row(call, rank, 3.0 * call + 0.4 * rank) for call in range(5) for rank in range(2) if (call, rank) != (1, 0)
-    ]
+    rows = [row(call, rank, 3.0 * call + 0.4 * rank) for call in range(5) for rank in range(2) if (call, rank) != (1, 0)]
     calls = find_calls(rows, 2)
     assert names(calls.whole) == [[f"c{call}r0", f"c{call}r1"] for call in (0, 2, 3, 4)]
     assert calls.left_out == {NOT_ON_EVERY_RANK: 1}

@@ -221,9 +221,7 @@ class TestUnderALauncher:
         result = CliRunner().invoke(app, ["--local_rank=1", "--store", str(store.root), "replay"])
         assert (result.exit_code, result.stdout) == (0, "")
 
-    def test_rank_0_takes_over_the_launchers_size_and_backend(
-        self, store: Store, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_rank_0_takes_over_the_launchers_size_and_backend(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         publish(store, 1)
         for name, value in {
             "RANK": "0",
@@ -241,9 +239,7 @@ class TestUnderALauncher:
         with pytest.raises(Unsupported, match="one machine"):
             invoke(store)
 
-    def test_resume_goes_on_under_the_replays_own_configuration(
-        self, store: Store, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_resume_goes_on_under_the_replays_own_configuration(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         spec = written_spec(store)
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_SIZE"):
             monkeypatch.setenv(name, "2" if name in ("WORLD_SIZE", "LOCAL_SIZE") else "0")

@@ -53,15 +53,11 @@ def run(command: list[str], timeout: float) -> str:
     return done.stdout
 
 
-def test_zero_3_on_two_processes_gives_what_a_plain_script_gives(
-    store: Store, shared_dumps: Path, tmp_path: Path
-) -> None:
+def test_zero_3_on_two_processes_gives_what_a_plain_script_gives(store: Store, shared_dumps: Path, tmp_path: Path) -> None:
     import_paths(store, sorted(shared_dumps.glob("actor_inputs_rank0_*.pkl"))[:24], run="real")
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "replay", "--where", WHERE]
     command += ["--max-inputs", "3", "--backend", "deepspeed", "--zero-stage", "3", "--nproc", "2"]
-    answer = json.loads(
-        run([*command, "--no-backward", "--no-packing", "--dtype", "fp32", "--keep-tensors", "--json"], 240)
-    )
+    answer = json.loads(run([*command, "--no-backward", "--no-packing", "--dtype", "fp32", "--keep-tensors", "--json"], 240))
     assert (answer["passed"], answer["status"]) == (3, "complete")
     assert (answer["resolved"]["zero_stage"], answer["resolved"]["world_size"]) == (3, 2)
     results = results_for(store, answer["replay_id"])

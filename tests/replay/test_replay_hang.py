@@ -58,9 +58,7 @@ def stack(text: str) -> Stack:
     return found
 
 
-def standing(
-    rank: int, text: str = "", *, slot: int | None = 0, done: int = 0, share: int = 1, **values: object
-) -> Standing:
+def standing(rank: int, text: str = "", *, slot: int | None = 0, done: int = 0, share: int = 1, **values: object) -> Standing:
     seen = Seen(rank, slot=slot, done=slot is None)
     return Standing(seen, read_stack(text), "" if slot is None else f"d{rank}", 20.2, share, done, **values)  # type: ignore[arg-type]
 
@@ -107,9 +105,7 @@ def test_ranks_with_different_numbers_of_inputs_are_named_with_what_they_wait_in
 def test_ranks_that_wait_in_different_collectives_are_told_with_their_lengths() -> None:
     ranks = [standing(0, BROADCAST, batch_size=2, seq_len=96), standing(1, BACKWARD, batch_size=2, seq_len=2048)]
     error = describe(ranks, 20)
-    assert (
-        "every rank waits in a collective that not all of them came to; their inputs are [2, 96] and [2, 2048]" in error
-    )
+    assert "every rank waits in a collective that not all of them came to; their inputs are [2, 96] and [2, 2048]" in error
     assert "rank 1 waits in reduce_scatter_tensor" in error
     assert signature_of("TimeoutError", error) == "collective-mismatch"
     elsewhere = [standing(0, BROADCAST, slot=1), standing(1, BROADCAST, slot=0)]
@@ -147,9 +143,7 @@ def test_the_excerpt_has_every_ranks_stack_under_its_name_the_blamed_first() -> 
 def test_a_report_shows_the_first_frames_of_each_rank() -> None:
     text = excerpt([standing(0, slot=None, done=1), standing(1, BROADCAST)], [1], "loading\n")
     lines = in_brief(text, frames=3).splitlines()
-    assert lines[0].startswith("--- rank 1 waits in broadcast") and lines[2].endswith(
-        "distributed_c10d.py:3151 broadcast"
-    )
+    assert lines[0].startswith("--- rank 1 waits in broadcast") and lines[2].endswith("distributed_c10d.py:3151 broadcast")
     assert lines[4].startswith("--- rank 0 has no input left") and len(lines) == 6
     assert in_brief("Traceback (most recent call last):\n...") == ""
 
@@ -165,9 +159,7 @@ def test_a_rank_that_is_done_does_not_hold_up_the_clock_of_the_others() -> None:
     assert overdue([waiting, Seen(1, slots_finished=1)], 16.0, 10.0, collective=True) == [], "it is about to say so"
 
 
-def test_a_worker_that_dies_while_it_is_asked_for_its_stacks_gives_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_that_dies_while_it_is_asked_for_its_stacks_gives_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     monkeypatch.setattr(logs, "state_of", lambda pid, ticks: (ALIVE, None))

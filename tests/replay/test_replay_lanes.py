@@ -88,9 +88,7 @@ class TestLanes:
         assert outcome.all_passed
         assert all(lane == {"ranks": [0, 1], "differ": {}} for lane in self.lanes(outcome).values())
 
-    def test_a_replay_that_lost_its_supervisor_between_two_ranks_still_says_whether_they_agree(
-        self, bench: Bench
-    ) -> None:
+    def test_a_replay_that_lost_its_supervisor_between_two_ranks_still_says_whether_they_agree(self, bench: Bench) -> None:
         spec = make_spec(2, nproc=2, align="same")
         outcome = bench.run(spec, {})
         journal = outcome.folder / "supervisor.jsonl"

@@ -75,8 +75,6 @@ def test_actordbg_is_importable_in_the_workers_also_when_it_is_not_installed() -
 
 def test_a_surrounding_launcher_is_recognised_by_all_three_variables() -> None:
     assert surrounding_launcher({"RANK": "0", "WORLD_SIZE": "8"}) is None, "as in many containers' environments"
-    around = surrounding_launcher(
-        {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_SIZE": "2"}
-    )
+    around = surrounding_launcher({"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_SIZE": "2", "CROSS_SIZE": "2"})
     assert around is not None
     assert (around.rank, around.world_size, around.local_size, around.deepspeed) == (1, 4, 2, True)

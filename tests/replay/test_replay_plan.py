@@ -19,8 +19,7 @@ from actordbg.replay.work_order import Duty, Task, WorkOrder
 def rows(count: int) -> list[PlannedRow]:
     """Rows whose order by time is d0, d1, ... and by length the reverse; given in neither."""
     made = [
-        PlannedRow(f"d{n}", f"dumps/d{n}", seq_len=100 - n, timestamp=f"2025-06-19T05:26:{n:02d}.000000Z")
-        for n in range(count)
+        PlannedRow(f"d{n}", f"dumps/d{n}", seq_len=100 - n, timestamp=f"2025-06-19T05:26:{n:02d}.000000Z") for n in range(count)
     ]
     return made[1::2] + made[::2]
 

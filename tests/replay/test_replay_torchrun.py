@@ -60,9 +60,7 @@ def test_what_launchers_say_about_a_dead_worker_is_understood(tmp_path: Path, lo
 
 
 @pytest.mark.slow
-def test_crashes_and_hangs_under_torchrun_cost_exactly_their_inputs(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crashes_and_hangs_under_torchrun_cost_exactly_their_inputs(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(SUPPORT))
     inputs = tuple(ReplayInput(f"d{n}", f"dumps/d{n}", 0, 1, 8, 8) for n in range(6))
     spec = ReplaySpec(new_replay_id(), now_timestamp(), CONFIG, inputs)

@@ -24,9 +24,7 @@ ZERO_WAIT_STACK = """Current thread 0x00007f (most recent call first):
 
 
 def test_the_rank_that_died_of_its_own_is_blamed_not_the_one_that_its_launcher_ended() -> None:
-    assert culprits_of_death(
-        [Seen(0, state=ZOMBIE, wait_status=SIGKILL), Seen(1, state=ZOMBIE, wait_status=SIGTERM)]
-    ) == [0]
+    assert culprits_of_death([Seen(0, state=ZOMBIE, wait_status=SIGKILL), Seen(1, state=ZOMBIE, wait_status=SIGTERM)]) == [0]
     assert culprits_of_death([Seen(0), Seen(1, state=GONE)]) == [1]
 
 

@@ -137,9 +137,7 @@ def test_ctrl_c_in_a_shared_process_leaves_nothing_running(bench: WarmBench) -> 
     assert bench.left_running() == []
 
 
-def test_a_second_ctrl_c_while_groups_leave_does_not_lose_them(
-    bench: WarmBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_ctrl_c_while_groups_leave_does_not_lose_them(bench: WarmBench, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(launched: Launched) -> None:
         raise KeyboardInterrupt
 
@@ -185,9 +183,7 @@ class TestRanksThatComputeTogether:
         yield bench
         bench.warm.close()
 
-    def test_the_whole_group_stays_and_a_crash_in_the_second_replay_is_blamed_on_its_input(
-        self, bench: WarmBench
-    ) -> None:
+    def test_the_whole_group_stays_and_a_crash_in_the_second_replay_is_blamed_on_its_input(self, bench: WarmBench) -> None:
         two = {"backend": "deepspeed", "nproc": 2}
         first = bench.run(make_spec(2, **two), {"collective": True})
         second = bench.run(make_spec(5, **two), {"collective": True, "d3": "kill"})

@@ -181,10 +181,7 @@ def test_no_store_is_a_store_problem(tmp_path: Path):
 
 
 def test_slowest_says_how_many_inputs_are_named(replayed: Store):
-    assert (
-        json.loads(invoke(replayed, "r1", "--json", "--slowest", "1").stdout)["replays"][0]["slowest"][0]["seq_len"]
-        == 300
-    )
+    assert json.loads(invoke(replayed, "r1", "--json", "--slowest", "1").stdout)["replays"][0]["slowest"][0]["seq_len"] == 300
     assert "Slowest" not in invoke(replayed, "r1", "--slowest", "0").stdout
 
 

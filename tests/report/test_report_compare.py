@@ -10,9 +10,7 @@ from actordbg.report.side_by_side import compare
 
 def test_only_settings_that_differ_are_named():
     inputs = [given(0, 200)]
-    comparison = compare(
-        [replay(inputs, [result(0)]), replay(inputs, [result(0, "r2")], "r2", attn="eager")], ["A", "B"]
-    )
+    comparison = compare([replay(inputs, [result(0)]), replay(inputs, [result(0, "r2")], "r2", attn="eager")], ["A", "B"])
     assert comparison.rows[0].differs == {"attn": "sdpa"}
     assert comparison.rows[1].differs == {"attn": "eager"}
     assert comparison.shared["model"] == "tiny"
@@ -29,9 +27,7 @@ def test_the_ratio_is_taken_input_by_input_over_what_is_steady_in_both():
 
 
 def test_replays_of_different_inputs_have_no_ratio():
-    row = compare(
-        [replay([given(0, 200)], [result(0)]), replay([given(1, 200)], [result(1, "r2")], "r2")], ["A", "B"]
-    ).rows[1]
+    row = compare([replay([given(0, 200)], [result(0)]), replay([given(1, 200)], [result(1, "r2")], "r2")], ["A", "B"]).rows[1]
     assert (row.common, row.timed, row.forward_ratio) == (0, 0, None)
 
 
@@ -58,9 +54,7 @@ def test_how_far_mean_log_probs_moved_is_told_where_both_passed():
 
 
 def test_replays_that_have_nothing_in_common_did_not_agree():
-    rows = compare(
-        [replay([given(0, 9)], [result(0)]), replay([given(1, 9)], [result(1, "r2")], "r2")], ["A", "B"]
-    ).rows
+    rows = compare([replay([given(0, 9)], [result(0)]), replay([given(1, 9)], [result(1, "r2")], "r2")], ["A", "B"]).rows
     assert (rows[1].mean_moved, rows[1].digests_equal, rows[1].digests_differ) == (None, 0, 0)
 
 

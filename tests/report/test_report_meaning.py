@@ -33,9 +33,7 @@ def test_beside_the_truth_a_good_verdict_says_that_it_is_right(verdict: str) -> 
 
 
 def test_beside_the_truth_a_mismatch_is_more_than_rounding() -> None:
-    assert said(PACKED, TRUTH, MISMATCH).startswith(
-        "A is further from the truth than bf16 explains: more than rounding"
-    )
+    assert said(PACKED, TRUTH, MISMATCH).startswith("A is further from the truth than bf16 explains: more than rounding")
     assert "and than its own noise floor" in said(PACKED, TRUTH, MISMATCH, "n-01")
 
 
@@ -50,9 +48,7 @@ def test_thresholds_of_somebodys_own_are_not_taken_for_what_the_dtype_allows() -
 
 
 def test_two_replays_are_told_apart_by_their_settings() -> None:
-    assert (
-        said(PACKED, PADDED, MATCH) == "A is bf16, packed, B fp32, not packed; no log-prob moves beyond the thresholds."
-    )
+    assert said(PACKED, PADDED, MATCH) == "A is bf16, packed, B fp32, not packed; no log-prob moves beyond the thresholds."
     wrong = said(PACKED, PADDED, MISMATCH)
     assert wrong.startswith("A is bf16, packed, B fp32, not packed.")
     assert "`actordbg compare r-01 truth`" in wrong
@@ -63,7 +59,5 @@ def test_two_replays_are_told_apart_by_their_settings() -> None:
 
 def test_a_comparison_of_an_earlier_version_has_labels_only() -> None:
     old, other = replace(PACKED, settings={}), replace(PADDED, settings={})
-    assert said(old, other, MATCH).startswith(
-        "A is tiny bf16 sdpa, packed, plain; B is tiny fp32 sdpa, not packed, plain;"
-    )
+    assert said(old, other, MATCH).startswith("A is tiny bf16 sdpa, packed, plain; B is tiny fp32 sdpa, not packed, plain;")
     assert said(old, old, MATCH).startswith("Both are configured alike;")

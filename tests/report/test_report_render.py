@@ -194,9 +194,7 @@ def test_csv_has_a_column_for_every_figure_of_a_result():
 
 
 def test_csv_holds_no_formula():
-    (row,) = csv.DictReader(
-        io.StringIO(tabular.render_csv([replay([given(0, 9)], [result(0, error="=HYPERLINK(1)")])]))
-    )
+    (row,) = csv.DictReader(io.StringIO(tabular.render_csv([replay([given(0, 9)], [result(0, error="=HYPERLINK(1)")])])))
     assert row["error"] == "'=HYPERLINK(1)"
 
 

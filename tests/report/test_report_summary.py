@@ -109,9 +109,7 @@ def test_the_slowest_inputs_are_by_forward_plus_backward():
 def test_log_probs_are_weighted_by_their_tokens_and_nonfinite_ones_are_counted():
     results = [
         result(0, logprob_mean=-1.0, logprob_count=10, logprob_min=-3.0, logprob_max=-0.1),
-        result(
-            1, logprob_mean=-4.0, logprob_count=20, logprob_min=-8.0, logprob_max=-0.2, nonfinite=3, status="failed"
-        ),
+        result(1, logprob_mean=-4.0, logprob_count=20, logprob_min=-8.0, logprob_max=-0.2, nonfinite=3, status="failed"),
     ]
     logprobs = summary_of(replay([given(0, 200), given(1, 200)], results)).logprobs
     assert logprobs is not None
@@ -128,9 +126,7 @@ def test_golden_drift_names_the_worst_input_and_is_absent_where_nothing_was_reco
 
 
 def test_failures_with_one_signature_are_one_group_with_its_explanation():
-    results = [
-        result(i, status="failed", signature="known", error=f"error {i}", error_class="RuntimeError") for i in range(5)
-    ]
+    results = [result(i, status="failed", signature="known", error=f"error {i}", error_class="RuntimeError") for i in range(5)]
     one = summary_of(
         replay([given(i, 200) for i in range(5)], results),
         explain=lambda name: ("because", ("do this",)) if name == "known" else None,
@@ -165,9 +161,7 @@ def test_the_first_cause_is_the_first_by_time():
 
 
 def test_restricting_keeps_inputs_and_results_together():
-    data = restrict(
-        replay([given(i, 200) for i in range(4)], [result(0), result(1)]), {dump_id(1), dump_id(3)}.__contains__
-    )
+    data = restrict(replay([given(i, 200) for i in range(4)], [result(0), result(1)]), {dump_id(1), dump_id(3)}.__contains__)
     assert summary_of(data).counts.inputs == 2
     assert summary_of(data).counts.not_run == 1
 

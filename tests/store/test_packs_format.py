@@ -156,9 +156,7 @@ def test_long_cores_are_cut_so_that_no_block_is_large(tmp_path: Path):
     high=st.sampled_from([2, 100, 2**20]),
     order=st.randoms(use_true_random=False),
 )
-def test_any_dumps_come_back(
-    tmp_path: Path, shapes: list[list[int]], dtype: torch.dtype, high: int, order: random.Random
-):
+def test_any_dumps_come_back(tmp_path: Path, shapes: list[list[int]], dtype: torch.dtype, high: int, order: random.Random):
     dumps = []
     for number, shape in enumerate(shapes):
         dims = list(range(len(shape)))
@@ -355,9 +353,7 @@ def test_no_pack_is_published_that_does_not_give_back_what_went_in(tmp_path: Pat
 # ---- reading many, at once, with little memory ----
 
 
-def test_a_block_is_decompressed_once_for_many_dumps_and_threads(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_block_is_decompressed_once_for_many_dumps_and_threads(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     packcases.fill_ppo(store)
     dumps = [(dumpfile.read_record(path), path.read_bytes()) for path in store.iter_dumps()]
     pack = Pack(packcases.write_pack(tmp_path, dumps).path)

@@ -88,9 +88,7 @@ def plain(cache: Path) -> dict[str, Any]:
         facts["folded"] = folded(session)
         facts["refused"] = [refused(session, dump) for dump in unreplayable()]
         facts["after a failure"] = after_a_failure(session)
-        facts["backward for"] = [
-            session.backward_for(make_dump(grad_enabled=value).record) for value in (True, False, None)
-        ]
+        facts["backward for"] = [session.backward_for(make_dump(grad_enabled=value).record) for value in (True, False, None)]
         facts["kept"] = sorted(session.run(make_dump(0), backward=False, keep=True).tensors)
         facts["loss"] = [first.loss, float(-first.log_probs[first.mask].mean())]
         facts["disabled"] = os.environ.get("ACTORDBG_DISABLE")
@@ -237,9 +235,7 @@ def one_stage(cache: Path, stage: int) -> dict[str, Any]:
         after = session.run(make_dump(0), backward=True)
         return {
             "a gradient that is not a number": [math.isnan(spoiled.grad_norm), numbers(after) == numbers(runs[0])],
-            "resolved": {
-                name: session.resolved[name] for name in ("zero_stage", "world_size", "engine", "optimizer", "dtype")
-            },
+            "resolved": {name: session.resolved[name] for name in ("zero_stage", "world_size", "engine", "optimizer", "dtype")},
             "collective": session.is_collective,
             "runs": [numbers(run) for run in runs],
             "packed": numbers(packed),
@@ -281,9 +277,7 @@ def compiled(cache: Path) -> dict[str, Any]:
     ):
         config = ReplayConfig(**asked, packing=True, num_layers=1)
         with open_actor(config, model_cache=cache) as session:
-            runs = [
-                session.run(make_dump(seed, length), backward=False) for seed, length in ((0, 24), (1, 40), (2, 33))
-            ]
+            runs = [session.run(make_dump(seed, length), backward=False) for seed, length in ((0, 24), (1, 40), (2, 33))]
             said = [session.resolved["compile"], session.resolved.get("compile_backend")]
         facts[name] = [numbers(run) | {"graphs": run.graphs, "breaks": run.graph_breaks, "said": said} for run in runs]
     return facts
@@ -413,9 +407,7 @@ def run_scenario(
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world or 1)} if world else {}
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         command = [sys.executable, str(Path(program).resolve()), name, str(cache)]
-        started.append(
-            subprocess.Popen(command, env=base | place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        )
+        started.append(subprocess.Popen(command, env=base | place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     return [finished(process) for process in started]
 
 

@@ -61,9 +61,7 @@ sys.meta_path.insert(0, Finder())
 def environment(folder: Path, fault: str) -> dict[str, str]:
     """Variables under which every Python process has this fault. `folder / "reached"` gets a line from each that it reached."""
     folder.mkdir()
-    late = fault.replace("import torch\n", "").replace(
-        "def change(module):\n", "def change(module):\n    import torch\n"
-    )
+    late = fault.replace("import torch\n", "").replace("def change(module):\n", "def change(module):\n    import torch\n")
     (folder / "sitecustomize.py").write_text(late + _HOOK)
     path = os.pathsep.join(part for part in (str(folder), os.environ.get("PYTHONPATH", "")) if part)
     return {"PYTHONPATH": path, "BROKEN_ACTOR": str(folder / "reached")}

@@ -97,9 +97,7 @@ class SignatureA(Empty):
 class SignatureB(Empty):
     """`packing_samples` is an argument of the call."""
 
-    def forward(
-        self, sequences, num_actions: int = None, attention_mask=None, return_output=False, packing_samples=False
-    ):
+    def forward(self, sequences, num_actions: int = None, attention_mask=None, return_output=False, packing_samples=False):
         return sequences.float()
 
 

@@ -78,9 +78,7 @@ def write_replay(
 
 
 def _keep(path: Any, kept: Tensors, gradients: dict[str, torch.Tensor], numel: dict[str, int]) -> None:
-    sizes = {
-        name: {"numel": numel.get(name, one.numel()), "norm": float(one.norm())} for name, one in gradients.items()
-    }
+    sizes = {name: {"numel": numel.get(name, one.numel()), "norm": float(one.norm())} for name, one in gradients.items()}
     named = {f"grad/{name}": one for name, one in gradients.items()}
     plain = {name: tensor.contiguous() for name, tensor in (kept | named).items()}
     path.write_bytes(safetensors.torch.save(plain, metadata={"gradients": json.dumps(sizes)}))

@@ -19,9 +19,7 @@ from pathlib import Path
 from roots import ROOT
 
 SHELL_WORDS = {"|", "||", "&&", ";", ">", ">>", "<", "2>", "2>&1", "&"}
-_BLOCK = re.compile(
-    r"(?:<!--\s*(run(?:-python)?):\s*(\S+)\s*-->\s*\n+)?^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL
-)
+_BLOCK = re.compile(r"(?:<!--\s*(run(?:-python)?):\s*(\S+)\s*-->\s*\n+)?^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)")
 
 
@@ -148,9 +146,7 @@ def _programs(folder: Path) -> str:
     """PATH with a folder in front whose `actordbg` is this checkout's, whatever is installed."""
     script = folder / "actordbg"
     folder.mkdir(exist_ok=True)
-    script.write_text(
-        f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -m actordbg "$@"\n'
-    )
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={shlex.quote(str(ROOT))} exec {shlex.quote(sys.executable)} -m actordbg "$@"\n')
     script.chmod(0o755)
     return f"{folder}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
@@ -163,9 +159,7 @@ def parse(arguments: list[str]) -> None:
 
     command, context = typer.main.get_command(app), None
     while True:
-        context = command.make_context(
-            command.name or "actordbg", list(arguments), parent=context, resilient_parsing=False
-        )
+        context = command.make_context(command.name or "actordbg", list(arguments), parent=context, resilient_parsing=False)
         rest = [*getattr(context, "_protected_args", []), *context.args]
         if not hasattr(command, "commands"):
             return

@@ -272,9 +272,7 @@ def forged_record_size(chance: Chance) -> Mutant:
 
 
 def forged_content_size(chance: Chance) -> Mutant:
-    size = chance.choice(
-        (0, 1, len(A.plain) - 1, len(A.plain) + 1, CAP, CAP + 1, 2**32, 2**40, 2**63, 2**64 - 1, 2**64 - 2)
-    )
+    size = chance.choice((0, 1, len(A.plain) - 1, len(A.plain) + 1, CAP, CAP + 1, 2**32, 2**40, 2**63, 2**64 - 1, 2**64 - 2))
     blocks = struct.pack("<I", (len(A.plain) << 3) | 1)[:3] + A.plain + chance.randbytes(4)
     return Mutant(with_frame(raw_frame(size, blocks)), None)
 
@@ -328,9 +326,7 @@ def other_field(chance: Chance) -> Mutant:
 def lost_field(chance: Chance) -> Mutant:
     said = A.said()
     del said[
-        chance.choice(
-            ("dump_id", "run", "rank", "timestamp", "batch_size", "seq_len", "tokens", "format_version", "tensors")
-        )
+        chance.choice(("dump_id", "run", "rank", "timestamp", "batch_size", "seq_len", "tokens", "format_version", "tensors"))
     ]
     return Mutant(with_line(json.dumps(said)), None)
 
@@ -368,9 +364,7 @@ def not_unicode(chance: Chance) -> Mutant:
     )
     place = chance.choice((b'"host"', b'"role"', b'"unknown"', b'"origin":{"name"', b'"extra":{"x"'))
     close = b"}" if b"{" in place else b""
-    return Mutant(
-        with_line(json.dumps(A.said())[:-1].encode() + b"," + place + b':"' + text + b'"' + close + b"}"), None
-    )
+    return Mutant(with_line(json.dumps(A.said())[:-1].encode() + b"," + place + b':"' + text + b'"' + close + b"}"), None)
 
 
 def other_encoding(chance: Chance) -> Mutant:
@@ -392,18 +386,12 @@ def many_values(chance: Chance) -> Mutant:
 
 
 def long_number(chance: Chance) -> Mutant:
-    number = (
-        chance.choice(("1", "-1"))
-        + "0" * chance.choice((20, 400, 4299, 4301, 100_000))
-        + chance.choice(("", ".5", "e5"))
-    )
+    number = chance.choice(("1", "-1")) + "0" * chance.choice((20, 400, 4299, 4301, 100_000)) + chance.choice(("", ".5", "e5"))
     return Mutant(with_line(json.dumps(A.said())[:-1] + f",{chance.choice(PLACES)}:{number}}}"), A.tensors)
 
 
 def long_text(chance: Chance) -> Mutant:
-    said = A.said() | {
-        chance.choice(("host", "role", "unknown", "dump_id", "timestamp")): chance.choice("a\n\\é") * 100_000
-    }
+    said = A.said() | {chance.choice(("host", "role", "unknown", "dump_id", "timestamp")): chance.choice("a\n\\é") * 100_000}
     return Mutant(with_line(json.dumps(said)), A.tensors)
 
 
@@ -415,18 +403,14 @@ def duplicate_keys(chance: Chance) -> Mutant:
 
 def not_a_record(chance: Chance) -> Mutant:
     return Mutant(
-        with_line(
-            chance.choice(("", "null", "[]", "1", '"x"', "{}", "{", "[{}]", json.dumps(A.said()) * 2, "\0", "{'a':1}"))
-        ),
+        with_line(chance.choice(("", "null", "[]", "1", '"x"', "{}", "{", "[{}]", json.dumps(A.said()) * 2, "\0", "{'a':1}"))),
         None,
     )
 
 
 def forged_crc(chance: Chance) -> Mutant:
     line = A.record.to_json().encode()
-    crc = chance.choice(
-        (b"00000000", b"%08X" % zlib.crc32(line + b" "), b"", b"zzzzzzzz", b"%7x" % (zlib.crc32(line) >> 4))
-    )
+    crc = chance.choice((b"00000000", b"%08X" % zlib.crc32(line + b" "), b"", b"zzzzzzzz", b"%7x" % (zlib.crc32(line) >> 4)))
     header = line + chance.choice((b"\n", b"\r", b" ", b"")) + crc
     return Mutant(MAGIC + struct.pack("<I", len(header)) + header + A.blob[A.end :], None)
 
@@ -698,9 +682,7 @@ def unhashed_payload(chance: Chance) -> Mutant:
 
 def forged_hash(chance: Chance) -> Mutant:
     said = A.said() | {
-        "payload_sha256": chance.choice(
-            ("", "0" * 64, "x", A.record.payload_sha256.upper(), A.record.payload_sha256[:-1])
-        )
+        "payload_sha256": chance.choice(("", "0" * 64, "x", A.record.payload_sha256.upper(), A.record.payload_sha256[:-1]))
     }
     return Mutant(with_line(json.dumps(said)), A.tensors, verifies=False)
 

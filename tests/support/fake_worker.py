@@ -106,9 +106,7 @@ class ScriptedEngine:
 def as_launcher(count: int, arguments: list[str]) -> int:
     environment = os.environ | {"WORLD_SIZE": str(count), "ATTEMPT": Path(arguments[-1]).stem.rpartition("-")[2]}
     command = [sys.executable, "-m", "fake_worker", *arguments]
-    workers = [
-        subprocess.Popen([*command, f"--local_rank={n}"], env=environment | {"RANK": str(n)}) for n in range(count)
-    ]
+    workers = [subprocess.Popen([*command, f"--local_rank={n}"], env=environment | {"RANK": str(n)}) for n in range(count)]
     while any(worker.poll() is None for worker in workers):
         if any(worker.poll() for worker in workers):
             for worker in workers:

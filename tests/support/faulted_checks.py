@@ -134,9 +134,7 @@ def _published(one: Run, found: recorder.Recorder) -> list[str]:
         except OSError as error:
             complaints.append(f"no counters: {error}")
             continue
-        if data["state"] != "ended" or any(
-            data[name] != getattr(ledger, name) for name in ("calls", "captured", "pending")
-        ):
+        if data["state"] != "ended" or any(data[name] != getattr(ledger, name) for name in ("calls", "captured", "pending")):
             complaints.append(f"counters say {data}")
     return complaints
 

@@ -128,9 +128,7 @@ class Session:
         start = place % len(kinds)
         kinds = kinds[start:] + kinds[:start]
         frees = "release" in faults.sites[site].callee  # is tried twice, so its errors come one at a time
-        self.each(
-            lambda left, lasting: Plan(home, site, left[: 1 if frees and not lasting else None], 1, lasting), kinds
-        )
+        self.each(lambda left, lasting: Plan(home, site, left[: 1 if frees and not lasting else None], 1, lasting), kinds)
 
     def second_order(self, site: int, place: int) -> None:
         cause, kinds = self.reached[site], tuple(KINDS)
@@ -158,9 +156,7 @@ class Session:
     def one(self, plan: Plan) -> Fault:
         planned = plan.faults()
         self.runs += 1
-        (self.root / "plan").write_text(
-            f"{self.runs}: {plan}\n"
-        )  # for whoever finds the folder of runs that did not end
+        (self.root / "plan").write_text(f"{self.runs}: {plan}\n")  # for whoever finds the folder of runs that did not end
         faulthandler.dump_traceback_later(120, exit=True)
         answer = run(self.root, CONFIGURATIONS[plan.configuration], self.wanted, planned)
         faulthandler.cancel_dump_traceback_later()

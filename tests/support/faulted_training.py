@@ -54,9 +54,7 @@ def actor_class() -> type:
             super().__init__()
             self.model = torch.nn.Sequential(torch.nn.Embedding(64, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 64))
 
-        def forward(
-            self, sequences, action_mask=None, attention_mask=None, return_output=False, mood="good", sizes=None
-        ):
+        def forward(self, sequences, action_mask=None, attention_mask=None, return_output=False, mood="good", sizes=None):
             if mood == "broken":
                 raise Broken("CUDA out of memory, they say")
             log_probs = torch.log_softmax(self.model(sequences % 64), dim=-1)
@@ -111,9 +109,7 @@ def train(cls: type, switch: Callable[[bool, str], None], call: Callable[..., An
 def same(left: list[Any], right: list[Any]) -> bool:
     """Bit for bit."""
     return len(left) == len(right) and all(
-        torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
-        if isinstance(a, torch.Tensor)
-        else a == b
+        torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) if isinstance(a, torch.Tensor) else a == b
         for a, b in zip(left, right, strict=True)
     )
 
@@ -172,9 +168,7 @@ class Run:
         os.environ["ACTORDBG_RING_DIR"] = str(self.folder / "rings")
         self._generation = 0
         self._texts = {
-            (on, run): Control(
-                on, run, "2026-11-20T12:00:00.000000Z", number, free_floor_bytes=0, **self.limits
-            ).to_json()
+            (on, run): Control(on, run, "2026-11-20T12:00:00.000000Z", number, free_floor_bytes=0, **self.limits).to_json()
             for number, (on, run) in enumerate([(True, "r"), (False, "r"), (True, "r2")], 1)
         }
 
@@ -210,11 +204,7 @@ class Run:
     def booked(self) -> int:
         """Calls in the books."""
         found = self.recorder
-        return (
-            0
-            if found is None
-            else found.stray - found._strays_booked + sum(ledger.calls for ledger in found.writer._ledgers)
-        )
+        return 0 if found is None else found.stray - found._strays_booked + sum(ledger.calls for ledger in found.writer._ledgers)
 
     def go(self) -> None:
         logger = logging.getLogger("actordbg")

@@ -125,9 +125,7 @@ def _replayed(model: Path, cache: Path, dump: Dump, **config: Any) -> dict[str, 
     from actordbg.config.replay_config import ReplayConfig
     from actordbg.replay.output_figures import against_golden
 
-    with open_actor(
-        ReplayConfig(model=str(model), attn="sdpa", **config), defaults=dump.record, model_cache=cache
-    ) as session:
+    with open_actor(ReplayConfig(model=str(model), attn="sdpa", **config), defaults=dump.record, model_cache=cache) as session:
         outcome = session.run(dump, backward=session.backward_for(dump.record))
         checked = against_golden(dump, outcome, own_model=True)
         drawn = outcome.randomness

@@ -90,9 +90,7 @@ def _bars(losses: Sequence[float], epochs: int, chance: float, seed: int, counts
 def _bar(epoch: int, count: int, total: int, figures: str) -> str:
     share = count / total
     bar = ("#" * round(10 * share)).ljust(10)
-    return (
-        f"\rTrain step of epoch {epoch}: {share:4.0%}|{bar}| {count}/{total} [00:01<00:02,  9.45it/s{figures}]\x1b[A\n"
-    )
+    return f"\rTrain step of epoch {epoch}: {share:4.0%}|{bar}| {count}/{total} [00:01<00:02,  9.45it/s{figures}]\x1b[A\n"
 
 
 def lines(losses: Sequence[float], form: str = "gpt_loss: {}") -> str:

@@ -50,9 +50,7 @@ class Bench:
     sessions: list[int] = field(default_factory=list)
     warm: ScriptedGroups | None = None
 
-    def new(
-        self, given: dict[str, str], inputs: int = 3, baseline: Baseline | None = None, **base: Any
-    ) -> MatrixRecord:
+    def new(self, given: dict[str, str], inputs: int = 3, baseline: Baseline | None = None, **base: Any) -> MatrixRecord:
         config = ReplayConfig(**({"timeout_s": 30.0} | base))
         axes = parse_axes(given)
         cells = make_cells(combinations(config, axes), LAPTOP, None)

@@ -38,9 +38,7 @@ def llama(weights: dict[str, Any], config: dict[str, Any], ids: Any) -> Any:
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}."
         h = norm(x, at + "input_layernorm.weight")
-        q, k, v = (
-            (h @ w[f"{at}self_attn.{name}_proj.weight"].T).view(len(ids), -1, size).transpose(0, 1) for name in "qkv"
-        )
+        q, k, v = ((h @ w[f"{at}self_attn.{name}_proj.weight"].T).view(len(ids), -1, size).transpose(0, 1) for name in "qkv")
         k, v = (one.repeat_interleave(heads // kv, 0) for one in (turn(k), v))
         scores = turn(q) @ k.transpose(1, 2) / size**0.5
         scores = scores.masked_fill(torch.ones(len(ids), len(ids)).triu(1).bool(), -torch.inf)

@@ -189,9 +189,7 @@ class Actor(torch.nn.Module):
         super().__init__()
         self.job, self.shared, self.inside = job, shared, lambda: None
 
-    def forward(
-        self, sequences: Any, action_mask: Any = None, attention_mask: Any = None, return_output: Any = False
-    ) -> Any:
+    def forward(self, sequences: Any, action_mask: Any = None, attention_mask: Any = None, return_output: Any = False) -> Any:
         self.shared.add(1)
         self.inside()
         return sequences
@@ -310,10 +308,7 @@ DEATHS = {
     "sys.exit": lambda: sys.exit(0),
     "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
 }
-BODIES = {
-    body.__name__: body
-    for body in (calls, dies_inside, dies_after, ends, hangs, stuck, patient, sizes, large, recovers)
-}
+BODIES = {body.__name__: body for body in (calls, dies_inside, dies_after, ends, hangs, stuck, patient, sizes, large, recovers)}
 
 
 def _live(job: Job) -> None:

@@ -64,9 +64,7 @@ def test_nothing_in_common_ends_with_1_and_names_what_each_log_has(tmp_path: Pat
     assert done.exit_code == 1 and "no loss that both logs have" in done.stdout
     assert "policy_loss (2)" in " ".join(done.stdout.split()) and re.search(r"gpt_loss \(\d+\)", done.stdout)
     done = invoke(str(tmp_path / "empty.log"), logs[0])
-    assert (
-        done.exit_code == 1 and "no loss in A" in done.stdout and "no figures at all" in " ".join(done.stdout.split())
-    )
+    assert done.exit_code == 1 and "no loss in A" in done.stdout and "no figures at all" in " ".join(done.stdout.split())
     done = invoke(*logs, "--metric", "reward", "--json")
     assert done.exit_code == 1 and json.loads(done.stdout)["verdict"] == "nothing-in-common"
 
@@ -84,9 +82,7 @@ def test_one_log_may_come_from_standard_input(logs: tuple[str, str], monkeypatch
 
 
 @pytest.mark.parametrize(("suffix", "begins"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".pdf", b"%PDF")])
-def test_the_picture_is_written_in_the_format_of_its_suffix(
-    tmp_path: Path, logs: tuple[str, str], suffix: str, begins: bytes
-):
+def test_the_picture_is_written_in_the_format_of_its_suffix(tmp_path: Path, logs: tuple[str, str], suffix: str, begins: bytes):
     pytest.importorskip("matplotlib")
     path = tmp_path / f"losses{suffix}"
     assert invoke(*logs, "--plot", str(path)).exit_code == 0

@@ -57,11 +57,7 @@ def two_runs(draw: st.DrawFn, odd: bool = False) -> tuple[list[float], list[floa
     """Losses of two runs that are often close, and with `odd` also 0, negative and huge ones; both may differ in length."""
     loss = LOSSES if not odd else st.one_of(LOSSES, st.sampled_from([0.0, -1.5, 100.0, 250.0]))
     a = draw(st.lists(loss, min_size=1, max_size=12))
-    b = (
-        [round(value * draw(NEAR), 6) for value in a]
-        if draw(st.booleans())
-        else draw(st.lists(loss, min_size=1, max_size=12))
-    )
+    b = [round(value * draw(NEAR), 6) for value in a] if draw(st.booleans()) else draw(st.lists(loss, min_size=1, max_size=12))
     return a, [value if odd or 0 < value < 100 else 99.0 for value in b]
 
 
@@ -175,9 +171,7 @@ def test_losses_around_zero_are_compared_by_the_larger_one():
 
 def several(**series: list[float]) -> TrainLog:
     logs = {name: log(values, name) for name, values in series.items()}
-    return TrainLog(
-        "x", metrics=dict.fromkeys(series, 1), series={name: one.series[name] for name, one in logs.items()}
-    )
+    return TrainLog("x", metrics=dict.fromkeys(series, 1), series={name: one.series[name] for name, one in logs.items()})
 
 
 def test_the_preferred_loss_that_both_have_is_compared():

@@ -93,9 +93,7 @@ def test_lines_that_say_their_step_are_numbered(tmp_path: Path, line: str):
 
 
 def test_settings_and_source_lines_are_no_losses(tmp_path: Path):
-    text = (
-        "aux_loss_coef: 0.01\nNamespace(loss_scale=1)\nINFO sft_trainer.py:45] loss went down\n'gpt_loss_weights': 3\n"
-    )
+    text = "aux_loss_coef: 0.01\nNamespace(loss_scale=1)\nINFO sft_trainer.py:45] loss went down\n'gpt_loss_weights': 3\n"
     assert log_of(tmp_path, text).series == {}
 
 
@@ -106,18 +104,14 @@ def test_nan_and_infinity_are_values(tmp_path: Path):
 
 
 def test_colours_and_rays_prefix_are_no_part_of_a_line(tmp_path: Path):
-    coloured = (
-        "\x1b[36m(PolicyModelActor pid=7022, ip=10.0.0.1)\x1b[0m \x1b[1mGlobal step 3:\x1b[0m {'policy_loss': 0.25}\n"
-    )
+    coloured = "\x1b[36m(PolicyModelActor pid=7022, ip=10.0.0.1)\x1b[0m \x1b[1mGlobal step 3:\x1b[0m {'policy_loss': 0.25}\n"
     assert points(log_of(tmp_path, coloured).series["policy_loss"]["line"]) == {3: 0.25}
 
 
 def test_bars_of_two_actors_do_not_disturb_each_other(tmp_path: Path):
     text = ""
     for k in range(4):
-        text += (
-            f"(PolicyModelActor pid=1) \rTrain epoch [1/1]: 100%|##| {k % 2 + 1}/2 [0:00<0:00, 1it/s, act_loss=0.{k}]\n"
-        )
+        text += f"(PolicyModelActor pid=1) \rTrain epoch [1/1]: 100%|##| {k % 2 + 1}/2 [0:00<0:00, 1it/s, act_loss=0.{k}]\n"
         text += f"(CriticModelActor pid=2) \rTrain epoch [1/1]: 100%|##| {2 - k % 2}/2 [0:00<0:00, 1it/s, critic_loss=0.{k}]\n"
     log = log_of(tmp_path, text)
     assert points(log.series["act_loss"]["bar"]) == {1: 0.0, 2: 0.1, 3: 0.2, 4: 0.3}

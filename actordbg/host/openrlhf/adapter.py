@@ -76,9 +76,7 @@ class OpenRlhf:
 
         return build_actor(path, choices, ds_config)
 
-    def make_call(
-        self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None
-    ) -> ReplayedCall:
+    def make_call(self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> ReplayedCall:
         from actordbg.host.openrlhf.call import Signature, make_call
 
         return make_call(Signature.of(actor), dump, vocab_size, device, ring_group)

@@ -63,9 +63,7 @@ class ReplayedCall:
     notes: tuple[str, ...]
 
 
-def make_call(
-    signature: Signature, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None
-) -> ReplayedCall:
+def make_call(signature: Signature, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> ReplayedCall:
     """The call that `dump` captured, for an Actor with this signature and vocabulary; tensors on `device`.
 
     `ring_group`: this rank's process group for ring attention, where the replay has rings.

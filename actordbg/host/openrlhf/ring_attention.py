@@ -149,9 +149,7 @@ def ring_attention(
     key, value = (_gather(tensor, _RING.group) for tensor in (key, value))
     mask = _mask(query.shape[2], query.device, kwargs.get("sliding_window"))
     grouped = key.shape[1] != query.shape[1]
-    out = F.scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling, enable_gqa=grouped
-    )
+    out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout, scale=scaling, enable_gqa=grouped)
     return out.transpose(1, 2).contiguous(), None
 
 

@@ -82,9 +82,7 @@ class AsyncLLMEngine:
     async def is_sleeping(self) -> bool:
         return False
 
-    async def generate(
-        self, prompt: TokensPrompt, params: SamplingParams, request_id: str
-    ) -> AsyncIterator[RequestOutput]:
+    async def generate(self, prompt: TokensPrompt, params: SamplingParams, request_id: str) -> AsyncIterator[RequestOutput]:
         """Yield the one finished output of this prompt (vLLM yields partial ones before it)."""
         import torch
 
@@ -136,9 +134,7 @@ class StatelessProcessGroup:
     def create(host: str, port: int, rank: int, world_size: int) -> StatelessProcessGroup:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-        return StatelessProcessGroup(
-            rank, TCPStore(host, port, world_size, is_master=rank == 0, wait_for_workers=False)
-        )
+        return StatelessProcessGroup(rank, TCPStore(host, port, world_size, is_master=rank == 0, wait_for_workers=False))
 
 
 class PyNcclCommunicator:
