@@ -17,9 +17,10 @@ from actordbg.config.setting import Axis, Setting, setting, table_of
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 """The trainer's name of a parameter dtype, and torch's."""
 ATTENTIONS = ("flash_attention_2", "sdpa", "eager")
-BACKENDS = ("plain", "deepspeed", "fsdp2")
-TOGETHER = ("deepspeed", "fsdp2")
-"""Backends whose ranks compute together."""
+LAUNCHERS = {"plain": "python", "deepspeed": "deepspeed", "fsdp2": "torchrun"}
+"""The backends, and what starts their workers. Under `python` each rank is a process of its own, the others compute together."""
+BACKENDS = tuple(LAUNCHERS)
+TOGETHER = tuple(name for name, launcher in LAUNCHERS.items() if launcher != "python")
 TRUTHS = ("fp32", "fp64")
 LONE_ROWS = (*TRUTHS, "bf16", "fp16")
 """What --truth computes in: a truth, or with the lower dtypes what these cost by themselves."""
@@ -53,7 +54,7 @@ class ReplayConfig:
     backend: str = setting(
         "plain",
         help="The actor alone (default), in the trainer's DeepSpeed strategy, or in PyTorch's fully_shard.",
-        metavar="plain|deepspeed|fsdp2", column="plain, deepspeed, ...",
+        metavar="|".join(BACKENDS), column="plain, deepspeed, ...",
         values=BACKENDS, words="{}", axis=Axis("default: plain"), numbers=True, cost=True, beside_truth=("plain",),
     )  # fmt: skip
     zero_stage: int = setting(

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actordbg.base.errors import LaunchProblem, Unsupported
-from actordbg.config.replay_config import ReplayConfig
+from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.replay.processes import end_session
 
 WORKER_MODULE = "actordbg.replay.worker"
@@ -74,7 +74,7 @@ class Launched:
 
 def groups_of(config: ReplayConfig) -> list[Group]:
     """The groups that a replay's workers form."""
-    if config.backend == "plain":
+    if LAUNCHERS[config.backend] == "python":
         return [Group((rank,), False) for rank in range(config.nproc)]
     return [Group(tuple(range(config.nproc)), config.nproc > 1)]
 
@@ -82,10 +82,10 @@ def groups_of(config: ReplayConfig) -> list[Group]:
 def launch(config: ReplayConfig, group: Group, work: Path, module: str = WORKER_MODULE) -> Launched:
     """Start the workers of `group` on a work order. Their launcher writes to `launcher.log` beside it."""
     environment = child_environment(config, os.environ)
-    if config.backend == "plain":
+    if LAUNCHERS[config.backend] == "python":
         command = [sys.executable, "-m", module, "--work", str(work)]
         environment |= _rank_environment(group.ranks[0], config.nproc)
-    elif config.backend == "fsdp2":
+    elif LAUNCHERS[config.backend] == "torchrun":
         command = torchrun_command(config, module, work)
     else:
         command = deepspeed_command(config, environment, module, work)
@@ -116,7 +116,7 @@ def child_environment(config: ReplayConfig, base: Mapping[str, str]) -> dict[str
     kept = {key: value for key, value in base.items() if key not in RANK_VARIABLES and not key.startswith(_ELASTIC)}
     if config.nproc > 1:
         kept.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // config.nproc)))
-    if config.backend == "deepspeed" and not _has_gpu():
+    if LAUNCHERS[config.backend] == "deepspeed" and not _has_gpu():
         kept.setdefault("DS_ACCELERATOR", "cpu")
     kept["PYTHONUNBUFFERED"] = "1"
     home = str(Path(__file__).resolve().parents[2])

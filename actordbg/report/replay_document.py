@@ -80,6 +80,7 @@ def _side_by_side(summary: Summary) -> list[Block]:
 def _shared(shared: dict[str, Any]) -> str:
     """What is the same for all: the label of it, as far as it says something, and facts of the model and the machine."""
     quiet = {name for name, value in shared.items() if name in SETTINGS and (value is None or value in SETTINGS[name].quiet)}
+    quiet |= {"zero_stage"} if shared.get("backend") == "plain" else set()
     kept = {name: value for name, value in shared.items() if name not in quiet and (name in SETTINGS or name in _FACTS)}
     return _settings(kept) or "nothing"
 
