@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,21 +49,14 @@ def note(text: str) -> None:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None, *, tight: bool = False) -> None:
     """Print rows under headings; numbers are aligned to the right. Wide, not cut, when piped. `tight`: one space between."""
-    from rich import box
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+    from actordbg.report.blocks import Grid
+    from actordbg.report.renderings import grid
 
-    look = {"box": box.SIMPLE_HEAD, "pad_edge": False, "show_edge": False}
-    look |= {"box": None, "padding": (0, 1, 0, 0), "header_style": "bold"} if tight else {}
-    grid = Table(title=title, title_justify="left", **look)  # type: ignore[arg-type]
-    for index, name in enumerate(columns):
-        numeric = bool(rows) and all(isinstance(row[index], int | float) or row[index] is None for row in rows)
-        grid.add_column(name, justify="right" if numeric else "left", overflow="fold")
-    for row in rows:
-        grid.add_row(*(escape(cell(value)) for value in row))
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
-    console.print(grid)
+    figures = [all(isinstance(row[index], int | float) or row[index] is None for row in rows) for index in range(len(columns))]
+    left = frozenset(name for name, numeric in zip(columns, figures, strict=True) if not (rows and numeric))
+    told = Grid(tuple(columns), tuple(tuple(cell(value) for value in row) for row in rows), left)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
+    say(f"{title}\n" * bool(title) + grid(told, width, tight=tight, fold=True, indent=""))
 
 
 def cell(value: Any) -> str:

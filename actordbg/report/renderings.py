@@ -49,28 +49,36 @@ def wrap(text: str, first: str = "", rest: str = "") -> str:
     )
 
 
-def grid(table: Grid) -> str:
-    """The table with its heading underlined, at most 80 columns wide."""
+def grid(table: Grid, width: int = WIDTH, *, tight: bool = False, fold: bool = False, indent: str = "  ") -> str:
+    """The table with its heading underlined, at most `width` columns wide: gaps narrow to one, then text columns lose their
+    middle, or with `fold` go on in the next line, so that an id can be copied. `tight`: narrow gaps, and no line below."""
     lines = [table.columns, *table.rows]
     widths = [max(len(line[i].strip()) for line in lines) for i in range(len(table.columns))]
-    gap = 2 if sum(widths) + 2 * (len(widths) - 1) + 2 <= WIDTH else 1
-    excess = sum(widths) + gap * (len(widths) - 1) + 2 - WIDTH
-    for index, name in enumerate(table.columns):
-        if excess > 0 and name in table.left:
-            cut = min(excess, max(0, widths[index] - 12))
-            widths[index] -= cut
-            excess -= cut
-    rule = "-" * (sum(widths) + gap * (len(widths) - 1))
-    printed = [_line(line, table, widths, gap) for line in lines]
-    return "\n".join(f"  {text}".rstrip() for text in (printed[0], rule, *printed[1:]))
+    room = width - len(indent)
+    gap = 1 if tight or sum(widths) + 2 * (len(widths) - 1) > room else 2
+    excess = sum(widths) + gap * (len(widths) - 1) - room
+    while excess > 0 and (wide := [i for i, name in enumerate(table.columns) if name in table.left and widths[i] > 12]):
+        first = max(wide, key=lambda i: widths[i]) if fold else wide[0]
+        cut = 1 if fold else min(excess, widths[first] - 12)
+        widths[first] -= cut
+        excess -= cut
+    rule = [] if tight else ["-" * (sum(widths) + gap * (len(widths) - 1))]
+    printed = [_line(line, table, widths, gap, fold) for line in lines]
+    return "\n".join(
+        f"{indent}{text}".rstrip() for text in (*printed[0], *rule, *(text for line in printed[1:] for text in line))
+    )
 
 
-def _line(line: tuple[str, ...], table: Grid, widths: list[int], gap: int) -> str:
+def _line(line: tuple[str, ...], table: Grid, widths: list[int], gap: int, fold: bool) -> list[str]:
     cells = []
-    for name, text, width in zip(table.columns, line, widths, strict=True):
-        short = shorten(text.strip(), width)
-        cells.append(short.ljust(width) if name in table.left else short.rjust(width))
-    return (" " * gap).join(cells)
+    for text, width in zip(line, widths, strict=True):
+        whole = text.strip()
+        cells.append([whole[at : at + width] for at in range(0, len(whole), width)] if fold else [shorten(whole, width)])
+    height = max(1, *(len(parts) for parts in cells))
+    padded = [parts + [""] * (height - len(parts)) for parts in cells]
+    sides = [(str.ljust if name in table.left else str.rjust) for name in table.columns]
+    shown = [[side(text, width) for text in parts] for parts, side, width in zip(padded, sides, widths, strict=True)]
+    return [(" " * gap).join(texts) for texts in zip(*shown, strict=True)]
 
 
 def shorten(text: str, width: int) -> str:
