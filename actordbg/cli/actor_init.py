@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from actordbg.actor.known_failures import check_config, refuse_hits
+from actordbg.actor.signatures import explain
 from actordbg.base.errors import LaunchProblem, error_named
 from actordbg.cli import output
 from actordbg.cli.input_options import asked_for
 from actordbg.cli.options import Json, settings_of
 from actordbg.cli.setting_options import NONE, Given, takes_settings
-
-if TYPE_CHECKING:
-    from actordbg.config.replay_config import ReplayConfig
-    from actordbg.replay.init_program import InitOrder, InitResult
-    from actordbg.replay.launch import Launched
+from actordbg.config.as_ran import on_machine
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.replay.init_program import InitOrder, InitResult
+from actordbg.replay.launch import Launched, groups_of, launch
+from actordbg.replay.processes import start_ticks
+from actordbg.replay.supervise import interruptible, undisturbed
 
 INIT_MODULE = "actordbg.replay.init_program"
 _LOG_TAIL = 3000
@@ -71,9 +75,6 @@ def init(
 
     Example: actordbg actor init --backend deepspeed --zero-stage 2 --packing --backward
     """
-    from actordbg.actor.known_failures import check_config, refuse_hits
-    from actordbg.replay.init_program import InitOrder
-
     config = asked_for(ctx, settings).config
     findings = check_config(config)
     refuse_hits(findings)
@@ -93,12 +94,6 @@ def run_init(config: ReplayConfig, order: InitOrder) -> list[InitResult]:
     Raises LaunchProblem when one ends, or hangs past the configuration's timeout, without a result; KeyboardInterrupt after
     Ctrl-C, SIGTERM or SIGHUP. No worker is left in any case: if this process is killed outright, they notice and end.
     """
-    import tempfile
-
-    from actordbg.replay.launch import groups_of, launch
-    from actordbg.replay.processes import start_ticks
-    from actordbg.replay.supervise import interruptible, undisturbed
-
     me = os.getpid()
     order = replace(order, models=str(Path(order.models).absolute()), supervisor=(me, start_ticks(me)))
     started: list[Launched] = []
@@ -134,8 +129,6 @@ def _collect(folder: Path, config: ReplayConfig, started: list[Any]) -> list[Ini
 
 
 def _read(folder: Path, rank: int) -> InitResult | None:
-    from actordbg.replay.init_program import InitResult
-
     path = folder / f"rank{rank}.json"
     return InitResult(**json.loads(path.read_bytes())) if path.is_file() else None
 
@@ -149,8 +142,6 @@ def _no_result(folder: Path, ranks: list[int]) -> LaunchProblem:
 
 
 def _answer(order: InitOrder, results: list[InitResult], findings: list[dict[str, Any]]) -> InitAnswer:
-    from actordbg.actor.signatures import explain
-
     failed = next((one for one in results if one.error_class), None)
     if failed is not None:
         _raise_ours(failed)
@@ -203,8 +194,6 @@ def _render(answer: InitAnswer) -> None:
 
 
 def _lines(answer: InitAnswer) -> list[tuple[str, str]]:
-    from actordbg.config.as_ran import on_machine
-
     seen = answer.resolved
     lines = [
         (

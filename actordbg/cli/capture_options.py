@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
 from actordbg.base.errors import UsageError
 from actordbg.base.units import parse_size
+from actordbg.capture.control import FORMS, MAX_RING, Control, parse
 from actordbg.cli.output import human_bytes, plural
-
-if TYPE_CHECKING:
-    from actordbg.capture.control import Control
+from actordbg.formats.dump_record import is_plain_name, now_timestamp
 
 _TRIGGERS, _RING = "What happens in a call", "The flight recorder"
 
@@ -102,11 +102,6 @@ def control_from(
     **rest: Any,
 ) -> Control:
     """The options of a command as a Control that is on from now. Raises UsageError for what makes no sense."""
-    from pathlib import Path
-
-    from actordbg.capture.control import FORMS, MAX_RING, Control, parse
-    from actordbg.formats.dump_record import now_timestamp
-
     low, high = rest["min_seq_len"], rest["max_seq_len"]
     if low is not None and high is not None and low > high:
         raise UsageError("--min-seq-len is larger than --max-seq-len", hint="swap them")
@@ -148,8 +143,6 @@ def control_from(
 
 def checked_run_name(run: str | None) -> str | None:
     """The name of a run, if it can be one. Raises UsageError."""
-    from actordbg.formats.dump_record import is_plain_name
-
     if run is not None and not is_plain_name(run):
         raise UsageError(f"{run!r} cannot name a run", hint="letters, digits and ._+- only, at most 128")
     return run

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from actordbg.base.errors import UsageError
+from actordbg.catalog.comparison_query import read_noise
+from actordbg.catalog.query import get_configuration, open_fresh, select_dumps
 from actordbg.cli import output
 from actordbg.cli.options import Format, FormatOption, Json, Quiet, Where, chosen_format, store_of
 from actordbg.cli.setting_options import OldTruthDtype, TruthDtype, truth_dtype
-
-if TYPE_CHECKING:
-    from actordbg.compare.thresholds import Thresholds
-    from actordbg.formats.comparison_record import ComparisonRecord
-    from actordbg.formats.noise_record import NoiseRecord
-    from actordbg.replay.supervise import Progress
-    from actordbg.store.layout import Store
+from actordbg.compare.comparing import compare as compare_sides
+from actordbg.compare.comparing import save
+from actordbg.compare.find_truth import ensure_truth, find_truth, wanted_truth
+from actordbg.compare.noise_floor import newest_for
+from actordbg.compare.thresholds import FLAGS, Thresholds
+from actordbg.formats.comparison_record import ComparisonRecord
+from actordbg.formats.noise_record import NoiseRecord
+from actordbg.replay.live_catalog import LiveCatalog
+from actordbg.replay.supervise import Progress, load_spec
+from actordbg.report.comparison_document import document
+from actordbg.report.renderings import as_markdown, as_text
+from actordbg.store.layout import Store
 
 _PANEL = "Thresholds (inf: not judged)"
 
@@ -97,8 +104,6 @@ def compare(
     only = _selected(store, where)
     against = _truth(store, judged, dtype, silent) if b == "truth" else b if b == "golden" else _replay(store, b)
     record = _compared(store, judged, against, limits, floor, only, silent)
-    from actordbg.compare.comparing import save
-
     path = save(store, record)
     _settle_catalog(store)
     output.emit(record, lambda one: _render(one, chosen, limit, path), chosen == "json")
@@ -107,23 +112,17 @@ def compare(
 
 
 def _thresholds(file: Path | None, flags: dict[str, float | None]) -> Thresholds:
-    from actordbg.compare.thresholds import FLAGS, Thresholds
-
     return (Thresholds.from_file(file) if file else Thresholds()).override(flags, FLAGS)
 
 
 def _selected(store: Store, where: str | None) -> set[str] | None:
     """Ids of the dumps that --where selects, None without it. Asked first: a mistake in it must not cost a truth."""
-    from actordbg.catalog.query import open_fresh, select_dumps
-
     return None if where is None else {row.dump_id for row in select_dumps(open_fresh(store, where), where)}
 
 
 def _compared(
     store: Store, a: str, b: str, limits: Thresholds, floor: NoiseRecord | None, only: set[str] | None, quiet: bool
 ) -> ComparisonRecord:
-    from actordbg.compare.comparing import compare as compare_sides
-
     with output.progress("comparing", None, quiet=quiet) as advance:
         return compare_sides(
             store,
@@ -138,16 +137,11 @@ def _compared(
 
 def _replay(store: Store, name: str) -> str:
     """The id of a replay. "last" is the newest that somebody asked for: not a truth, nor a variation that `noise` ran."""
-    from actordbg.catalog.query import get_configuration
-
     return get_configuration(store, name).replay_id
 
 
 def _floor(store: Store, replay_id: str, name: str) -> NoiseRecord:
     """The noise floor that was named; for "last" the newest that was measured under the configuration of this replay."""
-    from actordbg.catalog.comparison_query import read_noise
-    from actordbg.compare.noise_floor import newest_for
-
     if name != "last":
         return read_noise(store, name)
     found = newest_for(store, replay_id)
@@ -161,8 +155,6 @@ def _floor(store: Store, replay_id: str, name: str) -> NoiseRecord:
 
 def _noise_command(store: Store, replay_id: str) -> str:
     """The replay's own command line, for `noise`."""
-    from actordbg.replay.supervise import load_spec
-
     words = shlex.split(load_spec(store, replay_id).command)
     taken = [word for word in words if word not in ("--keep-tensors", "--keep-gradients")]
     if "replay" not in taken:
@@ -173,10 +165,6 @@ def _noise_command(store: Store, replay_id: str) -> str:
 
 def _truth(store: Store, replay_id: str, dtype: str, quiet: bool) -> str:
     """The id of the truth of a replay's inputs, computed now if it is not there."""
-    from actordbg.compare.find_truth import ensure_truth, find_truth, wanted_truth
-    from actordbg.replay.live_catalog import LiveCatalog
-    from actordbg.replay.supervise import load_spec
-
     wanted = wanted_truth(store, load_spec(store, replay_id), dtype)
     if (found := find_truth(store, wanted)) is not None:
         return found
@@ -202,8 +190,6 @@ def _is_a_replay(a: str) -> str:
 
 def _settle_catalog(store: Store) -> None:
     """Index the new comparison; one that cannot be indexed now will be by the next command."""
-    from actordbg.replay.live_catalog import LiveCatalog
-
     catalog = LiveCatalog(store)
     catalog.flush()
     if catalog.problem is not None:
@@ -211,9 +197,6 @@ def _settle_catalog(store: Store) -> None:
 
 
 def _render(record: ComparisonRecord, chosen: Format, limit: int, path: Path) -> None:
-    from actordbg.report.comparison_document import document
-    from actordbg.report.renderings import as_markdown, as_text
-
     blocks = document(record, limit)
     text = as_markdown(blocks) if chosen == "md" else as_text(blocks)
     output.say(text.rstrip("\n"))

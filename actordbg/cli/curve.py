@@ -8,22 +8,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from actordbg.base.errors import UsageError
+from actordbg.base.units import parse_seconds, parse_size
+from actordbg.catalog.query import newest_configuration, open_fresh
 from actordbg.cli import output
 from actordbg.cli.options import Format, FormatOption, Json, Quiet, Where, chosen_format, store_of
 from actordbg.cli.setting_options import NONE, Given, takes_settings
+from actordbg.config.as_ran import as_ran, costs
 from actordbg.config.replay_config import SETTINGS, validate
-
-if TYPE_CHECKING:
-    from actordbg.curve.curves import CurvesAnswer
-    from actordbg.replay.plan import Plan
-    from actordbg.replay.supervise import Progress
-    from actordbg.report.load_replays import Material
-    from actordbg.store.layout import Store
+from actordbg.curve.curve_document import document
+from actordbg.curve.curves import CurvesAnswer, answer
+from actordbg.curve.measure_lengths import measure, settled
+from actordbg.curve.measurements import gather, left_out_replays
+from actordbg.matrix import matrix_files as matrices
+from actordbg.replay.plan import Plan
+from actordbg.replay.supervise import Progress
+from actordbg.report.load_replays import Material, load
+from actordbg.report.renderings import as_markdown, as_text
+from actordbg.store.layout import Store
 
 
 @dataclass(frozen=True)
@@ -119,8 +125,6 @@ def memory(
 
     Example: actordbg curve memory --budget 80GB --at 16384 --at 32768
     """
-    from actordbg.base.units import parse_size
-
     most = None if budget is None else float(parse_size("--budget", budget))
     if most == 0:
         raise UsageError(f"--budget {budget} holds nothing", hint="write it like 500MB, 10GB or 5GiB")
@@ -167,8 +171,6 @@ def time(
 
     Example: actordbg curve time last --budget 2s --by tokens
     """
-    from actordbg.base.units import parse_seconds
-
     most = None if budget is None else parse_seconds("--budget", budget)
     asked = _Asked(
         "time",
@@ -210,10 +212,6 @@ def _answer(ctx: typer.Context, asked: _Asked, plot: Path | None, rows: int, for
 
 
 def _curves(store: Store, names: list[str], asked: _Asked) -> CurvesAnswer:
-    from actordbg.curve.curves import answer
-    from actordbg.curve.measurements import gather, left_out_replays
-    from actordbg.report.load_replays import load
-
     material: Material = load(store, names, asked.where)
     notes = list(material.notes)
     others = left_out_replays(material.replays)
@@ -227,9 +225,6 @@ def _curves(store: Store, names: list[str], asked: _Asked) -> CurvesAnswer:
 
 
 def _emit(answer: CurvesAnswer, format: Format, rows: int) -> None:
-    from actordbg.curve.curve_document import document
-    from actordbg.report.renderings import as_markdown, as_text
-
     def render(answer: CurvesAnswer) -> None:
         blocks = document(answer, rows)
         typer.echo(as_markdown(blocks) if format == "md" else as_text(blocks), nl=False)
@@ -242,8 +237,6 @@ def _names(store: Store, asked: _Asked) -> list[str]:
         return [_newest(store) if name == "last" else name for name in asked.replays] or ["all"]
     if asked.replays:
         raise UsageError("REPLAY and --matrix exclude each other", hint="give one of them")
-    from actordbg.matrix import matrix_files as matrices
-
     names = [cell.replay_id for cell in matrices.load(store, asked.matrix).cells if cell.replay_id is not None]
     if not names:
         raise UsageError(f"no cell of the matrix {asked.matrix} was replayed", hint="`actordbg matrix --resume` goes on")
@@ -257,18 +250,12 @@ def _names(store: Store, asked: _Asked) -> list[str]:
 
 def _newest(store: Store) -> str:
     """What `last` means: the newest replay that can have a curve, which truths and noise variants cannot."""
-    from actordbg.catalog.query import newest_configuration, open_fresh
-
     newest = newest_configuration(open_fresh(store))
     return newest.replay_id if newest is not None else "last"
 
 
 def _measured(store: Store, names: Sequence[str], asked: _Asked, quiet: bool) -> list[str]:
     """Replays of made-up inputs of the lengths that --measure names, one for each different configuration of `names`."""
-    from actordbg.config.as_ran import as_ran, costs
-    from actordbg.curve.measure_lengths import measure, settled
-    from actordbg.report.load_replays import load
-
     if not asked.replays and asked.matrix is None:
         raise UsageError("--measure needs the replays whose configurations it is to use", hint="name one, or `last`")
     lengths = _lengths(asked.measure or "")

@@ -13,6 +13,7 @@ import typer
 
 from actordbg.base.errors import UsageError
 from actordbg.cli.output import note, say
+from actordbg.demo.demo_steps import Demo
 
 TrainerOption = Annotated[
     Literal["ppo", "sft"],
@@ -33,8 +34,6 @@ def demo(trainer: TrainerOption = "ppo", keep: Keep = None) -> None:
 
     Example: actordbg demo --trainer sft --keep /tmp/demo
     """
-    from actordbg.demo.demo_steps import Demo
-
     signal.signal(signal.SIGTERM, _interrupt)
     directory = _directory(keep)
     try:

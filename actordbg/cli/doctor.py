@@ -5,16 +5,15 @@ from __future__ import annotations
 import sys
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from actordbg.cli.options import Json, store_of
 from actordbg.cli.output import emit, note, say
+from actordbg.doctor.check import Check
+from actordbg.doctor.checkup import examine, exit_code
 from actordbg.host.trainer import TRAINER
-
-if TYPE_CHECKING:
-    from actordbg.doctor.check import Check
 
 WIDTH = 80
 _NAME = 19
@@ -51,8 +50,6 @@ def doctor(
 
     Example: actordbg doctor --python /opt/train/bin/python
     """
-    from actordbg.doctor.checkup import examine, exit_code
-
     checks: list[Check] = []
     executable = str(python) if python is not None else sys.executable
     for check in examine(store_of(ctx), executable, quick=quick, timeout=timeout):

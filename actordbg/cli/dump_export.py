@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from actordbg.base.errors import Conflict, StoreProblem, UsageError
+from actordbg.catalog.tables import Damaged
 from actordbg.cli import output
 from actordbg.cli.options import Json, Limit, Quiet, Where, store_of
-
-if TYPE_CHECKING:
-    from actordbg.catalog.tables import Damaged
-    from actordbg.store.layout import Store
+from actordbg.store.layout import Store
+from actordbg.store.places import dump_id_of, places_of
 
 
 @dataclass
@@ -59,7 +58,6 @@ def export(
     Example: actordbg dump export --where "seq_len>1800 and rank=0" --out exported --format pt
     """
     from actordbg.dumps import export as exporting
-    from actordbg.store.places import dump_id_of
 
     store = store_of(ctx).require()
     paths = _selected(store, dump_ids or [], where, limit)
@@ -75,10 +73,8 @@ def export(
 
 
 def _export(paths: list[Path], out: Path, format: str, advance: Callable[..., None]) -> ExportAnswer:
-    from actordbg.catalog.tables import Damaged
     from actordbg.dumps import export as exporting
     from actordbg.store import payload
-    from actordbg.store.places import dump_id_of
 
     exported: list[Exported] = []
     damaged: list[Damaged] = []
@@ -104,15 +100,11 @@ def _selected(store: Store, dump_ids: Sequence[str], where: str | None, limit: i
         from actordbg.catalog.query import select_dumps
 
         return [store.root / row.path for row in select_dumps(store, where=where, limit=limit or None)]
-    from actordbg.store.places import places_of
-
     known = list(places_of(store))
     return list(dict.fromkeys(_find(known, dump_id) for dump_id in dump_ids))
 
 
 def _find(known: list[Path], dump_id: str) -> Path:
-    from actordbg.store.places import dump_id_of
-
     exact = [path for path in known if dump_id_of(path) == dump_id]
     found = exact or [path for path in known if dump_id_of(path).startswith(dump_id)]
     if len(found) != 1:

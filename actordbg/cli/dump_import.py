@@ -8,15 +8,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from actordbg.cli import output
 from actordbg.cli.options import Json, Quiet, store_of
-
-if TYPE_CHECKING:
-    from actordbg.legacy.importer import Refusal
+from actordbg.formats.dump_record import SUFFIX
+from actordbg.legacy.importer import Refusal, find_pickles, import_paths
 
 SHOWN = 50
 
@@ -60,8 +59,6 @@ def import_(
 
     Example: actordbg dump import input_dumps/ --run ppo-llama
     """
-    from actordbg.legacy.importer import find_pickles, import_paths
-
     store = store_of(ctx)
     began = time.perf_counter()
     with output.progress("importing", len(find_pickles(paths)), quiet=quiet or as_json) as advance:
@@ -98,7 +95,6 @@ def create(
     Example: actordbg dump create --count 4 --batch-size 2 --seq-len 1024 --padding both --ranks 2
     """
     from actordbg.dumps.create import create_dumps
-    from actordbg.formats.dump_record import SUFFIX
 
     store = store_of(ctx)
     with output.progress("creating", count * ranks, quiet=quiet or as_json) as advance:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from actordbg.catalog.query import DumpRow, count_dumps, open_fresh, select_dumps
 from actordbg.cli import output
 from actordbg.cli.index import warn_damaged
 from actordbg.cli.options import Json, Limit, Where, store_of
-
-if TYPE_CHECKING:
-    from actordbg.catalog.query import DumpRow
 
 _SHORT = 30
 _WIDE = 100
@@ -34,8 +32,6 @@ def ls(
 
     Example: actordbg dump ls --where "seq_len>4096 and timestamp > now() - '2h'"
     """
-    from actordbg.catalog.query import count_dumps, open_fresh, select_dumps
-
     catalog = open_fresh(store_of(ctx), where)
     rows = select_dumps(catalog, where, order=order, limit=limit or None)
     total = count_dumps(catalog, where) if limit and len(rows) == limit else len(rows)

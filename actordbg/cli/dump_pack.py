@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from actordbg.base.errors import UsageError
+from actordbg.catalog.tables import Damaged
 from actordbg.cli import output
 from actordbg.cli.index import damage_line
 from actordbg.cli.options import Json, OfRun, Quiet, Where, store_of
-
-if TYPE_CHECKING:
-    from actordbg.catalog.tables import Damaged
-    from actordbg.dumps.packing import PackSummary, UnpackSummary
+from actordbg.dumps.packing import PackSummary, UnpackSummary, pack_dumps, unpack_dumps
 
 SHOWN = 20
 
@@ -60,8 +58,6 @@ def pack(
 
     Example: actordbg dump pack --where "timestamp < now() - '1d'"
     """
-    from actordbg.dumps.packing import pack_dumps
-
     with output.progress("packing", None, quiet=quiet or as_json) as advance:
         summary = pack_dumps(store_of(ctx), where, run, level, on_progress=lambda done, total: advance(1, total=total))
     answer = _packed(summary)
@@ -86,8 +82,6 @@ def unpack(
 
     Example: actordbg dump unpack --where "seq_len>1800 and rank=0"
     """
-    from actordbg.dumps.packing import unpack_dumps
-
     if where is None and run is None and not all_:
         raise UsageError("say which dumps: --where, --run or --all", hint="see --help")
     with output.progress("unpacking", None, quiet=quiet or as_json) as advance:

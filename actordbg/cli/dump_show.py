@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
+from actordbg.catalog.query import get_dump, open_fresh, results_of_dump
 from actordbg.cli import output
 from actordbg.cli.options import Json, store_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from actordbg.formats.dump_record import DumpRecord
-    from actordbg.formats.replay_record import ResultRecord
-
+from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX, DumpRecord
+from actordbg.formats.replay_record import ResultRecord
+from actordbg.store.places import read_record
 
 INPUT, OUTPUT, GENERATOR = _KINDS = ("input", "output", "generator")
 
@@ -58,9 +56,6 @@ def show(
 
     Example: actordbg dump show 20250619T052608 --values
     """
-    from actordbg.catalog.query import get_dump, open_fresh, results_of_dump
-    from actordbg.store.places import read_record
-
     catalog = open_fresh(store_of(ctx))
     row = get_dump(catalog, dump_id)
     path = catalog.store.root / row.path
@@ -93,8 +88,6 @@ def _with_values(path: Path) -> list[TensorSummary]:
 
 
 def _kind(name: str) -> str:
-    from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX
-
     return OUTPUT if name.startswith(OUTPUT_PREFIX) else GENERATOR if name.startswith(RNG_PREFIX) else INPUT
 
 

@@ -11,17 +11,21 @@ import time
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from actordbg.base.errors import CorruptDump
+from actordbg.base.errors import CorruptDump, StoreProblem
+from actordbg.capture.control import read_control
 from actordbg.cli.capture_options import limits_in_words
+from actordbg.cli.dump_switch import job_names
 from actordbg.cli.options import Json, store_of
 from actordbg.cli.output import emit, human_bytes, note, plural, say, table
-
-if TYPE_CHECKING:
-    from actordbg.store.layout import Store
+from actordbg.dumps.recover import find_rings
+from actordbg.formats.record_reading import parse_timestamp
+from actordbg.formats.recording_reading import read_counters, read_ring
+from actordbg.formats.ringfile import IN_FLIGHT
+from actordbg.store.layout import Store
 
 LONG_CALL_SECONDS = 60.0
 """A call in flight for longer is worth a line."""
@@ -128,9 +132,6 @@ def status(
 
 def status_of(store: Store, everything: bool) -> RecordingStatus:
     """What is known of a store's recording now."""
-    from actordbg.capture.control import read_control
-    from actordbg.cli.dump_switch import job_names
-
     control = read_control(store)
     jobs = [job for name in job_names(store) if (job := read_control(store, name)) is not None and job.enabled]
     rows, unreadable = process_rows(store, datetime.now(timezone.utc))
@@ -151,11 +152,6 @@ def status_of(store: Store, everything: bool) -> RecordingStatus:
 
 def ring_rows(store: Store) -> list[RingRow]:
     """The rings of a store that are on this machine."""
-    from actordbg.base.errors import StoreProblem
-    from actordbg.dumps.recover import find_rings
-    from actordbg.formats.recording_reading import read_ring
-    from actordbg.formats.ringfile import IN_FLIGHT
-
     rows = []
     for path in find_rings(store):
         try:
@@ -170,8 +166,6 @@ def ring_rows(store: Store) -> list[RingRow]:
 
 def process_rows(store: Store, now: datetime) -> tuple[list[ProcessRow], int]:
     """Every counters file of the store as a row, sorted by run, rank and host; and how many could not be read."""
-    from actordbg.formats.recording_reading import read_counters
-
     rows, unreadable = [], 0
     for path in sorted(store.counters.glob("*/[!.]*.json")):
         if path.name.startswith("."):
@@ -199,8 +193,6 @@ def totals_in_words(total: dict[str, int]) -> str:
 
 
 def _row(data: dict[str, Any], now: datetime) -> ProcessRow:
-    from actordbg.formats.record_reading import parse_timestamp
-
     age = (now - parse_timestamp(data["heartbeat"])).total_seconds()
     ring = data.get("ring") or {}
     lost = data["state"] == "on" and age > STALE_SECONDS

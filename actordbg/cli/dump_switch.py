@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from actordbg.base.errors import NewerFormat, StoreProblem
+from actordbg.capture.control import Control, read_control, write_control
 from actordbg.cli import capture_options as opt
 from actordbg.cli.options import Json, store_of
 from actordbg.cli.output import emit, note, say
-
-if TYPE_CHECKING:
-    from actordbg.capture.control import Control
-    from actordbg.store.layout import Store
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.store.layout import Store
 
 
 @dataclass
@@ -78,8 +77,6 @@ def enable(
 
 def switch_on(store: Store, control: Control, job: str | None) -> None:
     """Write a switch."""
-    from actordbg.capture.control import write_control
-
     write_control(store, control, job)
 
 
@@ -111,9 +108,6 @@ def job_names(store: Store) -> list[str]:
 
 def switch_off(store: Store, job: str | None) -> bool:
     """Switch the store's switch off, or that of one job. Whether it was on."""
-    from actordbg.capture.control import write_control
-    from actordbg.formats.dump_record import now_timestamp
-
     before = control_before(store, job)
     if before is None or not before.enabled:
         return False
@@ -123,8 +117,6 @@ def switch_off(store: Store, job: str | None) -> bool:
 
 def control_before(store: Store, job: str | None) -> Control | None:
     """The switch as it was; None where there was none or it is damaged (it is about to be replaced)."""
-    from actordbg.capture.control import read_control
-
     try:
         return read_control(store, job)
     except NewerFormat:

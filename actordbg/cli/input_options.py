@@ -7,19 +7,21 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from actordbg.base.errors import Unsupported, UsageError
+from actordbg.catalog.query import dump_extent, open_fresh
 from actordbg.cli import output
 from actordbg.cli.options import settings_of
-
-if TYPE_CHECKING:
-    from actordbg.config.replay_config import ReplayConfig
-    from actordbg.config.sources import Asked
-    from actordbg.replay.plan import Plan
-    from actordbg.store.layout import Store
+from actordbg.config.choices import installed_versions
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.config.sources import Asked, build_config
+from actordbg.replay.launch import surrounding_launcher
+from actordbg.replay.plan import ORDERS, Plan, Row, make_plan
+from actordbg.replay.selection import rows_of_catalog, rows_of_files
+from actordbg.store.layout import Store
 
 _PANEL = "The inputs"
 
@@ -49,8 +51,6 @@ RandomSeed = Annotated[int, typer.Option("--random-seed", rich_help_panel=_PANEL
 
 def chosen_order(order: str | None, shuffle: bool) -> str:
     """The order that --order and --shuffle-inputs come to; UsageError where they contradict each other."""
-    from actordbg.replay.plan import ORDERS
-
     if shuffle and order not in (None, "shuffle"):
         raise UsageError(f"--shuffle-inputs and --order {order} contradict each other", hint="give one of them")
     chosen = "shuffle" if shuffle else order or "time"
@@ -64,8 +64,6 @@ def is_left_to_rank_0(flags: dict[str, Any]) -> bool:
 
     Rank 0 starts workers of its own, as many as the launcher started processes, with deepspeed where deepspeed did.
     """
-    from actordbg.replay.launch import surrounding_launcher
-
     around = surrounding_launcher(os.environ)
     if around is None:
         return False
@@ -84,8 +82,6 @@ def is_left_to_rank_0(flags: dict[str, Any]) -> bool:
 
 def asked_for(ctx: typer.Context, flags: Mapping[str, Any]) -> Asked:
     """The configuration of this invocation. What came from outside of the command line is said on standard error."""
-    from actordbg.config.sources import build_config
-
     asked = build_config(settings_of(ctx), flags)
     if asked.sources:
         output.note(f"not from the command line: {asked.in_words}")
@@ -102,11 +98,6 @@ def planned(
     shuffle_seed: int,
 ) -> Plan:
     """The plan of the dumps that --where, --input-file and --max-inputs select."""
-    from actordbg.catalog.query import open_fresh
-    from actordbg.config.choices import installed_versions
-    from actordbg.replay.plan import Row, make_plan
-    from actordbg.replay.selection import rows_of_catalog, rows_of_files
-
     if files and where is not None:
         raise UsageError("--where and --input-file exclude each other", hint="give one of them")
     rows: Sequence[Row]
@@ -126,8 +117,6 @@ def planned(
 
 def what_there_is(store: Store, where: str | None) -> str:
     """Why nothing matched, in terms of what the store holds."""
-    from actordbg.catalog.query import dump_extent
-
     count, shortest, longest = dump_extent(store)
     if not count:
         return "the store holds no dumps: `actordbg dump enable`, `dump import` or `dump create` bring some"

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
@@ -27,15 +27,18 @@ from actordbg.cli.input_options import (
 from actordbg.cli.matrix_answer import MatrixAnswer, MatrixPlan, follow, print_answer, print_plan
 from actordbg.cli.options import Format, FormatOption, Json, Quiet, Where, chosen_format, store_of
 from actordbg.cli.setting_options import NONE, Given, OldTruthDtype, TruthDtype, takes_settings, truth_dtype
-from actordbg.config.replay_config import AXES
-
-if TYPE_CHECKING:
-    from actordbg.config.replay_config import ReplayConfig
-    from actordbg.formats.matrix_record import MatrixRecord
-    from actordbg.matrix.cell_verdicts import Baseline
-    from actordbg.matrix.matrix_files import Selection
-    from actordbg.matrix.run_matrix import Surroundings
-    from actordbg.store.layout import Store
+from actordbg.config.choices import gather_facts
+from actordbg.config.replay_config import AXES, ReplayConfig
+from actordbg.formats.matrix_record import MatrixRecord
+from actordbg.matrix import matrix_files as matrices
+from actordbg.matrix.axes import combinations, parse_axes
+from actordbg.matrix.cell_outcomes import context_of
+from actordbg.matrix.cell_verdicts import Baseline, open_baseline, require_common
+from actordbg.matrix.cells import batches, is_open, make_cells
+from actordbg.matrix.matrix_files import Selection, select, select_again
+from actordbg.matrix.run_matrix import Surroundings, new_matrix, run_matrix
+from actordbg.replay.live_catalog import LiveCatalog
+from actordbg.store.layout import Store
 
 _BESIDE = {"resume", "show", "quiet", "as_json", "format"}
 
@@ -127,8 +130,6 @@ def _selected(
     max_inputs: int | None,
     shuffle_seed: int,
 ) -> Selection:
-    from actordbg.matrix.matrix_files import select
-
     chosen = select(store, base, where, files, chosen_order(order, False), max_inputs, shuffle_seed)
     for reason, count in chosen.skipped.items():
         output.note(f"left out {output.plural(count, 'dump')}: {reason}")
@@ -138,8 +139,6 @@ def _selected(
 
 
 def _baseline(store: Store, name: str | None, slower: float | None) -> Baseline | None:
-    from actordbg.matrix.cell_verdicts import open_baseline
-
     if name is None:
         if slower is not None:
             raise UsageError("--slower has nothing to measure against", hint="add --baseline REPLAY")
@@ -157,11 +156,6 @@ def _new(
     where: str | None,
     held: Baseline | None,
 ) -> MatrixRecord:
-    from actordbg.config.choices import gather_facts
-    from actordbg.matrix.axes import combinations, parse_axes
-    from actordbg.matrix.cells import make_cells
-    from actordbg.matrix.run_matrix import new_matrix
-
     axes = parse_axes(given)
     cells = make_cells(combinations(base, axes), gather_facts(), chosen.defaults, skip_known=bool(options["skip_known"]))
     command = shlex.join(["actordbg", *sys.argv[1:]])
@@ -170,23 +164,16 @@ def _new(
 
 
 def _resumed(store: Store, name: str) -> tuple[MatrixRecord, Selection, Baseline | None]:
-    from actordbg.matrix import matrix_files as matrices
-    from actordbg.matrix.matrix_files import select_again
-
     record = matrices.load(store, name)
     held = _baseline(store, record.baseline, record.options.get("slower"))
     return record, select_again(store, record), held
 
 
 def _shown(store: Store, name: str, how: Format) -> None:
-    from actordbg.matrix import matrix_files as matrices
-
     print_answer(_answer(store, matrices.load(store, name)), how)
 
 
 def _answer(store: Store, record: MatrixRecord) -> MatrixAnswer:
-    from actordbg.matrix.cell_outcomes import context_of
-
     return MatrixAnswer(record, record.good, context_of(store, record))
 
 
@@ -201,11 +188,6 @@ def _run(
     dry_run: bool,
 ) -> None:
     """Run the cells that are open and print the matrix, after an interruption too; exit code 1 for a bad one."""
-    from actordbg.matrix.cell_verdicts import require_common
-    from actordbg.matrix.cells import batches, is_open
-    from actordbg.matrix.run_matrix import Surroundings, run_matrix
-    from actordbg.replay.live_catalog import LiveCatalog
-
     around = Surroundings(chosen.defaults)
     if dry_run:
         shared = tuple(one.cells for one in batches(record.cells, around.facts, chosen.defaults))
@@ -239,8 +221,6 @@ def _listen(around: Surroundings, catalog: Any, show: Any) -> None:
 
 
 def _leave(store: Store, matrix_id: str, how: Format, *, interrupted: bool) -> None:
-    from actordbg.matrix import matrix_files as matrices
-
     answer = _answer(store, matrices.load(store, matrix_id))
     print_answer(answer, how)
     if interrupted:

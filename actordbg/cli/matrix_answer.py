@@ -6,17 +6,16 @@ import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import typer
 
+from actordbg.actor.signatures import explain
 from actordbg.cli import output
 from actordbg.cli.options import Format
-
-if TYPE_CHECKING:
-    from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
-    from actordbg.matrix.matrix_document import MatrixContext
-    from actordbg.matrix.run_matrix import MatrixEvent
+from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
+from actordbg.matrix.matrix_document import MatrixContext, matrix_document
+from actordbg.matrix.run_matrix import MatrixEvent
+from actordbg.report.renderings import as_markdown, as_text
 
 _COLOURS = {
     "passed": "green", "WRONG": "red", "failed": "red", "REGRESSED": "red", "unavailable": "yellow", "not run": "yellow",
@@ -35,10 +34,6 @@ class MatrixAnswer:
 
 def print_answer(answer: MatrixAnswer, how: Format) -> None:
     """Print it in one of the formats."""
-    from actordbg.actor.signatures import explain
-    from actordbg.matrix.matrix_document import matrix_document
-    from actordbg.report.renderings import as_markdown, as_text
-
     if how == "json":
         output.emit(answer, lambda _: None, True)
         return

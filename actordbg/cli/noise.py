@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import textwrap
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
+from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.base.errors import StoreProblem
 from actordbg.cli import input_options as inputs
 from actordbg.cli import output
 from actordbg.cli.options import Json, Quiet, Where, store_of
 from actordbg.cli.setting_options import NONE, Given, takes_settings
-
-if TYPE_CHECKING:
-    from actordbg.formats.noise_record import NoiseRecord, NoiseVariant
-    from actordbg.formats.replay_record import ReplaySpec
-    from actordbg.replay.supervise import Progress
-    from actordbg.store.layout import Store
+from actordbg.compare.noise_floor import ROUNDING, ROUNDING_MARGIN, measure_noise
+from actordbg.compare.thresholds import MEASURES
+from actordbg.config.replay_config import VARIATIONS
+from actordbg.formats.noise_record import NoiseRecord, NoiseVariant
+from actordbg.formats.replay_record import ReplaySpec
+from actordbg.replay.live_catalog import LiveCatalog
+from actordbg.replay.selection import defaults_of
+from actordbg.replay.supervise import Progress
+from actordbg.store.layout import Store
 
 ANSWERS = {
     "repeat": "the same call again",
@@ -92,12 +96,6 @@ def noise(
 
 def run(store: Store, spec: ReplaySpec, *, quiet: bool) -> NoiseRecord:
     """Check the configuration, run all five replays with a progress bar, and leave the catalog up to date."""
-    from actordbg.actor.known_failures import check_config, refuse_hits
-    from actordbg.compare.noise_floor import measure_noise
-    from actordbg.config.replay_config import VARIATIONS
-    from actordbg.replay.live_catalog import LiveCatalog
-    from actordbg.replay.selection import defaults_of
-
     refuse_hits(check_config(spec.config, defaults=defaults_of(store.root, spec.inputs)))
     catalog = LiveCatalog(store)
     with output.progress("measuring noise", len(spec.inputs) * (3 + len(VARIATIONS)), quiet=quiet) as advance:
@@ -140,8 +138,6 @@ def answer_of(record: NoiseRecord, skipped: dict[str, int] | None = None) -> Noi
 
 def render(answer: NoiseAnswer) -> None:
     """The floor by variation, then by measure, and what it means."""
-    from actordbg.compare.thresholds import MEASURES
-
     _say(f"noise {answer.noise_id}: {answer.label}")
     _say(f"{output.plural(answer.dumps, 'input')} with {answer.tokens:,} compared log-probs; unchanged in {answer.replay_id}")
     output.say()
@@ -166,8 +162,6 @@ def _say(text: str) -> None:
 
 
 def _conclusion(record: NoiseRecord, largest: NoiseVariant | None, same: bool | None) -> list[str]:
-    from actordbg.compare.noise_floor import ROUNDING, ROUNDING_MARGIN
-
     lines = []
     if same is True:
         lines.append("Run again, it gives the same bits: this configuration is deterministic here.")

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from actordbg.base.errors import UsageError
-
-if TYPE_CHECKING:
-    from actordbg.config.sources import Settings
-    from actordbg.store.layout import Store
+from actordbg.config.sources import Settings, load_settings
+from actordbg.store.layout import Store
 
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Limit = Annotated[int, typer.Option("--limit", min=0, help="At most this many rows; 0 for all.")]
@@ -39,8 +37,6 @@ def chosen_format(asked: Format | None, as_json: bool, usual: Format = "text") -
 
 def settings_of(ctx: typer.Context) -> Settings:
     """The merged settings of this invocation (`actordbg --store DIR COMMAND` comes first)."""
-    from actordbg.config.sources import load_settings
-
     root = ctx.find_root()
     flag: Path | None = root.params.get("store")
     return load_settings(Path(flag) if flag is not None else None)
@@ -48,6 +44,4 @@ def settings_of(ctx: typer.Context) -> Settings:
 
 def store_of(ctx: typer.Context) -> Store:
     """The store of this invocation; it may not exist yet (`Store.create`, `Store.require`)."""
-    from actordbg.store.layout import Store
-
     return Store(settings_of(ctx).store)

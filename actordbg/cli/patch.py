@@ -6,16 +6,16 @@ All three find the file in the same way: by --target, in the environment of --py
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from actordbg.cli.options import Json, store_of
 from actordbg.cli.output import cell, emit, note, say
-
-if TYPE_CHECKING:
-    from actordbg.install.patch_state import Status
-    from actordbg.install.patching import Outcome
+from actordbg.install import patching as operate
+from actordbg.install.patch_state import Status, inspect_target
+from actordbg.install.patch_target import find_target
+from actordbg.install.patching import Outcome
 
 Python = Annotated[
     Path | None,
@@ -42,9 +42,6 @@ def patch(
 
     Example: actordbg --store /data/store patch --python /opt/train/bin/python
     """
-    from actordbg.install import patching as operate
-    from actordbg.install.patch_target import find_target
-
     answer = operate.patch(find_target(python, target), store_of(ctx), dry_run=dry_run)
     emit(answer, _say_outcome, as_json)
     if not as_json and not dry_run:
@@ -66,9 +63,6 @@ def unpatch(
 
     Example: actordbg unpatch --dry-run
     """
-    from actordbg.install import patching as operate
-    from actordbg.install.patch_target import find_target
-
     emit(operate.unpatch(find_target(python, target), store_of(ctx), dry_run=dry_run), _say_outcome, as_json)
 
 
@@ -84,9 +78,6 @@ def status(
 
     Example: actordbg status --json
     """
-    from actordbg.install.patch_state import inspect_target
-    from actordbg.install.patch_target import find_target
-
     emit(inspect_target(find_target(python, target), store_of(ctx)), _say_status, as_json)
 
 

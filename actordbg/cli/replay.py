@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.cli import output
 from actordbg.cli.input_options import (
@@ -24,13 +25,15 @@ from actordbg.cli.input_options import (
 from actordbg.cli.options import Json, Quiet, Where, store_of
 from actordbg.cli.replay_answer import ReplayAnswer, answer_of, render, shares_of
 from actordbg.cli.setting_options import NONE, Given, takes_settings
-
-if TYPE_CHECKING:
-    from actordbg.config.sources import Asked
-    from actordbg.formats.replay_record import ReplaySpec
-    from actordbg.replay.plan import Plan
-    from actordbg.replay.supervise import Progress
-    from actordbg.store.layout import Store
+from actordbg.config.sources import Asked
+from actordbg.formats.journal import read_results
+from actordbg.formats.replay_record import ReplaySpec
+from actordbg.replay import supervise
+from actordbg.replay.live_catalog import LiveCatalog
+from actordbg.replay.plan import Plan
+from actordbg.replay.selection import defaults_of
+from actordbg.replay.supervise import Progress, load_spec
+from actordbg.store.layout import Store
 
 _BESIDE_RESUME = ("resume", "dry_run", "quiet", "as_json")
 
@@ -112,17 +115,11 @@ def _was_typed(ctx: typer.Context, name: str) -> bool:
 
 
 def _resumed(store: Store, name: str) -> Plan:
-    from actordbg.replay.plan import Plan
-    from actordbg.replay.supervise import load_spec
-
     return Plan(load_spec(store, name))
 
 
 def _run(store: Store, plan: Plan, *, dry_run: bool, quiet: bool) -> tuple[ReplayAnswer, Exception | None]:
     """The answer, and the error that ended the replay before every input had its result, if one did."""
-    from actordbg.actor.known_failures import check_config, refuse_hits
-    from actordbg.replay.selection import defaults_of
-
     spec = plan.spec
     if not spec.inputs:
         note = what_there_is(store, spec.where)
@@ -150,10 +147,6 @@ def _supervised(store: Store, spec: ReplaySpec, quiet: bool) -> tuple[ReplayAnsw
 
     What goes wrong before anything was started (its folder cannot be written, another process runs it) is raised.
     """
-    from actordbg.formats.journal import read_results
-    from actordbg.replay.live_catalog import LiveCatalog
-    from actordbg.replay.supervise import run_replay
-
     folder = store.replays / spec.replay_id
     done = len(read_results(folder))
     catalog = LiveCatalog(store)
@@ -172,7 +165,7 @@ def _supervised(store: Store, spec: ReplaySpec, quiet: bool) -> tuple[ReplayAnsw
     try:
         with output.progress("replaying", len(spec.inputs), quiet=quiet) as advance:
             advance(done, note="starting the workers")
-            run_replay(store, spec, on_event, on_tick=catalog.tick)
+            supervise.run_replay(store, spec, on_event, on_tick=catalog.tick)
     except KeyboardInterrupt:
         output.note(f"interrupted; what is done is kept, `actordbg replay --resume {spec.replay_id}` goes on")
     except (ActordbgError, OSError) as error:

@@ -6,14 +6,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from actordbg.actor.signatures import explain
 from actordbg.cli import output
-
-if TYPE_CHECKING:
-    from actordbg.formats.replay_record import ReplaySpec, ResultRecord
-    from actordbg.report.report_model import Generators, Golden, NotCompared, RankAgreement, ReplaySummary
-    from actordbg.store.layout import Store
+from actordbg.config.as_ran import on_machine
+from actordbg.formats.journal import SUPERVISOR, TENSORS, read_events, read_results
+from actordbg.formats.replay_record import ReplaySpec, ResultRecord
+from actordbg.report.agreement import against_the_run, ranks_in_words
+from actordbg.report.report_model import Generators, Golden, NotCompared, RankAgreement, ReplayData, ReplaySummary
+from actordbg.report.summary import summarise
+from actordbg.store.layout import Store
 
 
 @dataclass
@@ -107,9 +110,6 @@ def shares_of(spec: ReplaySpec) -> tuple[ShareAnswer, ...]:
 
 def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
     """Read from the store what became of a replay."""
-    from actordbg.config.as_ran import on_machine
-    from actordbg.formats.journal import SUPERVISOR, TENSORS, read_events, read_results
-
     folder = store.replays / spec.replay_id
     events = read_events(folder / SUPERVISOR)
     resolved: dict[str, Any] = next((event["resolved"] for event in reversed(events) if event["event"] == "resolved"), {})
@@ -161,10 +161,6 @@ def _size_of(folder: Path) -> int:
 
 
 def _summarised(spec: ReplaySpec, resolved: dict[str, Any], status: str, results: Sequence[ResultRecord]) -> ReplaySummary:
-    from actordbg.actor.signatures import explain
-    from actordbg.report.report_model import ReplayData
-    from actordbg.report.summary import summarise
-
     data = ReplayData(spec, resolved, status, tuple(results))
     return summarise([data], selection=spec.replay_id, now=spec.created_at, explain=explain).replays[0]
 
@@ -203,8 +199,6 @@ def _share(share: ShareAnswer) -> str:
 
 
 def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
-    from actordbg.report.agreement import against_the_run, ranks_in_words
-
     lines = []
     if answer.first_forward_s is not None:
         lines.append(("first forward", f"{answer.first_forward_s:.3f} s, not in the figures below (compiling, warming up)"))

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from actordbg.actor.signatures import explain
 from actordbg.base.errors import EnvironmentProblem
 from actordbg.cli.options import Format, Where, chosen_format, store_of
 from actordbg.cli.output import note
-
-if TYPE_CHECKING:
-    from actordbg.report.load_replays import Material
-
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.store_files import atomic_write
+from actordbg.report import tabular
+from actordbg.report.load_replays import Material, load
+from actordbg.report.renderings import as_markdown, as_text
+from actordbg.report.replay_document import document
+from actordbg.report.summary import summarise
 
 _BY_SUFFIX: dict[str, Format] = {".md": "md", ".markdown": "md", ".json": "json", ".csv": "csv"}
 
@@ -53,8 +57,6 @@ def report(
     by_suffix = _BY_SUFFIX.get(output.suffix.lower()) if output else None
     chosen = chosen_format(format, as_json, by_suffix or "text")
     names = [*(replays or []), *(["all"] if everything else [])]
-    from actordbg.report.load_replays import load
-
     text = _written(load(store_of(ctx), names, where), chosen, slowest)
     if output is None:
         typer.echo(text, nl=False)
@@ -63,13 +65,6 @@ def report(
 
 
 def _written(material: Material, chosen: Format, slowest: int) -> str:
-    from actordbg.actor.signatures import explain
-    from actordbg.formats.dump_record import now_timestamp
-    from actordbg.report import tabular
-    from actordbg.report.renderings import as_markdown, as_text
-    from actordbg.report.replay_document import document
-    from actordbg.report.summary import summarise
-
     if chosen == "csv":
         return tabular.render_csv(material.replays)
     summary = summarise(
@@ -86,8 +81,6 @@ def _written(material: Material, chosen: Format, slowest: int) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    from actordbg.formats.store_files import atomic_write
-
     try:
         atomic_write(path, text.encode(), mode=0o644)
     except OSError as error:
