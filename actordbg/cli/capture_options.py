@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,91 +19,78 @@ from actordbg.formats.dump_record import is_plain_name, now_timestamp
 _TRIGGERS, _RING = "What happens in a call", "The flight recorder"
 
 Run = Annotated[str | None, typer.Option("--run", help="Name of the run; dumps lie under it. Default: run-<utc>.")]
-Every = Annotated[
-    int | None,
-    typer.Option("--every", min=0, help="Record one call in N; 0: only what --on keeps (the default with --on, else 1)."),
-]
-MaxDumps = Annotated[int | None, typer.Option("--max-dumps", min=0, help="At most N dumps from each actor of each process.")]
-MaxBytes = Annotated[
-    str | None, typer.Option("--max-bytes", help="At most this much from each actor of each process, e.g. 10GB.")
-]
-Keep = Annotated[
-    str | None,
-    typer.Option("--keep", metavar="SIZE", help="The run's dumps take at most this: the oldest unpinned go, e.g. 10GB."),
-]
-Ranks = Annotated[str | None, typer.Option("--ranks", help="Only these ranks, e.g. 0,1,4-7.")]
-MinSeqLen = Annotated[int | None, typer.Option("--min-seq-len", min=0, help="Only calls with S of at least N.")]
-MaxSeqLen = Annotated[int | None, typer.Option("--max-seq-len", min=0, help="Only calls with S of at most N.")]
-FreeFloor = Annotated[str, typer.Option("--free-floor", help="Stop while the disk has less free space than this.")]
-Level = Annotated[int, typer.Option("--level", min=1, max=22, help="zstd level.")]
-WithOutputs = Annotated[
-    bool, typer.Option("--with-outputs", help="Store the log-probs (and entropy) that the call returned, too.")
-]
-WithRng = Annotated[bool, typer.Option("--with-rng", help="Store the random generators' states before the call, too.")]
-On = Annotated[
-    str | None,
-    typer.Option(
-        "--on",
-        metavar="TRIGGER,...",
-        help="Keep and pin calls with: nan, exception, oom, slow:3x, logprobs:LOW:HIGH.",
-        rich_help_panel=_TRIGGERS,
-    ),
-]
-Before = Annotated[
-    int,
-    typer.Option("--before", min=0, help="With each call that --on keeps, the N before it.", rich_help_panel=_TRIGGERS),
-]
-MaxTriggered = Annotated[
-    int,
-    typer.Option("--max-triggered", min=0, help="At most N from each actor for each trigger.", rich_help_panel=_TRIGGERS),
-]
-Ring = Annotated[
-    int,
-    typer.Option(
-        "--recorder-calls",
-        min=0,
-        help="Keep the inputs of the last N calls, and of the call in flight, where a kill cannot reach them; 0: none.",
-        rich_help_panel=_RING,
-    ),
-]
-RingBytes = Annotated[
-    str, typer.Option("--recorder-bytes", help="At most this much for them, in each process.", rich_help_panel=_RING)
-]
-RingDir = Annotated[
-    str | None,
-    typer.Option(
-        "--recorder-dir",
-        metavar="DIR|store",
-        help="Where it lies (default: shared memory; `store`: store/rings, which outlives the machine).",
-        rich_help_panel=_RING,
-    ),
-]
-
-NAMES = (
-    "every", "max_dumps", "max_bytes", "keep", "ranks", "min_seq_len", "max_seq_len", "free_floor", "level", "with_outputs",
-    "with_rng", "on", "before", "max_triggered", "ring", "ring_bytes", "ring_dir",
-)  # fmt: skip
-"""The parameters of a command that go into `control_from`."""
 
 
-def control_from(
-    *,
-    run: str,
-    generation: int,
-    every: int | None,
-    max_bytes: str | None,
-    keep: str | None,
-    ranks: str | None,
-    free_floor: str,
-    on: str | None,
-    before: int,
-    ring: int,
-    ring_bytes: str,
-    ring_dir: str | None,
-    **rest: Any,
-) -> Control:
+@dataclass(frozen=True)
+class CaptureOptions:
+    """What to record, as typed."""
+
+    every: Annotated[
+        int | None,
+        typer.Option("--every", min=0, help="Record one call in N; 0: only what --on keeps (the default with --on, else 1)."),
+    ] = None
+    max_dumps: Annotated[
+        int | None, typer.Option("--max-dumps", min=0, help="At most N dumps from each actor of each process.")
+    ] = None
+    max_bytes: Annotated[
+        str | None, typer.Option("--max-bytes", help="At most this much from each actor of each process, e.g. 10GB.")
+    ] = None
+    keep: Annotated[
+        str | None,
+        typer.Option("--keep", metavar="SIZE", help="The run's dumps take at most this: the oldest unpinned go, e.g. 10GB."),
+    ] = None
+    ranks: Annotated[str | None, typer.Option("--ranks", help="Only these ranks, e.g. 0,1,4-7.")] = None
+    min_seq_len: Annotated[int | None, typer.Option("--min-seq-len", min=0, help="Only calls with S of at least N.")] = None
+    max_seq_len: Annotated[int | None, typer.Option("--max-seq-len", min=0, help="Only calls with S of at most N.")] = None
+    free_floor: Annotated[str, typer.Option("--free-floor", help="Stop while the disk has less free space than this.")] = "5GiB"
+    level: Annotated[int, typer.Option("--level", min=1, max=22, help="zstd level.")] = 3
+    with_outputs: Annotated[
+        bool, typer.Option("--with-outputs", help="Store the log-probs (and entropy) that the call returned, too.")
+    ] = False
+    with_rng: Annotated[bool, typer.Option("--with-rng", help="Store random generators' states before the call, too.")] = False
+    on: Annotated[
+        str | None,
+        typer.Option(
+            "--on",
+            metavar="TRIGGER,...",
+            help="Keep and pin calls with: nan, exception, oom, slow:3x, logprobs:LOW:HIGH.",
+            rich_help_panel=_TRIGGERS,
+        ),
+    ] = None
+    before: Annotated[
+        int,
+        typer.Option("--before", min=0, help="With each call that --on keeps, the N before it.", rich_help_panel=_TRIGGERS),
+    ] = 0
+    max_triggered: Annotated[
+        int,
+        typer.Option("--max-triggered", min=0, help="At most N from each actor for each trigger.", rich_help_panel=_TRIGGERS),
+    ] = 100
+    ring: Annotated[
+        int,
+        typer.Option(
+            "--recorder-calls",
+            min=0,
+            help="Keep the inputs of the last N calls, and of the call in flight, where a kill cannot reach them; 0: none.",
+            rich_help_panel=_RING,
+        ),
+    ] = 8
+    ring_bytes: Annotated[
+        str, typer.Option("--recorder-bytes", help="At most this much for them, in each process.", rich_help_panel=_RING)
+    ] = "64MiB"
+    ring_dir: Annotated[
+        str | None,
+        typer.Option(
+            "--recorder-dir",
+            metavar="DIR|store",
+            help="Where it lies (default: shared memory; `store`: store/rings, which outlives the machine).",
+            rich_help_panel=_RING,
+        ),
+    ] = None
+
+
+def control_from(options: CaptureOptions, run: str, generation: int) -> Control:
     """The options of a command as a Control that is on from now. Raises UsageError for what makes no sense."""
-    low, high = rest["min_seq_len"], rest["max_seq_len"]
+    low, high, on, ring_dir = options.min_seq_len, options.max_seq_len, options.on, options.ring_dir
     if low is not None and high is not None and low > high:
         raise UsageError("--min-seq-len is larger than --max-seq-len", hint="swap them")
     words = tuple(word.strip() for word in on.split(",") if word.strip()) if on else ()
@@ -112,32 +100,31 @@ def control_from(
         raise UsageError(f"--on: {error}", hint=f"for example --on nan,exception,slow:3x; triggers: {FORMS}") from None
     if on is not None and not words:
         raise UsageError("--on names no trigger", hint=f"triggers: {FORMS}")
-    if before and not words:
+    if options.before and not words:
         raise UsageError("--before goes with --on", hint="for example --on nan,exception --before 4")
-    if before > ring:
-        asked = f"--before {before} asks for more calls than --recorder-calls {ring} keeps"
+    if options.before > options.ring:
+        asked = f"--before {options.before} asks for more calls than --recorder-calls {options.ring} keeps"
         raise UsageError(asked, hint="raise --recorder-calls")
-    if ring > MAX_RING:
-        asked = f"--recorder-calls {ring}: at most {MAX_RING} calls are kept"
+    if options.ring > MAX_RING:
+        asked = f"--recorder-calls {options.ring}: at most {MAX_RING} calls are kept"
         raise UsageError(asked, hint="--every 1 records every call")
     if ring_dir is not None and ring_dir != "store":
         ring_dir = str(Path(ring_dir).absolute())
+    same = ("max_dumps", "min_seq_len", "max_seq_len", "level", "with_outputs", "with_rng", "before", "max_triggered", "ring")
     return Control(
         enabled=True,
         run=run,
         since=now_timestamp(),
         generation=generation,
-        every=every if every is not None else 0 if words else 1,
-        max_bytes=parse_size("--max-bytes", max_bytes) if max_bytes else None,
-        keep_bytes=parse_size("--keep", keep) if keep else None,
-        ranks=parse_ranks(ranks) if ranks else None,
-        free_floor_bytes=parse_size("--free-floor", free_floor),
+        every=options.every if options.every is not None else 0 if words else 1,
+        max_bytes=parse_size("--max-bytes", options.max_bytes) if options.max_bytes else None,
+        keep_bytes=parse_size("--keep", options.keep) if options.keep else None,
+        ranks=parse_ranks(options.ranks) if options.ranks else None,
+        free_floor_bytes=parse_size("--free-floor", options.free_floor),
         triggers=words,
-        before=before,
-        ring=ring,
-        ring_bytes=parse_size("--recorder-bytes", ring_bytes),
+        ring_bytes=parse_size("--recorder-bytes", options.ring_bytes),
         ring_dir=ring_dir,
-        **rest,
+        **{name: getattr(options, name) for name in same},
     )
 
 

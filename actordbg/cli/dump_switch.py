@@ -10,7 +10,7 @@ import typer
 from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.capture.control import Control, read_control, write_control
 from actordbg.cli import capture_options as opt
-from actordbg.cli.options import Json, store_of
+from actordbg.cli.options import Json, store_of, takes
 from actordbg.cli.output import emit, note, say
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.store.layout import Store
@@ -30,26 +30,11 @@ class Switch:
     job: str | None = None
 
 
+@takes("options", opt.CaptureOptions)
 def enable(
     ctx: typer.Context,
     run: opt.Run = None,
-    every: opt.Every = None,
-    max_dumps: opt.MaxDumps = None,
-    max_bytes: opt.MaxBytes = None,
-    keep: opt.Keep = None,
-    ranks: opt.Ranks = None,
-    min_seq_len: opt.MinSeqLen = None,
-    max_seq_len: opt.MaxSeqLen = None,
-    free_floor: opt.FreeFloor = "5GiB",
-    level: opt.Level = 3,
-    with_outputs: opt.WithOutputs = False,
-    with_rng: opt.WithRng = False,
-    on: opt.On = None,
-    before: opt.Before = 0,
-    max_triggered: opt.MaxTriggered = 100,
-    ring: opt.Ring = 8,
-    ring_bytes: opt.RingBytes = "64MiB",
-    ring_dir: opt.RingDir = None,
+    options: opt.CaptureOptions = opt.CaptureOptions(),
     as_json: Json = False,
 ) -> None:
     """Start recording, in running jobs too.
@@ -59,25 +44,15 @@ def enable(
 
     Example: actordbg dump enable --run ppo-7b --on nan,exception,slow:3x --before 4 --keep 20GB
     """
-    given = dict(locals())
-    options = {name: given[name] for name in opt.NAMES}
     store = store_of(ctx).create()
     name = opt.checked_run_name(run)
     job = name if name is not None and store.control_of(name).exists() else None
     previous = control_before(store, job)
     going_on = previous.run if previous is not None and previous.enabled else None
-    control = opt.control_from(
-        run=name or going_on or opt.default_run_name(),
-        generation=previous.generation + 1 if previous else 1,
-        **options,
-    )
-    switch_on(store, control, job)
-    emit(Switch(str(store.root), True, True, control.to_dict(), job), _say_enabled, as_json)
-
-
-def switch_on(store: Store, control: Control, job: str | None) -> None:
-    """Write a switch."""
+    run_name = name or going_on or opt.default_run_name()
+    control = opt.control_from(options, run_name, previous.generation + 1 if previous else 1)
     write_control(store, control, job)
+    emit(Switch(str(store.root), True, True, control.to_dict(), job), _say_enabled, as_json)
 
 
 def disable(

@@ -1,11 +1,13 @@
-"""What the commands that replay inputs share: options that choose the inputs, and the configuration that they run under."""
+"""What the commands that replay inputs share: the options that choose them, their configuration, the bar while they run."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,39 +16,50 @@ import typer
 from actordbg.base.errors import Unsupported, UsageError
 from actordbg.catalog.query import dump_extent, open_fresh
 from actordbg.cli import output
-from actordbg.cli.options import settings_of
+from actordbg.cli.options import Where, settings_of
 from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import Asked, build_config
 from actordbg.replay.launch import surrounding_launcher
+from actordbg.replay.live_catalog import LiveCatalog
 from actordbg.replay.plan import ORDERS, Plan, Row, make_plan
 from actordbg.replay.selection import rows_of_catalog, rows_of_files
+from actordbg.replay.supervise import Progress
 from actordbg.store.layout import Store
 
 _PANEL = "The inputs"
 
-MaxInputs = Annotated[
-    int | None,
-    typer.Option("--max-inputs", min=1, metavar="N", rich_help_panel=_PANEL, help="At most N inputs, in all workers together."),
-]
-InputFile = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--input-file",
-        metavar="FILE",
-        rich_help_panel=_PANEL,
-        help="Replay this dump file, pack, or PACK#ID; may be repeated.",
-    ),
-]
-Order = Annotated[
-    str | None,
-    typer.Option("--order", metavar="time|length|shuffle", rich_help_panel=_PANEL, help="In which order (default: time)."),
-]
 Shuffle = Annotated[
     bool,
     typer.Option("--shuffle-inputs", rich_help_panel=_PANEL, help="The same as --order shuffle: every worker in its own."),
 ]
-RandomSeed = Annotated[int, typer.Option("--random-seed", rich_help_panel=_PANEL, help="Of the shuffled order.")]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Which dumps to replay, as typed."""
+
+    where: Where = None
+    max_inputs: Annotated[
+        int | None,
+        typer.Option(
+            "--max-inputs", min=1, metavar="N", rich_help_panel=_PANEL, help="At most N inputs, in all workers together."
+        ),
+    ] = None
+    input_file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--input-file",
+            metavar="FILE",
+            rich_help_panel=_PANEL,
+            help="Replay this dump file, pack, or PACK#ID; may be repeated.",
+        ),
+    ] = None
+    order: Annotated[
+        str | None,
+        typer.Option("--order", metavar="time|length|shuffle", rich_help_panel=_PANEL, help="In which order (default: time)."),
+    ] = None
+    random_seed: Annotated[int, typer.Option("--random-seed", rich_help_panel=_PANEL, help="Of the shuffled order.")] = 42
 
 
 def chosen_order(order: str | None, shuffle: bool) -> str:
@@ -88,27 +101,20 @@ def asked_for(ctx: typer.Context, flags: Mapping[str, Any]) -> Asked:
     return asked
 
 
-def planned(
-    store: Store,
-    config: ReplayConfig,
-    where: str | None,
-    files: Sequence[Path],
-    order: str,
-    max_inputs: int | None,
-    shuffle_seed: int,
-) -> Plan:
+def planned(store: Store, config: ReplayConfig, inputs: Inputs, order: str) -> Plan:
     """The plan of the dumps that --where, --input-file and --max-inputs select."""
+    where, files = inputs.where, inputs.input_file or []
     if files and where is not None:
         raise UsageError("--where and --input-file exclude each other", hint="give one of them")
     rows: Sequence[Row]
-    enough = None if config.align == "rank" else max_inputs  # of whole calls nobody knows how many rows they take
+    enough = None if config.align == "rank" else inputs.max_inputs  # of whole calls nobody knows how many rows they take
     rows = rows_of_files(store, files) if files else rows_of_catalog(open_fresh(store, where), where, order, enough)
     return make_plan(
         rows,
         config,
         order=order,
-        max_inputs=max_inputs,
-        shuffle_seed=shuffle_seed,
+        max_inputs=inputs.max_inputs,
+        shuffle_seed=inputs.random_seed,
         where=where,
         command=shlex.join(["actordbg", *sys.argv[1:]]),
         versions=installed_versions(),
@@ -122,3 +128,33 @@ def what_there_is(store: Store, where: str | None) -> str:
         return "the store holds no dumps: `actordbg dump enable`, `dump import` or `dump create` bring some"
     what = f"no dump matches {where}" if where else "no dump can be replayed"
     return f"{what}; the store holds {output.plural(count, 'dump')} with seq_len {shortest} to {longest}"
+
+
+@contextmanager
+def replaying(store: Store, label: str, total: int, *, quiet: bool) -> Iterator[tuple[LiveCatalog, Callable[..., None]]]:
+    """A catalog that follows running replays, and a progress bar (`output.progress`). The catalog is up to date afterwards,
+    also after a Ctrl-C; why it is not goes to standard error."""
+    catalog = LiveCatalog(store)
+    try:
+        with output.progress(label, total, quiet=quiet) as advance:
+            yield catalog, advance
+    finally:
+        settle(store, catalog)
+
+
+def settle(store: Store, catalog: LiveCatalog) -> None:
+    """Index what is new. What cannot be indexed now will be by the next command."""
+    catalog.flush()
+    if catalog.problem is not None:
+        output.note(f"the catalog could not be updated ({catalog.problem}); the results are in {store.root}")
+
+
+def counting(catalog: LiveCatalog, advance: Callable[..., None]) -> Callable[[Progress], None]:
+    """What to do with a replay's news where each result is a step of the bar."""
+
+    def on_event(event: Progress) -> None:
+        if event.kind == "result":
+            catalog.touch()
+            advance(1)
+
+    return on_event

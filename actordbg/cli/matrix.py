@@ -6,26 +6,15 @@ import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from actordbg.base.errors import StoreProblem, UsageError
-from actordbg.cli import matrix_options as axis
 from actordbg.cli import output
-from actordbg.cli.input_options import (
-    InputFile,
-    MaxInputs,
-    Order,
-    RandomSeed,
-    asked_for,
-    chosen_order,
-    is_left_to_rank_0,
-    what_there_is,
-)
+from actordbg.cli.input_options import Inputs, asked_for, chosen_order, is_left_to_rank_0, replaying, what_there_is
 from actordbg.cli.matrix_answer import MatrixAnswer, MatrixPlan, follow, print_answer, print_plan
-from actordbg.cli.options import Format, FormatOption, Json, Quiet, Where, chosen_format, store_of
+from actordbg.cli.options import Format, FormatOption, Json, Quiet, chosen_format, store_of, takes
 from actordbg.cli.setting_options import NONE, Given, OldTruthDtype, TruthDtype, takes_settings, truth_dtype
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import AXES, ReplayConfig
@@ -37,30 +26,45 @@ from actordbg.matrix.cell_verdicts import Baseline, open_baseline, require_commo
 from actordbg.matrix.cells import batches, is_open, make_cells
 from actordbg.matrix.matrix_files import Selection, select, select_again
 from actordbg.matrix.run_matrix import Surroundings, new_matrix, run_matrix
-from actordbg.replay.live_catalog import LiveCatalog
 from actordbg.store.layout import Store
 
 _BESIDE = {"resume", "show", "quiet", "as_json", "format"}
 
 
+@takes("inputs", Inputs)
 @takes_settings("matrix")
 def matrix(
     ctx: typer.Context,
-    where: Where = None,
-    max_inputs: MaxInputs = None,
-    input_file: InputFile = None,
-    order: Order = None,
-    random_seed: RandomSeed = 42,
+    inputs: Inputs = Inputs(),
     settings: Given = NONE,
-    skip_known: axis.SkipKnown = False,
-    no_truth: axis.NoTruth = False,
+    skip_known: Annotated[
+        bool, typer.Option("--skip-known", help="Leave out cells that are known to fail; they are run otherwise.")
+    ] = False,
+    no_truth: Annotated[
+        bool, typer.Option("--no-truth", help="Do not compare passed cells with the truth: green then means finished.")
+    ] = False,
     truth: TruthDtype = None,
     oracle: OldTruthDtype = None,
-    baseline: axis.BaselineOption = None,
-    slower: axis.Slower = None,
-    resume: axis.ResumeMatrix = None,
-    show: axis.Show = None,
-    dry_run: axis.DryRun = False,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            "--baseline",
+            metavar="REPLAY|MATRIX",
+            help="Exit 1 if a cell got worse than this replay, or than this matrix's cell with the same settings; "
+            "failures that it has too are then no reason.",
+        ),
+    ] = None,
+    slower: Annotated[
+        float | None,
+        typer.Option("--slower", metavar="FACTOR", help="A cell this many times slower than the baseline has got worse."),
+    ] = None,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="MATRIX|last", help="Go on with a matrix where it stopped.")
+    ] = None,
+    show: Annotated[
+        str | None, typer.Option("--show", metavar="MATRIX|last", help="Print a matrix that is there; run nothing.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells and run nothing.")] = False,
     format: FormatOption = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -84,21 +88,25 @@ def matrix(
     how = chosen_format(format, as_json)
     if show is not None:
         _alone(ctx, "show")
-        return _shown(store, show, how)
+        return print_answer(_answer(store, matrices.load(store, show)), how)
     axes = {name: str(flags.pop(name)) for name in AXES if name in flags}
     if resume is not None:
         _alone(ctx, "resume")
         record, chosen, held = _resumed(store, resume)
     else:
-        base = _base(ctx, flags)
-        chosen = _selected(store, base, where, input_file or [], order, max_inputs, random_seed)
+        # outputs are kept: the truth and a baseline are compared with them
+        base = replace(asked_for(ctx, flags).config, keep_tensors=True, truth=None, vary=None)
+        chosen = _selected(store, base, inputs)
         held = _baseline(store, baseline, slower)
         options: dict[str, Any] = {
-            "order": order or "time", "shuffle_seed": random_seed, "skip_known": skip_known, "slower": slower,
+            "order": inputs.order or "time",
+            "shuffle_seed": inputs.random_seed,
+            "skip_known": skip_known,
+            "slower": slower,
             "oracle": None if no_truth else truth_dtype(truth, oracle),
-            "input_files": [str(path.absolute()) for path in input_file or []],
-        }  # fmt: skip
-        record = _new(base, axes, chosen, options, where, held)
+            "input_files": [str(path.absolute()) for path in inputs.input_file or []],
+        }
+        record = _new(base, axes, chosen, options, inputs.where, held)
     _run(store, record, chosen, held, how, quiet=quiet or as_json, dry_run=dry_run)
     return None
 
@@ -115,22 +123,9 @@ def _alone(ctx: typer.Context, option: str) -> None:
         )
 
 
-def _base(ctx: typer.Context, flags: Mapping[str, Any]) -> ReplayConfig:
-    """What all cells have in common. Outputs are kept: the truth and a baseline are compared with them."""
-    config = asked_for(ctx, flags).config
-    return replace(config, keep_tensors=True, truth=None, vary=None)
-
-
-def _selected(
-    store: Store,
-    base: ReplayConfig,
-    where: str | None,
-    files: list[Path],
-    order: str | None,
-    max_inputs: int | None,
-    shuffle_seed: int,
-) -> Selection:
-    chosen = select(store, base, where, files, chosen_order(order, False), max_inputs, shuffle_seed)
+def _selected(store: Store, base: ReplayConfig, inputs: Inputs) -> Selection:
+    where, order, seed = inputs.where, chosen_order(inputs.order, False), inputs.random_seed
+    chosen = select(store, base, where, inputs.input_file or [], order, inputs.max_inputs, seed)
     for reason, count in chosen.skipped.items():
         output.note(f"left out {output.plural(count, 'dump')}: {reason}")
     if not chosen.rows:
@@ -169,10 +164,6 @@ def _resumed(store: Store, name: str) -> tuple[MatrixRecord, Selection, Baseline
     return record, select_again(store, record), held
 
 
-def _shown(store: Store, name: str, how: Format) -> None:
-    print_answer(_answer(store, matrices.load(store, name)), how)
-
-
 def _answer(store: Store, record: MatrixRecord) -> MatrixAnswer:
     return MatrixAnswer(record, record.good, context_of(store, record))
 
@@ -195,33 +186,17 @@ def _run(
         return
     if held is not None:
         require_common(store, held, record.cells, record.dump_ids)
-    catalog = LiveCatalog(store)
-    around.on_tick = catalog.tick
     total = len(record.dump_ids) * sum(is_open(cell) for cell in record.cells)
     interrupted = False
     try:
-        with output.progress("matrix", total, quiet=quiet) as advance:
-            _listen(around, catalog, follow(advance, len(record.cells)))
+        with replaying(store, "matrix", total, quiet=quiet) as (catalog, advance):
+            around.on_tick = catalog.tick
+            around.on_event = follow(catalog, advance, len(record.cells))
             run_matrix(store, record, chosen.rows, around, held)
     except KeyboardInterrupt:
         interrupted = True
         output.note(f"interrupted; what is done is kept, `actordbg matrix --resume {record.matrix_id}` goes on")
-    catalog.flush()
-    if catalog.problem is not None:
-        output.note(f"the catalog could not be updated ({catalog.problem}); the results are in {store.root}")
-    _leave(store, record.matrix_id, how, interrupted=interrupted)
-
-
-def _listen(around: Surroundings, catalog: Any, show: Any) -> None:
-    def on_event(event: Any) -> None:
-        catalog.touch()
-        show(event)
-
-    around.on_event = on_event
-
-
-def _leave(store: Store, matrix_id: str, how: Format, *, interrupted: bool) -> None:
-    answer = _answer(store, matrices.load(store, matrix_id))
+    answer = _answer(store, matrices.load(store, record.matrix_id))
     print_answer(answer, how)
     if interrupted:
         raise typer.Exit(130)

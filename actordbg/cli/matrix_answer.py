@@ -15,6 +15,7 @@ from actordbg.cli.options import Format
 from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
 from actordbg.matrix.matrix_document import MatrixContext, matrix_document
 from actordbg.matrix.run_matrix import MatrixEvent
+from actordbg.replay.live_catalog import LiveCatalog
 from actordbg.report.renderings import as_markdown, as_text
 
 _COLOURS = {
@@ -53,10 +54,11 @@ def _coloured_line(line: str) -> str:
     return _WORD.sub(lambda found: typer.style(found[0], fg=_COLOURS[found[0]]), line)
 
 
-def follow(advance: Callable[..., None], cells: int) -> Callable[[MatrixEvent], None]:
-    """What to do with a running matrix's news: move the bar on, and say which cell it is."""
+def follow(catalog: LiveCatalog, advance: Callable[..., None], cells: int) -> Callable[[MatrixEvent], None]:
+    """What to do with a running matrix's news: catalog it, move the bar on, and say which cell it is."""
 
     def on_event(event: MatrixEvent) -> None:
+        catalog.touch()
         name = f"#{event.cell.index} of {cells}: {event.cell.name}"
         if event.kind == "cell":
             advance(0, note=name)

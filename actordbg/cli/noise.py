@@ -12,16 +12,14 @@ from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.base.errors import StoreProblem
 from actordbg.cli import input_options as inputs
 from actordbg.cli import output
-from actordbg.cli.options import Json, Quiet, Where, store_of
+from actordbg.cli.options import Json, Quiet, store_of, takes
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.compare.noise_floor import ROUNDING, ROUNDING_MARGIN, measure_noise
 from actordbg.compare.thresholds import MEASURES
 from actordbg.config.replay_config import VARIATIONS
 from actordbg.formats.noise_record import NoiseRecord, NoiseVariant
 from actordbg.formats.replay_record import ReplaySpec
-from actordbg.replay.live_catalog import LiveCatalog
 from actordbg.replay.selection import defaults_of
-from actordbg.replay.supervise import Progress
 from actordbg.store.layout import Store
 
 ANSWERS = {
@@ -56,15 +54,12 @@ class NoiseAnswer:
     skipped: dict[str, int] = field(default_factory=dict)
 
 
+@takes("chosen", inputs.Inputs)
 @takes_settings("noise")
 def noise(
     ctx: typer.Context,
-    where: Where = None,
-    max_inputs: inputs.MaxInputs = None,
-    input_file: inputs.InputFile = None,
-    order: inputs.Order = None,
+    chosen: inputs.Inputs = inputs.Inputs(),
     shuffle_inputs: inputs.Shuffle = False,
-    random_seed: inputs.RandomSeed = 42,
     settings: Given = NONE,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -81,13 +76,13 @@ def noise(
     if inputs.is_left_to_rank_0(flags):
         return
     store = store_of(ctx).require()
-    chosen = inputs.chosen_order(order, shuffle_inputs)
+    order = inputs.chosen_order(chosen.order, shuffle_inputs)
     config = inputs.asked_for(ctx, flags).config
     config = replace(config, keep_tensors=True, keep_gradients=config.backward is not False)
-    plan = inputs.planned(store, config, where, input_file or [], chosen, max_inputs, random_seed)
+    plan = inputs.planned(store, config, chosen, order)
     if not plan.spec.inputs:
         raise StoreProblem(
-            f"nothing to measure noise on: {inputs.what_there_is(store, where)}",
+            f"nothing to measure noise on: {inputs.what_there_is(store, chosen.where)}",
             hint="choose dumps with --where or --input-file",
         )
     answer = answer_of(run(store, plan.spec, quiet=quiet or as_json), plan.skipped)
@@ -97,18 +92,10 @@ def noise(
 def run(store: Store, spec: ReplaySpec, *, quiet: bool) -> NoiseRecord:
     """Check the configuration, run all five replays with a progress bar, and leave the catalog up to date."""
     refuse_hits(check_config(spec.config, defaults=defaults_of(store.root, spec.inputs)))
-    catalog = LiveCatalog(store)
-    with output.progress("measuring noise", len(spec.inputs) * (3 + len(VARIATIONS)), quiet=quiet) as advance:
-
-        def on_event(event: Progress) -> None:
-            if event.kind == "result":
-                catalog.touch()
-                advance(1)
-
-        try:
-            return measure_noise(store, spec, on_run=lambda name: advance(0, note=name), on_event=on_event, on_tick=catalog.tick)
-        finally:
-            catalog.flush()
+    total = len(spec.inputs) * (3 + len(VARIATIONS))
+    with inputs.replaying(store, "measuring noise", total, quiet=quiet) as (catalog, advance):
+        on_event = inputs.counting(catalog, advance)
+        return measure_noise(store, spec, on_run=lambda name: advance(0, note=name), on_event=on_event, on_tick=catalog.tick)
 
 
 def answer_of(record: NoiseRecord, skipped: dict[str, int] | None = None) -> NoiseAnswer:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -26,6 +31,41 @@ FormatOption = Annotated[
     typer.Option("--format", "-f", help="How to write the answer (default: text). md can be pasted into an issue."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the answer.")]
+
+
+def takes_options(
+    name: str, options: Sequence[inspect.Parameter], gathered: Callable[[Mapping[str, Any]], Any]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator: these options stand in place of the command's parameter `name`, which gets what they were gathered into."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        hints = typing.get_type_hints(function, include_extras=True)
+        parameters: list[inspect.Parameter] = []
+        for one in inspect.signature(function).parameters.values():
+            parameters += options if one.name == name else [one.replace(annotation=hints[one.name])]
+
+        @functools.wraps(function)
+        def called(**given: Any) -> Any:
+            mine = {one.name: given.pop(one.name) for one in options}
+            return function(**given, **{name: gathered(mine)})
+
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
+        return called
+
+    return decorate
+
+
+def takes(name: str, group: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator: the fields of a dataclass are the options in place of the command's parameter `name`, which gets one."""
+    hints = typing.get_type_hints(group, include_extras=True)
+    options = [option(one.name, hints[one.name], one.default) for one in fields(group)]
+    return takes_options(name, options, lambda given: group(**given))
+
+
+def option(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
+    """One parameter of a command, as typer reads it from a signature."""
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
 
 
 def chosen_format(asked: Format | None, as_json: bool, usual: Format = "text") -> Format:

@@ -11,25 +11,22 @@ from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.cli import output
 from actordbg.cli.input_options import (
-    InputFile,
-    MaxInputs,
-    Order,
-    RandomSeed,
+    Inputs,
     Shuffle,
     asked_for,
     chosen_order,
     is_left_to_rank_0,
     planned,
+    replaying,
     what_there_is,
 )
-from actordbg.cli.options import Json, Quiet, Where, store_of
+from actordbg.cli.options import Json, Quiet, store_of, takes
 from actordbg.cli.replay_answer import ReplayAnswer, answer_of, render, shares_of
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.config.sources import Asked
 from actordbg.formats.journal import read_results
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.replay import supervise
-from actordbg.replay.live_catalog import LiveCatalog
 from actordbg.replay.plan import Plan
 from actordbg.replay.selection import defaults_of
 from actordbg.replay.supervise import Progress, load_spec
@@ -37,29 +34,21 @@ from actordbg.store.layout import Store
 
 _BESIDE_RESUME = ("resume", "dry_run", "quiet", "as_json")
 
-Resume = Annotated[
-    str | None,
-    typer.Option(
-        "--resume",
-        metavar="[REPLAY|last]",
-        help="Go on with a replay where it stopped, under its own configuration.",
-    ),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the plan and start nothing.")]
 
-
+@takes("inputs", Inputs)
 @takes_settings("replay")
 def replay(
     ctx: typer.Context,
-    where: Where = None,
-    max_inputs: MaxInputs = None,
-    input_file: InputFile = None,
-    order: Order = None,
+    inputs: Inputs = Inputs(),
     shuffle_inputs: Shuffle = False,
-    random_seed: RandomSeed = 42,
     settings: Given = NONE,
-    resume: Resume = None,
-    dry_run: DryRun = False,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            "--resume", metavar="[REPLAY|last]", help="Go on with a replay where it stopped, under its own configuration."
+        ),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and start nothing.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -76,14 +65,14 @@ def replay(
     if is_left_to_rank_0(flags):
         return
     store = store_of(ctx).require()
-    chosen = chosen_order(order, shuffle_inputs)
+    chosen = chosen_order(inputs.order, shuffle_inputs)
     asked: Asked | None = None
     if resume is not None:
         _only_resume(ctx)
-        plan = _resumed(store, resume)
+        plan = Plan(load_spec(store, resume))
     else:
         asked = asked_for(ctx, flags)
-        plan = planned(store, asked.config, where, input_file or [], chosen, max_inputs, random_seed)
+        plan = planned(store, asked.config, inputs, chosen)
     answer, problem = _run(store, plan, dry_run=dry_run, quiet=quiet or as_json)
     answer = replace(answer, settings_from={} if asked is None else asked.sources)
     output.emit(answer, render, as_json)
@@ -112,10 +101,6 @@ def _only_resume(ctx: typer.Context) -> None:
 def _was_typed(ctx: typer.Context, name: str) -> bool:
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
-
-
-def _resumed(store: Store, name: str) -> Plan:
-    return Plan(load_spec(store, name))
 
 
 def _run(store: Store, plan: Plan, *, dry_run: bool, quiet: bool) -> tuple[ReplayAnswer, Exception | None]:
@@ -147,9 +132,7 @@ def _supervised(store: Store, spec: ReplaySpec, quiet: bool) -> tuple[ReplayAnsw
 
     What goes wrong before anything was started (its folder cannot be written, another process runs it) is raised.
     """
-    folder = store.replays / spec.replay_id
-    done = len(read_results(folder))
-    catalog = LiveCatalog(store)
+    done = len(read_results(store.replays / spec.replay_id))
     problem: Exception | None = None
     begun = False
     restarts = 0
@@ -163,7 +146,7 @@ def _supervised(store: Store, spec: ReplaySpec, quiet: bool) -> tuple[ReplayAnsw
         _show(event, advance)
 
     try:
-        with output.progress("replaying", len(spec.inputs), quiet=quiet) as advance:
+        with replaying(store, "replaying", len(spec.inputs), quiet=quiet) as (catalog, advance):
             advance(done, note="starting the workers")
             supervise.run_replay(store, spec, on_event, on_tick=catalog.tick)
     except KeyboardInterrupt:
@@ -172,9 +155,6 @@ def _supervised(store: Store, spec: ReplaySpec, quiet: bool) -> tuple[ReplayAnsw
         if not begun:
             raise
         problem = error
-    catalog.flush()
-    if catalog.problem is not None:
-        output.note(f"the catalog could not be updated ({catalog.problem}); the results are in {folder}")
     return answer_of(store, spec, restarts), problem
 
 

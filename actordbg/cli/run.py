@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actordbg.base.errors import LaunchProblem
+from actordbg.capture.control import write_control
 from actordbg.cli import capture_options as opt
 from actordbg.cli.dump_recover import RecoverAnswer, recovered_from
 from actordbg.cli.dump_status import ProcessRow, process_rows, total_of, totals_in_words, trouble_of
-from actordbg.cli.dump_switch import control_before, switch_off, switch_on
-from actordbg.cli.options import store_of
+from actordbg.cli.dump_switch import control_before, switch_off
+from actordbg.cli.options import store_of, takes
 from actordbg.cli.output import emit, human_bytes, note, plural
 
 if TYPE_CHECKING:
@@ -53,27 +54,12 @@ class RunAnswer:
     recovered: RecoverAnswer | None = None
 
 
+@takes("options", opt.CaptureOptions)
 def run(
     ctx: typer.Context,
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The job: a program and its arguments.")],
     run: opt.Run = None,
-    every: opt.Every = None,
-    max_dumps: opt.MaxDumps = None,
-    max_bytes: opt.MaxBytes = None,
-    keep: opt.Keep = None,
-    ranks: opt.Ranks = None,
-    min_seq_len: opt.MinSeqLen = None,
-    max_seq_len: opt.MaxSeqLen = None,
-    free_floor: opt.FreeFloor = "5GiB",
-    level: opt.Level = 3,
-    with_outputs: opt.WithOutputs = False,
-    with_rng: opt.WithRng = False,
-    on: opt.On = None,
-    before: opt.Before = 0,
-    max_triggered: opt.MaxTriggered = 100,
-    ring: opt.Ring = 8,
-    ring_bytes: opt.RingBytes = "64MiB",
-    ring_dir: opt.RingDir = None,
+    options: opt.CaptureOptions = opt.CaptureOptions(),
     leave_on: Annotated[
         bool, typer.Option("--leave-on", help="Do not switch recording off at the end: the job goes on elsewhere.")
     ] = False,
@@ -92,8 +78,6 @@ def run(
     from actordbg.install import carried, ray_submit
     from actordbg.install.foreground import run_in_foreground
 
-    given = dict(locals())
-    options = {name: given[name] for name in opt.NAMES}
     if shutil.which(command[0]) is None:
         hint = "what follows `--` is a program and its arguments"
         raise LaunchProblem(f"there is no program {command[0]}", hint=hint)
@@ -149,13 +133,13 @@ def after_the_job(store: Store, run: str, known: set[tuple[Any, ...]], *, wait: 
         time.sleep(0.1)
 
 
-def _start_recording(store: Store, run: str, options: dict[str, Any]) -> None:
+def _start_recording(store: Store, run: str, options: opt.CaptureOptions) -> None:
     """Write the job's own switch, and say so."""
     previous = control_before(store, run)
     if previous is not None and previous.enabled:
         note(f"actordbg: run {run} was on since {previous.since}: its limits are replaced")
-    control = opt.control_from(run=run, generation=previous.generation + 1 if previous else 1, **options)
-    switch_on(store, control, run)
+    control = opt.control_from(options, run, previous.generation + 1 if previous else 1)
+    write_control(store, control, run)
     note(f"actordbg: recording run {run} in {store.root}: {opt.limits_in_words(control.to_dict())}")
     if os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0"):
         note("actordbg: ACTORDBG_DISABLE is set, so nothing will be recorded")

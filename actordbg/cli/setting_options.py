@@ -11,9 +11,7 @@ command's `bare_values`. A matrix takes comma lists where a setting is an axis.
 
 from __future__ import annotations
 
-import functools
 import inspect
-import typing
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -21,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from actordbg.base.errors import UsageError
+from actordbg.cli.options import option, takes_options
 from actordbg.config.replay_config import SETTINGS, TRUTHS
 from actordbg.config.setting import Setting
 
@@ -42,19 +41,8 @@ def takes_settings(command: str) -> Callable[[Callable[..., Any]], Callable[...,
     bare = {name: str(one.bare) for one in mine for name in (one.option, one.old_option) if name}
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        hints = typing.get_type_hints(function, include_extras=True)
-        parameters: list[inspect.Parameter] = []
-        for one in inspect.signature(function).parameters.values():
-            parameters += options if one.name == "settings" else [one.replace(annotation=hints[one.name])]
-
-        @functools.wraps(function)
-        def called(**given: Any) -> Any:
-            mine = {one.name: given.pop(one.name) for one in options}
-            return function(**given, settings=_merged(mine))
-
-        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called = takes_options("settings", options, _merged)(function)
         called.bare_values = bare  # type: ignore[attr-defined]
-        called.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
         return called
 
     return decorate
@@ -73,20 +61,18 @@ def _options(command: str) -> Iterator[inspect.Parameter]:
         if command not in one.commands:
             continue
         axis = command == "matrix" and one.axis is not None
-        yield _parameter(one.name, str if axis else one.kind, _axis_option(one) if axis else _option(one))
+        yield _given(one.name, str if axis else one.kind, _axis_option(one) if axis else _option(one))
         if one.old_option:
             hidden = typer.Option(f"--{one.old_option}", help=f"The old name of {one.flag}.", hidden=True)
-            yield _parameter(_OLD + one.name, one.kind, hidden)
+            yield _given(_OLD + one.name, one.kind, hidden)
         if one.shorthand and not axis:
-            option, value = one.shorthand
-            short = typer.Option(f"--{option}", help=f"The same as {one.flag} {value}.", rich_help_panel=_ACTOR)
-            yield _parameter(_SHORT + one.name, bool, short)
+            name, value = one.shorthand
+            short = typer.Option(f"--{name}", help=f"The same as {one.flag} {value}.", rich_help_panel=_ACTOR)
+            yield _given(_SHORT + one.name, bool, short)
 
 
-def _parameter(name: str, kind: Any, option: Any) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=Annotated[kind | None, option]
-    )
+def _given(name: str, kind: Any, declared: Any) -> inspect.Parameter:
+    return option(name, Annotated[kind | None, declared])
 
 
 def _option(one: Setting) -> Any:
@@ -108,12 +94,12 @@ def _merged(options: Mapping[str, Any]) -> Given:
     given = {name: value for name, value in options.items() if value is not None and name in SETTINGS}
     for one in SETTINGS.values():
         other = options.get(_OLD + one.name)
-        option = f"--{one.old_option}"
+        flag = f"--{one.old_option}"
         if one.shorthand and options.get(_SHORT + one.name):
-            option, other = f"--{one.shorthand[0]}", one.shorthand[1]
+            flag, other = f"--{one.shorthand[0]}", one.shorthand[1]
         if other is None:
             continue
         if given.get(one.name, other) != other:
-            raise UsageError(f"{option} and {one.flag} {given[one.name]} contradict each other", hint="give one of them")
+            raise UsageError(f"{flag} and {one.flag} {given[one.name]} contradict each other", hint="give one of them")
         given[one.name] = other
     return given

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from runkit import ROOT, TrainingEnvironment, clean_environment, fake_openrlhf, 
 
 from actordbg.capture.control import Control, read_control, write_control
 from actordbg.cli import dump_switch, run
-from actordbg.cli.capture_options import NAMES
+from actordbg.cli.capture_options import CaptureOptions
 from actordbg.install import trailer
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -65,12 +66,14 @@ def test_the_limits_are_those_of_dump_enable(store: Store, tree: Path) -> None:
 
 
 def test_run_takes_the_options_of_dump_enable_with_the_same_defaults() -> None:
+    names = {one.name for one in fields(CaptureOptions)}
+
     def defaults(function: Callable[..., None]) -> dict[str, object]:
         parameters = inspect.signature(function).parameters.values()
-        return {p.name: (str(p.annotation), p.default) for p in parameters if p.name in NAMES}
+        return {p.name: (str(p.annotation), p.default) for p in parameters if p.name in names}
 
     assert defaults(dump_switch.enable) == defaults(run.run)
-    assert set(inspect.signature(dump_switch.enable).parameters) - set(NAMES) == {"ctx", "run", "as_json"}
+    assert set(inspect.signature(dump_switch.enable).parameters) - names == {"ctx", "run", "as_json"}
 
 
 @pytest.mark.parametrize("code", [0, 1, 3, 77])
