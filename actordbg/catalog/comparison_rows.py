@@ -16,14 +16,7 @@ from sqlalchemy.dialects.sqlite import insert
 from actordbg.catalog import tables
 from actordbg.catalog.sqlmodels import table_of
 from actordbg.catalog.statements import comparison, comparison_run, damaged, file, folder, put
-from actordbg.formats.comparison_record import (
-    MISMATCH,
-    NOT_COMPARED,
-    WITHIN_NOISE,
-    ComparisonRecord,
-    DumpComparison,
-    Figures,
-)
+from actordbg.formats.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord, DumpComparison, Figures
 from actordbg.formats.matrix_record import MatrixCell
 from actordbg.formats.noise_record import NoiseRecord
 

@@ -230,8 +230,7 @@ class ExpressionWriter:
             left, right = _as_flag(left), _as_flag(right)
         if left.kind != right.kind:
             raise refusal(
-                f"{_sql(node)!r} compares a {left.kind} with a {right.kind}",
-                "text goes in 'single quotes', numbers do not",
+                f"{_sql(node)!r} compares a {left.kind} with a {right.kind}", "text goes in 'single quotes', numbers do not"
             )
         return left, right
 

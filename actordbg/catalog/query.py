@@ -315,8 +315,7 @@ def _replay_rows(reader: sqlite3.Connection, where: str, params: tuple[Any, ...]
     counted = "(SELECT count(*) FROM result AS r WHERE r.replay_id = p.replay_id AND r.status = '{}')"
     sql = ", ".join(counted.format(f.name) if f.name in _COUNTED else f"p.{f.name}" for f in fields(ReplayRow))
     found = reader.execute(
-        f"SELECT {sql} FROM replay AS p WHERE {where} ORDER BY p.created_at DESC, p.replay_id DESC LIMIT ?",
-        (*params, limit),
+        f"SELECT {sql} FROM replay AS p WHERE {where} ORDER BY p.created_at DESC, p.replay_id DESC LIMIT ?", (*params, limit)
     )
     return rows_of(ReplayRow, found)
 

@@ -41,14 +41,7 @@ _LIMITS = {
     "SQLITE_LIMIT_WORKER_THREADS": 0,
 }
 
-_FAULTS = (
-    "integer overflow",
-    "expression tree is too large",
-    "parser stack overflow",
-    "too many",
-    "too big",
-    "too complex",
-)
+_FAULTS = ("integer overflow", "expression tree is too large", "parser stack overflow", "too many", "too big", "too complex")
 """Parts of SQLite's messages about an expression; any other error is one of the catalog."""
 
 

@@ -118,11 +118,7 @@ def put_damaged(connection: Connection, rows: Sequence[tuple[str, str, str, str]
         paths = [{"sound": path} for path in sound]
         if paths:
             connection.execute(delete(damaged).where(damaged.c.path == bindparam("sound")), paths)
-    put(
-        connection,
-        tables.DamagedFile,
-        [dict(zip(("path", "folder", "code", "reason"), row, strict=True)) for row in rows],
-    )
+    put(connection, tables.DamagedFile, [dict(zip(("path", "folder", "code", "reason"), row, strict=True)) for row in rows])
 
 
 def known_damaged(connection: Connection, path: str) -> list[str]:

@@ -99,11 +99,7 @@ def pack_dumps(
 
 
 def unpack_dumps(
-    store: Store,
-    where: str | None = None,
-    run: str | None = None,
-    level: int = UNPACK_LEVEL,
-    on_progress: Progress | None = None,
+    store: Store, where: str | None = None, run: str | None = None, level: int = UNPACK_LEVEL, on_progress: Progress | None = None
 ) -> UnpackSummary:
     """Make files of their own again of the packed dumps that a condition selects; the same records, the same payloads."""
     store.require()

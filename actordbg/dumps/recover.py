@@ -94,11 +94,7 @@ def recover(store: Store, paths: Sequence[Path], *, live: bool = False, keep_rin
         report = RingReport(str(path), "", 0, False)
         try:
             ring = read_ring(path)
-            report.host, report.pid, report.alive = (
-                str(ring.facts.get("host")),
-                int(ring.facts.get("pid", 0)),
-                ring.alive,
-            )
+            report.host, report.pid, report.alive = (str(ring.facts.get("host")), int(ring.facts.get("pid", 0)), ring.alive)
             if live or not ring.alive:
                 _recover(store, ring, report, keep_rings)
         except (ActordbgError, OSError) as error:

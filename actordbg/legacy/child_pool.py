@@ -100,8 +100,7 @@ class LegacyReader:
             if not _exchange(self._child, b"", START_SECONDS):
                 child, self._child = self._child, None
                 raise LaunchProblem(
-                    f"the decoding process did not start (status {_end(child)})",
-                    hint=f"check that {sys.executable} runs",
+                    f"the decoding process did not start (status {_end(child)})", hint=f"check that {sys.executable} runs"
                 )
         return self._child
 

@@ -154,12 +154,7 @@ def _tensor(key: str, data: dict[str, Any], size: int) -> LegacyTensor:
     if not all(type(n) is int for n in numbers):
         raise ValueError(key)
     tensor = LegacyTensor(
-        str(data["dtype"]),
-        _SIZES[data["dtype"]],
-        tuple(data["shape"]),
-        tuple(data["strides"]),
-        data["start"],
-        data["stop"],
+        str(data["dtype"]), _SIZES[data["dtype"]], tuple(data["shape"]), tuple(data["strides"]), data["start"], data["stop"]
     )
     check_tensor(key, tensor, size)
     return tensor

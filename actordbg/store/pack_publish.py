@@ -118,8 +118,7 @@ def exclusive(store: Store) -> Iterator[None]:
         except OSError as error:
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise StoreProblem(
-                    f"cannot lock {store.packs / _LOCK}: {error.strerror}",
-                    hint="pack on a host that can lock files there",
+                    f"cannot lock {store.packs / _LOCK}: {error.strerror}", hint="pack on a host that can lock files there"
                 ) from None
             raise Conflict(
                 f"another actordbg is packing, unpacking or pruning in {store.root}", hint="wait until it is done"
