@@ -27,7 +27,6 @@ import torch
 
 from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate
-from actordbg.catalog import statements as writer
 from actordbg.catalog.indexer import IndexSummary, refresh
 from actordbg.catalog.query import Catalog, select_dumps
 from actordbg.formats.dump_record import MAGIC, DumpRecord, format_timestamp, make_dump_id
@@ -161,8 +160,8 @@ def fill_synthetic(store: Store, rows: int) -> None:
     _synthetic_results(connection)
     connection.execute("COMMIT")
     connection.close()
-    with engine.transaction(store.catalog_path) as transaction:
-        writer.count_for_planner(transaction)
+    with engine.writing(store.catalog_path) as writer:
+        writer.count_for_planner()
 
 
 def _synthetic(number: int, rows: int) -> tuple[object, ...]:

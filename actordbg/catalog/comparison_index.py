@@ -10,13 +10,13 @@ refresh asks for it with one query, and reads only what changed.
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from typing import Any
 
 from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
 from actordbg.catalog import connections as engine
+from actordbg.catalog import tables
 from actordbg.store.layout import Store
 
 COMPARISONS, NOISE, MATRICES = "comparisons", "noise", "matrices"
@@ -53,10 +53,7 @@ def refresh_records(store: Store, settled_ns: int) -> int:
 
 
 def _refresh_folder(store: Store, folder: str, settled_ns: int) -> int:
-    try:
-        mtime_ns = os.stat(store.root / folder).st_mtime_ns
-    except OSError:
-        mtime_ns = 0
+    mtime_ns = store.modified_ns(folder)
     with engine.connect_readonly(store.catalog_path) as reader:
         noted = reader.execute("SELECT mtime_ns FROM scanned_folder WHERE path = ?", (folder,)).fetchone()
         if (noted[0] if noted else 0) == mtime_ns:
@@ -77,47 +74,36 @@ def _refresh_folder(store: Store, folder: str, settled_ns: int) -> int:
 
 def _list(store: Store, folder: str, settled_before_ns: int) -> list[_RecordFile]:
     """The folder's files; one whose time cannot be relied on yet has -1 for it, so that it differs from what is noted."""
-    try:
-        with os.scandir(store.root / folder) as entries:
-            named = [(entry.name, entry.stat()) for entry in entries if entry.name.endswith(".json")]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        hint = "check the permissions of the store"
-        raise StoreProblem(f"cannot list {folder}: {error.strerror}", hint=hint) from None
     return [
-        _RecordFile(f"{folder}/{name}", state.st_size, state.st_mtime_ns if state.st_mtime_ns < settled_before_ns else -1)
-        for name, state in sorted(named, key=lambda one: one[0])
-        if name[0] != "." and name.isprintable()
+        _RecordFile(path, state.st_size, state.st_mtime_ns if state.st_mtime_ns < settled_before_ns else -1)
+        for path, state in store.files(folder, ".json").items()
     ]
 
 
 def _take(store: Store, folder: str, one: _RecordFile) -> bool:
     """Read one file and write its rows; whether it may become readable without a change."""
-    from actordbg.catalog import comparison_rows, statements, tables
+    from actordbg.catalog import comparison_rows
 
     record, damage, passing = _read(store, folder, one.path)
-    with engine.transaction(store.catalog_path) as connection:
-        comparison_rows.forget(connection, folder, one.path)
-        statements.put_damaged(connection, [damage] if damage else [], [])
-        if record is None:
-            comparison_rows.remove(connection, folder, one.path)
+    rows = comparison_rows.rows_of(record) if record is not None else None
+    with engine.writing(store.catalog_path) as writer:
+        writer.forget_record(folder, one.path)
+        writer.put_damaged([damage] if damage else [], [])
+        if rows is None:
+            writer.remove_record(folder, one.path)
         else:
-            comparison_rows.put_record(connection, folder, one.path, record)
+            writer.put_record(folder, one.path, rows)
         if not passing:
-            statements.put(connection, tables.ReadFile, [vars(one) | {"replay_id": "", "offset": one.size}])
+            writer.put(tables.ReadFile, [vars(one) | {"replay_id": "", "offset": one.size}])
     return passing
 
 
 def _read(store: Store, folder: str, path: str) -> tuple[Any, Damage | None, bool]:
     """The record of a file, or what is wrong with it, and whether that may pass."""
-    from actordbg.formats.comparison_record import ComparisonRecord
-    from actordbg.formats.matrix_record import MatrixRecord
-    from actordbg.formats.noise_record import NoiseRecord
+    from actordbg.catalog import comparison_rows
 
-    kinds: dict[str, Any] = {COMPARISONS: ComparisonRecord, NOISE: NoiseRecord, MATRICES: MatrixRecord}
     try:
-        record = kinds[folder].from_json((store.root / path).read_bytes())
+        record = comparison_rows.RECORDS[folder].from_json((store.root / path).read_bytes())
         own = getattr(record, _ID[folder])
         if f"{folder}/{own}.json" != path:
             raise CorruptDump(f"the file is that of {own!s:.80}")
@@ -131,14 +117,12 @@ def _read(store: Store, folder: str, path: str) -> tuple[Any, Damage | None, boo
 
 
 def _settle(store: Store, folder: str, gone: list[str], mtime_ns: int) -> None:
-    from actordbg.catalog import comparison_rows, statements
-
-    with engine.transaction(store.catalog_path) as connection:
+    with engine.writing(store.catalog_path) as writer:
         for path in gone:
             if not (store.root / path).exists():
-                comparison_rows.forget(connection, folder, path)
-                comparison_rows.remove(connection, folder, path)
-        statements.note_folder(connection, folder, mtime_ns)
+                writer.forget_record(folder, path)
+                writer.remove_record(folder, path)
+        writer.note_folder(folder, mtime_ns)
 
 
 def _refresh_current(store: Store) -> int:
@@ -149,13 +133,13 @@ def _refresh_current(store: Store) -> int:
         wrong = reader.execute(_NOT_AS_IT_SHOULD_BE).fetchall()
     if not wrong:
         return 0
-    from actordbg.catalog.comparison_rows import dumps_of, put_dumps_of
+    from actordbg.catalog import comparison_rows
 
     records = [_read(store, COMPARISONS, f"{COMPARISONS}/{name}.json")[0] for name, wanted in wrong if wanted]
-    rows = {one.comparison_id: dumps_of(one) for one in records if one is not None}
-    with engine.transaction(store.catalog_path) as connection:
-        now = connection.exec_driver_sql(_NOT_AS_IT_SHOULD_BE).fetchall()
+    rows = {one.comparison_id: comparison_rows.dumps_of(one) for one in records if one is not None}
+    with engine.writing(store.catalog_path) as writer:
+        now = writer.connection.exec_driver_sql(_NOT_AS_IT_SHOULD_BE).fetchall()
         for name, wanted in sorted(now, key=lambda one: (one[1], one[0])):
             if not wanted or name in rows:
-                put_dumps_of(connection, name, rows[name] if wanted else None)
+                writer.put_dumps_of(name, rows[name] if wanted else None)
     return len(records)

@@ -1,33 +1,21 @@
-"""Rows of comparisons, noise floors and matrices: made from the records of their files, and written.
+"""Rows of comparisons, noise floors and matrices, made from the records of their files.
 
-A column that is a field of the record by the same name is taken over as it is; what is computed stands here. Functions that
-write take a connection in a transaction.
+A column that is a field of the record by the same name is taken over as it is; what is computed stands here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
-from sqlalchemy import Connection, delete, select, update
-from sqlalchemy.dialects.sqlite import insert
-
 from actordbg.catalog import tables
-from actordbg.catalog.sqlmodels import table_of
-from actordbg.catalog.statements import comparison, comparison_run, damaged, file, folder, put
 from actordbg.formats.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord, DumpComparison, Figures
-from actordbg.formats.matrix_record import MatrixCell
+from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
 from actordbg.formats.noise_record import NoiseRecord
 
 Row = dict[str, Any]
-noise_floor, matrix, matrix_cell = map(table_of, (tables.NoiseRow, tables.Matrix, tables.CellRow))
-_FROM = {
-    "comparisons": ((comparison, "comparison_id"), (comparison_run, "comparison_id")),
-    "noise": ((noise_floor, "noise_id"),),
-    "matrices": ((matrix_cell, "matrix_id"), (matrix, "matrix_id")),
-}
-"""The tables whose rows come from the files of a folder, and the column that says from which."""
+RECORDS: dict[str, Any] = {"comparisons": ComparisonRecord, "noise": NoiseRecord, "matrices": MatrixRecord}
+"""What the files of a folder hold."""
 
 
 def _same(record: Any, row: type[Any]) -> Row:
@@ -35,43 +23,14 @@ def _same(record: Any, row: type[Any]) -> Row:
     return {name: getattr(record, name) for name in tables.columns_of(row) if hasattr(record, name)}
 
 
-def forget(connection: Connection, folder_name: str, path: str) -> None:
-    """Before a file is taken in: forget that it was read, what was wrong with it, and that its folder was listed."""
-    for table, gone in ((folder, folder_name), (damaged, path), (file, path)):
-        connection.execute(delete(table).where(table.c.path == gone))
-
-
-def remove(connection: Connection, folder_name: str, path: str) -> None:
-    """Remove what came from a file that is gone, or damaged."""
-    for table, column in _FROM[folder_name]:
-        connection.execute(delete(table).where(table.c[column] == Path(path).stem))
-
-
-def put_record(connection: Connection, folder_name: str, path: str, record: Any) -> None:
-    """Write what a file says, in place of what was there. The dumps of a comparison become rows when it is current."""
-    if folder_name == "comparisons":
-        row = _comparison_run(record)
-        own = comparison_run.c.comparison_id == row["comparison_id"]
-        before = connection.execute(select(comparison_run).where(own)).mappings().first()
-        if before is not None and dict(before) | {"current": 0} == row:
-            return
-    remove(connection, folder_name, path)
-    if folder_name == "comparisons":
-        put(connection, tables.ComparisonRow, [row])
-    elif folder_name == "noise":
-        put(connection, tables.NoiseRow, [_noise_floor(record)])
-    else:
-        put(connection, tables.Matrix, [_same(record, tables.Matrix) | {"inputs": len(record.dump_ids)}])
-        put(connection, tables.CellRow, [_cell(record.matrix_id, cell) for cell in record.cells])
-
-
-def put_dumps_of(connection: Connection, comparison_id: str, rows: Sequence[Row] | None) -> None:
-    """The dumps of a comparison become rows, and the comparison current; with None they go, and it is current no more."""
-    connection.execute(delete(comparison).where(comparison.c.comparison_id == comparison_id))
-    if rows:
-        connection.execute(insert(comparison), list(rows))
-    own = comparison_run.c.comparison_id == comparison_id
-    connection.execute(update(comparison_run).where(own).values(current=int(rows is not None)))
+def rows_of(record: ComparisonRecord | NoiseRecord | MatrixRecord) -> dict[type[Any], list[Row]]:
+    """The rows that a file's record makes, by table. Those of a comparison's dumps are wanted once it is current (`dumps_of`)."""
+    if isinstance(record, ComparisonRecord):
+        return {tables.ComparisonRow: [_comparison_run(record)]}
+    if isinstance(record, NoiseRecord):
+        return {tables.NoiseRow: [_noise_floor(record)]}
+    matrix = _same(record, tables.Matrix) | {"inputs": len(record.dump_ids)}
+    return {tables.Matrix: [matrix], tables.CellRow: [_cell(record.matrix_id, cell) for cell in record.cells]}
 
 
 def _comparison_run(record: ComparisonRecord) -> Row:

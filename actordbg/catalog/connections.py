@@ -32,6 +32,8 @@ from actordbg.base.errors import CatalogProblem
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
+    from actordbg.catalog.statements import Writer
+
 BUSY_TIMEOUT_S = 60.0
 """How long a connection waits for a writer to finish before it gives up."""
 
@@ -69,6 +71,15 @@ def transaction(path: Path) -> Iterator[Connection]:
             if isinstance(error.orig, sqlite3.Error):
                 raise error.orig from None
             raise
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[Writer]:
+    """One write transaction on the catalog, for the indexer."""
+    from actordbg.catalog.statements import Writer
+
+    with transaction(path) as connection:
+        yield Writer(connection)
 
 
 @contextlib.contextmanager

@@ -37,7 +37,7 @@ from actordbg.catalog import connections as engine
 from actordbg.catalog import dump_rows as headers
 from actordbg.catalog import pack_rows as packed
 from actordbg.catalog import replay_rows as replays
-from actordbg.catalog.replay_rows import FileMark, News
+from actordbg.catalog.replay_rows import FileMark
 from actordbg.catalog.tables import Damaged
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.store.layout import Store
@@ -113,13 +113,11 @@ def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = 
 
 def forget_dumps(store: Store, dump_ids: Iterable[str], folders: Iterable[str]) -> None:
     """Forget dumps whose files were replaced, and that their folders (paths below the store) were listed: read them again."""
-    from actordbg.catalog import statements as writer
-
     migrate.ensure(store)
-    with engine.transaction(store.catalog_path) as connection:
-        writer.remove_dumps(connection, dump_ids)
+    with engine.writing(store.catalog_path) as writer:
+        writer.remove_dumps(dump_ids)
         for folder in folders:
-            writer.forget_folder(connection, folder)
+            writer.forget_folder(folder)
 
 
 def read_damaged(reader: sqlite3.Connection) -> list[Damaged]:
@@ -136,7 +134,7 @@ def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | 
         if on_progress and read:
             on_progress(done, done)
 
-    summary.added, summary.removed = packed.refresh_packs(store, SETTLED_NS, _folder_names, count)
+    summary.added, summary.removed = packed.refresh_packs(store, SETTLED_NS, store.folder_names("packs"), count)
     folders, gone = _changed_folders(store)
     total = done + sum(len(folder.new) for folder in folders)
     for folder in folders:
@@ -152,7 +150,8 @@ def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | 
     for path in gone:
         summary.removed += _drop_folder(store, path)
     if summary.added >= ANALYZE_FROM:
-        _analyze(store)
+        with engine.writing(store.catalog_path) as writer:
+            writer.count_for_planner()
 
 
 def _changed_folders(store: Store) -> tuple[list[_DumpFolder], list[str]]:
@@ -160,19 +159,14 @@ def _changed_folders(store: Store) -> tuple[list[_DumpFolder], list[str]]:
     with engine.connect_readonly(store.catalog_path) as reader:
         noted = dict(reader.execute("SELECT path, mtime_ns FROM scanned_folder WHERE path LIKE 'dumps/%'"))
         present, changed = set(), []
-        for run, name in _rank_folders(store):
-            path = f"dumps/{run}/{name}"
-            present.add(path)
-            try:
-                mtime_ns = os.stat(store.root / path).st_mtime_ns
-                if noted.get(path) == mtime_ns:
-                    continue
-                listed = os.listdir(store.root / path)
-            except (FileNotFoundError, NotADirectoryError):
-                present.discard(path)
+        for path in (f"dumps/{run}/{rank}" for run in store.folder_names("dumps") for rank in store.folder_names(f"dumps/{run}")):
+            _, run, name = path.split("/")
+            mtime_ns = store.modified_ns(path)
+            if mtime_ns:
+                present.add(path)
+            if mtime_ns in (0, noted.get(path)):
                 continue
-            except OSError as error:
-                raise StoreProblem(f"cannot list {path}: {error.strerror}", hint="check the permissions of the store") from None
+            listed = store.names(path)
             match = _RANK.match(name)
             rank = int(match[1]) if match and name == f"rank{int(match[1]):04d}" else None
             cut = -len(SUFFIX)
@@ -180,22 +174,6 @@ def _changed_folders(store: Store) -> tuple[list[_DumpFolder], list[str]]:
             known = {row[0] for row in reader.execute("SELECT dump_id FROM dump WHERE run = ? AND rank = ?", (run, rank))}
             changed.append(_DumpFolder(path, run, rank, mtime_ns, names, sorted(names - known)))
     return changed, sorted(set(noted) - present)
-
-
-def _rank_folders(store: Store) -> Iterator[tuple[str, str]]:
-    for run in _folder_names(os.fspath(store.dumps)):
-        for name in _folder_names(f"{store.dumps}/{run}"):
-            yield run, name
-
-
-def _folder_names(path: str) -> list[str]:
-    try:
-        with os.scandir(path) as entries:
-            return sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as error:
-        raise StoreProblem(f"cannot list {path}: {error.strerror}", hint="check the permissions of the store") from None
 
 
 def _batches(names: list[str]) -> Iterator[list[str]]:
@@ -211,14 +189,11 @@ def _read_batch(store: Store, folder: _DumpFolder, names: list[str]) -> tuple[li
         path = _printable(f"{folder.path}/{name}{SUFFIX}")
         try:
             rows.append(headers.read_row(f"{prefix}{name}{SUFFIX}", name, folder.run, folder.rank))
-        except StoreProblem as error:
-            passing = passing or isinstance(error, NewerFormat)
-            damaged.append(Damaged(path, error.code, error.message))
         except FileNotFoundError:
             continue
-        except OSError as error:
-            passing = True
-            damaged.append(Damaged(path, StoreProblem.code, f"cannot be read: {error.strerror}"))
+        except (StoreProblem, OSError) as error:
+            passing = passing or isinstance(error, NewerFormat | OSError)
+            damaged.append(Damaged.by(path, error))
     return rows, damaged, passing
 
 
@@ -227,13 +202,11 @@ def _printable(path: str) -> str:
 
 
 def _write_batch(store: Store, folder: _DumpFolder, rows: list[tuple[Any, ...]], damaged: list[Damaged]) -> int:
-    from actordbg.catalog import statements as writer
-
-    with engine.transaction(store.catalog_path) as connection:
-        writer.forget_folder(connection, folder.path)
+    with engine.writing(store.catalog_path) as writer:
+        writer.forget_folder(folder.path)
         noted = [(item.path, folder.path, item.code, item.reason) for item in damaged]
-        writer.put_damaged(connection, noted, [f"{folder.path}/{row[0]}{SUFFIX}" for row in rows])
-        return writer.put_dumps(connection, folder.run, rows)
+        writer.put_damaged(noted, [f"{folder.path}/{row[0]}{SUFFIX}" for row in rows])
+        return writer.put_dumps(folder.run, rows)
 
 
 def _settle(store: Store, folder: _DumpFolder, final: bool) -> int:
@@ -241,39 +214,28 @@ def _settle(store: Store, folder: _DumpFolder, final: bool) -> int:
 
     `final`: what was read of its files will be the same as long as the modification time is.
     """
-    from actordbg.catalog import statements as writer
-
     settled = final and time.time_ns() - folder.mtime_ns >= SETTLED_NS
-    with engine.transaction(store.catalog_path) as connection:
-        missing = [name for name in writer.known_dumps(connection, folder.run, folder.rank) if name not in folder.names]
+    with engine.writing(store.catalog_path) as writer:
+        missing = [name for name in writer.known_dumps(folder.run, folder.rank) if name not in folder.names]
         missing = [name for name in missing if not os.path.lexists(f"{store.root}/{folder.path}/{name}{SUFFIX}")]
-        writer.remove_dumps(connection, missing)
-        stale = [path for path in writer.known_damaged(connection, folder.path) if not (store.root / path).exists()]
-        writer.put_damaged(connection, [], stale)
-        writer.note_folder(connection, folder.path, folder.mtime_ns if settled else -1)
+        writer.remove_dumps(missing)
+        stale = [path for path in writer.known_damaged(folder.path) if not (store.root / path).exists()]
+        writer.put_damaged([], stale)
+        writer.note_folder(folder.path, folder.mtime_ns if settled else -1)
     return len(missing)
 
 
-def _analyze(store: Store) -> None:
-    from actordbg.catalog import statements as writer
-
-    with engine.transaction(store.catalog_path) as connection:
-        writer.count_for_planner(connection)
-
-
 def _drop_folder(store: Store, path: str) -> int:
-    from actordbg.catalog import statements as writer
-
     _, run, name = path.split("/")
     match = _RANK.match(name)
-    with engine.transaction(store.catalog_path) as connection:
+    with engine.writing(store.catalog_path) as writer:
         if (store.root / path).is_dir():
-            writer.forget_folder(connection, path)
+            writer.forget_folder(path)
             return 0
-        missing = writer.known_dumps(connection, run, int(match[1]) if match else None)
-        writer.remove_dumps(connection, missing)
-        writer.put_damaged(connection, [], writer.known_damaged(connection, path))
-        writer.forget_folder(connection, path)
+        missing = writer.known_dumps(run, int(match[1]) if match else None)
+        writer.remove_dumps(missing)
+        writer.put_damaged([], writer.known_damaged(path))
+        writer.forget_folder(path)
     return len(missing)
 
 
@@ -284,49 +246,34 @@ def _refresh_replays(store: Store, summary: IndexSummary) -> None:
     for replay_id, paths in replays.changed(store.root, known):
         try:
             news = replays.read_news(store.root, replay_id, paths, known)
-        except StoreProblem as error:
-            summary.damaged.append(Damaged(f"replays/{replay_id}", error.code, error.message))
+        except (StoreProblem, OSError) as error:
+            summary.damaged.append(Damaged.by(f"replays/{replay_id}", error))
             continue
-        except OSError as error:
-            reason = f"cannot be read: {error.strerror}"
-            summary.damaged.append(Damaged(f"replays/{replay_id}", StoreProblem.code, reason))
-            continue
-        _write_replay(store, news, {path: known.get(path) for path in news.files})
+        with engine.writing(store.catalog_path) as writer:
+            writer.put_replay(news, {path: known.get(path) for path in news.files})
         summary.replays += 1
         summary.results += len({row["dump_id"] for row in news.results})
         summary.skipped_lines += news.skipped
     gone = [replay_id for (replay_id,) in present if not (store.replays / replay_id).is_dir()]
     if gone:
-        from actordbg.catalog import statements as writer
-
-        with engine.transaction(store.catalog_path) as connection:
-            writer.remove_replays(connection, gone)
-
-
-def _write_replay(store: Store, news: News, before: dict[str, FileMark | None]) -> None:
-    from actordbg.catalog import statements as writer
-
-    with engine.transaction(store.catalog_path) as connection:
-        writer.put_replay(connection, news, before)
+        with engine.writing(store.catalog_path) as writer:
+            writer.remove_replays(gone)
 
 
 def _refresh_events(store: Store, summary: IndexSummary) -> None:
     """Patch events are immutable files: what the table lacks is read, what has vanished goes."""
-    try:
-        mtime_ns = os.stat(store.events).st_mtime_ns
-    except OSError:
-        mtime_ns = 0
+    mtime_ns = store.modified_ns("events")
     with engine.connect_readonly(store.catalog_path) as reader:
         noted = reader.execute("SELECT mtime_ns FROM scanned_folder WHERE path = 'events'").fetchone()
         if (noted[0] if noted else 0) == mtime_ns:
             return
         known = {row[0] for row in reader.execute("SELECT name FROM patch_event")}
-    from actordbg.catalog import statements as writer
+    from actordbg.catalog.statements import event_row
 
     found = {path.name for path in store.events.glob("*.json") if not path.name.startswith(".")}
-    rows = [row for name in sorted(found - known) if (row := writer.event_row(store.events / name)) is not None]
+    rows = [row for name in sorted(found - known) if (row := event_row(store.events / name)) is not None]
     settled = time.time_ns() - mtime_ns >= SETTLED_NS
-    with engine.transaction(store.catalog_path) as connection:
-        writer.put_events(connection, rows, sorted(known - found))
-        writer.note_folder(connection, "events", mtime_ns if settled else -1)
+    with engine.writing(store.catalog_path) as writer:
+        writer.put_events(rows, sorted(known - found))
+        writer.note_folder("events", mtime_ns if settled else -1)
     summary.events = len(rows)

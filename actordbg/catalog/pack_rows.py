@@ -9,7 +9,6 @@ files may have come in its place. Another pack may take over a row whose pack is
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from actordbg.store.pack_reader import Pack, open_pack
 from actordbg.store.places import packed_place
 
 if TYPE_CHECKING:
-    from sqlalchemy import Connection
+    from actordbg.catalog.statements import Writer
 
 _NAMED = 20
 """Dumps of a damaged pack that are named."""
@@ -52,16 +51,14 @@ class _PackFolder:
         return [path for path in sorted(self.found) if self.gone or self.noted.get(path) != self.found[path]]
 
 
-def refresh_packs(
-    store: Store, settled_ns: int, names: Callable[[str], list[str]], on_read: Callable[[int], None]
-) -> tuple[int, int]:
+def refresh_packs(store: Store, settled_ns: int, runs: list[str], on_read: Callable[[int], None]) -> tuple[int, int]:
     """Bring the rows of packed dumps up to date; returns how many were added and removed.
 
-    settled_ns: how old a folder's modification time must be to be relied on. names: the folders below a folder.
+    settled_ns: how old a folder's modification time must be to be relied on. runs: folders of packs.
     on_read: called with the number of dumps of each pack that was read.
     """
     added = removed = 0
-    for folder in _changed(store, names(os.fspath(store.packs))):
+    for folder in _changed(store, runs):
         _forget(store, folder)
         final = True
         for path in folder.to_read:
@@ -80,17 +77,10 @@ def _changed(store: Store, runs: list[str]) -> list[_PackFolder]:
         noted = dict(reader.execute("SELECT path, mtime_ns FROM scanned_folder WHERE path LIKE 'packs/%'"))
         changed = []
         for run in sorted({*runs, *(path.split("/")[1] for path in noted)}):
-            mtime_ns, found = 0, {}
-            try:
-                mtime_ns = os.stat(store.packs / run).st_mtime_ns
-                if noted.get(f"packs/{run}") == mtime_ns:
-                    continue
-                found = _list(store, run)
-            except (FileNotFoundError, NotADirectoryError):
-                pass
-            except OSError as error:
-                hint = "check the permissions of the store"
-                raise StoreProblem(f"cannot list packs/{run}: {error.strerror}", hint=hint) from None
+            mtime_ns = store.modified_ns(f"packs/{run}")
+            if noted.get(f"packs/{run}") == mtime_ns:
+                continue
+            found = {path: state.st_mtime_ns for path, state in store.files(f"packs/{run}", PACK_SUFFIX).items()}
             mine = {path: mtime for path, mtime in noted.items() if path.startswith(f"packs/{run}/")}
             gone = sorted({*mine, *_packs_of_rows(reader, run)} - set(found))
             changed.append(_PackFolder(run, mtime_ns, found, mine, gone))
@@ -102,26 +92,15 @@ def split_pack(path: str) -> str:
     return path.partition("#")[0]
 
 
-def _list(store: Store, run: str) -> dict[str, int]:
-    with os.scandir(store.packs / run) as entries:
-        return {
-            f"packs/{run}/{entry.name}": entry.stat().st_mtime_ns
-            for entry in entries
-            if entry.name.endswith(PACK_SUFFIX) and entry.name[0] != "." and entry.name.isprintable()
-        }
-
-
 def _packs_of_rows(reader: sqlite3.Connection, run: str) -> list[str]:
     sql = "SELECT DISTINCT pack FROM dump WHERE pack > ? AND pack < ?"
     return [row[0] for row in reader.execute(sql, (f"packs/{run}/", f"packs/{run}0"))]  # "0" comes after "/"
 
 
 def _forget(store: Store, folder: _PackFolder) -> None:
-    from actordbg.catalog import statements as writer
-
-    with engine.transaction(store.catalog_path) as connection:
+    with engine.writing(store.catalog_path) as writer:
         for path in (folder.path, *folder.gone, *folder.to_read):
-            writer.forget_folder(connection, path)
+            writer.forget_folder(path)
 
 
 def _read(store: Store, run: str, path: str) -> tuple[list[tuple[Any, ...]], list[Damaged], bool]:
@@ -153,19 +132,17 @@ def _row(pack: Pack, dump_id: str, run: str, share: int, path: str) -> tuple[Any
 
 def _write(store: Store, folder: _PackFolder, path: str, rows: list[tuple[Any, ...]], damaged: list[Damaged]) -> int:
     """One pack's rows; what was noted of it before goes."""
-    from actordbg.catalog import statements as writer
-
-    with engine.transaction(store.catalog_path) as connection:
-        writer.forget_damaged_pack(connection, path)
-        writer.take_into_pack(connection, path, rows)
-        added = writer.put_dumps(connection, folder.run, rows)
+    with engine.writing(store.catalog_path) as writer:
+        writer.forget_damaged_pack(path)
+        writer.take_into_pack(path, rows)
+        added = writer.put_dumps(folder.run, rows)
         kept = {row[0] for row in rows}
-        lost = [dump_id for dump_id in writer.packed_dumps(connection, path) if dump_id not in kept]
-        _remove(connection, folder.run, lost)
+        lost = [dump_id for dump_id in writer.packed_dumps(path) if dump_id not in kept]
+        _remove(writer, folder.run, lost)
         noted = [(item.path, folder.path, item.code, _naming(item, path, lost)) for item in damaged]
-        writer.put_damaged(connection, noted, [])
+        writer.put_damaged(noted, [])
         if rows or not damaged:
-            writer.note_folder(connection, path, folder.found[path])
+            writer.note_folder(path, folder.found[path])
     return added
 
 
@@ -179,27 +156,23 @@ def _naming(item: Damaged, pack: str, lost: list[str]) -> str:
 
 def _settle(store: Store, folder: _PackFolder, settled: bool) -> int:
     """The last transaction of a folder: rows of vanished packs go, and its modification time is noted."""
-    from actordbg.catalog import statements as writer
-
     removed = 0
-    with engine.transaction(store.catalog_path) as connection:
+    with engine.writing(store.catalog_path) as writer:
         for path in folder.gone:
             if not (store.root / path).exists():
-                lost = writer.packed_dumps(connection, path)
-                _remove(connection, folder.run, lost)
-                writer.forget_damaged_pack(connection, path)
+                lost = writer.packed_dumps(path)
+                _remove(writer, folder.run, lost)
+                writer.forget_damaged_pack(path)
                 removed += len(lost)
-        for path in {split_pack(path) for path in writer.known_damaged(connection, folder.path)} - set(folder.found):
-            writer.forget_damaged_pack(connection, path)
+        for path in {split_pack(path) for path in writer.known_damaged(folder.path)} - set(folder.found):
+            writer.forget_damaged_pack(path)
         if folder.mtime_ns:
-            writer.note_folder(connection, folder.path, folder.mtime_ns if settled else -1)
+            writer.note_folder(folder.path, folder.mtime_ns if settled else -1)
     return removed
 
 
-def _remove(connection: Connection, run: str, dump_ids: list[str]) -> None:
+def _remove(writer: Writer, run: str, dump_ids: list[str]) -> None:
     """Remove rows of packed dumps. Files of the same dumps may be there: the run's folders are listed again."""
-    from actordbg.catalog import statements as writer
-
     if dump_ids:
-        writer.remove_dumps(connection, dump_ids)
-        writer.forget_folders_of(connection, run)
+        writer.remove_dumps(dump_ids)
+        writer.forget_folders_of(run)

@@ -33,6 +33,7 @@ from __future__ import annotations
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
+from actordbg.base.errors import ActordbgError, StoreProblem
 from actordbg.config.replay_config import SETTINGS
 from actordbg.config.setting import Setting
 
@@ -427,6 +428,13 @@ class Damaged(TableRow):
     path: str = column("path below the store", primary=True)
     code: str = column("corrupt-dump: broken; newer-format; store: unreadable, or in the wrong place")
     reason: str = column("what is wrong with it")
+
+    @staticmethod
+    def by(path: str, error: ActordbgError | OSError, full: str = "") -> Damaged:
+        """What an error says of a file. full: the file's name in messages, which need not repeat it."""
+        if isinstance(error, OSError):
+            return Damaged(path, StoreProblem.code, f"cannot be read: {error.strerror}")
+        return Damaged(path, error.code, error.message.removeprefix(f"{full}: "))
 
 
 @dataclass(frozen=True)

@@ -176,7 +176,7 @@ class _Packing:
                 self._writer = PackWriter(self.store.packs / self.run, self.level)
             self._writer.add(record, dumpfile.line_of(data, path), payload)
         except ActordbgError as error:
-            self.summary.kept.append(Damaged(place, error.code, error.message.removeprefix(f"{path}: ")))
+            self.summary.kept.append(Damaged.by(place, error, str(path)))
             return
         self._going.append((path, len(data)))
         if self._writer.is_full:
@@ -217,7 +217,7 @@ def _restore(store: Store, pack: str, dump_id: str, level: int, summary: UnpackS
         if written != record:
             raise StoreProblem(f"{store.relative(path)} exists and is another dump")
     except ActordbgError as error:
-        summary.kept.append(Damaged(place, error.code, error.message.removeprefix(f"{store.root}/{place}: ")))
+        summary.kept.append(Damaged.by(place, error, f"{store.root}/{place}"))
         return False
     summary.dumps += 1
     summary.bytes += path.stat().st_size

@@ -33,7 +33,7 @@ def remove_twins(store: Store, packed: Sequence[str], kept: list[Damaged]) -> in
             if twin != record:
                 raise StoreProblem(f"is another dump than {place}, which has its id")
         except ActordbgError as error:
-            kept.append(Damaged(store.relative(path), error.code, error.message.removeprefix(f"{path}: ")))
+            kept.append(Damaged.by(store.relative(path), error, str(path)))
         else:
             removed.append(path)
     remove_files(removed)

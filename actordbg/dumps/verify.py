@@ -49,10 +49,8 @@ def _verify(store: Store, path: str, max_bytes: int) -> tuple[str, int, Damaged 
         contents.check(record, payload, str(store.root / path), max_bytes)
         size = len(payload) if packed else (store.root / path).stat().st_size
         check_place(store, record, path)
-    except StoreProblem as error:
-        return path, 0, Damaged(path, error.code, error.message.removeprefix(f"{store.root / path}: "))
-    except OSError as error:
-        return path, 0, Damaged(path, StoreProblem.code, f"cannot be read: {error.strerror}")
+    except (StoreProblem, OSError) as error:
+        return path, 0, Damaged.by(path, error, f"{store.root / path}")
     return path, size, None
 
 

@@ -25,12 +25,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from actordbg.base.errors import StoreProblem
 from actordbg.formats.dump_record import SUFFIX, is_plain_name
 from actordbg.formats.store_files import FORMAT, StoreFiles, atomic_write, make_folder
+
+T = TypeVar("T")
 
 
 class Store(StoreFiles):
@@ -67,6 +70,38 @@ class Store(StoreFiles):
             ) from None
         return self
 
+    def modified_ns(self, path: str) -> int:
+        """When something last came into a folder (a path below the store) or left it; 0 if there is no such folder."""
+        state = self._look(path, os.stat)
+        return state.st_mtime_ns if state else 0
+
+    def names(self, path: str) -> list[str]:
+        """What lies in a folder, in no order."""
+        return self._look(path, os.listdir) or []
+
+    def folder_names(self, path: str) -> list[str]:
+        """The folders in a folder, in order; hidden ones are left out."""
+        entries = self._look(path, _scanned) or []
+        return sorted(entry.name for entry in entries if entry.is_dir() and entry.name[0] != ".")
+
+    def files(self, path: str, suffix: str) -> dict[str, os.stat_result]:
+        """The published files of a folder by their paths below the store, in order of name, as they are now."""
+        found = {}
+        for entry in sorted(self._look(path, _scanned) or [], key=lambda entry: entry.name):
+            if entry.name.endswith(suffix) and entry.name[0] != "." and entry.name.isprintable():
+                with contextlib.suppress(FileNotFoundError):
+                    found[f"{path}/{entry.name}"] = entry.stat()
+        return found
+
+    def _look(self, path: str, look: Callable[[Path], T]) -> T | None:
+        """What `look` finds at a path below the store; None if nothing is there, StoreProblem if it cannot be looked at."""
+        try:
+            return look(self.root / path)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise StoreProblem(f"cannot list {path}: {error.strerror}", hint="check the permissions of the store") from None
+
     def dump_folders(self, run: str | None = None) -> Iterator[Path]:
         """Every rank folder, or those of one run, sorted."""
         for folder in _folders(self.dumps) if run is None else [self.dumps / run]:
@@ -101,6 +136,11 @@ class Store(StoreFiles):
     def relative(self, path: Path) -> str:
         """A path inside the store as the catalog keeps it (POSIX, relative to the root)."""
         return path.relative_to(self.root).as_posix()
+
+
+def _scanned(path: Path) -> list[os.DirEntry[str]]:
+    with os.scandir(path) as entries:
+        return list(entries)
 
 
 def _folders(path: Path) -> list[Path]:
