@@ -16,8 +16,6 @@ from pathlib import Path
 
 import torch
 
-COMPILE_OPTIONS = {"dynamic": True}
-"""What `module.compile` is given, by every backend."""
 GRAPH_LIMIT = 512
 
 
@@ -34,18 +32,6 @@ def prepare(cache: Path) -> None:
             setattr(config, name, 8 * GRAPH_LIMIT)
     if hasattr(config, "fail_on_recompile_limit_hit"):
         config.fail_on_recompile_limit_hit = True
-
-
-def take_off(module: torch.nn.Module) -> None:
-    """Undo `module.compile()`: its call is the plain one again."""
-    module._compiled_call_impl = None
-
-
-def forget() -> None:
-    """Make torch's compiler forget every graph, guard and kernel of this process, so that what is compiled next is compiled
-    as in a fresh one. Kernels on disk stay: they are found by their content.
-    """
-    torch._dynamo.reset()
 
 
 @dataclass(frozen=True)

@@ -30,21 +30,19 @@ class Known:
     """A failure with a name. `pattern` is searched in "ErrorClass: message"; with `in_log`, in the log as well."""
 
     id: str
-    title: str
     pattern: re.Pattern[str]
     explanation: str
     ways_out: tuple[str, ...]
     in_log: bool = False
 
 
-def _known(id: str, title: str, pattern: str, explanation: str, *ways_out: str, in_log: bool = False) -> Known:
-    return Known(id, title, re.compile(pattern, re.IGNORECASE | re.DOTALL), explanation, ways_out, in_log)
+def _known(id: str, pattern: str, explanation: str, *ways_out: str, in_log: bool = False) -> Known:
+    return Known(id, re.compile(pattern, re.IGNORECASE | re.DOTALL), explanation, ways_out, in_log)
 
 
 KNOWN: tuple[Known, ...] = (
     _known(
         "varlen-flash-attention-under-compile",
-        "variable-length flash attention under torch.compile",
         r"max_seqlen_[qk].{0,400}FakeTensor|FakeTensor.{0,400}max_seqlen_[qk]|_flash_attn_varlen_forward.{0,400}FakeTensor"
         r"|FakeTensor.{0,400}flash_attn.{0,40}varlen",
         "With packing, flash-attn's variable-length kernel takes max_seqlen_q as a number. While torch.compile traces, it "
@@ -56,7 +54,6 @@ KNOWN: tuple[Known, ...] = (
     ),
     _known(
         "recompile-limit",
-        "torch.compile's recompile limit",
         r"recompile_limit|cache_size_limit|FailOnRecompileLimitHit|RecompileLimitExceeded",
         "The model was compiled anew for more variants of its inputs than torch allows. Without this error torch would have "
         "gone on eagerly, and the timings would not be those of compiled code.",
@@ -65,7 +62,6 @@ KNOWN: tuple[Known, ...] = (
     ),
     _known(
         "compiler-missing",
-        "no compiler for torch.compile",
         r"InvalidCxxCompiler|No working C\+\+ compiler|Failed to find C compiler|cannot find (g\+\+|nvcc)",
         "torch.compile generates C++ (on a CPU) or Triton (on a GPU) and needs a compiler to build it.",
         "install g++ or clang++, or name one in CXX",
@@ -73,7 +69,6 @@ KNOWN: tuple[Known, ...] = (
     ),
     _known(
         "compile-failed",
-        "torch.compile could not compile the model",
         r"BackendCompilerFailed|InductorError|torch\._dynamo\.exc\.(?!FailOnRecompile)|LoweringException",
         "The compiler, not the model, failed: the same input may pass eagerly.",
         "leave --compile out, and compare",
@@ -81,7 +76,6 @@ KNOWN: tuple[Known, ...] = (
     ),
     _known(
         "cuda-out-of-memory",
-        "GPU out of memory",
         r"CUDA out of memory|OutOfMemoryError|CUBLAS_STATUS_ALLOC_FAILED|NCCL.{0,80}out of memory",
         "The input needs more GPU memory than is free. In fp32 the logits alone take 4 bytes x batch x length x vocabulary, "
         "and a backward keeps them.",
@@ -91,7 +85,6 @@ KNOWN: tuple[Known, ...] = (
     ),
     _known(
         "cpu-out-of-memory",
-        "out of memory",
         r"DefaultCPUAllocator.{0,80}(can't|not enough|cannot) allocate|^MemoryError|std::bad_alloc|Cannot allocate memory",
         "The input needs more memory than this machine has free.",
         "--packing: padding is not computed",
@@ -100,7 +93,6 @@ KNOWN: tuple[Known, ...] = (
     ),
     _known(
         "flash-attention-missing",
-        "flash-attn is not installed",
         r"FlashAttention2 has been toggled on|flash_attn.{0,60}(not installed|seems to be not installed)"
         r"|No module named 'flash_attn|flash_attention_2.{0,80}not (available|supported)",
         "The model was asked to run flash attention 2, and the flash-attn package is missing or cannot run here.",
@@ -109,7 +101,6 @@ KNOWN: tuple[Known, ...] = (
     ),
     _known(
         "flash-attention-dtype",
-        "flash attention in fp32",
         r"FlashAttention only supports? fp16 and bf16|flash.{0,40}only support.{0,40}(fp16|bf16|half)",
         "Flash attention has kernels for fp16 and bf16 only.",
         "--dtype bf16",
@@ -117,7 +108,6 @@ KNOWN: tuple[Known, ...] = (
     ),
     _known(
         "token-outside-vocabulary",
-        "a token id outside the vocabulary",
         r"index out of range in self|indexSelect.{0,60}(srcIndex < srcSelectDimSize)|vectorized_gather_kernel.{0,60}out of bounds"
         r"|index -?\d+ is out of bounds for dimension .{0,30}embed",
         "An id is larger than the embedding has rows (or negative): the dump comes from another tokenizer than the model's.",
@@ -126,7 +116,6 @@ KNOWN: tuple[Known, ...] = (
     ),
     _known(
         "cuda-device-assert",
-        "an assertion on the GPU",
         r"device-side assert",
         "A kernel found an impossible value, most often an index out of range. The process cannot use the GPU any more.",
         "CUDA_LAUNCH_BLOCKING=1 names the kernel",
@@ -134,7 +123,6 @@ KNOWN: tuple[Known, ...] = (
     ),
     _known(
         "collective-mismatch",
-        "ranks wait for each other in collectives",
         r"rank \d+ waits in .*?(?:ranks ran .*? inputs|every rank waits in a collective)",
         "Ranks that compute together called their collectives a different number of times, or in another order: each waits for "
         "one that does not come. A rank that runs out of inputs, an input that takes another path through the model, or "
@@ -145,7 +133,6 @@ KNOWN: tuple[Known, ...] = (
     ),
     _known(
         "collective-timeout",
-        "a collective timed out",
         r"Watchdog caught collective operation timeout|(?<!outside of any )collective.{0,80}timed? ?out"
         r"|ProcessGroup(NCCL|Gloo).{0,200}timeout"
         r"|Timed out (initializing|waiting)|wait timeout after \d+ms",
@@ -157,7 +144,6 @@ KNOWN: tuple[Known, ...] = (
     ),
     _known(
         "peer-lost",
-        "another rank is gone",
         r"Connection (closed|reset) by peer|ncclRemoteError|ncclSystemError|NCCL.{0,60}unhandled system error|Broken pipe",
         "Another process of the replay died while this one was communicating with it.",
         "look at the other ranks' results of the same slot",
@@ -165,7 +151,6 @@ KNOWN: tuple[Known, ...] = (
     ),
     _known(
         "shape-mismatch",
-        "tensors of different sizes",
         r"size of tensor .{0,40} must match|shapes? .{0,60}(cannot be multiplied|mismatch|incompatible)|mat1 and mat2 shapes"
         r"|The expanded size of the tensor|are \(.{0,40}\), the mask \(",
         "Two tensors do not fit each other: masks of another length than the sequences, or a model that expects another shape.",
@@ -173,14 +158,12 @@ KNOWN: tuple[Known, ...] = (
     ),
     _known(
         "dtype-mismatch",
-        "tensors of different dtypes",
         r"expected (m1 and m2|scalar type|mat1 and mat2).{0,80}(same dtype|but (got|found))|must have the same dtype",
         "Two tensors that meet in one operation have different dtypes: part of the model runs in another precision.",
         "--dtype bf16 or --dtype fp32 for all of it",
     ),
     _known(
         "non-finite-output",
-        "log-probs that are not finite",
         r"non-?finite",
         "The forward ran and some of its log-probs are NaN or infinite. A row without a single real token does that, and so "
         "does an overflow in fp16 or bf16.",
@@ -189,7 +172,6 @@ KNOWN: tuple[Known, ...] = (
     ),
     _known(
         "killed",
-        "the process was killed",
         r"SIGKILL|signal 9\b|exit ?code -9",
         "Something outside killed the worker; most often the kernel, because memory ran out.",
         "smaller inputs: --where 'batch_size * seq_len < 4000'",
@@ -197,14 +179,12 @@ KNOWN: tuple[Known, ...] = (
     ),
     _known(
         "segmentation-fault",
-        "a crash in native code",
         r"SIGSEGV|SIGBUS|SIGABRT|SIGILL|SIGFPE|Segmentation fault|signal (4|6|7|8|11)\b",
         "A library crashed without a Python exception. The worker's log has the stack of every thread.",
         "--attn eager, and leave --compile out, to see which kernel it is",
     ),
     _known(
         "worker-hung",
-        "did not finish in time",
         r"WorkerHung|did not finish within|^hung\b|timed out after",
         "The input was still running when its timeout ended. The log has the stack of every thread at that moment.",
         "--timeout N, if it is only slow (the first compiled input is)",
@@ -212,7 +192,6 @@ KNOWN: tuple[Known, ...] = (
     ),
     _known(
         "worker-crashed",
-        "the worker died",
         r"WorkerCrashed|the worker (died|ended)",
         "The process ended while this input was running, without a Python exception.",
         "the end of its log says what its last words were",
@@ -220,14 +199,12 @@ KNOWN: tuple[Known, ...] = (
     ),
     _known(
         "not-replayable",
-        "the call was not recorded whole",
         r"could not be recorded whole|was captured with the argument",
         "An argument of the call could not be stored, or the forward of the installed Actor does not have it.",
         "replay with the trainer (or the fork) that it was captured with",
     ),
     _known(
         "damaged-dump",
-        "the dump file is damaged",
         r"CorruptDump|NewerFormat",
         "The file is not what its header says.",
         "actordbg dump verify",

@@ -1,65 +1,93 @@
-"""What a backend is: an Actor built and placed, and a backward that leaves nothing behind."""
+"""What a backend is: an Actor built and placed, and a backward that leaves nothing behind; and how its ranks find each other.
+
+Ranks lie in a mesh (dp, sp, tp) whose last dimension varies fastest, as in the trainer's strategies: neighbours share an input
+(a *lane* of sp x tp ranks), and lanes are data-parallel.
+"""
 
 from __future__ import annotations
 
+import gc
 import os
 import random
+import socket
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from actordbg.actor.gradient_samples import GradientKeeper
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.host.trainer import TRAINER
+
+LEAST_TIMEOUT_S = 3600.0
+"""Collectives give up no earlier than this (the trainer's own): a hang is for the replay's supervisor to find."""
+COMPILE_OPTIONS = {"dynamic": True}
+"""What `module.compile` is given, by every backend."""
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """One way of running an Actor. `actor` is callable as the trainer calls it; `device` is where its inputs go.
 
-    ring_group: the process group of this rank's ring, None without ring attention: `forward` gets it as `ring_attn_group`.
+    tainted: a failure left something behind that cannot be cleared. can_train: built so that `backward` works. ring_group: the
+    process group of this rank's ring, None without ring attention: `forward` gets it as `ring_attn_group`.
     """
 
     actor: Any
     device: torch.device
-    tainted: bool
-    can_train: bool
-
-    @property
-    def ring_group(self) -> Any: ...
+    tainted = False
+    can_train = True
+    ring_group: Any = None
 
     @property
     def model(self) -> Any:
         """The transformers model itself, out of whatever wraps it."""
+        return self.actor.model
 
+    @abstractmethod
     def facts(self) -> dict[str, Any]:
         """What `session.resolved` says about the backend, read off what was built."""
 
+    @abstractmethod
     def is_collective(self, backward: bool) -> bool:
         """Whether every rank has to take part in a forward (and backward)."""
 
     def compile(self, compile_backend: str) -> None:
         """torch.compile the model through "inductor", "aot_eager" or "eager"; shapes are dynamic."""
+        self.model.compile(backend=compile_backend, **COMPILE_OPTIONS)
 
     def uncompile(self) -> None:
         """Take back what `compile` did to the module; torch's own compiler state is not the backend's."""
+        self.model._compiled_call_impl = None
 
+    @abstractmethod
     def backward(self, loss: torch.Tensor, keeper: GradientKeeper | None = None) -> float:
         """Gradients of the scalar `loss`, their global L2 norm, and then no gradients any more. Weights stay.
 
         With a keeper, every parameter's full gradient is handed to it. Where ranks compute together all of them give one.
         """
 
+    @abstractmethod
     def averaged_over(self, dump_id: str) -> list[str]:
         """After a backward: whose gradients are in the average, one dump id for each lane. Collective where backward is."""
 
+    @abstractmethod
     def recover(self) -> None:
         """After a failed input: drop what it left behind, or set `tainted` when that is not possible."""
 
+    @abstractmethod
     def save(self, folder: Path) -> None:
         """Write the model with `save_pretrained`; every rank calls it, rank 0 writes."""
 
     def close(self) -> None:
-        """Free the model."""
+        """Free the model. The process group lives as long as its process."""
+        if self.ring_group is not None:
+            TRAINER.close_ring()
+        del self.actor
+        gc.collect()
 
 
 @dataclass(frozen=True)
@@ -94,3 +122,43 @@ def gradient_norm(parameters: Any) -> float:
     """L2 norm over all gradients, in float32; 0.0 where there are none."""
     norms = [torch.linalg.vector_norm(p.grad, dtype=torch.float32) for p in parameters if p.grad is not None]
     return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+
+
+def timeout_of(config: ReplayConfig) -> timedelta:
+    """After how long a collective gives up."""
+    return timedelta(seconds=max(LEAST_TIMEOUT_S, 2 * config.timeout_s))
+
+
+def rendezvous(place: Place) -> None:
+    """What torch.distributed wants to find in the environment, for a process that no launcher started."""
+    if place.world_size == 1 and "MASTER_PORT" not in os.environ:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
+    defaults = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def initialise(place: Place, device: torch.device, config: ReplayConfig) -> None:
+    """Make the process group on the backend asked for, by default the one that suits the device; once in a process."""
+    rendezvous(place)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if not dist.is_initialized():
+        chosen = config.dist_backend or ("nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group(chosen, timeout=timeout_of(config))
+
+
+def backend_in_use() -> str | None:
+    """The backend of the process group, in torch.distributed's own words."""
+    return str(dist.get_backend()) if dist.is_initialized() else None
+
+
+def dumps_of_lanes(dump_id: str, lane_width: int) -> list[str]:
+    """Which dump each lane has at the moment, in the order of lanes. Every rank has to call it."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return [dump_id]
+    ids: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(ids, dump_id)
+    return ids[::lane_width]

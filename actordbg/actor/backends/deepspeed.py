@@ -29,10 +29,17 @@ from typing import Any
 
 import torch
 
-from actordbg.actor import compiling
-from actordbg.actor.backends.backend import Place, gradient_norm
-from actordbg.actor.backends.processgroup import backend_in_use, dumps_of_lanes, initialise, rendezvous, timeout_of
-from actordbg.actor.compiling import COMPILE_OPTIONS
+from actordbg.actor.backends.backend import (
+    COMPILE_OPTIONS,
+    Backend,
+    Place,
+    backend_in_use,
+    dumps_of_lanes,
+    gradient_norm,
+    initialise,
+    rendezvous,
+    timeout_of,
+)
 from actordbg.actor.gradient_samples import GradientKeeper
 from actordbg.base.errors import Unsupported
 from actordbg.config.choices import Choices
@@ -40,18 +47,21 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.host.trainer import TRAINER
 
 
-class DeepspeedBackend:
-    """An Actor whose model is a DeepSpeed engine. See `actordbg.actor.backends.backend.Backend`."""
+class DeepspeedBackend(Backend):
+    """An Actor whose model is a DeepSpeed engine."""
 
     def __init__(self, path: str, choices: Choices, config: ReplayConfig, place: Place) -> None:
-        self.tainted = False
         self.place = place
         self.device = place.device()
         self.can_train = choices.backward or config.zero_stage in (1, 2) or config.deepcompile
         self._deep = config.deepcompile
         self.config = config
         self.strategy = TRAINER.strategy(choices, config, place.world_size)
-        self._open_process_group()
+        rendezvous(place)
+        if config.dist_backend is not None:  # before the trainer's own set-up, which takes the group that is there
+            initialise(place, self.device, config)
+        self.strategy.set_up(timeout_of(config))
+        self.ring_group = self.strategy.ring_group
         actor = TRAINER.build_actor(path, choices, self.strategy.ds_config(train=self.can_train))
         self.actor = self.strategy.prepare(actor, self.device, train=self.can_train)
         if self.can_train:
@@ -105,7 +115,7 @@ class DeepspeedBackend:
         """The engine compiles its module in place and keeps two notes of it. DeepCompile cannot be undone."""
         if self._deep:
             raise Unsupported("DeepCompile cannot be taken off an engine", hint="a process of its own")
-        compiling.take_off(self.engine.module)
+        super().uncompile()
         self.engine._is_compiled = False
         self.engine._compile_kwargs = {}
 
@@ -146,23 +156,8 @@ class DeepspeedBackend:
 
     def close(self) -> None:
         """Free the engine. The process group stays: DeepSpeed keeps hold of it and cannot make a second one in a process."""
-        if self.ring_group is not None:
-            TRAINER.close_ring()
         self.engine.destroy()
-        del self.actor
-        gc.collect()
-
-    @property
-    def ring_group(self) -> Any:
-        """This rank's ring, as the trainer's strategy made it."""
-        return self.strategy.ring_group
-
-    def _open_process_group(self) -> None:
-        """The trainer's own set-up; the process group is made before it where a backend is asked for."""
-        rendezvous(self.place)
-        if self.config.dist_backend is not None:
-            initialise(self.place, self.device, self.config)
-        self.strategy.set_up(timeout_of(self.config))
+        super().close()
 
     def _hand_over(self, keeper: GradientKeeper) -> None:
         """Every parameter's gradient, averaged and not yet clipped; fp16's loss scale taken out."""

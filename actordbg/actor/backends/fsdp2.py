@@ -28,11 +28,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from actordbg.actor import compiling
-from actordbg.actor.backends.backend import Place
-from actordbg.actor.backends.processgroup import backend_in_use, dumps_of_lanes, initialise
+from actordbg.actor.backends.backend import Backend, Place, backend_in_use, dumps_of_lanes, initialise
 from actordbg.actor.backends.tensor_parallel import Split, split
-from actordbg.actor.compiling import COMPILE_OPTIONS
 from actordbg.actor.gradient_samples import GradientKeeper
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import DTYPES, ReplayConfig
@@ -42,13 +39,10 @@ from actordbg.host.trainer import TRAINER
 _SHARDED, _TP = "shard", "tp"
 
 
-class Fsdp2Backend:
-    """An Actor whose model is sharded with `fully_shard`. See `actordbg.actor.backends.backend.Backend`."""
-
-    can_train = True
+class Fsdp2Backend(Backend):
+    """An Actor whose model is sharded with `fully_shard`."""
 
     def __init__(self, path: str, choices: Choices, config: ReplayConfig, place: Place) -> None:
-        self.tainted = False
         self.place = place
         self.device = place.device()
         self.config = config
@@ -59,10 +53,6 @@ class Fsdp2Backend:
         self.actor = TRAINER.build_actor(path, choices)
         self._split: Split | None = split(self.actor.model, self._mesh[_TP]) if config.tp > 1 else None
         self._shard(getattr(torch, DTYPES[choices.dtype]))
-
-    @property
-    def model(self) -> Any:
-        return self.actor.model
 
     def facts(self) -> dict[str, Any]:
         """Sizes as the mesh has them. `reduce_dtype`: of gradients; `zero_stage` 0: that is another library's word."""
@@ -88,12 +78,6 @@ class Fsdp2Backend:
     def is_collective(self, backward: bool) -> bool:
         """With several ranks every forward gathers weights."""
         return self.place.world_size > 1
-
-    def compile(self, compile_backend: str) -> None:
-        self.model.compile(backend=compile_backend, **COMPILE_OPTIONS)
-
-    def uncompile(self) -> None:
-        compiling.take_off(self.model)
 
     def backward(self, loss: torch.Tensor, keeper: GradientKeeper | None = None) -> float:
         loss.backward()  # type: ignore[no-untyped-call]
@@ -126,13 +110,6 @@ class Fsdp2Backend:
         state = get_model_state_dict(self.model, options=options)
         if self.place.rank == 0:
             self.model.save_pretrained(folder, state_dict=state)
-
-    def close(self) -> None:
-        """Free the model. The process group lives as long as its process."""
-        if self.ring_group is not None:
-            TRAINER.close_ring()
-        del self.actor
-        gc.collect()
 
     def _open_ring(self, choices: Choices) -> Any:
         if self.config.ring == 1:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from pathlib import Path
 
+import torch
+
 from actordbg.actor import compiling
 from actordbg.actor.backends.backend import Backend, Place
 from actordbg.actor.models import locate
@@ -23,7 +25,8 @@ def open_backend(config: ReplayConfig, choices: Choices, cache: Path) -> Backend
     compiled = config.compile or config.deepcompile
     if compiled:
         compiling.prepare(cache)
-    backend = _build(path, config, choices)
+    module = import_module(f"actordbg.actor.backends.{config.backend}")
+    backend: Backend = getattr(module, CLASSES[config.backend])(path, choices, config, Place.from_environment())
     if compiled:
         backend.compile(config.compile_backend or COMPILE_BACKENDS[0])
     return backend
@@ -32,13 +35,7 @@ def open_backend(config: ReplayConfig, choices: Choices, cache: Path) -> Backend
 def change_compilation(backend: Backend, config: ReplayConfig, cache: Path) -> None:
     """Compile a built backend's model as `config` says, or not at all, as if it never had been compiled otherwise."""
     backend.uncompile()
-    compiling.forget()
+    torch._dynamo.reset()  # forgets every graph, guard and kernel of this process; kernels on disk are found by their content
     if config.compile:
         compiling.prepare(cache)
         backend.compile(config.compile_backend or COMPILE_BACKENDS[0])
-
-
-def _build(path: str, config: ReplayConfig, choices: Choices) -> Backend:
-    module = import_module(f"actordbg.actor.backends.{config.backend}")
-    backend: Backend = getattr(module, CLASSES[config.backend])(path, choices, config, Place.from_environment())
-    return backend

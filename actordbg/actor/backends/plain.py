@@ -11,30 +11,20 @@ from typing import Any
 
 import torch
 
-from actordbg.actor import compiling
-from actordbg.actor.backends.backend import Place, gradient_norm
-from actordbg.actor.compiling import COMPILE_OPTIONS
+from actordbg.actor.backends.backend import Backend, Place, gradient_norm
 from actordbg.actor.gradient_samples import GradientKeeper
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.host.trainer import TRAINER
 
 
-class PlainBackend:
-    """An Actor on this rank's device. See `actordbg.actor.backends.backend.Backend`."""
-
-    tainted = False
-    can_train = True
-    ring_group = None
+class PlainBackend(Backend):
+    """An Actor on this rank's device."""
 
     def __init__(self, path: str, choices: Choices, config: ReplayConfig, place: Place) -> None:
         self.device = place.device()
         self.place = place
         self.actor = TRAINER.build_actor(path, choices).to(self.device)
-
-    @property
-    def model(self) -> Any:
-        return self.actor.model
 
     def facts(self) -> dict[str, Any]:
         """ZeRO stage 0: there is nothing to partition."""
@@ -45,12 +35,6 @@ class PlainBackend:
     def is_collective(self, backward: bool) -> bool:
         """Never."""
         return False
-
-    def compile(self, compile_backend: str) -> None:
-        self.actor.model.compile(backend=compile_backend, **COMPILE_OPTIONS)
-
-    def uncompile(self) -> None:
-        compiling.take_off(self.actor.model)
 
     def backward(self, loss: torch.Tensor, keeper: GradientKeeper | None = None) -> float:
         loss.backward()  # type: ignore[no-untyped-call]
@@ -75,7 +59,3 @@ class PlainBackend:
     def save(self, folder: Path) -> None:
         if self.place.rank == 0:
             self.actor.model.save_pretrained(folder)
-
-    def close(self) -> None:
-        del self.actor
-        gc.collect()
