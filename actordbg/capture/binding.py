@@ -1,8 +1,7 @@
 """From a call of `Actor.forward` to what can be stored of it: tensors, plain arguments, process groups, and the rest.
 
-A trainer's `forward` has had 8 signatures and forks have more, so nothing is known here about any of them: names come from
-`inspect.signature`, read once per class. An argument given by position or by name, or left to its default, ends up under
-the same name. What each value becomes:
+A trainer's `forward` has had 8 signatures and forks have more, so names come from `inspect.signature`, read once per class. An
+argument given by position or by name, or left to its default, ends up under the same name. What each value becomes:
 
 | value | goes to |
 |---|---|
@@ -11,11 +10,8 @@ the same name. What each value becomes:
 | a ProcessGroup (or None for a parameter called `..._group`) | `groups`: its size and this process's rank in it |
 | anything else | `extra`: its name and its *type*, never its text; the dump is not replayable |
 
-Plain arguments are copied here, on the training thread, so their size has a bound: together at most MAX_ARGUMENTS, counted
-before they are copied. What does not fit goes to `extra` like anything else that cannot be stored.
-
-A default that cannot be stored (a fork has typing objects as defaults) is left out: a replay leaves that argument to its
-default as well.
+Plain arguments are copied here, on the training thread: together at most MAX_ARGUMENTS, counted before they are copied; what does
+not fit goes to `extra`. A default that cannot be stored is left out: a replay leaves that argument to its default as well.
 """
 
 from __future__ import annotations

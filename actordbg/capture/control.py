@@ -1,13 +1,11 @@
 """The dump switch: `control.json` in the store, and how a running job notices that it changed.
 
-`actordbg dump enable` and `disable` replace the file atomically; a thread of every capturing process looks at it twice a
-second, and parses it only when it changed. Nothing is sent to the job, so the switch works from any host that sees the store.
-
-A job that has a name of its own (`actordbg run --run NAME`, or ACTORDBG_RUN=NAME) follows `controls/NAME.json` where that
-file is there, so that several jobs with different limits can share a store; else it follows `control.json` like everybody.
+`actordbg dump enable` and `disable` replace the file (`actordbg.capture.switch_file`); a thread of every capturing process looks
+at it twice a second. Nothing is sent to the job, so the switch works from any host that sees the store. A job with a name
+(`actordbg run --run NAME`, or ACTORDBG_RUN=NAME) follows `controls/NAME.json` where that file is there.
 
 Invariant: whatever is in the file, a training job goes on. A file that is missing means *off*; one that cannot be read,
-or that a newer actordbg wrote, also means off, with one warning.
+or that a newer actordbg wrote, also means off, with one warning, until a later look can read it.
 
 Limits are per recording process and actor instance (one model in one process), since ranks do not talk to each other,
 and count from the last `dump enable` (its `generation`).
@@ -15,11 +13,9 @@ and count from the last `dump enable` (its `generation`).
 Example::
 
     {"format": 2, "enabled": true, "generation": 3, "run": "run-20261120T120854Z", "since": "2026-11-20T12:08:54.000000Z",
-     "every": 1, "max_dumps": null, "max_bytes": null, "ranks": [0, 1], "min_seq_len": null, "max_seq_len": null,
-     "free_floor_bytes": 5368709120, "level": 3, "with_outputs": false, "with_rng": false, "triggers": ["nan", "slow:3x"],
-     "before": 0, "max_triggered": 100, "keep_bytes": null, "ring": 8, "ring_bytes": 67108864, "ring_dir": null}
+     "every": 1, "max_dumps": null, "ranks": [0, 1], "free_floor_bytes": 5368709120, "triggers": ["nan", "slow:3x"]}
 
-A switch can name *triggers*, which make a call worth keeping after it ran: `dump enable --on nan,exception,slow:3x`.
+*Triggers* make a call worth keeping after it ran: `dump enable --on nan,exception,slow:3x`. `recorded_call` judges.
 
 | trigger | keeps a call when |
 |---|---|
@@ -28,8 +24,6 @@ A switch can name *triggers*, which make a call worth keeping after it ran: `dum
 | `oom` | it raised because memory ran out |
 | `slow:3x` | it took more than 3 times the running median of calls of its kind (same gradient mode, like size) |
 | `logprobs:-40:0` | a log-prob of a token under the action mask lies outside of -40 to 0 nats |
-
-`actordbg.capture.recorded_call` judges; this module knows the words. Standard library only.
 """
 
 from __future__ import annotations
@@ -44,7 +38,7 @@ from typing import Any
 
 from actordbg.base.errors import ActordbgError, NewerFormat, StoreProblem
 from actordbg.formats.dump_record import is_plain_name
-from actordbg.formats.store_files import StoreFiles, atomic_write
+from actordbg.formats.store_files import StoreFiles
 
 NAN, EXCEPTION, OOM, SLOW, LOGPROBS, BEFORE = "nan", "exception", "oom", "slow", "logprobs", "before"
 FORMS = "nan, exception, oom, slow:3x, logprobs:LOW:HIGH"
@@ -177,93 +171,43 @@ class Control:
             )
         return cls(**_checked(data))
 
-    def admits_seq_len(self, seq_len: int) -> bool:
-        """Whether the limits on S let this length pass."""
-        if self.min_seq_len is not None and seq_len < self.min_seq_len:
-            return False
-        return self.max_seq_len is None or seq_len <= self.max_seq_len
 
-    def admits_rank(self, rank: int) -> bool:
-        """Whether this rank is asked to record."""
-        return self.ranks is None or rank in self.ranks
-
-
-_COUNTS = {  # field: least value
-    "generation": 0,
-    "every": 0,
-    "max_dumps": 0,
-    "max_bytes": 0,
-    "min_seq_len": 0,
-    "max_seq_len": 0,
-    "free_floor_bytes": 0,
-    "level": 1,
-    "before": 0,
-    "max_triggered": 0,
-    "keep_bytes": 0,
-    "ring": 0,
-    "ring_bytes": 0,
-}
-_MAY_BE_NONE = {"max_dumps", "max_bytes", "min_seq_len", "max_seq_len", "max_triggered", "keep_bytes"}
-_FLAGS = ("enabled", "with_outputs", "with_rng")
 MAX_RING = 256
 """Most calls that a ring keeps."""
+_BOUNDS: dict[str, tuple[int, float]] = {"level": (1, 22), "ring": (0, MAX_RING)}
+"""Least and most of a number; others are only not negative."""
+_FIELDS = {name: (str(one.type), one.default) for name, one in Control.__dataclass_fields__.items() if one.init}
 
 
 def _checked(data: dict[str, Any]) -> dict[str, Any]:
-    unknown = data.keys() - Control.__dataclass_fields__.keys() | ({"on"} & data.keys())
-    if unknown:
+    """The values of a control file, each of the type that its field is declared with."""
+    if unknown := data.keys() - _FIELDS.keys():
         raise StoreProblem(f"control.json has unknown keys: {', '.join(sorted(unknown))}", hint=_HINT)
-    for name, least in _COUNTS.items():
-        value = data.get(name, least)
-        if (value is None and name in _MAY_BE_NONE) or (type(value) is int and value >= least):
-            continue
-        raise StoreProblem(f"control.json: {name} is {value!r:.40}", hint=_HINT)
-    if data.get("level", 3) > 22:
-        raise StoreProblem(f"control.json: level is {data['level']}", hint=_HINT)
-    if data.get("ring", 0) > MAX_RING:
-        raise StoreProblem(f"control.json: ring is {data['ring']}, at most {MAX_RING} calls are kept", hint=_HINT)
-    if not all(isinstance(data.get(name, name != "enabled"), bool) for name in _FLAGS):
-        raise StoreProblem(f"control.json: {', '.join(_FLAGS)} are true or false", hint=_HINT)
-    if not isinstance(data.get("ring_dir"), str | None):
-        raise StoreProblem("control.json: ring_dir is not a folder", hint=_HINT)
-    if not isinstance(data.get("run"), str) or not is_plain_name(data["run"]) or not isinstance(data.get("since"), str):
-        raise StoreProblem("control.json: run is not a plain name", hint=_HINT)
-    ranks = data.get("ranks")
-    if ranks is not None:
-        if not isinstance(ranks, list) or not all(type(rank) is int and rank >= 0 for rank in ranks):
-            raise StoreProblem("control.json: ranks is not a list of ranks", hint=_HINT)
-        data["ranks"] = tuple(ranks)
-    triggers = data.get("triggers", [])
-    if not isinstance(triggers, list) or not all(isinstance(word, str) for word in triggers):
-        raise StoreProblem("control.json: triggers is not a list of words", hint=_HINT)
+    for name, (kind, default) in _FIELDS.items():
+        value: Any = data.get(name, default)
+        least, most = _BOUNDS.get(name, (0, math.inf))
+        good = (
+            (value is None and kind.endswith("None"))
+            or (kind.startswith("int") and type(value) is int and least <= value <= most)
+            or (kind.startswith("str") and isinstance(value, str) and (name != "run" or is_plain_name(value)))
+            or (kind == "bool" and isinstance(value, bool))
+            or (kind.startswith("tuple") and _is_list(value, int if name == "ranks" else str))
+        )
+        if not good:
+            most_calls = f", at most {MAX_RING} calls are kept" if name == "ring" else ""
+            raise StoreProblem(f"control.json: {name} is {value!r:.40}{most_calls}", hint=_HINT)
     try:
-        parse(triggers)
+        parse(data.get("triggers", ()))
     except ValueError as error:
         raise StoreProblem(f"control.json: {error}", hint=_HINT) from None
-    data["triggers"] = tuple(triggers)
-    return data
+    return data | {name: tuple(data[name]) for name in ("ranks", "triggers") if data.get(name) is not None}
 
 
-def read_control(store: StoreFiles, job: str | None = None) -> Control | None:
-    """The store's switch, or that of one named job; None where it was never touched. Raises StoreProblem or NewerFormat."""
-    path = store.control_of(job)
-    try:
-        return Control.from_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
-
-
-def write_control(store: StoreFiles, control: Control, job: str | None = None) -> None:
-    """Replace the store's switch, or that of one named job. Running jobs see it within about half a second."""
-    path = store.control_of(job)
-    try:
-        atomic_write(path, control.to_json().encode())
-    except OSError as error:
-        raise StoreProblem(
-            f"cannot write {path}: {error.strerror}", hint="check the folder's permissions and free space"
-        ) from None
+def _is_list(value: Any, of: type) -> bool:
+    """A list of words, or of numbers that are not negative; the default is a tuple."""
+    if not isinstance(value, (list, tuple)) or not all(type(one) is of for one in value):
+        return False
+    return of is str or min(value, default=0) >= 0
 
 
 class ControlWatcher:

@@ -6,13 +6,9 @@ configuration: once per instance), of the call (grad mode, training flag, step, 
 Rank alone is not an identity: under a Ray trainer, policy rank 0 and reference rank 0 are two processes that both
 have RANK=0, and a DPO process holds two actors. So a record carries pid, instance and role, and grad mode and training flag.
 
-From the environment come three numbers (RANK, WORLD_SIZE, LOCAL_RANK), asked for by name and only where torch.distributed
-does not know; no variable is ever stored. Nothing is imported for a fact: what the job has not loaded does not apply to it.
-
-Random generators: reading a state changes nothing and waits for nothing. A CPU generator's is 5,056 bytes of host memory, a CUDA
-generator's is its seed and its offset, 16 bytes that lie on the host as well (no device synchronisation). CUDA is never
-initialised for it, and left out while a graph is being captured, where torch refuses the question. A state is private to its
-reader (torch hands out a copy), so it needs no further one.
+No variable of the environment is ever stored but three numbers (RANK, WORLD_SIZE, LOCAL_RANK), where torch.distributed does not
+know them. Nothing is imported for a fact. Reading a generator's state changes nothing and waits for nothing: 5,056 bytes of host
+memory for a CPU's, seed and offset (on the host, too) for a CUDA device's.
 """
 
 from __future__ import annotations

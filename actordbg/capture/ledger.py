@@ -6,20 +6,11 @@
 
 *Dropped* was wanted and lost (queue full, disk under its floor, write failed, ...); *sampled out* was not wanted, by a
 limit that the user set (every, ranks, seq_len, max_dumps, max_bytes), or because only triggers keep calls (`armed`) and none
-fired. A call made while recording is off is not a call in these books. Both are kept by reason. A sampled-out call that a
-trigger keeps after all becomes pending again (`promote`).
+fired. A call made while recording is off is not a call in these books. Both are kept by reason.
 
 The sums hold whatever fails inside: what may raise comes first, and the counting itself is a few plain additions. The counts are
-mirrored in the ring file as they change, so that a kill does not lose them.
-
-A ledger is published as one small JSON file per actor instance and process, replaced at most once a second by the
-process's writer thread: `dump status` reads these files and never talks to the job.
-
-    store/counters/<run>/<rank>-<host>-<pid>-<instance>.json
-
-*Rotation* (`dump enable --keep 10GB`) lets the run's dumps take at most so much; the oldest unpinned ones go first. Ranks do not
-talk to each other, so each recording actor holds itself to its share: the whole, divided by the number of actors of the run that
-publish counters. Every process removes only files that it wrote itself. What a trigger pinned stays, and does not count.
+mirrored in the ring file as they change, so that a kill does not lose them. The writer thread publishes each ledger as one small
+JSON file, which `dump status` reads: `store/counters/<run>/<rank>-<host>-<pid>-<instance>.json`.
 """
 
 from __future__ import annotations
@@ -97,6 +88,10 @@ class Ledger:
         closed = self.captured + self.faulted + sum(self.dropped.values()) + sum(self.sampled_out.values())
         return self.calls - closed
 
+    def names(self) -> dict[str, Any]:
+        """Whose books these are, as the ring and the counters file say it."""
+        return {**vars(self.identity), "role": self.role, "since": self.since}
+
     def mirror(self, number: int, counts: memoryview | None) -> None:
         """Keep the counts in a ring's books from now on, too. `number`: of the book there."""
         with self._lock:
@@ -168,11 +163,6 @@ class Ledger:
             self._close("dropped", self.dropped, reason, 1)
             self.last_error = error or self.last_error
 
-    def sample(self, reason: str) -> None:
-        """Close a pending call: it was not wanted after all."""
-        with self._lock:
-            self._close("sampled_out", self.sampled_out, reason, 1)
-
     def promote(self, reason: str) -> None:
         """A call that was sampled out for this reason is wanted after all: it is pending again."""
         with self._lock:
@@ -242,9 +232,10 @@ class Ledger:
 
     def _unwanted(self, control: Control, seq_len: int | None) -> str | None:
         """Who may record comes first, then what; `every` counts only the calls that got so far."""
-        if not control.admits_rank(self.identity.rank):
+        if control.ranks is not None and self.identity.rank not in control.ranks:
             return "ranks"
-        if seq_len is not None and not control.admits_seq_len(seq_len):
+        low, high = control.min_seq_len, control.max_seq_len
+        if seq_len is not None and (seq_len < (low or 0) or (high is not None and seq_len > high)):
             return "seq_len"
         if not control.every:
             return "armed"
@@ -257,33 +248,21 @@ class Ledger:
         return "max_bytes" if full and control.max_bytes is not None else None
 
     def _as_dict(self, on: bool) -> dict[str, Any]:
-        who, pending, dropped = self.identity, self.pending, dict(self.dropped)
+        pending, dropped = self.pending, dict(self.dropped)
         if self.faulted:
             dropped["error"] = dropped.get("error", 0) + self.faulted
+        plain = ("calls", "captured", "bytes", "rotated", "rotated_bytes", "outputs_dropped", "last_error")
         return {
             "format": COUNTERS_FORMAT,
-            "run": who.run,
-            "rank": who.rank,
-            "world_size": who.world_size,
-            "host": who.host,
-            "pid": who.pid,
-            "instance": who.instance,
-            "role": self.role,
+            **self.names(),
+            **{name: getattr(self, name) for name in plain},
             "state": "ended" if self.closed and not pending else "on" if on else "off",
-            "since": self.since,
             "heartbeat": now_timestamp(),
             "generation": max(self.generation, 0),
-            "calls": self.calls,
-            "captured": self.captured,
-            "bytes": self.bytes,
             "pending": pending,
             "dropped": {reason: count for reason, count in dropped.items() if count},
             "sampled_out": {reason: count for reason, count in self.sampled_out.items() if count},
             "triggered": dict(self.triggered),
-            "rotated": self.rotated,
-            "rotated_bytes": self.rotated_bytes,
-            "outputs_dropped": self.outputs_dropped,
-            "last_error": self.last_error,
         }
 
 
@@ -300,15 +279,17 @@ def _place(kind: str, reason: str) -> int:
 
 COUNT_SECONDS = 10.0
 """How old the count of the run's actors may be."""
-
-
 REMEMBERED = 256
 """Removed files that a trigger may still want back (`--before`)."""
 
 
 @dataclass
 class Rotation:
-    """The unpinned dumps that one ledger wrote, oldest first: path and bytes. `removed`: the last ones that made room."""
+    """Lets the run's dumps take at most so much (`dump enable --keep 10GB`): the oldest unpinned ones of this ledger go first.
+
+    Ranks do not talk to each other, so each actor holds itself to its share: the whole, divided by the number of actors of the
+    run that publish counters. What a trigger pinned stays, and does not count. `removed`: the last ones that made room.
+    """
 
     store: StoreFiles
     ledger: Ledger

@@ -1,15 +1,11 @@
 """One call on its way from the training thread to the disk, and what it has in common with others.
 
-Of a call's record, only its number, times, step, and shapes are its own; the rest is that of every other call of the same
-actor with the same arguments. So a call (`Item`) refers to its `Kind`: the writer builds records from it, and the ring holds it
-once as JSON, so that a call in flight is described without the training thread writing a word.
+Of a call's record, only its number, times, step, and shapes are its own (`numbers`); the rest is that of every other call of the
+same actor with the same arguments. So a call (`Item`) refers to its `Kind`: the writer builds records from it, and the ring holds
+it once as JSON, so that a call in flight is described without the training thread writing a word.
 
-    numbers(...)     what is the call's own, as integers: see `actordbg.formats.ringfile`
-    Item.record(...) the record, from both
-
-When it ran, a `Judge` says which trigger, if any, keeps it, and what that trigger saw. It works in the writer thread and makes
-nobody wait: outputs are judged from their copies, times on a GPU from events that the writer thread waits for, memory from
-counters that the allocator keeps anyway.
+When it ran, a `Judge` says which trigger, if any, keeps it. It works in the writer thread and makes nobody wait: outputs are
+judged from their copies, times on a GPU from events that the writer thread waits for, memory from counters of the allocator.
 
 **slow** compares with the running median of the last MEDIAN_OF calls of the same kind: same actor, same gradient mode, and
 sizes (B x S) of the same power of two. So a training pass is not slow because log-prob passes are quick, nor a long batch because
@@ -26,14 +22,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from actordbg.base.errors import describe, scrub
 from actordbg.capture.binding import Bound
 from actordbg.capture.control import EXCEPTION, LOGPROBS, NAN, OOM, SLOW, Control, Triggers
-from actordbg.capture.facts import ActorFacts, CallFacts, Rank
+from actordbg.capture.facts import CallFacts
 from actordbg.capture.ledger import Ledger
 from actordbg.capture.ring import Ring, RingEntry
 from actordbg.capture.snapshot import Snapshot, Timer
@@ -173,12 +169,11 @@ def _out_of_range(
     return Verdict(LOGPROBS, {"lowest": lowest, "highest": highest, "outside": outside, "of": values.numel()})
 
 
-if TYPE_CHECKING:
-    from actordbg.capture.ring import Ring
-
 NO_STEP = -1
 MOST_KINDS = 512
 """Kinds that are remembered; with more than these, arguments are different for each call."""
+_OF_CALLS = ("training", "grad_enabled", "autocast_dtype", "packing_samples", "temperature")
+"""What calls of a kind have in common of their `CallFacts`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -231,34 +226,21 @@ class Kinds:
         return kind
 
     def _make(self, ledger: Ledger, instance: Any, call: CallFacts, bound: Bound, dtypes: tuple[torch.dtype, ...]) -> Kind:
-        who, rank, about = ledger.identity, instance.rank, instance.about
-        fields = _fields(who, rank, instance.role, call, bound, about)
+        who, about = ledger.identity, instance.about
+        fields = {
+            **{name: getattr(who, name) for name in ("run", "host", "pid", "instance")},
+            **vars(instance.rank),
+            "role": instance.role,
+            **{name: getattr(call, name) for name in _OF_CALLS},
+            "arguments": bound.arguments,
+            "process_groups": bound.groups,
+            "extra": bound.extra,
+            "model_name": about.model_name,
+            "model_dtype": about.model_dtype,
+            "actor": about.facts,
+        }
         tensors = tuple((name, dtype_name(dtype)) for name, dtype in zip(bound.tensors, dtypes, strict=True))
         return Kind(fields, tensors, sealed({"fields": fields, "tensors": tensors}))
-
-
-def _fields(who: Any, rank: Rank, role: str | None, call: CallFacts, bound: Bound, about: ActorFacts) -> dict[str, Any]:
-    return {
-        "run": who.run,
-        "rank": rank.rank,
-        "world_size": rank.world_size,
-        "local_rank": rank.local_rank,
-        "host": who.host,
-        "pid": who.pid,
-        "instance": who.instance,
-        "role": role,
-        "training": call.training,
-        "grad_enabled": call.grad_enabled,
-        "autocast_dtype": call.autocast_dtype,
-        "packing_samples": call.packing_samples,
-        "temperature": call.temperature,
-        "arguments": bound.arguments,
-        "process_groups": bound.groups,
-        "extra": bound.extra,
-        "model_name": about.model_name,
-        "model_dtype": about.model_dtype,
-        "actor": about.facts,
-    }
 
 
 def numbers(call: CallFacts, number: int, token: int, shape: tuple[int, int], tensors: Sequence[int]) -> tuple[int, ...]:

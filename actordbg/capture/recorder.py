@@ -1,8 +1,5 @@
 """What happens around one call of `Actor.forward` while recording is on: count, select, copy, hand over.
 
-A Recorder belongs to one process and one store. It knows the actors it has met by weak reference: each gets an instance id
-(a DPO process holds a policy and a reference), facts read once, and a ledger per run.
-
     look()         the switch, twice a second, in the watch thread: arms or disarms, makes the ring, starts the writer
     enter(...)     before forward: None if nothing is left to do, or the Item that `leave` is to be called with
     leave(...)     after forward returned or raised
@@ -30,16 +27,7 @@ from actordbg.capture import facts
 from actordbg.capture.binding import Binder, Bound
 from actordbg.capture.control import Control, ControlWatcher
 from actordbg.capture.ledger import Identity, Ledger
-from actordbg.capture.recorded_call import (
-    CallEnd,
-    Item,
-    Kinds,
-    error_facts,
-    kind_of,
-    named_outputs,
-    numbers,
-    wants_actions,
-)
+from actordbg.capture.recorded_call import CallEnd, Item, Kinds, error_facts, kind_of, named_outputs, numbers, wants_actions
 from actordbg.capture.ring import Ring
 from actordbg.capture.snapshot import Copier, PoolExhausted, cost
 from actordbg.capture.watch import Notices, RingKeeper, Watch
@@ -73,6 +61,7 @@ class Instance:
 class Recorder:
     """Everything that one process needs to record into one store. Not used across a fork: the child makes a new one.
 
+    It knows the actors it has met by weak reference (a DPO process holds a policy and a reference).
     `control` is what is recorded now, None while recording is off; `on_change` is called when that may have changed. `stray`
     counts calls in which the recorder failed before it could count them.
     """
@@ -121,7 +110,7 @@ class Recorder:
             if ring is not self.ring:
                 for ledger in self.writer.watched():
                     done = ledger.closed and not ledger.pending
-                    ledger.mirror(*(ring.add_ledger(_identity(ledger)) if not done else (-1, None)))
+                    ledger.mirror(*(ring.add_ledger(ledger.names()) if not done else (-1, None)))
             if control.before != self._last.maxlen:
                 self._last = deque(maxlen=control.before)
             self.ring = self.writer.ring = ring
@@ -191,14 +180,7 @@ class Recorder:
     def close(self, timeout: float = EXIT_SECONDS) -> bool:
         """Stop recording and write what is queued, within `timeout` seconds. True if all was written."""
         self.closed, self.control, self._timeout = True, None, timeout
-        steps = (
-            self._on_change,
-            self.watch.stop,
-            self._count_strays,
-            self._end_writer,
-            self._end_ring,
-            self.notices.tell,
-        )
+        steps = (self._on_change, self.watch.stop, self._count_strays, self._end_writer, self._end_ring, self.notices.tell)
         at = tries = 0
         while at < len(steps):
             try:
@@ -366,7 +348,7 @@ class Recorder:
     def _open_ledger(self, name: str, rank: facts.Rank, role: str | None, run: str) -> Ledger:
         ledger = Ledger(Identity(run, rank.rank, rank.world_size, self._host, self.pid, name), role=role)
         if self.ring is not None:
-            ledger.mirror(*self.ring.add_ledger(_identity(ledger)))
+            ledger.mirror(*self.ring.add_ledger(ledger.names()))
         if not self._met:
             self._attempt(lambda: _at_exit_of_child(self), None)
         return ledger
@@ -374,7 +356,7 @@ class Recorder:
     def _reopen(self, ledger: Ledger) -> Ledger:
         ledger.closed, ledger.changed = False, True
         if self.ring is not None and ledger.book < 0:
-            ledger.mirror(*self.ring.add_ledger(_identity(ledger)))
+            ledger.mirror(*self.ring.add_ledger(ledger.names()))
         return ledger
 
     def _count_strays(self) -> None:
@@ -391,17 +373,7 @@ class Recorder:
         return {"faults": self.faults, "ring": self._rings.about()}
 
 
-def _identity(ledger: Ledger) -> dict[str, Any]:
-    who = ledger.identity
-    return {
-        "run": who.run, "rank": who.rank, "world_size": who.world_size, "host": who.host, "pid": who.pid,
-        "instance": who.instance, "role": ledger.role, "since": ledger.since,
-    }  # fmt: skip
-
-
-def _layout(
-    tensors: dict[str, torch.Tensor],
-) -> tuple[list[int], list[int], int, tuple[torch.dtype, ...], torch.device | None]:
+def _layout(tensors: dict[str, torch.Tensor]) -> tuple[list[int], list[int], int, tuple[torch.dtype, ...], torch.device | None]:
     """Of tensors that are placed one behind another: what `kinds.numbers` says of them, their offsets, bytes in all, dtypes, and
     the GPU that one of them is on.
     """

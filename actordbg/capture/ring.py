@@ -13,11 +13,6 @@ survives everything but the machine (or the container). `--recorder-dir store` t
     hold, release              the writer needs it; the writer is done with it
 
 All methods are safe from any thread, and never wait for more than a few instructions of another thread.
-
-Its memory is an `Arena`: extents of one mapping, taken and given back in any order. The mapping is as large as its bound, but
-only its first `limit` bytes are backed by memory; more is backed when no gap is left (`grow`), and given up again when it is not
-needed any more (`trim`). Gaps are searched from where the last extent was taken, so taking one costs a step, unless that gap is
-too small.
 """
 
 from __future__ import annotations
@@ -37,20 +32,7 @@ from typing import Any
 import torch
 
 from actordbg.formats import ringfile
-from actordbg.formats.ringfile import (
-    DONE,
-    END,
-    FREE,
-    IN_FLIGHT,
-    OPEN,
-    RAISED,
-    SLOT,
-    WRITING,
-    head_bytes,
-    in_shared_memory,
-    sealed,
-    slot_check,
-)
+from actordbg.formats.ringfile import DONE, END, FREE, IN_FLIGHT, OPEN, RAISED, SLOT, WRITING, head_bytes, sealed, slot_check
 
 CHUNK = 2**20
 """Memory is backed in multiples of this many bytes."""
@@ -59,9 +41,10 @@ KEEP = 32 * 2**20
 
 
 class Arena:
-    """Extents of `memory` from byte `first` on. `grow(end)` backs the mapping up to `end`, or raises OSError.
+    """Extents of `memory` from byte `first` on, taken and given back in any order.
 
-    `address` is where the mapping begins in memory; `tensor` is all of it as uint8.
+    Only the first `limit` bytes are backed by memory. `grow(end)` backs more, or raises OSError. `address` is where the mapping
+    begins in memory; `tensor` is all of it as uint8.
     """
 
     def __init__(self, memory: mmap.mmap, first: int, limit: int, grow: Callable[[int], None] | None) -> None:
@@ -192,7 +175,7 @@ class Ring:
             ringfile.hold(descriptor)
             size = ringfile.DATA + -(-(kept + queued) // CHUNK) * CHUNK
             os.ftruncate(descriptor, size)
-            shared = in_shared_memory(folder)
+            shared = ringfile.in_shared_memory(folder)
             backed = ringfile.DATA + (CHUNK if shared else min(kept, size - ringfile.DATA))
             backed = min(size, -(-backed // CHUNK) * CHUNK)
             ringfile.back(descriptor, shared, 0, backed)
@@ -385,13 +368,8 @@ class Ring:
     def is_worth_keeping(self) -> bool:
         """Whether the file has something that is nowhere else: a call that runs, that raised, or that waits to be written."""
         with self._lock:
-            if self._running or any(entry.state == RAISED for entry in self._recent):
-                return True
-        return bool(self._recent) and any(self._memory[at] == OPEN for at in self._book_bytes())
-
-    def _book_bytes(self) -> list[int]:
-        with self._lock:
-            return [_SLOTS_AT + entry.slot * _SLOT_SIZE + 1 for entry in self._recent]
+            books = [self._memory[_SLOTS_AT + entry.slot * _SLOT_SIZE + 1] for entry in self._recent]
+            return bool(self._running) or OPEN in books or any(entry.state == RAISED for entry in self._recent)
 
     def remove(self) -> None:
         """Remove the file; the memory lives on until nobody uses it."""

@@ -2,18 +2,17 @@
 
 A copy has to be taken at once: training may change its tensors in place after the call. Inputs go into an extent of the ring
 (`place`); what a call returned goes into a buffer from a pool (`snapshot`). Both are bounded in bytes and use their memory
-again (fresh memory costs a page fault for every 4 kB).
+again (fresh memory costs a page fault for every 4 kB). A full pool means that this call is dropped, not that anybody waits.
 
 - **CPU**, contiguous: `memmove`, with the GIL held: for 135 kB that is a few microseconds, and a GIL that is let go may come
   back only after the 5 ms of a switch interval. Other layouts are cloned by torch.
 - **CUDA**: a non-blocking copy into pinned host memory on a side stream. The side stream waits for the work that is already
   queued (so the copy sees the values of the call), and the current stream waits for the copy by an event *on the device* (so
-  neither an in-place change nor reuse of the memory overtakes it). The host waits for nothing; the writer thread waits
-  for the event. No GPU memory is allocated, ever: a strided tensor is copied by the span of storage that it covers.
+  neither an in-place change nor reuse of the memory overtakes it). Only the writer thread waits for the event. No GPU
+  memory is allocated, ever: a strided tensor is copied by the span of storage that it covers.
 - **Other devices**: a blocking copy, since their stream interfaces differ.
 
-A full pool means that this call is dropped, not that anybody waits. Nothing here draws random numbers, builds a graph, or
-leaves a device current.
+Nothing here draws random numbers, builds a graph, or leaves a device current.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -48,55 +47,23 @@ class PoolExhausted(Exception):
     """Every buffer is in use and the pool may not grow: this call cannot be copied now."""
 
 
-class Timer:
-    """Times one call. On a CPU by the clock; on a device by two events, since a call returns before the device is done."""
-
-    def __init__(self, device: Device | None) -> None:
-        self._device = device
-        self._start = device.event() if device is not None else time.perf_counter()
-
-    def stop(self) -> Callable[[], float]:
-        """The call returned. The function says how many seconds it took, and waits for the device if it has to."""
-        start, device = self._start, self._device
-        if device is not None:
-            return device.seconds_between(start, device.event())
-        seconds = time.perf_counter() - start
-        return lambda: seconds
-
-
-class Device(Protocol):
-    """The few things asked of an accelerator; `CudaDevice` is the real one, tests have one made of CPU tensors."""
-
-    def pinned(self, nbytes: int) -> torch.Tensor:
-        """A new uint8 host tensor that the device can copy into asynchronously."""
-
-    def capturing(self) -> bool:
-        """Whether a graph capture is under way, during which nothing may be queued from here."""
-
-    def copy(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
-        """Queue copies (host, device) that see the present values; return a function that waits until they are done."""
-
-    def event(self) -> Any:
-        """Mark this moment of the device's work."""
-
-    def seconds_between(self, start: Any, end: Any) -> Callable[[], float]:
-        """A function that waits for the device and says how long it took from one moment to another."""
-
-
 class CudaDevice:
-    """Copies on one side stream per GPU."""
+    """The few things asked of an accelerator: copies on one side stream per GPU. Tests have one made of CPU tensors."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
     def pinned(self, nbytes: int) -> torch.Tensor:
+        """A new uint8 host tensor that the device can copy into asynchronously."""
         return torch.empty(nbytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def capturing(self) -> bool:
+        """Whether a graph capture is under way, during which nothing may be queued from here."""
         return torch.cuda.is_current_stream_capturing()
 
     def copy(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Callable[[], None]:
+        """Queue copies (host, device) that see the present values; return a function that waits until they are done."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -108,6 +75,7 @@ class CudaDevice:
         return event.synchronize
 
     def event(self) -> torch.cuda.Event:
+        """Mark this moment of the device's work."""
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
@@ -118,6 +86,22 @@ class CudaDevice:
             return float(start.elapsed_time(end)) / 1000
 
         return seconds
+
+
+class Timer:
+    """Times one call. On a CPU by the clock; on a device by two events, since a call returns before the device is done."""
+
+    def __init__(self, device: CudaDevice | None) -> None:
+        self._device = device
+        self._start: Any = device.event() if device is not None else time.perf_counter()
+
+    def stop(self) -> Callable[[], float]:
+        """The call returned. The function says how many seconds it took, and waits for the device if it has to."""
+        start, device = self._start, self._device
+        if device is not None:
+            return device.seconds_between(start, device.event())
+        seconds = time.perf_counter() - start
+        return lambda: seconds
 
 
 class Pool:
@@ -171,7 +155,7 @@ _Part = tuple[torch.Tensor, int, int, torch.dtype, torch.Size, "tuple[int, ...] 
 class Snapshot:
     """Copies of tensors. `wait`, then read `tensors()`, then `release`, all in the writer thread.
 
-    `names` are those of the tensors. `strides` are, by name, those that the original had where the copy's are others.
+    `strides` are, by name, those that the original had where the copy's are others.
     """
 
     __slots__ = ("_buffers", "_done", "_landings", "_marks", "_parts", "_waits", "strides")
@@ -184,10 +168,6 @@ class Snapshot:
         self._done: dict[str, torch.Tensor] = {}
         self._waits: list[Callable[[], None]] = []
         self._buffers: list[tuple[Pool, torch.Tensor]] = []
-
-    @property
-    def names(self) -> set[str]:
-        return self._parts.keys() | self._done.keys()
 
     def wait(self) -> None:
         """Return when all copies are complete."""
@@ -244,24 +224,15 @@ class Snapshot:
             del self._buffers[-1]
             pool.give_back(buffer)
 
-    def merge(self, other: Snapshot) -> None:
-        """Take over another snapshot's tensors."""
-        self.strides.update(other.strides)
-        self._parts.update(other._parts)
-        self._done.update(other._done)
-        self._waits += other._waits
-        self._landings += other._landings
-        self._buffers += other._buffers
-
 
 class Copier:
     """Takes snapshots. One per process; not used across a fork."""
 
-    def __init__(self, make_device: Callable[[torch.device], Device] = CudaDevice, capacity: int = POOL_BYTES) -> None:
+    def __init__(self, make_device: Callable[[torch.device], CudaDevice] = CudaDevice, capacity: int = POOL_BYTES) -> None:
         self._make_device = make_device
         self._capacity = capacity
         self._host = Pool(_plain_memory, capacity)
-        self._devices: dict[torch.device, tuple[Device, Pool]] = {}
+        self._devices: dict[torch.device, tuple[CudaDevice, Pool]] = {}
 
     def snapshot(self, tensors: dict[str, torch.Tensor]) -> Snapshot:
         """Copy tensors as they are now. Raises PoolExhausted, or what the device raises; then nothing is taken."""
@@ -354,7 +325,7 @@ class Copier:
         taken._buffers.append((pool, buffer))
         return buffer
 
-    def _device(self, device: torch.device) -> tuple[Device, Pool]:
+    def _device(self, device: torch.device) -> tuple[CudaDevice, Pool]:
         if device not in self._devices:
             made = self._make_device(device)
             self._devices[device] = (made, Pool(made.pinned, self._capacity))

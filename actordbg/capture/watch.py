@@ -1,21 +1,14 @@
 """The watch thread, and what it tells the training job's log.
 
-The thread looks at the switch twice a second, from the first call of an actor on, so that the thread that trains never touches a
-file. That call waits for the first look, which takes a millisecond, so that a job whose switch is on records its very first
-call; if the store's file system hangs, at most FIRST_SECONDS, once.
+The thread looks at the switch twice a second, so that the thread that trains never touches a file. An actor's first call waits
+for the first look, which takes a millisecond, so that a job whose switch is on records its very first call; if the store's file
+system hangs, at most FIRST_SECONDS, once. The thread also makes and removes the ring (`RingKeeper`).
 
 Whatever goes wrong inside the recorder (a bug of ours, memory, disk, a library) ends at one of a few edges: entering and leaving
 a call (`actordbg.capture.hook`, `Recorder.enter`), a step of the writer thread or the watch thread, and the end of the process.
 Even calling a function may fail (MemoryError), so an edge consists of assignments only. It puts the fault into `later`,
 or the half-made call into `Writer.failed`; a thread finishes the books, and the watch thread tells.
 `tests/capture/test_capture_faults.py` lets every call fail in turn. KeyboardInterrupt and SystemExit are the user's and pass.
-
-One warning is given when a kind of trouble begins, not one for each call, and none again until that kind was over and a minute
-has passed.
-
-The same thread makes the ring that the switch asks for (`RingKeeper`), says in the counters where it is, and removes it when
-nobody needs it. A ring file stays behind if its process was killed; if it ended by an exception that nobody caught; or if the
-ring has something that is nowhere else (a call that raised, or one that could not be written in time).
 """
 
 from __future__ import annotations
@@ -51,7 +44,7 @@ _log = logging.getLogger("actordbg")
 
 
 class Notices:
-    """Warnings for the training job's log, one for each change of state.
+    """Warnings for the training job's log: one when a kind of trouble begins, none until it was over and a minute has passed.
 
     `active`: the kinds of trouble that are there now. `later`: faults (kind of TEXTS, error) still to be told; whoever adds one
     holds `lock`. `faults`: how many of the recorder's own were told.
@@ -138,7 +131,11 @@ class Watch:
 
 
 class RingKeeper:
-    """The ring of one process."""
+    """The ring of one process.
+
+    Its file stays behind if the process was killed; if it ended by an exception that nobody caught; or if the ring has something
+    that is nowhere else (a call that raised, or one that could not be written in time).
+    """
 
     def __init__(self, store: StoreFiles, host: str, token: str, notices: Notices) -> None:
         self._store, self._host, self._token, self._notices = store, host, token, notices

@@ -1,20 +1,20 @@
 """From the queue to the disk: a bounded queue and the one daemon thread that judges, encodes, publishes and keeps the books.
 
-The training thread only reserves bytes and appends. Everything slow is here: waiting for device copies, judging triggers,
-counting tokens, narrowing, hashing, compressing (most of it outside the GIL), writing, fsync, renaming.
+The training thread only reserves bytes and appends. Everything slow is here: waiting for device copies, counting tokens,
+narrowing, hashing, compressing (most of it outside the GIL), writing, fsync, renaming.
 
 Invariants:
 
-- The queue is bounded in *bytes* of copies, plain arguments included, and no call counts as less than ITEM_BYTES: so calls
-  without tensors do not queue up for ever either. `reserve` says no when it is full; nobody ever waits for it.
+- The queue is bounded in *bytes* of copies, plain arguments included, and no call counts as less than ITEM_BYTES. `reserve` says
+  no when it is full; nobody ever waits for it.
 - A call that got in is closed exactly once: captured, dropped with a reason, or sampled out.
 - The thread outlives every error of an item. A stuck disk stops only this thread.
 - `close` returns within its timeout: what is not written by then is dropped as `exit`, and counted.
 - Counters files are replaced at most once a second while something changes, every 10 s otherwise (not while recording
   is off), and at the end.
 
-The thread looks at the queue 20 times a second instead of being woken for each call (waking it costs the training thread 10 to
-25 us); it is woken only when much waits, or when copies from a device do. A kill meanwhile loses nothing: the ring has it.
+The thread looks at the queue 20 times a second: waking it costs the training thread 10 to 25 us, so that is done only when much
+waits, or when copies from a device do. A kill meanwhile loses nothing: the ring has it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -59,15 +59,6 @@ _CHANCES = 8
 _FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
 
 
-class Publisher(Protocol):
-    """What the writer asks of a store; `Store` is the real one, tests have slow and failing ones."""
-
-    @property
-    def root(self) -> os.PathLike[str]: ...
-
-    def publish_dump(self, record: DumpRecord, blob: bytes) -> object: ...
-
-
 class Writer:
     """The queue and its thread, of one process. Not used across a fork: the child makes a new one.
 
@@ -75,14 +66,14 @@ class Writer:
     """
 
     def __init__(
-        self, store: StoreFiles, notices: Notices, *, publisher: Publisher | None = None, capacity: int = QUEUE_BYTES
+        self, store: StoreFiles, notices: Notices, *, publisher: StoreFiles | None = None, capacity: int = QUEUE_BYTES
     ) -> None:
         self.capacity = capacity
         self.control: Control | None = None
         self.ring: Ring | None = None
         self.process: Callable[[], dict[str, Any]] = dict
         self._store = store
-        self._publisher: Publisher = publisher or store
+        self._publisher = publisher or store
         self.failed: tuple[tuple[Item | Ledger | None, BaseException], ...] = ()
         self._left: tuple[Item, ...] = ()
         self._notices = notices

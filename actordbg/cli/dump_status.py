@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from actordbg.base.errors import CorruptDump, StoreProblem
-from actordbg.capture.control import read_control
+from actordbg.capture.switch_file import read_control
 from actordbg.cli.capture_options import limits_in_words
 from actordbg.cli.dump_switch import job_names
 from actordbg.cli.options import Json, store_of

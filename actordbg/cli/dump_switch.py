@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from actordbg.base.errors import NewerFormat, StoreProblem
-from actordbg.capture.control import Control, read_control, write_control
+from actordbg.capture.control import Control
+from actordbg.capture.switch_file import read_control, write_control
 from actordbg.cli import capture_options as opt
 from actordbg.cli.options import Json, store_of, takes
 from actordbg.cli.output import emit, note, say

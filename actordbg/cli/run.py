@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actordbg.base.errors import LaunchProblem
-from actordbg.capture.control import write_control
+from actordbg.capture.switch_file import write_control
 from actordbg.cli import capture_options as opt
 from actordbg.cli.dump_recover import RecoverAnswer, recovered_from
 from actordbg.cli.dump_status import ProcessRow, process_rows, total_of, totals_in_words, trouble_of

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from actordbg.base.errors import ActordbgError, CatalogProblem
-from actordbg.capture.control import DEFAULT_FREE_FLOOR, read_control
+from actordbg.capture.control import DEFAULT_FREE_FLOOR
+from actordbg.capture.switch_file import read_control
 from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate
 from actordbg.config.replay_config import SETTINGS

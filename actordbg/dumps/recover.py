@@ -72,7 +72,7 @@ class RingReport:
 
 def find_rings(store: Store) -> list[Path]:
     """Rings of a store that are on this machine: where they lie by default, where the switches and the counters say."""
-    from actordbg.capture.control import read_control
+    from actordbg.capture.switch_file import read_control
     from actordbg.formats.ringfile import default_place, place
 
     folders = {default_place(store), store.root / "rings"}

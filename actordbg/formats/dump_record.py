@@ -1,11 +1,7 @@
 """DumpRecord: the one versioned contract between the process that captured a call and everything that reads it.
 
 A dump file begins with this record as JSON (see `actordbg.formats.dumpfile`), so an indexer learns everything about a call from
-a few hundred bytes and decompresses nothing. The payload's own safetensors metadata holds one sentence (dump id, run, rank,
-record version), so a payload that was taken out of its file still says where it came from; the whole record there would make
-the dumps 7 % larger.
-
-Rules that keep the contract honest:
+a few hundred bytes and decompresses nothing. Rules that keep the contract honest:
 
 * one integer version; a reader refuses a version it does not know, with the remedy, and never guesses;
 * nothing from the environment (variables, tokens of services) is part of it;
@@ -14,9 +10,7 @@ Rules that keep the contract honest:
 * tensors are described by their *logical* dtype, shape and strides, i.e. what the actor received; `stored` says in
   which narrower dtype the payload keeps them, without loss.
 
-This module is imported in the training process: standard library only.
-
-Example::
+This module is imported in the training process: standard library only. Example::
 
     record = parse_record(text)                            # actordbg.formats.record_reading
     record.seq_len, record.tensors["sequences"].shape      # 1861, (2, 1861)

@@ -71,13 +71,7 @@ DROP_REASONS = (
     "queue_full", "disk_floor", "disk_full", "write_error", "error", "exit", "cuda_graph", "killed", "other",
 )  # fmt: skip
 SAMPLE_REASONS = ("ranks", "seq_len", "every", "max_dumps", "max_bytes", "armed", "max_triggered", "other")
-COUNTS = (
-    "calls",
-    "captured",
-    "bytes",
-    *(f"dropped.{r}" for r in DROP_REASONS),
-    *(f"sampled_out.{r}" for r in SAMPLE_REASONS),
-)
+COUNTS = ("calls", "captured", "bytes", *(f"dropped.{r}" for r in DROP_REASONS), *(f"sampled_out.{r}" for r in SAMPLE_REASONS))
 """The u64 counts of a ledger's books, in order."""
 PLACE = {name: place for place, name in enumerate(COUNTS)}
 

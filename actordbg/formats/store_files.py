@@ -55,8 +55,7 @@ class StoreFiles:
             ) from None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoreProblem(
-                f"{self.format_path} is unreadable: {error}",
-                hint='if this is a store, write {"format": 1} into it again',
+                f"{self.format_path} is unreadable: {error}", hint='if this is a store, write {"format": 1} into it again'
             ) from None
         if version != FORMAT:
             raise NewerFormat(

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import EnvironmentProblem, StoreProblem
-from actordbg.capture.control import read_control
+from actordbg.capture.switch_file import read_control
 from actordbg.formats.store_files import atomic_write
 from actordbg.install import replace_file as files
 from actordbg.install import trailer

@@ -9,7 +9,9 @@ import pytest
 
 from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.capture import control as module
-from actordbg.capture.control import Control, ControlWatcher, read_control, write_control
+from actordbg.capture.control import Control, ControlWatcher
+from actordbg.capture.ledger import Identity, Ledger
+from actordbg.capture.switch_file import read_control, write_control
 from actordbg.store.layout import Store
 
 SINCE = "2026-11-20T12:00:00.000000Z"
@@ -60,7 +62,8 @@ def test_another_format_is_refused_with_the_remedy():
 
 def test_seq_len_limits_include_both_ends():
     control = Control(True, "r", SINCE, min_seq_len=10, max_seq_len=20)
-    assert [control.admits_seq_len(n) for n in (9, 10, 20, 21)] == [False, True, True, False]
+    ledger = Ledger(Identity("r", 0, None, "host", 1, "actor0"))
+    assert [ledger.open(control, n)[1] for n in (9, 10, 20, 21)] == ["seq_len", None, None, "seq_len"]
 
 
 def test_a_running_process_sees_enable_and_disable(store: Store):

@@ -19,7 +19,8 @@ import pytest
 from typer.testing import CliRunner
 from victims import Job, Victims, is_of_seed, wait_for
 
-from actordbg.capture.control import Control, write_control
+from actordbg.capture.control import Control
+from actordbg.capture.switch_file import write_control
 from actordbg.dumps.recover import RingReport, find_rings, recover
 from actordbg.formats.recording_reading import read_counters
 from actordbg.formats.ringfile import BOOKS, DATA, KINDS_AT, SLOT, SLOT_SIZE, SLOTS, SLOTS_AT

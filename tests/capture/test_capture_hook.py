@@ -28,9 +28,10 @@ from capturekit import (
 )
 
 from actordbg.capture import hook, recorder
-from actordbg.capture.control import Control, write_control
+from actordbg.capture.control import Control
 from actordbg.capture.hook import MARK, install, uninstall
 from actordbg.capture.snapshot import Copier
+from actordbg.capture.switch_file import write_control
 from actordbg.capture.writer import ITEM_BYTES
 from actordbg.store.layout import Store
 

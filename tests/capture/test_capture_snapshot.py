@@ -123,7 +123,7 @@ def test_a_failing_allocation_is_not_held_against_the_pool(on_device: None):
         with pytest.raises(MemoryError):
             copier.snapshot({"x": torch.ones(10)})
     device.fails = False
-    assert copier.snapshot({"x": torch.ones(10)}).names == {"x"}
+    assert copier.snapshot({"x": torch.ones(10)}).tensors().keys() == {"x"}
 
 
 def test_during_a_graph_capture_nothing_may_be_queued(on_device: None):
@@ -193,13 +193,6 @@ def test_copies_that_were_not_complete_are_not_trusted(on_device: None, arena: A
         taken.land()
 
 
-def test_two_snapshots_merge():
-    first, second = Copier().snapshot({"a": torch.ones(2)}), Copier().snapshot({"b": torch.ones(4)[::2]})
-    first.merge(second)
-    assert first.names == first.tensors().keys() == {"a", "b"}
-    assert first.strides == {"b": (2,)}
-
-
 def test_a_span_reaches_from_the_first_to_the_last_element():
     base = torch.arange(24).reshape(4, 6)
     assert span(base[1:3, 2:4]).tolist() == list(range(8, 16))
@@ -212,7 +205,7 @@ def test_an_empty_snapshot_is_nothing():
     taken = Snapshot()
     taken.wait()
     taken.release()
-    assert taken.names == set()
+    assert taken.tensors() == {}
 
 
 @pytest.mark.gpu

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import actordbg
-from actordbg.capture.control import Control, write_control
+from actordbg.capture.control import Control
+from actordbg.capture.switch_file import write_control
 from actordbg.install import patch_state as history
 from actordbg.install import patching as operate
 from actordbg.install.patch_target import find_target

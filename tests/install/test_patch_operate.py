@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from actordbg.base.errors import Conflict, EnvironmentProblem, Unsupported
-from actordbg.capture.control import Control, write_control
+from actordbg.capture.control import Control
+from actordbg.capture.switch_file import write_control
 from actordbg.install import patch_state as history
 from actordbg.install import patching as operate
 from actordbg.install import replace_file as replace

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from runkit import ROOT, clean_environment, fake_openrlhf, run_job
 
-from actordbg.capture.control import read_control
+from actordbg.capture.switch_file import read_control
 from actordbg.demo import demo_training as training
 from actordbg.demo.demo_assets import build_assets
 from actordbg.host.openrlhf.demo_programs import PROGRAMS

@@ -10,12 +10,13 @@ from typing import Any, List, Optional, Union
 
 import torch
 
-from actordbg.capture.control import Control, write_control
+from actordbg.capture.control import Control
 from actordbg.capture.hook import Slot, wrap
 from actordbg.capture.recorder import Recorder
 from actordbg.capture.snapshot import Copier
+from actordbg.capture.switch_file import write_control
 from actordbg.capture.watch import Notices
-from actordbg.capture.writer import Publisher, Writer
+from actordbg.capture.writer import Writer
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -244,7 +245,7 @@ class Recording:
         self,
         store: Store,
         *,
-        publisher: Publisher | None = None,
+        publisher: Store | None = None,
         capacity: int = 2**26,
         copier: Copier | None = None,
         **limits: Any,

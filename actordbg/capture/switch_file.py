@@ -1,0 +1,35 @@
+"""Reads and replaces the dump switch for commands; a training process has `actordbg.capture.control.ControlWatcher` instead.
+
+Example::
+
+    control = read_control(store)                              # None where the switch was never touched
+    write_control(store, replace(control, enabled=False))
+"""
+
+from __future__ import annotations
+
+from actordbg.base.errors import StoreProblem
+from actordbg.capture.control import Control
+from actordbg.formats.store_files import StoreFiles, atomic_write
+
+
+def read_control(store: StoreFiles, job: str | None = None) -> Control | None:
+    """The store's switch, or that of one named job; None where it was never touched. Raises StoreProblem or NewerFormat."""
+    path = store.control_of(job)
+    try:
+        return Control.from_json(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
+
+
+def write_control(store: StoreFiles, control: Control, job: str | None = None) -> None:
+    """Replace the store's switch, or that of one named job. Running jobs see it within about half a second."""
+    path = store.control_of(job)
+    try:
+        atomic_write(path, control.to_json().encode())
+    except OSError as error:
+        raise StoreProblem(
+            f"cannot write {path}: {error.strerror}", hint="check the folder's permissions and free space"
+        ) from None
