@@ -18,12 +18,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from actordbg.actor.tiny import TinyShape, config_of, ensure_tiny
+from actordbg.actor.tiny import TinyShape, config_of, ensure_tiny, once
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.config.choices import is_local
 from actordbg.config.replay_config import TINY
@@ -104,27 +102,12 @@ def _derive(source: Path, cache: Path, num_layers: int | None, dtype: str | None
     if dtype is not None:
         config |= {"torch_dtype": dtype, "dtype": dtype}
     text = json.dumps(config, indent=2, sort_keys=True)
-    target = cache / f"derived-{_digest(str(source), text)}"
-    if not (target / "config.json").is_file():
-        _publish(source, text, target)
-    return target
+    digest = hashlib.sha256(f"{source}\0{text}".encode()).hexdigest()[:12]
 
+    def build(folder: Path) -> None:
+        for path in source.iterdir():
+            if path.is_file() and path.name != "config.json":
+                (folder / path.name).symlink_to(path.resolve())
+        (folder / "config.json").write_text(text)
 
-def _publish(source: Path, config: str, target: Path) -> None:
-    """Build the folder beside its place and rename it there, so that ranks that ask at once all find it whole."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    own = Path(tempfile.mkdtemp(prefix=".derived-", dir=target.parent))
-    for path in source.iterdir():
-        if path.is_file() and path.name != "config.json":
-            (own / path.name).symlink_to(path.resolve())
-    (own / "config.json").write_text(config)
-    try:
-        own.rename(target)
-    except OSError:
-        shutil.rmtree(own)
-        if not (target / "config.json").is_file():
-            raise
-
-
-def _digest(*parts: str) -> str:
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+    return once(cache / f"derived-{digest}", build)

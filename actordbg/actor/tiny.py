@@ -23,6 +23,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -57,42 +58,37 @@ class TinyShape:
         return f"tiny-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def build_tiny(
-    path: Path,
-    *,
-    vocab_size: int = TINY_VOCAB,
-    seed: int = 0,
-    bos_token_id: int | None = None,
-    eos_token_id: int | None = None,
-    pad_token_id: int | None = None,
-    shape: TinyShape | None = None,
-) -> Path:
+def build_tiny(path: Path, shape: TinyShape | None = None, **tokens: int) -> Path:
     """Write a random tiny Llama (config.json and model.safetensors, bf16) that `from_pretrained(path)` opens; return `path`.
 
-    Deterministic: the same vocabulary and seed give the same bytes. `shape` overrides the dimensions (then `vocab_size` and
-    `seed` are taken from it). Existing files of a model at `path` are replaced.
+    Deterministic: the same shape, seed included, gives the same bytes. `tokens`: ids of special tokens, `pad_token_id=0`.
+    Existing files of a model at `path` are replaced.
     """
     from safetensors.torch import save_file
 
-    shape = shape or TinyShape(vocab_size=vocab_size, seed=seed)
+    shape = shape or TinyShape()
     path.mkdir(parents=True, exist_ok=True)
-    tokens = {"bos_token_id": bos_token_id, "eos_token_id": eos_token_id, "pad_token_id": pad_token_id}
-    (path / "config.json").write_text(json.dumps(config_of(shape) | tokens, indent=2) + "\n")
+    config = config_of(shape) | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None} | tokens
+    (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     save_file(_weights(shape), str(path / "model.safetensors"), metadata={"format": "pt"})
     return path
 
 
 def ensure_tiny(cache_dir: Path, shape: TinyShape | None = None) -> Path:
-    """The tiny model in `cache_dir`, built if it is not there. Safe when many processes ask at once.
+    """The tiny model in `cache_dir`, built if it is not there. Safe when many processes ask at once."""
+    shape = shape or TinyShape()
+    return once(cache_dir / shape.cache_name(), lambda folder: build_tiny(folder, shape))
+
+
+def once(target: Path, build: Callable[[Path], object]) -> Path:
+    """The model folder `target`, filled by `build` if it is not there.
 
     It is built beside its place and renamed, so it is there whole or not at all. A process that loses the race deletes its copy.
     """
-    shape = shape or TinyShape()
-    target = cache_dir / shape.cache_name()
     if not (target / "config.json").is_file():
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        own = Path(tempfile.mkdtemp(prefix=".tiny-", dir=cache_dir))
-        build_tiny(own, shape=shape)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        own = Path(tempfile.mkdtemp(prefix=f".{target.name.partition('-')[0]}-", dir=target.parent))
+        build(own)
         try:
             own.rename(target)
         except OSError:

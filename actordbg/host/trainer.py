@@ -43,14 +43,10 @@ class Call(Protocol):
     token ids were folded into the vocabulary. notes: where the call differs from the record.
     """
 
-    @property
-    def arguments(self) -> dict[str, Any]: ...
-    @property
-    def mask(self) -> torch.Tensor: ...
-    @property
-    def folded(self) -> bool: ...
-    @property
-    def notes(self) -> tuple[str, ...]: ...
+    arguments: dict[str, Any]
+    mask: torch.Tensor
+    folded: bool
+    notes: tuple[str, ...]
 
 
 class Strategy(Protocol):
@@ -81,18 +77,12 @@ class Program(Protocol):
     and `rows` how many of them it takes. every: of how many steps one is told.
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def typed(self) -> str: ...
-    @property
-    def needs(self) -> tuple[str, ...]: ...
-    @property
-    def data(self) -> str: ...
-    @property
-    def rows(self) -> int: ...
-    @property
-    def every(self) -> int: ...
+    name: str
+    typed: str
+    needs: tuple[str, ...]
+    data: str
+    rows: int
+    every: int
 
     def command(self, model: Path, data: Path, output: Path, port: int) -> list[str]:
         """The command line; `port` of this host is free."""

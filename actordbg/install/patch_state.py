@@ -57,12 +57,8 @@ def now() -> str:
 def back_up(store: Store, original: bytes, sha256: str, facts: dict[str, Any]) -> Path:
     """Keep `original` under its hash, with `facts` on where it came from, and return its path."""
     path = store.backups / sha256 / "actor.py"
-    try:
-        if not path.is_file() or path.read_bytes() != original:
-            atomic_write(path, original)
-        atomic_write(path.with_name("origin.json"), json.dumps(facts, indent=2).encode() + b"\n")
-    except OSError as error:
-        raise _cannot_write(path, error) from None
+    _write(path, original)
+    _write(path.with_name("origin.json"), json.dumps(facts, indent=2).encode() + b"\n")
     return path
 
 
@@ -70,10 +66,7 @@ def record(store: Store, event: Event) -> Path:
     """Write one event file; its name sorts by time."""
     stamp = event.timestamp.replace("-", "").replace(":", "")
     path = store.events / f"{stamp}-{os.getpid()}-{secrets.token_hex(4)}.json"
-    try:
-        atomic_write(path, json.dumps(asdict(event)).encode() + b"\n")
-    except OSError as error:
-        raise _cannot_write(path, error) from None
+    _write(path, json.dumps(asdict(event)).encode() + b"\n")
     return path
 
 
@@ -96,8 +89,12 @@ def standing_patch(store: Store, target: Path) -> Event | None:
     return known[-1] if known and known[-1].event == "patch" else None
 
 
-def _cannot_write(path: Path, error: OSError) -> StoreProblem:
-    return StoreProblem(f"cannot write {path}: {error.strerror}", hint="name a store you may write with --store DIR")
+def _write(path: Path, data: bytes) -> None:
+    try:
+        if not path.is_file() or path.read_bytes() != data:
+            atomic_write(path, data)
+    except OSError as error:
+        raise StoreProblem(f"cannot write {path}: {error.strerror}", hint="name a store you may write with --store DIR") from None
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ def _bytes(folder: Path) -> dict[str, bytes]:
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(tmp_path: Path) -> None:
-    first = _bytes(build_tiny(tmp_path / "a", vocab_size=300, seed=7))
+    first = _bytes(build_tiny(tmp_path / "a", TinyShape(vocab_size=300, seed=7)))
     assert set(first) == {"config.json", "model.safetensors"}
-    assert _bytes(build_tiny(tmp_path / "b", vocab_size=300, seed=7)) == first
-    assert _bytes(build_tiny(tmp_path / "c", vocab_size=300, seed=8)) != first
+    assert _bytes(build_tiny(tmp_path / "b", TinyShape(vocab_size=300, seed=7))) == first
+    assert _bytes(build_tiny(tmp_path / "c", TinyShape(vocab_size=300, seed=8))) != first
 
 
 @pytest.mark.slow
@@ -31,7 +31,7 @@ def test_transformers_opens_it_with_every_weight_in_place(tmp_path: Path) -> Non
     from transformers import AutoModelForCausalLM
 
     model, info = AutoModelForCausalLM.from_pretrained(
-        build_tiny(tmp_path, vocab_size=300), dtype=torch.float32, output_loading_info=True
+        build_tiny(tmp_path, TinyShape(vocab_size=300)), dtype=torch.float32, output_loading_info=True
     )
     assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"]
     config = model.config

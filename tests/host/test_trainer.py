@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+from importlib import import_module
+
+import pytest
 from roots import ROOT
 
 from actordbg.host.openrlhf.adapter import OpenRlhf
@@ -22,6 +26,15 @@ def test_each_member_of_the_protocol_has_a_caller_outside_of_the_trainers_room()
 def test_the_trainer_of_this_installation_has_every_member_and_no_other() -> None:
     assert isinstance(TRAINER, OpenRlhf)
     assert {name for name in vars(OpenRlhf) if not name.startswith("_")} == members()
+
+
+@pytest.mark.parametrize("name", [name for name, one in vars(OpenRlhf).items() if "." in getattr(one, "__qualname__", "")])
+def test_a_function_that_is_a_member_takes_what_the_protocol_says(name: str) -> None:
+    module, function = vars(OpenRlhf)[name].__qualname__.split(".")
+    if module != "OpenRlhf":
+        given = inspect.signature(getattr(import_module(f"actordbg.host.openrlhf.{module}"), function))
+        promised = inspect.signature(getattr(Trainer, name))
+        assert [*given.parameters] == [*promised.parameters][1:]
 
 
 def test_at_most_25_files_mention_the_trainer_by_name() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -14,6 +15,16 @@ if TYPE_CHECKING:
     from actordbg.host.openrlhf.demo_programs import DemoProgram
     from actordbg.host.openrlhf.strategy import OpenRlhfStrategy
     from actordbg.store.payload import Dump
+
+
+def _of(module: str, name: str) -> Any:
+    """A member that is a function of this room. Its module, which needs torch or OpenRLHF, is imported when it is called."""
+
+    def call(_self: OpenRlhf, *args: Any, **kwargs: Any) -> Any:
+        return getattr(import_module(f"actordbg.host.openrlhf.{module}"), name)(*args, **kwargs)
+
+    call.__qualname__ = f"{module}.{name}"
+    return call
 
 
 class OpenRlhf:
@@ -54,10 +65,14 @@ class OpenRlhf:
 
         return PROGRAMS
 
-    def support_cpu(self) -> bool:
-        from actordbg.host.openrlhf.cpu import install_cpu_support
-
-        return install_cpu_support()
+    support_cpu = _of("cpu", "install_cpu_support")
+    build_actor = _of("build", "build_actor")
+    text_call = _of("call", "text_call")
+    read_result = _of("call", "read_result")
+    summary_mask = _of("call", "summary_mask")
+    open_ring = _of("ring_attention", "open_ring")
+    ring_kernel = _of("ring_attention", "ring_kernel")
+    close_ring = _of("ring_attention", "close_ring")
 
     def prepare_process(self) -> None:
         from actordbg.host.openrlhf.cpu import allow_fp32_actor, stand_in_for_flash_attn
@@ -71,47 +86,12 @@ class OpenRlhf:
 
         return loads_checkpoint_dtype(init_parameters(import_actor()), dtype)
 
-    def build_actor(self, path: str, choices: Choices, ds_config: Mapping[str, Any] | None = None) -> Any:
-        from actordbg.host.openrlhf.build import build_actor
-
-        return build_actor(path, choices, ds_config)
-
     def make_call(self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> ReplayedCall:
         from actordbg.host.openrlhf.call import Signature, make_call
 
         return make_call(Signature.of(actor), dump, vocab_size, device, ring_group)
 
-    def text_call(self, dump: Dump, vocab_size: int, device: torch.device) -> ReplayedCall:
-        from actordbg.host.openrlhf.call import text_call
-
-        return text_call(dump, vocab_size, device)
-
-    def read_result(self, result: Any, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        from actordbg.host.openrlhf.call import read_result
-
-        return read_result(result, mask)
-
-    def summary_mask(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        from actordbg.host.openrlhf.call import summary_mask
-
-        return summary_mask(inputs)
-
     def strategy(self, choices: Choices, config: ReplayConfig, world_size: int) -> OpenRlhfStrategy:
         from actordbg.host.openrlhf.strategy import OpenRlhfStrategy
 
         return OpenRlhfStrategy(choices, config, world_size)
-
-    def open_ring(self, group: Any, attn: str) -> Any:
-        from actordbg.host.openrlhf.ring_attention import open_ring
-
-        return open_ring(group, attn)
-
-    def ring_kernel(self) -> str:
-        from actordbg.host.openrlhf.ring_attention import ring_kernel
-
-        return ring_kernel()
-
-    def close_ring(self) -> None:
-        from actordbg.host.openrlhf.ring_attention import close_ring
-
-        close_ring()

@@ -53,9 +53,9 @@ class Signature:
         return cls(named - {"self"}, any(p.kind is p.VAR_KEYWORD for p in parameters))
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReplayedCall:
-    """One forward ready to be made. `mask` is the bool mask that summaries are over, [B, A] or [B, S-1], on the CPU."""
+    """See `actordbg.host.trainer.Call`."""
 
     arguments: dict[str, Any]
     mask: Tensor

@@ -35,7 +35,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from actordbg.host.importhook import after_import, before_import
+from actordbg.host.importhook import after_import
 
 _MARK = "__actordbg_cpu__"
 
@@ -60,15 +60,6 @@ def install_cpu_support() -> bool:
         after_import("openrlhf.utils.deepspeed.deepspeed", _with_torch_adam)
         allow_fp32_actor()
     return True
-
-
-def install_cpu_support_on_import() -> None:
-    """Arrange for `install_cpu_support()` to run when `openrlhf` is first imported, if it ever is.
-
-    For processes that are started before it is known whether they need it, such as Ray's idle workers: it costs nothing
-    until then (torch is not imported).
-    """
-    before_import("openrlhf", install_cpu_support)
 
 
 def allow_fp32_actor() -> None:

@@ -18,7 +18,8 @@ import os
 import runpy
 import sys
 
-from actordbg.host.openrlhf.cpu import install_cpu_support_on_import, map_flash_attention_to_sdpa
+from actordbg.host.importhook import before_import
+from actordbg.host.openrlhf.cpu import install_cpu_support, map_flash_attention_to_sdpa
 
 RAY_TEMP_VARIABLE = "ACTORDBG_DEMO_RAY_TEMP"
 ON_CPU = {
@@ -55,7 +56,7 @@ def support_cpu() -> None:
     """Prepare this process, the driver or a Ray worker, before it imports openrlhf. Cheap: imports neither torch nor openrlhf."""
     from actordbg.host.openrlhf import vllm_standin
 
-    install_cpu_support_on_import()
+    before_import("openrlhf", install_cpu_support)
     map_flash_attention_to_sdpa()
     vllm_standin.register()
 

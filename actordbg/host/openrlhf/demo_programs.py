@@ -75,7 +75,7 @@ _BOTH: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass
 class DemoProgram:
     """One training. See `actordbg.host.trainer.Program`."""
 

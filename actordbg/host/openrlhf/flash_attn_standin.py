@@ -35,8 +35,6 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-__all__ = ["all_gather", "index_first_axis", "pad_input", "rearrange", "register", "unpad_input"]
-
 
 def index_first_axis(tensor: Tensor, indices: Tensor) -> Tensor:
     """Rows of `tensor` (N, ...) at `indices` (M,) int64: (M, ...). The caller has flattened batch and sequence already."""

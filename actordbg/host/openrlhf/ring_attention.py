@@ -18,7 +18,7 @@ The stand-in has the real module's name and the two functions that OpenRLHF call
 It needs the memory of a gathered K and V and of one mask [tokens / ring, tokens] of bools.
 
 Example (inside a process group of two):
-    register(); import ring_flash_attn
+    prepare_ring("sdpa"); import ring_flash_attn
     ring_flash_attn.substitute_hf_flash_attn(group, 1)
     ring_flash_attn.update_ring_flash_attn_params(torch.tensor([0, 5, 8], dtype=torch.int32), group)
 """
@@ -59,8 +59,12 @@ _RING = _Ring()
 
 def prepare_ring(attn: str) -> None:
     """Make `import ring_flash_attn` mean the kernel that goes with this attention. Before OpenRLHF's strategy imports it."""
-    if attn == "sdpa":
-        register()
+    if attn == "sdpa" and _MODULE not in sys.modules:
+        module = ModuleType(_MODULE, f"Stand-in for {_MODULE} by actordbg: see {__name__}.")
+        module.__spec__ = ModuleSpec(_MODULE, None, origin=__file__)
+        module.__dict__["substitute_hf_flash_attn"] = substitute_hf_flash_attn
+        module.__dict__["update_ring_flash_attn_params"] = update_ring_flash_attn_params
+        sys.modules[_MODULE] = module
 
 
 def open_ring(group: Any, attn: str) -> Any:
@@ -86,16 +90,6 @@ def close_ring() -> None:
 
     set_ring_attn_group(None)
     release()
-
-
-def register() -> None:
-    """Make the stand-in importable as `ring_flash_attn` in this process, unless something of that name is imported already."""
-    if _MODULE not in sys.modules:
-        module = ModuleType(_MODULE, f"Stand-in for {_MODULE} by actordbg: see {__name__}.")
-        module.__spec__ = ModuleSpec(_MODULE, None, origin=__file__)
-        module.__dict__["substitute_hf_flash_attn"] = substitute_hf_flash_attn
-        module.__dict__["update_ring_flash_attn_params"] = update_ring_flash_attn_params
-        sys.modules[_MODULE] = module
 
 
 def is_active() -> bool:
