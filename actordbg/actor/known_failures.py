@@ -40,11 +40,7 @@ RULES: tuple[Rule, ...] = (
         ),
         "packing with {attn} attention is silently wrong with transformers {transformers}: packed rows attend to each other "
         "(log-probs off by several nats), because only transformers 4.53 and later find the borders of packed rows",
-        (
-            "upgrade transformers to 4.53 or later",
-            "--no-packing",
-            "--attn flash_attention_2 where flash-attn is installed",
-        ),
+        ("upgrade transformers to 4.53 or later", "--no-packing", "--attn flash_attention_2 where flash-attn is installed"),
     ),
     Rule(
         "flash-attention-unavailable",

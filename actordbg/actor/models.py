@@ -66,8 +66,7 @@ def truncate(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
         raise UsageError("--num-layers: this model's config.json does not say how many layers it has")
     if num_layers > config[key]:
         raise UsageError(
-            f"--num-layers {num_layers}: the model has {config[key]} layers",
-            hint=f"--num-layers {config[key]} or fewer",
+            f"--num-layers {num_layers}: the model has {config[key]} layers", hint=f"--num-layers {config[key]} or fewer"
         )
     shortened = {k: config[k][:num_layers] for k in _PER_LAYER_KEYS if isinstance(config.get(k), list)}
     return config | shortened | {key: num_layers}

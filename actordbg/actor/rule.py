@@ -90,9 +90,10 @@ def _words(case: Case) -> Mapping[str, object]:
     heads, kv_heads = case.heads
     asked = {"--tp": case.config.tp > 1, "--ring": case.ring, "--dist-backend": case.config.dist_backend is not None}
     return {
+        **vars(case.config),
+        **vars(case.choices),
         "heads": heads,
         "kv_heads": kv_heads,
-        "model": case.choices.model,
         "parallel": " and ".join(option for option, given in asked.items() if given),
         "ring_attn": "flash_attention_2" if case.ring_flash_attn else "sdpa",
         "ring_kernels": (
@@ -102,14 +103,8 @@ def _words(case: Case) -> Mapping[str, object]:
         ),
         "trainer": TRAINER.name,
         "torch": case.facts.versions.get("torch", "?"),
-        "tp": case.config.tp,
         "tp_fits": max(n for n in range(1, case.config.tp + 1) if not (heads % n or kv_heads % n)),
-        "attn": case.choices.attn,
-        "dtype": case.choices.dtype,
         "gpus": case.facts.gpus,
-        "nproc": case.config.nproc,
-        "timeout_s": case.config.timeout_s,
         "transformers": case.facts.versions.get("transformers", "?"),
-        "zero_stage": case.config.zero_stage,
         "missing_for_flash": " and ".join(missing),
     }

@@ -36,8 +36,7 @@ from actordbg.actor import forward_outcome as measure
 from actordbg.actor import known_failures as known
 from actordbg.actor import randomness
 from actordbg.actor.backends.backend import Place, set_seed
-from actordbg.actor.backends.opening import change_compilation, open_backend
-from actordbg.actor.compiling import CompileCount
+from actordbg.actor.backends.opening import CompileCount, change_compilation, open_backend
 from actordbg.actor.forward_outcome import ForwardOutcome
 from actordbg.actor.gradient_samples import GradientKeeper
 from actordbg.actor.sharing import host_key

@@ -203,12 +203,7 @@ KNOWN: tuple[Known, ...] = (
         "An argument of the call could not be stored, or the forward of the installed Actor does not have it.",
         "replay with the trainer (or the fork) that it was captured with",
     ),
-    _known(
-        "damaged-dump",
-        r"CorruptDump|NewerFormat",
-        "The file is not what its header says.",
-        "actordbg dump verify",
-    ),
+    _known("damaged-dump", r"CorruptDump|NewerFormat", "The file is not what its header says.", "actordbg dump verify"),
 )
 
 _BY_ID = {known.id: known for known in KNOWN}

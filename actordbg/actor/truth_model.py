@@ -110,11 +110,7 @@ class _InDouble(TorchFunctionMode):
     """Replaces every narrower dtype that a torch function is given by fp64, and `.float()` by `.double()`."""
 
     def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Sequence[Any],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        self, func: Callable[..., Any], types: Sequence[Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         wide = {name: _widened(value) for name, value in (kwargs or {}).items()}
         return _CASTS.get(func, func)(*(_widened(value) for value in args), **wide)

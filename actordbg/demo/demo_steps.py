@@ -95,8 +95,7 @@ class Demo:
         self._actordbg("dump", "status")
         if next(iter(Store(self.directory / "store").iter_dumps()), None) is None:
             raise LaunchProblem(
-                "the training ran, but nothing was recorded",
-                hint="keep the run (--keep DIR) and look at training/*.log",
+                "the training ran, but nothing was recorded", hint="keep the run (--keep DIR) and look at training/*.log"
             )
 
     def _as_typed(self, command: list[str]) -> str:
@@ -160,8 +159,7 @@ class Demo:
         code = subprocess.run(command, cwd=self.directory, env=self._environment(), check=False).returncode
         if code != 0:
             raise LaunchProblem(
-                f"`{shlex.join(words)}` ended with exit code {code}",
-                hint="its own message is above; --keep DIR keeps the files",
+                f"`{shlex.join(words)}` ended with exit code {code}", hint="its own message is above; --keep DIR keeps the files"
             )
 
     def _environment(self) -> dict[str, str]:

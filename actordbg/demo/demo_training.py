@@ -16,6 +16,7 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -113,7 +114,8 @@ class TrainingJob:
             self.process.poll()
             time.sleep(0.05)
         for pid in session_members(session):
-            _kill(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         self.process.wait()
         while session_members(session):
             time.sleep(0.02)
@@ -173,13 +175,6 @@ def copy_trainer(destination: Path) -> Path:
     source = Path(next(iter(spec.submodule_search_locations)))
     shutil.copytree(source, destination / TRAINER.package, ignore=shutil.ignore_patterns("__pycache__"))
     return destination / TRAINER.actor_file
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        return
 
 
 def _environment(package_dir: Path, extra: Mapping[str, str]) -> dict[str, str]:

@@ -25,8 +25,7 @@ from actordbg.doctor import known_versions as known_good
 from actordbg.doctor import machine_check as machine
 from actordbg.doctor import python_environment as environment
 from actordbg.doctor import store_check as state
-from actordbg.doctor.check import Check, Environment, Level, bad, examined, ok, warn
-from actordbg.doctor.child_probe import Ended, ask
+from actordbg.doctor.check import Check, Ended, Environment, Level, ask, bad, examined, ok, warn
 from actordbg.host.trainer import TRAINER
 from actordbg.store.layout import Store
 

@@ -7,8 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from actordbg.doctor.check import Check, Environment, bad, ok, warn
-from actordbg.doctor.child_probe import run
+from actordbg.doctor.check import Check, Environment, bad, ok, run, warn
 
 GIB = 2**30
 LITTLE_MEMORY = 4 * GIB

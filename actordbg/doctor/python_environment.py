@@ -24,11 +24,7 @@ def _python(env: Environment) -> Check:
     text = f"{'.'.join(map(str, env.python_version))} ({env.python})"
     oldest, newest = known_good.PYTHON
     if env.python_version[:2] < oldest:
-        return bad(
-            "python",
-            text,
-            f"use Python {oldest[0]}.{oldest[1]} or newer; {known_good.KNOWN_PYTHON} is known to be good",
-        )
+        return bad("python", text, f"use Python {oldest[0]}.{oldest[1]} or newer; {known_good.KNOWN_PYTHON} is known to be good")
     if env.python_version[:2] > newest:
         return warn("python", f"{text}, newer than what was tested", f"Python {known_good.KNOWN_PYTHON} is known to be good")
     return ok("python", text)

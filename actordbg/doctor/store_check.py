@@ -126,11 +126,7 @@ def _patched(status: Status, store: Store) -> Check:
     if status.state is State.EDITED:
         return warn("patch", f"{status.reason}: {status.file}", "`actordbg unpatch` keeps the edit and takes the hook away")
     if status.hooked is False:
-        return bad(
-            "patch",
-            f"patched, but the interpreter does not see it: {status.file}",
-            "run `actordbg patch` for the reason",
-        )
+        return bad("patch", f"patched, but the interpreter does not see it: {status.file}", "run `actordbg patch` for the reason")
     if status.store and Path(status.store) != store.root:
         return warn("patch", f"patched, capturing into another store: {status.store}", f"actordbg --store {status.store} ...")
     return ok("patch", f"patched: {status.file}")

@@ -39,9 +39,7 @@ def run_in_foreground(command: Sequence[str], environment: Mapping[str, str]) ->
     try:
         try:
             child = subprocess.Popen(
-                list(command),
-                env=dict(environment),
-                preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before),
+                list(command), env=dict(environment), preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, before)
             )
         except OSError as error:
             raise LaunchProblem(

@@ -79,23 +79,19 @@ def _read(given: list[tuple[str, str]]) -> dict[str, Any] | None:
     if not given:
         return {}
     name, value = given[-1]
-    read = _from_json(value) if name == _JSON else _from_yaml(value)
+    try:
+        read = json.loads(value) if name == _JSON else _from_yaml(Path(value))
+    except (OSError, ValueError):
+        return None
     return read if isinstance(read, dict) and isinstance(read.get("env_vars") or {}, dict) else None
 
 
-def _from_json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
-
-
-def _from_yaml(path: str) -> Any:
+def _from_yaml(path: Path) -> Any:
     try:
         import yaml
     except ModuleNotFoundError:
         return None
     try:
-        return yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError:
         return None

@@ -196,13 +196,7 @@ def sha256_of(data: bytes) -> str:
 
 def _render(trailer: Trailer) -> bytes:
     header = {**trailer.__dict__, "check": _NO_CHECK}
-    text = _TEXT.format(
-        begin=BEGIN,
-        end=END,
-        installer=INSTALLER,
-        header=json.dumps(header),
-        store=ascii(trailer.store),
-    )
+    text = _TEXT.format(begin=BEGIN, end=END, installer=INSTALLER, header=json.dumps(header), store=ascii(trailer.store))
     blank = text.replace("\n", trailer.newline).encode("ascii")
     return _with_check(blank, sha256_of(blank))
 

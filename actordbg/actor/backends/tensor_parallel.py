@@ -92,8 +92,7 @@ def _style(name: str, style: str) -> ParallelStyle:
     }
     if style not in made:
         raise Unsupported(
-            f"the model's plan asks for {style!r} at {name}, which torch's tensor parallelism cannot do",
-            hint="leave --tp out",
+            f"the model's plan asks for {style!r} at {name}, which torch's tensor parallelism cannot do", hint="leave --tp out"
         )
     return made[style]
 

@@ -70,12 +70,7 @@ def _start_ray() -> None:
         options["num_gpus"] = 4
         options["num_cpus"] = 8
         options["runtime_env"] = {"worker_process_setup_hook": "actordbg.host.openrlhf.demo_driver.support_cpu"}
-    ray.init(
-        include_dashboard=False,
-        object_store_memory=128 * 1024 * 1024,
-        _temp_dir=os.environ[RAY_TEMP_VARIABLE],
-        **options,
-    )
+    ray.init(include_dashboard=False, object_store_memory=128 * 1024 * 1024, _temp_dir=os.environ[RAY_TEMP_VARIABLE], **options)
 
 
 if __name__ == "__main__":

@@ -23,17 +23,7 @@ from typing import Any
 from actordbg.host.openrlhf.demo_driver import ON_CPU, RAY_TEMP_VARIABLE
 
 _DRIVER = "actordbg.host.openrlhf.demo_driver"
-_IMPORTS = (
-    "torch",
-    "transformers",
-    "deepspeed",
-    "peft",
-    "datasets",
-    "tokenizers",
-    "torchdata",
-    "pylatexenc",
-    "openrlhf",
-)
+_IMPORTS = ("torch", "transformers", "deepspeed", "peft", "datasets", "tokenizers", "torchdata", "pylatexenc", "openrlhf")
 _PPO_STEPS = 8
 _PROMPTS_PER_STEP = 4
 _PPO: dict[str, Any] = {
@@ -94,23 +84,10 @@ class DemoProgram:
             reward = importlib.util.find_spec("actordbg.host.openrlhf.demo_reward")
             assert reward is not None and reward.origin is not None
             start = ["-m", _DRIVER, "ppo"]
-            options = {
-                "actor.model_name_or_path": model,
-                "data.prompt_dataset": data,
-                "reward.remote_url": reward.origin,
-            }
+            options = {"actor.model_name_or_path": model, "data.prompt_dataset": data, "reward.remote_url": reward.origin}
             options |= _PPO
         else:
-            start = [
-                "-m",
-                "deepspeed.launcher.runner",
-                "--num_gpus",
-                "1",
-                "--master_port",
-                str(port),
-                "--module",
-                _DRIVER,
-            ]
+            start = ["-m", "deepspeed.launcher.runner", "--num_gpus", "1", "--master_port", str(port), "--module", _DRIVER]
             start.append("sft")
             options = {"model.model_name_or_path": model, "data.dataset": data} | _SFT
         words = [(f"--{name}", value) for name, value in (options | _BOTH | places).items()]

@@ -42,14 +42,12 @@ class OpenRlhfStrategy:
         self._strategy = _make(choices, config, world_size)
 
     def set_up(self, timeout: timedelta) -> None:
-        """The process group, unless there is one, and its rings."""
         if self._ring:
             prepare_ring(self._attn)
         self._strategy.setup_distributed(timeout=timeout)
         self.ring_group = self._strategy.ring_attn_group if self._ring else None
 
     def ds_config(self, *, train: bool) -> dict[str, Any]:
-        """The DeepSpeed configuration that an Actor is built with."""
         config: dict[str, Any]
         if not train:
             config = self._strategy.get_ds_eval_config(offload=False)
@@ -60,7 +58,6 @@ class OpenRlhfStrategy:
         return config
 
     def prepare(self, actor: Any, device: torch.device, *, train: bool) -> Any:
-        """The actor with a DeepSpeed engine in the place of its model."""
         if not train:
             return self._strategy.prepare(actor)
         if hasattr(self._strategy, "create_optimizer"):
@@ -68,11 +65,9 @@ class OpenRlhfStrategy:
         return self._strategy.prepare((actor, _OPTIMIZER))[0]
 
     def backward(self, loss: torch.Tensor, actor: Any, optimizer: Any) -> None:
-        """Its backward of a scalar loss."""
         self._strategy.backward(loss, actor, optimizer)
 
     def step(self, actor: Any, optimizer: Any) -> None:
-        """Its optimizer step."""
         self._strategy.optimizer_step(optimizer, actor, None)
 
     def _optimizer(self, actor: Any, device: torch.device) -> Any:
@@ -97,10 +92,7 @@ def _make(choices: Choices, config: ReplayConfig, world_size: int) -> Any:
         "ring_attn_size": config.ring,
     }
     args = argparse.Namespace(
-        local_rank=-1,
-        **settings,
-        ds=argparse.Namespace(**settings),
-        train=argparse.Namespace(dynamic_batch_enable=False),
+        local_rank=-1, **settings, ds=argparse.Namespace(**settings), train=argparse.Namespace(dynamic_batch_enable=False)
     )
     options = {
         "seed": choices.seed,
