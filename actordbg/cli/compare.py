@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,8 @@ from actordbg.base.errors import UsageError
 from actordbg.catalog.comparison_query import read_noise
 from actordbg.catalog.query import get_configuration, open_fresh, select_dumps
 from actordbg.cli import output
-from actordbg.cli.options import Format, FormatOption, Json, Quiet, Where, chosen_format, store_of
+from actordbg.cli.input_options import counting, replaying, settle
+from actordbg.cli.options import Format, FormatOption, Json, Quiet, Where, chosen_format, store_of, takes
 from actordbg.cli.setting_options import OldTruthDtype, TruthDtype, truth_dtype
 from actordbg.compare.comparing import compare as compare_sides
 from actordbg.compare.comparing import save
@@ -22,7 +24,7 @@ from actordbg.compare.thresholds import FLAGS, Thresholds
 from actordbg.formats.comparison_record import ComparisonRecord
 from actordbg.formats.noise_record import NoiseRecord
 from actordbg.replay.live_catalog import LiveCatalog
-from actordbg.replay.supervise import Progress, load_spec
+from actordbg.replay.supervise import load_spec
 from actordbg.report.comparison_document import document
 from actordbg.report.renderings import as_markdown, as_text
 from actordbg.store.layout import Store
@@ -34,48 +36,43 @@ def _limit(name: str, help: str) -> Any:
     return typer.Option(name, metavar="X", help=help, rich_help_panel=_PANEL)
 
 
-A = Annotated[str, typer.Argument(metavar="A", help="The replay that is judged: an id, the beginning of one, or `last`.")]
-B = Annotated[str, typer.Argument(metavar="B", help="Another replay, `truth`, or `golden`: what the training run itself got.")]
-Noise = Annotated[
-    str | None,
-    typer.Option(
-        "--noise",
-        metavar="[ID|last]",
-        help="Only what is outside a noise floor (`actordbg noise`) is real; last: the newest of A's configuration.",
-    ),
-]
-ThresholdsFile = Annotated[
-    Path | None, typer.Option("--thresholds", metavar="FILE", help="Thresholds from a TOML file; flags come first.")
-]
-MaxAbs = Annotated[float | None, _limit("--max-abs", "Largest difference of a log-prob, nats.")]
-P99Abs = Annotated[float | None, _limit("--p99-abs", "99th percentile of the differences, nats.")]
-MeanAbs = Annotated[float | None, _limit("--mean-abs", "Mean difference, nats.")]
-ClipShare = Annotated[float | None, _limit("--clip-share", "Share of tokens whose ratio is outside 0.8 to 1.2.")]
-EntropyMaxAbs = Annotated[float | None, _limit("--entropy-max-abs", "Largest difference of an entropy, nats.")]
-LossAbs = Annotated[float | None, _limit("--loss-abs", "Difference of the losses.")]
-GradNormRel = Annotated[float | None, _limit("--grad-norm-rel", "Relative difference of the gradient norms.")]
-GradientDistance = Annotated[float | None, _limit("--gradient-distance", "|a - b| / |b| of all kept gradients.")]
-Worst = Annotated[int, typer.Option("--limit", min=0, help="How many of the worst dumps to show; 0 for all.")]
+@dataclass(frozen=True)
+class Limits:
+    """Thresholds, as typed."""
+
+    max_abs: Annotated[float | None, _limit("--max-abs", "Largest difference of a log-prob, nats.")] = None
+    p99_abs: Annotated[float | None, _limit("--p99-abs", "99th percentile of the differences, nats.")] = None
+    mean_abs: Annotated[float | None, _limit("--mean-abs", "Mean difference, nats.")] = None
+    clip_share: Annotated[float | None, _limit("--clip-share", "Share of tokens whose ratio is outside 0.8 to 1.2.")] = None
+    entropy_max_abs: Annotated[float | None, _limit("--entropy-max-abs", "Largest difference of an entropy, nats.")] = None
+    loss_abs: Annotated[float | None, _limit("--loss-abs", "Difference of the losses.")] = None
+    grad_norm_rel: Annotated[float | None, _limit("--grad-norm-rel", "Relative difference of the gradient norms.")] = None
+    gradient_distance: Annotated[float | None, _limit("--gradient-distance", "|a - b| / |b| of all kept gradients.")] = None
 
 
+@takes("flags", Limits)
 def compare(
     ctx: typer.Context,
-    a: A,
-    b: B,
-    noise: Noise = None,
+    a: Annotated[str, typer.Argument(metavar="A", help="The replay that is judged: an id, the beginning of one, or `last`.")],
+    b: Annotated[
+        str, typer.Argument(metavar="B", help="Another replay, `truth`, or `golden`: what the training run itself got.")
+    ],
+    noise: Annotated[
+        str | None,
+        typer.Option(
+            "--noise",
+            metavar="[ID|last]",
+            help="Only what is outside a noise floor (`actordbg noise`) is real; last: the newest of A's configuration.",
+        ),
+    ] = None,
     truth: TruthDtype = None,
     oracle: OldTruthDtype = None,
-    thresholds: ThresholdsFile = None,
-    max_abs: MaxAbs = None,
-    p99_abs: P99Abs = None,
-    mean_abs: MeanAbs = None,
-    clip_share: ClipShare = None,
-    entropy_max_abs: EntropyMaxAbs = None,
-    loss_abs: LossAbs = None,
-    grad_norm_rel: GradNormRel = None,
-    gradient_distance: GradientDistance = None,
+    thresholds: Annotated[
+        Path | None, typer.Option("--thresholds", metavar="FILE", help="Thresholds from a TOML file; flags come first.")
+    ] = None,
+    flags: Limits = Limits(),
     where: Where = None,
-    limit: Worst = 10,
+    limit: Annotated[int, typer.Option("--limit", min=0, help="How many of the worst dumps to show; 0 for all.")] = 10,
     format: FormatOption = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -91,48 +88,31 @@ def compare(
     Example: actordbg compare last truth --noise
     """
     chosen, dtype = chosen_format(format, as_json), truth_dtype(truth, oracle)
-    flags = {
-        "max_abs": max_abs, "p99_abs": p99_abs, "mean_abs": mean_abs, "clip_share": clip_share,
-        "entropy_max_abs": entropy_max_abs, "loss_abs": loss_abs, "grad_norm_rel": grad_norm_rel,
-        "gradient_distance": gradient_distance,
-    }  # fmt: skip
-    limits = _thresholds(thresholds, flags)
+    limits = (Thresholds.from_file(thresholds) if thresholds else Thresholds()).override(asdict(flags), FLAGS)
     store = store_of(ctx).require()
     silent = quiet or chosen == "json"
-    judged = _replay(store, _is_a_replay(a))
+    if a in ("truth", "golden"):
+        raise UsageError(f"A is the side that is judged, so it cannot be {a}", hint=f"turn them round: compare REPLAY {a}")
+    judged = _replay(store, a)
     floor = None if noise is None else _floor(store, judged, noise)
     only = _selected(store, where)
     against = _truth(store, judged, dtype, silent) if b == "truth" else b if b == "golden" else _replay(store, b)
-    record = _compared(store, judged, against, limits, floor, only, silent)
+    with output.progress("comparing", None, quiet=silent) as advance:
+
+        def on_progress(done: int, total: int) -> None:
+            advance(1, total=total)
+
+        record = compare_sides(store, judged, against, thresholds=limits, noise=floor, only=only, on_progress=on_progress)
     path = save(store, record)
-    _settle_catalog(store)
+    settle(store, LiveCatalog(store))
     output.emit(record, lambda one: _render(one, chosen, limit, path), chosen == "json")
     if not record.good:
         raise typer.Exit(1)
 
 
-def _thresholds(file: Path | None, flags: dict[str, float | None]) -> Thresholds:
-    return (Thresholds.from_file(file) if file else Thresholds()).override(flags, FLAGS)
-
-
 def _selected(store: Store, where: str | None) -> set[str] | None:
     """Ids of the dumps that --where selects, None without it. Asked first: a mistake in it must not cost a truth."""
     return None if where is None else {row.dump_id for row in select_dumps(open_fresh(store, where), where)}
-
-
-def _compared(
-    store: Store, a: str, b: str, limits: Thresholds, floor: NoiseRecord | None, only: set[str] | None, quiet: bool
-) -> ComparisonRecord:
-    with output.progress("comparing", None, quiet=quiet) as advance:
-        return compare_sides(
-            store,
-            a,
-            b,
-            thresholds=limits,
-            noise=floor,
-            only=only,
-            on_progress=lambda done, total: advance(1, total=total),
-        )
 
 
 def _replay(store: Store, name: str) -> str:
@@ -168,32 +148,8 @@ def _truth(store: Store, replay_id: str, dtype: str, quiet: bool) -> str:
     wanted = wanted_truth(store, load_spec(store, replay_id), dtype)
     if (found := find_truth(store, wanted)) is not None:
         return found
-    catalog = LiveCatalog(store)
-    with output.progress("computing the truth", len(wanted.inputs), quiet=quiet) as advance:
-
-        def on_event(event: Progress) -> None:
-            if event.kind == "result":
-                catalog.touch()
-                advance(1)
-
-        try:
-            return ensure_truth(store, replay_id, dtype=dtype, on_event=on_event, on_tick=catalog.tick)
-        finally:
-            catalog.flush()
-
-
-def _is_a_replay(a: str) -> str:
-    if a in ("truth", "golden"):
-        raise UsageError(f"A is the side that is judged, so it cannot be {a}", hint=f"turn them round: compare REPLAY {a}")
-    return a
-
-
-def _settle_catalog(store: Store) -> None:
-    """Index the new comparison; one that cannot be indexed now will be by the next command."""
-    catalog = LiveCatalog(store)
-    catalog.flush()
-    if catalog.problem is not None:
-        output.note(f"the catalog could not be updated ({catalog.problem})")
+    with replaying(store, "computing the truth", len(wanted.inputs), quiet=quiet) as (catalog, advance):
+        return ensure_truth(store, replay_id, dtype=dtype, on_event=counting(catalog, advance), on_tick=catalog.tick)
 
 
 def _render(record: ComparisonRecord, chosen: Format, limit: int, path: Path) -> None:

@@ -8,49 +8,46 @@ from typing import Annotated
 
 import typer
 
+from actordbg.base import plotfile
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
 from actordbg.cli.options import Json, Limit
 from actordbg.report.blocks import Grid, number
 from actordbg.report.renderings import grid, wrap
+from actordbg.trainlogs import log_plot
 from actordbg.trainlogs.align_logs import compare_logs as compare
 from actordbg.trainlogs.log_answer import LogComparison, LogSide
 from actordbg.trainlogs.log_lines import is_loss, read_log
 
-LogA = Annotated[str, typer.Argument(metavar="A", help="A training's log, plain or .gz; - for standard input.")]
-LogB = Annotated[str, typer.Argument(metavar="B", help="The other training's log.")]
-Metric = Annotated[
-    str | None,
-    typer.Option(
-        "--metric",
-        metavar="NAME",
-        help="What to compare (default: the first that both have of gpt_loss, loss, policy_loss, act_loss, actor_loss, "
-        "critic_loss, loss_mean, then any other loss).",
-    ),
-]
-Threshold = Annotated[
-    float,
-    typer.Option("--threshold", metavar="X", help="Values that differ relatively by this or more are too far apart."),
-]
-Rule = Annotated[
-    str,
-    typer.Option(
-        "--rule",
-        metavar="first-mean-last|every-step|compare-backends",
-        help="What decides: first value, mean and last value; every step; or exactly what the script compare_backends.py "
-        "decides.",
-    ),
-]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw both curves, too: .png, .svg or .pdf.")]
-
 
 def compare_logs(
-    a: LogA,
-    b: LogB,
-    metric: Metric = None,
-    threshold: Threshold = 0.05,
-    rule: Rule = "first-mean-last",
-    plot: Plot = None,
+    a: Annotated[str, typer.Argument(metavar="A", help="A training's log, plain or .gz; - for standard input.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The other training's log.")],
+    metric: Annotated[
+        str | None,
+        typer.Option(
+            "--metric",
+            metavar="NAME",
+            help="What to compare (default: the first that both have of gpt_loss, loss, policy_loss, act_loss, actor_loss, "
+            "critic_loss, loss_mean, then any other loss).",
+        ),
+    ] = None,
+    threshold: Annotated[
+        float,
+        typer.Option("--threshold", metavar="X", help="Values that differ relatively by this or more are too far apart."),
+    ] = 0.05,
+    rule: Annotated[
+        str,
+        typer.Option(
+            "--rule",
+            metavar="first-mean-last|every-step|compare-backends",
+            help="What decides: first value, mean and last value; every step; or exactly what the script compare_backends.py "
+            "decides.",
+        ),
+    ] = "first-mean-last",
+    plot: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE", help="Draw both curves, too: .png, .svg or .pdf.")
+    ] = None,
     limit: Limit = 10,
     as_json: Json = False,
 ) -> None:
@@ -63,8 +60,6 @@ def compare_logs(
     Example: actordbg compare-logs deepspeed.log fsdp2.log --threshold 0.05 --plot losses.png
     """
     if plot is not None:
-        from actordbg.base import plotfile
-
         plotfile.check("--plot", plot)
     if a == b == "-":
         raise UsageError("standard input cannot be both logs", hint="name a file for one of them")
@@ -72,9 +67,7 @@ def compare_logs(
     answer = compare(*logs, metric=metric, threshold=threshold, rule=rule, limit=limit)
     output.emit(answer, _render, as_json)
     if plot is not None and answer.metric is not None and answer.a.steps:
-        from actordbg.trainlogs import log_plot as picture
-
-        picture.plot(answer, *logs, plot)
+        log_plot.plot(answer, *logs, plot)
         output.note(f"wrote {plot}")
     if not answer.good:
         raise typer.Exit(1)

@@ -6,116 +6,81 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from actordbg.base import plotfile
 from actordbg.base.errors import UsageError
 from actordbg.base.units import parse_seconds, parse_size
 from actordbg.catalog.query import newest_configuration, open_fresh
 from actordbg.cli import output
-from actordbg.cli.options import Format, FormatOption, Json, Quiet, Where, chosen_format, store_of
+from actordbg.cli.options import FormatOption, Json, Quiet, Where, chosen_format, store_of, takes
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.config.as_ran import as_ran, costs
 from actordbg.config.replay_config import SETTINGS, validate
+from actordbg.curve import curve_plot
 from actordbg.curve.curve_document import document
-from actordbg.curve.curves import CurvesAnswer, answer
+from actordbg.curve.curves import answer
 from actordbg.curve.measure_lengths import measure, settled
 from actordbg.curve.measurements import gather, left_out_replays
 from actordbg.matrix import matrix_files as matrices
 from actordbg.replay.plan import Plan
 from actordbg.replay.supervise import Progress
-from actordbg.report.load_replays import Material, load
+from actordbg.report.load_replays import load
 from actordbg.report.renderings import as_markdown, as_text
 from actordbg.store.layout import Store
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """The question. quantity: memory or time; budget: bytes or seconds; passes: which time."""
+class Question:
+    """What both commands take."""
 
-    quantity: str
-    replays: list[str]
-    matrix: str | None
-    where: str | None
-    budget: float | None
-    at: list[int]
-    by: str
-    passes: str
-    measure: str | None
-    batch_size: int | None
-    settings: Given
-
-
-class By(str, Enum):
-    """What a length is."""
-
-    SEQ_LEN = "seq_len"
-    PADDED = "padded"
-    TOKENS = "tokens"
-
-
-class Passes(str, Enum):
-    """Which time."""
-
-    BOTH = "both"
-    FORWARD = "forward"
-    BACKWARD = "backward"
-
-
-Replays = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[REPLAY...|last|all]", help="Replays by id or its beginning (default: all)."),
-]
-Matrix = Annotated[str | None, typer.Option("--matrix", metavar="ID|last", help="The replays of this matrix's cells.")]
-MemoryBudget = Annotated[
-    str | None, typer.Option("--budget", metavar="SIZE", help="The longest length that fits, e.g. 80GB, 75GiB.")
-]
-TimeBudget = Annotated[str | None, typer.Option("--budget", metavar="TIME", help="The longest length that fits, e.g. 2s, 500ms.")]
-Lengths = Annotated[
-    list[int] | None,
-    typer.Option("--at", metavar="LEN", min=1, help="What this length needs, and whether it fits; may be repeated."),
-]
-ByOption = Annotated[
-    By,
-    typer.Option("--by", help="Length is seq_len (a curve for each batch size), padded (batch size x seq_len), or real tokens."),
-]
-Of = Annotated[Passes, typer.Option("--of", help="Which time the curve and the budget are about.")]
-Measure = Annotated[
-    str | None,
-    typer.Option(
-        "--measure",
-        metavar="LEN,LEN,...",
-        help="First make inputs of these lengths and replay them under the configuration of each REPLAY, changed by the "
-        "settings below.",
-    ),
-]
-BatchSize = Annotated[
-    int | None, typer.Option("--batch-size", min=1, help="Rows of the inputs of --measure (default: as in REPLAY).")
-]
-Plot = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the curves, too: .png, .svg or .pdf.")]
-Rows = Annotated[int, typer.Option("--limit", min=0, help="At most this many lengths of each curve; 0 for all.")]
+    replays: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[REPLAY...|last|all]", help="Replays by id or its beginning (default: all)."),
+    ] = None
+    matrix: Annotated[str | None, typer.Option("--matrix", metavar="ID|last", help="The replays of this matrix's cells.")] = None
+    where: Where = None
+    at: Annotated[
+        list[int] | None,
+        typer.Option("--at", metavar="LEN", min=1, help="What this length needs, and whether it fits; may be repeated."),
+    ] = None
+    by: Annotated[
+        Literal["seq_len", "padded", "tokens"],
+        typer.Option(
+            "--by", help="Length is seq_len (a curve for each batch size), padded (batch size x seq_len), or real tokens."
+        ),
+    ] = "seq_len"
+    measure: Annotated[
+        str | None,
+        typer.Option(
+            "--measure",
+            metavar="LEN,LEN,...",
+            help="First make inputs of these lengths and replay them under the configuration of each REPLAY, changed by the "
+            "settings below.",
+        ),
+    ] = None
+    batch_size: Annotated[
+        int | None, typer.Option("--batch-size", min=1, help="Rows of the inputs of --measure (default: as in REPLAY).")
+    ] = None
+    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the curves, too: .png, .svg or .pdf.")] = None
+    limit: Annotated[int, typer.Option("--limit", min=0, help="At most this many lengths of each curve; 0 for all.")] = 24
+    format: FormatOption = None
+    quiet: Quiet = False
+    as_json: Json = False
 
 
+@takes("asked", Question)
 @takes_settings("curve")
 def memory(
     ctx: typer.Context,
-    replays: Replays = None,
-    matrix: Matrix = None,
-    where: Where = None,
-    budget: MemoryBudget = None,
-    at: Lengths = None,
-    by: ByOption = By.SEQ_LEN,
-    measure: Measure = None,
-    batch_size: BatchSize = None,
+    budget: Annotated[
+        str | None, typer.Option("--budget", metavar="SIZE", help="The longest length that fits, e.g. 80GB, 75GiB.")
+    ] = None,
+    asked: Question = Question(),
     settings: Given = NONE,
-    plot: Plot = None,
-    limit: Rows = 24,
-    format: FormatOption = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Show peak memory by length, and the longest that fits.
 
@@ -128,40 +93,21 @@ def memory(
     most = None if budget is None else float(parse_size("--budget", budget))
     if most == 0:
         raise UsageError(f"--budget {budget} holds nothing", hint="write it like 500MB, 10GB or 5GiB")
-    asked = _Asked(
-        "memory",
-        list(replays or []),
-        matrix,
-        where,
-        most,
-        list(at or []),
-        by.value,
-        "both",
-        measure,
-        batch_size,
-        settings,
-    )
-    _answer(ctx, asked, plot, limit, chosen_format(format, as_json), quiet=quiet or as_json)
+    _answer(ctx, asked, settings, "memory", most)
 
 
+@takes("asked", Question)
 @takes_settings("curve")
 def time(
     ctx: typer.Context,
-    replays: Replays = None,
-    matrix: Matrix = None,
-    where: Where = None,
-    budget: TimeBudget = None,
-    at: Lengths = None,
-    by: ByOption = By.SEQ_LEN,
-    of: Of = Passes.BOTH,
-    measure: Measure = None,
-    batch_size: BatchSize = None,
+    budget: Annotated[
+        str | None, typer.Option("--budget", metavar="TIME", help="The longest length that fits, e.g. 2s, 500ms.")
+    ] = None,
+    of: Annotated[
+        Literal["both", "forward", "backward"], typer.Option("--of", help="Which time the curve and the budget are about.")
+    ] = "both",
+    asked: Question = Question(),
     settings: Given = NONE,
-    plot: Plot = None,
-    limit: Rows = 24,
-    format: FormatOption = None,
-    quiet: Quiet = False,
-    as_json: Json = False,
 ) -> None:
     """Show time by length, and the longest that fits.
 
@@ -172,69 +118,44 @@ def time(
     Example: actordbg curve time last --budget 2s --by tokens
     """
     most = None if budget is None else parse_seconds("--budget", budget)
-    asked = _Asked(
-        "time",
-        list(replays or []),
-        matrix,
-        where,
-        most,
-        list(at or []),
-        by.value,
-        of.value,
-        measure,
-        batch_size,
-        settings,
-    )
-    _answer(ctx, asked, plot, limit, chosen_format(format, as_json), quiet=quiet or as_json)
+    _answer(ctx, asked, settings, "time", most, of)
 
 
-def _answer(ctx: typer.Context, asked: _Asked, plot: Path | None, rows: int, format: Format, *, quiet: bool) -> None:
-    if plot is not None:
-        from actordbg.base import plotfile
-
-        plotfile.check("--plot", plot)
+def _answer(
+    ctx: typer.Context, asked: Question, settings: Given, quantity: str, budget: float | None, passes: str = "both"
+) -> None:
+    """Answer for memory (`budget` in bytes) or time (in seconds, of the `passes`)."""
+    chosen = chosen_format(asked.format, asked.as_json)
+    if asked.plot is not None:
+        plotfile.check("--plot", asked.plot)
     store = store_of(ctx)
-    if asked.settings and asked.measure is None:
-        given = ", ".join(SETTINGS[name].flag for name in asked.settings)
+    if settings and asked.measure is None:
+        given = ", ".join(SETTINGS[name].flag for name in settings)
         raise UsageError(f"{given} changes nothing without --measure", hint="add --measure LEN,LEN,..., or leave it out")
     names = _names(store, asked)
     if asked.measure is not None:
-        names += _measured(store.require(), names, asked, quiet)
-    answer = _curves(store, names, asked)
-    _emit(answer, format, rows)
-    if plot is not None and any(one.values for one in answer.curves):
-        from actordbg.curve import curve_plot
-
-        curve_plot.plot(answer, plot)
-        output.note(f"wrote {plot}")
-    if not answer.good:
+        names += _measured(store.require(), names, asked, settings)
+    material = load(store, names, asked.where)
+    notes = list(material.notes)
+    if others := left_out_replays(material.replays):
+        notes.append(f"{output.plural(others, 'replay')} left out: truths and noise variants")
+    measured, lengths, count = gather(material.replays, asked.by), sorted(set(asked.at or [])), len(material.replays) - others
+    found = answer(measured, quantity, asked.by, passes=passes, budget=budget, at=lengths, replays=count, notes=notes)
+    written = as_markdown if chosen == "md" else as_text
+    output.emit(found, lambda _: typer.echo(written(document(found, asked.limit)), nl=False), chosen == "json")
+    if asked.plot is not None and any(one.values for one in found.curves):
+        curve_plot.plot(found, asked.plot)
+        output.note(f"wrote {asked.plot}")
+    if not found.good:
         raise typer.Exit(1)
 
 
-def _curves(store: Store, names: list[str], asked: _Asked) -> CurvesAnswer:
-    material: Material = load(store, names, asked.where)
-    notes = list(material.notes)
-    others = left_out_replays(material.replays)
-    if others:
-        notes.append(f"{output.plural(others, 'replay')} left out: truths and noise variants")
-    return answer(
-        gather(material.replays, asked.by), asked.quantity, asked.by,
-        passes=asked.passes, budget=asked.budget, at=sorted(set(asked.at)),
-        replays=len(material.replays) - others, notes=notes,
-    )  # fmt: skip
-
-
-def _emit(answer: CurvesAnswer, format: Format, rows: int) -> None:
-    def render(answer: CurvesAnswer) -> None:
-        blocks = document(answer, rows)
-        typer.echo(as_markdown(blocks) if format == "md" else as_text(blocks), nl=False)
-
-    output.emit(answer, render, format == "json")
-
-
-def _names(store: Store, asked: _Asked) -> list[str]:
+def _names(store: Store, asked: Question) -> list[str]:
     if asked.matrix is None:
-        return [_newest(store) if name == "last" else name for name in asked.replays] or ["all"]
+        names = asked.replays or ["all"]
+        # the newest that can have a curve: truths and noise variants cannot
+        newest = newest_configuration(open_fresh(store)) if "last" in names else None
+        return [newest.replay_id if newest is not None and name == "last" else name for name in names]
     if asked.replays:
         raise UsageError("REPLAY and --matrix exclude each other", hint="give one of them")
     names = [cell.replay_id for cell in matrices.load(store, asked.matrix).cells if cell.replay_id is not None]
@@ -248,27 +169,21 @@ def _names(store: Store, asked: _Asked) -> list[str]:
     return there
 
 
-def _newest(store: Store) -> str:
-    """What `last` means: the newest replay that can have a curve, which truths and noise variants cannot."""
-    newest = newest_configuration(open_fresh(store))
-    return newest.replay_id if newest is not None else "last"
-
-
-def _measured(store: Store, names: Sequence[str], asked: _Asked, quiet: bool) -> list[str]:
+def _measured(store: Store, names: Sequence[str], asked: Question, settings: Given) -> list[str]:
     """Replays of made-up inputs of the lengths that --measure names, one for each different configuration of `names`."""
     if not asked.replays and asked.matrix is None:
         raise UsageError("--measure needs the replays whose configurations it is to use", hint="name one, or `last`")
     lengths = _lengths(asked.measure or "")
     done: dict[tuple[str, int], str] = {}
     for data in load(store, names).replays:
-        config = replace(settled(data.spec.config, data.resolved), **asked.settings)
+        config = replace(settled(data.spec.config, data.resolved), **settings)
         validate(config)
         batch = asked.batch_size or max((one.batch_size for one in data.spec.inputs), default=1)
         key = (str(costs(as_ran(config))), batch)
         if key in done or config.truth is not None or config.vary is not None:
             continue
         total = len(lengths) * 2 * config.lanes
-        with output.progress(f"measuring as {data.spec.replay_id}", total, quiet=quiet) as advance:
+        with output.progress(f"measuring as {data.spec.replay_id}", total, quiet=asked.quiet or asked.as_json) as advance:
 
             def on_plan(plan: Plan) -> None:
                 advance(0, note="starting the workers", total=len(plan.spec.inputs))  # noqa: B023: called within this round

@@ -15,17 +15,17 @@ from actordbg.base.errors import UsageError
 from actordbg.cli.output import note, say
 from actordbg.demo.demo_steps import Demo
 
-TrainerOption = Annotated[
-    Literal["ppo", "sft"],
-    typer.Option("--trainer", help="ppo: train_ppo_ray under Ray. sft: train_sft under deepspeed, in half the time."),
-]
-Keep = Annotated[
-    Path | None,
-    typer.Option("--keep", metavar="DIR", help="Work in DIR (new or empty) and keep it; otherwise all is removed."),
-]
 
-
-def demo(trainer: TrainerOption = "ppo", keep: Keep = None) -> None:
+def demo(
+    trainer: Annotated[
+        Literal["ppo", "sft"],
+        typer.Option("--trainer", help="ppo: train_ppo_ray under Ray. sft: train_sft under deepspeed, in half the time."),
+    ] = "ppo",
+    keep: Annotated[
+        Path | None,
+        typer.Option("--keep", metavar="DIR", help="Work in DIR (new or empty) and keep it; otherwise all is removed."),
+    ] = None,
+) -> None:
     """Record and replay a real training of a tiny model.
 
     Patches a private copy of the installed trainer, trains, switches dumping on while it trains, indexes, replays twice,

@@ -18,13 +18,6 @@ from actordbg.host.trainer import TRAINER
 WIDTH = 80
 _NAME = 19
 
-Python = Annotated[
-    Path | None,
-    typer.Option("--python", metavar="EXE", help="Examine this interpreter's environment (default: this one)."),
-]
-QuickChecks = Annotated[bool, typer.Option("--quick", help="Skip what takes seconds: imports and the launcher.")]
-Timeout = Annotated[float, typer.Option("--timeout", min=1, help="Seconds that one module may take to import.")]
-
 
 def render(check: Check) -> str:
     """One check in at most 80 columns (a path longer than that stays whole), its remedy below it."""
@@ -37,9 +30,12 @@ def render(check: Check) -> str:
 
 def doctor(
     ctx: typer.Context,
-    python: Python = None,
-    quick: QuickChecks = False,
-    timeout: Timeout = 180.0,
+    python: Annotated[
+        Path | None,
+        typer.Option("--python", metavar="EXE", help="Examine this interpreter's environment (default: this one)."),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Skip what takes seconds: imports and the launcher.")] = False,
+    timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds that one module may take to import.")] = 180.0,
     as_json: Json = False,
 ) -> None:
     """Check whether this machine and the trainer will work.

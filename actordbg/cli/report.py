@@ -21,31 +21,24 @@ from actordbg.report.summary import summarise
 
 _BY_SUFFIX: dict[str, Format] = {".md": "md", ".markdown": "md", ".json": "json", ".csv": "csv"}
 
-Replays = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[REPLAY...|last|all]", help="Replays by id or its beginning (default: last)."),
-]
-All = Annotated[bool, typer.Option("--all", help="The whole store: every replay, the oldest first.")]
-FormatOption = Annotated[
-    Format | None,
-    typer.Option("--format", "-f", help="Default: by --output's suffix, else text. CSV: a row per result."),
-]
-Output = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report there instead of printing it.")
-]
-Slowest = Annotated[int, typer.Option("--slowest", min=0, help="How many of the slowest inputs to name per replay.")]
-Json = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
-
 
 def report(
     ctx: typer.Context,
-    replays: Replays = None,
-    everything: All = False,
-    format: FormatOption = None,
-    output: Output = None,
+    replays: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[REPLAY...|last|all]", help="Replays by id or its beginning (default: last)."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="The whole store: every replay, the oldest first.")] = False,
+    format: Annotated[
+        Format | None,
+        typer.Option("--format", "-f", help="Default: by --output's suffix, else text. CSV: a row per result."),
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report there instead of printing it.")
+    ] = None,
     where: Where = None,
-    slowest: Slowest = 5,
-    as_json: Json = False,
+    slowest: Annotated[int, typer.Option("--slowest", min=0, help="How many of the slowest inputs to name per replay.")] = 5,
+    as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
     """Report what passed, what failed and why, time and memory.
 
