@@ -116,9 +116,10 @@ def _collect(folder: Path, config: ReplayConfig, started: list[Any]) -> list[Ini
     results: dict[int, InitResult] = {}
     while len(results) < config.nproc and time.monotonic() < deadline:
         ended = all(one.process.poll() is not None for one in started)
-        new = {rank: _read(folder, rank) for rank in range(config.nproc) if rank not in results}
-        results |= {rank: result for rank, result in new.items() if result is not None}
-        if any(result and result.error_class for result in new.values()):
+        paths = {rank: folder / f"rank{rank}.json" for rank in range(config.nproc) if rank not in results}
+        new = {rank: InitResult(**json.loads(path.read_bytes())) for rank, path in paths.items() if path.is_file()}
+        results |= new
+        if any(result.error_class for result in new.values()):
             deadline = min(deadline, time.monotonic() + _GRACE_S)
         if ended:
             break
@@ -126,11 +127,6 @@ def _collect(folder: Path, config: ReplayConfig, started: list[Any]) -> list[Ini
     if len(results) < config.nproc and not any(result.error_class for result in results.values()):
         raise _no_result(folder, sorted(set(range(config.nproc)) - results.keys()))
     return [results[rank] for rank in sorted(results)]
-
-
-def _read(folder: Path, rank: int) -> InitResult | None:
-    path = folder / f"rank{rank}.json"
-    return InitResult(**json.loads(path.read_bytes())) if path.is_file() else None
 
 
 def _no_result(folder: Path, ranks: list[int]) -> LaunchProblem:
@@ -143,41 +139,27 @@ def _no_result(folder: Path, ranks: list[int]) -> LaunchProblem:
 
 def _answer(order: InitOrder, results: list[InitResult], findings: list[dict[str, Any]]) -> InitAnswer:
     failed = next((one for one in results if one.error_class), None)
-    if failed is not None:
-        _raise_ours(failed)
-    first = results[0]
+    if failed is not None and (ours := error_named(str(failed.error_class), str(failed.error), failed.hint or "")) is not None:
+        raise ours  # an error of actordbg's own tree in the worker is the same error here, with its exit code
     explanation, ways_out = (failed and explain(failed.signature or "")) or (None, ())
     return InitAnswer(
         ok=failed is None,
         asked=order.config,
-        resolved=first.resolved,
         batch_size=order.batch_size,
         seq_len=order.seq_len,
-        forward_s=_largest(one.forward_s for one in results),
-        backward_s=_largest(one.backward_s for one in results),
-        peak_memory_bytes=_largest(one.peak_memory_bytes for one in results),
-        logprob_mean=first.logprob_mean,
-        loss=first.loss,
-        grad_norm=first.grad_norm,
-        graphs=first.graphs,
         saved=order.save if failed is None else None,
         findings=findings,
         error=f"rank {failed.rank}: {failed.error_class}: {failed.error}" if failed else None,
         signature=failed.signature if failed else None,
         explanation=explanation,
         ways_out=list(ways_out),
+        **{name: _largest(results, name) for name in ("forward_s", "backward_s", "peak_memory_bytes")},
+        **{name: getattr(results[0], name) for name in ("resolved", "logprob_mean", "loss", "grad_norm", "graphs")},
     )
 
 
-def _raise_ours(failed: InitResult) -> None:
-    """An error of actordbg's own tree in the worker is the same error here, with its exit code."""
-    ours = error_named(str(failed.error_class), str(failed.error), failed.hint or "")
-    if ours is not None:
-        raise ours
-
-
-def _largest(values: Any) -> Any:
-    return max((value for value in values if value is not None), default=None)
+def _largest(results: list[InitResult], name: str) -> Any:
+    return max((value for one in results if (value := getattr(one, name)) is not None), default=None)
 
 
 def _render(answer: InitAnswer) -> None:

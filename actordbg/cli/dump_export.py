@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from actordbg.base.errors import Conflict, StoreProblem, UsageError
+from actordbg.catalog.query import select_dumps
 from actordbg.catalog.tables import Damaged
 from actordbg.cli import output
 from actordbg.cli.options import Json, Limit, Quiet, Where, store_of
@@ -97,8 +98,6 @@ def _selected(store: Store, dump_ids: Sequence[str], where: str | None, limit: i
     if bool(dump_ids) == (where is not None):
         raise UsageError("say which dumps: ids, or --where", hint='e.g. --where "rank=0"; `actordbg dump ls` lists the ids')
     if where is not None:
-        from actordbg.catalog.query import select_dumps
-
         return [store.root / row.path for row in select_dumps(store, where=where, limit=limit or None)]
     known = list(places_of(store))
     return list(dict.fromkeys(_find(known, dump_id) for dump_id in dump_ids))

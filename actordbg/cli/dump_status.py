@@ -209,9 +209,7 @@ def _row(data: dict[str, Any], now: datetime) -> ProcessRow:
         dropped_by=data["dropped"],
         sampled_out_by=data["sampled_out"],
         triggered_by=data.get("triggered") or {},
-        rotated=data.get("rotated", 0),
-        rotated_bytes=data.get("rotated_bytes", 0),
-        outputs_dropped=data.get("outputs_dropped", 0),
+        **{name: data.get(name, 0) for name in ("rotated", "rotated_bytes", "outputs_dropped")},
         ring=ring.get("path"),
         in_flight_s=ring.get("in_flight_s"),
     )
@@ -262,15 +260,7 @@ def _say_rings(answer: RecordingStatus) -> None:
 
 def _cells(row: ProcessRow) -> tuple[Any, ...]:
     counts = (row.calls, row.captured, row.dropped, row.sampled_out)
-    return (
-        row.rank,
-        row.role,
-        row.state,
-        *counts,
-        _short_bytes(row.queue_bytes),
-        _short_bytes(row.bytes),
-        row.since[11:19],
-    )
+    return (row.rank, row.role, row.state, *counts, _short_bytes(row.queue_bytes), _short_bytes(row.bytes), row.since[11:19])
 
 
 def trouble_of(row: ProcessRow) -> list[str]:

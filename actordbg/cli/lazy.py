@@ -13,7 +13,7 @@ Example::
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -41,9 +41,7 @@ class Command:
 
     def build(self) -> Any:
         """The command as click runs it; imports its module."""
-        from actordbg.cli.optional_value import optional_values
-
-        kind = type("Command", (_InSections, optional_values(**self.optional)), {})
+        kind = type("_Command", (_Built,), {"optional": self.optional})
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
         alone.command(self.name, cls=kind, context_settings=dict(self.settings))(self.function())
         return typer.main.get_command(alone)
@@ -115,8 +113,19 @@ class _Deferred(TyperCommand):
         return self._command.build().make_context(*arguments, **settings)
 
 
-class _InSections(TyperCommand):
-    """A command whose help shows its options under the headings that they name (`rich_help_panel`)."""
+class _Built(TyperCommand):
+    """A command as it is called.
+
+    Its help shows options under the headings that they name (`rich_help_panel`). Those of `optional`, and of its function's
+    `bare_values`, may stand without a value: `--resume` is read as `--resume=last` at the end of the line or before another
+    option. Typer has no such options.
+    """
+
+    optional: Mapping[str, str] = {}
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        usual = {**self.optional, **getattr(self.callback, "bare_values", {})}
+        return super().parse_args(ctx, filled_in(args, {f"--{name}": value for name, value in usual.items()}))
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         sections: dict[str, list[Any]] = {}
@@ -127,3 +136,15 @@ class _InSections(TyperCommand):
         for heading in sorted(sections, key=lambda heading: (heading != "Arguments", heading == "Options")):
             with formatter.section(heading):
                 formatter.write_dl(sections[heading])
+
+
+def filled_in(arguments: Sequence[str], usual: Mapping[str, str]) -> list[str]:
+    """`arguments` with the usual value behind every option of `usual` that has none. What follows `--` is left alone."""
+    filled: list[str] = []
+    for index, argument in enumerate(arguments):
+        if argument == "--":
+            return filled + list(arguments[index:])
+        following = arguments[index + 1] if index + 1 < len(arguments) else "-"
+        bare = argument in usual and following.startswith("-")
+        filled.append(f"{argument}={usual[argument]}" if bare else argument)
+    return filled

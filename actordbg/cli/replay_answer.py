@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,9 @@ from actordbg.actor.signatures import explain
 from actordbg.cli import output
 from actordbg.config.as_ran import on_machine
 from actordbg.formats.journal import SUPERVISOR, TENSORS, read_events, read_results
-from actordbg.formats.replay_record import ReplaySpec, ResultRecord
+from actordbg.formats.replay_record import ReplaySpec
 from actordbg.report.agreement import against_the_run, ranks_in_words
-from actordbg.report.report_model import Generators, Golden, NotCompared, RankAgreement, ReplayData, ReplaySummary
+from actordbg.report.report_model import Generators, Golden, NotCompared, RankAgreement, ReplayData
 from actordbg.report.summary import summarise
 from actordbg.store.layout import Store
 
@@ -115,17 +114,13 @@ def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
     resolved: dict[str, Any] = next((event["resolved"] for event in reversed(events) if event["event"] == "resolved"), {})
     status = next((event["status"] for event in reversed(events) if event["event"] == "finished"), "unfinished")
     results = read_results(folder)
-    summary = _summarised(spec, resolved, status, [results[one.dump_id] for one in spec.inputs if one.dump_id in results])
-    counts = summary.counts
+    data = ReplayData(spec, resolved, status, tuple(results[one.dump_id] for one in spec.inputs if one.dump_id in results))
+    summary = summarise([data], selection=spec.replay_id, now=spec.created_at, explain=explain).replays[0]
     return ReplayAnswer(
         replay_id=spec.replay_id,
         status=status,
         selected=len(spec.inputs),
-        passed=counts.passed,
-        failed=counts.failed,
-        crashed=counts.crashed,
-        hung=counts.hung,
-        not_run=counts.not_run,
+        **{name: getattr(summary.counts, name) for name in ("passed", "failed", "crashed", "hung", "not_run")},
         restarts=restarts,
         forward_median_s=summary.forward.median,
         forward_p95_s=summary.forward.p95,
@@ -134,11 +129,7 @@ def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
         tokens_per_s=summary.tokens_per_s.median,
         peak_memory_bytes=summary.peak_memory_bytes,
         folded_ids=summary.logprobs.folded_ids if summary.logprobs else 0,
-        golden=summary.golden,
-        golden_entropy=summary.golden_entropy,
-        generators=summary.generators,
-        not_compared=summary.not_compared,
-        ranks=summary.ranks,
+        **{name: getattr(summary, name) for name in ("golden", "golden_entropy", "generators", "not_compared", "ranks")},
         asked_for_same=spec.config.align == "same",
         failures=tuple(
             FailureAnswer(one.name, one.count, one.statuses, one.cause, one.explanation, one.ways_out, one.examples)
@@ -158,11 +149,6 @@ def _size_of(folder: Path) -> int:
             return sum(entry.stat().st_size for entry in entries)
     except OSError:
         return 0
-
-
-def _summarised(spec: ReplaySpec, resolved: dict[str, Any], status: str, results: Sequence[ResultRecord]) -> ReplaySummary:
-    data = ReplayData(spec, resolved, status, tuple(results))
-    return summarise([data], selection=spec.replay_id, now=spec.created_at, explain=explain).replays[0]
 
 
 def render(answer: ReplayAnswer) -> None:

@@ -15,11 +15,11 @@ import shutil
 import time
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from actordbg.base.errors import LaunchProblem
+from actordbg.base.errors import LaunchProblem, StoreProblem
 from actordbg.capture.switch_file import write_control
 from actordbg.cli import capture_options as opt
 from actordbg.cli.dump_recover import RecoverAnswer, recovered_from
@@ -27,9 +27,11 @@ from actordbg.cli.dump_status import ProcessRow, process_rows, total_of, totals_
 from actordbg.cli.dump_switch import control_before, switch_off
 from actordbg.cli.options import store_of, takes
 from actordbg.cli.output import emit, human_bytes, note, plural
-
-if TYPE_CHECKING:
-    from actordbg.store.layout import Store
+from actordbg.dumps.recover import find_rings
+from actordbg.formats.recording_reading import read_ring
+from actordbg.install import carried, ray_submit
+from actordbg.install.foreground import run_in_foreground
+from actordbg.store.layout import Store
 
 LAST_WORDS_SECONDS = 3.0
 """How long processes that still end (Ray's, for example) may take to publish their last counters."""
@@ -75,9 +77,6 @@ def run(
 
     Example: actordbg run --run ppo-7b --max-dumps 200 -- bash train_ppo.sh
     """
-    from actordbg.install import carried, ray_submit
-    from actordbg.install.foreground import run_in_foreground
-
     if shutil.which(command[0]) is None:
         hint = "what follows `--` is a program and its arguments"
         raise LaunchProblem(f"there is no program {command[0]}", hint=hint)
@@ -102,10 +101,6 @@ def run(
 
 def recovered_from_rings(store: Store, run: str) -> RecoverAnswer | None:
     """Recover what processes of this run that died on this machine had in hand, before the machine goes."""
-    from actordbg.base.errors import StoreProblem
-    from actordbg.dumps.recover import find_rings
-    from actordbg.formats.recording_reading import read_ring
-
     paths = []
     for path in find_rings(store):
         with contextlib.suppress(StoreProblem):

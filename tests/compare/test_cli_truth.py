@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, StoreProblem, UsageError, WhereError
 from actordbg.cli.app import app
-from actordbg.cli.optional_value import filled_in
+from actordbg.cli.lazy import filled_in
 from actordbg.compare.noise_floor import measure, save
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
