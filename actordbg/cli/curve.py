@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +14,7 @@ from actordbg.base.errors import UsageError
 from actordbg.base.units import parse_seconds, parse_size
 from actordbg.catalog.query import newest_configuration, open_fresh
 from actordbg.cli import output
-from actordbg.cli.options import FormatOption, Json, Quiet, Where, chosen_format, store_of, takes
+from actordbg.cli.options import FormatOption, Json, Quiet, Where, chosen_format, command_line, store_of, takes
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.config.as_ran import as_ran, costs
 from actordbg.config.replay_config import SETTINGS, validate
@@ -192,10 +190,7 @@ def _measured(store: Store, names: Sequence[str], asked: Question, settings: Giv
                 if event.kind == "result":
                     advance(1, note="running" if event.text == "passed" else f"last: {event.text}")
 
-            done[key] = measure(
-                store, config, lengths, batch,
-                command=shlex.join(["actordbg", *sys.argv[1:]]), on_plan=on_plan, on_event=on_event,
-            )  # fmt: skip
+            done[key] = measure(store, config, lengths, batch, command=command_line(), on_plan=on_plan, on_event=on_event)
     return list(done.values())
 
 

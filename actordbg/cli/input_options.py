@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +14,7 @@ import typer
 from actordbg.base.errors import Unsupported, UsageError
 from actordbg.catalog.query import dump_extent, open_fresh
 from actordbg.cli import output
-from actordbg.cli.options import Where, settings_of
+from actordbg.cli.options import Where, command_line, settings_of
 from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import Asked, build_config
@@ -116,7 +114,7 @@ def planned(store: Store, config: ReplayConfig, inputs: Inputs, order: str) -> P
         max_inputs=inputs.max_inputs,
         shuffle_seed=inputs.random_seed,
         where=where,
-        command=shlex.join(["actordbg", *sys.argv[1:]]),
+        command=command_line(),
         versions=installed_versions(),
     )
 

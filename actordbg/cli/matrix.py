@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any
@@ -14,7 +12,7 @@ from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.cli import output
 from actordbg.cli.input_options import Inputs, asked_for, chosen_order, is_left_to_rank_0, replaying, what_there_is
 from actordbg.cli.matrix_answer import MatrixAnswer, MatrixPlan, follow, print_answer, print_plan
-from actordbg.cli.options import Format, FormatOption, Json, Quiet, chosen_format, store_of, takes
+from actordbg.cli.options import Format, FormatOption, Json, Quiet, chosen_format, command_line, store_of, takes, typed_options
 from actordbg.cli.setting_options import NONE, Given, OldTruthDtype, TruthDtype, takes_settings, truth_dtype
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import AXES, ReplayConfig
@@ -27,8 +25,6 @@ from actordbg.matrix.cells import batches, is_open, make_cells
 from actordbg.matrix.matrix_files import Selection, select, select_again
 from actordbg.matrix.run_matrix import Surroundings, new_matrix, run_matrix
 from actordbg.store.layout import Store
-
-_BESIDE = {"resume", "show", "quiet", "as_json", "format"}
 
 
 @takes("inputs", Inputs)
@@ -113,13 +109,9 @@ def matrix(
 
 def _alone(ctx: typer.Context, option: str) -> None:
     """Refuse what was typed beside --resume or --show and would have no effect."""
-    names = [name for name in ctx.params if name not in _BESIDE or (name in ("resume", "show") and name != option)]
-    typed = [name for name in names if (source := ctx.get_parameter_source(name)) and source.name == "COMMANDLINE"]
-    if typed:
-        named = ", ".join("--" + name.replace("_", "-") for name in typed)
+    if named := typed_options(ctx, {option, "quiet", "as_json", "format"}):
         raise UsageError(
-            f"--{option} takes a matrix as it is, so {named} cannot be given",
-            hint="leave it out, or start a new matrix",
+            f"--{option} takes a matrix as it is, so {named} cannot be given", hint="leave it out, or start a new matrix"
         )
 
 
@@ -153,9 +145,8 @@ def _new(
 ) -> MatrixRecord:
     axes = parse_axes(given)
     cells = make_cells(combinations(base, axes), gather_facts(), chosen.defaults, skip_known=bool(options["skip_known"]))
-    command = shlex.join(["actordbg", *sys.argv[1:]])
     baseline = held.name if held else None
-    return new_matrix(cells, axes, chosen.rows, options, selection=where, command=command, baseline=baseline)
+    return new_matrix(cells, axes, chosen.rows, options, selection=where, command=command_line(), baseline=baseline)
 
 
 def _resumed(store: Store, name: str) -> tuple[MatrixRecord, Selection, Baseline | None]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import shlex
+import sys
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -73,6 +75,22 @@ def chosen_format(asked: Format | None, as_json: bool, usual: Format = "text") -
     if as_json and asked not in (None, "json"):
         raise UsageError(f"--json and --format {asked} exclude each other", hint="name one of them")
     return "json" if as_json else asked or usual
+
+
+def typed_options(ctx: typer.Context, besides: Collection[str]) -> str:
+    """The options that were typed, in one line, without those `besides` (names of parameters); "" for none."""
+    declared = {one.name: one for one in ctx.command.params}
+    typed = [
+        (declared[name].secondary_opts if value is False and declared[name].secondary_opts else declared[name].opts)[0]
+        for name, value in ctx.params.items()
+        if name not in besides and (source := ctx.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
+    ]
+    return ", ".join(typed)
+
+
+def command_line() -> str:
+    """What was typed, as a shell takes it again."""
+    return shlex.join(["actordbg", *sys.argv[1:]])
 
 
 def settings_of(ctx: typer.Context) -> Settings:

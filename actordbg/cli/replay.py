@@ -20,7 +20,7 @@ from actordbg.cli.input_options import (
     replaying,
     what_there_is,
 )
-from actordbg.cli.options import Json, Quiet, store_of, takes
+from actordbg.cli.options import Json, Quiet, store_of, takes, typed_options
 from actordbg.cli.replay_answer import ReplayAnswer, answer_of, render, shares_of
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.config.sources import Asked
@@ -68,7 +68,11 @@ def replay(
     chosen = chosen_order(inputs.order, shuffle_inputs)
     asked: Asked | None = None
     if resume is not None:
-        _only_resume(ctx)
+        if named := typed_options(ctx, _BESIDE_RESUME):  # what a launcher around us implies was not typed
+            raise UsageError(
+                f"--resume goes on under the replay's own configuration, so {named} cannot be given",
+                hint="leave it out, or start a new replay",
+            )
         plan = Plan(load_spec(store, resume))
     else:
         asked = asked_for(ctx, flags)
@@ -82,25 +86,6 @@ def replay(
         raise typer.Exit(130)
     if not answer.good and not dry_run:
         raise typer.Exit(1)
-
-
-def _only_resume(ctx: typer.Context) -> None:
-    """Refuse what was typed beside --resume and would have no effect. What a launcher around us implies was not typed."""
-    named = [
-        (option.secondary_opts if ctx.params[option.name] is False and option.secondary_opts else option.opts)[0]
-        for option in ctx.command.params
-        if option.name in ctx.params and option.name not in _BESIDE_RESUME and _was_typed(ctx, option.name)
-    ]
-    if named:
-        raise UsageError(
-            f"--resume goes on under the replay's own configuration, so {', '.join(named)} cannot be given",
-            hint="leave it out, or start a new replay",
-        )
-
-
-def _was_typed(ctx: typer.Context, name: str) -> bool:
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _run(store: Store, plan: Plan, *, dry_run: bool, quiet: bool) -> tuple[ReplayAnswer, Exception | None]:

@@ -7,7 +7,7 @@ anything starts and the worker decides the same.
 | Field | From the record | Else |
 |---|---|---|
 | model | never: a run's model may be gone or too large, so `tiny` stays the default | `tiny` |
-| dtype | `model_dtype` | bf16 with CUDA; on a CPU fp32 for `tiny`, and bf16 (OpenRLHF's default) for other models |
+| dtype | `model_dtype` | bf16 with CUDA; on a CPU fp32 for `tiny`, and bf16 (the trainer's default) for other models |
 | attn | never: it is not recorded | flash_attention_2 with CUDA and flash-attn, else sdpa |
 | packing | `packing_samples` | off |
 | temperature | `temperature` | 1.0 |
@@ -124,12 +124,12 @@ def choose(config: ReplayConfig, defaults: Recorded | None, facts: Facts) -> Cho
 
 
 def default_attention(facts: Facts) -> str:
-    """The attention that runs where none is asked for: OpenRLHF's default where it can, else sdpa."""
+    """The attention that runs where none is asked for: the trainer's default where it can, else sdpa."""
     return "flash_attention_2" if facts.cuda and facts.flash_attn else "sdpa"
 
 
 def short_dtype(name: str | None) -> str | None:
-    """OpenRLHF's name of a torch dtype ("bf16" for "torch.bfloat16"); None where an Actor cannot be built in it."""
+    """The trainer's name of a torch dtype ("bf16" for "torch.bfloat16"); None where an Actor cannot be built in it."""
     plain = (name or "").removeprefix("torch.")
     return plain if plain in DTYPES else next((short for short, full in DTYPES.items() if full == plain), None)
 

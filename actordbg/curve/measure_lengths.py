@@ -13,15 +13,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from actordbg.actor.known_failures import check_config, refuse_hits
+from actordbg.catalog.query import open_fresh, select_dumps
 from actordbg.config.as_ran import as_ran
+from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import ReplayConfig
+from actordbg.replay.live_catalog import LiveCatalog
+from actordbg.replay.plan import Plan, make_plan, new_replay_id
+from actordbg.replay.supervise import Progress, run_replay
 from actordbg.store.layout import Store
-
-if TYPE_CHECKING:
-    from actordbg.replay.plan import Plan
-    from actordbg.replay.supervise import Progress
 
 INPUTS = 2
 """How many inputs of each length every lane gets."""
@@ -49,13 +51,7 @@ def measure(
     Raises UsageError for impossible lengths, Unsupported for a configuration that cannot run here, and LaunchProblem or the
     worker's own error if the actor cannot be built.
     """
-    from actordbg.actor.known_failures import check_config, refuse_hits
-    from actordbg.catalog.query import open_fresh, select_dumps
-    from actordbg.config.choices import installed_versions
     from actordbg.dumps.create import create_dumps
-    from actordbg.replay.live_catalog import LiveCatalog
-    from actordbg.replay.plan import make_plan, new_replay_id
-    from actordbg.replay.supervise import run_replay
 
     refuse_hits(check_config(config))
     run = f"curve-{new_replay_id()}"
