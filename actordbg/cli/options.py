@@ -79,11 +79,11 @@ def chosen_format(asked: Format | None, as_json: bool, usual: Format = "text") -
 
 def typed_options(ctx: typer.Context, besides: Collection[str]) -> str:
     """The options that were typed, in one line, without those `besides` (names of parameters); "" for none."""
-    declared = {one.name: one for one in ctx.command.params}
     typed = [
-        (declared[name].secondary_opts if value is False and declared[name].secondary_opts else declared[name].opts)[0]
-        for name, value in ctx.params.items()
-        if name not in besides and (source := ctx.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
+        (one.secondary_opts if ctx.params[one.name] is False and one.secondary_opts else one.opts)[0]
+        for one in ctx.command.params
+        if one.name in ctx.params and one.name not in besides
+        if (source := ctx.get_parameter_source(one.name)) is not None and source.name == "COMMANDLINE"
     ]
     return ", ".join(typed)
 

@@ -88,7 +88,7 @@ class TestAsTyped:
 
     @pytest.mark.parametrize("option", ["--resume", "--show"])
     def test_a_matrix_that_is_there_is_taken_as_it_is(self, store: Store, option: str) -> None:
-        with pytest.raises(UsageError, match=r"--attn, --max-inputs cannot be given"):
+        with pytest.raises(UsageError, match=r"--max-inputs, --attn cannot be given"):
             invoke(store, option, "last", "--attn", "sdpa", "--max-inputs", "2")
         with pytest.raises(UsageError, match="no matrix"):
             invoke(store, option, "last")
