@@ -21,7 +21,8 @@ _NAME = 19
 
 def render(check: Check) -> str:
     """One check in at most 80 columns (a path longer than that stays whole), its remedy below it."""
-    head = f"{check.status.value:<4}  {_short(check.name)}  "
+    name = check.name.removeprefix(f"import {TRAINER.package}.")  # the line says "imported"
+    head = f"{check.status.value:<4}  {name.ljust(_NAME)}  "
     lines = _wrapped(check.detail, head)
     if check.remedy and check.status.value != "ok":
         lines += "\n" + _wrapped(check.remedy, " " * (len(head) - 3) + "-> ")
@@ -55,18 +56,9 @@ def doctor(
     if as_json:
         emit(checks, lambda _: None, as_json)
     else:
-        note(_verdict(checks))
+        counts = {level: sum(one.status.value == level for one in checks) for level in ("ok", "warn", "bad")}
+        note(", ".join(f"{count} {level}" for level, count in counts.items()))
     raise typer.Exit(exit_code(checks))
-
-
-def _verdict(checks: list[Check]) -> str:
-    counts = {level: sum(one.status.value == level for one in checks) for level in ("ok", "warn", "bad")}
-    return ", ".join(f"{count} {level}" for level, count in counts.items())
-
-
-def _short(name: str) -> str:
-    """`import PACKAGE.cli.train_sft` as `cli.train_sft`: the line says "imported"."""
-    return name.removeprefix(f"import {TRAINER.package}.").ljust(_NAME)
 
 
 def _wrapped(text: str, head: str) -> str:

@@ -28,7 +28,6 @@ from actordbg.curve.measurements import Measurements, Point
 from actordbg.report.summary import label
 
 MEMORY, TIME = "memory", "time"
-PASSES = ("both", "forward", "backward")
 MEASURED, INTERPOLATED, EXTRAPOLATED = "measured", "interpolated", "extrapolated"
 OUT_OF_MEMORY, UNKNOWN = "out of memory", "unknown"
 YES, NO, UNSURE = "yes", "no", "unsure"
