@@ -63,11 +63,6 @@ class Triggers:
         """Whether a call's outputs have to be looked at."""
         return self.nan or self.logprobs is not None
 
-    @property
-    def after_the_call(self) -> bool:
-        """Whether anything has to be looked at when a call returned well."""
-        return self.of_outputs or self.slow is not None
-
 
 def parse(words: Sequence[str]) -> Triggers:
     """`("nan", "slow:3x")` as Triggers. ValueError, with the word and what there is, for anything else."""

@@ -162,14 +162,8 @@ def role_from_ray() -> str | None:
     if context.get_actor_id() is None:
         return None
     name = getattr(context, "get_task_function_name", context.get_task_name)  # "module.PolicyModelActor.fit"
-    task = name() or ""
-    return role_of_class(task.rpartition(".")[0].rpartition(".")[2])
-
-
-def role_of_class(name: str) -> str | None:
-    """The role that a Ray trainer's actor classes stand for: PolicyModelActor, ReferenceModelActor, ActorModelRayActor."""
-    lowered = name.lower()
-    return next((role for part, role in _ROLES if lowered.startswith(part)), None)
+    actor_class = (name() or "").rpartition(".")[0].rpartition(".")[2].lower()
+    return next((role for part, role in _ROLES if actor_class.startswith(part)), None)
 
 
 def _dtype_of(model: Any) -> str | None:

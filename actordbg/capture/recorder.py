@@ -180,7 +180,14 @@ class Recorder:
     def close(self, timeout: float = EXIT_SECONDS) -> bool:
         """Stop recording and write what is queued, within `timeout` seconds. True if all was written."""
         self.closed, self.control, self._timeout = True, None, timeout
-        steps = (self._on_change, self.watch.stop, self._count_strays, self._end_writer, self._end_ring, self.notices.tell)
+        steps = (
+            self._on_change,
+            self.watch.stop,
+            self._count_strays,
+            self._end_writer,
+            lambda: self._rings.close(self._written),
+            self.notices.tell,
+        )
         at = tries = 0
         while at < len(steps):
             try:
@@ -197,9 +204,6 @@ class Recorder:
         self._written = self.writer.close(self._timeout)
         if self._written:
             self.writer.finish_failed()
-
-    def _end_ring(self) -> None:
-        self._rings.close(self._written)
 
     def _attempt(self, action: Callable[[], T], otherwise: T) -> T:
         """`action()`, or `otherwise` if it raised."""

@@ -359,12 +359,6 @@ class Ring:
         with self._lock:
             self.arena.trim()
 
-    def forget(self) -> None:
-        """Forget all last calls."""
-        with self._lock:
-            while self._recent:
-                self._forget_oldest()
-
     def is_worth_keeping(self) -> bool:
         """Whether the file has something that is nowhere else: a call that runs, that raised, or that waits to be written."""
         with self._lock:

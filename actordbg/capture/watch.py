@@ -110,7 +110,7 @@ class Watch:
 
     def _run(self) -> None:
         """Its steps in turn. One that fails does not stop the next ones: without this thread the switch is dead."""
-        steps = (self._look, self._looked.set, self._notices.tell, self._pause)
+        steps = (self._look, self._looked.set, self._notices.tell, lambda: self._stopped.wait(POLL_SECONDS))
         at, stumbled = 0, False
         while not self._ended:
             try:
@@ -125,9 +125,6 @@ class Watch:
                 if not self._notices.later:
                     with self._notices.lock:
                         self._notices.later += (("fault", error),)
-
-    def _pause(self) -> None:
-        self._stopped.wait(POLL_SECONDS)
 
 
 class RingKeeper:

@@ -103,11 +103,6 @@ class Writer:
             self._bytes += nbytes
             return True
 
-    def release(self, nbytes: int) -> None:
-        """Give reserved room back."""
-        with self.lock:
-            self._bytes -= nbytes
-
     def put(self, item: Item) -> None:
         """Hand over an item whose bytes are reserved. Never waits."""
         item.queued = True

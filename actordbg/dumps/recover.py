@@ -73,9 +73,9 @@ class RingReport:
 def find_rings(store: Store) -> list[Path]:
     """Rings of a store that are on this machine: where they lie by default, where the switches and the counters say."""
     from actordbg.capture.switch_file import read_control
-    from actordbg.formats.ringfile import default_place, place
+    from actordbg.formats.ringfile import place
 
-    folders = {default_place(store), store.root / "rings"}
+    folders = {place(store), store.root / "rings"}
     for job in (None, *(path.stem for path in store.controls.glob("[!.]*.json"))):
         with contextlib.suppress(ActordbgError):
             control = read_control(store, job)

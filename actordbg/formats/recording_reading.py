@@ -37,10 +37,7 @@ from actordbg.formats.ringfile import (
     IN_FLIGHT,
     KINDS_AT,
     MAGIC,
-    MAX_FILE,
-    MAX_KIND,
     MAX_LEDGERS,
-    MAX_OPEN,
     OWN_NUMBERS,
     RAISED,
     SAMPLED,
@@ -55,6 +52,9 @@ from actordbg.formats.ringfile import (
     slot_check,
 )
 
+MAX_FILE, MAX_KIND = 2**40, 4 * 2**20
+MAX_OPEN = 2**20
+"""More calls than can ever be open at once."""
 MOST_DIMS = 64
 """torch has no tensors of more dimensions."""
 

@@ -52,9 +52,6 @@ KINDS_AT = SLOTS_AT + SLOTS * SLOT_SIZE
 DATA = 262_144
 END = 1024
 """Bytes of an extent that are kept free for what came of the call, as JSON."""
-MAX_FILE, MAX_KIND = 2**40, 4 * 2**20
-MAX_OPEN = 2**20
-"""More calls than can ever be open at once."""
 
 FREE, WRITING, IN_FLIGHT, DONE, RAISED = range(5)
 """A slot's state: nothing; being written; the call runs; it returned; it raised."""
@@ -170,21 +167,14 @@ def host_name() -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())[:64] or "host"
 
 
-def place(store: StoreFiles, ring_dir: str | None) -> Path:
-    """The folder for the rings of a store, on this machine: as the switch says, else shared memory, else the store."""
-    if ring_dir == "store":
-        return store.root / "rings"
-    if ring_dir is not None:
-        return Path(ring_dir) / _folder_name(store)
-    return default_place(store)
-
-
-def default_place(store: StoreFiles) -> Path:
-    """Where rings lie unless the switch says otherwise. ACTORDBG_RING_DIR overrides it on a machine."""
-    named = os.environ.get("ACTORDBG_RING_DIR")
-    if named:
+def place(store: StoreFiles, ring_dir: str | None = None) -> Path:
+    """The folder for the rings of a store, on this machine: as the switch says, else ACTORDBG_RING_DIR, else shared memory, else
+    the store.
+    """
+    named = ring_dir or os.environ.get("ACTORDBG_RING_DIR")
+    if named and ring_dir != "store":
         return Path(named) / _folder_name(store)
-    if os.access(SHARED_MEMORY, os.W_OK | os.X_OK) and in_shared_memory(SHARED_MEMORY):
+    if ring_dir is None and os.access(SHARED_MEMORY, os.W_OK | os.X_OK) and in_shared_memory(SHARED_MEMORY):
         return SHARED_MEMORY / _folder_name(store)
     return store.root / "rings"
 

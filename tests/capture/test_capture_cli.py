@@ -27,7 +27,7 @@ from actordbg.cli import dump_status, dump_switch
 from actordbg.cli.app import app
 from actordbg.cli.capture_options import parse_ranks
 from actordbg.cli.dump_status import process_rows
-from actordbg.formats.ringfile import default_place
+from actordbg.formats.ringfile import place
 from actordbg.store.layout import Store
 
 
@@ -206,7 +206,7 @@ def test_the_table_fits_eighty_columns(store: Store, monkeypatch: pytest.MonkeyP
 def test_status_names_the_rings_of_dead_processes_and_what_jobs_have_switches(store: Store, tmp_path: Path):
     run(store, "enable", "--run", "a")
     write_control(store, replace(Control(True, "night", "2026-11-20T12:00:00.000000Z"), every=7), "night")
-    ring = Ring.create(default_place(store), "host-4711-x-1", {"pid": 4711}, 2**20, 2**20)
+    ring = Ring.create(place(store), "host-4711-x-1", {"pid": 4711}, 2**20, 2**20)
     assert [row["alive"] for row in run(store, "status", "--json")["rings"]] == [True]
     ring.let_go()
     answer = run(store, "status", "--json")

@@ -152,6 +152,8 @@ class Run:
     raised: str | None = None
     written: bool = True
     seconds: float = 0.0
+    patience: float = 0.012
+    """Longest time, in seconds, that the training waits for the recorder to see its switch."""
 
     @property
     def store(self) -> Path:
@@ -181,7 +183,7 @@ class Run:
     def switch(self, on: bool, run: str) -> None:
         """Flip the switch, and wait for a while until the recorder has seen it; it may be too broken for that."""
         self.write_switch(on, run)
-        until = time.monotonic() + 0.012
+        until = time.monotonic() + self.patience
         while time.monotonic() < until and not self._follows(on):
             time.sleep(0.001)
 
