@@ -178,10 +178,7 @@ def _render(answer: InitAnswer) -> None:
 def _lines(answer: InitAnswer) -> list[tuple[str, str]]:
     seen = answer.resolved
     lines = [
-        (
-            "model",
-            f"{seen['model']} ({seen['model_class']}, {seen['num_layers']} layers, vocabulary {seen['vocab_size']:,})",
-        ),
+        ("model", f"{seen['model']} ({seen['model_class']}, {seen['num_layers']} layers, vocabulary {seen['vocab_size']:,})"),
         ("parameters", f"{seen['parameters']:,} in {seen['dtype']}"),
         ("built", on_machine(answer.asked, seen)),
         ("load", f"{seen['load_s']:.2f} s"),

@@ -77,12 +77,7 @@ CONTENTS = (
     Section(
         "Replay",
         (
-            Command(
-                "replay",
-                "Replay recorded inputs, without the training.",
-                "replay:replay",
-                optional={"resume": "last"},
-            ),
+            Command("replay", "Replay recorded inputs, without the training.", "replay:replay", optional={"resume": "last"}),
             Command("matrix", "Find the combinations of settings that work and are right.", "matrix:matrix"),
             Command("noise", "Measure how far a configuration moves by itself.", "noise:noise"),
             ACTOR,
@@ -93,10 +88,7 @@ CONTENTS = (
         (
             Command("report", "Report what passed, what failed and why, time and memory.", "report:report"),
             Command(
-                "compare",
-                "Compare a replay with another one, or with the truth.",
-                "compare:compare",
-                optional={"noise": "last"},
+                "compare", "Compare a replay with another one, or with the truth.", "compare:compare", optional={"noise": "last"}
             ),
             CURVE,
             Command("compare-logs", "Compare the losses of two trainings, step by step.", "compare_logs:compare_logs"),
@@ -128,8 +120,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def root(
     store: Annotated[
-        Path | None,
-        typer.Option("--store", metavar="DIR", help="The store (default: ACTORDBG_STORE, actordbg.toml, ./store)."),
+        Path | None, typer.Option("--store", metavar="DIR", help="The store (default: ACTORDBG_STORE, actordbg.toml, ./store).")
     ] = None,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)

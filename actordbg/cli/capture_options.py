@@ -58,12 +58,10 @@ class CaptureOptions:
         ),
     ] = None
     before: Annotated[
-        int,
-        typer.Option("--before", min=0, help="With each call that --on keeps, the N before it.", rich_help_panel=_TRIGGERS),
+        int, typer.Option("--before", min=0, help="With each call that --on keeps, the N before it.", rich_help_panel=_TRIGGERS)
     ] = 0
     max_triggered: Annotated[
-        int,
-        typer.Option("--max-triggered", min=0, help="At most N from each actor for each trigger.", rich_help_panel=_TRIGGERS),
+        int, typer.Option("--max-triggered", min=0, help="At most N from each actor for each trigger.", rich_help_panel=_TRIGGERS)
     ] = 100
     ring: Annotated[
         int,

@@ -33,8 +33,7 @@ def compare_logs(
         ),
     ] = None,
     threshold: Annotated[
-        float,
-        typer.Option("--threshold", metavar="X", help="Values that differ relatively by this or more are too far apart."),
+        float, typer.Option("--threshold", metavar="X", help="Values that differ relatively by this or more are too far apart.")
     ] = 0.05,
     rule: Annotated[
         str,
@@ -133,12 +132,7 @@ def _steps(answer: LogComparison) -> str:
 
 def _worst(answer: LogComparison) -> str:
     rows = tuple(
-        (
-            f"{one.step:,}",
-            _value(one.a),
-            _value(one.b),
-            number(one.relative, 3) if one.relative is not None else one.note,
-        )
+        (f"{one.step:,}", _value(one.a), _value(one.b), number(one.relative, 3) if one.relative is not None else one.note)
         for one in answer.worst
     )
     more = answer.exceeding - len(rows)

@@ -36,8 +36,7 @@ class Question:
     """What both commands take."""
 
     replays: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[REPLAY...|last|all]", help="Replays by id or its beginning (default: all)."),
+        list[str] | None, typer.Argument(metavar="[REPLAY...|last|all]", help="Replays by id or its beginning (default: all).")
     ] = None
     matrix: Annotated[str | None, typer.Option("--matrix", metavar="ID|last", help="The replays of this matrix's cells.")] = None
     where: Where = None

@@ -32,8 +32,7 @@ def render(check: Check) -> str:
 def doctor(
     ctx: typer.Context,
     python: Annotated[
-        Path | None,
-        typer.Option("--python", metavar="EXE", help="Examine this interpreter's environment (default: this one)."),
+        Path | None, typer.Option("--python", metavar="EXE", help="Examine this interpreter's environment (default: this one).")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Skip what takes seconds: imports and the launcher.")] = False,
     timeout: Annotated[float, typer.Option("--timeout", min=1, help="Seconds that one module may take to import.")] = 180.0,

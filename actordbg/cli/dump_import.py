@@ -75,8 +75,7 @@ def create(
     batch_size: Annotated[int, typer.Option("--batch-size", help="Rows of each input, B.")] = 2,
     seq_len: Annotated[int, typer.Option("--seq-len", help="Positions of each row, S, padding included.")] = 512,
     action_len: Annotated[
-        int | None,
-        typer.Option("--action-len", help="Last positions that are actions, A (default S/2; 0: no action mask)."),
+        int | None, typer.Option("--action-len", help="Last positions that are actions, A (default S/2; 0: no action mask).")
     ] = None,
     padding: Annotated[
         str, typer.Option("--padding", metavar="SIDE", help="Pad left (prompts), right (responses), both or none.")

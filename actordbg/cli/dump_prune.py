@@ -24,13 +24,11 @@ def prune(
     where: Where = None,
     older_than: Annotated[str | None, typer.Option("--older-than", metavar="AGE", help="Dumps older than this: 7d, 12h.")] = None,
     keep: Annotated[
-        str | None,
-        typer.Option("--keep", metavar="SIZE", help="The oldest dumps, until the rest takes at most this: 10GB."),
+        str | None, typer.Option("--keep", metavar="SIZE", help="The oldest dumps, until the rest takes at most this: 10GB.")
     ] = None,
     run: OfRun = None,
     damaged: Annotated[
-        bool,
-        typer.Option("--damaged", help="Broken files; not those of a newer actordbg, nor unreadable ones."),
+        bool, typer.Option("--damaged", help="Broken files; not those of a newer actordbg, nor unreadable ones.")
     ] = False,
     pinned: Annotated[bool, typer.Option("--pinned", help="Pinned dumps too; without this they always stay.")] = False,
     yes: Yes = False,

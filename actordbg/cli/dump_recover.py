@@ -56,12 +56,7 @@ def recover(
 
 
 def recovered_from(
-    store: Store,
-    rings: list[Path] | None = None,
-    *,
-    live: bool = False,
-    keep_rings: bool = False,
-    discard: bool = False,
+    store: Store, rings: list[Path] | None = None, *, live: bool = False, keep_rings: bool = False, discard: bool = False
 ) -> RecoverAnswer:
     """Recover rings, all of this machine's by default, and let the catalog know."""
     from actordbg.catalog.indexer import forget_dumps

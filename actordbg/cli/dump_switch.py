@@ -33,10 +33,7 @@ class Switch:
 
 @takes("options", opt.CaptureOptions)
 def enable(
-    ctx: typer.Context,
-    run: opt.Run = None,
-    options: opt.CaptureOptions = opt.CaptureOptions(),
-    as_json: Json = False,
+    ctx: typer.Context, run: opt.Run = None, options: opt.CaptureOptions = opt.CaptureOptions(), as_json: Json = False
 ) -> None:
     """Start recording, in running jobs too.
 

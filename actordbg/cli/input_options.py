@@ -28,8 +28,7 @@ from actordbg.store.layout import Store
 _PANEL = "The inputs"
 
 Shuffle = Annotated[
-    bool,
-    typer.Option("--shuffle-inputs", rich_help_panel=_PANEL, help="The same as --order shuffle: every worker in its own."),
+    bool, typer.Option("--shuffle-inputs", rich_help_panel=_PANEL, help="The same as --order shuffle: every worker in its own.")
 ]
 
 

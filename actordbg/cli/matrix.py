@@ -160,14 +160,7 @@ def _answer(store: Store, record: MatrixRecord) -> MatrixAnswer:
 
 
 def _run(
-    store: Store,
-    record: MatrixRecord,
-    chosen: Selection,
-    held: Baseline | None,
-    how: Format,
-    *,
-    quiet: bool,
-    dry_run: bool,
+    store: Store, record: MatrixRecord, chosen: Selection, held: Baseline | None, how: Format, *, quiet: bool, dry_run: bool
 ) -> None:
     """Run the cells that are open and print the matrix, after an interruption too; exit code 1 for a bad one."""
     around = Surroundings(chosen.defaults)

@@ -18,8 +18,7 @@ from actordbg.install.patch_target import find_target
 from actordbg.install.patching import Outcome
 
 Python = Annotated[
-    Path | None,
-    typer.Option("--python", metavar="EXE", help="The interpreter of the training environment (default: this one)."),
+    Path | None, typer.Option("--python", metavar="EXE", help="The interpreter of the training environment (default: this one).")
 ]
 TargetFile = Annotated[
     Path | None, typer.Option("--target", metavar="FILE", help="The actor.py itself, instead of an interpreter.")
@@ -28,11 +27,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would change 
 
 
 def patch(
-    ctx: typer.Context,
-    python: Python = None,
-    target: TargetFile = None,
-    dry_run: DryRun = False,
-    as_json: Json = False,
+    ctx: typer.Context, python: Python = None, target: TargetFile = None, dry_run: DryRun = False, as_json: Json = False
 ) -> None:
     """Append the capture hook to OpenRLHF's actor.py.
 
@@ -49,11 +44,7 @@ def patch(
 
 
 def unpatch(
-    ctx: typer.Context,
-    python: Python = None,
-    target: TargetFile = None,
-    dry_run: DryRun = False,
-    as_json: Json = False,
+    ctx: typer.Context, python: Python = None, target: TargetFile = None, dry_run: DryRun = False, as_json: Json = False
 ) -> None:
     """Take the capture hook out again, byte for byte.
 
@@ -66,12 +57,7 @@ def unpatch(
     emit(operate.unpatch(find_target(python, target), store_of(ctx), dry_run=dry_run), _say_outcome, as_json)
 
 
-def status(
-    ctx: typer.Context,
-    python: Python = None,
-    target: TargetFile = None,
-    as_json: Json = False,
-) -> None:
+def status(ctx: typer.Context, python: Python = None, target: TargetFile = None, as_json: Json = False) -> None:
     """Say whether actor.py is patched and dumping is enabled.
 
     Also names the interpreter, the version of OpenRLHF and the store that the hook captures into.

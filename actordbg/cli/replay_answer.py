@@ -99,9 +99,7 @@ def shares_of(spec: ReplaySpec) -> tuple[ShareAnswer, ...]:
     lanes = [spec.inputs[lane :: config.lanes] for lane in range(config.lanes)]
     return tuple(
         ShareAnswer(
-            tuple(range(lane * width, (lane + 1) * width)),
-            tuple(one.dump_id for one in mine),
-            tuple(one.seq_len for one in mine),
+            tuple(range(lane * width, (lane + 1) * width)), tuple(one.dump_id for one in mine), tuple(one.seq_len for one in mine)
         )
         for lane, mine in enumerate(lanes)
     )

@@ -25,13 +25,11 @@ _BY_SUFFIX: dict[str, Format] = {".md": "md", ".markdown": "md", ".json": "json"
 def report(
     ctx: typer.Context,
     replays: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[REPLAY...|last|all]", help="Replays by id or its beginning (default: last)."),
+        list[str] | None, typer.Argument(metavar="[REPLAY...|last|all]", help="Replays by id or its beginning (default: last).")
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="The whole store: every replay, the oldest first.")] = False,
     format: Annotated[
-        Format | None,
-        typer.Option("--format", "-f", help="Default: by --output's suffix, else text. CSV: a row per result."),
+        Format | None, typer.Option("--format", "-f", help="Default: by --output's suffix, else text. CSV: a row per result.")
     ] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the report there instead of printing it.")

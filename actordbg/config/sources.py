@@ -108,8 +108,7 @@ def from_environment() -> dict[str, tuple[Any, str]]:
             found[one.name] = (one.parse(os.environ[variable]), variable)
         except ValueError:
             raise UsageError(
-                f"{variable}={os.environ[variable]:.60} is not a value of --{one.option}",
-                hint=f"{one.hint}; or unset it",
+                f"{variable}={os.environ[variable]:.60} is not a value of --{one.option}", hint=f"{one.hint}; or unset it"
             ) from None
     return found
 

@@ -58,11 +58,7 @@ def _draw(axes: Axes, one: CurveAnswer, colour: str, marker: str, scale: float, 
     axes.plot(lengths, [y / scale for _, y in one.values], marker, color=colour, markersize=4, label=name)
     if one.curve is not None:
         furthest = max(lengths[-1], min([end, *one.measurements.out_of_memory[:1]]))
-        for first, last, style in (
-            (lengths[0], lengths[-1], "-"),
-            (lengths[-1], furthest, "--"),
-            (0, lengths[0], "--"),
-        ):
+        for first, last, style in ((lengths[0], lengths[-1], "-"), (lengths[-1], furthest, "--"), (0, lengths[0], "--")):
             ns = [first + (last - first) * i / _STEPS for i in range(_STEPS + 1)]
             axes.plot(ns, [one.curve.at(n) / scale for n in ns], style, color=colour, linewidth=1.2)
     for n in one.measurements.out_of_memory[:1]:
