@@ -180,14 +180,8 @@ class Recorder:
     def close(self, timeout: float = EXIT_SECONDS) -> bool:
         """Stop recording and write what is queued, within `timeout` seconds. True if all was written."""
         self.closed, self.control, self._timeout = True, None, timeout
-        steps = (
-            self._on_change,
-            self.watch.stop,
-            self._count_strays,
-            self._end_writer,
-            lambda: self._rings.close(self._written),
-            self.notices.tell,
-        )
+        ends = (self._count_strays, self._end_writer, lambda: self._rings.close(self._written), self.notices.tell)
+        steps = (self._on_change, self.watch.stop, *ends)
         at = tries = 0
         while at < len(steps):
             try:
