@@ -20,7 +20,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from actordbg.base.errors import UsageError
 from actordbg.base.ids import LAST, resolve
@@ -28,17 +28,22 @@ from actordbg.catalog import connections as engine
 from actordbg.catalog import indexer as index
 from actordbg.catalog import sandbox
 from actordbg.catalog.columns import COLUMNS
-from actordbg.catalog.tables import Damaged, DumpColumns, Replay, columns_of
+from actordbg.catalog.tables import ComparisonRow, Damaged, DumpColumns, Replay, columns_of
 from actordbg.catalog.where import Condition, compile_where
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.replay_record import ResultRecord
 from actordbg.store.layout import Store
 from actordbg.store.places import packed_place
 
+if TYPE_CHECKING:
+    from actordbg.formats.noise_record import NoiseRecord
+
 T = TypeVar("T")
 ORDERS = {"time": "d.timestamp, d.dump_id", "length": "d.seq_len, d.timestamp, d.dump_id"}
 _LAST_RESULT = "LEFT JOIN result AS r ON r.id = d.last_result"
 _LISTED = 5
+_AT_ONCE = 500
+"""Dumps that one query names: SQLite takes 999 parameters at least."""
 _PROBE = 1000
 """A condition with fewer matches has few."""
 _INDEXES = {"time": "ix_dump_timestamp", "length": "ix_dump_seq_len"}
@@ -261,6 +266,34 @@ def table_rows(source: Store | Catalog, row: type[T], where: str, params: tuple[
     names = ", ".join(columns_of(row))
     with _reader(_catalog(source)) as reader:
         return rows_of(row, reader.execute(f"SELECT {names} FROM {row.TABLE} WHERE {where}", params))  # type: ignore[attr-defined]
+
+
+def comparisons(source: Store | Catalog, replay_id: str | None = None) -> list[ComparisonRow]:
+    """The newest comparison of each pair whose replays are there, the newest first; of one replay (its full id): as A."""
+    where, params = ("current AND replay_id = ?", (replay_id,)) if replay_id else ("current", ())
+    return table_rows(source, ComparisonRow, f"{where} ORDER BY created_at DESC, comparison_id DESC", params)
+
+
+def autocast_dtypes(source: Store | Catalog, dump_ids: Sequence[str]) -> dict[str, str]:
+    """The autocast dtype ("torch.bfloat16") of those of the dumps that were recorded under autocast, by dump id."""
+    found: dict[str, str] = {}
+    with _reader(_catalog(source)) as reader:
+        for first in range(0, len(dump_ids), _AT_ONCE):
+            some = dump_ids[first : first + _AT_ONCE]
+            places = ",".join("?" * len(some))
+            sql = f"SELECT dump_id, autocast_dtype FROM dump WHERE dump_id IN ({places}) AND autocast_dtype IS NOT NULL"
+            found |= dict(reader.execute(sql, some).fetchall())
+    return found
+
+
+def read_noise(source: Store | Catalog, name: str) -> NoiseRecord:
+    """The noise floor of this id, the beginning of one, or the newest for "last"; UsageError if there is none."""
+    from actordbg.formats.noise_record import NoiseRecord
+
+    catalog = _catalog(source)
+    with _reader(catalog) as reader:
+        ids = [row[0] for row in reader.execute("SELECT noise_id FROM noise_floor ORDER BY created_at, noise_id")]
+    return NoiseRecord.from_file(catalog.store.noise / f"{resolve(name, ids, 'noise floor', made_by='noise')}.json")
 
 
 def dump_path(dump_id: str, run: str, rank: int, pack: str | None = None) -> str:

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from actordbg.base.errors import UsageError
-from actordbg.catalog.comparison_query import read_noise
-from actordbg.catalog.query import get_configuration, open_fresh, select_dumps
+from actordbg.catalog.query import get_configuration, open_fresh, read_noise, select_dumps
 from actordbg.cli import output
 from actordbg.cli.input_options import counting, replaying, settle
 from actordbg.cli.options import Format, FormatOption, Json, Quiet, Where, chosen_format, store_of, takes

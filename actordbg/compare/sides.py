@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from actordbg.base.errors import StoreProblem
-from actordbg.catalog import comparison_query as lab
 from actordbg.catalog import query
 from actordbg.compare.thresholds import weaker
 from actordbg.config.as_ran import as_ran, label, telling
@@ -207,7 +206,7 @@ def open_replay(catalog: query.Catalog, name: str) -> ReplaySide:
         raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="`actordbg index` sees what is there") from None
     results = {one.dump_id: one for one in query.results_for(catalog, row.replay_id)}
     follows = spec.config.dtype is None and spec.config.truth is None
-    autocast = lab.autocast_dtypes(catalog, [one.dump_id for one in spec.inputs]) if follows else {}
+    autocast = query.autocast_dtypes(catalog, [one.dump_id for one in spec.inputs]) if follows else {}
     return ReplaySide(catalog.store, row, spec, results, autocast)
 
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actordbg.base.errors import StoreProblem
-from actordbg.catalog import comparison_query as lab
 from actordbg.catalog import query
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.report.report_model import ReplayData
@@ -73,7 +72,7 @@ def _read(catalog: query.Catalog, row: query.ReplayRow) -> ReplayData:
     except OSError as error:
         raise StoreProblem(f"cannot read {path}: {error.strerror}") from None
     results = query.results_for(catalog, row.replay_id)
-    compared = tuple(lab.comparisons(catalog, row.replay_id))
+    compared = tuple(query.comparisons(catalog, row.replay_id))
     return ReplayData(spec, row.resolved or {}, row.status, tuple(results), compared)
 
 

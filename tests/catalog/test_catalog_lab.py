@@ -17,11 +17,10 @@ from comparecases import given, write_replay
 
 from actordbg.base.errors import UsageError
 from actordbg.catalog import comparison_index as labfiles
-from actordbg.catalog import comparison_query as lab
 from actordbg.catalog import connections as engine
 from actordbg.catalog import query
 from actordbg.catalog.indexer import refresh
-from actordbg.catalog.tables import NoiseRow
+from actordbg.catalog.tables import CellRow, Matrix, NoiseRow
 from actordbg.compare.comparing import save
 from actordbg.formats.comparison_record import (
     MATCH,
@@ -36,6 +35,15 @@ from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
 from actordbg.formats.noise_record import DumpNoise, NoiseRecord
 from actordbg.formats.store_files import atomic_write
 from actordbg.store.layout import Store
+
+
+def matrices(store: Store) -> list[Matrix]:
+    return query.table_rows(store, Matrix, "1 ORDER BY created_at DESC")
+
+
+def cells_of(store: Store, matrix_id: str = "m-01") -> list[CellRow]:
+    return query.table_rows(store, CellRow, "matrix_id = ? ORDER BY cell", (matrix_id,))
+
 
 INPUTS = [given(index) for index in range(3)]
 TOKENS = Figures(10, max_abs=0.5, mean_abs=0.125, p99_abs=0.25, cosine=1.0, kl_k3=0.01, clip_share=0.1, max_ulp=3)
@@ -119,7 +127,7 @@ def test_everything_becomes_rows_and_again_after_a_rebuild(replayed: Store) -> N
     assert len(found["comparison_run"]) == 2
     refresh(replayed, rebuild=True)
     assert contents(replayed) == found
-    of_golden = lab.comparisons(replayed, "r-02")
+    of_golden = query.comparisons(replayed, "r-02")
     assert [(one.against, one.against_kind, one.verdict) for one in of_golden] == [
         ("golden", "golden", MISMATCH),
         ("r-01", "replay", MISMATCH),
@@ -129,7 +137,7 @@ def test_everything_becomes_rows_and_again_after_a_rebuild(replayed: Store) -> N
     assert (one.max_abs, one.grad_norm_rel, one.worst_dump) == (0.5, 0.25, INPUTS[0].dump_id)
     assert one.mean_abs == pytest.approx((10 * 0.125 + 30 * 0.25) / 40)
     assert (one.thresholds, one.noise_id, one.reasons) == ({"max_abs": 0.1}, "n-01", "a note")
-    assert lab.comparisons(replayed, "r-01") == []
+    assert query.comparisons(replayed, "r-01") == []
     found_dumps = rows(
         replayed,
         "SELECT dump_id, verdict, max_abs, max_ulp, reasons FROM comparison WHERE comparison_id = 'c-01' ORDER BY 1",
@@ -142,9 +150,9 @@ def test_everything_becomes_rows_and_again_after_a_rebuild(replayed: Store) -> N
     assert [(n.noise_id, n.inputs, n.floor) for n in query.table_rows(replayed, NoiseRow, "1 ORDER BY created_at DESC")] == [
         ("n-01", 1, {"max_abs": 0.5, "clip_share": 0.1})
     ]
-    made = lab.matrices(replayed)
+    made = matrices(replayed)
     assert [(m.matrix_id, m.status, m.axes, m.loads) for m in made] == [("m-01", "complete", {"attn": ["sdpa"]}, 1)]
-    assert [(c.name, c.status, c.verdict, c.max_abs) for c in made[0].cells] == [
+    assert [(c.name, c.status, c.verdict, c.max_abs) for c in cells_of(replayed)] == [
         ("cell 0", "passed", MATCH, 0.1),
         ("cell 1", "failed", None, None),
     ]
@@ -172,12 +180,12 @@ def test_a_newer_comparison_of_a_pair_replaces_the_older_until_it_is_gone(replay
     refresh(replayed)
     newer = save(replayed, comparison("c-02", "r-02", "r-01", verdict=MATCH, largest=0.01))
     refresh(replayed)
-    assert [(one.comparison_id, one.verdict) for one in lab.comparisons(replayed)] == [("c-02", MATCH)]
+    assert [(one.comparison_id, one.verdict) for one in query.comparisons(replayed)] == [("c-02", MATCH)]
     largest = "SELECT max(max_abs) FROM comparison WHERE against = 'r-01'"
     assert rows(replayed, largest) == [(0.25,)]
     newer.unlink()
     refresh(replayed)
-    assert [one.comparison_id for one in lab.comparisons(replayed)] == ["c-01"]
+    assert [one.comparison_id for one in query.comparisons(replayed)] == ["c-01"]
     assert rows(replayed, largest) == [(0.5,)]
     before = contents(replayed)
     refresh(replayed, rebuild=True)
@@ -189,7 +197,7 @@ def test_an_older_one_that_comes_later_does_not(replayed: Store) -> None:
     refresh(replayed)
     save(replayed, comparison("c-05", "r-02", "r-01"))
     refresh(replayed)
-    assert [one.comparison_id for one in lab.comparisons(replayed)] == ["c-09"]
+    assert [one.comparison_id for one in query.comparisons(replayed)] == ["c-09"]
 
 
 def test_goldens_of_results_survive_a_comparison_with_golden_and_its_end(replayed: Store) -> None:
@@ -202,10 +210,10 @@ def test_goldens_of_results_survive_a_comparison_with_golden_and_its_end(replaye
     assert rows(replayed, own) == before
     cases.append(replayed.replays / "r-02" / "rank0.jsonl", cases.result("r-02", INPUTS[0].dump_id, golden_count=1))
     refresh(replayed)
-    assert len(rows(replayed, own)) == 6 and len(lab.comparisons(replayed)) == 1, "a newer result leaves the comparison"
+    assert len(rows(replayed, own)) == 6 and len(query.comparisons(replayed)) == 1, "a newer result leaves the comparison"
     path.unlink()
     refresh(replayed)
-    assert len(rows(replayed, own)) == 6 and not lab.comparisons(replayed)
+    assert len(rows(replayed, own)) == 6 and not query.comparisons(replayed)
 
 
 @pytest.mark.parametrize("gone", ["r-01", "r-02"])
@@ -216,7 +224,7 @@ def test_comparisons_go_with_either_replay_and_come_back_with_it(replayed: Store
     before = contents(replayed)
     shutil.move(replayed.replays / gone, tmp_path / gone)
     refresh(replayed)
-    assert not lab.comparisons(replayed)
+    assert not query.comparisons(replayed)
     assert not rows(replayed, "SELECT 1 FROM comparison WHERE comparison_id IS NOT NULL")
     shutil.move(tmp_path / gone, replayed.replays / gone)
     refresh(replayed)
@@ -227,11 +235,11 @@ def test_a_comparison_may_come_before_its_replays(store: Store) -> None:
     save(store, comparison("c-01", "r-02", "r-01"))
     age(store)
     refresh(store)
-    assert not lab.comparisons(store)
+    assert not query.comparisons(store)
     for name in ("r-01", "r-02"):
         write_replay(store, name, INPUTS)
     refresh(store)
-    assert [one.comparison_id for one in lab.comparisons(store)] == ["c-01"]
+    assert [one.comparison_id for one in query.comparisons(store)] == ["c-01"]
 
 
 def test_a_matrix_is_read_again_while_it_runs(store: Store) -> None:
@@ -239,14 +247,14 @@ def test_a_matrix_is_read_again_while_it_runs(store: Store) -> None:
     refresh(store)
     write(store, matrix("m-01", "running", cell(0, status="passed ")))
     refresh(store)
-    assert [one.status for one in lab.matrices(store)[0].cells] == ["passed "], "of the same size, in the same moment"
+    assert [one.status for one in cells_of(store)] == ["passed "], "of the same size, in the same moment"
     write(store, matrix("m-01", "complete", cell(0), cell(1)))
     age(store)
     refresh(store)
-    assert [(one.status, len(one.cells)) for one in lab.matrices(store)] == [("complete", 2)]
+    assert ([one.status for one in matrices(store)], len(cells_of(store))) == (["complete"], 2)
     (store.matrices / "m-01.json").unlink()
     refresh(store)
-    assert not lab.matrices(store) and not rows(store, "SELECT 1 FROM matrix_cell")
+    assert not matrices(store) and not rows(store, "SELECT 1 FROM matrix_cell")
 
 
 @pytest.mark.parametrize("folder", ["comparisons", "noise", "matrices"])
@@ -272,9 +280,9 @@ def test_damaged_files_are_noted_and_forgotten(store: Store, folder: str) -> Non
     summary = refresh(store)
     assert summary.damaged == []
     assert (
-        not lab.comparisons(store)
+        not query.comparisons(store)
         and not query.table_rows(store, NoiseRow, "1 ORDER BY created_at DESC")
-        and not lab.matrices(store)
+        and not matrices(store)
     )
 
 
@@ -283,7 +291,7 @@ def test_a_good_file_that_is_damaged_later_loses_its_rows(replayed: Store) -> No
     refresh(replayed)
     atomic_write(path, b"{}")
     assert [item.path for item in refresh(replayed).damaged] == ["comparisons/c-01.json"]
-    assert not lab.comparisons(replayed)
+    assert not query.comparisons(replayed)
     assert not rows(replayed, "SELECT 1 FROM comparison WHERE comparison_id = 'c-01'")
 
 
@@ -294,7 +302,7 @@ def test_many_processes_may_index_the_lab_at_once(replayed: Store) -> None:
         write(replayed, matrix(f"m-0{number}", "running", cell(0), cell(1)))
     with ProcessPoolExecutor(3) as pool:
         assert all(one.damaged == [] for one in pool.map(refresh, [replayed] * 6))
-    assert {one.comparison_id for one in lab.comparisons(replayed)} == {"c-05", "c-04"}
+    assert {one.comparison_id for one in query.comparisons(replayed)} == {"c-05", "c-04"}
     found = contents(replayed)
     assert (len(found["comparison"]), len(found["noise_floor"]), len(found["matrix_cell"])) == (6 + 6, 5, 10)
     refresh(replayed, rebuild=True)
@@ -303,14 +311,14 @@ def test_many_processes_may_index_the_lab_at_once(replayed: Store) -> None:
 
 def test_ids_by_their_beginning_or_last(store: Store) -> None:
     with pytest.raises(UsageError, match="there is no noise floor yet"):
-        lab.read_noise(store, "last")
+        query.read_noise(store, "last")
     write(store, noise("n-01", 0.25))
     write(store, noise("n-02", 0.5))
-    assert lab.read_noise(store, "last") == noise("n-02", 0.5)
-    assert lab.read_noise(store, "n-01").floor["max_abs"] == 0.25
+    assert query.read_noise(store, "last") == noise("n-02", 0.5)
+    assert query.read_noise(store, "n-01").floor["max_abs"] == 0.25
     for name, what in (("n-", "several"), ("x", "no noise floor has"), ("", "no noise floor has")):
         with pytest.raises(UsageError, match=what):
-            lab.read_noise(store, name)
+            query.read_noise(store, name)
 
 
 def test_where_knows_the_last_comparison_of_a_dump(replayed: Store) -> None:
@@ -334,11 +342,11 @@ def test_where_knows_the_last_comparison_of_a_dump(replayed: Store) -> None:
 
 
 def test_autocast_dtypes_of_the_dumps_that_are_asked_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab, "_AT_ONCE", 2)
+    monkeypatch.setattr(query, "_AT_ONCE", 2)
     for index in range(6):
         dtype = "torch.bfloat16" if index % 2 else None
         cases.publish(store, cases.record(index, dump_id=f"d{index}", run="run", rank=0, autocast_dtype=dtype))
     catalog = query.open_fresh(store)
     bf16 = "torch.bfloat16"
-    assert lab.autocast_dtypes(catalog, ["d1", "d2", "d3", "d4", "d5"]) == {"d1": bf16, "d3": bf16, "d5": bf16}
-    assert lab.autocast_dtypes(catalog, ["d0", "nothing"]) == {} == lab.autocast_dtypes(catalog, [])
+    assert query.autocast_dtypes(catalog, ["d1", "d2", "d3", "d4", "d5"]) == {"d1": bf16, "d3": bf16, "d5": bf16}
+    assert query.autocast_dtypes(catalog, ["d0", "nothing"]) == {} == query.autocast_dtypes(catalog, [])

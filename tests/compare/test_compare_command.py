@@ -17,7 +17,7 @@ from replaycases import publish
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, UsageError, WhereError
-from actordbg.catalog import comparison_query as lab
+from actordbg.catalog import query
 from actordbg.cli.app import app
 from actordbg.formats.comparison_record import ComparisonRecord
 from actordbg.formats.noise_record import NoiseRecord
@@ -89,7 +89,7 @@ def test_it_is_kept_and_indexed_whatever_it_says(replayed: Store) -> None:
     assert invoke(replayed, "r-02", "r-01").exit_code == 1
     assert invoke(replayed, "r-01", "golden").exit_code == 1
     assert sorted(one.verdict for one in kept(replayed)) == ["match", "mismatch", "not-compared"]
-    assert {(one.replay_id, one.against, one.verdict) for one in lab.comparisons(replayed)} == {
+    assert {(one.replay_id, one.against, one.verdict) for one in query.comparisons(replayed)} == {
         ("r-03", "r-01", "match"), ("r-02", "r-01", "mismatch"), ("r-01", "golden", "not-compared"),
     }  # fmt: skip
 
