@@ -2,7 +2,7 @@
 
 The order is always the same: write the new place, flush it, read it again and verify it (SHA-256 of every payload, every byte of
 every record), and only then remove the old one. A process that is killed in between leaves dumps in both places: readers
-take either, the catalog counts them once (as packed), and the next `pack` or `unpack` finishes.
+take either, the catalog counts them once (as packed), and the next `pack` or `unpack` removes one of two that hold the same.
 
 What cannot be read whole stays as it is and is named. One process at a time moves dumps (`publish.exclusive`).
 
@@ -17,18 +17,18 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 from actordbg.base.errors import ActordbgError, StoreProblem
-from actordbg.catalog.query import dump_files, open_fresh
+from actordbg.catalog.query import Catalog, dump_files, open_fresh
 from actordbg.catalog.tables import Damaged
-from actordbg.dumps import twins
 from actordbg.dumps.verify import check_place
 from actordbg.formats import dumpfile
 from actordbg.formats import payload_check as contents
-from actordbg.formats.dump_record import DumpRecord
+from actordbg.formats.dump_record import SUFFIX, DumpRecord
 from actordbg.formats.store_files import atomic_write, sync_folder
 from actordbg.store import places
 from actordbg.store.layout import Store
@@ -36,6 +36,8 @@ from actordbg.store.pack_build import DEFAULT_LEVEL, PackFigures
 from actordbg.store.pack_publish import PackWriter, exclusive
 from actordbg.store.pack_reader import open_pack
 
+T = TypeVar("T")
+K = TypeVar("K")
 UNPACK_LEVEL = 12
 """zstd level of the files that `unpack` writes."""
 
@@ -82,10 +84,10 @@ def pack_dumps(
         catalog = open_fresh(store, where)
         chosen = [path for path, _ in dump_files(catalog, where, run=run)]
         loose = [path for path in chosen if places.split_place(path) is None]
-        summary.finished = twins.remove_twins(store, [path for path in chosen if places.split_place(path)], summary.kept)
-        twins.remove_redundant(store, catalog)
+        summary.finished = _remove_twins(store, [path for path in chosen if places.split_place(path)], summary.kept)
+        _remove_redundant(store, catalog)
         done = 0
-        for of_run, paths in _by_run(loose).items():
+        for of_run, paths in grouped(loose, lambda path: path.split("/")[1]).items():
             job = _Packing(store, of_run, level, summary)
             with contextlib.closing(job):
                 for path in paths:
@@ -108,9 +110,9 @@ def unpack_dumps(
         catalog = open_fresh(store, where)
         packed = [found for path, _ in dump_files(catalog, where, run=run) if (found := places.split_place(path))]
         done = 0
-        for pack, dump_ids in _grouped(packed).items():
+        for pack, places_of_pack in grouped(packed, lambda place: place[0]).items():
             out = []
-            for dump_id in dump_ids:
+            for _, dump_id in places_of_pack:
                 if _restore(store, pack, dump_id, level, summary):
                     out.append(dump_id)
                 done += 1
@@ -194,7 +196,7 @@ class _Packing:
         self.summary.packs.append(self.store.relative(published.path))
         self.summary.figures += published.figures
         self.summary.loose_bytes += sum(size for _, size in self._going)
-        twins.remove_files([path for path, _ in self._going])
+        _remove_files([path for path, _ in self._going])
         self._going = []
 
     def close(self) -> None:
@@ -242,15 +244,74 @@ def _read_packed(path: Path, dump_id: str) -> tuple[DumpRecord, bytes, bytes]:
     return record, open_pack(path).line(dump_id), payload
 
 
-def _by_run(paths: Sequence[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = defaultdict(list)
+def _remove_twins(store: Store, packed: Sequence[str], kept: list[Damaged]) -> int:
+    """Remove the files of packed dumps that an interrupted run left, after reading both: only if they are the same."""
+    removed = []
+    for place, path in _twins(store, packed):
+        try:
+            record, _ = places.read_payload(store.root / place)
+            twin, _ = dumpfile.read_payload(path)
+            if twin != record:
+                raise StoreProblem(f"is another dump than {place}, which has its id")
+        except ActordbgError as error:
+            kept.append(Damaged.by(store.relative(path), error, str(path)))
+        else:
+            removed.append(path)
+    _remove_files(removed)
+    return len(removed)
+
+
+def _remove_redundant(store: Store, catalog: Catalog) -> None:
+    """Remove packs that an interrupted `unpack` or `prune` left: the same dumps, all of them, are whole elsewhere."""
+    rows = {places.dump_id_of(path): path for path, _ in dump_files(catalog)}
+    used = {packed[0] for path in rows.values() if (packed := places.split_place(path))}
+    for path in store.iter_packs():
+        if store.relative(path) in used:
+            continue
+        with contextlib.suppress(StoreProblem, FileNotFoundError):
+            if all(_lies_elsewhere(store, path, rows.get(dump_id)) for dump_id in open_pack(path).dump_ids):
+                path.unlink()
+                sync_folder(path.parent)
+
+
+def _lies_elsewhere(store: Store, pack: Path, place: str | None) -> bool:
+    """Whether the dump that a pack holds is whole at another place, too."""
+    if place is None:
+        return False
+    here = places.read_record(places.packed_place(os.fspath(pack), places.dump_id_of(place)))
+    there, _ = places.read_payload(store.root / place)
+    return there == here
+
+
+def loose_twins(store: Store, packed: Sequence[str]) -> list[Path]:
+    """Files that an interrupted `pack` or `unpack` left of dumps that lie in a pack too."""
+    return [path for _, path in _twins(store, packed)]
+
+
+def _twins(store: Store, packed: Sequence[str]) -> Iterator[tuple[str, Path]]:
+    """(place in a pack, file) of each packed dump that has a file too."""
+    files: dict[tuple[str, str], list[Path]] = defaultdict(list)
+    for run in {Path(place).parent.name for place in packed}:
+        for folder in store.dump_folders(run):
+            for name in os.listdir(folder):
+                if name.endswith(SUFFIX) and name[0] != ".":
+                    files[run, name.removesuffix(SUFFIX)].append(folder / name)
+    for place in packed:
+        for path in files.get((Path(place).parent.name, places.dump_id_of(place)), []):
+            yield place, path
+
+
+def _remove_files(paths: Sequence[Path]) -> None:
+    """Remove files, and flush their folders."""
     for path in paths:
-        found[path.split("/")[1]].append(path)
-    return found
+        path.unlink(missing_ok=True)
+    for folder in {path.parent for path in paths}:
+        sync_folder(folder)
 
 
-def _grouped(packed: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = defaultdict(list)
-    for pack, dump_id in packed:
-        found[pack].append(dump_id)
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """Items by a key, in their order."""
+    found: dict[K, list[T]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
     return found

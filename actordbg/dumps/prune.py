@@ -17,7 +17,7 @@ from pathlib import Path
 from actordbg.base.errors import CorruptDump, Refused, StoreProblem
 from actordbg.catalog import dump_rows as headers
 from actordbg.catalog.query import Catalog, damaged_files, dump_bytes, dump_files
-from actordbg.dumps import packing, twins
+from actordbg.dumps import packing
 from actordbg.formats.dump_record import SUFFIX, format_timestamp
 from actordbg.formats.store_files import TEMPORARY
 from actordbg.store.layout import Store
@@ -122,13 +122,10 @@ def _remove_packed(store: Store, items: list[Doomed]) -> tuple[list[Doomed], lis
     """Write each pack again without its doomed dumps; their files go first, so that none comes back as a file."""
     removed: list[Doomed] = []
     failed: list[tuple[str, str]] = []
-    by_pack: dict[str, list[Doomed]] = {}
-    for item in items:
-        by_pack.setdefault(item.path.rpartition("#")[0], []).append(item)
-    for pack, doomed in by_pack.items():
+    for pack, doomed in packing.grouped(items, lambda item: item.path.rpartition("#")[0]).items():
         try:
             _inside(store, pack)
-            for path in twins.loose_twins(store, [item.path for item in doomed]):
+            for path in packing.loose_twins(store, [item.path for item in doomed]):
                 path.unlink(missing_ok=True)
             packing.drop_from_pack(store, pack, [dump_id_of(item.path) for item in doomed])
         except OSError as error:

@@ -11,6 +11,17 @@ The old recorder wrote `pickle.dump` of one dict per call, one file per rank and
 shapes, tensors that reach outside their storage are refused. It allocates nothing for tensors; it returns offsets into
 the bytes it was given, which is also all that a child process has to send back.
 
+A tensor's storage is a blob that `torch.storage._load_from_bytes` would be given, in torch's pre-2020 file format. It is read
+without torch, and its pickles go through the same inert machine, so a nested attack meets the same wall::
+
+    pickle     0x1950a86a20f9469cfc6c                            magic number
+    pickle     1001                                              protocol version
+    pickle     {"protocol_version", "little_endian", "type_sizes"}
+    pickle     persistent id ("storage", torch.LongStorage, key, "cpu", numel, None)
+    pickle     [key]                                             storages that follow
+    8 bytes    numel, little endian
+    ...        numel * itemsize bytes of elements, to the end of the blob
+
 The timestamp is the local time of a machine whose time zone nobody wrote down. It is taken as UTC, so that order and
 distances are right and importing twice, anywhere, gives the same result.
 
@@ -31,7 +42,6 @@ from math import prod
 
 from actordbg.base.errors import CorruptDump, UnsafeInput
 from actordbg.legacy.pickle_machine import CORRUPT_HINT, UNSAFE_HINT, Machine, Name, Persistent, PickleCall, Span
-from actordbg.legacy.pickle_storage import Storage, parse_storage
 
 Scalar = bool | int | list[int] | None
 
@@ -46,6 +56,25 @@ _LOAD = ("torch.storage", "_load_from_bytes")
 _ORDERED = ("collections", "OrderedDict")
 _NAMES = frozenset((_REBUILD, _LOAD, _ORDERED))
 _STAMP = re.compile(r"(\d{4})(\d\d)(\d\d)_(\d\d)(\d\d)(\d\d)_(\d{6})\Z", re.ASCII)
+
+_MAGIC_NUMBER = 0x1950A86A20F9469CFC6C
+_PROTOCOL_VERSION = 1001
+
+DTYPES: dict[str, tuple[str, int]] = {
+    "BoolStorage": ("bool", 1),
+    "ByteStorage": ("uint8", 1),
+    "CharStorage": ("int8", 1),
+    "ShortStorage": ("int16", 2),
+    "IntStorage": ("int32", 4),
+    "LongStorage": ("int64", 8),
+    "HalfStorage": ("float16", 2),
+    "BFloat16Storage": ("bfloat16", 2),
+    "FloatStorage": ("float32", 4),
+    "DoubleStorage": ("float64", 8),
+}
+"""torch's storage classes that a dump may mention: logical dtype and bytes per element."""
+
+_STORAGE_NAMES = frozenset(("torch", name) for name in DTYPES)
 
 
 @dataclass(frozen=True)
@@ -204,7 +233,7 @@ def _tensor(key: str, value: object, data: bytes) -> LegacyTensor:
     (blob,) = _arguments(key, storage, _LOAD, 1)
     if type(blob) is not Span:
         raise CorruptDump(f"{key} has no storage", hint=CORRUPT_HINT)
-    found: Storage = parse_storage(data, blob)
+    found = _storage(data, blob)
     tensor = LegacyTensor(
         found.dtype,
         found.itemsize,
@@ -239,3 +268,71 @@ def _dimensions(key: str, value: object) -> tuple[int, ...]:
     if type(value) is not tuple or len(value) > 8 or not all(_is_size(n) for n in value):
         raise CorruptDump(f"{key} has an impossible shape", hint=CORRUPT_HINT)
     return value
+
+
+@dataclass(frozen=True)
+class Storage:
+    """`numel` elements of `dtype`, `itemsize` bytes each, that begin at byte `start` of the file."""
+
+    dtype: str
+    itemsize: int
+    start: int
+    numel: int
+
+
+def _storage(data: bytes, blob: Span) -> Storage:
+    """The storage inside `data[blob.start:blob.end]`. Raises UnsafeInput or CorruptDump."""
+    position = _expect_header(data, blob)
+    identity, position = _pickle(data, position, blob.end)
+    kind, key, numel = _identity(identity)
+    keys, position = _pickle(data, position, blob.end)
+    if type(keys) is not list or len(keys) != 1 or keys[0] != key or type(keys[0]) is not str:
+        raise CorruptDump("the storage header announces other storages than its own", hint=CORRUPT_HINT)
+    dtype, itemsize = DTYPES[kind]
+    _check_storage_size(data, position, blob.end, numel, itemsize)
+    return Storage(dtype, itemsize, position + 8, numel)
+
+
+def _pickle(data: bytes, position: int, end: int) -> tuple[object, int]:
+    machine = Machine(data, position, end, _STORAGE_NAMES)
+    value = machine.run()
+    return value, machine.position
+
+
+def _expect_header(data: bytes, blob: Span) -> int:
+    magic, position = _pickle(data, blob.start, blob.end)
+    if type(magic) is not int or magic != _MAGIC_NUMBER:
+        raise UnsafeInput("the storage blob does not begin with torch's magic number", hint=UNSAFE_HINT)
+    version, position = _pickle(data, position, blob.end)
+    if type(version) is not int or version != _PROTOCOL_VERSION:
+        raise CorruptDump("the storage blob has another protocol version than 1001", hint=CORRUPT_HINT)
+    system, position = _pickle(data, position, blob.end)
+    if type(system) is not dict or system.get("little_endian") is not True:
+        raise CorruptDump("the storage blob was not written on a little-endian machine", hint=CORRUPT_HINT)
+    return position
+
+
+def _identity(value: object) -> tuple[str, str, int]:
+    """Class name, key and numel from the persistent id of a storage."""
+    identity = value.identity if type(value) is Persistent else None
+    if type(identity) is not tuple or len(identity) != 6 or type(identity[0]) is not str or identity[0] != "storage":
+        raise UnsafeInput("the storage blob holds something that is not a storage", hint=UNSAFE_HINT)
+    _, kind, key, location, numel, view = identity
+    if type(kind) is not Name or type(key) is not str or type(location) is not str or type(numel) is not int:
+        raise CorruptDump("the storage is not described as torch describes it", hint=CORRUPT_HINT)
+    if view is not None:
+        raise CorruptDump("the storage is a view of another one", hint=CORRUPT_HINT)
+    return kind.name, key, numel
+
+
+def _check_storage_size(data: bytes, position: int, end: int, numel: int, itemsize: int) -> None:
+    stored = int.from_bytes(data[position : min(position + 8, end)], "little", signed=True)
+    present = end - position - 8
+    if numel < 0 or stored != numel:
+        raise UnsafeInput(f"a storage announces {numel} elements, then {stored}", hint=UNSAFE_HINT)
+    if numel * itemsize > present:
+        if numel * itemsize > 2**31:
+            raise UnsafeInput(f"a storage claims {numel * itemsize} bytes, {present} are there", hint=UNSAFE_HINT)
+        raise CorruptDump(f"truncated: a storage of {numel * itemsize} bytes, {present} are there", hint=CORRUPT_HINT)
+    if numel * itemsize != present:
+        raise CorruptDump(f"{present - numel * itemsize} bytes too many behind a storage", hint=CORRUPT_HINT)

@@ -29,6 +29,7 @@ from typing import Any, BinaryIO
 
 from actordbg.base.errors import ActordbgError, CorruptDump, UnsafeInput
 from actordbg.legacy.decode import (
+    DTYPES,
     FLAGS,
     MAX_RANK,
     TENSORS,
@@ -41,7 +42,6 @@ from actordbg.legacy.decode import (
     parse_stamp,
 )
 from actordbg.legacy.pickle_machine import CORRUPT_HINT, UNSAFE_HINT
-from actordbg.legacy.pickle_storage import DTYPES
 
 MAX_ANSWER = 4 * 2**20
 _SIZES = dict(DTYPES.values())
