@@ -178,7 +178,7 @@ class ExpressionWriter:
         return Part(f"({divided} {sign} {right.sql})", NUMBER, params)
 
     def function(self, node: Any) -> Part:
-        name = (node.this if type(node).__name__ == "Anonymous" else _FUNCTION_NODES[type(node).__name__]).lower()
+        name = (node.this if type(node).__name__ == "Anonymous" else type(node).__name__).lower()
         if name == "now" and not node.expressions:
             return self._moment(self._now)
         if name in ("abs", "round"):
@@ -281,21 +281,11 @@ _HANDLERS: dict[str, tuple[str, tuple[str, ...]]] = {
     **dict.fromkeys(("EQ", "NEQ", "GT", "GTE", "LT", "LTE"), ("compare", _BINARY)),
     **dict.fromkeys(_SIGNS, ("arithmetic", _BINARY)),
     "Div": ("arithmetic", (*_BINARY, "typed", "safe")),
+    **dict.fromkeys(("Abs", "Length", "Lower", "Upper"), ("function", ("this",))),
+    "Coalesce": ("function", ("this", "expressions", "is_nvl", "is_null")),
+    "Round": ("function", ("this", "decimals")),
 }
 """Every kind of node that may occur: the method that spells it out, and the arguments that it may have."""
-
-_FUNCTION_NODES = {
-    "Abs": "abs", "Coalesce": "coalesce", "Length": "length", "Lower": "lower", "Round": "round", "Upper": "upper",
-}  # fmt: skip
-_HANDLERS |= {
-    "Abs": ("function", ("this",)),
-    "Coalesce": ("function", ("this", "expressions", "is_nvl", "is_null")),
-    "Length": ("function", ("this",)),
-    "Lower": ("function", ("this",)),
-    "Round": ("function", ("this", "decimals")),
-    "Upper": ("function", ("this",)),
-}
-
 
 _QUERIES = ("Subquery", "Select", "Exists", "Union")
 

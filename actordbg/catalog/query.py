@@ -247,12 +247,13 @@ def get_replay(source: Store | Catalog, replay_id: str) -> ReplayRow:
 
 def results_for(source: Store | Catalog, replay_id: str) -> list[ResultRecord]:
     """The results of one replay (its full id), in order of their end."""
-    return _results(_catalog(source), "replay_id = ? ORDER BY finished_at, id", replay_id)
+    return table_rows(source, ResultRecord, "replay_id = ? ORDER BY finished_at, id", (replay_id,), table="result")
 
 
 def results_of_dump(source: Store | Catalog, dump_id: str) -> list[ResultRecord]:
     """The results of one dump (its full id) over all replays, the newest first."""
-    return _results(_catalog(source), "dump_id = ? ORDER BY finished_at DESC, replay_id DESC", dump_id)
+    where = "dump_id = ? ORDER BY finished_at DESC, replay_id DESC"
+    return table_rows(source, ResultRecord, where, (dump_id,), table="result")
 
 
 def damaged_files(source: Store | Catalog) -> list[Damaged]:
@@ -261,11 +262,11 @@ def damaged_files(source: Store | Catalog) -> list[Damaged]:
         return [item for item in index.read_damaged(reader) if item.path.startswith(("dumps/", "packs/"))]
 
 
-def table_rows(source: Store | Catalog, row: type[T], where: str, params: tuple[Any, ...] = ()) -> list[T]:
-    """The rows of a table that a condition in SQL selects. row: the table's declaration."""
-    names = ", ".join(columns_of(row))
+def table_rows(source: Store | Catalog, row: type[T], where: str, params: tuple[Any, ...] = (), *, table: str = "") -> list[T]:
+    """The rows of a table that a condition in SQL selects, as objects of its declaration, or of a record with its columns."""
+    sql = f"SELECT {', '.join(columns_of(row))} FROM {table or getattr(row, 'TABLE', '')} WHERE {where}"
     with _reader(_catalog(source)) as reader:
-        return rows_of(row, reader.execute(f"SELECT {names} FROM {row.TABLE} WHERE {where}", params))  # type: ignore[attr-defined]
+        return rows_of(row, reader.execute(sql, params))
 
 
 def comparisons(source: Store | Catalog, replay_id: str | None = None) -> list[ComparisonRow]:
@@ -351,9 +352,3 @@ def _replay_rows(reader: sqlite3.Connection, where: str, params: tuple[Any, ...]
         f"SELECT {sql} FROM replay AS p WHERE {where} ORDER BY p.created_at DESC, p.replay_id DESC LIMIT ?", (*params, limit)
     )
     return rows_of(ReplayRow, found)
-
-
-def _results(catalog: Catalog, where: str, value: str) -> list[ResultRecord]:
-    names = ", ".join(f.name for f in fields(ResultRecord))
-    with _reader(catalog) as reader:
-        return rows_of(ResultRecord, reader.execute(f"SELECT {names} FROM result WHERE {where}", (value,)))

@@ -20,9 +20,6 @@ from actordbg.formats.journal import SPEC, Event, read_chunk, result_of
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 
 UNFINISHED = "unfinished"
-SETTING_COLUMNS = tuple(one.stored for one in SETTINGS.values())
-"""The settings that have a column of their own."""
-
 RESULT_COLUMNS = tuple(f.name for f in fields(ResultRecord))
 _STATUSES = ("complete", "interrupted", "failed")
 
@@ -102,12 +99,8 @@ def spec_columns(spec: ReplaySpec) -> dict[str, Any]:
 
 def setting_columns(asked: dict[str, Any], resolved: dict[str, Any] | None) -> dict[str, Any]:
     """The columns of `replay` for each setting: as resolved by the workers where they said so, else as asked for."""
-    return {name: _setting(name, resolved or {}, asked) for name in SETTING_COLUMNS}
-
-
-def _setting(name: str, resolved: dict[str, Any], asked: dict[str, Any]) -> Any:
-    value = resolved.get(name)
-    return value if isinstance(value, str | int | float) else asked.get(name)
+    said = {name: value for name, value in (resolved or {}).items() if isinstance(value, str | int | float)}
+    return {one.stored: (asked | said).get(one.stored) for one in SETTINGS.values()}
 
 
 def _read_spec(root: Path, path: str, news: News) -> ReplaySpec:
@@ -135,7 +128,8 @@ def _take(event: Event, news: News) -> None:
     """What one event says of the replay."""
     kind = event["event"]
     if kind == "end":
-        news.results.append(_row(result_of(event), news.replay_id))
+        record = result_of(event)
+        news.results.append(vars(record) | {"extra": json.dumps(record.extra), "replay_id": news.replay_id})
     elif kind in ("ready", "resolved"):
         news.active = news.active or kind == "ready"
         resolved = event.get("resolved")
@@ -145,10 +139,6 @@ def _take(event: Event, news: News) -> None:
         news.status = event["status"] if event.get("status") in _STATUSES else UNFINISHED
         moment = event.get("finished_at") or event.get("timestamp") or event.get("at")
         news.finished_at = moment if isinstance(moment, str) else None
-
-
-def _row(record: ResultRecord, replay_id: str) -> dict[str, Any]:
-    return vars(record) | {"extra": json.dumps(record.extra), "replay_id": replay_id}
 
 
 def _differs(entry: os.DirEntry[str], known: FileMark | None) -> bool:

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from actordbg.base.errors import StoreProblem, UsageError
+from actordbg.base.errors import UsageError
 from actordbg.formats.dump_record import DumpRecord, is_plain_name, make_dump_id, now_timestamp
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -145,7 +145,4 @@ def _record(run: str, rank: int, ranks: int, call: int, shape: Shape, seed: int)
 def _publish(store: Store, record: DumpRecord, tensors: dict[str, torch.Tensor]) -> Path:
     counted = replace(record, tokens=int(tensors["attention_mask"].sum()))
     finished, blob = payload.encode(counted, tensors)
-    try:
-        return store.publish_dump(finished, blob)
-    except OSError as error:
-        raise StoreProblem(f"cannot write into {store.root}: {error.strerror}", hint="make room, or name another store") from None
+    return store.put_dump(finished, blob, hint="make room, or name another store")

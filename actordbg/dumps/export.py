@@ -18,7 +18,6 @@ from __future__ import annotations
 import io
 import os
 from pathlib import Path
-from typing import Any
 
 import safetensors.torch
 import torch
@@ -62,20 +61,8 @@ def to_safetensors(dump: Dump) -> bytes:
 
 def to_pt(dump: Dump) -> bytes:
     """The bytes of a `.pt` file that holds one flat dict of tensors and plain values."""
-    buffer = io.BytesIO()
-    torch.save(_flat(dump), buffer)
-    return buffer.getvalue()
-
-
-def _flat(dump: Dump) -> dict[str, Any]:
     record = dump.record
-    facts = {
-        "dump_id": record.dump_id,
-        "run": record.run,
-        "rank": record.rank,
-        "timestamp": record.timestamp,
-        "batch_size": record.batch_size,
-        "seq_len": record.seq_len,
-        "record": record.to_json(),
-    }
-    return {**record.arguments, **dump.tensors, **facts}
+    facts = {name: getattr(record, name) for name in ("dump_id", "run", "rank", "timestamp", "batch_size", "seq_len")}
+    buffer = io.BytesIO()
+    torch.save({**record.arguments, **dump.tensors, **facts, "record": record.to_json()}, buffer)
+    return buffer.getvalue()

@@ -79,13 +79,16 @@ def plan_prune(
         doomed |= {item.path: item for item in _damaged(catalog, run)}
     if healthy:
         moment = now or datetime.now(timezone.utc)
-        chosen = _selected(catalog, where, older_than_s, run, None if pinned else False, moment)
+        before = None
+        if older_than_s is not None:
+            before = format_timestamp(datetime.fromtimestamp(max(0.0, moment.timestamp() - older_than_s), timezone.utc))
+        chosen = dump_files(catalog, where, before=before, run=run, pinned=None if pinned else False)
         if keep_bytes is not None:
             excess = dump_bytes(catalog) - keep_bytes
             short = sum(size for _, size in chosen) < excess
             chosen = _beyond(chosen, excess)
         if not pinned and (keep_bytes is None or short):
-            spared = len(_selected(catalog, where, older_than_s, run, True, moment))
+            spared = len(dump_files(catalog, where, before=before, run=run, pinned=True))
         reason = "selected" if keep_bytes is None else "over the size to keep"
         doomed |= {path: Doomed(path, size, reason) for path, size in chosen}
     files = [doomed[path] for path in sorted(doomed)]
@@ -135,15 +138,6 @@ def _remove_packed(store: Store, items: list[Doomed]) -> tuple[list[Doomed], lis
         else:
             removed += doomed
     return removed, failed
-
-
-def _selected(
-    catalog: Catalog, where: str | None, older_than_s: float | None, run: str | None, pinned: bool | None, now: datetime
-) -> list[tuple[str, int]]:
-    before = None
-    if older_than_s is not None:
-        before = format_timestamp(datetime.fromtimestamp(max(0.0, now.timestamp() - older_than_s), timezone.utc))
-    return dump_files(catalog, where, before=before, run=run, pinned=pinned)
 
 
 def _beyond(files: list[tuple[str, int]], excess: int) -> list[tuple[str, int]]:

@@ -20,6 +20,7 @@ import json
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,8 +28,19 @@ from actordbg.base.errors import ActordbgError, CorruptDump, StoreProblem, Unsup
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import IN_FLIGHT, RECENT, DumpRecord, format_timestamp, make_dump_id, now_timestamp
 from actordbg.formats.record_reading import parse_record
-from actordbg.formats.recording_reading import RingFile, RingSlot, read_ring
-from actordbg.formats.ringfile import DONE, OPEN, RAISED, head_bytes, remove_unfinished, ring_paths
+from actordbg.formats.recording_reading import RingFile, RingSlot, read_counters, read_ring, tensors_of
+from actordbg.formats.ringfile import (
+    COUNTERS_FORMAT,
+    DONE,
+    OPEN,
+    RAISED,
+    head_bytes,
+    host_name,
+    is_held,
+    place,
+    remove_unfinished,
+    ring_paths,
+)
 from actordbg.formats.store_files import atomic_write
 from actordbg.store import places
 from actordbg.store.layout import Store
@@ -73,7 +85,6 @@ class RingReport:
 def find_rings(store: Store) -> list[Path]:
     """Rings of a store that are on this machine: where they lie by default, where the switches and the counters say."""
     from actordbg.capture.switch_file import read_control
-    from actordbg.formats.ringfile import place
 
     folders = {place(store), store.root / "rings"}
     for job in (None, *(path.stem for path in store.controls.glob("[!.]*.json"))):
@@ -107,8 +118,6 @@ def recover(store: Store, paths: Sequence[Path], *, live: bool = False, keep_rin
 
 def discard(paths: Iterable[Path]) -> Iterator[RingReport]:
     """Remove rings of dead processes without looking into them."""
-    from actordbg.formats.ringfile import is_held
-
     for path in paths:
         report = RingReport(str(path), socket.gethostname(), 0, is_held(path))
         if not report.alive:
@@ -200,16 +209,10 @@ def _serialized(record: DumpRecord, tensors: dict[str, torch.Tensor], slot: Ring
     from actordbg.formats.encoding import serialize
     from actordbg.store import payload
 
-    strides = dict(zip(tensors, (strides for _, strides, _, _ in _described(slot)), strict=True))
+    strides = dict(zip(tensors, (strides for _, strides, _, _ in tensors_of(slot.numbers)), strict=True))
     record, data = serialize(record, tensors, strides)
     payload.widen(record, data, record.dump_id)
     return record, data
-
-
-def _described(slot: RingSlot) -> list[tuple[tuple[int, ...], tuple[int, ...], int, int]]:
-    from actordbg.formats.recording_reading import tensors_of
-
-    return list(tensors_of(slot.numbers))
 
 
 def _tensors(ring: RingFile, slot: RingSlot) -> dict[str, torch.Tensor]:
@@ -218,7 +221,7 @@ def _tensors(ring: RingFile, slot: RingSlot) -> dict[str, torch.Tensor]:
 
     tensors: dict[str, torch.Tensor] = {}
     head = head_bytes(len(slot.numbers))
-    for (name, kind), (shape, _, offset, nbytes) in zip(slot.kind["tensors"], _described(slot), strict=True):
+    for (name, kind), (shape, _, offset, nbytes) in zip(slot.kind["tensors"], tensors_of(slot.numbers), strict=True):
         dtype = getattr(torch, kind)
         if head + offset + nbytes > slot.size or type(name) is not str or name in tensors:
             raise ValueError(f"{name!r:.80} lies outside of its extent")
@@ -230,8 +233,6 @@ def _tensors(ring: RingFile, slot: RingSlot) -> dict[str, torch.Tensor]:
 
 def _record(ring: RingFile, slot: RingSlot, tensors: dict[str, torch.Tensor], mark: str) -> DumpRecord:
     """The record of a slot's call, checked as one that is read from a file is."""
-    from datetime import datetime, timezone
-
     number, time_ns, monotonic_ns, step, token, batch, seq_len = slot.numbers[:7]
     seconds, rest = divmod(time_ns, 1_000_000_000)
     moment = datetime.fromtimestamp(seconds, timezone.utc).replace(microsecond=rest // 1000)
@@ -260,8 +261,6 @@ def _record(ring: RingFile, slot: RingSlot, tensors: dict[str, torch.Tensor], ma
 def _settle(store: Store, who: dict[str, Any], counts: dict[str, int], unresolved: int, saved: list[int]) -> None:
     """Publish the counters of a dead process, with nothing left open."""
     from actordbg.capture.ledger import counters_path
-    from actordbg.formats.recording_reading import read_counters
-    from actordbg.formats.ringfile import COUNTERS_FORMAT
 
     path = counters_path(store, who["run"], who["rank"], who["host"], who["pid"], who["instance"])
     data: dict[str, Any] = {"format": COUNTERS_FORMAT, "generation": 0, "last_error": None, "triggered": {}}
@@ -291,9 +290,6 @@ def _settle(store: Store, who: dict[str, Any], counts: dict[str, int], unresolve
 
 def _rings_of_counters(store: Store) -> Iterator[Path]:
     """Rings that processes of this machine published in their counters."""
-    from actordbg.formats.recording_reading import read_counters
-    from actordbg.formats.ringfile import host_name
-
     for path in store.counters.glob("*/[!.]*.json"):
         with contextlib.suppress(CorruptDump):
             data = read_counters(path)

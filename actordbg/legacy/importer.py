@@ -152,18 +152,13 @@ class _Import:
         world = self.worlds[run] = max(self.worlds.get(run, 0), dump.rank + 1)
         origin = {"name": path.name}  # the id holds the first 16 digits of its SHA-256
         record, blob = convert.to_file(convert.to_record(dump, dump_id, run, world, origin), convert.to_tensors(data, dump))
-        self._publish(record.dump_id, lambda: self.store.publish_dump(record, blob))
-        self._count(run, len(data), len(blob))
-
-    def _publish(self, dump_id: str, publish: Callable[[], object]) -> None:
-        try:
-            publish()
-        except OSError as error:
-            raise StoreProblem(
-                f"cannot write into {self.store.root}: {error.strerror}",
-                hint="make room or correct the permissions, and run the same import again: it goes on where it stopped",
-            ) from None
+        self.store.put_dump(
+            record,
+            blob,
+            hint="make room or correct the permissions, and run the same import again: it goes on where it stopped",
+        )
         self.known.add(dump_id)
+        self._count(run, len(data), len(blob))
 
     def _count(self, run: str, read: int, stored: int) -> None:
         self.summary.added += 1

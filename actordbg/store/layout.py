@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from actordbg.base.errors import StoreProblem
-from actordbg.formats.dump_record import SUFFIX, is_plain_name
+from actordbg.formats.dump_record import SUFFIX, DumpRecord, is_plain_name
 from actordbg.formats.store_files import FORMAT, StoreFiles, atomic_write, make_folder
 
 T = TypeVar("T")
@@ -121,6 +121,13 @@ class Store(StoreFiles):
         """Every published dump file, folder by folder, in name (time) order; unfinished temporary files are left out."""
         for folder in self.dump_folders():
             yield from sorted(path for path in folder.iterdir() if path.name.endswith(SUFFIX) and not path.name.startswith("."))
+
+    def put_dump(self, record: DumpRecord, blob: bytes, hint: str) -> Path:
+        """Publish a dump and return its path; StoreProblem with this hint where that cannot be."""
+        try:
+            return self.publish_dump(record, blob)
+        except OSError as error:
+            raise StoreProblem(f"cannot write into {self.root}: {error.strerror}", hint=hint) from None
 
     def publish_text(self, path: Path, text: str) -> Path:
         """Write or replace a file of this store atomically and return its path; StoreProblem where that cannot be."""

@@ -110,15 +110,5 @@ def leading_run(data: bytes, width: int) -> int:
 
 
 def trailing_run(data: bytes, width: int) -> int:
-    """Bytes at the end of `data` that repeat its last element of `width` bytes."""
-    known, step, growing = max(len(data) - width, 0), width, True
-    while known > 0:
-        since = max(known - step, 0)
-        if data[since:known] == data[since + width : known + width]:
-            known = since
-            step = step * 2 if growing else step
-        elif step == width:
-            break
-        else:
-            growing, step = False, step // 2
-    return len(data) - known
+    """Bytes at the end of `data`, which is whole elements, that repeat its last one."""
+    return leading_run(data[::-1], width)
