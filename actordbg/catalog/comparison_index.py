@@ -11,7 +11,6 @@ refresh asks for it with one query, and reads only what changed.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
@@ -37,15 +36,6 @@ Damage = tuple[str, str, str, str]
 """A row of `damaged_file`: path, folder, code, reason."""
 
 
-@dataclass(frozen=True)
-class _RecordFile:
-    """A file as it was when it was looked at."""
-
-    path: str
-    size: int
-    mtime_ns: int
-
-
 def refresh_records(store: Store, settled_ns: int) -> int:
     """Bring the rows of these files up to date; returns how many files were read. settled_ns: see `index`."""
     read = sum(_refresh_folder(store, folder, settled_ns) for folder in _ID)
@@ -59,42 +49,39 @@ def _refresh_folder(store: Store, folder: str, settled_ns: int) -> int:
         if (noted[0] if noted else 0) == mtime_ns:
             return 0
         sql = "SELECT path, size, mtime_ns FROM read_file WHERE path LIKE ?"
-        known = {row[0]: _RecordFile(*row) for row in reader.execute(sql, (f"{folder}/%",))}
+        known = {row[0]: row[1:] for row in reader.execute(sql, (f"{folder}/%",))}
         bad = {row[0] for row in reader.execute("SELECT path FROM damaged_file WHERE folder = ?", (folder,))}
-    found = _list(store, folder, time.time_ns() - settled_ns)
+    relied_on = time.time_ns() - settled_ns  # a younger time is noted as -1, so that the file differs from it the next time
+    found = {
+        path: (state.st_size, state.st_mtime_ns if state.st_mtime_ns < relied_on else -1)
+        for path, state in store.files(folder, ".json").items()
+    }
     passing = False
-    changed = [one for one in found if known.get(one.path) != one or (folder == MATRICES and one.mtime_ns < 0)]
-    for one in changed:
-        passing = _take(store, folder, one) or passing
-    gone = (set(known) | bad) - {one.path for one in found}
+    changed = [path for path, one in found.items() if known.get(path) != one or (folder == MATRICES and one[1] < 0)]
+    for path in changed:
+        passing = _take(store, folder, path, *found[path]) or passing
+    gone = (set(known) | bad) - set(found)
     settled = not passing and time.time_ns() - mtime_ns >= settled_ns
     _settle(store, folder, sorted(gone), mtime_ns if settled else -1)
     return len(changed)
 
 
-def _list(store: Store, folder: str, settled_before_ns: int) -> list[_RecordFile]:
-    """The folder's files; one whose time cannot be relied on yet has -1 for it, so that it differs from what is noted."""
-    return [
-        _RecordFile(path, state.st_size, state.st_mtime_ns if state.st_mtime_ns < settled_before_ns else -1)
-        for path, state in store.files(folder, ".json").items()
-    ]
-
-
-def _take(store: Store, folder: str, one: _RecordFile) -> bool:
+def _take(store: Store, folder: str, path: str, size: int, mtime_ns: int) -> bool:
     """Read one file and write its rows; whether it may become readable without a change."""
     from actordbg.catalog import comparison_rows
 
-    record, damage, passing = _read(store, folder, one.path)
+    record, damage, passing = _read(store, folder, path)
     rows = comparison_rows.rows_of(record) if record is not None else None
     with engine.writing(store.catalog_path) as writer:
-        writer.forget_record(folder, one.path)
+        writer.forget_record(folder, path)
         writer.put_damaged([damage] if damage else [], [])
         if rows is None:
-            writer.remove_record(folder, one.path)
+            writer.remove_record(folder, path)
         else:
-            writer.put_record(folder, one.path, rows)
+            writer.put_record(folder, path, rows)
         if not passing:
-            writer.put(tables.ReadFile, [vars(one) | {"replay_id": "", "offset": one.size}])
+            row = {"path": path, "replay_id": "", "size": size, "mtime_ns": mtime_ns, "offset": size}
+            writer.put(tables.ReadFile, [row])
     return passing
 
 

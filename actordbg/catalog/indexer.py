@@ -27,7 +27,7 @@ import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -134,12 +134,13 @@ def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | 
         if on_progress and read:
             on_progress(done, done)
 
-    summary.added, summary.removed = packed.refresh_packs(store, SETTLED_NS, store.folder_names("packs"), count)
+    summary.added, summary.removed = packed.refresh_packs(store, SETTLED_NS, count)
     folders, gone = _changed_folders(store)
     total = done + sum(len(folder.new) for folder in folders)
     for folder in folders:
         final = True
-        for batch in _batches(folder.new):
+        for first in range(0, len(folder.new), BATCH):
+            batch = folder.new[first : first + BATCH]
             rows, damaged, passing = _read_batch(store, folder, batch)
             final = final and not passing
             summary.added += _write_batch(store, folder, rows, damaged)
@@ -176,17 +177,12 @@ def _changed_folders(store: Store) -> tuple[list[_DumpFolder], list[str]]:
     return changed, sorted(set(noted) - present)
 
 
-def _batches(names: list[str]) -> Iterator[list[str]]:
-    for first in range(0, len(names), BATCH):
-        yield names[first : first + BATCH]
-
-
 def _read_batch(store: Store, folder: _DumpFolder, names: list[str]) -> tuple[list[tuple[Any, ...]], list[Damaged], bool]:
     """Rows of the good ones, the damaged ones, and whether any of these may become good without a change of the folder."""
     rows, damaged, passing = [], [], False
     prefix = f"{store.root}/{folder.path}/"
     for name in names:
-        path = _printable(f"{folder.path}/{name}{SUFFIX}")
+        path = f"{folder.path}/{name}{SUFFIX}".encode("utf-8", "backslashreplace").decode()
         try:
             rows.append(headers.read_row(f"{prefix}{name}{SUFFIX}", name, folder.run, folder.rank))
         except FileNotFoundError:
@@ -195,10 +191,6 @@ def _read_batch(store: Store, folder: _DumpFolder, names: list[str]) -> tuple[li
             passing = passing or isinstance(error, NewerFormat | OSError)
             damaged.append(Damaged.by(path, error))
     return rows, damaged, passing
-
-
-def _printable(path: str) -> str:
-    return path.encode("utf-8", "backslashreplace").decode()
 
 
 def _write_batch(store: Store, folder: _DumpFolder, rows: list[tuple[Any, ...]], damaged: list[Damaged]) -> int:
@@ -243,7 +235,7 @@ def _refresh_replays(store: Store, summary: IndexSummary) -> None:
     with engine.connect_readonly(store.catalog_path) as reader:
         known = {path: FileMark(*rest) for path, *rest in reader.execute("SELECT path, size, mtime_ns, offset FROM read_file")}
         present = reader.execute("SELECT replay_id FROM replay").fetchall()
-    for replay_id, paths in replays.changed(store.root, known):
+    for replay_id, paths in replays.changed(store, known):
         try:
             news = replays.read_news(store.root, replay_id, paths, known)
         except (StoreProblem, OSError) as error:

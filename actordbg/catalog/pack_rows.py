@@ -51,14 +51,14 @@ class _PackFolder:
         return [path for path in sorted(self.found) if self.gone or self.noted.get(path) != self.found[path]]
 
 
-def refresh_packs(store: Store, settled_ns: int, runs: list[str], on_read: Callable[[int], None]) -> tuple[int, int]:
+def refresh_packs(store: Store, settled_ns: int, on_read: Callable[[int], None]) -> tuple[int, int]:
     """Bring the rows of packed dumps up to date; returns how many were added and removed.
 
-    settled_ns: how old a folder's modification time must be to be relied on. runs: folders of packs.
+    settled_ns: how old a folder's modification time must be to be relied on.
     on_read: called with the number of dumps of each pack that was read.
     """
     added = removed = 0
-    for folder in _changed(store, runs):
+    for folder in _changed(store):
         _forget(store, folder)
         final = True
         for path in folder.to_read:
@@ -71,12 +71,12 @@ def refresh_packs(store: Store, settled_ns: int, runs: list[str], on_read: Calla
     return added, removed
 
 
-def _changed(store: Store, runs: list[str]) -> list[_PackFolder]:
+def _changed(store: Store) -> list[_PackFolder]:
     """Folders to list again, listed; folders that are gone, as empty ones."""
     with engine.connect_readonly(store.catalog_path) as reader:
         noted = dict(reader.execute("SELECT path, mtime_ns FROM scanned_folder WHERE path LIKE 'packs/%'"))
         changed = []
-        for run in sorted({*runs, *(path.split("/")[1] for path in noted)}):
+        for run in sorted({*store.folder_names("packs"), *(path.split("/")[1] for path in noted)}):
             mtime_ns = store.modified_ns(f"packs/{run}")
             if noted.get(f"packs/{run}") == mtime_ns:
                 continue

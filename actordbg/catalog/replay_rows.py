@@ -18,6 +18,7 @@ from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.dump_record import is_plain_name
 from actordbg.formats.journal import SPEC, Event, read_chunk, result_of
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
+from actordbg.store.layout import Store
 
 UNFINISHED = "unfinished"
 RESULT_COLUMNS = tuple(f.name for f in fields(ResultRecord))
@@ -52,19 +53,16 @@ class News:
     skipped: int = 0
 
 
-def changed(root: Path, known: dict[str, FileMark]) -> Iterator[tuple[str, list[str]]]:
+def changed(store: Store, known: dict[str, FileMark]) -> Iterator[tuple[str, list[str]]]:
     """(replay id, its files that differ from `known`) for each replay with something new. Paths are below the store."""
-    for folder in _entries(root / "replays"):
-        if not folder.is_dir() or not is_plain_name(folder.name):
-            continue
+    for replay_id in filter(is_plain_name, store.folder_names("replays")):
         differing = []
-        for entry in _entries(Path(folder.path)):
-            if entry.name == SPEC or entry.name.endswith(".jsonl"):
-                path = f"replays/{folder.name}/{entry.name}"
-                if _differs(entry, known.get(path)):
-                    differing.append(path)
+        for path, state in store.files(f"replays/{replay_id}", (SPEC, ".jsonl")).items():
+            mark = known.get(path)
+            if mark is None or (mark.size, mark.mtime_ns) != (state.st_size, state.st_mtime_ns):
+                differing.append(path)
         if differing:
-            yield folder.name, sorted(differing)
+            yield replay_id, differing
 
 
 def read_news(root: Path, replay_id: str, paths: list[str], known: dict[str, FileMark]) -> News:
@@ -139,19 +137,3 @@ def _take(event: Event, news: News) -> None:
         news.status = event["status"] if event.get("status") in _STATUSES else UNFINISHED
         moment = event.get("finished_at") or event.get("timestamp") or event.get("at")
         news.finished_at = moment if isinstance(moment, str) else None
-
-
-def _differs(entry: os.DirEntry[str], known: FileMark | None) -> bool:
-    try:
-        state = entry.stat()
-    except OSError:
-        return False
-    return known is None or known.size != state.st_size or known.mtime_ns != state.st_mtime_ns
-
-
-def _entries(folder: Path) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except (FileNotFoundError, NotADirectoryError):
-        return []

@@ -15,7 +15,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -89,7 +89,8 @@ def create_dumps(
     for call in range(count):
         for rank in range(ranks):
             tensors = make_inputs(shape, generator)
-            paths.append(_publish(store, _record(run, rank, ranks, call, shape, seed), tensors))
+            record = _record(run, rank, ranks, call, shape, seed, tokens=int(tensors["attention_mask"].sum()))
+            paths.append(store.put_dump(*payload.encode(record, tensors), hint="make room, or name another store"))
             if on_progress is not None:
                 on_progress(len(paths), count * ranks)
     return paths
@@ -117,7 +118,7 @@ def _pads(wanted: bool, most: int, batch: int, generator: torch.Generator) -> to
     return torch.randint(0, most + 1, (batch, 1), generator=generator)
 
 
-def _record(run: str, rank: int, ranks: int, call: int, shape: Shape, seed: int) -> DumpRecord:
+def _record(run: str, rank: int, ranks: int, call: int, shape: Shape, seed: int, tokens: int) -> DumpRecord:
     timestamp = now_timestamp()
     return DumpRecord(
         dump_id=make_dump_id(timestamp, call, 0, secrets.token_hex(4)),
@@ -126,7 +127,7 @@ def _record(run: str, rank: int, ranks: int, call: int, shape: Shape, seed: int)
         timestamp=timestamp,
         batch_size=shape.batch_size,
         seq_len=shape.seq_len,
-        tokens=0,
+        tokens=tokens,
         source="create",
         world_size=ranks,
         host=socket.gethostname(),
@@ -140,9 +141,3 @@ def _record(run: str, rank: int, ranks: int, call: int, shape: Shape, seed: int)
         origin={"seed": seed, "padding": shape.padding, "vocab_size": shape.vocab_size},
         versions={"torch": torch.__version__},
     )
-
-
-def _publish(store: Store, record: DumpRecord, tensors: dict[str, torch.Tensor]) -> Path:
-    counted = replace(record, tokens=int(tensors["attention_mask"].sum()))
-    finished, blob = payload.encode(counted, tensors)
-    return store.put_dump(finished, blob, hint="make room, or name another store")

@@ -32,8 +32,7 @@ from actordbg.formats.dump_record import SUFFIX, DumpRecord
 from actordbg.formats.store_files import atomic_write, sync_folder
 from actordbg.store import places
 from actordbg.store.layout import Store
-from actordbg.store.pack_build import DEFAULT_LEVEL, PackFigures
-from actordbg.store.pack_publish import PackWriter, exclusive
+from actordbg.store.pack_build import DEFAULT_LEVEL, PackFigures, PackWriter, exclusive
 from actordbg.store.pack_reader import open_pack
 
 T = TypeVar("T")

@@ -21,8 +21,8 @@ from actordbg.dumps import packing
 from actordbg.formats.dump_record import SUFFIX, format_timestamp
 from actordbg.formats.store_files import TEMPORARY
 from actordbg.store.layout import Store
+from actordbg.store.pack_build import exclusive
 from actordbg.store.pack_bytes import PACK_SUFFIX
-from actordbg.store.pack_publish import exclusive
 from actordbg.store.pack_reader import Pack
 from actordbg.store.places import dump_id_of, split_place
 

@@ -84,13 +84,14 @@ class Store(StoreFiles):
         entries = self._look(path, _scanned) or []
         return sorted(entry.name for entry in entries if entry.is_dir() and entry.name[0] != ".")
 
-    def files(self, path: str, suffix: str) -> dict[str, os.stat_result]:
+    def files(self, path: str, suffix: str | tuple[str, ...]) -> dict[str, os.stat_result]:
         """The published files of a folder by their paths below the store, in order of name, as they are now."""
         found = {}
-        for entry in sorted(self._look(path, _scanned) or [], key=lambda entry: entry.name):
-            if entry.name.endswith(suffix) and entry.name[0] != "." and entry.name.isprintable():
-                with contextlib.suppress(FileNotFoundError):
-                    found[f"{path}/{entry.name}"] = entry.stat()
+        for name in sorted(entry.name for entry in self._look(path, _scanned) or []):
+            if name.endswith(suffix) and name[0] != "." and name.isprintable():
+                state = self._look(f"{path}/{name}", os.stat)
+                if state is not None:
+                    found[f"{path}/{name}"] = state
         return found
 
     def _look(self, path: str, look: Callable[[Path], T]) -> T | None:

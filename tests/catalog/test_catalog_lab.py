@@ -170,7 +170,7 @@ def test_nothing_is_read_when_nothing_changed(replayed: Store, monkeypatch: pyte
         raise AssertionError("nothing is new")
 
     monkeypatch.setattr(labfiles, "_read", unexpected)
-    monkeypatch.setattr(labfiles, "_list", unexpected)
+    monkeypatch.setattr(Store, "files", unexpected)
     assert refresh(replayed).lab == 0
     assert contents(replayed) == before
 

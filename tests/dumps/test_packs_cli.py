@@ -22,7 +22,7 @@ from actordbg.dumps import packing
 from actordbg.legacy.importer import import_paths
 from actordbg.replay.selection import FileRow, defaults_of, rows_of_files
 from actordbg.store.layout import Store
-from actordbg.store.pack_publish import exclusive
+from actordbg.store.pack_build import exclusive
 from actordbg.store.places import places_of
 
 

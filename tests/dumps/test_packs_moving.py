@@ -23,7 +23,7 @@ from actordbg.formats import dumpfile
 from actordbg.store import pack_build as build
 from actordbg.store import payload, places
 from actordbg.store.layout import Store
-from actordbg.store.pack_publish import exclusive
+from actordbg.store.pack_build import exclusive
 from actordbg.store.pack_reader import Pack
 from actordbg.store.places import split_place
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actordbg.base.errors import ActordbgError, CorruptDump, UnsafeInput
-from actordbg.legacy import convert
 from actordbg.legacy import decode_child as wire
 from actordbg.legacy.decode import decode, parse_stamp
+from actordbg.legacy.importer import to_tensors
 
 
 def inputs(**changes: object) -> dict[str, object]:
@@ -40,7 +40,7 @@ def inputs(**changes: object) -> dict[str, object]:
 
 
 def tensors_of(data: bytes) -> dict[str, torch.Tensor]:
-    return convert.to_tensors(data, decode(data))
+    return to_tensors(data, decode(data))
 
 
 def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -62,7 +62,7 @@ def test_tensors_and_arguments_come_out_as_pickled(protocol: int):
     content = inputs(packed_seq_lens=[7, 3])
     data = pickle.dumps(content, protocol=protocol)
     dump = decode(data)
-    for name, tensor in convert.to_tensors(data, dump).items():
+    for name, tensor in to_tensors(data, dump).items():
         assert_same(tensor, content[name])  # type: ignore[arg-type]
     assert dump.arguments == {key: content[key] for key in content if key.startswith(("return", "allg", "packed"))}
     assert (dump.rank, dump.timestamp) == (3, "2025-06-19T05:26:08.430740Z")
@@ -214,7 +214,7 @@ def test_mutated_files_raise_nothing_but_our_errors(edits: list[tuple[int, str, 
             data[place:place] = data[max(0, place - 64) : place]
     try:
         dump = decode(bytes(data))
-        convert.to_tensors(bytes(data), dump)
+        to_tensors(bytes(data), dump)
     except ActordbgError as error:
         assert error.message
 
@@ -234,7 +234,7 @@ def test_every_single_byte_of_the_structure_may_be_wrong():
         for value in (0x00, 0x2E, 0x52, 0xFF):
             data = SMALL[:place] + bytes((value,)) + SMALL[place + 1 :]
             try:
-                convert.to_tensors(data, decode(data))
+                to_tensors(data, decode(data))
             except ActordbgError:
                 continue
 
@@ -246,7 +246,7 @@ def test_the_real_dumps_equal_what_torch_reads(shared_dumps: Path):
         data = path.read_bytes()
         theirs = pickle.load(io.BytesIO(data))
         dump = decode(data)
-        ours = convert.to_tensors(data, dump)
+        ours = to_tensors(data, dump)
         assert ours.keys() == {key for key, value in theirs.items() if isinstance(value, torch.Tensor)}
         for name, tensor in ours.items():
             assert_same(tensor, theirs[name])

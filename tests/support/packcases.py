@@ -15,7 +15,7 @@ from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.store import payload
 from actordbg.store.layout import Store
-from actordbg.store.pack_publish import PackWriter
+from actordbg.store.pack_build import PackWriter
 from actordbg.store.pack_reader import Pack
 from actordbg.store.places import places_of, read_payload
 
