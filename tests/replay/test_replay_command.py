@@ -271,7 +271,8 @@ def test_a_failed_input_gives_exit_code_1_and_every_result_is_in_the_catalog(sto
     rows = {record.dump_id: record.status for record in results_for(store, answer["replay_id"])}
     assert rows == {damaged.dump_id: "failed", good.dump_id: "passed"}
     kept = get_replay(store, "last")
-    assert (kept.replay_id, kept.status, kept.model, kept.attn) == (answer["replay_id"], "complete", "tiny", "sdpa")
+    ran = (kept.config["model"], (kept.resolved or {})["attn"])
+    assert (kept.replay_id, kept.status, *ran) == (answer["replay_id"], "complete", "tiny", "sdpa")
 
 
 @pytest.mark.slow
