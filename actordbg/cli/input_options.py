@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from actordbg.base.errors import Unsupported, UsageError
-from actordbg.catalog.query import dump_extent, open_fresh
+from actordbg.catalog.query import dump_extent
 from actordbg.cli import output
 from actordbg.cli.options import Where, command_line, settings_of
 from actordbg.config.choices import installed_versions
@@ -21,7 +21,7 @@ from actordbg.config.sources import Asked, build_config
 from actordbg.replay.launch import surrounding_launcher
 from actordbg.replay.live_catalog import LiveCatalog
 from actordbg.replay.plan import ORDERS, Plan, Row, make_plan
-from actordbg.replay.selection import rows_of_catalog, rows_of_files
+from actordbg.replay.selection import rows_of
 from actordbg.replay.supervise import Progress
 from actordbg.store.layout import Store
 
@@ -101,11 +101,8 @@ def asked_for(ctx: typer.Context, flags: Mapping[str, Any]) -> Asked:
 def planned(store: Store, config: ReplayConfig, inputs: Inputs, order: str) -> Plan:
     """The plan of the dumps that --where, --input-file and --max-inputs select."""
     where, files = inputs.where, inputs.input_file or []
-    if files and where is not None:
-        raise UsageError("--where and --input-file exclude each other", hint="give one of them")
-    rows: Sequence[Row]
     enough = None if config.align == "rank" else inputs.max_inputs  # of whole calls nobody knows how many rows they take
-    rows = rows_of_files(store, files) if files else rows_of_catalog(open_fresh(store, where), where, order, enough)
+    rows: Sequence[Row] = rows_of(store, where, files, order, enough)
     return make_plan(
         rows,
         config,

@@ -92,7 +92,7 @@ def compare(
             if on_progress:
                 on_progress(done, len(wanted))
     dumps = _with_token_ids(store, ours, found.sorted())
-    verdict = _overall(dumps)
+    verdicts = {dump.verdict for dump in dumps}
     shown = applied(weaker(side.info.dtype for side in (ours, theirs)))
     return ComparisonRecord(
         comparison_id=new_replay_id(),
@@ -101,7 +101,7 @@ def compare(
         b=theirs.info,
         thresholds=shown.limits,
         thresholds_from=shown.source,
-        verdict=verdict,
+        verdict=next((one for one in (MISMATCH, WITHIN_NOISE, MATCH) if one in verdicts), NOT_COMPARED),
         dumps=dumps,
         noise_id=noise.noise_id if noise else None,
         reasons=tuple(_notes(ours, theirs, dumps, blocked, noise, only)),
@@ -234,11 +234,6 @@ def _named(token: WorstToken, ids: Tensor, actions: int) -> WorstToken:
     if token.row >= ids.shape[0] or not 0 <= place < ids.shape[1]:
         return token
     return replace(token, token_id=int(ids[token.row, place]))
-
-
-def _overall(dumps: tuple[DumpComparison, ...]) -> str:
-    verdicts = {dump.verdict for dump in dumps}
-    return next((one for one in (MISMATCH, WITHIN_NOISE, MATCH) if one in verdicts), NOT_COMPARED)
 
 
 def _notes(

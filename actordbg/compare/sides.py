@@ -199,11 +199,7 @@ class GoldenSide:
 def open_replay(catalog: query.Catalog, name: str) -> ReplaySide:
     """The replay of an id, the beginning of one, or `last`. UsageError if there is none, StoreProblem for a damaged one."""
     row = query.get_replay(catalog, name)
-    path = catalog.store.replays / row.replay_id / SPEC
-    try:
-        spec = ReplaySpec.from_json(path.read_bytes())
-    except OSError as error:
-        raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="`actordbg index` sees what is there") from None
+    spec = ReplaySpec.from_file(catalog.store.replays / row.replay_id / SPEC)
     results = {one.dump_id: one for one in query.results_for(catalog, row.replay_id)}
     follows = spec.config.dtype is None and spec.config.truth is None
     autocast = query.autocast_dtypes(catalog, [one.dump_id for one in spec.inputs]) if follows else {}

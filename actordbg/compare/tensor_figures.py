@@ -141,7 +141,7 @@ def _clip_share(difference: Tensor, odd: Tensor) -> float:
 
 
 def _max_ulp(a: Tensor, b: Tensor, same: Tensor, dtype: str | None) -> int | None:
-    if dtype is None or not is_counted(dtype):
+    if dtype not in _COUNTED:
         return None
     return int(ulp_distances(a[~same], b[~same], dtype).max()) if not bool(same.all()) else 0
 
@@ -162,11 +162,6 @@ _COUNTED: dict[str, tuple[torch.dtype, torch.dtype]] = {
 def ulp_distances(a: torch.Tensor, b: torch.Tensor, dtype: str) -> torch.Tensor:
     """int64 distances, element by element, of two tensors without NaNs. `dtype`: bf16, fp16, fp32 or fp64."""
     return (_place(a, dtype) - _place(b, dtype)).abs()
-
-
-def is_counted(dtype: str | None) -> bool:
-    """Whether distances are defined for this dtype."""
-    return dtype in _COUNTED
 
 
 def _place(values: torch.Tensor, dtype: str) -> torch.Tensor:

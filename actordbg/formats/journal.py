@@ -114,10 +114,6 @@ class Tail:
         self._offset = chunk.offset
         return chunk.events
 
-    def skip_to_end(self) -> None:
-        """Forget what is there: only what comes from now on is polled."""
-        self.poll()
-
 
 def read_events(path: Path) -> list[Event]:
     """Every complete event of a journal; an absent file has none."""

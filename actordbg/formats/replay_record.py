@@ -21,9 +21,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
-from actordbg.base.errors import CorruptDump, NewerFormat
+from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
 from actordbg.config.replay_config import ReplayConfig
 
 SPEC_VERSION = 1
@@ -63,6 +64,14 @@ class ReplaySpec:
     def to_json(self) -> str:
         """The specification as indented JSON."""
         return json.dumps(asdict(self) | {"config": self.config.to_dict()}, indent=1, sort_keys=True)
+
+    @classmethod
+    def from_file(cls, path: Path) -> ReplaySpec:
+        """The specification in this file. StoreProblem for a file that cannot be read; otherwise errors as in `from_json`."""
+        try:
+            return cls.from_json(path.read_bytes())
+        except OSError as error:
+            raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="`actordbg index` sees what is there") from None
 
     @classmethod
     def from_json(cls, text: str | bytes) -> ReplaySpec:

@@ -141,7 +141,7 @@ def loads_of(folder: Path, config: ReplayConfig) -> Loads:
     for group in groups_of(config):
         attempts: dict[int, list[float]] = {}
         for rank in group.ranks:
-            for event in _ready(rank_journal(folder, rank)):
+            for event in (one for one in read_events(rank_journal(folder, rank)) if one["event"] == "ready"):
                 resolved = event.get("resolved") or {}
                 if (whose := resolved.get("load_shared_with")) is not None:
                     shared = shared or whose
@@ -150,10 +150,6 @@ def loads_of(folder: Path, config: ReplayConfig) -> Loads:
         count += len(attempts)
         seconds += sum(max(ranks) for ranks in attempts.values())
     return Loads(count, seconds, shared)
-
-
-def _ready(path: Path) -> list[Event]:
-    return [event for event in read_events(path) if event["event"] == "ready"]
 
 
 _RESOLVED = ("model", "model_class", "parameters", "num_layers", "device_name", "threads")

@@ -47,10 +47,10 @@ def matrix_document(record: MatrixRecord, context: MatrixContext, explain: Expla
         _table(record),
         Paragraph(_legend(record)),
         *_section("Wrong", [_wrong(cell) for cell in record.cells if verdict_word(cell) == WRONG]),
-        *_section("In part", _in_part(record.cells)),
+        *_section("In part", _by_reason(cell for cell in record.cells if verdict_word(cell) == PASSED)),
         *_section("Regressed", [f"{_label(c)}: {'; '.join(c.regressed)}" for c in record.cells if c.regressed]),
         *_section("Failed", [line for cell in record.cells if cell.status == FAILED for line in _failure(cell, explain)]),
-        *_section("Unavailable and not run", _left_out(record.cells)),
+        *_section("Unavailable and not run", _by_reason(cell for cell in record.cells if cell.status in (UNAVAILABLE, NOT_RUN))),
         *_section("Loaded", _loaded(record, context)),
         *_section("What it ran on", list(_facts(record, context))),
     ]
@@ -142,11 +142,6 @@ def _wrong(cell: MatrixCell) -> str:
     return f"{_label(cell)}: {cell.reason or cell.verdict}. Comparison {cell.comparison_id or '-'}, replay {cell.replay_id}"
 
 
-def _in_part(cells: Sequence[MatrixCell]) -> list[str]:
-    """Good cells that were not judged on every dump, by reason."""
-    return _by_reason([cell for cell in cells if verdict_word(cell) == PASSED and cell.reason])
-
-
 def _failure(cell: MatrixCell, explain: Explain) -> list[str]:
     known = explain(cell.signature) if cell.signature else None
     counts = ", ".join(f"{count} {status}" for status, count in sorted(cell.counts.items()))
@@ -158,14 +153,10 @@ def _failure(cell: MatrixCell, explain: Explain) -> list[str]:
     return [*parts, f"log: {cell.log}"]
 
 
-def _left_out(cells: Sequence[MatrixCell]) -> list[str]:
-    return _by_reason([cell for cell in cells if cell.status in (UNAVAILABLE, NOT_RUN) and cell.reason])
-
-
-def _by_reason(cells: Sequence[MatrixCell]) -> list[str]:
-    """Each reason once, with its cells."""
+def _by_reason(cells: Iterable[MatrixCell]) -> list[str]:
+    """Each reason once, with its cells. Cells without a reason are left out."""
     by_reason: dict[str, list[MatrixCell]] = {}
-    for cell in cells:
+    for cell in (one for one in cells if one.reason):
         by_reason.setdefault(cell.reason, []).append(cell)
     return [f"{_cells(members)}: {reason}" for reason, members in by_reason.items()]
 
@@ -175,7 +166,8 @@ def _loaded(record: MatrixRecord, context: MatrixContext) -> list[str]:
     if not built:
         return []
     total = sum(cell.load_s or 0.0 for cell in built)
-    lines = [f"{plural(record.loads, 'Actor')} built in {seconds(total)} s for {_ran(record)}"]
+    ran = sum(cell.replay_id is not None for cell in record.cells)
+    lines = [f"{plural(record.loads, 'Actor')} built in {seconds(total)} s for {plural(ran, 'cell')}"]
     for cell in built:
         sharing = (one for one in record.cells if one.shared_with == cell.index and one.index != cell.index)
         shared = [one for one in sharing if not one.loads]  # one that was resumed may have shared first and built later
@@ -184,10 +176,6 @@ def _loaded(record: MatrixRecord, context: MatrixContext) -> list[str]:
     if context.truth_load_s is not None:
         lines.append(f"the truth ({record.truth_id}) has a model of its own: {seconds(context.truth_load_s)} s")
     return lines
-
-
-def _ran(record: MatrixRecord) -> str:
-    return plural(sum(cell.replay_id is not None for cell in record.cells), "cell")
 
 
 def _facts(record: MatrixRecord, context: MatrixContext) -> Iterable[str]:

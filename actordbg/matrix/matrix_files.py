@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from actordbg.base.errors import Conflict, StoreProblem, UsageError
+from actordbg.base.errors import Conflict, StoreProblem
 from actordbg.base.ids import resolve
 from actordbg.catalog.query import get_dump, open_fresh
 from actordbg.config.replay_config import ReplayConfig
@@ -18,7 +18,7 @@ from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.matrix_record import MatrixRecord
 from actordbg.replay.plan import Row, make_plan
 from actordbg.replay.processes import ALIVE, STOPPED, start_ticks, state_of
-from actordbg.replay.selection import defaults_of, rows_of_catalog, rows_of_files
+from actordbg.replay.selection import defaults_of, rows_of, rows_of_files
 from actordbg.store.layout import Store
 
 RUNNER = "runner"
@@ -83,10 +83,7 @@ def select(
     shuffle_seed: int,
 ) -> Selection:
     """The first `max_inputs` dumps in `order` that `where` selects or the files hold."""
-    if files and where is not None:
-        raise UsageError("--where and --input-file exclude each other", hint="give one of them")
-    rows: Sequence[Row]
-    rows = rows_of_files(store, files) if files else rows_of_catalog(open_fresh(store, where), where, order, max_inputs)
+    rows: Sequence[Row] = rows_of(store, where, files, order, max_inputs)
     plan = make_plan(rows, base, order=order, max_inputs=max_inputs, shuffle_seed=shuffle_seed)
     chosen = {item.dump_id for item in plan.spec.inputs}
     kept = tuple(row for row in rows if row.dump_id in chosen)

@@ -58,7 +58,7 @@ class ActorEngine:
     def load(self, item: ReplayInput) -> Dump:
         from actordbg.store import payload
 
-        return payload.load(self._path(item))
+        return payload.load(self.root / item.path)
 
     def run(self, item: ReplayInput, loaded: Dump, *, recorded: bool) -> dict[str, Any]:
         from actordbg.actor.variants import vary
@@ -73,9 +73,6 @@ class ActorEngine:
 
     def close(self) -> None:
         self._resources.close()
-
-    def _path(self, item: ReplayInput) -> Path:
-        return self.root / item.path
 
     def _fields(self, dump: Dump, outcome: ForwardOutcome) -> dict[str, Any]:
         from actordbg.replay.output_figures import against_golden, summarise, verdict_of

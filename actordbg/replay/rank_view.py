@@ -44,7 +44,7 @@ class RankView:
     def begin(cls, folder: Path, rank: int) -> RankView:
         """The view at the beginning of an attempt: what earlier attempts wrote is past."""
         tail = Tail(rank_journal(folder, rank))
-        tail.skip_to_end()
+        tail.poll()
         return cls(folder, rank, tail, time.monotonic(), size_of(rank_log(folder, rank)))
 
     @classmethod

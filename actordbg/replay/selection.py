@@ -104,6 +104,17 @@ def _in_store(store: Store, place: Path) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(place)
 
 
+def rows_of(
+    store: Store, where: str | None, files: Sequence[Path], order: str, max_inputs: int | None
+) -> Sequence[FileRow] | Sequence[DumpRow]:
+    """The dumps that --where selects or --input-file names; UsageError for both at once. `max_inputs`: what the plan needs."""
+    from actordbg.catalog.query import open_fresh
+
+    if files and where is not None:
+        raise UsageError("--where and --input-file exclude each other", hint="give one of them")
+    return rows_of_files(store, files) if files else rows_of_catalog(open_fresh(store, where), where, order, max_inputs)
+
+
 def rows_of_catalog(catalog: Catalog, where: str | None, order: str, max_inputs: int | None) -> list[DumpRow]:
     """The dumps that `where` selects; only as many as the plan needs, if the catalog sorts as the plan does."""
     from actordbg.catalog.query import select_dumps

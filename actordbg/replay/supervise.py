@@ -20,7 +20,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -250,34 +250,32 @@ def interruptible() -> Iterator[None]:
 
     An ignored signal (SIGHUP under nohup) stays ignored.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
     heeded = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, _interrupt) for number in heeded}
-    try:
+    with _answered(heeded, interrupt):
         yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
+def undisturbed() -> contextlib.AbstractContextManager[None]:
+    """No Ctrl-C inside the block: a second, impatient one must not leave processes behind."""
+    return _answered((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), signal.SIG_IGN)
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """No Ctrl-C inside the block: a second, impatient one must not leave processes behind."""
+def _answered(numbers: Iterable[signal.Signals], handler: Callable[[int, Any], None] | signal.Handlers) -> Iterator[None]:
+    """These signals go to `handler` inside the block. Only the main thread may say so; elsewhere nothing changes."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
 
 
 def _me() -> tuple[int, int]:

@@ -52,7 +52,8 @@ def conclusion(record: ComparisonRecord) -> str:
     counts[MISMATCH] -= failed
     lost = f"A failed on {plural(failed, 'dump')} that B has the results of. " if failed else ""
     if not compared:
-        reasons = "; ".join(record.reasons) or "; ".join(sorted(_reasons(record)))
+        whys = sorted({why for one in record.dumps for why in one.not_compared.values()})
+        reasons = "; ".join(record.reasons or whys)
         return f"{lost}None of {plural(len(record.dumps), 'dump')} could be compared{reasons and ': '}{reasons}."
     words = {MATCH: "within the thresholds", WITHIN_NOISE: "within the noise", MISMATCH: "outside"}
     parts = [f"{counts[name]:,} {text}" for name, text in words.items() if counts[name]]
@@ -223,7 +224,3 @@ def _not_compared(record: ComparisonRecord) -> list[Block]:
         examples = ", ".join(ids[:_EXAMPLES]) + (", ..." if len(ids) > _EXAMPLES else "")
         lines.append(f"{plural(len(ids), 'dump')}: {reason}; {examples}")
     return [Heading("Not compared", 3), Items(tuple(lines))]
-
-
-def _reasons(record: ComparisonRecord) -> set[str]:
-    return {why for one in record.dumps for why in one.not_compared.values()}

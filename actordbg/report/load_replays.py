@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from actordbg.base.errors import StoreProblem
 from actordbg.catalog import query
+from actordbg.formats.journal import SPEC
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.report.report_model import ReplayData
 from actordbg.report.summary import restrict
@@ -66,11 +67,7 @@ def _chosen(catalog: query.Catalog, names: list[str]) -> list[query.ReplayRow]:
 
 
 def _read(catalog: query.Catalog, row: query.ReplayRow) -> ReplayData:
-    path = catalog.store.replays / row.replay_id / "spec.json"
-    try:
-        spec = ReplaySpec.from_json(path.read_bytes())
-    except OSError as error:
-        raise StoreProblem(f"cannot read {path}: {error.strerror}") from None
+    spec = ReplaySpec.from_file(catalog.store.replays / row.replay_id / SPEC)
     results = query.results_for(catalog, row.replay_id)
     compared = tuple(query.comparisons(catalog, row.replay_id))
     return ReplayData(spec, row.resolved or {}, row.status, tuple(results), compared)

@@ -211,18 +211,10 @@ def _slowest(results: Sequence[ResultRecord], by_id: dict[str, ReplayInput], cou
 
     known = [one for one in results if one.dump_id in by_id]
     ordered = sorted(known, key=lambda one: (-seconds(one), one.dump_id))
-    return tuple(_slow(one, by_id[one.dump_id]) for one in ordered[:count])
-
-
-def _slow(one: ResultRecord, given: ReplayInput) -> SlowInput:
-    return SlowInput(
-        dump_id=one.dump_id,
-        rank=given.rank,
-        batch_size=given.batch_size,
-        seq_len=given.seq_len,
-        tokens=given.tokens,
-        forward_s=one.forward_s or 0.0,
-        backward_s=one.backward_s,
+    pairs = ((one, by_id[one.dump_id]) for one in ordered[:count])
+    return tuple(
+        SlowInput(one.dump_id, at.rank, at.batch_size, at.seq_len, at.tokens, one.forward_s or 0.0, one.backward_s)
+        for one, at in pairs
     )
 
 
