@@ -73,7 +73,7 @@ def _places(recorded: Mapping[str, torch.Tensor], device: torch.device) -> dict[
     places = {CPU: CPU} if CPU in recorded else {}
     gpus = [name for name in recorded if name.startswith("cuda")]
     if device.type == "cuda":
-        here = str(torch.device("cuda", _index(device)))
+        here = f"cuda:{torch.cuda.current_device() if device.index is None else device.index}"
         places |= {name: here for name in gpus if len(gpus) == 1 or name == here}
     return places
 
@@ -101,7 +101,3 @@ def _set(here: str, state: torch.Tensor) -> str:
     except (RuntimeError, TypeError) as error:  # another torch's layout, or no state at all
         return f"the recorded state of the {here} generator is none for this torch: {str(error).splitlines()[0]:.120}"
     return ""
-
-
-def _index(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.index is None else device.index

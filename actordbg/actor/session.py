@@ -28,7 +28,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import torch
 
@@ -42,29 +42,12 @@ from actordbg.actor.gradient_samples import GradientKeeper
 from actordbg.actor.sharing import host_key
 from actordbg.actor.truth_session import TruthSession
 from actordbg.base.errors import Unsupported, UsageError
-from actordbg.config.choices import Choices, choose, gather_facts
+from actordbg.config.choices import choose, gather_facts
 from actordbg.config.replay_config import COMPILE_BACKENDS, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.host.built_model import change_attention, describe, resolved_dtype
 from actordbg.host.trainer import TRAINER, Call
 from actordbg.store.payload import Dump
-
-
-class Session(Protocol):
-    """A built model that replays dumps: the Actor (`ActorSession`) or the truth (`actordbg.actor.truth_session`)."""
-
-    resolved: dict[str, Any]
-    choices: Choices
-
-    @property
-    def is_collective(self) -> bool: ...
-    @property
-    def tainted(self) -> bool: ...
-    def backward_for(self, record: DumpRecord) -> bool: ...
-    def run(self, dump: Dump, *, backward: bool, keep: bool = False) -> ForwardOutcome: ...
-    def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None: ...
-    def save(self, folder: Path) -> None: ...
-    def close(self) -> None: ...
 
 
 @contextlib.contextmanager
@@ -250,6 +233,10 @@ class ActorSession:
             **({"compile_backend": self.config.compile_backend or COMPILE_BACKENDS[0]} if self.config.compile else {}),
             **backend.facts(),
         }
+
+
+Session: TypeAlias = ActorSession | TruthSession
+"""A built model that replays dumps."""
 
 
 def _first(*values: Any) -> Any:

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from actordbg.base.errors import EnvironmentProblem
-from actordbg.doctor import doctor_probe as probe
 from actordbg.doctor.known_versions import PACKAGES
 from actordbg.host.trainer import TRAINER
+from actordbg.install import target_probe as probe
 
 FACTS_SECONDS = 60.0
 OTHERS = ("flash-attn", "vllm", "actordbg")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 from actordbg.base.errors import ActordbgError, CatalogProblem
 from actordbg.capture.control import DEFAULT_FREE_FLOOR
@@ -26,38 +27,38 @@ PRIVATE = 0o077
 
 
 def check(env: Environment, store: Store) -> Iterator[Check]:
-    """Store, disk, catalog, dump switch and patch, in this order."""
-    yield _store(store)
+    """Store, disk, catalog, dump switch, settings of replays and patch, in this order."""
+    yield _made("store", lambda: _store(store))
     yield machine.disk(store.root, _floor(store))
-    yield _catalog(store)
-    yield _control(store)
-    yield from _settings()
-    yield _patch(env, store)
+    yield _made("catalog", lambda: _catalog(store))
+    yield _made("dumping", lambda: _control(store))
+    if (settings := _made("replay settings", _settings)) is not None:
+        yield settings
+    yield _made("patch", lambda: _patch(env, store))
 
 
-def _settings() -> Iterator[Check]:
-    """The environment variables that change what replays do; nothing where none is set."""
+T = TypeVar("T")
+
+
+def _made(name: str, look: Callable[[], T]) -> T | Check:
+    """What was seen; where that raised one of our errors, the error as a check."""
     try:
-        found = from_environment()
+        return look()
     except ActordbgError as error:
-        yield _problem("replay settings", error)
-        return
-    if found:
-        told = ", ".join(f"{source}={SETTINGS[name].typed(value)}" for name, (value, source) in found.items())
-        yield ok("replay settings", f"from the environment: {told}")
+        return bad(name, error.message, error.hint)
 
 
-def _problem(name: str, error: ActordbgError) -> Check:
-    return bad(name, error.message, error.hint)
+def _settings() -> Check | None:
+    """The environment variables that change what replays do; nothing where none is set."""
+    found = from_environment()
+    told = ", ".join(f"{source}={SETTINGS[name].typed(value)}" for name, (value, source) in found.items())
+    return ok("replay settings", f"from the environment: {told}") if found else None
 
 
 def _store(store: Store) -> Check:
     if not store.exists() and not (store.root.is_dir() and any(store.root.glob("dumps/*/rank*"))):
         return ok("store", f"none yet in {store.root}; the first dump makes it")
-    try:
-        store.require()
-    except ActordbgError as error:
-        return _problem("store", error)
+    store.require()
     if not os.access(store.root, os.W_OK | os.X_OK):
         return bad("store", f"{store.root} is not writable for you", "name another store with --store DIR or ACTORDBG_STORE")
     mode = store.root.stat().st_mode
@@ -70,10 +71,7 @@ def _store(store: Store) -> Check:
 
 def _catalog(store: Store) -> Check:
     path = store.catalog_path
-    try:
-        found = migrate.revision(path)
-    except ActordbgError as error:
-        return _problem("catalog", error)
+    found = migrate.revision(path)
     if found is None:
         return ok("catalog", "none yet; the first command that reads dumps makes it")
     if found == migrate.HEAD:
@@ -87,10 +85,7 @@ def _catalog(store: Store) -> Check:
 def _control(store: Store) -> Check:
     if os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0"):
         return warn("dumping", "ACTORDBG_DISABLE is set: jobs started from this shell do not capture", "unset ACTORDBG_DISABLE")
-    try:
-        control = read_control(store)
-    except ActordbgError as error:
-        return _problem("dumping", error)
+    control = read_control(store)
     if control is None or not control.enabled:
         return ok("dumping", "disabled")
     return ok("dumping", f"enabled since {control.since}, run {control.run}")
@@ -107,10 +102,7 @@ def _floor(store: Store) -> int:
 def _patch(env: Environment, store: Store) -> Check:
     if not env.versions.get(TRAINER.package):
         return warn("patch", f"no {TRAINER.package} here to patch", "doctor --python EXE examines the training environment")
-    try:
-        status = inspect_target(find_target(None if env.own else Path(env.python)), store)
-    except ActordbgError as error:
-        return _problem("patch", error)
+    status = inspect_target(find_target(None if env.own else Path(env.python)), store)
     return _patched(status, store)
 
 

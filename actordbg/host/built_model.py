@@ -24,7 +24,7 @@ def describe(model: Any, choices: Choices, device: Any) -> dict[str, Any]:
     return {
         "model": choices.model,
         "model_class": type(model).__name__.removeprefix("FSDP"),  # `fully_shard` changes the class
-        "parameters": parameter_count(model),
+        "parameters": sum(map(_size, model.parameters())),
         "num_layers": getattr(config, "num_hidden_layers", None),
         "vocab_size": int(config.vocab_size),
         "attn": resolved_attention(model),
@@ -54,17 +54,13 @@ def resolved_dtype(model: Any) -> str:
     return next((short for short, name in DTYPES.items() if name == full), full)
 
 
-def parameter_count(model: Any) -> int:
-    """Number of parameters of the whole model, also where ZeRO-3 has left only a part of them here."""
-    return sum(_size(parameter) for parameter in model.parameters())
-
-
 def text_config(model: Any) -> Any:
     """The configuration of the text model: where vocabulary size and layers are."""
     return model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
 
 
 def _size(parameter: Any) -> int:
+    """Its number of elements, also where ZeRO-3 has left only a part of them here."""
     return int(getattr(parameter, "ds_numel", None) or parameter.numel())
 
 

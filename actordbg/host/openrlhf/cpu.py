@@ -114,11 +114,7 @@ def _quiet_cuda(torch: ModuleType) -> None:
     device = CpuDevice()
     torch.cuda.current_device = lambda: device
     for name in ("set_device", "synchronize", "empty_cache", "current_stream"):
-        setattr(torch.cuda, name, functools.partial(_nothing, name))
-
-
-def _nothing(name: str, *args: object, **kwargs: object) -> None:
-    """Stands where a `torch.cuda` function of no consequence on a CPU stood (`name` is for debugging)."""
+        setattr(torch.cuda, name, lambda *args, **kwargs: None)
 
 
 def _cpu_device_mesh() -> None:
