@@ -58,17 +58,17 @@ class TinyShape:
         return f"tiny-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
-def build_tiny(path: Path, shape: TinyShape | None = None, **tokens: int) -> Path:
+def build_tiny(path: Path, shape: TinyShape | None = None, tokens: dict[str, int] | None = None) -> Path:
     """Write a random tiny Llama (config.json and model.safetensors, bf16) that `from_pretrained(path)` opens; return `path`.
 
-    Deterministic: the same shape, seed included, gives the same bytes. `tokens`: ids of special tokens, `pad_token_id=0`.
+    Deterministic: the same shape, seed included, gives the same bytes. `tokens`: ids of special tokens, `{"pad_token_id": 0}`.
     Existing files of a model at `path` are replaced.
     """
     from safetensors.torch import save_file
 
     shape = shape or TinyShape()
     path.mkdir(parents=True, exist_ok=True)
-    config = config_of(shape) | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None} | tokens
+    config = config_of(shape) | {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None} | (tokens or {})
     (path / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     save_file(_weights(shape), str(path / "model.safetensors"), metadata={"format": "pt"})
     return path

@@ -40,7 +40,7 @@ def build_assets(directory: Path, *, prompts: int, conversations: int) -> Assets
     """Write tokenizer, model and both data sets under `directory`; the same arguments give the same files."""
     assets = Assets(directory / "model", directory / "prompts.jsonl", directory / "sft.jsonl")
     build_tokenizer(assets.model)
-    build_tiny(assets.model, TinyShape(vocab_size=_VOCAB), pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    build_tiny(assets.model, TinyShape(vocab_size=_VOCAB), {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2})
     _write_lines(assets.prompts, ({"prompt": task, "label": answer} for task, answer in tasks(prompts)))
     _write_lines(assets.conversations, ({"prompt": task, "answer": answer} for task, answer in tasks(conversations)))
     return assets
