@@ -22,23 +22,24 @@ Exit codes: 0 good, 1 the answer is bad (mismatch, failed replay), 2 usage, 3 re
 
 from __future__ import annotations
 
-import os
-import re
-from typing import ClassVar
+from actordbg.base.fault import (
+    ActordbgError,
+    EnvironmentProblem,
+    NewerFormat,
+    Refused,
+    StoreProblem,
+    Unsupported,
+    describe,
+    scrub,
+)
 
-_SECRET_NAMES = re.compile(r"TOKEN|KEY|SECRET|PASS|CRED|AUTH", re.IGNORECASE)
+__all__ = [
+    "ActordbgError", "CatalogProblem", "Conflict", "CorruptDump", "EnvironmentProblem", "LaunchProblem", "NewerFormat", "Refused",
+    "StoreProblem", "UnsafeInput", "Unsupported", "UsageError", "WhereError", "describe", "error_named", "scrub",
+]  # fmt: skip
 
-
-class ActordbgError(Exception):
-    """Root of the tree: `message` says what and why, `hint` what to do next."""
-
-    code: ClassVar[str] = "error"
-    exit_code: ClassVar[int] = 1
-
-    def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+for _kind in (ActordbgError, EnvironmentProblem, NewerFormat, Refused, StoreProblem, Unsupported):
+    _kind.__module__ = __name__  # journals name the classes of the tree by this module
 
 
 class UsageError(ActordbgError):
@@ -50,11 +51,6 @@ class WhereError(UsageError):
     code = "where"
 
 
-class Refused(ActordbgError):
-    code = "refused"
-    exit_code = 3
-
-
 class Conflict(Refused):
     code = "conflict"
 
@@ -63,25 +59,8 @@ class UnsafeInput(Refused):
     code = "unsafe-input"
 
 
-class Unsupported(Refused):
-    code = "unsupported"
-
-
-class EnvironmentProblem(ActordbgError):
-    code = "environment"
-    exit_code = 4
-
-
-class StoreProblem(EnvironmentProblem):
-    code = "store"
-
-
 class CorruptDump(StoreProblem):
     code = "corrupt-dump"
-
-
-class NewerFormat(StoreProblem):
-    code = "newer-format"
 
 
 class CatalogProblem(EnvironmentProblem):
@@ -100,21 +79,3 @@ def error_named(error_class: str, message: str, hint: str = "") -> ActordbgError
     module, _, name = error_class.rpartition(".")
     kind = globals().get(name) if module in (__name__, "actordbg.errors") else None
     return kind(message, hint=hint) if isinstance(kind, type) and issubclass(kind, ActordbgError) else None
-
-
-def describe(error: BaseException) -> str:
-    """An error in one line of at most 200 characters."""
-    return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
-
-
-def scrub(text: str) -> str:
-    """`text` with every secret of the environment replaced: an exception's message may quote one.
-
-    A value counts as secret if its variable's name says so (TOKEN, KEY, ...) and it has at least 8 characters.
-    """
-    if len(text) < 8:
-        return text
-    for name, value in os.environ.items():
-        if len(value) >= 8 and value in text and _SECRET_NAMES.search(name):
-            text = text.replace(value, "[hidden]")
-    return text

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from actordbg.base.errors import scrub
+from actordbg.base.fault import scrub
 from actordbg.formats.encoding import storable
 
 MAX_STRING = 4096

@@ -36,7 +36,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from actordbg.base.errors import ActordbgError, NewerFormat, StoreProblem
+from actordbg.base.fault import ActordbgError, NewerFormat, StoreProblem
 from actordbg.formats.dump_record import is_plain_name
 from actordbg.formats.store_files import StoreFiles
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from actordbg.base.errors import describe, scrub
+from actordbg.base.fault import describe, scrub
 from actordbg.capture.binding import Bound
 from actordbg.capture.control import EXCEPTION, LOGPROBS, NAN, OOM, SLOW, Control, Triggers
 from actordbg.capture.facts import CallFacts

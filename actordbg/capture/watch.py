@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg import __version__
-from actordbg.base.errors import describe
+from actordbg.base.fault import describe
 from actordbg.capture.control import POLL_SECONDS, Control
 from actordbg.capture.facts import versions
 from actordbg.capture.ring import Ring

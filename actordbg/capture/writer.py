@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from actordbg.base.errors import describe, scrub
+from actordbg.base.fault import describe, scrub
 from actordbg.capture.control import BEFORE, Control
 from actordbg.capture.facts import digests, versions
 from actordbg.capture.ledger import Ledger, Rotation

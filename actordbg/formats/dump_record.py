@@ -27,7 +27,7 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from actordbg.base.errors import Unsupported
+from actordbg.base.fault import Unsupported
 
 RECORD_VERSION = 1
 

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import zstandard
 
-from actordbg.base.errors import Unsupported
+from actordbg.base.fault import Unsupported
 from actordbg.formats.dump_record import (
     SAFETENSORS_DTYPES,
     UINT24,

@@ -18,7 +18,7 @@ import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actordbg.base.errors import NewerFormat, StoreProblem
+from actordbg.base.fault import NewerFormat, StoreProblem
 from actordbg.formats.dump_record import SUFFIX, DumpRecord
 
 if TYPE_CHECKING:

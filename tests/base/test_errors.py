@@ -14,6 +14,7 @@ def test_an_error_keeps_its_class_under_the_new_name_of_its_module_and_the_old(r
     found = error_named(f"{room}.Unsupported", "cannot", "another way")
     assert isinstance(found, Unsupported)
     assert (found.message, found.hint) == ("cannot", "another way")
+    assert {type(found).__module__, LaunchProblem.__module__} == {"actordbg.base.errors"}  # as journals name them
     broken = {"error_class": f"{room}.Unsupported", "error": "cannot", "hint": "another way"}
     assert type(as_error(broken, log="")) is Unsupported
     assert signature_of(f"{room}.CorruptDump", "cut off") == "damaged-dump"

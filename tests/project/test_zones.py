@@ -125,7 +125,14 @@ def test_help_loads_neither_the_catalog_nor_rich_tables():
 
 @pytest.mark.parametrize("arguments", [("--help",), ("dump", "--help"), ("--version",)])
 def test_the_help_imports_no_command(arguments: tuple[str, ...]):
-    known = {"actordbg.cli", "actordbg.cli.app", "actordbg.cli.lazy", "actordbg.base", "actordbg.base.errors"}
+    known = {
+        "actordbg.cli",
+        "actordbg.cli.app",
+        "actordbg.cli.lazy",
+        "actordbg.base",
+        "actordbg.base.errors",
+        "actordbg.base.fault",
+    }
     tail = "\nprint('\\n' + ' '.join(m for m in sys.modules if m.startswith('actordbg.')))"
     done = subprocess.run([sys.executable, "-c", command(*arguments) + tail], capture_output=True, text=True)
     assert set(done.stdout.splitlines()[-1].split()) == known, done.stderr
