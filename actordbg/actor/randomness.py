@@ -24,8 +24,10 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from actordbg.capture.facts import CPU, digests, states
+from actordbg.capture.facts import digests, states
 from actordbg.store.payload import Dump
+
+CPU = "cpu"
 
 
 @dataclass(frozen=True)

@@ -22,20 +22,11 @@ Exit codes: 0 good, 1 the answer is bad (mismatch, failed replay), 2 usage, 3 re
 
 from __future__ import annotations
 
-from actordbg.base.fault import (
-    ActordbgError,
-    EnvironmentProblem,
-    NewerFormat,
-    Refused,
-    StoreProblem,
-    Unsupported,
-    describe,
-    scrub,
-)
+from actordbg.base.fault import ActordbgError, EnvironmentProblem, NewerFormat, Refused, StoreProblem, Unsupported
 
 __all__ = [
     "ActordbgError", "CatalogProblem", "Conflict", "CorruptDump", "EnvironmentProblem", "LaunchProblem", "NewerFormat", "Refused",
-    "StoreProblem", "UnsafeInput", "Unsupported", "UsageError", "WhereError", "describe", "error_named", "scrub",
+    "StoreProblem", "UnsafeInput", "Unsupported", "UsageError", "WhereError", "error_named",
 ]  # fmt: skip
 
 for _kind in (ActordbgError, EnvironmentProblem, NewerFormat, Refused, StoreProblem, Unsupported):

@@ -1,6 +1,6 @@
 """The part of the error tree that a training process loads, and what may be told of an exception.
 
-`actordbg.base.errors` has the whole tree and these names, too: whatever does not run in a trainer imports them from there.
+`actordbg.base.errors` has the whole tree, these errors included: whatever does not run in a trainer imports them from there.
 """
 
 from __future__ import annotations

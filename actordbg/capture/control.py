@@ -33,7 +33,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from actordbg.base.fault import ActordbgError, NewerFormat, StoreProblem
@@ -85,9 +85,8 @@ def parse(words: Sequence[str]) -> Triggers:
     return Triggers(**found)  # type: ignore[arg-type]
 
 
-CONTROL_FORMAT = 2
-_READABLE = (1, 2)
-"""Format 1 had no triggers and no ring; what it says is understood."""
+CONTROL_FORMATS = (1, 2)
+"""Those that are read; the last one is written. Format 1 had no triggers and no ring."""
 DEFAULT_RING = 8
 """Calls whose inputs stay in the ring after they returned."""
 DEFAULT_RING_BYTES = 64 * 2**20
@@ -142,14 +141,6 @@ class Control:
     def __post_init__(self) -> None:
         object.__setattr__(self, "on", parse(self.triggers))
 
-    def to_json(self) -> str:
-        """The file's text."""
-        return json.dumps({"format": CONTROL_FORMAT, **self.to_dict()}, indent=1, allow_nan=False) + "\n"
-
-    def to_dict(self) -> dict[str, Any]:
-        """The fields as plain data."""
-        return {name: value for name, value in asdict(self).items() if name != "on"}
-
     @classmethod
     def from_json(cls, text: str | bytes) -> Control:
         """Parse and check. Raises NewerFormat for another format, StoreProblem for anything that is not a control file."""
@@ -159,7 +150,7 @@ class Control:
             raise StoreProblem(f"control.json is not JSON: {error}", hint=_HINT) from None
         if not isinstance(data, dict) or not isinstance(data.get("format"), int):
             raise StoreProblem("control.json has no format", hint=_HINT)
-        if data.pop("format") not in _READABLE:
+        if data.pop("format") not in CONTROL_FORMATS:
             raise NewerFormat(
                 "control.json was written by another version of actordbg",
                 hint="use one version of actordbg in the shell and in the training environment",

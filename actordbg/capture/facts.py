@@ -190,17 +190,15 @@ def _number(variable: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-CPU = "cpu"
-
-
 def states(devices: Iterable[torch.device] = ()) -> dict[str, torch.Tensor]:
     """Present states (uint8, on the CPU) by device: of the CPU, and of the CUDA devices among `devices`.
 
     Without any CUDA device among them it is the current one. Only where this process has initialised CUDA.
     """
-    found = {CPU: torch.default_generator.get_state()}
+    found = {"cpu": torch.default_generator.get_state()}
     if _cuda_is_ready():
-        wanted = {_index(device) for device in devices if device.type == "cuda"} or {torch.cuda.current_device()}
+        here = torch.cuda.current_device()
+        wanted = {here if one.index is None else one.index for one in devices if one.type == "cuda"} or {here}
         for index in sorted(wanted):
             found[f"cuda:{index}"] = torch.cuda.default_generators[index].get_state()
     return found
@@ -214,7 +212,3 @@ def digests(states: Mapping[str, torch.Tensor]) -> dict[str, str]:
 def _cuda_is_ready() -> bool:
     initialized: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return initialized and not torch.cuda.is_current_stream_capturing()
-
-
-def _index(device: torch.device) -> int:
-    return torch.cuda.current_device() if device.index is None else device.index

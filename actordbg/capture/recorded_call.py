@@ -128,7 +128,9 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 def memory_facts(device: torch.device | None) -> dict[str, Any]:
     """Bytes in use: of the device's allocator where there is one, and of the process. Asks counters; nothing synchronises."""
-    facts: dict[str, Any] = {"resident_bytes": _resident_bytes()}
+    with open("/proc/self/statm", encoding="ascii") as file:
+        resident = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    facts: dict[str, Any] = {"resident_bytes": resident}
     facts["peak_resident_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     if device is not None and device.type == "cuda":
         facts["device"] = str(device)
@@ -139,11 +141,6 @@ def memory_facts(device: torch.device | None) -> dict[str, Any]:
     else:
         facts["allocated_bytes"] = facts["reserved_bytes"] = facts["resident_bytes"]
     return facts
-
-
-def _resident_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def _first_bad(values: torch.Tensor) -> dict[str, Any]:
@@ -180,8 +177,7 @@ _OF_CALLS = ("training", "grad_enabled", "autocast_dtype", "packing_samples", "t
 class Kind:
     """`fields`: of the record, equal for all calls of this kind. `tensors`: (name, dtype) of each, in order.
 
-    `shared`: other calls refer to it, too. `ring`, `at`: where a ring holds
-    `text`; (0, 0): the call's own extent has to.
+    `shared`: other calls refer to it, too. `ring`, `at`: where a ring holds `text`; (0, 0): the call's own extent has to.
     """
 
     fields: dict[str, Any]

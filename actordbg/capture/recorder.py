@@ -336,9 +336,8 @@ class Recorder:
         name = f"actor{self._met}-{self._token}"
         made = Instance(name, rank, role, self._open_ledger(name, rank, role, run))
         made.ledgers[run] = made.ledger
-        self.writer.watch(
-            made.ledger
-        )  # when nothing can fail any more: counters of a ledger without calls would hide the real ones
+        # when nothing can fail any more: counters of a ledger without calls would hide the real ones
+        self.writer.watch(made.ledger)
         self._met += 1
         self._instances[actor] = made
         return made

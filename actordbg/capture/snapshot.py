@@ -231,7 +231,7 @@ class Copier:
     def __init__(self, make_device: Callable[[torch.device], CudaDevice] = CudaDevice, capacity: int = POOL_BYTES) -> None:
         self._make_device = make_device
         self._capacity = capacity
-        self._host = Pool(_plain_memory, capacity)
+        self._host = Pool(lambda nbytes: torch.empty(nbytes, dtype=torch.uint8, device="cpu"), capacity)
         self._devices: dict[torch.device, tuple[CudaDevice, Pool]] = {}
 
     def snapshot(self, tensors: dict[str, torch.Tensor]) -> Snapshot:
@@ -358,10 +358,6 @@ def _view(
 ) -> torch.Tensor:
     flat = buffer[offset : offset + size].view(dtype)
     return flat.view(shape) if stride is None else flat.as_strided(shape, stride)
-
-
-def _plain_memory(nbytes: int) -> torch.Tensor:
-    return torch.empty(nbytes, dtype=torch.uint8, device="cpu")
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -8,9 +8,23 @@ Example::
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
+from typing import Any
+
 from actordbg.base.errors import StoreProblem
-from actordbg.capture.control import Control
+from actordbg.capture.control import CONTROL_FORMATS, Control
 from actordbg.formats.store_files import StoreFiles, atomic_write
+
+
+def control_dict(control: Control) -> dict[str, Any]:
+    """The fields as plain data."""
+    return {name: value for name, value in asdict(control).items() if name != "on"}
+
+
+def control_text(control: Control) -> str:
+    """The file's text."""
+    return json.dumps({"format": CONTROL_FORMATS[-1], **control_dict(control)}, indent=1, allow_nan=False) + "\n"
 
 
 def read_control(store: StoreFiles, job: str | None = None) -> Control | None:
@@ -28,7 +42,7 @@ def write_control(store: StoreFiles, control: Control, job: str | None = None) -
     """Replace the store's switch, or that of one named job. Running jobs see it within about half a second."""
     path = store.control_of(job)
     try:
-        atomic_write(path, control.to_json().encode())
+        atomic_write(path, control_text(control).encode())
     except OSError as error:
         raise StoreProblem(
             f"cannot write {path}: {error.strerror}", hint="check the folder's permissions and free space"

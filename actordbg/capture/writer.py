@@ -344,7 +344,9 @@ class Writer:
             with self._notices.lock:
                 self._notices.later += (("writer", error),)
             return
-        reason = _reason(error)
+        reason = "error"
+        if isinstance(error, OSError):
+            reason = "disk_full" if error.errno in _FULL_DISK else "write_error"
         if item.path is not None:
             item.captured(0, None)
         else:
@@ -411,9 +413,3 @@ class Writer:
         ring, number = self.ring, ledger.leave_mirror()
         if ring is not None and number >= 0:
             ring.close_book(number)
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return "disk_full" if error.errno in _FULL_DISK else "write_error"
-    return "error"

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from actordbg.base.errors import CorruptDump, StoreProblem
-from actordbg.capture.switch_file import read_control
+from actordbg.capture.switch_file import control_dict, read_control
 from actordbg.cli.capture_options import limits_in_words
 from actordbg.cli.dump_switch import job_names
 from actordbg.cli.options import Json, store_of
@@ -141,11 +141,11 @@ def status_of(store: Store, everything: bool) -> RecordingStatus:
     return RecordingStatus(
         store=str(store.root),
         enabled=control is not None and control.enabled,
-        control=control.to_dict() if control else None,
+        control=control_dict(control) if control else None,
         processes=rows,
         total=total_of(rows),
         unreadable=unreadable,
-        jobs=[job.to_dict() for job in jobs],
+        jobs=[control_dict(job) for job in jobs],
         rings=ring_rows(store),
     )
 

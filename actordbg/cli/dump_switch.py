@@ -9,7 +9,7 @@ import typer
 
 from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.capture.control import Control
-from actordbg.capture.switch_file import read_control, write_control
+from actordbg.capture.switch_file import control_dict, read_control, write_control
 from actordbg.cli import capture_options as opt
 from actordbg.cli.options import Json, store_of, takes
 from actordbg.cli.output import emit, note, say
@@ -50,7 +50,7 @@ def enable(
     run_name = name or going_on or opt.default_run_name()
     control = opt.control_from(options, run_name, previous.generation + 1 if previous else 1)
     write_control(store, control, job)
-    emit(Switch(str(store.root), True, True, control.to_dict(), job), _say_enabled, as_json)
+    emit(Switch(str(store.root), True, True, control_dict(control), job), _say_enabled, as_json)
 
 
 def disable(
@@ -70,7 +70,7 @@ def disable(
     jobs = [name if own else None] if name is not None else [None, *job_names(store)]
     changed = [switch_off(store, job) for job in jobs]
     control = control_before(store, jobs[0])
-    answer = Switch(str(store.root), False, any(changed), control.to_dict() if control else None, name if own else None)
+    answer = Switch(str(store.root), False, any(changed), control_dict(control) if control else None, name if own else None)
     emit(answer, _say_disabled, as_json)
 
 

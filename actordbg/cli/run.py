@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import typer
 
 from actordbg.base.errors import LaunchProblem, StoreProblem
-from actordbg.capture.switch_file import write_control
+from actordbg.capture.switch_file import control_dict, write_control
 from actordbg.cli import capture_options as opt
 from actordbg.cli.dump_recover import RecoverAnswer, recovered_from
 from actordbg.cli.dump_status import ProcessRow, process_rows, total_of, totals_in_words, trouble_of
@@ -135,7 +135,7 @@ def _start_recording(store: Store, run: str, options: opt.CaptureOptions) -> Non
         note(f"actordbg: run {run} was on since {previous.since}: its limits are replaced")
     control = opt.control_from(options, run, previous.generation + 1 if previous else 1)
     write_control(store, control, run)
-    note(f"actordbg: recording run {run} in {store.root}: {opt.limits_in_words(control.to_dict())}")
+    note(f"actordbg: recording run {run} in {store.root}: {opt.limits_in_words(control_dict(control))}")
     if os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0"):
         note("actordbg: ACTORDBG_DISABLE is set, so nothing will be recorded")
 

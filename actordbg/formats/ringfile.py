@@ -15,9 +15,7 @@ DONE or RAISED is whole. Processor stores of one thread are seen in order, and a
 with its CRC-32 (8 hex digits), and a slot has one over its numbers: what says where tensors are is believed only if it is
 undamaged. There is no checksum over the tensors: it would cost the training thread more than the copy.
 
-Standard library only: both zones use this.
-
-Also where rings lie, and what this machine is called: the same answer in the training process and at the desk.
+Also where rings lie, and what this machine is called: the same answer in training and at the desk. Standard library only.
 """
 
 from __future__ import annotations
@@ -180,17 +178,7 @@ def place(store: StoreFiles, ring_dir: str | None = None) -> Path:
 
 
 def in_shared_memory(folder: Path) -> bool:
-    """Whether storing there never waits for a disk: its file system is a tmpfs."""
-    return _file_system(folder) in ("tmpfs", "ramfs")
-
-
-def _folder_name(store: StoreFiles) -> str:
-    digest = hashlib.sha256(os.fsencode(os.path.realpath(store.root))).hexdigest()[:16]
-    return f"actordbg-{os.getuid()}-{digest}"
-
-
-def _file_system(folder: Path) -> str:
-    """The kind of the file system that a folder (or its nearest parent that is there) lies on, from the mount table."""
+    """Whether storing there never waits for a disk: by the mount table, it (or its nearest parent that is there) is a tmpfs."""
     real = os.path.realpath(folder)
     best, kind = "", ""
     with contextlib.suppress(OSError), open("/proc/self/mounts", encoding="utf-8", errors="replace") as mounts:
@@ -200,7 +188,12 @@ def _file_system(folder: Path) -> str:
             inside = real == point or real.startswith(point.rstrip("/") + "/")
             if inside and len(point) >= len(best):
                 best, kind = point, found
-    return kind
+    return kind in ("tmpfs", "ramfs")
+
+
+def _folder_name(store: StoreFiles) -> str:
+    digest = hashlib.sha256(os.fsencode(os.path.realpath(store.root))).hexdigest()[:16]
+    return f"actordbg-{os.getuid()}-{digest}"
 
 
 def new_file(path: Path) -> int:

@@ -1,8 +1,6 @@
 """The files of a store that the training process reads and writes, and how a file gets there: whole or not at all.
 
-Ranks on many hosts write here at once, so a shared file system needs nothing but create-exclusive and rename: every
-file is written under a temporary name in its own folder, flushed to disk, and renamed. Files are 0600, folders 0700.
-`actordbg.store.layout` has the whole picture. Standard library only.
+`actordbg.store.layout` has the whole picture, and why a shared file system is enough. Standard library only.
 
 Example::
 

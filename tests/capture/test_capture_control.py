@@ -11,7 +11,7 @@ from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.capture import control as module
 from actordbg.capture.control import Control, ControlWatcher
 from actordbg.capture.ledger import Identity, Ledger
-from actordbg.capture.switch_file import read_control, write_control
+from actordbg.capture.switch_file import control_text, read_control, write_control
 from actordbg.store.layout import Store
 
 SINCE = "2026-11-20T12:00:00.000000Z"
@@ -37,7 +37,7 @@ def test_a_store_that_was_never_switched_has_no_control(store: Store):
 
 
 def text(**changes: object) -> str:
-    return json.dumps({**json.loads(Control(True, "r", SINCE).to_json()), **changes})
+    return json.dumps({**json.loads(control_text(Control(True, "r", SINCE))), **changes})
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ import torch  # noqa: E402
 from actordbg.capture import binding, hook, ledger, recorded_call, recorder, watch, writer  # noqa: E402
 from actordbg.capture.control import Control  # noqa: E402
 from actordbg.capture.ledger import Ledger  # noqa: E402
+from actordbg.capture.switch_file import control_text  # noqa: E402
 
 
 def hasten() -> None:
@@ -170,7 +171,7 @@ class Run:
         os.environ["ACTORDBG_RING_DIR"] = str(self.folder / "rings")
         self._generation = 0
         self._texts = {
-            (on, run): Control(on, run, "2026-11-20T12:00:00.000000Z", number, free_floor_bytes=0, **self.limits).to_json()
+            (on, run): control_text(Control(on, run, "2026-11-20T12:00:00.000000Z", number, free_floor_bytes=0, **self.limits))
             for number, (on, run) in enumerate([(True, "r"), (False, "r"), (True, "r2")], 1)
         }
 
