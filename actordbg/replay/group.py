@@ -17,21 +17,21 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError, LaunchProblem, error_named
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.journal import Event, result_of
+from actordbg.formats.journal import Event
 from actordbg.formats.replay_record import CRASHED, HUNG, PASSED, ReplaySpec, ResultRecord
 from actordbg.formats.store_files import atomic_write
 from actordbg.replay import blame as verdict
 from actordbg.replay import hang
 from actordbg.replay.blame import Seen
 from actordbg.replay.hang import standing_of
-from actordbg.replay.launch import Group, Launched
+from actordbg.replay.launch import Group, Launched, Launcher
 from actordbg.replay.plan import slots_for
 from actordbg.replay.processes import TERMINATED, DeathWatch, describe_status, start_ticks
 from actordbg.replay.rank_view import RankView
@@ -45,38 +45,6 @@ from actordbg.replay.worker_logs import (
     take_stacks,
     was_told_to_end,
 )
-
-
-class Reporter(Protocol):
-    """Who hears of a group's events; the supervisor does."""
-
-    @property
-    def stays(self) -> bool:
-        """Whether groups stay for another replay after their last input."""
-
-    def launch(self, group: Group, work: Path) -> Launched:
-        """Start the group's processes, or give the work to a group that is waiting."""
-
-    def keep(self, group: Group, launched: Launched, work: Path) -> None:
-        """Take over a group that finished its work and waits."""
-
-    def on_ready(self, event: Event) -> None:
-        """A worker built its actor."""
-
-    def on_start(self, event: Event) -> None:
-        """A worker starts an input."""
-
-    def on_result(self, record: ResultRecord) -> None:
-        """A worker finished an input."""
-
-    def on_answer(self, event: Event) -> None:
-        """A rank that is not the first of its lane finished an input."""
-
-    def on_verdict(self, record: ResultRecord) -> None:
-        """An input killed or hung its worker; write the record down."""
-
-    def on_attempt(self, group: Group, attempt: int, reason: str) -> None:
-        """The group starts, for the first time (`reason` is empty) or again."""
 
 
 def as_error(broken: Event, log: str) -> ActordbgError:
@@ -102,14 +70,22 @@ LEAVE_S = 15.0
 class GroupRun:
     """A group from its first attempt to its last result.
 
-    `pending`: indices into `spec.inputs` that have no result, in order. `attempt`: the last one, 0 before the first.
+    `pending`: indices into `spec.inputs` that have no result, in order. `attempt`: the last one, 0 before the first. `launch`
+    starts the processes of an attempt, or gives its work to a group that waits; `keep`, if there is one, takes over a group that
+    finished its work and waits for another replay's. `on_event` hears of what the workers write ("ready", "start", "end", and
+    "filled" by followers), `on_attempt` of each start and its reason (empty the first time), `on_verdict` of an input that
+    killed or hung its worker.
     """
 
     folder: Path
     spec: ReplaySpec
     group: Group
     pending: list[int]
-    reporter: Reporter
+    launch: Launcher
+    keep: Callable[[Group, Launched, Path], None] | None
+    on_event: Callable[[Event], None]
+    on_attempt: Callable[[Group, int, str], None]
+    on_verdict: Callable[[ResultRecord], None]
     attempt: int = 0
     start_timeout_s: float = START_TIMEOUT_S
     finished: bool = False
@@ -135,10 +111,10 @@ class GroupRun:
         self._pending_before = len(self.pending)
         self._leaving_since = 0.0
         self._views = [RankView.begin(self.folder, rank) for rank in self.group.ranks]
-        self.reporter.on_attempt(self.group, self.attempt, reason)
+        self.on_attempt(self.group, self.attempt, reason)
         self._work = self._write_work()
         self._launcher_log = self.folder / LAUNCHER_LOG
-        self._launched = self.reporter.launch(self.group, self._work)
+        self._launched = self.launch(self.spec.config, self.group, self._work)
         self._launcher_log = self._launched.log
 
     def step(self) -> None:
@@ -180,7 +156,7 @@ class GroupRun:
         lanes = sorted({rank // config.lane_width for rank in ranks})
         slots = [list(slot) for slot in slots_for(config, lanes, self.pending, len(self.spec.inputs))]
         me = os.getpid()
-        order = WorkOrder(self.attempt, ranks, slots, (me, start_ticks(me)), config.lane_width, self.reporter.stays)
+        order = WorkOrder(self.attempt, ranks, slots, (me, start_ticks(me)), config.lane_width, self.keep is not None)
         path = self.folder / f"work-{self.group.ranks[0]}-{self.attempt}.json"
         atomic_write(path, order.to_json().encode())
         return path
@@ -194,18 +170,9 @@ class GroupRun:
         kind = event["event"]
         if kind == "boot":
             self._watch.add(event["pid"], event["ticks"])
-        elif kind == "ready":
-            self.reporter.on_ready(event)
-        elif kind == "start":
-            self.reporter.on_start(event)
-        elif kind == "end":
-            record = result_of(event)
-            self._forget(record.dump_id)
-            self.reporter.on_result(record)
-        elif kind == "filled" and event.get("follows"):
-            if event["status"] != PASSED or self._only_follows:
-                self._forget(event["dump_id"])
-            self.reporter.on_answer(event)
+        elif kind == "end" or (kind == "filled" and event.get("follows") and (event["status"] != PASSED or self._only_follows)):
+            self._forget(event["dump_id"])
+        self.on_event(event)
 
     @property
     def _only_follows(self) -> bool:
@@ -219,9 +186,9 @@ class GroupRun:
 
     def _let_leave(self) -> None:
         """Let the group wait for another replay's work, or leave. A launcher takes a second to notice."""
-        if self.reporter.stays and not self._launcher_is_gone():
+        if self.keep is not None and not self._launcher_is_gone():
             assert self._launched is not None
-            self.reporter.keep(self.group, self._launched, self._work)
+            self.keep(self.group, self._launched, self._work)
             self._launched = None
             self._watch.clear()
             self.finished = True
@@ -329,7 +296,7 @@ class GroupRun:
             log_excerpt=log[-EXCERPT:] if evidence is None else evidence,
         )
         self._forget(record.dump_id)
-        self.reporter.on_verdict(record)
+        self.on_verdict(record)
 
     def _again(self, reason: str) -> None:
         """Start again with the remaining inputs, unless `FRUITLESS_LIMIT` attempts brought no result."""

@@ -25,7 +25,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,6 +70,10 @@ class Launched:
         """End every process of the group, and wait for the launcher."""
         end_session(self.session, mark=self.mark)
         self.process.wait()
+
+
+Launcher = Callable[[ReplayConfig, "Group", Path], Launched]
+"""Starts a group on a work order."""
 
 
 def groups_of(config: ReplayConfig) -> list[Group]:

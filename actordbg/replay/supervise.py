@@ -27,14 +27,13 @@ from typing import Any
 
 from actordbg.base.errors import Conflict, StoreProblem
 from actordbg.base.ids import resolve
-from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Event, Journal, rank_journal, read_events, read_results
+from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Event, Journal, rank_journal, read_events, read_results, result_of
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 from actordbg.formats.store_files import atomic_write, make_folder
 from actordbg.replay.group import START_TIMEOUT_S, GroupRun
 from actordbg.replay.lanes import LaneBook
-from actordbg.replay.launch import Group, Launched, groups_of, launch
+from actordbg.replay.launch import Group, Launcher, groups_of, launch
 from actordbg.replay.plan import owner
 from actordbg.replay.processes import start_ticks, state_of, wait_for_any
 from actordbg.replay.warm_groups import WarmGroups
@@ -42,9 +41,6 @@ from actordbg.replay.work_order import WorkOrder
 from actordbg.store.layout import Store
 
 POLL_S = 0.05
-
-Launcher = Callable[[ReplayConfig, Group, Path], Launched]
-"""Starts a group on a work order."""
 
 COMPLETE = "complete"
 INTERRUPTED = "interrupted"
@@ -130,7 +126,7 @@ def load_spec(store: Store, name: str) -> ReplaySpec:
 
 
 class Supervisor:
-    """The state of one `run_replay`. Its groups report to it (`actordbg.replay.group.Reporter`)."""
+    """The state of one `run_replay`. Its groups report to it."""
 
     def __init__(
         self,
@@ -181,8 +177,8 @@ class Supervisor:
         """Take in what followers wrote in earlier runs of the replay."""
         for rank in range(self.spec.config.nproc if self.spec.config.lane_width > 1 else 0):
             for event in read_events(rank_journal(self.folder, rank)):
-                if event["event"] == "filled" and event.get("follows"):
-                    self.on_answer(event)
+                if event["event"] == "filled":
+                    self._on_news(event)
 
     def _group(self, group: Group, done: set[str], start_timeout_s: float) -> GroupRun:
         config, inputs = self.spec.config, enumerate(self.spec.inputs)
@@ -192,41 +188,32 @@ class Supervisor:
             done = {dump_id for _, dump_id in mine if self._book.answered(dump_id, group.ranks[0])}
         pending = [i for i, dump_id in mine if dump_id not in done]
         attempt = _attempts_so_far(self.folder, group)
-        return GroupRun(self.folder, self.spec, group, pending, self, attempt, start_timeout_s)
+        keep = self._warm.keep if self._warm is not None else None
+        heard = (self._on_news, self._on_attempt, self._on_verdict)
+        return GroupRun(self.folder, self.spec, group, pending, self._launcher, keep, *heard, attempt, start_timeout_s)
 
-    @property
-    def stays(self) -> bool:
-        return self._warm is not None
-
-    def launch(self, group: Group, work: Path) -> Launched:
-        return self._launcher(self.spec.config, group, work)
-
-    def keep(self, group: Group, launched: Launched, work: Path) -> None:
-        if self._warm is not None:
-            self._warm.keep(group, launched, work)
-
-    def on_attempt(self, group: Group, attempt: int, reason: str) -> None:
+    def _on_attempt(self, group: Group, attempt: int, reason: str) -> None:
         self.journal.append("attempt", attempt=attempt, ranks=list(group.ranks), reason=reason)
         self.outcome.restarts += bool(reason)
         self._on_event(Progress("attempt", reason))
 
-    def on_ready(self, event: Event) -> None:
-        if not self.outcome.resolved:
-            self.outcome.resolved = event["resolved"]
-            self.journal.append("resolved", resolved=event["resolved"])
-        self._on_event(Progress("ready", f"rank {event['rank']}"))
+    def _on_news(self, event: Event) -> None:
+        """Act on an event of a worker's journal."""
+        if event["event"] == "ready":
+            if not self.outcome.resolved:
+                self.outcome.resolved = event["resolved"]
+                self.journal.append("resolved", resolved=event["resolved"])
+            self._on_event(Progress("ready", f"rank {event['rank']}"))
+        elif event["event"] == "start":
+            self._on_event(Progress("start", event["dump_id"]))
+        elif event["event"] == "end":
+            record = result_of(event)
+            self._tell(record)
+            self._amend(self._book.take_result(record))
+        elif event["event"] == "filled" and event.get("follows"):
+            self._amend(self._book.take_answer(event))
 
-    def on_start(self, event: Event) -> None:
-        self._on_event(Progress("start", event["dump_id"]))
-
-    def on_result(self, record: ResultRecord) -> None:
-        self._tell(record)
-        self._amend(self._book.take_result(record))
-
-    def on_answer(self, event: Event) -> None:
-        self._amend(self._book.take_answer(event))
-
-    def on_verdict(self, record: ResultRecord) -> None:
+    def _on_verdict(self, record: ResultRecord) -> None:
         self._amend(record)
         self._book.take_result(record)
 

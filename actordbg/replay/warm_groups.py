@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.replay.launch import Group, Launched, launch
+from actordbg.replay.launch import Group, Launched, Launcher, launch
 from actordbg.replay.work_order import announce
 
 LEAVE_S = 15.0
@@ -34,7 +34,7 @@ LEAVE_S = 15.0
 class WarmGroups:
     """The waiting groups, by their ranks. `started`: groups started here. `shared`: how often one was used again."""
 
-    launcher: Callable[[ReplayConfig, Group, Path], Launched] = launch
+    launcher: Launcher = launch
     leave_s: float = LEAVE_S
     started: int = 0
     shared: int = 0
