@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -14,6 +15,7 @@ from actordbg.base.errors import UsageError
 from actordbg.base.units import parse_seconds, parse_size
 from actordbg.catalog.query import newest_configuration, open_fresh
 from actordbg.cli import output
+from actordbg.cli.input_options import replaying, show
 from actordbg.cli.options import FormatOption, Json, Quiet, Where, chosen_format, command_line, store_of, takes
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.config.as_ran import as_ran, costs
@@ -21,11 +23,10 @@ from actordbg.config.replay_config import SETTINGS, validate
 from actordbg.curve import curve_plot
 from actordbg.curve.curve_document import document
 from actordbg.curve.curves import answer
-from actordbg.curve.measure_lengths import measure, settled
+from actordbg.curve.measure_lengths import plan_lengths, settled
 from actordbg.curve.measurements import gather, left_out_replays
 from actordbg.matrix import matrix_files as matrices
-from actordbg.replay.plan import Plan
-from actordbg.replay.supervise import Progress
+from actordbg.replay.supervise import run_replay
 from actordbg.report.load_replays import load
 from actordbg.report.renderings import as_markdown, as_text
 from actordbg.store.layout import Store
@@ -179,17 +180,12 @@ def _measured(store: Store, names: Sequence[str], asked: Question, settings: Giv
         key = (str(costs(as_ran(config))), batch)
         if key in done or config.truth is not None or config.vary is not None:
             continue
-        total = len(lengths) * 2 * config.lanes
-        with output.progress(f"measuring as {data.spec.replay_id}", total, quiet=asked.quiet or asked.as_json) as advance:
-
-            def on_plan(plan: Plan) -> None:
-                advance(0, note="starting the workers", total=len(plan.spec.inputs))  # noqa: B023: called within this round
-
-            def on_event(event: Progress) -> None:
-                if event.kind == "result":
-                    advance(1, note="running" if event.text == "passed" else f"last: {event.text}")
-
-            done[key] = measure(store, config, lengths, batch, command=command_line(), on_plan=on_plan, on_event=on_event)
+        spec = plan_lengths(store, config, lengths, batch, command=command_line())
+        label, silent = f"measuring as {data.spec.replay_id}", asked.quiet or asked.as_json
+        with replaying(store, label, len(spec.inputs), quiet=silent) as (catalog, advance):
+            advance(0, note="starting the workers")
+            run_replay(store, spec, partial(show, catalog, advance), on_tick=catalog.tick)
+        done[key] = spec.replay_id
     return list(done.values())
 
 

@@ -15,23 +15,17 @@ import typer
 from actordbg.cli import output
 from actordbg.cli.options import Json, Quiet, store_of
 from actordbg.formats.dump_record import SUFFIX
-from actordbg.legacy.importer import Refusal, find_pickles, import_paths
+from actordbg.legacy.importer import ImportSummary, find_pickles, import_paths
 
 SHOWN = 50
 
 
 @dataclass
-class ImportAnswer:
+class ImportAnswer(ImportSummary):
     """What an import did; `refused` names each file that was skipped, with the error code and the reason."""
 
-    store: str
-    added: int
-    present: int
-    refused: list[Refusal]
-    runs: list[str]
-    bytes_read: int
-    bytes_stored: int
-    seconds: float
+    store: str = ""
+    seconds: float = 0.0
 
 
 @dataclass
@@ -63,7 +57,7 @@ def import_(
     began = time.perf_counter()
     with output.progress("importing", len(find_pickles(paths)), quiet=quiet or as_json) as advance:
         summary = import_paths(store, paths, run=run, on_progress=lambda done, total, path: advance(1))
-    answer = ImportAnswer(str(store.root), **vars(summary), seconds=round(time.perf_counter() - began, 3))
+    answer = ImportAnswer(**vars(summary), store=str(store.root), seconds=round(time.perf_counter() - began, 3))
     output.emit(answer, _say_imported, as_json)
     if answer.refused:
         raise typer.Exit(1)

@@ -168,8 +168,6 @@ def process_rows(store: Store, now: datetime) -> tuple[list[ProcessRow], int]:
     """Every counters file of the store as a row, sorted by run, rank and host; and how many could not be read."""
     rows, unreadable = [], 0
     for path in sorted(store.counters.glob("*/[!.]*.json")):
-        if path.name.startswith("."):
-            continue
         try:
             rows.append(_row(read_counters(path), now))
         except CorruptDump:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import Asked, build_config
 from actordbg.replay.launch import surrounding_launcher
 from actordbg.replay.live_catalog import LiveCatalog
-from actordbg.replay.plan import ORDERS, Plan, Row, make_plan
+from actordbg.replay.plan import ORDERS, Plan, make_plan
 from actordbg.replay.selection import rows_of
 from actordbg.replay.supervise import Progress
 from actordbg.store.layout import Store
@@ -102,9 +102,8 @@ def planned(store: Store, config: ReplayConfig, inputs: Inputs, order: str) -> P
     """The plan of the dumps that --where, --input-file and --max-inputs select."""
     where, files = inputs.where, inputs.input_file or []
     enough = None if config.align == "rank" else inputs.max_inputs  # of whole calls nobody knows how many rows they take
-    rows: Sequence[Row] = rows_of(store, where, files, order, enough)
     return make_plan(
-        rows,
+        rows_of(store, where, files, order, enough),
         config,
         order=order,
         max_inputs=inputs.max_inputs,
@@ -152,3 +151,14 @@ def counting(catalog: LiveCatalog, advance: Callable[..., None]) -> Callable[[Pr
             advance(1)
 
     return on_event
+
+
+def show(catalog: LiveCatalog, advance: Callable[..., None], event: Progress) -> None:
+    """The same, and beside the bar how the replay goes."""
+    if event.kind == "attempt" and event.text:
+        advance(0, note=f"starting again: {event.text[:100]}")
+    elif event.kind == "ready":
+        advance(0, note="running")
+    elif event.kind == "result":
+        catalog.touch()
+        advance(1, note="running" if event.text == "passed" else f"last: {event.text}")

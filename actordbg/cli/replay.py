@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -18,6 +18,7 @@ from actordbg.cli.input_options import (
     is_left_to_rank_0,
     planned,
     replaying,
+    show,
     what_there_is,
 )
 from actordbg.cli.options import Json, Quiet, store_of, takes, typed_options
@@ -126,9 +127,7 @@ def _supervised(store: Store, spec: ReplaySpec, quiet: bool) -> tuple[ReplayAnsw
         nonlocal begun, restarts
         begun = True
         restarts += event.kind == "attempt" and bool(event.text)
-        if event.kind == "result":
-            catalog.touch()
-        _show(event, advance)
+        show(catalog, advance, event)
 
     try:
         with replaying(store, "replaying", len(spec.inputs), quiet=quiet) as (catalog, advance):
@@ -141,15 +140,6 @@ def _supervised(store: Store, spec: ReplaySpec, quiet: bool) -> tuple[ReplayAnsw
             raise
         problem = error
     return answer_of(store, spec, restarts), problem
-
-
-def _show(event: Progress, advance: Any) -> None:
-    if event.kind == "attempt" and event.text:
-        advance(0, note=f"starting again: {event.text[:100]}")
-    elif event.kind == "ready":
-        advance(0, note="running")
-    elif event.kind == "result":
-        advance(1, note="running" if event.text == "passed" else f"last: {event.text}")
 
 
 _ALIGNED = {

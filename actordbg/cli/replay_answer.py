@@ -10,10 +10,10 @@ from typing import Any
 from actordbg.actor.signatures import explain
 from actordbg.cli import output
 from actordbg.config.as_ran import on_machine
-from actordbg.formats.journal import SUPERVISOR, TENSORS, read_events, read_results
+from actordbg.formats.journal import TENSORS
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.report.agreement import against_the_run, ranks_in_words
-from actordbg.report.report_model import Generators, Golden, NotCompared, RankAgreement, ReplayData
+from actordbg.report.report_model import Generators, Golden, NotCompared, RankAgreement, data_of
 from actordbg.report.summary import summarise
 from actordbg.store.layout import Store
 
@@ -108,15 +108,11 @@ def shares_of(spec: ReplaySpec) -> tuple[ShareAnswer, ...]:
 def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
     """Read from the store what became of a replay."""
     folder = store.replays / spec.replay_id
-    events = read_events(folder / SUPERVISOR)
-    resolved: dict[str, Any] = next((event["resolved"] for event in reversed(events) if event["event"] == "resolved"), {})
-    status = next((event["status"] for event in reversed(events) if event["event"] == "finished"), "unfinished")
-    results = read_results(folder)
-    data = ReplayData(spec, resolved, status, tuple(results[one.dump_id] for one in spec.inputs if one.dump_id in results))
+    data = data_of(store, spec)
     summary = summarise([data], selection=spec.replay_id, now=spec.created_at, explain=explain).replays[0]
     return ReplayAnswer(
         replay_id=spec.replay_id,
-        status=status,
+        status=data.status,
         selected=len(spec.inputs),
         **{name: getattr(summary.counts, name) for name in ("passed", "failed", "crashed", "hung", "not_run")},
         restarts=restarts,
@@ -133,8 +129,8 @@ def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
             FailureAnswer(one.name, one.count, one.statuses, one.cause, one.explanation, one.ways_out, one.examples)
             for one in summary.failures
         ),
-        resolved=resolved,
-        configuration=on_machine(spec.config, resolved) if resolved else "",
+        resolved=data.resolved,
+        configuration=on_machine(spec.config, data.resolved) if data.resolved else "",
         folder=str(folder),
         kept_bytes=_size_of(folder / TENSORS),
     )

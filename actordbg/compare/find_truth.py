@@ -15,12 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from actordbg.base.errors import ActordbgError, StoreProblem, Unsupported, UsageError
 from actordbg.config.replay_config import SETTINGS, ReplayConfig
 from actordbg.formats.dump_record import format_timestamp, now_timestamp
-from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, read_events, read_results
+from actordbg.formats.journal import SPEC, TENSORS, read_results, read_standing
 from actordbg.formats.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.replay.plan import new_replay_id
 from actordbg.replay.supervise import Progress, load_spec, run_replay
@@ -91,7 +90,7 @@ def wanted_truth(store: Store, spec: ReplaySpec, dtype: str) -> Wanted:
             hint="name a replay of the configuration that you want to judge",
         )
     folder = store.replays / spec.replay_id
-    resolved = _resolved(folder)
+    resolved, _ = read_standing(folder)
     if not resolved:
         raise StoreProblem(
             f"replay {spec.replay_id} has built no actor yet, so the dtype of its weights is unknown",
@@ -146,12 +145,6 @@ def _covers(folder: Path, results: dict[str, ResultRecord], wanted: Wanted) -> b
         if item.dump_id in wanted.with_gradients and result.grad_norm is None:
             return False
     return True
-
-
-def _resolved(folder: Path) -> dict[str, Any]:
-    events = read_events(folder / SUPERVISOR)
-    found = [event["resolved"] for event in events if event["event"] == "resolved"]
-    return dict(found[-1]) if found else {}
 
 
 def _changed(model: str) -> str | None:

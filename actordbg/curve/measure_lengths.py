@@ -6,12 +6,12 @@ is warm-up.
 
 Example::
 
-    replay_id = measure(store, settled(config, resolved), [512, 1024, 2048], batch_size=2)
+    run_replay(store, plan_lengths(store, settled(config, resolved), [512, 1024, 2048], batch_size=2))
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,9 +20,8 @@ from actordbg.catalog.query import open_fresh, select_dumps
 from actordbg.config.as_ran import as_ran
 from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.replay.live_catalog import LiveCatalog
-from actordbg.replay.plan import Plan, make_plan, new_replay_id
-from actordbg.replay.supervise import Progress, run_replay
+from actordbg.formats.replay_record import ReplaySpec
+from actordbg.replay.plan import make_plan, new_replay_id
 from actordbg.store.layout import Store
 
 INPUTS = 2
@@ -36,20 +35,10 @@ def settled(config: ReplayConfig, resolved: dict[str, Any]) -> ReplayConfig:
     return replace(config, **open_settings, keep_tensors=False, keep_gradients=False)
 
 
-def measure(
-    store: Store,
-    config: ReplayConfig,
-    lengths: Sequence[int],
-    batch_size: int,
-    *,
-    command: str = "",
-    on_plan: Callable[[Plan], None] = lambda plan: None,
-    on_event: Callable[[Progress], None] = lambda event: None,
-) -> str:
-    """Make the inputs, replay them, and return the replay's id. Failures and running out of memory are results, too.
+def plan_lengths(store: Store, config: ReplayConfig, lengths: Sequence[int], batch_size: int, *, command: str = "") -> ReplaySpec:
+    """Make the inputs, and the replay that measures them. Failures and running out of memory are results, too.
 
-    Raises UsageError for impossible lengths, Unsupported for a configuration that cannot run here, and LaunchProblem or the
-    worker's own error if the actor cannot be built.
+    Raises UsageError for impossible lengths, Unsupported for a configuration that cannot run here.
     """
     from actordbg.dumps.create import create_dumps
 
@@ -59,11 +48,4 @@ def measure(
         create_dumps(store, INPUTS * config.lanes, batch_size, length, padding="none", run=run)
     where = f"run='{run}'"
     rows = select_dumps(open_fresh(store, where), where, order="length")
-    plan = make_plan(rows, config, order="length", where=where, command=command, versions=installed_versions())
-    on_plan(plan)
-    catalog = LiveCatalog(store)
-    try:
-        run_replay(store, plan.spec, on_event, on_tick=catalog.tick)
-    finally:
-        catalog.flush()
-    return plan.spec.replay_id
+    return make_plan(rows, config, order="length", where=where, command=command, versions=installed_versions()).spec

@@ -126,6 +126,12 @@ def read_results(folder: Path) -> dict[str, ResultRecord]:
     return last_results(result_of(event) for event in events if event["event"] == "end")
 
 
+def read_standing(folder: Path) -> tuple[dict[str, Any], str]:
+    """The configuration that a replay's workers reported ({} before), and its status ("unfinished" while it has none)."""
+    news = {event["event"]: event for event in read_events(folder / SUPERVISOR)}
+    return news.get("resolved", {}).get("resolved", {}), news.get("finished", {}).get("status", "unfinished")
+
+
 def last_results(records: Iterable[ResultRecord]) -> dict[str, ResultRecord]:
     """Of each dump the result that counts: the one that finished last, of a later attempt where times are equal."""
     results: dict[str, ResultRecord] = {}

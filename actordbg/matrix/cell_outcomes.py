@@ -16,7 +16,7 @@ from typing import Any
 from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError, Refused
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.journal import SUPERVISOR, Event, rank_journal, rank_log, read_events, read_results
+from actordbg.formats.journal import Event, rank_journal, rank_log, read_events
 from actordbg.formats.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 from actordbg.formats.replay_record import PASSED as INPUT_PASSED
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
@@ -25,22 +25,12 @@ from actordbg.replay.launch import groups_of
 from actordbg.replay.supervise import load_spec
 from actordbg.replay.worker_logs import LAUNCHER_LOG
 from actordbg.report.agreement import agreement_of, ranks_in_words
-from actordbg.report.report_model import ReplayData
+from actordbg.report.report_model import ReplayData, data_of
 from actordbg.report.summary import summarise
 from actordbg.store.layout import Store
 
 RANKS_DIFFER = "ranks-differ"
 """The signature of a cell whose inputs all passed, but with different results on different ranks."""
-
-
-def data_of(store: Store, spec: ReplaySpec) -> ReplayData:
-    """The replay in the form that reports need, from its own files."""
-    folder = store.replays / spec.replay_id
-    events = read_events(folder / SUPERVISOR)
-    resolved: dict[str, Any] = next((one["resolved"] for one in reversed(events) if one["event"] == "resolved"), {})
-    status = next((one["status"] for one in reversed(events) if one["event"] == "finished"), "unfinished")
-    results = read_results(folder)
-    return ReplayData(spec, resolved, status, tuple(results[i.dump_id] for i in spec.inputs if i.dump_id in results))
 
 
 def finished(

@@ -16,8 +16,8 @@ from actordbg.formats.matrix_record import UNAVAILABLE, MatrixCell, MatrixRecord
 from actordbg.formats.replay_record import PASSED as INPUT_PASSED
 from actordbg.formats.replay_record import ResultRecord
 from actordbg.matrix import matrix_files as matrices
-from actordbg.matrix.cell_outcomes import data_of
 from actordbg.replay.supervise import Progress, load_spec
+from actordbg.report.report_model import data_of
 from actordbg.report.summary import summarise
 from actordbg.store.layout import Store
 

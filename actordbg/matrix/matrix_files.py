@@ -16,9 +16,9 @@ from actordbg.catalog.query import get_dump, open_fresh
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.matrix_record import MatrixRecord
-from actordbg.replay.plan import Row, make_plan
+from actordbg.replay.plan import make_plan
 from actordbg.replay.processes import ALIVE, STOPPED, start_ticks, state_of
-from actordbg.replay.selection import defaults_of, rows_of, rows_of_files
+from actordbg.replay.selection import Row, defaults_of, rows_of, rows_of_files
 from actordbg.store.layout import Store
 
 RUNNER = "runner"
@@ -83,7 +83,7 @@ def select(
     shuffle_seed: int,
 ) -> Selection:
     """The first `max_inputs` dumps in `order` that `where` selects or the files hold."""
-    rows: Sequence[Row] = rows_of(store, where, files, order, max_inputs)
+    rows = rows_of(store, where, files, order, max_inputs)
     plan = make_plan(rows, base, order=order, max_inputs=max_inputs, shuffle_seed=shuffle_seed)
     chosen = {item.dump_id for item in plan.spec.inputs}
     kept = tuple(row for row in rows if row.dump_id in chosen)

@@ -28,12 +28,20 @@ from actordbg.matrix import matrix_files as matrices
 from actordbg.matrix.cell_outcomes import finished
 from actordbg.matrix.cell_verdicts import Baseline, judged, regressions
 from actordbg.matrix.cells import batches, with_way_out
-from actordbg.replay.plan import DEFAULT_SHUFFLE_SEED, Row, make_plan, new_replay_id
-from actordbg.replay.supervise import Progress, interruptible, load_spec, run_replay, undisturbed
+from actordbg.replay.plan import DEFAULT_SHUFFLE_SEED, make_plan, new_replay_id
+from actordbg.replay.selection import Row
+from actordbg.replay.supervise import (
+    COMPLETE,
+    INTERRUPTED,
+    STOPPED_EARLY,
+    Progress,
+    interruptible,
+    load_spec,
+    run_replay,
+    undisturbed,
+)
 from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store
-
-COMPLETE, INTERRUPTED, STOPPED_EARLY = "complete", "interrupted", "failed"
 
 
 @dataclass(frozen=True)

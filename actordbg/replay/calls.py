@@ -18,7 +18,8 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Generic, Protocol, TypeVar
+
+from actordbg.replay.selection import Row
 
 CAPTURED = "capture"
 NOT_ON_EVERY_RANK = "their call was not captured, or not selected, on every rank"
@@ -27,40 +28,8 @@ TOO_FAR, JITTER_S = 5.0, 0.25
 """Ranks of one call are at most TOO_FAR times as far apart as they usually are, or JITTER_S seconds."""
 
 
-class Captured(Protocol):
-    """What identifies the call of a dump; the catalog's rows have it."""
-
-    @property
-    def dump_id(self) -> str: ...
-    @property
-    def run(self) -> str: ...
-    @property
-    def rank(self) -> int: ...
-    @property
-    def timestamp(self) -> str: ...
-    @property
-    def source(self) -> str: ...
-    @property
-    def role(self) -> str | None: ...
-    @property
-    def instance(self) -> str | None: ...
-    @property
-    def step(self) -> int | None: ...
-    @property
-    def call_index(self) -> int | None: ...
-    @property
-    def batch_size(self) -> int: ...
-    @property
-    def grad_enabled(self) -> bool | None: ...
-    @property
-    def return_output(self) -> bool | None: ...
-
-
-Row = TypeVar("Row", bound=Captured)
-
-
 @dataclass
-class Calls(Generic[Row]):
+class Calls:
     """`whole`: the dumps of each call by rank, the calls by time. `left_out`: reason to number of dumps.
 
     `spreads`: for calls matched by time, how many seconds the dumps of one call lie apart.
@@ -80,9 +49,9 @@ class Calls(Generic[Row]):
         )
 
 
-def find_calls(rows: Iterable[Row], lanes: int) -> Calls[Row]:
+def find_calls(rows: Iterable[Row], lanes: int) -> Calls:
     """Find the whole calls among the rows, for `lanes` lanes."""
-    calls: Calls[Row] = Calls()
+    calls: Calls = Calls()
     actors: dict[Hashable, list[Row]] = defaultdict(list)
     for row in rows:
         actors[row.run, row.role, _actor_number(row)].append(row)
@@ -102,7 +71,7 @@ def in_slots(call: Sequence[Row], lanes: int) -> list[Row]:
     return [row for slot in zip(*queues, strict=True) for row in slot]
 
 
-def _actor_number(row: Captured) -> str | None:
+def _actor_number(row: Row) -> str | None:
     """Which actor of its process it was: an instance is called actor0-<token of the process>."""
     return row.instance.partition("-")[0] if row.instance else None
 
@@ -112,7 +81,7 @@ def _even(ranks: Sequence[int], lanes: int) -> bool:
     return len(set(shares)) == 1
 
 
-def _match(rows: list[Row], ranks: Sequence[int], calls: Calls[Row]) -> None:
+def _match(rows: list[Row], ranks: Sequence[int], calls: Calls) -> None:
     alike: dict[Hashable, dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         alike[_kind(row)][row.rank].append(row)
@@ -133,7 +102,7 @@ def _match(rows: list[Row], ranks: Sequence[int], calls: Calls[Row]) -> None:
     _leave_out(calls, APART, sum(len(call) for spread, call in near if spread > limit))
 
 
-def _kind(row: Captured) -> Hashable:
+def _kind(row: Row) -> Hashable:
     batch_size = None if row.source == CAPTURED else row.batch_size
     return row.step, row.call_index, row.grad_enabled, row.return_output, batch_size
 
@@ -156,7 +125,7 @@ def _nearest(by_rank: dict[int, list[Row]], ranks: Sequence[int]) -> list[list[R
     return found
 
 
-def _spread(call: Sequence[Captured]) -> float:
+def _spread(call: Sequence[Row]) -> float:
     """Seconds between the first and the last of a call's dumps."""
     moments = [_seconds(row) for row in call]
     return max(moments) - min(moments)
@@ -169,10 +138,10 @@ def _closest(times: Sequence[float], moment: float) -> int:
     return min(places, key=lambda place: abs(times[place] - moment))
 
 
-def _seconds(row: Captured) -> float:
+def _seconds(row: Row) -> float:
     return datetime.fromisoformat(row.timestamp.replace("Z", "+00:00")).timestamp()
 
 
-def _leave_out(calls: Calls[Row], reason: str, count: int) -> None:
+def _leave_out(calls: Calls, reason: str, count: int) -> None:
     if count:
         calls.left_out[reason] = calls.left_out.get(reason, 0) + count

@@ -31,13 +31,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from itertools import zip_longest
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from actordbg.base.errors import UsageError
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.replay_record import ReplayInput, ReplaySpec
-from actordbg.replay.calls import Calls, Captured, find_calls, in_slots
+from actordbg.replay.calls import Calls, find_calls, in_slots
+from actordbg.replay.selection import Row
 
 T = TypeVar("T")
 
@@ -48,19 +49,6 @@ FIXED = ("rank", "shuffle")
 
 Slot = tuple[int | None, ...]
 """For each lane of a group an index into `spec.inputs`, or None for a filler. Lanes beyond its end do nothing."""
-
-
-class Row(Captured, Protocol):
-    """What planning needs of a dump. The catalog's rows have it."""
-
-    @property
-    def path(self) -> str: ...
-    @property
-    def seq_len(self) -> int: ...
-    @property
-    def tokens(self) -> int: ...
-    @property
-    def replayable(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -159,7 +147,7 @@ def _shuffled_per_lane(rows: list[T], lanes: int, seed: int) -> list[T]:
     return [queues[index % lanes][index // lanes] for index in range(len(rows))]
 
 
-def _whole_calls(calls: Calls[Row], order: str, lanes: int, seed: int, max_inputs: int | None) -> list[Row]:
+def _whole_calls(calls: Calls, order: str, lanes: int, seed: int, max_inputs: int | None) -> list[Row]:
     """The calls in their order, as many as `max_inputs` has room for, the dumps of each in the order of its slots."""
     found = calls.whole
     if not found and calls.left_out:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.formats.dump_record import SUFFIX, DumpRecord
@@ -54,6 +54,10 @@ class FileRow:
         flag = record.arguments.get("return_output")
         values = {name: getattr(record, name) for name in _OF_RECORD}
         return cls(path=path, return_output=flag if isinstance(flag, bool) else None, **values)
+
+
+Row: TypeAlias = "FileRow | DumpRow"
+"""A dump as planning sees it: named, or selected by the catalog."""
 
 
 def defaults_of(root: Path, inputs: Sequence[ReplayInput]) -> DumpRecord | None:
@@ -104,9 +108,7 @@ def _in_store(store: Store, place: Path) -> str:
     return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(place)
 
 
-def rows_of(
-    store: Store, where: str | None, files: Sequence[Path], order: str, max_inputs: int | None
-) -> Sequence[FileRow] | Sequence[DumpRow]:
+def rows_of(store: Store, where: str | None, files: Sequence[Path], order: str, max_inputs: int | None) -> Sequence[Row]:
     """The dumps that --where selects or --input-file names; UsageError for both at once. `max_inputs`: what the plan needs."""
     from actordbg.catalog.query import open_fresh
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actordbg.catalog.tables import ComparisonRow
+from actordbg.formats.journal import read_results, read_standing
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 from actordbg.report.arithmetic import Spread
+from actordbg.store.layout import Store
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,13 @@ class ReplayData:
     status: str
     results: tuple[ResultRecord, ...]
     comparisons: tuple[ComparisonRow, ...] = ()
+
+
+def data_of(store: Store, spec: ReplaySpec) -> ReplayData:
+    """The replay from its own files, without its comparisons."""
+    folder = store.replays / spec.replay_id
+    results = read_results(folder)
+    return ReplayData(spec, *read_standing(folder), tuple(results[i.dump_id] for i in spec.inputs if i.dump_id in results))
 
 
 @dataclass(frozen=True)
