@@ -155,7 +155,10 @@ class Control:
                 "control.json was written by another version of actordbg",
                 hint="use one version of actordbg in the shell and in the training environment",
             )
-        return cls(**_checked(data))
+        try:
+            return cls(**_checked(data))
+        except ValueError as error:
+            raise StoreProblem(f"control.json: {error}", hint=_HINT) from None
 
 
 MAX_RING = 256
@@ -182,10 +185,6 @@ def _checked(data: dict[str, Any]) -> dict[str, Any]:
         if not good:
             most_calls = f", at most {MAX_RING} calls are kept" if name == "ring" else ""
             raise StoreProblem(f"control.json: {name} is {value!r:.40}{most_calls}", hint=_HINT)
-    try:
-        parse(data.get("triggers", ()))
-    except ValueError as error:
-        raise StoreProblem(f"control.json: {error}", hint=_HINT) from None
     return data | {name: tuple(data[name]) for name in ("ranks", "triggers") if data.get(name) is not None}
 
 

@@ -258,12 +258,11 @@ class Item:
     """One call. `standing` in the books: OPEN (wanted, nothing is decided), CAPTURED, DROPPED or SAMPLED, the last two for a
     `reason`.
 
-    `nbytes`: reserved in the queue; 0 for a call that only the ring keeps. `held`: holds on its place in the ring.
-    `whole`: it is copied, and can be written. `deferred`: it is queued when it has run. `queued`: the writer was given it;
-    `handled`: has had it. `failed`: something went wrong around its call, so it is none of the last calls. `previous`: the
-    calls before it, held in the ring; `cause`: the dump id of the triggered call that this one came before. `path`,
-    `written`: its dump file, once published, its record and its safetensors bytes (the latter only where calls before a
-    trigger are wanted).
+    `nbytes`: reserved in the queue; 0 for a call that only the ring keeps. `held`: holds on its place in the ring. `whole`: it is
+    copied, and can be written. `deferred`: it is queued when it has run. `queued`: the writer was given it; `handled`: has had
+    it. `failed`: something went wrong around its call, so it is none of the last calls. `previous`: the calls before it, held in
+    the ring; `cause`: the dump id of the triggered call that this one came before. `path`, `written`: its dump file, once
+    published, its record and its safetensors bytes (the latter only where calls before a trigger are wanted).
     """
 
     pid: int

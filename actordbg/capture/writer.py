@@ -404,12 +404,8 @@ class Writer:
             ledger = ledgers[place % len(ledgers)]
             if ledger.changed or (heartbeat and not ledger.closed):
                 ledger.publish(self._store, self._was_on, process)
-                self._close_book(ledger)
+                ring, number = self.ring, ledger.leave_mirror()
+                if ring is not None and number >= 0:  # a job with a new run each night shall not run out of books
+                    ring.close_book(number)
         self._publishing = False
         self._notices.over("counters")
-
-    def _close_book(self, ledger: Ledger) -> None:
-        """A job that is given a new run each night shall not run out of books in its ring."""
-        ring, number = self.ring, ledger.leave_mirror()
-        if ring is not None and number >= 0:
-            ring.close_book(number)

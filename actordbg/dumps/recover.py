@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import ActordbgError, CorruptDump, StoreProblem, Unsupported
 from actordbg.formats import dumpfile
-from actordbg.formats.dump_record import IN_FLIGHT, RECENT, DumpRecord, format_timestamp, make_dump_id, now_timestamp
+from actordbg.formats.dump_record import DumpRecord, format_timestamp, make_dump_id, now_timestamp
 from actordbg.formats.record_reading import parse_record
 from actordbg.formats.recording_reading import RingFile, RingSlot, read_counters, read_ring, tensors_of
 from actordbg.formats.ringfile import (
@@ -47,6 +47,9 @@ from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
     import torch
+
+IN_FLIGHT, RECENT = "in_flight", "recent"
+"""`recovered` of a dump that came out of a dead process's ring: it was running, or it was one of the last calls."""
 
 HINT = "`actordbg dump recover --discard` removes it"
 

@@ -57,9 +57,6 @@ OUTPUT_PREFIX = "output."
 RNG_PREFIX = "rng."
 """Tensors whose name begins so are generator states before the call (`dump enable --with-rng`): `rng.cpu`, `rng.cuda:0`."""
 
-IN_FLIGHT, RECENT = "in_flight", "recent"
-"""`recovered` of a dump that came out of a dead process's ring: it was running, or it was one of the last calls."""
-
 UINT24 = "uint24"
 """`stored` of token ids below 2**24: low 16 and high 8 bits as two tensors, which compress 8 % better than int32."""
 
@@ -107,7 +104,7 @@ class DumpRecord:
     DeepSpeed engine's `global_steps` at the call, where there was one.
 
     `triggered` names the trigger that kept the dump (nan, exception, oom, slow, logprobs; before: it came before such a call),
-    `trigger_facts` says what it saw. `pinned` dumps survive rotation. `recovered`: see IN_FLIGHT, RECENT. `rng` holds by
+    `trigger_facts` says what it saw. `pinned` dumps survive rotation. `recovered`: see `dumps.recover`. `rng` holds by
     device the SHA-256 of the generator's state after the call, where the states were recorded.
     """
 

@@ -12,7 +12,7 @@ from roots import ROOT
 
 MOST_MODULES = 20
 """Every entry of sys.modules under `actordbg`, the empty `__init__` of each folder included."""
-MOST_LINES = 4_275
+MOST_LINES = 4_265
 """A bound that may only fall: the aim is 4,000."""
 MOST_EXCEPTS = 15
 
