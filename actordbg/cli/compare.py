@@ -92,16 +92,19 @@ def compare(
     silent = quiet or chosen == "json"
     if a in ("truth", "golden"):
         raise UsageError(f"A is the side that is judged, so it cannot be {a}", hint=f"turn them round: compare REPLAY {a}")
-    judged = _replay(store, a)
+    judged = get_configuration(store, a).replay_id
     floor = None if noise is None else _floor(store, judged, noise)
     only = _selected(store, where)
-    against = _truth(store, judged, dtype, silent) if b == "truth" else b if b == "golden" else _replay(store, b)
+    if b == "truth":
+        b = _truth(store, judged, dtype, silent)
+    elif b != "golden":
+        b = get_configuration(store, b).replay_id
     with output.progress("comparing", None, quiet=silent) as advance:
 
         def on_progress(done: int, total: int) -> None:
             advance(1, total=total)
 
-        record = compare_sides(store, judged, against, thresholds=limits, noise=floor, only=only, on_progress=on_progress)
+        record = compare_sides(store, judged, b, thresholds=limits, noise=floor, only=only, on_progress=on_progress)
     path = save(store, record)
     settle(store, LiveCatalog(store))
     output.emit(record, lambda one: _render(one, chosen, limit, path), chosen == "json")
@@ -112,11 +115,6 @@ def compare(
 def _selected(store: Store, where: str | None) -> set[str] | None:
     """Ids of the dumps that --where selects, None without it. Asked first: a mistake in it must not cost a truth."""
     return None if where is None else {row.dump_id for row in select_dumps(open_fresh(store, where), where)}
-
-
-def _replay(store: Store, name: str) -> str:
-    """The id of a replay. "last" is the newest that somebody asked for: not a truth, nor a variation that `noise` ran."""
-    return get_configuration(store, name).replay_id
 
 
 def _floor(store: Store, replay_id: str, name: str) -> NoiseRecord:

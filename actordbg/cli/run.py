@@ -81,7 +81,7 @@ def run(
         hint = "what follows `--` is a program and its arguments"
         raise LaunchProblem(f"there is no program {command[0]}", hint=hint)
     store = store_of(ctx).create()
-    name = opt.checked_run_name(run) or _new_run_name()
+    name = opt.checked_run_name(run) or f"{opt.default_run_name()}-{secrets.token_hex(2)}"  # jobs of the same second differ
     environment = carried.child_environment(os.environ, str(store.root), name)
     known = {_key(row) for row in process_rows(store, datetime.now(timezone.utc))[0]}
     _start_recording(store, name, options)
@@ -138,11 +138,6 @@ def _start_recording(store: Store, run: str, options: opt.CaptureOptions) -> Non
     note(f"actordbg: recording run {run} in {store.root}: {opt.limits_in_words(control_dict(control))}")
     if os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0"):
         note("actordbg: ACTORDBG_DISABLE is set, so nothing will be recorded")
-
-
-def _new_run_name() -> str:
-    """Jobs that start in the same second get different names: each has a switch of its own."""
-    return f"{opt.default_run_name()}-{secrets.token_hex(2)}"
 
 
 def _key(row: ProcessRow) -> tuple[Any, ...]:

@@ -153,7 +153,7 @@ def _one(
     length = given.seq_len if given else None
     loaded = blocked or _load(a, b, dump_id)
     if isinstance(loaded, str):
-        if not blocked and a.failed(dump_id) and _has_values(b, dump_id):
+        if not blocked and a.failed(dump_id) and dump_id in b.inputs and not isinstance(b.read(dump_id), str):
             return DumpComparison(dump_id, MISMATCH, (f"{loaded}, and B has its results",), seq_len=length), math.inf
         return DumpComparison(dump_id, NOT_COMPARED, seq_len=length, not_compared={"dump": loaded}), -1.0
     ours, theirs = loaded
@@ -181,10 +181,6 @@ def _load(a: Side, b: Side, dump_id: str) -> tuple[Values, Values] | str:
     if isinstance(theirs, str):
         return theirs if isinstance(b, GoldenSide) else f"B: {theirs}"
     return unlike(ours, theirs) or (ours, theirs)
-
-
-def _has_values(side: Side, dump_id: str) -> bool:
-    return dump_id in side.inputs and not isinstance(side.read(dump_id), str)
 
 
 class _Worst:

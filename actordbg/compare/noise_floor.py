@@ -98,7 +98,7 @@ def measure(store: Store, unchanged: str, varied: Mapping[str, str], *, rounding
         created_at=now_timestamp(),
         replay_id=side.row.replay_id,
         config=side.spec.config.to_dict(),
-        label=sides.label_of(side.row),
+        label=side.info.label,
         dtype=side.info.dtype,
         variants=tuple(variants),
         dumps=tuple(DumpNoise(dump_id, floors[dump_id]) for dump_id in sorted(floors)),

@@ -86,8 +86,8 @@ class ReplaySide:
     def info(self) -> SideInfo:
         kind = TRUTH if self.spec.config.truth in TRUTHS else "replay"
         dtypes = {self.dtype_of(dump_id) for dump_id in self.inputs} or {computed_in(self.row)}
-        settings = telling(as_ran(self.row.config, self.row.resolved))
-        return SideInfo(kind, self.row.replay_id, label_of(self.row), weaker(dtypes), settings)
+        ran = as_ran(self.row.config, self.row.resolved)
+        return SideInfo(kind, self.row.replay_id, label(ran), weaker(dtypes), telling(ran))
 
     def dtype_of(self, dump_id: str) -> str | None:
         """The dtype that computed a dump."""
@@ -241,11 +241,6 @@ def computed_in(row: query.ReplayRow) -> str | None:
 def _figure(result: ResultRecord, value: float | None) -> float | None:
     """A figure of the backward. A journal has null for a NaN, which is not the same as no backward."""
     return math.nan if value is None and result.backward_s is not None else value
-
-
-def label_of(row: query.ReplayRow) -> str:
-    """A replay's configuration in words."""
-    return label(as_ran(row.config, row.resolved))
 
 
 def _dtype(name: str | None) -> str | None:

@@ -115,12 +115,9 @@ def _ahead(points: list[Point], square: bool) -> float | None:
     a, b, c = _robust(points[:known], _best(points[:known], square)[0][0])
     wrong = max(abs(a + b * n + c * n * n - y) / y for n, y in points[known:])
     twice = 2 * points[-1][0]
-    chosen, *others = [a + b * twice + c * twice * twice for a, b, c in _plausible(points, square)]
+    plausible = [_robust(points, terms) for terms, _ in _best(points, square)]
+    chosen, *others = [a + b * twice + c * twice * twice for a, b, c in plausible]
     return max([wrong, *(abs(other - chosen) / chosen for other in others)])
-
-
-def _plausible(points: list[Point], square: bool) -> list[tuple[float, float, float]]:
-    return [_robust(points, terms) for terms, _ in _best(points, square)]
 
 
 def _thinned(points: list[Point]) -> list[Point]:

@@ -7,11 +7,11 @@ happens here; `skip_known` leaves it out.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from actordbg.actor.known_failures import check_config
-from actordbg.actor.rule import REFUSE, WARN, RuleHit
+from actordbg.actor.rule import REFUSE, WARN
 from actordbg.actor.sharing import compiles, host_key
 from actordbg.actor.signatures import explain
 from actordbg.base.errors import UsageError
@@ -35,11 +35,6 @@ def make_cells(
 def is_open(cell: MatrixCell) -> bool:
     """Whether the cell must still run."""
     return cell.status == NOT_RUN and not cell.reason
-
-
-def known_to_fail(findings: Iterable[RuleHit]) -> RuleHit | None:
-    """The warning that predicts a failure: its id is the signature of one. None if there is none."""
-    return next((one for one in findings if one.severity == WARN and explain(one.id) is not None), None)
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,8 @@ def _cell(index: int, one: Combination, facts: Facts, defaults: DumpRecord | Non
         status, reason = UNAVAILABLE, with_way_out(problem.message, (problem.hint,))
     else:
         refusals = [finding for finding in findings if finding.severity == REFUSE]
-        failing = known_to_fail(findings)
+        # a warning predicts a failure if its id is the signature of one
+        failing = next((one for one in findings if one.severity == WARN and explain(one.id) is not None), None)
         known = tuple(finding.id for finding in findings if finding.severity != "info")
         if refusals:
             status, reason = UNAVAILABLE, with_way_out(refusals[0].message, refusals[0].ways_out)

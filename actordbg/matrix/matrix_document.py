@@ -86,7 +86,8 @@ def _table(record: MatrixRecord) -> Grid:
     rows = []
     for cell in record.cells:
         named = tuple(_setting(name, cell.settings.get(name)) for name in varied) if split else (cell.name or "all as given",)
-        figures = ([_off_by(cell)] if judged else []) + [seconds(cell.forward_s)]
+        off_by = "?" if cell.verdict == NOT_COMPARED else number(cell.max_abs, 2)
+        figures = ([off_by] if judged else []) + [seconds(cell.forward_s)]
         figures += ([seconds(cell.backward_s)] if backward else []) + [human_bytes(cell.peak_memory_bytes), _load(cell)]
         rows.append((str(cell.index), *named, _result(cell), *figures))
     return Grid(columns, tuple(rows), frozenset((*heads, "result")))
@@ -97,10 +98,6 @@ def _result(cell: MatrixCell) -> str:
     bad = sum(count for status, count in cell.counts.items() if status != PASSED)
     told = f"{word} {bad}/{sum(cell.counts.values())}" if cell.status == FAILED and bad else word
     return f"{told} {REGRESSED}" if cell.regressed else told
-
-
-def _off_by(cell: MatrixCell) -> str:
-    return "?" if cell.verdict == NOT_COMPARED else number(cell.max_abs, 2)
 
 
 def _load(cell: MatrixCell) -> str:

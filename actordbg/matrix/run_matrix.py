@@ -126,7 +126,8 @@ class MatrixRun:
                 self._judge(batch.cells)
             self._judge(range(len(self.record.cells)))
             if self.baseline is not None:
-                self._hold_against(self.baseline)
+                for cell in self.record.cells:
+                    self._put(replace(cell, regressed=regressions(self.store, cell, self.baseline)))
             status = COMPLETE
         except KeyboardInterrupt:
             status = INTERRUPTED
@@ -194,10 +195,6 @@ class MatrixRun:
                 cell, truth = judged(self.store, cell, truth_dtype, partial(self._tell, cell, "truth input"), self.around.on_tick)
                 self.record = replace(self.record, truth_id=self.record.truth_id or truth)
                 self._put(cell)
-
-    def _hold_against(self, baseline: Baseline) -> None:
-        for cell in self.record.cells:
-            self._put(replace(cell, regressed=regressions(self.store, cell, baseline)))
 
     def _tell(self, cell: MatrixCell, kind: str, event: Progress) -> None:
         if event.kind == "result":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
@@ -194,7 +195,7 @@ def _tokens(shown: Sequence[DumpComparison]) -> list[Block]:
 
 def _parameters(shown: Sequence[DumpComparison]) -> list[Block]:
     found = [(one.dump_id, item) for one in shown for item in one.parameters]
-    found.sort(key=lambda pair: -_distance(pair[1].figures.distance))
+    found.sort(key=lambda pair: -(math.inf if (distance := pair[1].figures.distance) is None else distance))
     if not found:
         return []
     rows = tuple(
@@ -204,10 +205,6 @@ def _parameters(shown: Sequence[DumpComparison]) -> list[Block]:
     )  # fmt: skip
     columns = ("dump", "gradient of", "|a-b|/|b|", "cosine", "max")  # the first one is cut first
     return [Heading("Worst parameters", 3), Grid(columns, rows, frozenset({"gradient of", "dump"}))]
-
-
-def _distance(value: float | None) -> float:
-    return float("inf") if value is None else value
 
 
 def _not_compared(record: ComparisonRecord) -> list[Block]:

@@ -69,7 +69,7 @@ def summarise(
         generated_at=now,
         percentile=PERCENTILE_DEFINITION,
         replays=summaries,
-        totals=_total([one.counts for one in summaries]),
+        totals=Counts(*(sum(getattr(one.counts, field.name) for one in summaries) for field in fields(Counts))),
         comparison=compare(replays, [one.label for one in summaries]) if len(replays) > 1 else None,
         notes=tuple(notes),
     )
@@ -148,10 +148,6 @@ def _counts(inputs: Sequence[ReplayInput], results: Sequence[ResultRecord]) -> C
     done = {one.dump_id for one in results}
     not_run = sum(one.dump_id not in done for one in inputs)
     return Counts(not_run + len(results), of[PASSED], of[FAILED], of[CRASHED], of[HUNG], not_run)
-
-
-def _total(counts: Sequence[Counts]) -> Counts:
-    return Counts(*(sum(getattr(one, field.name) for one in counts) for field in fields(Counts)))
 
 
 def _tokens(one: ResultRecord, by_id: dict[str, ReplayInput]) -> int | None:
