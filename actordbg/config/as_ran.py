@@ -71,6 +71,12 @@ def telling(values: Mapping[str, Any]) -> Values:
     return {one.name: _meant(one, values) for one in _telling()}
 
 
+def meant(values: Mapping[str, Any], differs: Mapping[str, Any]) -> Values:
+    """What of `differs` means something under a configuration: a plain replay has no ZeRO stage. Other facts stay."""
+    config = ReplayConfig(**_deciding(values))
+    return {name: value for name, value in differs.items() if name not in SETTINGS or has(SETTINGS[name], config)}
+
+
 def complete(values: Mapping[str, Any]) -> Values:
     """Every setting: those of `values`, and the defaults of the others."""
     return {one.name: values.get(one.name, one.default) for one in SETTINGS.values()}

@@ -7,7 +7,7 @@ from typing import Any
 
 from actordbg.base.units import human_bytes, plural
 from actordbg.catalog.tables import ComparisonRow
-from actordbg.config.as_ran import as_ran, in_words, label, on_machine
+from actordbg.config.as_ran import as_ran, in_words, label, meant, on_machine
 from actordbg.config.replay_config import SETTINGS
 from actordbg.replay.hang import in_brief
 from actordbg.report.agreement import against_the_run, ranks_in_words
@@ -101,7 +101,8 @@ def _compared(one: ReplaySummary, against: Against) -> tuple[str, ...]:
 
 
 def _configured(one: ReplaySummary, against: Against) -> str:
-    text = f"{one.label}  {one.replay_id}: {_settings(against.differs) or 'the same configuration'}"
+    differs = meant(as_ran(one.asked, one.resolved), against.differs)
+    text = f"{one.label}  {one.replay_id}: {_settings(differs) or 'the same configuration'}"
     if one.golden and one.golden.max_abs is not None:
         text += f"; log-probs at most {number(one.golden.max_abs, 3)} nats from the run's own"
         text += f" ({plural(one.golden.nonfinite, 'input')} not finite on one side)" * bool(one.golden.nonfinite)
