@@ -32,7 +32,7 @@ from actordbg.base.errors import CatalogProblem
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
 
-    from actordbg.catalog.statements import Writer
+    from actordbg.catalog.statements import CatalogWriter
 
 BUSY_TIMEOUT_S = 60.0
 """How long a connection waits for a writer to finish before it gives up."""
@@ -74,12 +74,12 @@ def transaction(path: Path) -> Iterator[Connection]:
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[Writer]:
+def writing(path: Path) -> Iterator[CatalogWriter]:
     """One write transaction on the catalog, for the indexer."""
-    from actordbg.catalog.statements import Writer
+    from actordbg.catalog.statements import CatalogWriter
 
     with transaction(path) as connection:
-        yield Writer(connection)
+        yield CatalogWriter(connection)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from actordbg.store.pack_reader import Pack, open_pack
 from actordbg.store.places import packed_place
 
 if TYPE_CHECKING:
-    from actordbg.catalog.statements import Writer
+    from actordbg.catalog.statements import CatalogWriter
 
 _NAMED = 20
 """Dumps of a damaged pack that are named."""
@@ -171,7 +171,7 @@ def _settle(store: Store, folder: _PackFolder, settled: bool) -> int:
     return removed
 
 
-def _remove(writer: Writer, run: str, dump_ids: list[str]) -> None:
+def _remove(writer: CatalogWriter, run: str, dump_ids: list[str]) -> None:
     """Remove rows of packed dumps. Files of the same dumps may be there: the run's folders are listed again."""
     if dump_ids:
         writer.remove_dumps(dump_ids)

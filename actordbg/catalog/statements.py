@@ -44,7 +44,7 @@ _FROM = {
 """The tables whose rows come from the files of a folder, and the column that says from which."""
 
 
-class Writer:
+class CatalogWriter:
     """What one transaction writes (`connections.writing` begins it)."""
 
     def __init__(self, connection: Connection) -> None:

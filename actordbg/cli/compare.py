@@ -36,7 +36,7 @@ def _limit(name: str, help: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Limits:
+class LimitOptions:
     """Thresholds, as typed."""
 
     max_abs: Annotated[float | None, _limit("--max-abs", "Largest difference of a log-prob, nats.")] = None
@@ -49,7 +49,7 @@ class Limits:
     gradient_distance: Annotated[float | None, _limit("--gradient-distance", "|a - b| / |b| of all kept gradients.")] = None
 
 
-@takes("flags", Limits)
+@takes("flags", LimitOptions)
 def compare(
     ctx: typer.Context,
     a: Annotated[str, typer.Argument(metavar="A", help="The replay that is judged: an id, the beginning of one, or `last`.")],
@@ -69,7 +69,7 @@ def compare(
     thresholds: Annotated[
         Path | None, typer.Option("--thresholds", metavar="FILE", help="Thresholds from a TOML file; flags come first.")
     ] = None,
-    flags: Limits = Limits(),
+    flags: LimitOptions = LimitOptions(),
     where: Where = None,
     limit: Annotated[int, typer.Option("--limit", min=0, help="How many of the worst dumps to show; 0 for all.")] = 10,
     format: FormatOption = None,

@@ -33,7 +33,7 @@ Shuffle = Annotated[
 
 
 @dataclass(frozen=True)
-class Inputs:
+class ChosenInputs:
     """Which dumps to replay, as typed."""
 
     where: Where = None
@@ -98,7 +98,7 @@ def asked_for(ctx: typer.Context, flags: Mapping[str, Any]) -> Asked:
     return asked
 
 
-def planned(store: Store, config: ReplayConfig, inputs: Inputs, order: str) -> Plan:
+def planned(store: Store, config: ReplayConfig, inputs: ChosenInputs, order: str) -> Plan:
     """The plan of the dumps that --where, --input-file and --max-inputs select."""
     where, files = inputs.where, inputs.input_file or []
     enough = None if config.align == "rank" else inputs.max_inputs  # of whole calls nobody knows how many rows they take

@@ -10,7 +10,7 @@ import typer
 
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.cli import output
-from actordbg.cli.input_options import Inputs, asked_for, chosen_order, is_left_to_rank_0, replaying, what_there_is
+from actordbg.cli.input_options import ChosenInputs, asked_for, chosen_order, is_left_to_rank_0, replaying, what_there_is
 from actordbg.cli.matrix_answer import MatrixAnswer, MatrixPlan, follow, print_answer, print_plan
 from actordbg.cli.options import Format, FormatOption, Json, Quiet, chosen_format, command_line, store_of, takes, typed_options
 from actordbg.cli.setting_options import NONE, Given, OldTruthDtype, TruthDtype, takes_settings, truth_dtype
@@ -27,11 +27,11 @@ from actordbg.matrix.run_matrix import Surroundings, new_matrix, run_matrix
 from actordbg.store.layout import Store
 
 
-@takes("inputs", Inputs)
+@takes("inputs", ChosenInputs)
 @takes_settings("matrix")
 def matrix(
     ctx: typer.Context,
-    inputs: Inputs = Inputs(),
+    inputs: ChosenInputs = ChosenInputs(),
     settings: Given = NONE,
     skip_known: Annotated[
         bool, typer.Option("--skip-known", help="Leave out cells that are known to fail; they are run otherwise.")
@@ -115,7 +115,7 @@ def _alone(ctx: typer.Context, option: str) -> None:
         )
 
 
-def _selected(store: Store, base: ReplayConfig, inputs: Inputs) -> Selection:
+def _selected(store: Store, base: ReplayConfig, inputs: ChosenInputs) -> Selection:
     where, order, seed = inputs.where, chosen_order(inputs.order, False), inputs.random_seed
     chosen = select(store, base, where, inputs.input_file or [], order, inputs.max_inputs, seed)
     for reason, count in chosen.skipped.items():

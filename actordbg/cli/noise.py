@@ -54,11 +54,11 @@ class NoiseAnswer:
     skipped: dict[str, int] = field(default_factory=dict)
 
 
-@takes("chosen", inputs.Inputs)
+@takes("chosen", inputs.ChosenInputs)
 @takes_settings("noise")
 def noise(
     ctx: typer.Context,
-    chosen: inputs.Inputs = inputs.Inputs(),
+    chosen: inputs.ChosenInputs = inputs.ChosenInputs(),
     shuffle_inputs: inputs.Shuffle = False,
     settings: Given = NONE,
     quiet: Quiet = False,

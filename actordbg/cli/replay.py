@@ -11,7 +11,7 @@ from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.cli import output
 from actordbg.cli.input_options import (
-    Inputs,
+    ChosenInputs,
     Shuffle,
     asked_for,
     chosen_order,
@@ -36,11 +36,11 @@ from actordbg.store.layout import Store
 _BESIDE_RESUME = ("resume", "dry_run", "quiet", "as_json")
 
 
-@takes("inputs", Inputs)
+@takes("inputs", ChosenInputs)
 @takes_settings("replay")
 def replay(
     ctx: typer.Context,
-    inputs: Inputs = Inputs(),
+    inputs: ChosenInputs = ChosenInputs(),
     shuffle_inputs: Shuffle = False,
     settings: Given = NONE,
     resume: Annotated[
