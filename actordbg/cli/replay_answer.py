@@ -20,7 +20,7 @@ from actordbg.store.layout import Store
 
 @dataclass
 class FailureAnswer:
-    """ChosenInputs that failed alike. `signature` is a known failure's id or the error without what varies in it."""
+    """Inputs that failed alike. `signature` is a known failure's id or the error without what varies in it."""
 
     signature: str
     count: int
