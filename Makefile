@@ -1,5 +1,5 @@
 # Two commands: `make demo` shows the product on a real training run, `make test` checks everything.
-# `make check` is what to run between two edits: everything but the tests marked `slow`, in under two minutes.
+# `make check` is what to run between two edits: everything but the tests marked `slow`, in under three minutes on two cores.
 # They make .venv themselves. PYTHON names another interpreter: make demo PYTHON=/usr/bin/python3.12
 
 SHELL := /bin/bash
