@@ -38,7 +38,7 @@ from typing import Any
 
 from actordbg.base.fault import ActordbgError, NewerFormat, StoreProblem
 from actordbg.formats.dump_record import is_plain_name
-from actordbg.formats.store_files import StoreFiles
+from actordbg.formats.store_files import StoreFiles, open_regular
 
 NAN, EXCEPTION, OOM, SLOW, LOGPROBS, BEFORE = "nan", "exception", "oom", "slow", "logprobs", "before"
 FORMS = "nan, exception, oom, slow:3x, logprobs:LOW:HIGH"
@@ -217,7 +217,7 @@ class ControlWatcher:
         """The Control in force, looked up now. Raises nothing of the file's doing."""
         for path in self._paths:
             try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = open_regular(path)
             except FileNotFoundError:
                 continue
             except OSError as error:

@@ -1,5 +1,7 @@
-"""The files of a store that the training process reads and writes, and how a file gets there: whole or not at all.
+"""The files of a store that the training process reads and writes; how a file gets there, and how any of a store is opened.
 
+A file gets there whole or not at all. It is opened only if it is a regular file, never through a link, never waiting: a FIFO
+would make its reader wait for ever, a link to /dev/zero would fill its memory, a link may lead out of the store.
 `actordbg.store.layout` has the whole picture, and why a shared file system is enough. Standard library only.
 
 Example::
@@ -10,9 +12,11 @@ Example::
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,6 +29,14 @@ if TYPE_CHECKING:
 FORMAT = 1
 TEMPORARY = ".tmp-"
 """How the names of unfinished files begin."""
+MOST_BYTES = 2**26
+"""Most bytes of a file that is read whole: switches, counters, records and specifications have a few thousand."""
+_SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+
+
+class OddFile(OSError):
+    """A name that should be a regular file of a store is something else, or too large; `strerror` says what."""
 
 
 class StoreFiles:
@@ -44,7 +56,7 @@ class StoreFiles:
     def require(self) -> Self:
         """Check that a store of a known format is here; StoreProblem or NewerFormat otherwise."""
         try:
-            data = json.loads(self.format_path.read_bytes())
+            data = json.loads(read_regular(self.format_path))
             version = data["format"]
         except FileNotFoundError:
             raise StoreProblem(
@@ -79,6 +91,37 @@ class StoreFiles:
         path = self.dump_path(record)
         atomic_write(path, blob)
         return path
+
+
+def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+    """A descriptor of the regular file at `path`. OddFile for anything else, OSError where it cannot be opened."""
+    try:
+        descriptor = os.open(path, flags | _SAFELY)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OddFile(errno.ELOOP, "it is a symbolic link, not a file", os.fspath(path)) from None
+        if error.errno == errno.ENXIO:
+            raise OddFile(errno.ENXIO, "it is a FIFO or a socket, not a file", os.fspath(path)) from None
+        raise
+    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+    if kind != stat.S_IFREG:
+        os.close(descriptor)
+        raise OddFile(errno.EINVAL, f"it is {_KINDS.get(kind, 'a device')}, not a file", os.fspath(path))
+    return descriptor
+
+
+def read_regular(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
+    """The whole of the regular file at `path`; OddFile if it is none, or has more than `most` bytes."""
+    descriptor = open_regular(path)
+    try:
+        data, wanted = b"", max(min(os.fstat(descriptor).st_size, most) + 1, 65_536)
+        while len(data) <= most and (more := os.read(descriptor, wanted)):
+            data += more
+    finally:
+        os.close(descriptor)
+    if len(data) > most:
+        raise OddFile(errno.EFBIG, f"it has more than {most} bytes", os.fspath(path))
+    return data
 
 
 def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:
