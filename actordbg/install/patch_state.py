@@ -12,6 +12,7 @@ in this store is a patch.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
@@ -23,7 +24,7 @@ from typing import Any
 
 from actordbg.base.errors import EnvironmentProblem, StoreProblem
 from actordbg.capture.switch_file import read_control
-from actordbg.formats.store_files import atomic_write
+from actordbg.formats.store_files import atomic_write, read_regular
 from actordbg.install import replace_file as files
 from actordbg.install import trailer
 from actordbg.install.patch_target import Copy, Target, ask
@@ -63,10 +64,15 @@ def back_up(store: Store, original: bytes, sha256: str, facts: dict[str, Any]) -
 
 
 def record(store: Store, event: Event) -> Path:
-    """Write one event file; its name sorts by time."""
+    """Write one event file; its name sorts by time. If that fails, an interrupt included, there is no event."""
     stamp = event.timestamp.replace("-", "").replace(":", "")
     path = store.events / f"{stamp}-{os.getpid()}-{secrets.token_hex(4)}.json"
-    _write(path, json.dumps(asdict(event)).encode() + b"\n")
+    try:
+        _write(path, json.dumps(asdict(event)).encode() + b"\n")
+    except BaseException:  # the caller undoes what the event tells of
+        with contextlib.suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise
     return path
 
 
@@ -75,7 +81,7 @@ def events(store: Store, target: Path | None = None) -> list[Event]:
     found = []
     for path in sorted(store.events.glob("*.json")):
         try:
-            event = Event(**json.loads(path.read_bytes()))
+            event = Event(**json.loads(read_regular(path)))
         except (OSError, ValueError, TypeError):
             continue
         if event.format == EVENT_FORMAT and target in (None, Path(event.target)):
@@ -89,10 +95,23 @@ def standing_patch(store: Store, target: Path) -> Event | None:
     return known[-1] if known and known[-1].event == "patch" else None
 
 
+def original_of(found: Inspection) -> Path | None:
+    """The backup of the original that a trailer names, if it is there and has exactly the original's bytes."""
+    if found.trailer is None:
+        return None
+    path = Store(found.trailer.store).backups / found.trailer.sha256 / "actor.py"
+    with contextlib.suppress(OSError):
+        if trailer.sha256_of(read_regular(path)) == found.trailer.sha256:
+            return path
+    return None
+
+
 def _write(path: Path, data: bytes) -> None:
+    with contextlib.suppress(OSError):
+        if read_regular(path) == data:
+            return
     try:
-        if not path.is_file() or path.read_bytes() != data:
-            atomic_write(path, data)
+        atomic_write(path, data)
     except OSError as error:
         raise StoreProblem(f"cannot write {path}: {error.strerror}", hint="name a store you may write with --store DIR") from None
 
@@ -152,7 +171,7 @@ def inspect_target(target: Target, store: Store) -> Status:
         armed=bool(hooked) and enabled and not disabled,
         patched_at=known.timestamp if known and found.trailer else None,
         copies=target.copies,
-        notes=[*notes, *_status_notes(found, hooked, disabled)],
+        notes=[*notes, *_status_notes(found, hooked, disabled, known)],
     )
 
 
@@ -169,8 +188,10 @@ def _hooked(target: Target) -> bool | None:
         return None
 
 
-def _status_notes(found: Inspection, hooked: bool | None, disabled: bool) -> list[str]:
+def _status_notes(found: Inspection, hooked: bool | None, disabled: bool, known: Event | None) -> list[str]:
     notes = []
+    if found.trailer and not known:
+        notes.append(f"no event in {found.trailer.store} tells of this patch: `actordbg patch` records it")
     if found.trailer and hooked is False:
         notes.append("the interpreter does not see the hook: run `actordbg patch` for the reason")
     if not found.trailer and hooked:

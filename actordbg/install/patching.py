@@ -10,7 +10,8 @@ repeated; what is already so is said and is no error.
 
 Decisions: a patched file whose trailer names another store or comes from another actordbg version gets a new trailer
 (action "trailer renewed"); an edited one does not, since its original is no longer known. A proof that fails undoes
-the patch.
+the patch, and so does an event that cannot be recorded. A folder whose fsync fails does not: the file is patched, the event
+says so, and a note says what a power cut may do. If undoing fails as well, the error says so, and an event is recorded.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from actordbg import __version__
-from actordbg.base.errors import Conflict, EnvironmentProblem, StoreProblem, Unsupported
+from actordbg.base.errors import ActordbgError, Conflict, EnvironmentProblem, StoreProblem, Unsupported
 from actordbg.host.trainer import TRAINER
 from actordbg.install import patch_state, trailer
 from actordbg.install import replace_file as files
@@ -70,6 +71,7 @@ def patch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
         if source is None:
             if not dry_run:
                 require_hooked(target.python, target.path, str(store.root))
+                outcome.notes.extend(_record_missing(found, target, outcome, store))
             reasons = [found.reason] if found.reason else []
             return replace(outcome, state=found.state, notes=[*outcome.notes, *reasons])
         data = trailer.append(source, str(store.root), mtime_ns=mtime_ns)
@@ -78,9 +80,11 @@ def patch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
             return outcome
         store.create()
         backup = _back_up(store, target, old, source, mtime_ns)
-        with _undone_unless_finished(old, data):
+        event = _event("patch", target, outcome)
+        with _told_if_it_stays(event, store), files.replaced(old, data, way_out=WITHOUT_A_PATCH) as notes:
             require_hooked(target.python, target.path, str(store.root))
-            patch_state.record(store, _event("patch", target, outcome))
+            patch_state.record(store, event)
+        outcome.notes.extend(notes)
         if found.trailer and found.trailer.store != str(store.root):
             outcome.notes.extend(_record_unpatch(target, outcome, [Store(found.trailer.store)]))
         return replace(outcome, backup=str(backup))
@@ -105,8 +109,11 @@ def unpatch(target: Target, store: Store, *, dry_run: bool = False) -> Outcome:
         if found.state is State.EDITED:
             outcome.notes.append(f"{found.reason}: that edit is kept, only the trailer was cut off")
         if not dry_run:
-            exact = found.state is State.PATCHED
-            files.replace(old, found.source, mtime_ns=found.trailer.mtime_ns if exact else None)
+            mtime_ns = found.trailer.mtime_ns if found.state is State.PATCHED else None
+            told = _told_if_it_stays(_event("unpatch", target, outcome), Store(found.trailer.store))
+            with told, files.replaced(old, found.source, mtime_ns=mtime_ns) as notes:
+                pass
+            outcome.notes.extend(notes)
             outcome.notes.extend(_after_unpatch(target, outcome, [Store(found.trailer.store), store]))
         return outcome
 
@@ -129,16 +136,33 @@ def _plan_patch(found: Inspection, old: files.FileRead, store: Store) -> tuple[s
 
 
 @contextmanager
-def _undone_unless_finished(old: files.FileRead, data: bytes) -> Iterator[None]:
-    """Put `data` in place; take it back, modification time included, if the block does not end well."""
-    files.replace(old, data, way_out=WITHOUT_A_PATCH)
-    finished = False
+def _told_if_it_stays(event: patch_state.Event, store: Store) -> Iterator[None]:
+    """Where a change failed and could not be undone: record it, and say how the file stands."""
     try:
         yield
-        finished = True
-    finally:
-        if not finished:
-            files.replace(files.read(old.path), old.data, mtime_ns=old.stat.st_mtime_ns)
+    except files.StaysChanged as problem:
+        state = "patched" if event.event == "patch" else "without the hook"
+        told = _try_to_record(event, store) if problem.seen else "or as before: it could not be looked at"
+        raise files.StaysChanged(f"{event.target} stays {state} ({told}): {problem.message}", hint=problem.hint) from None
+
+
+def _try_to_record(event: patch_state.Event, store: Store) -> str:
+    try:
+        patch_state.record(store, event)
+    except (ActordbgError, OSError):
+        return "no event could be recorded"
+    return "the event is recorded"
+
+
+def _record_missing(found: Inspection, target: Target, outcome: Outcome, store: Store) -> list[str]:
+    """The event of a patch that ended before it could record one."""
+    if found.trailer is None or patch_state.standing_patch(store, target.path):
+        return []
+    try:
+        patch_state.record(store, _event("patch", target, replace(outcome, sha256_before=found.trailer.sha256)))
+    except StoreProblem as problem:
+        return [f"the event is not recorded: {problem.message}"]
+    return []
 
 
 def _nothing_to_cut(target: Target, old: files.FileRead, store: Store, dry_run: bool) -> Outcome:
@@ -166,13 +190,12 @@ def _after_unpatch(target: Target, outcome: Outcome, stores: list[Store]) -> lis
 
 def _record_unpatch(target: Target, outcome: Outcome, stores: list[Store]) -> list[str]:
     """Tell the first of these stores that is there that the file captures into it no longer."""
-    there = next((store for store in stores if store.exists()), None)
-    if there is None:
-        return []
     try:
-        patch_state.record(there, _event("unpatch", target, outcome))
-    except StoreProblem as problem:
-        return [f"the event is not recorded: {problem.message}"]
+        there = next((store for store in stores if store.exists()), None)
+        if there:
+            patch_state.record(there, _event("unpatch", target, outcome))
+    except (StoreProblem, OSError) as problem:
+        return [f"the event is not recorded: {problem.message if isinstance(problem, StoreProblem) else problem.strerror}"]
     return []
 
 
@@ -233,9 +256,5 @@ def _event(name: str, target: Target, outcome: Outcome) -> patch_state.Event:
 
 
 def _remedy(found: Inspection, data: bytes) -> str:
-    hint = trailer.remedy(data)
-    if found.trailer:
-        backup = Store(found.trailer.store).backups / found.trailer.sha256 / "actor.py"
-        if backup.is_file():
-            hint += f"; the original: {backup}"
-    return hint
+    backup = patch_state.original_of(found)
+    return trailer.remedy(data) + (f"; the original: {backup}" if backup else "")

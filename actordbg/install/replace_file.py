@@ -9,8 +9,10 @@ Invariants:
   works in a read-only folder, and ends with its process. File systems that cannot do that (NFS) get a lock file in the
   temporary folder, which serialises the processes of one host.
 - What was read is what is replaced: a file that someone else changed in between is a Conflict, and stays as it is.
-- A failure leaves the file as it was. A temporary file that a killed process left behind is removed by the next one;
-  its name (leading dot, `.tmp`) cannot be imported meanwhile.
+- A failure leaves the file as it was: the original keeps a second name until the change is finished, and one rename brings it
+  back, which needs no space. Where that fails too, StaysChanged says so.
+- A temporary file that a killed process left behind is removed by the next one; its name (leading dot, `.tmp`) cannot be
+  imported meanwhile.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import hashlib
 import os
 import secrets
@@ -28,12 +31,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from actordbg.base.errors import Conflict, EnvironmentProblem
-from actordbg.formats.store_files import sync_folder
+from actordbg.base.errors import ActordbgError, Conflict, EnvironmentProblem
 
 LOCK_SECONDS = 120.0
 _TEMPORARY = ".actordbg-"
 _NOT_OURS_TO_WRITE = (errno.EROFS, errno.EACCES, errno.EPERM)
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
+"""A file system that cannot flush a folder, or a folder that we may not open: nothing to be warned of."""
+_UNDO_ATTEMPTS = 3
+
+
+class StaysChanged(EnvironmentProblem):
+    """A change failed after the file had its new bytes, and the original could not be put back.
+
+    `seen`: whether the file could be looked at afterwards; without that it may as well be as before.
+    """
+
+    seen = True
 
 
 @dataclass(frozen=True)
@@ -69,36 +83,106 @@ def locked(path: Path) -> Iterator[None]:
         _remove_leftovers(path)
         yield
     finally:
-        os.close(descriptor)
+        with contextlib.suppress(OSError):  # the lock is gone whatever close says
+            os.close(descriptor)
 
 
-def replace(old: FileRead, data: bytes, *, mtime_ns: int | None = None, way_out: str = "") -> None:
+@contextlib.contextmanager
+def replaced(old: FileRead, data: bytes, *, mtime_ns: int | None = None, way_out: str = "") -> Iterator[list[str]]:
     """Put `data` in the place of the file that `old` was read from, with its mode, owner and extended attributes.
 
+    Yields notes for the user. If the block fails, or anything before it, the original is put back: the same file, not a copy.
     `mtime_ns`: the new file's modification time; None for now. `way_out`: what to do where nothing can be written, for the
     hint. Conflict if the file changed since `old` was read, EnvironmentProblem if the folder cannot be written or the
-    owner cannot be kept; the file is as it was then.
+    owner cannot be kept; the file is as it was then. StaysChanged if it is not.
     """
-    temporary = old.path.with_name(f"{_TEMPORARY}{old.path.name}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    new, kept = _beside(old), _beside(old)
+    made = None
     try:
-        _write(temporary, data, old, mtime_ns)
-        _require_unchanged(old)
-        os.replace(temporary, old.path)
-    except OSError as error:
-        read_only = error.errno in _NOT_OURS_TO_WRITE
-        raise EnvironmentProblem(
-            f"{f'{old.path} is read-only here' if read_only else f'cannot change {old.path}'}: {error.strerror}"
-            f" (a new file must be written into {old.path.parent})",
-            hint=(f"{way_out}; or " if way_out and read_only else "")
-            + "run this as the owner of that environment, with the folder writable and space on its disk",
-        ) from None
+        try:
+            _keep(old, kept)
+            made = _write(new, data, old, mtime_ns)
+            _require_unchanged(old)
+            os.replace(new, old.path)
+        except OSError as error:
+            raise _not_written(old.path, error, way_out) from None
+        yield _flushed(old.path.parent)
+    except BaseException as error:  # an interrupt, too: half of a change must not stay
+        _put_back(old, kept, made, error)
+        raise
     finally:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-    sync_folder(old.path.parent)
+        for path in (new, kept):
+            with contextlib.suppress(OSError):
+                os.unlink(path)
 
 
-def _write(temporary: Path, data: bytes, old: FileRead, mtime_ns: int | None) -> None:
+def _beside(old: FileRead) -> Path:
+    return old.path.with_name(f"{_TEMPORARY}{old.path.name}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
+
+
+def _keep(old: FileRead, kept: Path) -> None:
+    """Give the original a second name; a copy, where the file system or its owner forbids links."""
+    try:
+        os.link(old.path, kept)
+    except OSError:
+        _write(kept, old.data, old, old.stat.st_mtime_ns)
+
+
+def _not_written(path: Path, error: OSError, way_out: str) -> EnvironmentProblem:
+    read_only = error.errno in _NOT_OURS_TO_WRITE
+    return EnvironmentProblem(
+        f"{f'{path} is read-only here' if read_only else f'cannot change {path}'}: {error.strerror}"
+        f" (a new file must be written into {path.parent})",
+        hint=(f"{way_out}; or " if way_out and read_only else "")
+        + "run this as the owner of that environment, with the folder writable and space on its disk",
+    )
+
+
+def _put_back(old: FileRead, kept: Path, made: int | None, first: BaseException) -> None:
+    """Undo a change, if it was made: `made` is the new file's inode. What another program put there meanwhile stays."""
+    for attempt in range(_UNDO_ATTEMPTS):
+        try:
+            if made is not None and _inode(old.path) in (made, None):
+                os.replace(kept, old.path)
+                _flushed(old.path.parent)
+            return
+        except BaseException as error:  # noqa: BLE001  a second interrupt must not stop this either
+            now = _inode(old.path)
+            if attempt == _UNDO_ATTEMPTS - 1 and now in (made, None):
+                reason = f"{_said(first)}; putting the original back failed, too: {_said(error)}"
+                problem = StaysChanged(reason, hint="mend what the last error names; `actordbg status` says how the file stands")
+                problem.seen = now is not None
+                raise problem from None
+
+
+def _said(error: BaseException) -> str:
+    return error.message if isinstance(error, ActordbgError) else str(error) or type(error).__name__
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return None
+
+
+def _flushed(folder: Path) -> list[str]:
+    """fsync the folder, so that the rename in it survives a power cut; the note for the user where the disk refuses."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            lost = "after a power cut the file may be as before, and `actordbg status` says so"
+            return [f"the disk did not confirm the change in {folder} ({error.strerror}): {lost}"]
+    return []
+
+
+def _write(temporary: Path, data: bytes, old: FileRead, mtime_ns: int | None) -> int:
+    """Write a file beside the one it is for, with that one's facts; its inode."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
     with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
         file.write(data)
@@ -111,6 +195,7 @@ def _write(temporary: Path, data: bytes, old: FileRead, mtime_ns: int | None) ->
         if mtime_ns is not None:
             os.utime(file.fileno(), ns=(old.stat.st_atime_ns, mtime_ns))
         os.fsync(file.fileno())
+        return made.st_ino
 
 
 def _copy_attributes(path: Path, descriptor: int) -> None:
@@ -170,6 +255,6 @@ def _wait(descriptor: int, path: Path) -> None:
 
 def _remove_leftovers(path: Path) -> None:
     """Temporary files of processes that were killed: only the holder of the lock could be writing one."""
-    for name in path.parent.glob(f"{_TEMPORARY}{path.name}-*.tmp"):
+    for name in path.parent.glob(f"{_TEMPORARY}{glob.escape(path.name)}-*.tmp"):
         with contextlib.suppress(OSError):
             name.unlink()

@@ -70,6 +70,11 @@ def _facts(path: Path) -> tuple[bytes, int, int, int]:
     return path.read_bytes(), stat.S_IMODE(found.st_mode), found.st_uid, found.st_mtime_ns
 
 
+def _replace(old: replace.FileRead, data: bytes) -> None:
+    with replace.replaced(old, data):
+        pass
+
+
 def _seen(path: Path) -> bool:
     """Whether this interpreter, started anew, would run a trailer for `path`."""
     return bool(inspect_target(_target(path), Store(path.parent / "no store")).hooked)
@@ -384,7 +389,7 @@ def test_a_really_read_only_folder_is_named() -> None:
         try:
             os.seteuid(user or 65534)
             with replace.locked(actor), pytest.raises(EnvironmentProblem, match=str(folder)) as problem:
-                replace.replace(replace.read(actor), b"new")
+                _replace(replace.read(actor), b"new")
             assert "Permission denied" in problem.value.message
         finally:
             os.seteuid(user)
@@ -400,7 +405,7 @@ def test_an_owner_that_cannot_be_kept_is_a_refusal(actor: Path, store: Store, mo
     other = os.stat_result([*old.stat[:4], old.stat.st_uid + 1, *old.stat[5:]])
     monkeypatch.setattr(os, "fchown", refuse)
     with pytest.raises(EnvironmentProblem, match="not permitted"):
-        replace.replace(replace.FileRead(actor, old.data, other), b"new")
+        _replace(replace.FileRead(actor, old.data, other), b"new")
     assert actor.read_bytes() == ACTOR and [path.name for path in actor.parent.iterdir()] == ["actor.py"]
 
 
@@ -408,7 +413,7 @@ def test_a_file_that_someone_else_changes_meanwhile_is_left_alone(actor: Path) -
     old = replace.read(actor)
     actor.write_bytes(b"someone else's")
     with pytest.raises(Conflict, match="another program"):
-        replace.replace(old, b"new")
+        _replace(old, b"new")
     assert actor.read_bytes() == b"someone else's"
 
 

@@ -1,0 +1,245 @@
+"""Every call of patch and unpatch fails, and then every call of the undoing as well: the file has one of two states, and is told of."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actordbg.base.errors import ActordbgError, Conflict
+from actordbg.install import patch_state, patching, replace_file, trailer
+from actordbg.install.patch_target import Target
+from actordbg.install.trailer import State
+from actordbg.store.layout import Store
+
+ACTOR = b"class Actor:\n    def forward(self, sequences):\n        return sequences\n"
+OLD = 1_600_000_000_123_456_789
+CALLS = (
+    "open", "fdopen", "close", "read", "fsync", "replace", "link", "unlink", "stat", "fstat", "fchmod", "utime", "listxattr",
+    "mkdir", "scandir",
+)  # fmt: skip
+PROOFS = ("require_hook", "require_hooked", "require_clean")
+
+
+class Interrupted:
+    """An interrupt that comes when the call was made."""
+
+
+def _eio() -> OSError:
+    return OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+class FaultyCalls:
+    """Counts the calls that touch a file, and makes chosen ones fail: an I/O error instead of a call, or Ctrl-C behind it.
+
+    `faults`: kind ("io", "interrupt") by the call's number; `from_then`: every call from this one on fails with an I/O error.
+    """
+
+    def __init__(self) -> None:
+        self.count, self.faults, self.from_then = 0, dict[int, str](), sys.maxsize
+        self.names: list[str] = []
+
+    def begin(self, faults: dict[int, str], from_then: int = sys.maxsize) -> None:
+        self.count, self.faults, self.from_then, self.names = 0, faults, from_then, []
+
+    def wrapped(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*words: Any, **options: Any) -> Any:
+            self.count += 1
+            self.names.append(name)
+            kind = "io" if self.count >= self.from_then else self.faults.get(self.count)
+            if kind == "io":
+                if name == "close":
+                    real(*words)  # Linux frees the descriptor whatever close says
+                raise _eio() if name not in PROOFS else Conflict("played", hint="none")
+            answer = real(*words, **options)
+            if kind == "interrupt":
+                if name == "fdopen":
+                    answer.close()
+                raise KeyboardInterrupt
+            return answer
+
+        return call
+
+
+@pytest.fixture
+def faulty(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyCalls]:
+    """Calls that can fail, and an interpreter that sees what the file says (asking a real one takes 50 ms)."""
+    calls = FaultyCalls()
+    for name in PROOFS:
+        monkeypatch.setattr(patching, name, calls.wrapped(name, lambda *_: None))
+    monkeypatch.setattr(patch_state, "_hooked", lambda target: None)
+    monkeypatch.setattr(trailer, "_require_same_meaning", lambda *_: None)  # a matter of bytes, and a third of the time
+    with monkeypatch.context() as patched:
+        for name in CALLS:
+            patched.setattr(os, name, calls.wrapped(name, getattr(os, name)))
+        yield calls
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """In memory, where there is such a thing: thousands of small files are flushed here."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if os.access(memory, os.W_OK) else None) as name:
+        yield Path(name)
+
+
+class Case:
+    """An installed actor.py and a store, and one operation that is about to change it."""
+
+    def __init__(self, folder: Path, operation: str) -> None:
+        self.actor, self.store = folder / "models" / "actor.py", Store(folder / "store")
+        self.target = Target(self.actor, self.actor, sys.executable, None)
+        self.actor.parent.mkdir()
+        self.actor.write_bytes(ACTOR)
+        self.actor.chmod(0o640)
+        os.utime(self.actor, ns=(OLD, OLD))
+        if operation != "patch":
+            patching.patch(self.target, Store(folder / "first") if operation == "renew" else self.store)
+        self.operation = patching.unpatch if operation == "unpatch" else patching.patch
+        self.before = self.facts()
+        data = ACTOR if operation == "unpatch" else trailer.append(ACTOR, str(self.store.root), mtime_ns=OLD)
+        self.after = (data, 0o640, os.getuid())
+
+    def facts(self) -> tuple[bytes, int, int, int]:
+        found = self.actor.stat()
+        return self.actor.read_bytes(), stat.S_IMODE(found.st_mode), found.st_uid, found.st_mtime_ns
+
+    def run(self) -> BaseException | None:
+        try:
+            self.operation(self.target, self.store)
+        except (ActordbgError, OSError, KeyboardInterrupt) as error:
+            return error
+        return None
+
+    def check(self, error: BaseException | None) -> str:
+        """The state that the file has, after everything that must hold of it was looked at."""
+        now = self.facts()
+        changed = now != self.before
+        if changed:
+            assert now[:3] == self.after
+            assert (now[3] == OLD) == (now[0] == ACTOR)
+        assert changed or error is not None, "nothing is done, and nothing said"
+        stays = isinstance(error, replace_file.StaysChanged)
+        if isinstance(error, replace_file.StaysChanged):
+            assert f"{self.actor} stays" in error.message and error.exit_code == 4
+            assert changed or "could not be looked at" in error.message
+        if changed and not stays:
+            assert error is None or isinstance(error, KeyboardInterrupt) or self.operation is patching.unpatch
+        status = patch_state.inspect_target(self.target, self.store)
+        events = [event.event for event in patch_state.events((status.store and Store(status.store)) or self.store)]
+        agrees = (events[-1:] == ["patch"]) == (status.state is State.PATCHED)
+        assert agrees or status.state is State.OVERWRITTEN or any("no event in" in line for line in status.notes)
+        assert all(path.name.startswith(".actordbg-") for path in self.actor.parent.iterdir() if path != self.actor)
+        return ("changed" if changed else "as before") + ("" if agrees else ", and the log says otherwise")
+
+    def finish(self) -> None:
+        """The next commands work, and clean up."""
+        patching.patch(self.target, self.store)
+        assert self.facts()[:3] == (trailer.append(ACTOR, str(self.store.root), mtime_ns=OLD), 0o640, os.getuid())
+        assert [event.event for event in patch_state.events(self.store)][-1] == "patch"
+        patching.unpatch(self.target, self.store)
+        assert self.facts() == (ACTOR, 0o640, os.getuid(), OLD)
+        assert [event.event for event in patch_state.events(self.store)][-1] == "unpatch"
+        assert os.listdir(self.actor.parent) == ["actor.py"]
+
+
+def _tried(faulty: FaultyCalls, folder: Path, operation: str, faults: dict[int, str], from_then: int) -> tuple[str, int]:
+    """The state after one run with faults, and how many calls it made."""
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        faulty.begin({})
+        case = Case(Path(name), operation)
+        faulty.begin(faults, from_then)
+        error = case.run()
+        count, names = faulty.count, faulty.names
+        faulty.begin({})
+        with contextlib.ExitStack() as told:
+            told.callback(lambda: print("faults:", {names[n - 1]: kind for n, kind in faults.items()}, from_then, repr(error)))
+            state = case.check(error)
+            case.finish()
+            told.pop_all()
+        return state, count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("operation", ["patch", "renew", "unpatch"])
+def test_a_fault_anywhere_and_a_second_one_while_undoing_leave_one_of_two_states(
+    faulty: FaultyCalls, folder: Path, operation: str
+) -> None:
+    _, calls = _tried(faulty, folder, operation, {}, sys.maxsize)
+    states: Counter[str] = Counter()
+    for first in range(1, calls + 1):
+        for kind, other in (("io", "interrupt"), ("interrupt", "io")):
+            state, count = _tried(faulty, folder, operation, {first: kind}, sys.maxsize)
+            states[f"one fault: {state}"] += 1
+            for second in range(first + 1, count + 1 if operation != "renew" else 0):  # it undoes as `patch` does
+                state, _ = _tried(faulty, folder, operation, {first: kind, second: other}, sys.maxsize)
+                states[f"two faults: {state}"] += 1
+                if kind == "io":
+                    state, _ = _tried(faulty, folder, operation, {first: kind}, second)
+                    states[f"a disk that fails from then on: {state}"] += 1
+    print(f"{operation}: {calls} calls, {states.total()} runs, {dict(states)}")
+    assert states.total() > 2 * calls - 1 and states["one fault: as before"] > 20 and states["one fault: changed"] > 10
+
+
+@pytest.mark.parametrize("operation", ["patch", "unpatch"])
+def test_a_folder_that_the_disk_does_not_confirm_is_a_note(folder: Path, monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+    for name in PROOFS:
+        monkeypatch.setattr(patching, name, lambda *_: None)
+    case, real = Case(folder, operation), os.fsync
+
+    def refuse(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise _eio()
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    outcome = case.operation(case.target, case.store)
+    assert case.check(None) == "changed" and outcome.action == f"{operation}ed"
+    assert [line for line in outcome.notes if "did not confirm" in line and "power cut" in line]
+
+
+def test_a_backup_that_is_not_the_original_is_never_restored_or_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PROOFS:
+        monkeypatch.setattr(patching, name, lambda *_: None)
+    case = Case(folder, "patch")
+    backup = Path(patching.patch(case.target, case.store).backup or "")
+    backup.write_bytes(b"planted = 1\n")
+    case.actor.write_bytes(case.actor.read_bytes() + b"edited = 1\n")
+    with pytest.raises(Conflict) as refusal:
+        patching.unpatch(case.target, case.store)
+    assert str(backup) not in refusal.value.hint
+    backup.write_bytes(ACTOR)
+    with pytest.raises(Conflict) as refusal:
+        patching.unpatch(case.target, case.store)
+    assert str(backup) in refusal.value.hint
+    case.actor.write_bytes(case.actor.read_bytes().removesuffix(b"edited = 1\n"))
+    backup.write_bytes(b"planted = 1\n")
+    patching.unpatch(case.target, case.store)
+    assert case.actor.read_bytes() == ACTOR
+
+
+def test_odd_files_among_events_and_backups_stop_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A FIFO has no writer: who opened it to read would wait for ever. Each ends with its own finding, in seconds."""
+    for name in PROOFS:
+        monkeypatch.setattr(patching, name, lambda *_: None)
+    monkeypatch.setattr(patch_state, "_hooked", lambda target: None)
+    case = Case(folder, "patch")
+    backup = case.store.create().backups / trailer.sha256_of(ACTOR)
+    for path in (case.store.events / "1.json", backup / "actor.py", backup / "origin.json"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(path)
+    (case.store.events / "2.json").symlink_to("/dev/zero")
+    assert case.run() is None
+    assert patch_state.inspect_target(case.target, case.store).patched_at
+    assert (backup / "actor.py").read_bytes() == ACTOR and (backup / "origin.json").is_file()
+    patching.unpatch(case.target, case.store)
+    assert case.facts() == case.before
