@@ -21,6 +21,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from actordbg.actor.hub_model import looks_like_path
 from actordbg.actor.tiny import TinyShape, config_of, ensure_tiny, once
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.config.choices import is_local
@@ -39,7 +40,7 @@ def locate(model: str, cache: Path, *, num_layers: int | None = None, dtype: str
     more layers than there are.
     """
     name = str(ensure_tiny(cache)) if model == TINY else model
-    if num_layers is None and dtype is None and (is_local(name) or not _looks_like_path(name)):
+    if num_layers is None and dtype is None and (is_local(name) or not looks_like_path(name)):
         return str(Path(name).expanduser()) if is_local(name) else name
     return str(_derive(_folder(name), cache, num_layers, dtype))
 
@@ -72,15 +73,11 @@ def truncate(config: dict[str, Any], num_layers: int) -> dict[str, Any]:
     return config | shortened | {key: num_layers}
 
 
-def _looks_like_path(name: str) -> bool:
-    return name.startswith(("/", ".", "~")) or name.count("/") > 1
-
-
 def _folder(name: str) -> Path:
     """The folder of a model: itself, or the hub's snapshot of it (downloaded where the hub allows)."""
     if is_local(name):
         return Path(name).expanduser().absolute()
-    if _looks_like_path(name):
+    if looks_like_path(name):
         raise EnvironmentProblem(f"there is no model in {name}", hint="name a folder with a config.json, or a hub name")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError

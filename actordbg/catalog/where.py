@@ -21,6 +21,9 @@ Example::
 
 from __future__ import annotations
 
+import contextlib
+import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
@@ -51,15 +54,26 @@ class Condition:
 def compile_where(text: str, *, now: datetime | None = None) -> Condition:
     """Check and rewrite one expression. Raises WhereError, whose message names what is wrong. `now` is for tests."""
     _bound(text)
-    tree = _parse(text)
     writer = ExpressionWriter(now or datetime.now(timezone.utc))
     try:
-        part = writer.write(tree)
+        with _silent_parser():
+            part = writer.write(_parse(text))
     except RecursionError:
         raise _too_deep() from None
     if part.kind != BOOL:
         raise refusal(f"{shortened(text)!r} is a {part.kind}, not a condition", "compare it with something: seq_len > 4096")
     return Condition(part.sql, tuple(part.params), frozenset(writer.columns))
+
+
+@contextlib.contextmanager
+def _silent_parser() -> Iterator[None]:
+    """Nothing of sqlglot's logger reaches the terminal: what is wrong with an expression is said once, by WhereError."""
+    log = logging.getLogger("sqlglot")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 def _bound(text: str) -> None:

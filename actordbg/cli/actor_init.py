@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.actor.signatures import explain
 from actordbg.base.errors import LaunchProblem, error_named
@@ -78,6 +79,7 @@ def init(
     config = asked_for(ctx, settings).config
     findings = check_config(config)
     refuse_hits(findings)
+    find_model(config.model)
     for finding in findings:
         output.note(f"{finding.severity}[{finding.id}]: {finding.message}")
     target = None if save is None else str(save.absolute())

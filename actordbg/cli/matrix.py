@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from actordbg.actor.hub_model import find_model
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.cli import output
 from actordbg.cli.input_options import ChosenInputs, asked_for, chosen_order, is_left_to_rank_0, replaying, what_there_is
@@ -15,7 +16,7 @@ from actordbg.cli.matrix_answer import MatrixAnswer, MatrixPlan, follow, print_a
 from actordbg.cli.options import Format, FormatOption, Json, Quiet, chosen_format, command_line, store_of, takes, typed_options
 from actordbg.cli.setting_options import NONE, Given, OldTruthDtype, TruthDtype, takes_settings, truth_dtype
 from actordbg.config.choices import gather_facts
-from actordbg.config.replay_config import AXES, ReplayConfig
+from actordbg.config.replay_config import AXES, TINY, ReplayConfig
 from actordbg.formats.matrix_record import MatrixRecord
 from actordbg.matrix import matrix_files as matrices
 from actordbg.matrix.axes import combinations, parse_axes
@@ -164,6 +165,8 @@ def _run(
 ) -> None:
     """Run the cells that are open and print the matrix, after an interruption too; exit code 1 for a bad one."""
     around = Surroundings(chosen.defaults)
+    for model in {str(cell.config.get("model", TINY)) for cell in record.cells if is_open(cell)}:
+        find_model(model)
     if dry_run:
         shared = tuple(one.cells for one in batches(record.cells, around.facts, chosen.defaults))
         output.emit(MatrixPlan(len(chosen.rows), record.cells, shared), print_plan, how == "json")

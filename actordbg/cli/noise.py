@@ -8,6 +8,7 @@ from typing import Any
 
 import typer
 
+from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.base.errors import StoreProblem
 from actordbg.cli import input_options as inputs
@@ -92,6 +93,7 @@ def noise(
 def run(store: Store, spec: ReplaySpec, *, quiet: bool) -> NoiseRecord:
     """Check the configuration, run all five replays with a progress bar, and leave the catalog up to date."""
     refuse_hits(check_config(spec.config, defaults=defaults_of(store.root, spec.inputs)))
+    find_model(spec.config.model)
     total = len(spec.inputs) * (3 + len(VARIATIONS))
     with inputs.replaying(store, "measuring noise", total, quiet=quiet) as (catalog, advance):
         on_event = inputs.counting(catalog, advance)

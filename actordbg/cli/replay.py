@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.cli import output
@@ -97,6 +98,7 @@ def _run(store: Store, plan: Plan, *, dry_run: bool, quiet: bool) -> tuple[Repla
         return ReplayAnswer(None, "nothing to replay", 0, skipped=plan.skipped, note=note), None
     findings = check_config(spec.config, defaults=defaults_of(store.root, spec.inputs))
     refuse_hits(findings)
+    find_model(spec.config.model)
     for finding in findings if not quiet else ():
         output.note(f"{finding.severity}[{finding.id}]: {finding.message}")
     for note in plan.notes:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from actordbg.actor.hub_model import find_model
 from actordbg.base.errors import ActordbgError, StoreProblem, Unsupported, UsageError
 from actordbg.config.replay_config import SETTINGS, ReplayConfig
 from actordbg.formats.dump_record import format_timestamp, now_timestamp
@@ -65,6 +66,7 @@ def ensure_lone_rows(
     found = find_truth(store, wanted)
     if found is not None:
         return found
+    find_model(wanted.config.model)
     spec = ReplaySpec(
         replay_id=new_replay_id(),
         created_at=now_timestamp(),

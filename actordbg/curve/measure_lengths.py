@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.catalog.query import open_fresh, select_dumps
 from actordbg.config.as_ran import as_ran
@@ -38,11 +39,13 @@ def settled(config: ReplayConfig, resolved: dict[str, Any]) -> ReplayConfig:
 def plan_lengths(store: Store, config: ReplayConfig, lengths: Sequence[int], batch_size: int, *, command: str = "") -> ReplaySpec:
     """Make the inputs, and the replay that measures them. Failures and running out of memory are results, too.
 
-    Raises UsageError for impossible lengths, Unsupported for a configuration that cannot run here.
+    Raises UsageError for impossible lengths, Unsupported for a configuration that cannot run here, EnvironmentProblem for a
+    model that cannot be had.
     """
     from actordbg.dumps.create import create_dumps
 
     refuse_hits(check_config(config))
+    find_model(config.model)
     run = f"curve-{new_replay_id()}"
     for length in sorted(set(lengths)):
         create_dumps(store, INPUTS * config.lanes, batch_size, length, padding="none", run=run)

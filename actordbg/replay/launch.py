@@ -42,6 +42,9 @@ _ELASTIC = "TORCHELASTIC_"
 MARK = "ACTORDBG_GROUP"
 """The variable that all processes of a group have with the same value, and no other process."""
 
+HUB_TIMEOUTS = {"HF_HUB_ETAG_TIMEOUT": "3", "HF_HUB_DOWNLOAD_TIMEOUT": "10"}
+"""How long a worker waits for the hub, in seconds, unless the user said: a cached model of ten files must not cost minutes."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -122,6 +125,8 @@ def child_environment(config: ReplayConfig, base: Mapping[str, str]) -> dict[str
         kept.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // config.nproc)))
     if LAUNCHERS[config.backend] == "deepspeed" and not _has_gpu():
         kept.setdefault("DS_ACCELERATOR", "cpu")
+    for name, seconds in HUB_TIMEOUTS.items():
+        kept.setdefault(name, seconds)
     kept["PYTHONUNBUFFERED"] = "1"
     home = str(Path(__file__).resolve().parents[2])
     if home not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from datetime import datetime, timezone
 
@@ -241,3 +242,19 @@ def test_what_is_nested_too_deep_for_python_is_refused() -> None:
             compile_where(text)
     finally:
         sys.setrecursionlimit(before)
+
+
+@pytest.mark.parametrize("text", ["seq_len -> '1d'", "seq_len ->> '1d'", "seq_len -> '$[' = 1"])
+def test_the_parsers_own_log_never_reaches_the_terminal(text: str, capfd: pytest.CaptureFixture[str]) -> None:
+    log = logging.getLogger("sqlglot")
+    heard: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    log.addHandler(handler)
+    try:
+        with pytest.raises(WhereError, match="is not allowed"):
+            compile_where(text)
+        assert heard == [] and not log.disabled, "silent while a condition is read, and as it was afterwards"
+    finally:
+        log.removeHandler(handler)
+    assert capfd.readouterr() == ("", "")

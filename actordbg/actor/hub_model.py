@@ -1,0 +1,144 @@
+"""Can the model that a configuration names be had at all? Asked before any worker is started, and answered in seconds.
+
+The libraries that load a model ask the hub for each of its files, and wait and try again each time: without a network that
+took 100 s, in every worker. So the desk looks first:
+
+    tiny                        always: actordbg makes it
+    a folder                    if it has a config.json
+    a name, weights in the hub's cache      yes, and the hub is not asked
+    any other name              if the hub answers for its config.json within `DEADLINE_S`
+
+The cache, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, tokens and proxies are huggingface_hub's own business: it is what asks.
+
+Example::
+
+    config = find_model("meta-llama/Llama-3.1-8B")           # its config.json, or EnvironmentProblem with the reason
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from actordbg.base.errors import EnvironmentProblem
+from actordbg.config.choices import is_local
+from actordbg.config.replay_config import TINY
+
+T = TypeVar("T")
+TIMEOUT_S = 5.0
+"""How long the hub may take for one answer."""
+DEADLINE_S = 12.0
+"""How long asking the hub may take in all: looking up its address knows no timeout, and a server may answer drop by drop."""
+_CONFIG = "config.json"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
+_WAY_OUT = "name a folder with --model DIR; HF_HUB_OFFLINE=1 takes only what is in the hub's cache"
+
+
+def looks_like_path(name: str) -> bool:
+    """Whether a model's name can only be a folder's: a hub's names have one slash at most."""
+    return name.startswith(("/", ".", "~")) or name.count("/") > 1
+
+
+def find_model(model: str) -> dict[str, Any] | None:
+    """The config.json of a model that can be had (None for `tiny`); EnvironmentProblem for one that cannot, with the reason.
+
+    Without huggingface_hub nothing can be asked, so a name is taken as it is (None): the workers will say what is missing.
+    """
+    if model == TINY:
+        return None
+    if is_local(model):
+        return _read(Path(model).expanduser() / _CONFIG, f"{model} holds no model")
+    if looks_like_path(model):
+        raise EnvironmentProblem(f"there is no model in {model}", hint="name a folder with a config.json, or a hub name")
+    return _find_by_name(model)
+
+
+@functools.lru_cache(maxsize=32)
+def _find_by_name(model: str) -> dict[str, Any] | None:
+    """The same for a name of the hub; each is asked for once, however many cells of a matrix have it."""
+    try:
+        import huggingface_hub  # noqa: F401
+    except ImportError:
+        return None
+    cached = _cached(model)
+    path = cached if cached is not None else _in_time(lambda: _fetch(model), model)
+    return _read(path, f"the hub's {_CONFIG} of {model} is none")
+
+
+def _read(path: Path, fault: str) -> dict[str, Any]:
+    try:
+        if not path.is_file():
+            raise FileNotFoundError(2, f"there is no {_CONFIG}")
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        reason = error.strerror if isinstance(error, OSError) else f"{path} is not JSON"
+        raise EnvironmentProblem(f"{fault}: {reason}", hint="name a model's folder, with its config.json") from None
+    if not isinstance(config, dict):
+        raise EnvironmentProblem(f"{fault}: {path} is not a JSON object", hint="name a model's folder, with its config.json")
+    return config
+
+
+def _cached(model: str) -> Path | None:
+    """The config.json of a model in the hub's cache, if weights lie beside it: asking for a config puts it there, too."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(model, _CONFIG)
+    except (HFValidationError, OSError) as error:
+        raise _problem(model, error) from None
+    if not isinstance(found, str) or not any(path.suffix in _WEIGHTS for path in Path(found).parent.iterdir()):
+        return None
+    return Path(found)
+
+
+def _fetch(model: str) -> Path:
+    """Ask the hub for the model's config.json, once; the first request is not repeated, which the later ones would be."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+
+    get_hf_file_metadata(hf_hub_url(model, _CONFIG), timeout=TIMEOUT_S)
+    return Path(hf_hub_download(model, _CONFIG, etag_timeout=TIMEOUT_S))
+
+
+def _in_time(ask: Callable[[], T], model: str) -> T:
+    """What `ask` answers; EnvironmentProblem where it fails, or has not answered at the deadline (it is then left behind)."""
+    answer: list[T] = []
+    failed: list[Exception] = []
+
+    def run() -> None:
+        try:
+            answer.append(ask())
+        except Exception as error:  # noqa: BLE001 - the hub's libraries raise their HTTP client's errors; all mean "no model"
+            failed.append(error)
+
+    thread = threading.Thread(target=run, name="ask-the-hub", daemon=True)
+    thread.start()
+    thread.join(DEADLINE_S)
+    if answer:
+        return answer[0]
+    raise _problem(model, failed[0] if failed else TimeoutError(f"no answer within {DEADLINE_S:g} s")) from None
+
+
+def _problem(model: str, error: Exception) -> EnvironmentProblem:
+    """Why a model of this name cannot be had, and the way out."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    reason = " ".join((str(error) or type(error).__name__).split())[:200]
+    if isinstance(error, HFValidationError):
+        return EnvironmentProblem(f"there is no model in {model}, and the hub has no such names: {reason}", hint=_WAY_OUT)
+    if constants.HF_HUB_OFFLINE:
+        return EnvironmentProblem(
+            f"the model {model} is not in the hub's cache, and HF_HUB_OFFLINE says not to ask the hub",
+            hint="download it first, or name its folder with --model DIR",
+        )
+    if isinstance(error, HfHubHTTPError):
+        return EnvironmentProblem(
+            f"the hub at {constants.ENDPOINT} does not give the model {model}: {reason}",
+            hint="check its name; for a private or gated model log in (`hf auth login`), or name a folder with --model DIR",
+        )
+    return EnvironmentProblem(f"cannot reach the hub at {constants.ENDPOINT} for the model {model}: {reason}", hint=_WAY_OUT)
