@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn
+from types import ModuleType
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -101,6 +102,9 @@ OPTIONAL = frozenset(
 )
 """What a plain `pip install actordbg` leaves out, because it belongs to the training environment."""
 
+MISTYPED: Any = typer.BadParameter.__mro__[2]
+"""What click raises for a command line that it does not understand; typer may have a copy of click of its own."""
+
 app = typer.Typer(
     name="actordbg",
     cls=group_class(CONTENTS),
@@ -109,6 +113,12 @@ app = typer.Typer(
     rich_markup_mode=None,  # rich takes longer to import than everything else together
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _output() -> ModuleType:
+    from actordbg.cli import output  # the help needs nothing of it
+
+    return output
 
 
 def _version(wanted: bool) -> None:
@@ -136,8 +146,13 @@ def root(
 
 def main() -> None:
     """Entry point of `actordbg`: runs the command, and turns every ActordbgError into a message, a hint and an exit code."""
+    sys.excepthook = lambda *what: _output().say_traceback(*what)
     try:
-        app()
+        code = app(standalone_mode=False)
+        sys.exit(code if isinstance(code, int) else 0)
+    except MISTYPED as error:
+        _output().say_usage(error)
+        sys.exit(error.exit_code)
     except ActordbgError as error:
         _give_up(error)
     except KeyboardInterrupt:
@@ -155,7 +170,5 @@ def main() -> None:
 
 
 def _give_up(error: ActordbgError) -> NoReturn:
-    typer.echo(f"error[{error.code}]: {error.message}", err=True)
-    if error.hint:
-        typer.echo(f"hint: {error.hint}", err=True)
+    _output().say_error(error)
     sys.exit(error.exit_code)

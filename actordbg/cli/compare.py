@@ -151,6 +151,5 @@ def _truth(store: Store, replay_id: str, dtype: str, quiet: bool) -> str:
 
 def _render(record: ComparisonRecord, chosen: Format, limit: int, path: Path) -> None:
     blocks = document(record, limit)
-    text = as_markdown(blocks) if chosen == "md" else as_text(blocks)
-    output.say(text.rstrip("\n"))
+    output.say_lines(as_markdown(blocks) if chosen == "md" else as_text(blocks))
     output.note(f"kept as {path}")

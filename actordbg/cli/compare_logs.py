@@ -80,18 +80,18 @@ def _render(answer: LogComparison) -> None:
     for letter, side in (("A", answer.a), ("B", answer.b)):
         output.say(f"  {letter}  {side.path}")
     output.say()
-    output.say(_figures(answer))
+    output.say_lines(_figures(answer))
     if answer.common:
-        output.say(wrap(_steps(answer)))
+        output.say_lines(wrap(_steps(answer)))
     if answer.worst:
         output.say()
-        output.say(_worst(answer))
+        output.say_lines(_worst(answer))
     output.say()
     for line in answer.notes:
-        output.say(wrap(f"note: {line}", "", "      "))
+        output.say_lines(wrap(f"note: {line}", "", "      "))
     output.say(f"{answer.verdict}" + (":" if answer.reasons else f" ({_why_good(answer)})"))
     for reason in answer.reasons:
-        output.say(wrap(reason, "  - ", "    "))
+        output.say_lines(wrap(reason, "  - ", "    "))
 
 
 def _figures(answer: LogComparison) -> str:
@@ -156,6 +156,6 @@ def _render_nothing(answer: LogComparison) -> None:
         names = sorted(side.found.items(), key=lambda item: (not is_loss(item[0]), -item[1], item[0]))
         shown = ", ".join(f"{name} ({count:,})" for name, count in names[:30]) or "no figures at all"
         more = f", and {len(names) - 30:,} more" if len(names) > 30 else ""
-        output.say(wrap(f"{letter}  {side.path}: {shown}{more}", "  ", "     "))
-    output.say(wrap("--metric NAME compares another figure than a loss; a metric is found in progress bars, in lines that"
+        output.say_lines(wrap(f"{letter}  {side.path}: {shown}{more}", "  ", "     "))
+    output.say_lines(wrap("--metric NAME compares another figure than a loss; a metric is found in progress bars, in lines that"
                     " name a step, and in lines like `gpt_loss: 5.78`"))  # fmt: skip

@@ -140,7 +140,7 @@ def _answer(
     measured, lengths, count = gather(material.replays, asked.by), sorted(set(asked.at or [])), len(material.replays) - others
     found = answer(measured, quantity, asked.by, passes=passes, budget=budget, at=lengths, replays=count, notes=notes)
     written = as_markdown if chosen == "md" else as_text
-    output.emit(found, lambda _: typer.echo(written(document(found, asked.limit)), nl=False), chosen == "json")
+    output.emit(found, lambda _: output.say_lines(written(document(found, asked.limit))), chosen == "json")
     if asked.plot is not None and any(one.values for one in found.curves):
         curve_plot.plot(found, asked.plot)
         output.note(f"wrote {asked.plot}")

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from actordbg.base.errors import UsageError
-from actordbg.cli.output import note, say
+from actordbg.cli.output import note, say_lines
 from actordbg.demo.demo_steps import Demo
 
 
@@ -37,7 +37,7 @@ def demo(
     signal.signal(signal.SIGTERM, _interrupt)
     directory = _directory(keep)
     try:
-        Demo(trainer, directory, say).run()
+        Demo(trainer, directory, say_lines).run()
     finally:
         if keep is None:
             shutil.rmtree(directory, ignore_errors=True)

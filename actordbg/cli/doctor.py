@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from actordbg.cli.options import Json, store_of
-from actordbg.cli.output import emit, note, say
+from actordbg.cli.output import emit, note, say_lines
 from actordbg.doctor.check import Check
 from actordbg.doctor.checkup import examine, exit_code
 from actordbg.host.trainer import TRAINER
@@ -51,7 +51,7 @@ def doctor(
     for check in examine(store_of(ctx), executable, quick=quick, timeout=timeout):
         checks.append(check)
         if not as_json:
-            say(render(check))
+            say_lines(render(check))
     if as_json:
         emit(checks, lambda _: None, as_json)
     else:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +20,7 @@ from actordbg.capture.switch_file import control_dict, read_control
 from actordbg.cli.capture_options import limits_in_words
 from actordbg.cli.dump_switch import job_names
 from actordbg.cli.options import Json, store_of
-from actordbg.cli.output import emit, human_bytes, note, plural, say, table
+from actordbg.cli.output import clear_screen, emit, human_bytes, note, plural, say, say_json, table
 from actordbg.dumps.recover import find_rings
 from actordbg.formats.record_reading import parse_timestamp
 from actordbg.formats.recording_reading import read_counters, read_ring
@@ -29,7 +29,6 @@ from actordbg.store.layout import Store
 
 LONG_CALL_SECONDS = 60.0
 """A call in flight for longer is worth a line."""
-CLEAR = "\x1b[H\x1b[2J"
 STALE_SECONDS = 30.0
 """A process that has not published for so long, and did not say that it ended, is called lost."""
 
@@ -119,11 +118,9 @@ def status(
         while True:
             answer = status_of(store, everything)
             if as_json:
-                import json
-
-                say(json.dumps(asdict(answer)))
+                say_json(answer)
             else:
-                typer.echo(CLEAR if sys.stdout.isatty() else "", nl=False)
+                clear_screen()
                 _say_status(answer)
             sys.stdout.flush()
             time.sleep(interval)

@@ -39,8 +39,10 @@ def print_answer(answer: MatrixAnswer, how: Format) -> None:
         output.emit(answer, lambda _: None, True)
         return
     blocks = matrix_document(answer.matrix, answer.context, explain)
-    text = as_markdown(blocks) if how == "md" else _coloured(as_text(blocks))
-    typer.echo(text, nl=False)
+    if how == "md":
+        output.say_lines(as_markdown(blocks))
+    else:
+        output.say_lines(as_text(blocks), _coloured)
 
 
 def _coloured(text: str) -> str:

@@ -147,7 +147,10 @@ def render(answer: NoiseAnswer) -> None:
 
 def _say(text: str) -> None:
     """A line of the answer, wrapped between words; a command to copy stays whole."""
-    output.say(text if text.startswith("next: ") else textwrap.fill(text, 79, break_long_words=False))
+    if text.startswith("next: "):
+        output.say(text)
+    else:
+        output.say_lines(textwrap.fill(text, 79, break_long_words=False))
 
 
 def _conclusion(record: NoiseRecord, largest: NoiseVariant | None, same: bool | None) -> list[str]:

@@ -2,6 +2,9 @@
 
 A command builds its answer (a dataclass, or a list of them), and calls `emit(answer, render, as_json)`. With `--json`
 the answer's own fields are printed, so every command's JSON is its output type; otherwise `render(answer)` prints text.
+
+Everything goes out through this module, and foreign text (`actordbg.base.foreign_text`) is cleaned here: a name or an error can
+neither move the cursor nor begin a line of its own in what `say` and `note` print. Colours are put on after that.
 """
 
 from __future__ import annotations
@@ -10,19 +13,24 @@ import dataclasses
 import json
 import shutil
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from enum import Enum
 from pathlib import Path
+from types import TracebackType
 from typing import Any, TypeVar
 
 import typer
 
+from actordbg.base.errors import ActordbgError
+from actordbg.base.foreign_text import in_json, in_line, in_lines
 from actordbg.base.units import human_bytes as human_bytes
 from actordbg.base.units import plural as plural
 
 T = TypeVar("T")
+_CLEAR = "\x1b[H\x1b[2J"
 PIPE_WIDTH = 200
 """Columns that a table may take when standard output is not a terminal."""
 CELL_WIDTH = 1000
@@ -32,19 +40,61 @@ CELL_WIDTH = 1000
 def emit(answer: T, render: Callable[[T], None], as_json: bool, *, err: bool = False) -> None:
     """Print `answer` as JSON (with `err` on standard error), or hand it to `render`."""
     if as_json:
-        typer.echo(json.dumps(answer, default=_plain, indent=2, ensure_ascii=False, allow_nan=False), err=err)
+        typer.echo(as_json_text(answer, 2), err=err)
     else:
         render(answer)
 
 
+def as_json_text(answer: Any, indent: int | None = None) -> str:
+    """An answer as JSON."""
+    return in_json(json.dumps(answer, default=_plain, indent=indent, ensure_ascii=False, allow_nan=False))
+
+
+def say_json(answer: Any) -> None:
+    """An answer as one line of JSON: one of several."""
+    typer.echo(as_json_text(answer))
+
+
 def say(text: str = "") -> None:
-    """A line of the answer."""
-    typer.echo(text)
+    """A line of the answer; a line break in it is written out."""
+    typer.echo(in_line(text))
+
+
+def say_lines(text: str, style: Callable[[str], str] | None = None) -> None:
+    """Lines of the answer that are laid out already: a table, a document. `style`: puts colours on."""
+    shown = in_lines(text.rstrip("\n"))
+    typer.echo(style(shown) if style is not None else shown)
 
 
 def note(text: str) -> None:
     """A line about the answer, on standard error, so that a pipe gets only the answer."""
-    typer.echo(text, err=True)
+    typer.echo(in_line(text), err=True)
+
+
+def say_error(error: ActordbgError) -> None:
+    """An error and what to do next. Lines behind the first (the end of a log) are indented: none of them looks like ours."""
+    first, *rest = in_lines(error.message).split("\n")
+    lines = [f"error[{error.code}]: {first}", *(f"  | {line}" for line in rest)]
+    typer.echo("\n".join(lines), err=True)
+    if error.hint:
+        note(f"hint: {error.hint}")
+
+
+def say_usage(error: Any) -> None:
+    """What click says of a command line that it does not understand; it quotes the line."""
+    if type(error).__name__ != "NoArgsIsHelpError":  # whose message is the help
+        error.message = in_line(error.message)
+    error.show()
+
+
+def say_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """What Python says of an error that nobody expected (`sys.excepthook`)."""
+    typer.echo(in_lines("".join(traceback.format_exception(kind, error, trace))), err=True, nl=False)
+
+
+def clear_screen() -> None:
+    """An empty terminal; nothing where output is piped."""
+    typer.echo(_CLEAR if sys.stdout.isatty() else "", nl=False)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None, *, tight: bool = False) -> None:
@@ -56,7 +106,9 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | No
     left = frozenset(name for name, numeric in zip(columns, figures, strict=True) if not (rows and numeric))
     told = Grid(tuple(columns), tuple(tuple(cell(value) for value in row) for row in rows), left)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
-    say(f"{title}\n" * bool(title) + grid(told, width, tight=tight, fold=True, indent=""))
+    if title:
+        say(title)
+    say_lines(grid(told, width, tight=tight, fold=True, indent=""))
 
 
 def cell(value: Any) -> str:
@@ -67,7 +119,7 @@ def cell(value: Any) -> str:
         return "yes" if value else "no"
     if isinstance(value, float):
         return f"{value:.4g}"
-    text = str(value)
+    text = in_line(str(value))
     return text if len(text) <= CELL_WIDTH else text[: CELL_WIDTH - 1] + "…"
 
 
@@ -82,12 +134,17 @@ def progress(label: str, total: int | None, *, quiet: bool = False) -> Iterator[
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}"), console=Console(stderr=True, highlight=False),
+        TextColumn("{task.description}", markup=False), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}", markup=False), console=Console(stderr=True, highlight=False),
     )  # fmt: skip
     with bar:
-        task = bar.add_task(label, total=total, note="")
-        yield lambda n=1, note="", total=None: bar.update(task, advance=n, total=total, **({"note": note} if note else {}))
+        task = bar.add_task(in_line(label), total=total, note="")
+
+        def advance(n: float = 1, note: str = "", total: float | None = None) -> None:
+            fields: dict[str, Any] = {"note": in_line(note)} if note else {}
+            bar.update(task, advance=n, total=total, **fields)
+
+        yield advance
 
 
 def _plain(value: Any) -> Any:

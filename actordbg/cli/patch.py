@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from actordbg.cli.options import Json, store_of
-from actordbg.cli.output import cell, emit, note, say
+from actordbg.cli.output import cell, emit, note, say, say_lines
 from actordbg.install import patching as operate
 from actordbg.install.patch_state import Status, inspect_target
 from actordbg.install.patch_target import find_target
@@ -70,7 +70,7 @@ def status(ctx: typer.Context, python: Python = None, target: TargetFile = None,
 def _say_outcome(outcome: Outcome) -> None:
     """The outcome of patch or unpatch as text: the diff (dry run), one line, details, notes on standard error."""
     if outcome.diff:
-        say(outcome.diff)
+        say_lines(outcome.diff)
     say(f"{'dry run, ' if outcome.dry_run else ''}{outcome.action}: {outcome.file}")
     if outcome.openrlhf_version:
         say(f"  openrlhf  {outcome.openrlhf_version}")
@@ -81,7 +81,8 @@ def _say_outcome(outcome: Outcome) -> None:
     if outcome.sha256_before == outcome.sha256_after:
         say(f"  sha256    {outcome.sha256_after} (unchanged)")
     else:
-        say(f"  sha256    {outcome.sha256_before}\n         -> {outcome.sha256_after}")
+        say(f"  sha256    {outcome.sha256_before}")
+        say(f"         -> {outcome.sha256_after}")
     for line in outcome.notes:
         note(f"note: {line}")
 

@@ -10,7 +10,7 @@ import typer
 from actordbg.actor.signatures import explain
 from actordbg.base.errors import EnvironmentProblem
 from actordbg.cli.options import Format, Where, chosen_format, store_of
-from actordbg.cli.output import note
+from actordbg.cli.output import note, say_lines
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import atomic_write
 from actordbg.report import tabular
@@ -50,7 +50,7 @@ def report(
     names = [*(replays or []), *(["all"] if everything else [])]
     text = _written(load(store_of(ctx), names, where), chosen, slowest)
     if output is None:
-        typer.echo(text, nl=False)
+        say_lines(text)
     else:
         _write(output, text)
 

@@ -3,7 +3,8 @@
 Text has no colour and no box, so it looks the same in a terminal, a pipe and an issue. A table that is too wide gets narrower
 gaps first; then its text columns are cut in the middle, never its figures.
 
-Markdown escapes what comes from outside (an error, a path, a dump id), so that it cannot become a link, a heading or HTML.
+Both clean what comes from outside (an error, a path, a dump id) as `actordbg.base.foreign_text` says, and so does whatever is
+added here: a block's strings reach no output but through `_in_lines`, `_in_line`, or a function of that module for Markdown.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Iterable
+from dataclasses import replace
 
+from actordbg.base.foreign_text import fenced, in_line, in_lines, in_markdown
 from actordbg.report.blocks import Block, Code, Grid, Heading, Items, Paragraph
 
 WIDTH = 80
-_SPECIAL = re.compile(r"([\\`*\[\]<|~&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9]))")
-_LEADING = re.compile(r"^(\s*)([-+>#=])")
 
 
 def as_text(blocks: Iterable[Block]) -> str:
@@ -26,14 +27,19 @@ def as_text(blocks: Iterable[Block]) -> str:
 
 def _text_block(block: Block) -> str:
     if isinstance(block, Heading):
-        return _heading(block)
+        return _heading(replace(block, text=_running(block.text)))
     if isinstance(block, Paragraph):
         return wrap(block.text) + "\n"
     if isinstance(block, Code):
-        return "\n".join(f"    | {line[: WIDTH - 6]}" for line in block.text.splitlines()) + "\n"
+        return "\n".join(f"    | {line[: WIDTH - 6]}" for line in in_lines(block.text).split("\n")) + "\n"
     if isinstance(block, Items):
         return "\n".join(wrap(item, "  ", "      ") for item in block.items) + "\n"
     return grid(block) + "\n"
+
+
+def _running(text: str) -> str:
+    """`text` without line breaks: they are blanks, as in any running text."""
+    return in_line(re.sub(r"[\r\n\t]+", " ", text))
 
 
 def _heading(heading: Heading) -> str:
@@ -45,14 +51,14 @@ def _heading(heading: Heading) -> str:
 def wrap(text: str, first: str = "", rest: str = "") -> str:
     """`text` in lines of at most 80 columns; a word longer than that (a path) stays whole on its own line."""
     return textwrap.fill(
-        text, WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False
+        in_lines(text), WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False
     )
 
 
 def grid(table: Grid, width: int = WIDTH, *, tight: bool = False, fold: bool = False, indent: str = "  ") -> str:
     """The table with its heading underlined, at most `width` columns wide: gaps narrow to one, then text columns lose their
     middle, or with `fold` go on in the next line, so that an id can be copied. `tight`: narrow gaps, and no line below."""
-    lines = [table.columns, *table.rows]
+    lines = [tuple(in_line(text) for text in line) for line in (table.columns, *table.rows)]
     widths = [max(len(line[i].strip()) for line in lines) for i in range(len(table.columns))]
     room = width - len(indent)
     gap = 1 if tight or sum(widths) + 2 * (len(widths) - 1) > room else 2
@@ -96,29 +102,22 @@ def as_markdown(blocks: Iterable[Block]) -> str:
 
 def _markdown_block(block: Block) -> str:
     if isinstance(block, Heading):
-        return f"{'#' * block.level} {escape(block.text)}"
+        return f"{'#' * block.level} {_flowing(block.text)}"
     if isinstance(block, Paragraph):
-        return escape(block.text)
+        return _flowing(block.text)
     if isinstance(block, Items):
-        return "\n".join(f"- {escape(' '.join(item.split()))}" for item in block.items)
+        return "\n".join(f"- {_flowing(item)}" for item in block.items)
     if isinstance(block, Code):
-        fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", block.text)), default=0))
-        return f"{fence}text\n{block.text}\n{fence}"
+        return fenced(block.text)
     return _markdown_grid(block)
 
 
 def _markdown_grid(table: Grid) -> str:
     rule = [":---" if name in table.left else "---:" for name in table.columns]
-    heads = [inline(name.strip()) or " " for name in table.columns]
-    rows = [[inline(text) for text in row] for row in table.rows]
+    heads = [in_markdown(name.strip()) or " " for name in table.columns]
+    rows = [[in_markdown(text) for text in row] for row in table.rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (heads, rule, *rows))
 
 
-def escape(text: str) -> str:
-    """`text` as the beginning of a block, so that Markdown shows it as it is."""
-    return _LEADING.sub(r"\1\\\2", inline(text))
-
-
-def inline(text: str) -> str:
-    """`text` inside a line or a table's cell, so that Markdown shows it as it is."""
-    return _SPECIAL.sub(r"\\\1", text)
+def _flowing(text: str) -> str:
+    return in_markdown(_running(text), leading=True)

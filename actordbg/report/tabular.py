@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from actordbg.base.foreign_text import in_csv, in_json
 from actordbg.config.as_ran import as_ran
 from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.replay_record import ReplayInput
@@ -42,7 +43,7 @@ COLUMNS = (*RESULT, *INPUT, "warm_up", *CONFIGURATION, *LATER, *(SETTINGS[name].
 
 def render_json(summary: Summary) -> str:
     """The Summary field by field, as indented JSON that ends with a line break."""
-    return json.dumps(dataclasses.asdict(summary), indent=2, ensure_ascii=False, allow_nan=False, default=str) + "\n"
+    return in_json(json.dumps(dataclasses.asdict(summary), indent=2, ensure_ascii=False, allow_nan=False, default=str)) + "\n"
 
 
 def render_csv(replays: Sequence[ReplayData]) -> str:
@@ -78,9 +79,7 @@ def _input(given: ReplayInput | None) -> dict[str, Any]:
 
 
 def _cell(value: Any) -> Any:
-    """True as `true`; text that a spreadsheet would run as a formula gets a quote in front."""
+    """True as `true`; numbers stay numbers, and text is cleaned."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r"):
-        return "'" + value
-    return value
+    return in_csv(value) if isinstance(value, str) else value

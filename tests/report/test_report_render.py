@@ -10,11 +10,12 @@ import json
 import pytest
 from reportcases import NOW, dump_id, given, replay, result
 
+from actordbg.base.foreign_text import in_markdown
 from actordbg.base.units import human_bytes
 from actordbg.formats.replay_record import ResultRecord
 from actordbg.report import tabular
 from actordbg.report.blocks import number, rate, seconds
-from actordbg.report.renderings import as_markdown, as_text, escape, inline
+from actordbg.report.renderings import as_markdown, as_text
 from actordbg.report.replay_document import document
 from actordbg.report.report_model import ReplayData, Summary
 from actordbg.report.summary import summarise
@@ -148,10 +149,10 @@ def test_a_replay_without_results_says_so():
 def test_markdown_shows_what_came_from_outside_as_text():
     text = markdown_of(summary())
     assert r"max_seqlen_q \| FakeTensor \<b>" in text
-    assert escape("# no heading") == r"\# no heading"
-    assert escape("- no list") == r"\- no list"
-    assert inline("-") == "-"
-    assert escape("a_b _c_ [x](y) `z`") == r"a_b \_c\_ \[x\](y) \`z\`"
+    assert in_markdown("# no heading", leading=True) == r"\# no heading"
+    assert in_markdown("- no list", leading=True) == r"\- no list"
+    assert in_markdown("-") == "-"
+    assert in_markdown("a_b _c_ [x](y) `z`", leading=True) == r"a_b \_c\_ \[x\](y) \`z\`"
 
 
 def test_every_markdown_table_row_has_the_columns_of_its_heading():

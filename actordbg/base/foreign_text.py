@@ -1,0 +1,118 @@
+r"""Foreign text, and how each output shows it. This is the one place that knows what is dangerous where.
+
+Foreign is what others wrote: messages of errors, names of runs, roles and hosts, paths, values of arguments, lines of logs and
+journals. It may hold what a terminal obeys (escape sequences), what turns text around (bidi overrides), what nobody sees
+(zero-width and tag characters), what Markdown makes a link or HTML of, and what a spreadsheet runs as a formula.
+
+| output | function | what it does |
+|---|---|---|
+| a terminal, a log | `in_lines`, and `in_line` where line breaks are ours | hidden characters are written out: `\x1b`, `\u202e` |
+| JSON | `in_json` | the same as JSON's own escapes, so that a program reads what was there |
+| Markdown | `in_markdown`, `fenced` | nothing becomes a link, an image, HTML, a heading, or the end of a table or fence |
+| CSV | `in_csv` | no cell is a formula |
+| a command to paste | `in_shell` | one word, whatever is in it |
+
+Invariant: what these return holds no hidden character, and doing it twice changes nothing more, but for Markdown, CSV and shell.
+What output goes through calls them (`actordbg.cli.output`, `actordbg.report.renderings`, `actordbg.report.tabular`), so that a
+command cannot forget it. Backslashes of the text itself stay as they are: it is shown to people, and `--json` is exact.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import unicodedata
+from collections.abc import Callable
+
+MOST_MARKS = 8
+"""Combining marks on one character that are shown as they are; more would cover the lines above."""
+
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f"  # C0 without tab and line feed, DEL, C1
+    "\xad\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200d\u2060-\u2065\u3164\ufe00-\ufe0d\ufeff\uffa0"  # no width
+    "\u061c\u200e\u200f\u202a-\u202e\u2066-\u206f"  # direction
+    "\u2028\u2029"  # lines and paragraphs that only some programs break
+    "\ud800-\udfff"  # halves of surrogate pairs, and bytes of names that are not UTF-8
+    "\u0600-\u0605\u06dd\u070f\u0890\u0891\u08e2\ufff0-\ufffb\U000110bd\U000110cd\U00013430-\U0001343f"  # other formats
+    "\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"  # formats and tags
+)
+_SURROGATE = re.compile("[\ud800-\udfff]")
+_MAY_FLOOD = re.compile(f"[\u0300-\U0010ffff]{{{MOST_MARKS + 1},}}")
+_SPECIAL = re.compile(r"([\\`*\[\]<|~&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|(?<=:)/(?=/)|(?<=www)\.)", re.IGNORECASE)
+_LEADING = re.compile(r"^(?:([-+>#=])|(\d+)([.)]))")
+_FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
+
+
+def in_lines(text: str) -> str:
+    """`text` for a terminal, its line breaks and tabs kept. A carriage return before a line break is none of its own."""
+    return _shown(text.replace("\r\n", "\n"))
+
+
+def in_line(text: str) -> str:
+    """`text` as a part of one line for a terminal: line breaks and tabs are written out, too."""
+    return text if _is_plain(text) else _shown(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def in_json(document: str) -> str:
+    """A JSON document with hidden characters as JSON's escapes. It says the same to a parser."""
+    return _shown(document, _units)
+
+
+def in_markdown(text: str, *, leading: bool = False) -> str:
+    """`text` inside a line of Markdown or a table's cell, shown as it is. `leading`: it begins a block."""
+    escaped = _SPECIAL.sub(r"\\\1", in_line(text))
+    return _LEADING.sub(r"\2\\\1\3", escaped.strip()) if leading else escaped
+
+
+def fenced(text: str) -> str:
+    """`text` as a block of code in Markdown, in a fence that is longer than any run of backticks in it."""
+    shown = in_lines(text)
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", shown)), default=0))
+    return f"{fence}text\n{shown}\n{fence}"
+
+
+def in_csv(text: str) -> str:
+    """`text` as a cell of CSV. One that a spreadsheet would run gets an apostrophe in front, and so does one that has it already:
+    whoever takes one away from `'=`, `'+`, `'-`, `'@` has the text again."""
+    shown = in_lines(text)
+    return f"'{shown}" if _FORMULA.match(shown) else shown
+
+
+def in_shell(text: str) -> str:
+    """`text` as one word of a command that somebody pastes. Hidden characters are written so that bash and zsh read them."""
+    if in_line(text) == text:
+        return shlex.quote(text)
+    errors = "surrogateescape" if all("\udc80" <= char <= "\udcff" for char in _SURROGATE.findall(text)) else "surrogatepass"
+    return "$'" + "".join(_for_shell(byte) for byte in text.encode("utf-8", errors)) + "'"
+
+
+def _is_plain(text: str) -> bool:
+    return text.isascii() and text.isprintable()
+
+
+def _escaped(char: str) -> str:
+    return char.encode("unicode_escape").decode()
+
+
+def _shown(text: str, spell: Callable[[str], str] = _escaped) -> str:
+    if _is_plain(text):
+        return text
+    return _MAY_FLOOD.sub(lambda found: _calmed(found[0], spell), _HIDDEN.sub(lambda found: spell(found[0]), text))
+
+
+def _calmed(run: str, spell: Callable[[str], str]) -> str:
+    """A run of characters in which no more than MOST_MARKS marks stand on one."""
+    marks, calm = 0, []
+    for char in run:
+        marks = marks + 1 if unicodedata.category(char) in ("Mn", "Me") else 0
+        calm.append(spell(char) if marks > MOST_MARKS else char)
+    return "".join(calm)
+
+
+def _units(char: str) -> str:
+    return re.sub("....", r"\\u\g<0>", char.encode("utf-16-be", "surrogatepass").hex())
+
+
+def _for_shell(byte: int) -> str:
+    char = chr(byte)
+    return f"\\{char}" if char in "\\'" else char if _is_plain(char) else f"\\x{byte:02x}"

