@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # DeepSpeed's sdist asks at build time which accelerator there is.
 ACCELERATOR := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo DS_ACCELERATOR=cpu)
 
-.PHONY: demo matrix-demo check test lint types imports fast pytest bench figures examples docs hooks clean
+.PHONY: demo matrix-demo check test lint types imports fast pytest fuzz bench figures examples docs hooks clean
 # A file's tests share what they build, so a file stays with one process. Rooms run in the order of the alphabet, which begins with
 # the heavy ones (actor, capture) and ends with light ones (report, store, trainlogs): so both processes end at about the same time.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
@@ -46,6 +46,13 @@ fast: $(VENV)/.test
 
 pytest: $(VENV)/.test
 	$(PYTEST)
+
+# Each parser under mutated inputs for FUZZ_SECONDS. For some of them only: make fuzz FUZZ="where pickle"
+FUZZ_SECONDS ?= 60
+FUZZ ?=
+
+fuzz: $(VENV)/.test
+	$(BIN)/python tests/fuzz/run.py $(FUZZ) --seconds $(FUZZ_SECONDS)
 
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks

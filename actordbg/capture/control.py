@@ -178,7 +178,7 @@ def _checked(data: dict[str, Any]) -> dict[str, Any]:
         good = (
             (value is None and kind.endswith("None"))
             or (kind.startswith("int") and type(value) is int and least <= value <= most)
-            or (kind.startswith("str") and isinstance(value, str) and (name != "run" or is_plain_name(value)))
+            or (kind[:3] == "str" and isinstance(value, str) and (is_plain_name(value) if name == "run" else value.isprintable()))
             or (kind == "bool" and isinstance(value, bool))
             or (kind.startswith("tuple") and _is_list(value, int if name == "ranks" else str))
         )

@@ -20,6 +20,7 @@ from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import (
     DEFAULTS,
     MAGIC,
+    MAX_DEPTH,
     MAX_RECORD,
     OUTPUT_PREFIX,
     RECORD_VERSION,
@@ -141,7 +142,13 @@ def _header(path: str) -> tuple[bytes, int]:
 
 
 def _quickly(text: bytes) -> tuple[Any, ...] | None:
-    """The picked values, if msgspec finds every one of them sound; None means: ask the full check."""
+    """The picked values, if msgspec finds every one of them sound; None means: ask the full check.
+
+    Records are written in ASCII: in anything else msgspec does not check the characters of the fields that it skips. It counts
+    no levels of nesting either.
+    """
+    if not text.isascii() or text.count(b"[") + text.count(b"{") > MAX_DEPTH:
+        return None
     try:
         values: tuple[Any, ...] = msgspec.structs.astuple(_decode(text))
         datetime.fromisoformat(values[3][:26])

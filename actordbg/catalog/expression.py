@@ -178,7 +178,10 @@ class ExpressionWriter:
         return Part(f"({divided} {sign} {right.sql})", NUMBER, params)
 
     def function(self, node: Any) -> Part:
-        name = (node.this if type(node).__name__ == "Anonymous" else type(node).__name__).lower()
+        said = node.this if type(node).__name__ == "Anonymous" else type(node).__name__
+        if not isinstance(said, str):
+            raise refusal(f"{_sql(node)!r}: a function's name is not quoted")
+        name = said.lower()
         if name == "now" and not node.expressions:
             return self._moment(self._now)
         if name in ("abs", "round"):

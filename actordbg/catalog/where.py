@@ -84,6 +84,8 @@ def _bound(text: str) -> None:
         raise refusal(f"the expression has {len(text)} characters, the limit is {MAX_LENGTH}")
     if bad := next((char for char in text if ord(char) < 32 and char not in "\t\n\r"), None):
         raise refusal(f"the expression has a control character, {bad!r}")
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise refusal("the expression holds bytes that are not UTF-8")
     depth, quote = 0, ""
     for char in text:
         if quote:

@@ -11,7 +11,6 @@ is damaged or half written is left out, and nothing here waits for the process.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import struct
 import zlib
@@ -22,6 +21,7 @@ from typing import Any
 
 from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
 from actordbg.formats.dump_record import is_plain_name
+from actordbg.formats.record_reading import parse_timestamp, strict_json
 from actordbg.formats.ringfile import (
     BOOK,
     BOOKS,
@@ -153,21 +153,32 @@ def tensors_of(numbers: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[
 def read_counters(path: Path) -> dict[str, Any]:
     """One published counters file, checked. Raises CorruptDump if it is not one (CorruptDump: skip and count)."""
     try:
-        data = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
+        data = strict_json(path.read_bytes())
+    except (OSError, ValueError) as error:
         raise CorruptDump(f"{path}: unreadable counters: {error}", hint="the next publication replaces it") from None
+    if not isinstance(data, dict) or not _are_counters(data):
+        raise CorruptDump(f"{path}: not a counters file of this version", hint="upgrade actordbg, or delete the file")
+    parse_timestamp(data["heartbeat"])
+    return data
+
+
+def _are_counters(data: dict[str, Any]) -> bool:
+    """Whether everything that is shown or summed has its type."""
     numbers = ("rank", "pid", "calls", "captured", "bytes", "pending", "queue_bytes", "generation")
     texts = ("run", "host", "instance", "state", "since", "heartbeat")
-    good = (
-        isinstance(data, dict)
-        and data.get("format") == COUNTERS_FORMAT
+    tallies = [data.get(name, {}) for name in ("dropped", "sampled_out", "triggered")]
+    ring = data.get("ring") or {}
+    return (
+        data.get("format") == COUNTERS_FORMAT
         and all(type(data.get(name)) is int for name in numbers)
+        and all(type(data.get(name, 0)) is int for name in ("rotated", "rotated_bytes", "outputs_dropped"))
         and all(isinstance(data.get(name), str) for name in texts)
-        and all(isinstance(data.get(name), dict) for name in ("dropped", "sampled_out"))
+        and all(isinstance(data.get(name), str | None) for name in ("role", "last_error"))
+        and all(isinstance(tally, dict) and {*map(type, tally.values())} <= {int} for tally in tallies)
+        and isinstance(ring, dict)
+        and isinstance(ring.get("path"), str | None)
+        and isinstance(ring.get("in_flight_s"), int | float | None)
     )
-    if not good:
-        raise CorruptDump(f"{path}: not a counters file of this version", hint="upgrade actordbg, or delete the file")
-    return dict(data)
 
 
 def _header(descriptor: int, path: Path) -> dict[str, Any]:
@@ -180,7 +191,12 @@ def _header(descriptor: int, path: Path) -> dict[str, Any]:
     end = HEAD.size + length
     if struct.unpack_from("<I", page, end)[0] != zlib.crc32(page[:end]):
         raise CorruptDump(f"{path}: damaged header (its CRC-32 does not match)", hint="`dump recover --discard` removes it")
-    return dict(json.loads(page[HEAD.size : end]))
+    facts = None
+    with contextlib.suppress(ValueError):
+        facts = strict_json(page[HEAD.size : end])
+    if not isinstance(facts, dict) or type(facts.get("pid")) is not int:
+        raise CorruptDump(f"{path}: its header says nothing about its process", hint="`dump recover --discard` removes it")
+    return facts
 
 
 def _books(descriptor: int, path: Path) -> Iterator[tuple[int, Books]]:
@@ -201,7 +217,7 @@ def _names_somebody(identity: dict[str, Any]) -> bool:
     """Whether an identity is one, and every name in it may be part of a path."""
     return (
         all(type(identity.get(name)) is int and identity[name] >= 0 for name in ("rank", "pid"))
-        and all(is_plain_name(str(identity.get(name))) for name in ("run", "instance"))
+        and all(type(name) is str and is_plain_name(name) for name in map(identity.get, ("run", "instance")))
         and type(identity.get("host")) is str
         and not {"/", "\0"} & set(identity["host"])
         and type(identity.get("since")) is str
@@ -242,8 +258,8 @@ def _slot(
 def _json(text: bytes, path: Path) -> dict[str, Any]:
     """What `sealed` made."""
     data = None
-    with contextlib.suppress(ValueError, RecursionError):
-        data = json.loads(text[:-8]) if int(text[-8:], 16) == zlib.crc32(text[:-8]) else None
+    with contextlib.suppress(ValueError):
+        data = strict_json(text[:-8]) if int(text[-8:], 16) == zlib.crc32(text[:-8]) else None
     if not isinstance(data, dict):
         raise CorruptDump(f"{path}: what describes a call is damaged", hint="`dump recover --discard` removes it")
     return data

@@ -26,6 +26,7 @@ from typing import Any
 
 from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
 from actordbg.config.replay_config import ReplayConfig
+from actordbg.formats.stored_record import built
 
 SPEC_VERSION = 1
 
@@ -80,13 +81,13 @@ class ReplaySpec:
             data = json.loads(text)
             if data["format"] != SPEC_VERSION:
                 raise NewerFormat(
-                    f"spec.json has format {data['format']}, this actordbg reads {SPEC_VERSION}",
+                    f"spec.json has format {data['format']!r:.40}, this actordbg reads {SPEC_VERSION}",
                     hint="upgrade actordbg",
                 )
-            data["config"] = ReplayConfig.from_dict(data["config"])
-            data["inputs"] = tuple(ReplayInput(**item) for item in data["inputs"])
-            return cls(**data)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            config = ReplayConfig.from_dict(built(dict[str, Any], data.pop("config")))
+            spec: ReplaySpec = built(cls, data | {"config": asdict(config)})
+            return spec
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptDump(f"spec.json is damaged: {error}", hint="remove this replay's folder") from None
 
 

@@ -16,7 +16,8 @@ import dataclasses
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
 
@@ -50,25 +51,45 @@ class StoredRecord:
             data = json.loads(text)
             version = data.pop("format")
             if version != FORMAT:
-                raise NewerFormat(f"this {cls.what} has format {version}, this actordbg reads {FORMAT}", hint="upgrade actordbg")
-            record: T = _built(cls, data)
+                raise NewerFormat(
+                    f"this {cls.what} has format {version!r:.40}, this actordbg reads {FORMAT}", hint="upgrade actordbg"
+                )
+            record: T = built(cls, data)
             return record
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             file = f"the {cls.what}'s file {source}".rstrip()
             raise CorruptDump(f"{file} is damaged: {error}", hint="remove the file") from None
 
 
-def _built(kind: Any, value: Any) -> Any:
-    """A JSON value as the type that its field is declared with; dataclasses and tuples at any depth."""
-    if value is None:
+def built(kind: Any, value: Any) -> Any:
+    """A JSON value as the type that its field is declared with, at any depth. TypeError or ValueError if it is of another one,
+    or no catalog could hold it. A float that was not finite is None.
+    """
+    kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    kind, origin, inner = kinds[0], get_origin(kinds[0]) or kinds[0], get_args(kinds[0])
+    if origin is Any:
+        return _plain_json(value)
+    if value is None and (NoneType in kinds or origin is float):
         return None
-    kind = next((one for one in get_args(kind) if dataclasses.is_dataclass(one)), kind)
-    if isinstance(value, list):
-        return tuple(_built(kind, item) for item in value)
-    if not dataclasses.is_dataclass(kind):
-        return value
-    types = _field_types(kind)  # type: ignore[arg-type]
-    return kind(**{name: _built(types.get(name, Any), item) for name, item in value.items()})  # type: ignore[operator]
+    if dataclasses.is_dataclass(origin) and isinstance(value, dict):
+        types = _field_types(origin)  # type: ignore[arg-type]
+        return origin(**{name: built(types[name], item) for name, item in value.items()})  # type: ignore[operator]
+    if origin in (tuple, list) and isinstance(value, list):
+        return origin(built(inner[0], item) for item in value)
+    if origin is dict and isinstance(value, dict):
+        return {_plain_json(name): built(inner[1], item) for name, item in value.items()}
+    if type(value) is not origin and not (origin is float and type(value) is int):
+        raise TypeError(f"{value!r:.60} where a {getattr(origin, '__name__', origin)} belongs")
+    return _plain_json(value)
+
+
+def _plain_json(value: Any) -> Any:
+    """The value; ValueError for a number of more than 64 bits or half of a surrogate pair."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{value!r:.40} has more than 64 bits")
+    if isinstance(value, str | dict | list):
+        json.dumps(value, ensure_ascii=False).encode()
+    return value
 
 
 @cache

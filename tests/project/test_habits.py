@@ -154,14 +154,15 @@ def rooms() -> set[str]:
 
 def test_every_folder_of_tests_is_a_room_of_the_product():
     folders = {path.name for path in TESTS.iterdir() if path.is_dir() and any(path.glob("*.py"))}
-    assert folders - {"project", "support"} <= rooms()
+    assert folders - {"project", "support", "fuzz"} <= rooms()
     assert rooms() <= folders
 
 
 def test_tests_and_their_helpers_do_not_mix():
     outside = [path for path in TESTS.rglob("*.py") if path.parent != SUPPORT]
     tests_only = {path for path in outside if path.name.startswith("test_")}
-    assert set(outside) - tests_only == {TESTS / "conftest.py", TESTS / "project" / "figures.py"}
+    targets = {TESTS / "fuzz" / name for name in ("run.py", "fuzzing.py")} | set((TESTS / "fuzz").glob("of_*.py"))
+    assert set(outside) - tests_only == {TESTS / "conftest.py", TESTS / "project" / "figures.py"} | targets
     assert [path.name for path in SUPPORT.glob("test_*.py")] == []
 
 

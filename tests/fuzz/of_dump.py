@@ -1,0 +1,114 @@
+"""A whole dump file: frames, record, payload; our reading of the payload beside the safetensors library's."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+
+import safetensors
+import torch
+from dumpmutants import A, frame, plain_of
+from fuzzing import CAP, Chance, Havoc, damage, dumped, mutate_json, other_json, work_folder
+from of_record import seeds as records
+
+from actordbg.base.errors import StoreProblem
+from actordbg.formats import dumpfile
+from actordbg.formats.dump_record import SAFETENSORS_DTYPES, framed
+from actordbg.formats.payload_check import check
+from actordbg.store import payload
+
+PARSERS = (
+    dumpfile.unpack,
+    dumpfile.parse_line,
+    dumpfile.read_record,
+    dumpfile.read_payload,
+    dumpfile.payload_entries,
+    check,
+    payload.widen,
+)
+_FILE = work_folder() / "dump"
+_TENSORS = {
+    "sequences": torch.tensor([[70_000, 3], [5, 128_255]]),
+    "mask": torch.ones(2, 2).t(),
+    "x": torch.ones(1, 3).expand(2, 3),
+}
+
+
+def seeds() -> dict[str, bytes]:
+    small = payload.encode(A.record, {**_TENSORS, "empty": torch.zeros(0, 3), "half": torch.randn(3).bfloat16()})[1]
+    return {"small": small, "all": A.blob, "none": framed(records()["plain"]) + frame(plain_of({}, b""))}
+
+
+def one_input(data: bytes) -> None:
+    _FILE.write_bytes(data)
+    head = found = None
+    with damage():
+        head = dumpfile.read_record(_FILE)
+    with damage():
+        found = dumpfile.read_payload(_FILE, CAP, hash_too=False)
+    assert found is None or head == found[0], "two readers, two records"
+    with damage():
+        if found:
+            _whole(*found)
+
+
+def _whole(record: dumpfile.DumpRecord, stored: bytes) -> None:
+    entries = check(record, stored, max_bytes=CAP)
+    theirs = {
+        name: (value["dtype"], tuple(value["shape"]), bytes(value["data"])) for name, value in safetensors.deserialize(stored)
+    }
+    codes = {name: code for code, (name, _) in SAFETENSORS_DTYPES.items()}
+    assert {name: value[:2] for name, value in theirs.items()} == {
+        name: (codes[one.dtype], one.shape) for name, one in entries.items()
+    }
+    for name, one in entries.items():
+        assert stored[one.offset :].startswith(theirs[name][2]), f"other bytes in {name!r}"
+    _again(payload.widen(record, stored, max_bytes=CAP))
+
+
+def _again(dump: payload.Dump) -> None:
+    """What was read is written and read again: the same tensors, to the bit."""
+    again = payload.widen(*dumpfile.unpack(payload.encode(dump.record, dump.tensors, 1)[1], max_bytes=2 * CAP), max_bytes=2 * CAP)
+    for name, tensor in dump.tensors.items():
+        other = again.tensors[name]
+        assert (tensor.dtype, tensor.shape) == (other.dtype, other.shape) and _bits(tensor) == _bits(other), name
+
+
+def _bits(tensor: torch.Tensor) -> bytes:
+    return bytes(tensor.contiguous().view(-1).view(torch.uint8).numpy()) if tensor.numel() else b""
+
+
+def mutate(data: bytes, chance: Chance, havoc: Havoc) -> bytes:
+    """Record, header and tensors under right sums; or the sums themselves."""
+    with contextlib.suppress(StoreProblem, ValueError, KeyError, TypeError):
+        if chance.random() < 0.8:
+            line, stored = dumpfile.line_of(data), dumpfile.unpack(data, max_bytes=CAP, hash_too=False)[1]
+            return _resealed(line, stored, chance, havoc)
+    return havoc(data)
+
+
+def _resealed(line: bytes, stored: bytes, chance: Chance, havoc: Havoc) -> bytes:
+    end = 8 + int.from_bytes(stored[:8], "little")
+    header, data, kind = stored[8:end], stored[end:], chance.randrange(5)
+    if kind == 0:
+        line = mutate_json(line, chance, havoc)
+    elif kind == 1:
+        header = mutate_json(header, chance, havoc)
+    elif kind == 2:
+        data = havoc(data)
+    elif kind == 3:
+        said = json.loads(line)
+        line = dumped(said | {"tensors": other_json(said["tensors"], chance)})
+    else:
+        said, listed = json.loads(line), json.loads(header)
+        name = chance.choice([*said["tensors"], "new"])
+        said["tensors"][name] = [
+            *(chance.choice(("uint8", "bool", "int64", "float16")),) * 2,
+            [chance.randrange(3), len(data) % 7],
+        ]
+        line, header = dumped(said), dumped(other_json(listed, chance)) if listed else header
+    plain = plain_of(header, data)
+    with contextlib.suppress(ValueError, TypeError, AttributeError, RecursionError):
+        line = dumped(json.loads(line) | {"payload_sha256": hashlib.sha256(plain).hexdigest()})
+    return framed(line) + frame(plain)

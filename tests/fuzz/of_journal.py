@@ -1,0 +1,60 @@
+"""A replay's journal: lines that several programs read while they grow, and that a crash may cut anywhere."""
+
+from __future__ import annotations
+
+import json
+
+from fuzzing import Chance, Havoc, mutate_json, work_folder
+
+from actordbg.formats.journal import Tail, last_results, read_chunk, read_events, read_results, read_standing, result_of
+from actordbg.formats.replay_record import ResultRecord
+
+PARSERS = (read_chunk, read_events, Tail.poll, read_results, read_standing, result_of, ResultRecord.from_dict)
+WORDS = tuple(f'"{name}":'.encode() for name in ("event", *ResultRecord.__dataclass_fields__))
+_FOLDER = work_folder()
+
+
+def seeds() -> dict[str, bytes]:
+    result = ResultRecord("20250619T052608-9f3a2c", "d-1", "passed", finished_at="2025-06-19T05:26:08.430740Z", logprob_mean=-1.5)
+    events = [
+        {"event": "ready", "pid": 7, "attempt": 1, "resolved": {"dtype": "fp32"}},
+        {"event": "start", "dump_id": "d-1", "slot": 0, "attempt": 1},
+        {"event": "end", **result.to_dict()},
+        {"event": "resolved", "resolved": {"dtype": "fp32"}},
+        {"event": "finished", "status": "complete"},
+    ]
+    lines = b"".join(json.dumps(event).encode() + b"\n" for event in events)
+    return {"whole": lines, "cut": lines[:-30], "twice": lines[100:] + lines}
+
+
+def one_input(data: bytes) -> None:
+    path = _FOLDER / "supervisor.jsonl"
+    path.write_bytes(data)
+    chunk = read_chunk(path)
+    assert 0 <= chunk.offset <= chunk.size == len(data)
+    assert len(chunk.events) + chunk.skipped == sum(bool(line.strip()) for line in data[: chunk.offset].split(b"\n"))
+    results = last_results(result_of(event) for event in chunk.events if event["event"] == "end")
+    assert results == read_results(_FOLDER)
+    for result in results.values():
+        assert repr(ResultRecord.from_dict(json.loads(json.dumps(result.to_dict())))) == repr(
+            ResultRecord.from_dict(result.to_dict())
+        )
+    read_standing(_FOLDER)
+    assert _in_two(path, data, chunk.offset // 2) == json.dumps(chunk.events), "a tail that is asked twice sees something else"
+
+
+def _in_two(path, data: bytes, cut: int) -> str:
+    """The events as JSON, as a reader sees them that comes once in between."""
+    path.write_bytes(data[:cut])
+    tail = Tail(path)
+    first = tail.poll()
+    path.write_bytes(data)
+    return json.dumps(first + tail.poll())
+
+
+def mutate(data: bytes, chance: Chance, havoc: Havoc) -> bytes:
+    """One line changes, goes or comes again."""
+    lines = data.split(b"\n")
+    number = chance.randrange(len(lines))
+    lines[number : number + 1] = chance.choice(([], [lines[number]] * 2, [mutate_json(lines[number], chance, havoc)]))
+    return b"\n".join(lines)

@@ -1,0 +1,121 @@
+"""A pack: head, blocks, index and foot; and whatever dumps it holds."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from pathlib import Path
+
+import packcases
+import torch
+from fuzzing import CAP, Chance, Havoc, damage, work_folder
+
+from actordbg.base.errors import StoreProblem
+from actordbg.formats import dumpfile
+from actordbg.formats.payload_check import check
+from actordbg.store import pack_bytes as layout
+from actordbg.store import pack_reader, payload
+
+PARSERS = (layout.check_head, layout.parse_foot, layout.decode_index, layout.decompress, pack_reader.Pack.read)
+_FOLDER = work_folder()
+
+
+def seeds() -> dict[str, bytes]:
+    tensors = [{"sequences": torch.arange(70_000, 70_040).view(2, 20), "mask": torch.ones(2, width)} for width in (20, 9)]
+    dumps = [payload.encode(packcases.catalogcases.record(n), one) for n, one in enumerate([*tensors, tensors[0]])]
+    folder = work_folder()
+    return {"three": Path(packcases.write_pack(folder, dumps).path).read_bytes()}
+
+
+def one_input(data: bytes) -> None:
+    path = _FOLDER / "fuzzed.pack"
+    path.write_bytes(data)
+    with damage():
+        pack = pack_reader.Pack(path)
+        assert sum(pack.shares()) == len(data) or not pack.dump_ids
+        assert len(set(pack.dump_ids)) == len(pack.dump_ids)
+        assert layout.encode_index(*_lists(pack._index)) == _content(data), "the index is not what its numbers make"
+        for dump_id in pack.dump_ids[:8]:
+            with damage():
+                line, stored = pack.read(dump_id, CAP)
+                assert len(stored) <= CAP and line == pack.line(dump_id)
+                check(dumpfile.parse_line(line), stored, max_bytes=CAP)
+
+
+def _content(data: bytes) -> bytes:
+    foot = layout.parse_foot(data[-layout.FOOT_BYTES :], len(data), "pack")
+    return layout.decompress(data[foot.offset : foot.offset + foot.stored], foot.content, "pack")
+
+
+def _lists(index: layout.Index) -> tuple[list, list, list]:
+    """What `encode_index` made it of: blocks, pieces and dumps."""
+    blocks = [(block.stored, block.content) for block in index.blocks]
+    pieces = list(zip(index.piece_block, index.piece_bytes, index.piece_times, strict=True))
+    dumps = []
+    for n, dump_id in enumerate(index.dump_ids):
+        line, header = (
+            index.texts[index.line_start[n] : index.head_start[n]],
+            index.texts[index.head_start[n] : index.line_start[n + 1]],
+        )
+        dumps.append((dump_id, line, header, list(index.refs[index.first_ref[n] : index.first_ref[n + 1]]), index.crc[n]))
+    return blocks, pieces, dumps
+
+
+def mutate(data: bytes, chance: Chance, havoc: Havoc) -> bytes:
+    """The index as bytes or as numbers, or a block, under right sums."""
+    with contextlib.suppress(StoreProblem, OverflowError, ValueError, UnicodeError):
+        foot, content = layout.parse_foot(data[-layout.FOOT_BYTES :], len(data), "pack"), _content(data)
+        if chance.random() < 0.4:
+            return _sealed(data[: foot.offset], havoc(content), foot.dumps)
+        lists = _lists(layout.decode_index(content, foot, "pack"))
+        return _other_pack(data[layout.HEAD_BYTES : foot.offset], lists, chance, havoc)
+    return havoc(data)
+
+
+def _other_pack(frames: bytes, lists: tuple[list, list, list], chance: Chance, havoc: Havoc) -> bytes:
+    blocks, pieces, dumps = lists
+    contents, at = [], 0
+    for stored, content in blocks:
+        contents.append(layout.decompress(frames[at : at + stored], content, "block"))
+        at += stored
+    kind = chance.randrange(4)
+    if kind == 0 and contents:
+        number = chance.randrange(len(contents))
+        contents[number] = havoc(contents[number])
+    elif kind == 1 and pieces:
+        number, place = chance.randrange(len(pieces)), chance.randrange(3)
+        pieces[number] = tuple(_other(value, chance) if n == place else value for n, value in enumerate(pieces[number]))
+    elif dumps:
+        number = chance.randrange(len(dumps))
+        dump_id, line, header, refs, crc = dumps[number]
+        line, header = (havoc(line), header) if chance.random() < 0.5 else (line, havoc(header))
+        refs = [_other(ref, chance) if chance.random() < 0.3 else ref for ref in refs] if kind == 2 else refs
+        dumps[number] = (dump_id, line, header, refs, crc)
+    stored = [layout.compress(content, 1) for content in contents]
+    blocks = [(len(one), len(content)) for one, content in zip(stored, contents, strict=True)]
+    dumps = [(*dump[:4], _crc(dump, pieces, contents)) for dump in dumps]
+    return _sealed(layout.head() + b"".join(stored), layout.encode_index(blocks, pieces, dumps), len(dumps))
+
+
+def _crc(dump: tuple, pieces: list, contents: list[bytes]) -> int:
+    """Of a dump's line and payload as they are now."""
+    starts, filled = [], [0] * len(contents)
+    for block, size, _ in pieces:
+        starts.append(filled[block] if block < len(filled) else 0)
+        if block < len(filled):
+            filled[block] += size
+    found = dump[2]
+    for ref in dump[3]:
+        block, size, times = pieces[ref] if ref < len(pieces) else (len(contents), 0, 0)
+        if block < len(contents) and size * times < CAP:
+            found += contents[block][starts[ref] : starts[ref] + size] * times
+    return zlib.crc32(found, zlib.crc32(dump[1]))
+
+
+def _other(value: int, chance: Chance) -> int:
+    return chance.choice((0, 1, value + 1, max(value - 1, 0), 2 * value, 2**31, 2**32 - 1))
+
+
+def _sealed(front: bytes, content: bytes, dumps: int) -> bytes:
+    index = layout.compress(content, 1)
+    return front + index + layout.foot(len(front), index, len(content), dumps)

@@ -1,0 +1,101 @@
+"""Records that are one JSON file each: a replay's specification, comparison, noise floor, matrix. The first byte says which."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sqlite3
+import typing
+from types import NoneType, UnionType
+from typing import Any
+
+from fuzzing import Chance, Havoc, damage, mutate_json, same_json
+
+from actordbg.catalog.comparison_rows import dumps_of, rows_of
+from actordbg.catalog.replay_rows import setting_columns, spec_columns
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.formats.comparison_record import ComparisonRecord, DumpComparison, Figures, ParameterFigures, SideInfo, WorstToken
+from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
+from actordbg.formats.noise_record import DumpNoise, NoiseRecord, NoiseVariant
+from actordbg.formats.replay_record import ReplayInput, ReplaySpec
+from actordbg.formats.stored_record import StoredRecord
+
+PARSERS = (ReplaySpec.from_json, StoredRecord.from_json, ReplayConfig.from_dict)
+KINDS: dict[bytes, Any] = {b"R": ReplaySpec, b"C": ComparisonRecord, b"N": NoiseRecord, b"M": MatrixRecord}
+_SQLITE = sqlite3.connect(":memory:")
+_AT, _ID = "2025-06-19T05:26:08.430740Z", "20250619T052608-9f3a2c"
+
+
+def seeds() -> dict[str, bytes]:
+    figures = Figures(3, 0.5, 0.1, max_ulp=2)
+    compared = DumpComparison(
+        "d-1", "mismatch", ("max-abs",), (), 30, figures, None, figures, 0.5, parameters=(ParameterFigures("w", figures, True),),
+        worst_tokens=(WorstToken(0, 1, -1.5, None, None, 7),), not_compared={"entropy": "not recorded"},
+    )  # fmt: skip
+    spec = ReplaySpec(
+        _ID, _AT, ReplayConfig(), (ReplayInput("d-1", "dumps/r/rank0000/d-1", 0, 2, 30, 55),), "rank=0", versions={"torch": "2"}
+    )
+    side = SideInfo("replay", _ID, "fp32", "fp32", {"zero_stage": 3})
+    comparison = ComparisonRecord(_ID, _AT, side, side, {"max_abs": 0.1}, "mismatch", (compared,), reasons=("far",))
+    noise = NoiseRecord(
+        _ID, _AT, _ID, {"tp": 1}, "fp32", None, (NoiseVariant("repeat", _ID, figures),), (DumpNoise("d-1", {"max_abs": 0.1}),), {"max_abs": 0.1},
+    )  # fmt: skip
+    cell = MatrixCell(0, "ZeRO 3", {"zero_stage": 3}, "passed", {"tp": 1}, _ID, counts={"passed": 1}, known=("rule",))
+    matrix = MatrixRecord(_ID, _AT, "complete", {"zero_stage": [3]}, (cell,), ("d-1",), options={"runner": [1, 2.5]})
+    made = {"spec": spec, "comparison": comparison, "noise": noise, "matrix": matrix}
+    return {name: key + one.to_json().encode() for (name, one), key in zip(made.items(), KINDS, strict=True)}
+
+
+def one_input(data: bytes) -> None:
+    kind = KINDS.get(data[:1])
+    record = None
+    with damage():
+        if kind is not None:
+            record = kind.from_json(data[1:])
+    if record is not None:
+        assert list(_wrong(kind, record, kind.__name__)) == []
+        _in_the_catalog(record)
+        again = kind.from_json(record.to_json())
+        assert same_json(json.loads(again.to_json()), json.loads(record.to_json()))
+
+
+def _in_the_catalog(record: Any) -> None:
+    """The record makes rows, and every value of them fits into SQLite."""
+    if isinstance(record, ReplaySpec):
+        rows = [spec_columns(record) | setting_columns(record.config.to_dict(), None)]
+    else:
+        rows = [row for table in rows_of(record).values() for row in table]
+        rows += dumps_of(record) if isinstance(record, ComparisonRecord) else []
+    for value in (value for row in rows for value in row.values()):
+        plain = json.dumps(value) if isinstance(value, dict | list | tuple) else value
+        _SQLITE.execute("SELECT ?", (plain,)).fetchall()
+
+
+def _wrong(kind: Any, value: Any, name: str) -> Any:
+    """Names of fields that do not hold what they are declared to."""
+    options = typing.get_args(kind) if isinstance(kind, UnionType) else (kind,)
+    if value is None and (NoneType in options or float in options):
+        return
+    kind = options[0]
+    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin is Any:
+        return
+    if type(value) is not origin and not (origin is float and type(value) is int):
+        yield f"{name}: {value!r:.60}"
+    elif dataclasses.is_dataclass(kind):
+        for field, declared in typing.get_type_hints(kind).items():
+            if typing.get_origin(declared) is not typing.ClassVar:
+                yield from _wrong(declared, getattr(value, field), f"{name}.{field}")
+    elif origin in (tuple, list):
+        for item in value:
+            yield from _wrong(inner[0], item, f"{name}[]")
+    elif origin is dict:
+        for item in value.values():
+            yield from _wrong(inner[1], item, f"{name}{{}}")
+
+
+def mutate(data: bytes, chance: Chance, havoc: Havoc) -> bytes:
+    with contextlib.suppress(IndexError):
+        return data[:1] + mutate_json(data[1:], chance, havoc)
+    return havoc(data)

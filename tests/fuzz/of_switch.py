@@ -1,0 +1,62 @@
+"""The switch and the counters, which training and desk exchange: `control.json`, and the counters files."""
+
+from __future__ import annotations
+
+import json
+
+from fuzzing import damage, mutate_json, refused, work_folder
+
+from actordbg.base.errors import NewerFormat, StoreProblem
+from actordbg.capture.control import Control, parse
+from actordbg.capture.ledger import Identity, Ledger
+from actordbg.capture.switch_file import control_text
+from actordbg.formats.record_reading import parse_timestamp
+from actordbg.formats.recording_reading import read_counters
+from actordbg.formats.ringfile import place, ring_paths
+from actordbg.formats.store_files import StoreFiles
+
+PARSERS = (Control.from_json, parse, read_counters)
+WORDS = (b'"nan"', b'"slow:3x"', b'"logprobs:-40:0"', b"-inf", b'"triggers":[', b'"ring_dir":"', b'"ranks":[')
+mutate = mutate_json
+_FOLDER = work_folder()
+_FILE, _STORE = _FOLDER / "counters.json", StoreFiles(_FOLDER)
+
+
+def seeds() -> dict[str, bytes]:
+    control = Control(
+        True, "r", "2026-11-20T12:00:00.000000Z", 3, ranks=(0, 1), triggers=("nan", "slow:3x", "logprobs:-40:0"), ring_dir="/x"
+    )
+    ledger = Ledger(
+        Identity("r", 0, 4, "node-1", 7, "1-abc"), dropped={"disk_full": 3}, sampled_out={"every": 2}, triggered={"nan": 1}
+    )
+    counted = ledger._as_dict(True) | {"queue_bytes": 5, "ring": {"path": "/x", "in_flight_s": 2.5}, "heartbeat": control.since}
+    return {
+        "switch": control_text(control).encode(),
+        "counters": json.dumps(counted | {"since": control.since}, sort_keys=True).encode(),
+    }
+
+
+def one_input(data: bytes) -> None:
+    with refused(StoreProblem, NewerFormat):
+        control = Control.from_json(data)
+        assert Control.from_json(control_text(control)) == control
+        ring_paths(place(_STORE, control.ring_dir))
+        assert not control.ranks or all(isinstance(rank, int) for rank in control.ranks)
+    _FILE.write_bytes(data)
+    counters = None
+    with damage():
+        counters = read_counters(_FILE)
+    if counters is not None:
+        _used(counters)
+
+
+def _used(data: dict) -> None:
+    """What `dump status` and `dump recover` take out of counters."""
+    for name in ("dropped", "sampled_out", "triggered"):
+        assert isinstance(sum(data.get(name, {}).values()), int)
+    for name in ("rotated", "rotated_bytes", "outputs_dropped"):
+        assert isinstance(data.get(name, 0), int)
+    parse_timestamp(data["heartbeat"])
+    assert isinstance((data.get("ring") or {}).get("path"), str | None)
+    assert isinstance(data.get("role"), str | None) and isinstance(data.get("last_error"), str | None)
+    assert all(data[name].encode() is not None for name in ("run", "host", "instance", "state", "since"))

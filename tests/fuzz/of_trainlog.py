@@ -1,0 +1,49 @@
+"""Training logs: anything that a program may print, gzip, and bytes that are no text."""
+
+from __future__ import annotations
+
+import gzip
+
+import logcases
+from fuzzing import refused, work_folder
+
+from actordbg.base.errors import EnvironmentProblem, UsageError
+from actordbg.trainlogs import segments as pieces
+from actordbg.trainlogs.log_lines import plain_name, read_log
+
+PARSERS = (read_log, pieces.segments, plain_name)
+WORDS = (b"%|##| 2/24 [00:01<00:11, 1.9it/s, gpt_loss=6.21, lr=1e-5]", b"Global step 12: {'policy_loss': 0.02}", b"step=12 loss=2.1", b"\x1b[A",
+         b"\r", b"(PPOTrainer pid=7085) ", b"[rank0]: ", b"loss=nan", b"inf", b"\x1f\x8b\x08", b"epoch 1: ", b"eval step 3")  # fmt: skip
+_FILE = work_folder() / "log"
+
+
+def seeds() -> dict[str, bytes]:
+    lines = b"step=1 loss=2.1\nstep=2 loss=nan\nloss: 3\n{'gpt_loss': 5.78}\n"
+    return {
+        "sft": logcases.SFT.encode()[:1500],
+        "ppo": logcases.PPO.encode()[:3000],
+        "lines": lines,
+        "gzip": gzip.compress(lines, mtime=0),
+    }
+
+
+def one_input(data: bytes) -> None:
+    _FILE.write_bytes(data)
+    with refused(UsageError, EnvironmentProblem):
+        log = read_log(str(_FILE))
+        for kinds in log.series.values():
+            for series in kinds.values():
+                assert len(series.steps) == len(series.values) <= len(data)
+                assert list(series.steps) == sorted(set(series.steps))
+        assert len(log.metrics) <= len(data) and log.segments <= len(data)
+        _in_pieces(log)
+
+
+def _in_pieces(log) -> None:
+    """Where the file is cut into pieces does not matter."""
+    whole = pieces._PIECE
+    try:
+        pieces._PIECE = 50
+        assert repr(read_log(str(_FILE))) == repr(log)
+    finally:
+        pieces._PIECE = whole

@@ -1,0 +1,113 @@
+"""`--where`: any text is a WhereError, or SQL that SQLite runs, that reads the documented columns, and that ends."""
+
+from __future__ import annotations
+
+import sqlite3
+from datetime import datetime, timezone
+
+from fuzzing import Chance, Havoc, refused
+
+from actordbg.base.errors import WhereError
+from actordbg.catalog import sandbox
+from actordbg.catalog.columns import COLUMNS, FUNCTIONS, OPERATORS, parse_duration, parse_moment
+from actordbg.catalog.tables import ComparedDump, DumpColumns, Result, columns_of
+from actordbg.catalog.where import compile_where
+
+PARSERS = (compile_where, parse_duration, parse_moment)
+NOW = datetime(2025, 6, 20, tzinfo=timezone.utc)
+WORDS = tuple(
+    word.encode()
+    for word in (*COLUMNS, *(f"{name}(" for name in FUNCTIONS), *OPERATORS.split(), "'2h'", "'2025-06-19'", "d.", "select")
+)
+_JOIN = "SELECT d.dump_id FROM dump AS d LEFT JOIN result AS r ON r.dump_id = d.dump_id WHERE"
+_read: set[tuple[str, str]] = set()
+
+
+def _tables() -> sqlite3.Connection:
+    """A catalog's five tables in memory, with values of every kind in three dumps."""
+    found = sqlite3.connect(":memory:", isolation_level=None)
+    made = {"dump": columns_of(DumpColumns), "result": columns_of(Result), "comparison": columns_of(ComparedDump)}
+    for table, columns in made.items():
+        names = {*columns, "dump_id", "comparison_id", "created_at"}
+        found.execute(f"CREATE TABLE {table} ({', '.join(sorted(names))})")
+        for value in (None, 1, "2025-06-19T05:26:08.430740Z"):
+            found.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(names))})", [value] * len(names))
+    for table in ("run", "replay"):
+        found.execute(f"CREATE TABLE {table} (x)")
+    return found
+
+
+_CONNECTION = _tables()
+_SANDBOX = sandbox.Sandbox(_CONNECTION)
+
+
+def _watch(action: int, first: str | None, second: str | None, *rest: str | None) -> int:
+    if action == sqlite3.SQLITE_READ and first is not None:
+        _read.add((first, second or ""))
+    return sandbox._authorize(action, first, second, *rest)
+
+
+_CONNECTION.set_authorizer(_watch)
+
+
+def seeds() -> dict[str, bytes]:
+    texts = (
+        "seq_len>4096 and rank=0", "timestamp > now() - '2h' or not (role like 'pol%' and status is not null)",
+        "coalesce(step, 0) in (1, 2, -3) and abs(round(tokens_per_s, 1)) / 2 % 3 >= 1.5e3", "verdict = 'mismatch' and max_abs > 0.1",
+        "timestamp between '2025-06-19' and '2025-06-19 05:26:08Z'", "batch_size*seq_len < 1500 + 2 - tokens", "pinned and replayable is true",
+        "length(upper(host)) <> 3", "rank not in (0) and seq_len not between 1 and 2", "host not like '%x_'",
+    )  # fmt: skip
+    return {f"text-{number}": text.encode() for number, text in enumerate(texts)}
+
+
+def one_input(data: bytes) -> None:
+    text = data.decode("utf-8", "surrogateescape")
+    with refused(WhereError):
+        found = compile_where(text, now=NOW)
+        assert compile_where(text, now=NOW) == found
+        assert found.columns <= COLUMNS.keys() and found.sql.count("?") == len(found.params)
+        _read.clear()
+        rows = list(_SANDBOX.rows(f"{_JOIN} {found.sql}", found.params))
+        assert _columns_allowed() >= _read, f"it reads {_read}"
+        assert len(rows) <= 3
+        negated = list(_SANDBOX.rows(f"{_JOIN} NOT ({found.sql})", found.params))
+        assert len(rows) + len(negated) <= 3, "a condition and its contrary"
+        _in_parentheses(text, found.columns, rows)
+
+
+def _in_parentheses(text: str, columns: frozenset[str], rows: list) -> None:
+    """The same expression in parentheses, and as one side of a conjunction, gives the same rows."""
+    for other in (f"({text})", f"({text}) and 1=1"):
+        with refused(WhereError):
+            again = compile_where(other, now=NOW)
+            assert again.columns == columns
+            assert list(_SANDBOX.rows(f"{_JOIN} {again.sql}", again.params)) == rows
+
+
+def _columns_allowed() -> set[tuple[str, str]]:
+    joins = {
+        ("dump", "dump_id"),
+        ("result", "dump_id"),
+        *(("comparison", name) for name in ("dump_id", "comparison_id", "created_at")),
+    }
+    results = {("result", column.sql.removeprefix("r.")) for column in COLUMNS.values() if column.of_result}
+    return joins | results | {(table, name) for table in ("dump", "comparison") for name in COLUMNS}
+
+
+def mutate(data: bytes, chance: Chance, havoc: Havoc) -> bytes:
+    """Words change places, go, come, or stand in parentheses."""
+    words = data.split(b" ")
+    at = chance.randrange(len(words))
+    kind = chance.randrange(5)
+    if kind == 0:
+        words[at] = havoc(words[at])
+    elif kind == 1:
+        words[at : at + 1] = []
+    elif kind == 2:
+        words[at] = chance.choice(WORDS)
+    elif kind == 3:
+        words[at:at] = [chance.choice(WORDS), chance.choice((b"1", b"'x'", b"and", b"-", b"not", b"=", *words))]
+    else:
+        end = chance.randrange(at, len(words)) + 1
+        words[at:end] = [chance.choice((b"(", b"not (", b"abs(", b"-(")) + b" ".join(words[at:end]) + b")"]
+    return b" ".join(words)

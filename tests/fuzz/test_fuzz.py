@@ -1,0 +1,132 @@
+"""Every parser stands every input that was kept, and five seconds of new ones. `make fuzz` gives each a minute."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import fuzzing
+import pytest
+import run
+from roots import ROOT
+
+from actordbg import formats
+
+FILES = 300_000
+"""Most bytes of all inputs that are kept."""
+
+
+def entered(call, functions: set) -> set:
+    """Of these functions' code, what a call runs."""
+    found = set()
+
+    def profile(frame, event: str, _: object) -> None:
+        if event == "call" and frame.f_code in functions:
+            found.add(frame.f_code)
+
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@pytest.mark.parametrize("name", run.TARGETS)
+def test_every_input_that_was_kept_breaks_nothing_and_the_parsers_are_reached(name: str):
+    target = run.load(name)
+    wanted = {parser.__code__: parser.__qualname__ for parser in map(plain, target.PARSERS)}
+    reached = set()
+    for data in run.inputs_of(name, target).values():
+        reached |= entered(lambda data=data: target.one_input(data), wanted.keys())
+    assert {wanted[code] for code in wanted.keys() - reached} == set(), "no input gets to these"
+
+
+READS = re.compile(r"read_|parse|unpack|from_json\Z|from_dict\Z")
+NO_PARSER = {"read_regular"}
+"""Hands out bytes as they are."""
+
+
+def test_every_reader_of_the_formats_has_a_target():
+    """By its name. A target that lists it has an input that gets to it: see above."""
+    fuzzed = {plain(parser).__code__ for name in run.TARGETS for parser in run.load(name).PARSERS}
+    readers = {}
+    for found in pkgutil.iter_modules(formats.__path__, f"{formats.__name__}."):
+        module = importlib.import_module(found.name)
+        kinds = [module, *(kind for kind in vars(module).values() if isinstance(kind, type) and kind.__module__ == found.name)]
+        for name, function in ((name, plain(one)) for kind in kinds for name, one in vars(kind).items() if READS.match(name)):
+            if getattr(function, "__module__", None) == found.name and hasattr(function, "__code__"):
+                readers[function.__code__] = f"{found.name}.{name}"
+    assert len(readers) > 15
+    assert sorted({name for code, name in readers.items() if code not in fuzzed and name.split(".")[-1] not in NO_PARSER}) == []
+
+
+def plain(function):
+    """A class method's function, or what a generator's decorator wraps."""
+    return getattr(function, "__wrapped__", getattr(function, "__func__", function))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", run.TARGETS)
+def test_five_seconds_of_new_inputs_break_nothing(name: str, tmp_path: Path):
+    command = [sys.executable, str(Path(run.__file__)), name, "--seconds", "5", "--found", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"\n{name} " in done.stdout and "FOUND" not in done.stdout
+
+
+def test_the_inputs_that_are_kept_stay_small():
+    assert sum(path.stat().st_size for path in run.CORPUS.rglob("*") if path.is_file()) < FILES
+    assert {path.name for path in run.CORPUS.iterdir()} <= set(run.TARGETS)
+
+
+BROKEN = '''
+"""A parser with three faults, one of them behind two comparisons."""
+PARSERS = ()
+def seeds():
+    return {"seed": b"{}"}
+def one_input(data):
+    if data[:1] == b"[" and FAULT == "error":
+        raise KeyError("x")
+    while data[:1] == b"[" and FAULT == "hang":
+        pass
+    if data[:1] == b"[" and FAULT == "memory":
+        bytes(4 * 2**30)
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["auto", "plain"])
+@pytest.mark.parametrize(("fault", "said"), [("error", "KeyError"), ("memory", "MemoryError"), ("hang", "")])
+def test_a_fault_is_found_and_its_input_is_written(engine: str, fault: str, said: str, tmp_path: Path):
+    """A copy of the runner beside a broken parser: both engines find it, end with 1, and say how to run it again."""
+    for name in ("run.py", "fuzzing.py"):
+        text = (Path(run.__file__).parent / name).read_text()
+        (tmp_path / name).write_text(
+            text.replace("INPUT_SECONDS, LONGEST = 768 * 2**20, 10", "INPUT_SECONDS, LONGEST = 768 * 2**20, 1")
+        )
+    (tmp_path / "of_broken.py").write_text(BROKEN.replace("FAULT", repr(fault)))
+    runner = [sys.executable, str(tmp_path / "run.py"), "broken"]
+    done = subprocess.run([*runner, "--seconds", "60", "--engine", engine], capture_output=True, text=True)
+    (written,) = (tmp_path / "findings").iterdir()
+    assert done.returncode == 1 and "FOUND ONE" in done.stdout and said in done.stdout
+    assert f"run.py broken {written}" in done.stdout and written.read_bytes()[:1] == b"["
+    again = subprocess.run([*runner, str(written)], capture_output=True, text=True)
+    assert again.returncode == 1 and (said or "TimeoutError") in again.stderr
+
+
+def test_mutations_change_inputs_and_a_seed_gives_the_same_ones():
+    for name in run.TARGETS:
+        target = run.load(name)
+        data = next(iter(target.seeds().values()))
+
+        def made(seed: int, target=target, data=data) -> bytes:
+            chance = fuzzing.Chance(seed)
+            return run.mutated(target, data, chance, fuzzing.havoc_of(chance))
+
+        several = [made(seed) for seed in range(20)]
+        assert several == [made(seed) for seed in range(20)] and sum(one != data for one in several) > 10
