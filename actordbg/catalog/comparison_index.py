@@ -10,12 +10,14 @@ refresh asks for it with one query, and reads only what changed.
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any
 
 from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
 from actordbg.catalog import connections as engine
 from actordbg.catalog import tables
+from actordbg.formats.store_files import OddFile, read_regular
 from actordbg.store.layout import Store
 
 COMPARISONS, NOISE, MATRICES = "comparisons", "noise", "matrices"
@@ -52,9 +54,10 @@ def _refresh_folder(store: Store, folder: str, settled_ns: int) -> int:
         known = {row[0]: row[1:] for row in reader.execute(sql, (f"{folder}/%",))}
         bad = {row[0] for row in reader.execute("SELECT path FROM damaged_file WHERE folder = ?", (folder,))}
     relied_on = time.time_ns() - settled_ns  # a younger time is noted as -1, so that the file differs from it the next time
+    odd: dict[str, str] = {}
     found = {
         path: (state.st_size, state.st_mtime_ns if state.st_mtime_ns < relied_on else -1)
-        for path, state in store.files(folder, ".json").items()
+        for path, state in store.files(folder, ".json", odd).items()
     }
     passing = False
     changed = [path for path, one in found.items() if known.get(path) != one or (folder == MATRICES and one[1] < 0)]
@@ -62,7 +65,7 @@ def _refresh_folder(store: Store, folder: str, settled_ns: int) -> int:
         passing = _take(store, folder, path, *found[path]) or passing
     gone = (set(known) | bad) - set(found)
     settled = not passing and time.time_ns() - mtime_ns >= settled_ns
-    _settle(store, folder, sorted(gone), mtime_ns if settled else -1)
+    _settle(store, folder, sorted(gone), odd, mtime_ns if settled else -1)
     return len(changed)
 
 
@@ -90,7 +93,7 @@ def _read(store: Store, folder: str, path: str) -> tuple[Any, Damage | None, boo
     from actordbg.catalog import comparison_rows
 
     try:
-        record = comparison_rows.RECORDS[folder].from_json((store.root / path).read_bytes())
+        record = comparison_rows.RECORDS[folder].from_json(read_regular(store.root / path))
         own = getattr(record, _ID[folder])
         if f"{folder}/{own}.json" != path:
             raise CorruptDump(f"the file is that of {own!s:.80}")
@@ -100,15 +103,17 @@ def _read(store: Store, folder: str, path: str) -> tuple[Any, Damage | None, boo
     except StoreProblem as error:
         return None, (path, folder, error.code, error.message), isinstance(error, NewerFormat)
     except OSError as error:
-        return None, (path, folder, StoreProblem.code, f"cannot be read: {error.strerror}"), True
+        damage = tables.Damaged.by(path, error)
+        return None, (path, folder, damage.code, damage.reason), not isinstance(error, OddFile)
 
 
-def _settle(store: Store, folder: str, gone: list[str], mtime_ns: int) -> None:
+def _settle(store: Store, folder: str, gone: list[str], odd: dict[str, str], mtime_ns: int) -> None:
     with engine.writing(store.catalog_path) as writer:
         for path in gone:
-            if not (store.root / path).exists():
+            if path in odd or not os.path.lexists(store.root / path):
                 writer.forget_record(folder, path)
                 writer.remove_record(folder, path)
+        writer.put_damaged([(item.path, folder, item.code, item.reason) for item in tables.odd_files(odd)], [])
         writer.note_folder(folder, mtime_ns)
 
 

@@ -21,6 +21,7 @@ import contextlib
 import os
 import re
 import sqlite3
+import stat
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -28,6 +29,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from actordbg.base.errors import CatalogProblem
+from actordbg.formats.store_files import open_regular
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection, Engine
@@ -94,8 +96,9 @@ def held_open(path: Path) -> Iterator[sqlite3.Connection]:
 
 def connect_writable(path: Path) -> sqlite3.Connection:
     """A plain connection without implicit transactions; makes the file if there is none."""
+    _refuse_odd(path)
     if not path.exists():
-        os.close(os.open(path, os.O_CREAT | os.O_RDWR | getattr(os, "O_CLOEXEC", 0), 0o600))
+        os.close(open_regular(path, os.O_CREAT | os.O_RDWR))
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA synchronous = NORMAL")
@@ -106,6 +109,7 @@ def connect_writable(path: Path) -> sqlite3.Connection:
 @contextlib.contextmanager
 def connect_readonly(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection that can only read; closed at the end of the block. sqlite3's errors become CatalogProblem."""
+    _refuse_odd(path)
     with catalog_errors(path):
         uri = f"file:{quote(str(path))}?mode=ro"
         connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
@@ -114,6 +118,17 @@ def connect_readonly(path: Path) -> Iterator[sqlite3.Connection]:
             yield connection
         finally:
             connection.close()
+
+
+def _refuse_odd(path: Path) -> None:
+    """CatalogProblem if a catalog, or its journal, is no file: SQLite would wait for a FIFO, and follow a link."""
+    for name in (f"{path}{suffix}" for suffix in ("", "-wal", "-shm", "-journal")):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if not stat.S_ISREG(os.lstat(name).st_mode):
+                raise CatalogProblem(
+                    f"{name} is not a file, but a link, a folder, a FIFO or a device",
+                    hint="move it away: the catalog is derived from the store's files, and the next command makes it again",
+                )
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ from actordbg.formats.dump_record import (
     is_plain_name,
 )
 from actordbg.formats.record_reading import parse_record, parse_timestamp
+from actordbg.formats.store_files import open_regular
 
 _RECORD, _TABLE = columns_of(DumpRecord), columns_of(DumpColumns)
 RECORD_FIELDS = tuple(name for name in _TABLE if name in _RECORD)
@@ -120,7 +121,7 @@ def row_of(text: bytes, size: int, pack: str | None = None) -> tuple[Any, ...]:
 
 def _header(path: str) -> tuple[bytes, int]:
     """The record's bytes with their checksum, and the size of the file."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = open_regular(path)
     try:
         head = os.read(descriptor, _FIRST_READ)
         length = int.from_bytes(head[4:8], "little")

@@ -9,6 +9,7 @@
 * It reads only the header of a new dump, removes the row of a vanished one, and notes a damaged one with its reason. A dump
   of a newer format, or one that could not be read, may become readable later; its folder is listed again each time.
 * It reads journals of replays on from where the last refresh stopped (`replay_rows`).
+* It opens nothing but regular files. Links, FIFOs, names that are no text and whatever else is no file of ours are noted too.
 * It reads files of comparisons, noise floors and matrices that are new or were replaced (`comparison_index`).
 
 Many processes may refresh at once. Each reads a batch of files and then writes it in one immediate transaction. The first
@@ -38,9 +39,10 @@ from actordbg.catalog import dump_rows as headers
 from actordbg.catalog import pack_rows as packed
 from actordbg.catalog import replay_rows as replays
 from actordbg.catalog.replay_rows import FileMark
-from actordbg.catalog.tables import Damaged
+from actordbg.catalog.tables import Damaged, odd_files
 from actordbg.formats.dump_record import SUFFIX
-from actordbg.store.layout import Store
+from actordbg.formats.store_files import OddFile
+from actordbg.store.layout import UNPRINTABLE, Store, printable
 
 BATCH = 4096
 """Dumps that are read and then written in one transaction."""
@@ -52,6 +54,9 @@ SETTLED_NS = 2_000_000_000
 Progress = Callable[[int, int], None]
 """Called with (dumps read, dumps to read) after each batch."""
 
+FOLDERS = ("dumps", "packs", "replays", "comparisons", "noise", "matrices", "events")
+"""The folders that it reads."""
+NO_FOLDER = "it is not a folder"
 _RANK = re.compile(r"rank(\d{4,})\Z")
 
 
@@ -84,6 +89,7 @@ class _DumpFolder:
     mtime_ns: int
     names: set[str]
     new: list[str]
+    odd: dict[str, str]
 
 
 def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = None) -> IndexSummary:
@@ -134,8 +140,10 @@ def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | 
         if on_progress and read:
             on_progress(done, done)
 
-    summary.added, summary.removed = packed.refresh_packs(store, SETTLED_NS, count)
-    folders, gone = _changed_folders(store)
+    odd = {path: NO_FOLDER for path in FOLDERS if os.path.lexists(store.root / path) and not os.path.isdir(store.root / path)}
+    summary.added, summary.removed = packed.refresh_packs(store, SETTLED_NS, count, odd)
+    folders, gone = _changed_folders(store, odd)
+    summary.damaged += odd_files(odd)
     total = done + sum(len(folder.new) for folder in folders)
     for folder in folders:
         final = True
@@ -155,26 +163,32 @@ def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | 
             writer.count_for_planner()
 
 
-def _changed_folders(store: Store) -> tuple[list[_DumpFolder], list[str]]:
-    """Folders to list again, listed, and the known folders that are no longer there."""
+def _changed_folders(store: Store, odd: dict[str, str]) -> tuple[list[_DumpFolder], list[str]]:
+    """Folders to list again, listed, and the known folders that are no longer there. `odd` gets what is there in their place."""
     with engine.connect_readonly(store.catalog_path) as reader:
         noted = dict(reader.execute("SELECT path, mtime_ns FROM scanned_folder WHERE path LIKE 'dumps/%'"))
         present, changed = set(), []
-        for path in (f"dumps/{run}/{rank}" for run in store.folder_names("dumps") for rank in store.folder_names(f"dumps/{run}")):
+        runs = store.folder_names("dumps", odd)
+        for path in (f"dumps/{run}/{rank}" for run in runs for rank in store.folder_names(f"dumps/{run}", odd)):
             _, run, name = path.split("/")
             mtime_ns = store.modified_ns(path)
             if mtime_ns:
                 present.add(path)
             if mtime_ns in (0, noted.get(path)):
                 continue
-            listed = store.names(path)
+            try:
+                listed = store.names(path)
+            except StoreProblem as error:
+                odd[path] = error.message
+                continue
             match = _RANK.match(name)
             rank = int(match[1]) if match and name == f"rank{int(match[1]):04d}" else None
-            cut = -len(SUFFIX)
-            names = {entry[:cut] for entry in listed if entry.endswith(SUFFIX) and entry[0] != "."}
+            cut, ours = -len(SUFFIX), [entry for entry in listed if entry[0] != "."]
+            names = {entry[:cut] for entry in ours if entry.endswith(SUFFIX) and entry.isprintable()}
+            strange = {printable(f"{path}/{entry}"): UNPRINTABLE for entry in ours if not entry.isprintable()}
             known = {row[0] for row in reader.execute("SELECT dump_id FROM dump WHERE run = ? AND rank = ?", (run, rank))}
-            changed.append(_DumpFolder(path, run, rank, mtime_ns, names, sorted(names - known)))
-    return changed, sorted(set(noted) - present)
+            changed.append(_DumpFolder(path, run, rank, mtime_ns, names, sorted(names - known), strange))
+    return changed, sorted(path for path in set(noted) - present if not {"dumps", path.rpartition("/")[0]} & odd.keys())
 
 
 def _read_batch(store: Store, folder: _DumpFolder, names: list[str]) -> tuple[list[tuple[Any, ...]], list[Damaged], bool]:
@@ -182,13 +196,13 @@ def _read_batch(store: Store, folder: _DumpFolder, names: list[str]) -> tuple[li
     rows, damaged, passing = [], [], False
     prefix = f"{store.root}/{folder.path}/"
     for name in names:
-        path = f"{folder.path}/{name}{SUFFIX}".encode("utf-8", "backslashreplace").decode()
+        path = f"{folder.path}/{name}{SUFFIX}"
         try:
             rows.append(headers.read_row(f"{prefix}{name}{SUFFIX}", name, folder.run, folder.rank))
         except FileNotFoundError:
             continue
         except (StoreProblem, OSError) as error:
-            passing = passing or isinstance(error, NewerFormat | OSError)
+            passing = passing or (isinstance(error, NewerFormat | OSError) and not isinstance(error, OddFile))
             damaged.append(Damaged.by(path, error))
     return rows, damaged, passing
 
@@ -211,8 +225,9 @@ def _settle(store: Store, folder: _DumpFolder, final: bool) -> int:
         missing = [name for name in writer.known_dumps(folder.run, folder.rank) if name not in folder.names]
         missing = [name for name in missing if not os.path.lexists(f"{store.root}/{folder.path}/{name}{SUFFIX}")]
         writer.remove_dumps(missing)
-        stale = [path for path in writer.known_damaged(folder.path) if not (store.root / path).exists()]
+        stale = [path for path in writer.known_damaged(folder.path) if not os.path.lexists(store.root / path)]
         writer.put_damaged([], stale)
+        writer.put_damaged([(item.path, folder.path, item.code, item.reason) for item in odd_files(folder.odd)], [])
         writer.note_folder(folder.path, folder.mtime_ns if settled else -1)
     return len(missing)
 
@@ -235,17 +250,22 @@ def _refresh_replays(store: Store, summary: IndexSummary) -> None:
     with engine.connect_readonly(store.catalog_path) as reader:
         known = {path: FileMark(*rest) for path, *rest in reader.execute("SELECT path, size, mtime_ns, offset FROM read_file")}
         present = reader.execute("SELECT replay_id FROM replay").fetchall()
-    for replay_id, paths in replays.changed(store, known):
+    odd: dict[str, str] = {}
+    for replay_id, paths in replays.changed(store, known, odd):
         try:
             news = replays.read_news(store.root, replay_id, paths, known)
         except (StoreProblem, OSError) as error:
             summary.damaged.append(Damaged.by(f"replays/{replay_id}", error))
+            continue
+        odd |= news.odd
+        if not news.files:
             continue
         with engine.writing(store.catalog_path) as writer:
             writer.put_replay(news, {path: known.get(path) for path in news.files})
         summary.replays += 1
         summary.results += len({row["dump_id"] for row in news.results})
         summary.skipped_lines += news.skipped
+    summary.damaged += odd_files(odd)
     gone = [replay_id for (replay_id,) in present if not (store.replays / replay_id).is_dir()]
     if gone:
         with engine.writing(store.catalog_path) as writer:
@@ -262,10 +282,13 @@ def _refresh_events(store: Store, summary: IndexSummary) -> None:
         known = {row[0] for row in reader.execute("SELECT name FROM patch_event")}
     from actordbg.catalog.statements import event_row
 
-    found = {path.name for path in store.events.glob("*.json") if not path.name.startswith(".")}
+    odd: dict[str, str] = {}
+    found = {path.removeprefix("events/") for path in store.files("events", ".json", odd)}
     rows = [row for name in sorted(found - known) if (row := event_row(store.events / name)) is not None]
     settled = time.time_ns() - mtime_ns >= SETTLED_NS
     with engine.writing(store.catalog_path) as writer:
         writer.put_events(rows, sorted(known - found))
+        writer.put_damaged([], writer.known_damaged("events"))
+        writer.put_damaged([(item.path, "events", item.code, item.reason) for item in odd_files(odd)], [])
         writer.note_folder("events", mtime_ns if settled else -1)
     summary.events = len(rows)

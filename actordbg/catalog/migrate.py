@@ -25,6 +25,7 @@ from actordbg.base.errors import CatalogProblem
 from actordbg.catalog import connections as engine
 from actordbg.config.replay_config import SETTINGS
 from actordbg.config.setting import Setting
+from actordbg.formats.store_files import open_regular
 from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
@@ -206,10 +207,10 @@ def _lock(store: Store) -> Iterator[None]:
     """One process at a time makes, upgrades or empties the catalog; the lock goes with the process that holds it."""
     path = store.root / "catalog.lock"
     try:
-        descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        descriptor = open_regular(path, os.O_CREAT | os.O_RDWR)
     except OSError as error:
         raise CatalogProblem(
-            f"cannot open {path}: {error.strerror}", hint="the store's folder must be writable for you"
+            f"cannot open {path}: {error.strerror}", hint="the lock must be a file, its folder writable for you"
         ) from None
     try:
         try:

@@ -9,6 +9,7 @@ files may have come in its place. Another pack may take over a row whose pack is
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from actordbg.base.errors import ActordbgError, NewerFormat, StoreProblem
 from actordbg.catalog import connections as engine
 from actordbg.catalog import dump_rows as headers
-from actordbg.catalog.tables import Damaged
+from actordbg.catalog.tables import Damaged, odd_files
 from actordbg.store.layout import Store
 from actordbg.store.pack_bytes import PACK_SUFFIX
 from actordbg.store.pack_reader import Pack, open_pack
@@ -40,6 +41,7 @@ class _PackFolder:
     found: dict[str, int]
     noted: dict[str, int]
     gone: list[str]
+    odd: dict[str, str]
 
     @property
     def path(self) -> str:
@@ -51,14 +53,15 @@ class _PackFolder:
         return [path for path in sorted(self.found) if self.gone or self.noted.get(path) != self.found[path]]
 
 
-def refresh_packs(store: Store, settled_ns: int, on_read: Callable[[int], None]) -> tuple[int, int]:
+def refresh_packs(store: Store, settled_ns: int, on_read: Callable[[int], None], odd: dict[str, str]) -> tuple[int, int]:
     """Bring the rows of packed dumps up to date; returns how many were added and removed.
 
     settled_ns: how old a folder's modification time must be to be relied on.
     on_read: called with the number of dumps of each pack that was read.
+    odd: gets what lies among the runs' folders and is none, and why.
     """
     added = removed = 0
-    for folder in _changed(store):
+    for folder in _changed(store, odd):
         _forget(store, folder)
         final = True
         for path in folder.to_read:
@@ -71,19 +74,20 @@ def refresh_packs(store: Store, settled_ns: int, on_read: Callable[[int], None])
     return added, removed
 
 
-def _changed(store: Store) -> list[_PackFolder]:
+def _changed(store: Store, odd: dict[str, str]) -> list[_PackFolder]:
     """Folders to list again, listed; folders that are gone, as empty ones."""
     with engine.connect_readonly(store.catalog_path) as reader:
         noted = dict(reader.execute("SELECT path, mtime_ns FROM scanned_folder WHERE path LIKE 'packs/%'"))
         changed = []
-        for run in sorted({*store.folder_names("packs"), *(path.split("/")[1] for path in noted)}):
+        for run in sorted({*store.folder_names("packs", odd), *(path.split("/")[1] for path in noted)}):
             mtime_ns = store.modified_ns(f"packs/{run}")
             if noted.get(f"packs/{run}") == mtime_ns:
                 continue
-            found = {path: state.st_mtime_ns for path, state in store.files(f"packs/{run}", PACK_SUFFIX).items()}
+            strange: dict[str, str] = {}
+            found = {path: state.st_mtime_ns for path, state in store.files(f"packs/{run}", PACK_SUFFIX, strange).items()}
             mine = {path: mtime for path, mtime in noted.items() if path.startswith(f"packs/{run}/")}
             gone = sorted({*mine, *_packs_of_rows(reader, run)} - set(found))
-            changed.append(_PackFolder(run, mtime_ns, found, mine, gone))
+            changed.append(_PackFolder(run, mtime_ns, found, mine, gone, strange))
     return changed
 
 
@@ -159,13 +163,14 @@ def _settle(store: Store, folder: _PackFolder, settled: bool) -> int:
     removed = 0
     with engine.writing(store.catalog_path) as writer:
         for path in folder.gone:
-            if not (store.root / path).exists():
+            if path in folder.odd or not os.path.lexists(store.root / path):
                 lost = writer.packed_dumps(path)
                 _remove(writer, folder.run, lost)
                 writer.forget_damaged_pack(path)
                 removed += len(lost)
         for path in {split_pack(path) for path in writer.known_damaged(folder.path)} - set(folder.found):
             writer.forget_damaged_pack(path)
+        writer.put_damaged([(item.path, folder.path, item.code, item.reason) for item in odd_files(folder.odd)], [])
         if folder.mtime_ns:
             writer.note_folder(folder.path, folder.mtime_ns if settled else -1)
     return removed

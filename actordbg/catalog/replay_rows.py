@@ -18,6 +18,7 @@ from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.dump_record import is_plain_name
 from actordbg.formats.journal import SPEC, Event, read_chunk, result_of
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
+from actordbg.formats.store_files import OddFile, read_regular
 from actordbg.store.layout import Store
 
 UNFINISHED = "unfinished"
@@ -38,7 +39,8 @@ class FileMark:
 class News:
     """What changed in one replay: rows to write, and the new bookkeeping.
 
-    `spec` is None if it did not change, `active` says that workers were at it, `reset` asks to forget old results first.
+    `spec` is None if it did not change, `active` says that workers were at it, `reset` asks to forget old results first. `odd`
+    has the journals that were not read, and why.
     """
 
     replay_id: str
@@ -51,13 +53,17 @@ class News:
     active: bool = False
     reset: bool = False
     skipped: int = 0
+    odd: dict[str, str] = field(default_factory=dict)
 
 
-def changed(store: Store, known: dict[str, FileMark]) -> Iterator[tuple[str, list[str]]]:
-    """(replay id, its files that differ from `known`) for each replay with something new. Paths are below the store."""
-    for replay_id in filter(is_plain_name, store.folder_names("replays")):
+def changed(store: Store, known: dict[str, FileMark], odd: dict[str, str]) -> Iterator[tuple[str, list[str]]]:
+    """(replay id, its files that differ from `known`) for each replay with something new. Paths are below the store.
+
+    `odd` gets what lies there and is no replay, spec or journal.
+    """
+    for replay_id in filter(is_plain_name, store.folder_names("replays", odd)):
         differing = []
-        for path, state in store.files(f"replays/{replay_id}", (SPEC, ".jsonl")).items():
+        for path, state in store.files(f"replays/{replay_id}", (SPEC, ".jsonl"), odd).items():
             mark = known.get(path)
             if mark is None or (mark.size, mark.mtime_ns) != (state.st_size, state.st_mtime_ns):
                 differing.append(path)
@@ -72,7 +78,7 @@ def read_news(root: Path, replay_id: str, paths: list[str], known: dict[str, Fil
     if spec in paths or spec not in known:
         news.spec = _read_spec(root, spec, news)
     journals = [path for path in paths if path.endswith(".jsonl")]
-    if any(path in known and (root / path).stat().st_size < known[path].offset for path in journals):
+    if any(path in known and (root / path).lstat().st_size < known[path].offset for path in journals):
         news.reset = True
         journals = sorted(f"replays/{replay_id}/{p.name}" for p in (root / "replays" / replay_id).glob("*.jsonl"))
     for path in journals:
@@ -103,9 +109,8 @@ def setting_columns(asked: dict[str, Any], resolved: dict[str, Any] | None) -> d
 
 def _read_spec(root: Path, path: str, news: News) -> ReplaySpec:
     try:
-        with open(root / path, "rb") as file:
-            state = os.fstat(file.fileno())
-            spec = ReplaySpec.from_json(file.read())
+        state = os.lstat(root / path)
+        spec = ReplaySpec.from_json(read_regular(root / path))
     except FileNotFoundError:
         raise CorruptDump("the replay has no spec.json") from None
     if spec.replay_id != news.replay_id:
@@ -115,7 +120,11 @@ def _read_spec(root: Path, path: str, news: News) -> ReplaySpec:
 
 
 def _read_journal(root: Path, path: str, start: int, news: News) -> None:
-    chunk = read_chunk(root / path, start)
+    try:
+        chunk = read_chunk(root / path, start)
+    except OddFile as error:
+        news.odd[path] = str(error.strerror)
+        return
     news.files[path] = FileMark(chunk.size, chunk.mtime_ns, chunk.offset)
     news.skipped += chunk.skipped
     for event in chunk.events:

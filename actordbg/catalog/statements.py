@@ -21,6 +21,7 @@ from actordbg.catalog import tables
 from actordbg.catalog.dump_rows import DUMP_COLUMNS
 from actordbg.catalog.replay_rows import RESULT_COLUMNS, UNFINISHED, FileMark, News, setting_columns, spec_columns
 from actordbg.catalog.sqlmodels import MODELS, table_of
+from actordbg.formats.store_files import read_regular
 
 EVENT_FORMAT = 1
 
@@ -273,7 +274,7 @@ def _numbered(sql: str, order: list[int]) -> str:
 def event_row(path: Path) -> dict[str, Any] | None:
     """The row of a patch event's file; None for a file that is not one (yet)."""
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_regular(path))
         if data["format"] != EVENT_FORMAT or not isinstance(data["event"], str):
             return None
         values = {name: data.get(name) for name in tables.columns_of(tables.PatchEventRow)}

@@ -30,12 +30,17 @@ Example: `for name, column in columns_of(IndexedDump).items(): print(name, colum
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from actordbg.base.errors import ActordbgError, StoreProblem
 from actordbg.config.replay_config import SETTINGS
 from actordbg.config.setting import Setting
+from actordbg.formats.store_files import OddFile
+
+ODD_FILE = "odd-file"
+"""The code of what lies in a store and is no file of ours: a link, a FIFO, a folder, a strange name."""
 
 
 @dataclass(frozen=True)
@@ -432,14 +437,21 @@ class Damaged(TableRow):
     @staticmethod
     def by(path: str, error: ActordbgError | OSError, full: str = "") -> Damaged:
         """What an error says of a file. full: the file's name in messages, which need not repeat it."""
+        if isinstance(error, OddFile):
+            return Damaged(path, ODD_FILE, str(error.strerror))
         if isinstance(error, OSError):
             return Damaged(path, StoreProblem.code, f"cannot be read: {error.strerror}")
         return Damaged(path, error.code, error.message.removeprefix(f"{full}: "))
 
 
+def odd_files(odd: Mapping[str, str]) -> list[Damaged]:
+    """What a listing of a folder of the store noted: names that no file of ours has, or that are no files."""
+    return [Damaged(path, ODD_FILE, why) for path, why in sorted(odd.items())]
+
+
 @dataclass(frozen=True)
 class DamagedFile(Damaged):
-    """A file of the store that could not be indexed.
+    """A file of the store that could not be indexed. Code `odd-file`: a link, a FIFO, a name that no file of ours has.
 
     Read again when its folder changes; each time if it is newer or unreadable.
     """

@@ -24,6 +24,8 @@ from torch import Tensor
 
 from actordbg.compare.tensor_figures import figures, spread_of
 from actordbg.formats.comparison_record import Figures, ParameterFigures
+from actordbg.formats.dumpfile import DEFAULT_CAP
+from actordbg.store.layout import known_regular
 
 PREFIX = "grad/"
 
@@ -65,7 +67,7 @@ class _KeptGradients:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[_KeptGradients]:
-    with safetensors.safe_open(path, framework="pt") as handle:
+    with safetensors.safe_open(known_regular(path, DEFAULT_CAP), framework="pt") as handle:
         names = {key.removeprefix(PREFIX) for key in handle.keys() if key.startswith(PREFIX)}  # noqa: SIM118
         said = json.loads((handle.metadata() or {}).get("gradients", "{}"))
         sizes = {name: int(one["numel"]) for name, one in said.items()} if isinstance(said, dict) else {}

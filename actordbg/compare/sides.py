@@ -24,9 +24,10 @@ from actordbg.config.as_ran import as_ran, label, telling
 from actordbg.config.choices import short_dtype
 from actordbg.config.replay_config import TINY, TRUTHS
 from actordbg.formats.comparison_record import SideInfo
+from actordbg.formats.dumpfile import DEFAULT_CAP
 from actordbg.formats.journal import SPEC, TENSORS
 from actordbg.formats.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
-from actordbg.store.layout import Store
+from actordbg.store.layout import Store, known_regular
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -124,7 +125,7 @@ class ReplaySide:
 
         path = self.store.replays / self.row.replay_id / TENSORS / f"{dump_id}.safetensors"
         try:
-            with safetensors.safe_open(path, framework="pt") as file:
+            with safetensors.safe_open(known_regular(path, DEFAULT_CAP), framework="pt") as file:
                 names = set(file.keys())
                 log_probs, mask = file.get_tensor("log_probs"), file.get_tensor("mask")
                 entropy = file.get_tensor("entropy") if "entropy" in names else None

@@ -41,6 +41,7 @@ from typing import Any
 from actordbg.base.errors import UsageError
 from actordbg.formats.comparison_record import MATCH, MISMATCH, WITHIN_NOISE, DumpComparison
 from actordbg.formats.noise_record import NoiseRecord
+from actordbg.formats.store_files import read_regular
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -110,7 +111,7 @@ class Thresholds:
     def from_file(cls, path: Path) -> Thresholds:
         """Read a TOML file. UsageError for an unreadable file, unknown names and values that are no thresholds."""
         try:
-            data = tomllib.loads(path.read_text(encoding="utf-8"))
+            data = tomllib.loads(read_regular(path.resolve()).decode())
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}", hint="name a TOML file") from None
         except ValueError as error:

@@ -167,7 +167,7 @@ class _Packing:
         path = self.store.root / place
         try:
             try:
-                data = path.read_bytes()
+                data = dumpfile.read_file(path)
             except FileNotFoundError:
                 return
             record, payload = dumpfile.unpack(data, path)

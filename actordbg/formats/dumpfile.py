@@ -39,6 +39,7 @@ from actordbg.formats.dump_record import (
     framed,
 )
 from actordbg.formats.record_reading import parse_record, strict_json
+from actordbg.formats.store_files import open_regular
 
 DEFAULT_CAP = 8 * 2**30
 """Largest payload, in bytes after decompression, that a reader allocates unless told otherwise."""
@@ -53,6 +54,8 @@ class Entry(NamedTuple):
 
 
 _FIRST_READ = 4096
+_FRAME_ROOM = 65_536
+"""More bytes than a zstd frame takes beside its content and 1/128 of it, where nothing can be compressed."""
 HINT = "run `actordbg dump verify` to list every damaged file; `actordbg dump prune --damaged` removes them"
 
 
@@ -82,7 +85,7 @@ def read_record(path: str | os.PathLike[str]) -> DumpRecord:
     Raises CorruptDump, NewerFormat, or StoreProblem when the file cannot be read.
     """
     try:
-        with open(path, "rb", buffering=0) as file:
+        with open(open_regular(path), "rb", buffering=0) as file:
             head = file.read(_FIRST_READ)
             size = _record_size(head, path)
             while len(head) < 8 + size:
@@ -109,14 +112,32 @@ def read_payload(
     """Record and checked safetensors bytes of a dump file. At most `max_bytes` are allocated for the payload, and under twice
     as many for payload and file together."""
     try:
-        with open(path, "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > 2 * max_bytes + MAX_RECORD:
-                raise CorruptDump(f"{path}: has {size} bytes, over the limit of {2 * max_bytes}", hint=HINT)
-            data = file.read()
+        data = read_file(path, max_bytes)
     except OSError as error:
         raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from None
     return unpack(data, path, max_bytes, hash_too=hash_too)
+
+
+def read_file(path: str | os.PathLike[str], max_bytes: int = DEFAULT_CAP) -> bytes:
+    """The bytes of a dump file, unless it has more than its payload can take. CorruptDump, or OSError if it cannot be read."""
+    with open(open_regular(path), "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        head = 8 + _record_size(os.pread(file.fileno(), 8, 0), path)
+        content = _content_size(os.pread(file.fileno(), 32, head))
+        if content is None:
+            return file.read(head + 32)  # enough for `unpack` to say what is wrong
+        if size > min(head + content + content // 128 + _FRAME_ROOM, 2 * max_bytes + MAX_RECORD):
+            raise CorruptDump(f"{path}: has {size} bytes, over what its payload of {content} can take", hint=HINT)
+        return file.read()
+
+
+def _content_size(frame: bytes) -> int | None:
+    """The bytes of content that a zstd frame claims; None if it is no frame, or does not say."""
+    try:
+        claimed: int = zstandard.frame_content_size(frame)
+    except zstandard.ZstdError:
+        return None
+    return claimed if claimed >= 0 else None
 
 
 def unpack(

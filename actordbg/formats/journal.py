@@ -19,6 +19,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Iterable
@@ -27,12 +28,15 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.formats.replay_record import ResultRecord
+from actordbg.formats.store_files import OddFile, open_regular
 
 Event = dict[str, Any]
 
 SPEC = "spec.json"
 SUPERVISOR = "supervisor.jsonl"
 TENSORS = "tensors"
+MOST_BYTES = 2**28
+"""Most bytes of a journal that are read at once: those of 100,000 results, and far more than any replay wrote so far."""
 
 _REQUIRED = {f.name for f in fields(ResultRecord) if f.default is not None}
 """Fields of a result that are never null."""
@@ -52,8 +56,7 @@ class Journal:
     """The writer's end. One process holds it; `append` returns when the line is on disk."""
 
     def __init__(self, path: Path) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
-        self._descriptor = os.open(path, flags, 0o600)
+        self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._close_cut_line()
 
     def append(self, event: str, /, **values: Any) -> None:
@@ -84,10 +87,13 @@ class Chunk:
 
 def read_chunk(path: Path, start: int = 0) -> Chunk:
     """The complete lines behind `start`, which is the `offset` of an earlier chunk. OSError if the file cannot be read."""
-    with open(path, "rb") as file:
-        mtime_ns = os.fstat(file.fileno()).st_mtime_ns
+    with open(open_regular(path), "rb") as file:
+        state = os.fstat(file.fileno())
+        if state.st_size - start > MOST_BYTES:
+            raise OddFile(errno.EFBIG, f"it has more than {MOST_BYTES} bytes that are new", str(path))
+        mtime_ns = state.st_mtime_ns
         file.seek(start)
-        data = file.read()
+        data = file.read(MOST_BYTES)
     end = data.rfind(b"\n") + 1
     events, skipped = [], 0
     for line in data[:end].split(b"\n"):

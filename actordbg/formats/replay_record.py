@@ -26,6 +26,7 @@ from typing import Any
 
 from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
 from actordbg.config.replay_config import ReplayConfig
+from actordbg.formats.store_files import read_regular
 from actordbg.formats.stored_record import built
 
 SPEC_VERSION = 1
@@ -70,7 +71,7 @@ class ReplaySpec:
     def from_file(cls, path: Path) -> ReplaySpec:
         """The specification in this file. StoreProblem for a file that cannot be read; otherwise errors as in `from_json`."""
         try:
-            return cls.from_json(path.read_bytes())
+            return cls.from_json(read_regular(path))
         except OSError as error:
             raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="`actordbg index` sees what is there") from None
 

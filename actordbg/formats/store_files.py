@@ -32,7 +32,7 @@ TEMPORARY = ".tmp-"
 MOST_BYTES = 2**26
 """Most bytes of a file that is read whole: switches, counters, records and specifications have a few thousand."""
 _SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a symbolic link"}
 
 
 class OddFile(OSError):
@@ -93,10 +93,10 @@ class StoreFiles:
         return path
 
 
-def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int = 0o600) -> int:
     """A descriptor of the regular file at `path`. OddFile for anything else, OSError where it cannot be opened."""
     try:
-        descriptor = os.open(path, flags | _SAFELY)
+        descriptor = os.open(path, flags | _SAFELY, mode)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise OddFile(errno.ELOOP, "it is a symbolic link, not a file", os.fspath(path)) from None
@@ -106,7 +106,7 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
     kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
     if kind != stat.S_IFREG:
         os.close(descriptor)
-        raise OddFile(errno.EINVAL, f"it is {_KINDS.get(kind, 'a device')}, not a file", os.fspath(path))
+        raise OddFile(errno.EINVAL, f"it is {KINDS.get(kind, 'a device')}, not a file", os.fspath(path))
     return descriptor
 
 

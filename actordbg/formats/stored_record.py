@@ -20,6 +20,7 @@ from types import NoneType, UnionType
 from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
 
 from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
+from actordbg.formats.store_files import read_regular
 
 FORMAT = 1
 
@@ -39,7 +40,7 @@ class StoredRecord:
     def from_file(cls: type[T], path: Path) -> T:
         """The record in this file. StoreProblem for a file that cannot be read; otherwise errors as in `from_json`."""
         try:
-            text = path.read_bytes()
+            text = read_regular(path)
         except OSError as error:
             raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
         return cls.from_json(text, str(path))

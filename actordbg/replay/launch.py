@@ -31,6 +31,7 @@ from pathlib import Path
 
 from actordbg.base.errors import LaunchProblem, Unsupported
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
+from actordbg.formats.store_files import open_regular
 from actordbg.replay.processes import end_session
 
 WORKER_MODULE = "actordbg.replay.worker"
@@ -195,7 +196,7 @@ def _rank_environment(rank: int, nproc: int) -> dict[str, str]:
 
 def _start(command: list[str], environment: dict[str, str], log: Path) -> Launched:
     mark = f"{MARK}={secrets.token_hex(8)}"
-    with open(log, "ab") as file:
+    with open(open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
         log.chmod(0o600)
         file.write(f"$ {' '.join(command)}\n".encode())
         file.flush()

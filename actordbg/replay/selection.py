@@ -84,6 +84,7 @@ def _places(file: Path) -> list[Path]:
     """The dumps that a named file stands for."""
     packed = split_place(file)
     path = (Path(packed[0]) if packed else file).absolute()
+    path = path.resolve() if path.is_symlink() else path  # who names a link means what it leads to
     if not path.is_file():
         raise UsageError(f"--input-file {file} is not a file", hint="`actordbg dump ls --json` has every dump's path")
     if path.suffix in _PICKLES:

@@ -30,7 +30,7 @@ from actordbg.base.ids import resolve
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Event, Journal, rank_journal, read_events, read_results, result_of
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
-from actordbg.formats.store_files import atomic_write, make_folder
+from actordbg.formats.store_files import atomic_write, make_folder, read_regular
 from actordbg.replay.group import START_TIMEOUT_S, GroupRun
 from actordbg.replay.lanes import LaneBook
 from actordbg.replay.launch import Group, Launcher, groups_of, launch
@@ -122,7 +122,7 @@ def load_spec(store: Store, name: str) -> ReplaySpec:
     """The specification of a replay by its id, a prefix of it, or "last"; StoreProblem when there is none."""
     ids = sorted(path.parent.name for path in store.replays.glob(f"*/{SPEC}"))
     chosen = resolve(name, ids, "replay", made_by="replay", error=StoreProblem)
-    return ReplaySpec.from_json((store.replays / chosen / SPEC).read_bytes())
+    return ReplaySpec.from_file(store.replays / chosen / SPEC)
 
 
 class Supervisor:
@@ -272,7 +272,7 @@ def _me() -> tuple[int, int]:
 def _attempts_so_far(folder: Path, group: Group) -> int:
     """The number of this group's last attempt in earlier runs of the replay."""
     orders = folder.glob(f"work-{group.ranks[0]}-*.json")
-    return max((WorkOrder.from_json(path.read_text()).attempt for path in orders), default=0)
+    return max((WorkOrder.from_json(read_regular(path)).attempt for path in orders), default=0)
 
 
 def _refuse_a_second_supervisor(folder: Path, replay_id: str) -> None:

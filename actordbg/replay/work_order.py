@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 
-from actordbg.formats.store_files import atomic_write
+from actordbg.formats.store_files import atomic_write, read_regular
 
 EXIT_RESTART = 75
 """Exit code of a worker that cannot go on and wrote `restart`: nothing is blamed on the input that was running."""
@@ -62,7 +62,7 @@ class WorkOrder:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> WorkOrder:
+    def from_json(cls, text: str | bytes) -> WorkOrder:
         data = json.loads(text)
         return cls(**{**data, "supervisor": (data["supervisor"][0], data["supervisor"][1])})
 
@@ -109,7 +109,7 @@ def await_next(work: Path) -> Path | None:
     mailbox = mailbox_of(work)
     while True:
         try:
-            following = json.loads(mailbox.read_bytes())["work"]
+            following = json.loads(read_regular(mailbox))["work"]
         except FileNotFoundError:
             time.sleep(POLL_S)
             continue

@@ -46,6 +46,7 @@ from actordbg.base.errors import ActordbgError
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, Journal, rank_journal, rank_log
 from actordbg.formats.replay_record import FAILED, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.formats.store_files import open_regular, read_regular
 from actordbg.replay.lanes import answer_fields
 from actordbg.replay.processes import GONE, ZOMBIE, start_ticks, state_of
 from actordbg.replay.rank_view import RankView
@@ -315,7 +316,7 @@ def end_with(supervisor: tuple[int, int], interval_s: float = 1.0) -> None:
 
 def redirect_output(path: Path) -> None:
     """Send file descriptors 1 and 2 to the log, native code and child processes included."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for number in (1, 2):
         os.dup2(descriptor, number)
     os.close(descriptor)
@@ -333,9 +334,9 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine], arguments: Sequ
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
-    order = WorkOrder.from_json(options.work.read_text())
+    order = WorkOrder.from_json(read_regular(options.work))
     end_with(order.supervisor)
-    spec = ReplaySpec.from_json((folder / SPEC).read_bytes())
+    spec = ReplaySpec.from_json(read_regular(folder / SPEC))
     engine = make_engine(folder, spec, rank)
     code = Worker(folder, spec, order, rank, engine).run()
     return _stay(options.work, order, rank, engine) if code == 0 and order.stay else code
@@ -346,8 +347,8 @@ def _stay(work: Path, order: WorkOrder, rank: int, engine: Engine) -> int:
     while order.stay and (following := await_next(work)) is not None:
         work, folder = following, following.parent
         redirect_output(rank_log(folder, rank))
-        order = WorkOrder.from_json(work.read_text())
-        spec = ReplaySpec.from_json((folder / SPEC).read_bytes())
+        order = WorkOrder.from_json(read_regular(work))
+        spec = ReplaySpec.from_json(read_regular(folder / SPEC))
         code = Worker(folder, spec, order, rank, engine).run(switch_to=folder)
         if code != 0 or not order.stay:
             return code

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actordbg.formats.journal import rank_log
+from actordbg.formats.store_files import open_regular
 from actordbg.host.trainer import TRAINER
 from actordbg.replay.processes import ALIVE, describe_status, state_of
 
@@ -159,7 +160,7 @@ def size_of(path: Path) -> int:
 def tail_of(path: Path, start: int = 0, limit: int = 65536) -> str:
     """The text of a log from byte `start` to its end, at most the last `limit` bytes of it; "" where there is none."""
     try:
-        with open(path, "rb") as file:
+        with open(open_regular(path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(start, size - limit))
             return file.read().decode(errors="replace")

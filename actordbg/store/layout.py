@@ -23,17 +23,20 @@ file is written under a temporary name in its own folder, flushed to disk, and r
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from actordbg.base.errors import StoreProblem
 from actordbg.formats.dump_record import SUFFIX, DumpRecord, is_plain_name
-from actordbg.formats.store_files import FORMAT, StoreFiles, atomic_write, make_folder
+from actordbg.formats.store_files import FORMAT, KINDS, OddFile, StoreFiles, atomic_write, make_folder, open_regular
 
 T = TypeVar("T")
+UNPRINTABLE = "its name holds bytes that are no text, or control characters"
 
 
 class Store(StoreFiles):
@@ -79,19 +82,43 @@ class Store(StoreFiles):
         """What lies in a folder, in no order."""
         return self._look(path, os.listdir) or []
 
-    def folder_names(self, path: str) -> list[str]:
-        """The folders in a folder, in order; hidden ones are left out."""
-        entries = self._look(path, _scanned) or []
-        return sorted(entry.name for entry in entries if entry.is_dir() and entry.name[0] != ".")
+    def folder_names(self, path: str, odd: dict[str, str] | None = None) -> list[str]:
+        """The folders in a folder, in order; hidden ones are left out. `odd` gets what is neither folder nor file, and why."""
+        found = []
+        try:
+            entries = self._look(path, _scanned) or []
+        except StoreProblem as error:
+            if odd is None:
+                raise
+            entries, odd[path] = [], error.message
+        for entry in entries:
+            if entry.name[0] == ".":
+                continue
+            if not entry.name.isprintable():
+                _note(odd, f"{path}/{entry.name}", UNPRINTABLE)
+            elif os.path.isdir(entry.path):
+                found.append(entry.name)
+            elif not entry.is_file(follow_symlinks=False):  # a file beside the folders harms nobody
+                _note(odd, f"{path}/{entry.name}", "it is not a folder")
+        return sorted(found)
 
-    def files(self, path: str, suffix: str | tuple[str, ...]) -> dict[str, os.stat_result]:
-        """The published files of a folder by their paths below the store, in order of name, as they are now."""
+    def files(self, path: str, suffix: str | tuple[str, ...], odd: dict[str, str] | None = None) -> dict[str, os.stat_result]:
+        """The published files of a folder by their paths below the store, in order of name, as they are now.
+
+        `odd` gets, by path, what has such a name and is no file of ours, and why.
+        """
         found = {}
         for name in sorted(entry.name for entry in self._look(path, _scanned) or []):
-            if name.endswith(suffix) and name[0] != "." and name.isprintable():
-                state = self._look(f"{path}/{name}", os.stat)
-                if state is not None:
-                    found[f"{path}/{name}"] = state
+            if not name.endswith(suffix) or name[0] == ".":
+                continue
+            if not name.isprintable():
+                _note(odd, f"{path}/{name}", UNPRINTABLE)
+                continue
+            state = self._look(f"{path}/{name}", os.lstat)
+            if state is not None and not stat.S_ISREG(state.st_mode):
+                _note(odd, f"{path}/{name}", f"it is {KINDS.get(stat.S_IFMT(state.st_mode), 'a device')}, not a file")
+            elif state is not None:
+                found[f"{path}/{name}"] = state
         return found
 
     def _look(self, path: str, look: Callable[[Path], T]) -> T | None:
@@ -101,6 +128,8 @@ class Store(StoreFiles):
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
+            if error.errno == errno.ELOOP:
+                return None
             raise StoreProblem(f"cannot list {path}: {error.strerror}", hint="check the permissions of the store") from None
 
     def dump_folders(self, run: str | None = None) -> Iterator[Path]:
@@ -144,6 +173,29 @@ class Store(StoreFiles):
     def relative(self, path: Path) -> str:
         """A path inside the store as the catalog keeps it (POSIX, relative to the root)."""
         return path.relative_to(self.root).as_posix()
+
+
+def _note(odd: dict[str, str] | None, path: str, why: str) -> None:
+    if odd is not None:
+        odd[printable(path)] = why
+
+
+def printable(name: str) -> str:
+    """A name from a file system as text that can be shown and kept: what is no text in it, or no letter, as an escape."""
+    text = os.fsencode(name).decode("utf-8", "backslashreplace")
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def known_regular(path: Path, most: int) -> Path:
+    """The path, for a library that opens by name: OddFile unless it is a regular file of at most `most` bytes."""
+    descriptor = open_regular(path)
+    try:
+        size = os.fstat(descriptor).st_size
+    finally:
+        os.close(descriptor)
+    if size > most:
+        raise OddFile(errno.EFBIG, f"it has more than {most} bytes", os.fspath(path))
+    return path
 
 
 def _scanned(path: Path) -> list[os.DirEntry[str]]:

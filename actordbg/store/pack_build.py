@@ -34,7 +34,7 @@ from typing import IO
 from actordbg.base.errors import Conflict, CorruptDump, Refused, StoreProblem
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SAFETENSORS_DTYPES, DumpRecord
-from actordbg.formats.store_files import TEMPORARY, make_folder, sync_folder
+from actordbg.formats.store_files import TEMPORARY, make_folder, open_regular, sync_folder
 from actordbg.store import pack_bytes as layout
 from actordbg.store.layout import Store
 from actordbg.store.pack_pieces import MAX_PIECE, MAX_ROWS, Cutter, Piece, rows_of
@@ -270,7 +270,10 @@ def exclusive(store: Store) -> Iterator[None]:
     The lock ends with its process. Unfinished packs that a killed process left behind are removed.
     """
     make_folder(store.packs)
-    descriptor = os.open(store.packs / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        descriptor = open_regular(store.packs / _LOCK, os.O_RDWR | os.O_CREAT)
+    except OSError as error:
+        raise StoreProblem(f"cannot open {store.packs / _LOCK}: {error.strerror}", hint="remove it; it is made again") from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -131,7 +131,7 @@ def parse_foot(data: bytes, size: int, name: str) -> Foot:
     found = Foot(*rest)
     if found.offset < HEAD_BYTES or found.offset + found.stored + FOOT_BYTES != size:
         raise CorruptDump(f"{name}: its foot has an impossible place for the index", hint=HINT)
-    if found.content > MAX_INDEX or found.dumps > MAX_DUMPS:
+    if max(found.content, found.stored) > MAX_INDEX or found.dumps > MAX_DUMPS:
         raise CorruptDump(
             f"{name}: its index claims {found.content} bytes for {found.dumps} dumps, over the limits of {MAX_INDEX} and "
             f"{MAX_DUMPS}",
@@ -249,7 +249,8 @@ def _dump_ids(data: bytes, count: int, name: str) -> list[str]:
 
 def _place_blocks(stored: array[int], contents: array[int], end: int, name: str) -> list[Block]:
     if sum(stored) != end - HEAD_BYTES or (
-        stored and (min(stored) < _LEAST_FRAME or not 0 < min(contents) <= max(contents) <= MAX_BLOCK)
+        stored
+        and (min(stored) < _LEAST_FRAME or max(stored) > 2 * MAX_BLOCK or not 0 < min(contents) <= max(contents) <= MAX_BLOCK)
     ):
         raise CorruptDump(f"{name}: its blocks do not fill the file, or are over the limit", hint=HINT)
     offsets = itertools.accumulate(stored[:-1], initial=HEAD_BYTES)

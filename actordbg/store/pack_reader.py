@@ -24,6 +24,7 @@ from collections import OrderedDict
 
 from actordbg.base.errors import CorruptDump, StoreProblem
 from actordbg.formats.dumpfile import DEFAULT_CAP
+from actordbg.formats.store_files import open_regular
 from actordbg.store import pack_bytes as layout
 
 CACHE_BYTES = 96 * 2**20
@@ -74,7 +75,7 @@ class Pack:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
         self._number = next(Pack._numbers)
-        self._descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        self._descriptor = open_regular(self.path)
         weakref.finalize(self, _release, self._descriptor, self._number)
         self.state = _state(os.fstat(self._descriptor))
         self.bytes = self.state[1]
@@ -202,7 +203,7 @@ def open_pack(path: str | os.PathLike[str]) -> Pack:
     with _packs_lock:
         try:
             pack = _packs.get(name)
-            if pack is None or pack.state != _state(os.stat(name)):
+            if pack is None or pack.state != _state(os.lstat(name)):
                 _packs.pop(name, None)
                 pack = Pack(name)
         except (FileNotFoundError, NotADirectoryError):

@@ -25,6 +25,8 @@ _PIECE = 2**20
 _LONGEST = 2**22
 """Bytes without any line break after which a segment is cut: no log, but it must not fill the memory."""
 _ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
+_PIPE = re.compile(r"/dev/(stdin|fd/\d+)\Z")
+"""What a shell names a pipe that it holds open. Any other FIFO is refused: nobody may be at its other end."""
 _BREAK = re.compile(r"([\r\n])")
 _RAY = re.compile(r"\s*\((\w[\w.:-]*) (?:pid|rank)=\d+[^)]{0,80}\) ?")
 _TORCHRUN = re.compile(r"\s*\[[A-Za-z]+\d+\]:\s?")
@@ -79,8 +81,8 @@ def _opened(path: str) -> Iterator[IO[bytes]]:
     if path == STDIN:
         yield sys.stdin.buffer
         return
-    if not Path(path).exists() or Path(path).is_dir():
-        what = "a folder" if Path(path).is_dir() else "not there"
+    if not Path(path).is_file() and not _PIPE.match(path):
+        what = "a folder" if Path(path).is_dir() else "no file" if Path(path).exists() else "not there"
         raise UsageError(f"the log {path} is {what}", hint="name two files, or - for standard input")
     try:
         with open(path, "rb") as stream:

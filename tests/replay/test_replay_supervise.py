@@ -148,7 +148,7 @@ def test_a_replay_whose_folder_cannot_be_made_is_a_store_problem(bench: Bench) -
 def test_a_journal_that_cannot_be_opened_is_a_store_problem(bench: Bench) -> None:
     spec = make_spec(1)
     make_folder(bench.store.replays / spec.replay_id / "supervisor.jsonl")
-    with pytest.raises(StoreProblem, match="directory"):
+    with pytest.raises(StoreProblem, match="folder"):
         bench.run(spec, {})
     assert bench.sessions == []
 

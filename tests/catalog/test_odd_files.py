@@ -1,0 +1,197 @@
+"""A store with things in it that are no files of ours: every command goes on with the good rest, and `index` names the odd ones.
+
+Each case runs all commands in a child process with a limit of memory, which is killed if it hangs.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import storecases
+import torch
+from typer.testing import CliRunner
+
+from actordbg.base.errors import ActordbgError
+from actordbg.cli.app import app
+from actordbg.formats.dump_record import SUFFIX
+from actordbg.store.layout import Store
+
+pytestmark = pytest.mark.slow
+PATIENCE_S = 60.0
+"""A command that hangs, hangs for ever; a case takes a second or two."""
+MEMORY = 6 * 2**30
+"""Address space of a case: reading /dev/zero or a terabyte of holes fails in it at once."""
+PLACES = {
+    "dumps": f"dumps/{storecases.LOOSE}/rank0000/{{}}{SUFFIX}",
+    "packs": f"packs/{storecases.PACKED}/{{}}.pack",
+    "journals": "replays/r-01/{}.jsonl",
+    "comparisons": "comparisons/{}.json",
+    "noise": "noise/{}.json",
+    "matrices": "matrices/{}.json",
+    "events": "events/{}.json",
+    "tensors": "replays/r-01/tensors/{}.safetensors",
+    "runs": "dumps/{}",
+    "ranks": f"dumps/{storecases.LOOSE}/{{}}",
+    "packs of a run": "packs/{}",
+    "replays": "replays/{}",
+}
+FOLDERS = ("runs", "ranks", "packs of a run", "replays")
+"""Places where a folder belongs, so that a folder there is not odd unless its name is."""
+NAMED = tuple(name for name in PLACES if name not in (*FOLDERS, "tensors"))
+"""Places whose files `index` reads, and names if they are odd."""
+
+
+def sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 2**40)
+
+
+def loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+def strange(name: bytes) -> Callable[[Path], None]:
+    """Makes a folder where folders belong, and a file where files do, with such a name."""
+
+    def make(path: Path) -> None:
+        full = os.path.join(os.fsencode(path.parent), os.fsencode(path.name).replace(b"odd", name))
+        if path.suffix in (".zst", ".pack", ".json", ".jsonl", ".safetensors"):
+            os.close(os.open(full, os.O_CREAT | os.O_WRONLY))
+        else:
+            Path(os.fsdecode(full)).mkdir()
+            os.close(os.open(full + b"/spec.json", os.O_CREAT | os.O_WRONLY))
+
+    return make
+
+
+ODD: dict[str, Callable[[Path], None]] = {
+    "a FIFO": os.mkfifo,
+    "a link to /dev/zero": lambda path: path.symlink_to("/dev/zero"),
+    "a link to nothing": lambda path: path.symlink_to("/nowhere/at/all"),
+    "a loop of links": loop,
+    "a sparse terabyte": sparse,
+    "a folder": Path.mkdir,
+    "no UTF-8": strange(b"\xff\xfe"),
+    "a line and an escape": strange(b"a\nb\x1b[31m"),
+}
+COMMANDS = (
+    "index", "index --rebuild", "dump ls --limit 50", "dump show last", "dump verify", "dump export DUMP --out OUT",
+    "dump prune --where rank=9 --yes", "dump pack --where rank=1", "dump unpack --where rank=1", "replay --dry-run", "report all",
+    "compare r-02 r-01",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    """A good store. Every command has run on a copy of it, so that the children need not import them."""
+    folder = tmp_path_factory.mktemp("good")
+    store = storecases.build(folder / "store")
+    shutil.copytree(store.root, folder / "copy")
+    answers = folder / "answers"
+    run_commands(folder / "copy", answers, COMMANDS)
+    assert {code for code, *_ in json.loads(answers.read_text()).values()} == {0}
+    return store
+
+
+def run_commands(root: Path, answers: Path, lines: Sequence[str]) -> None:
+    """Run commands on the store, and write down exit code and output of each."""
+    store, found = Store(root), {}
+    dump_id = next(iter(storecases.contents(store)), "")
+    for line in lines:
+        words = [{"DUMP": dump_id, "OUT": str(root.parent / "out")}.get(word, word) for word in line.split()]
+        result = CliRunner().invoke(app, ["--store", str(root), *words, *(["--json"] if "index" in line else [])])
+        error = result.exception
+        known = error is None or isinstance(error, SystemExit | ActordbgError)
+        found[line] = result.exit_code if known else repr(error), result.stdout, result.stderr
+        answers.write_text(json.dumps(found))
+    found["contents"] = 0, json.dumps(storecases.contents(store)), ""
+    answers.write_text(json.dumps(found))
+
+
+def limited(root: Path, answers: Path, lines: Sequence[str]) -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    torch.set_num_threads(1)
+    run_commands(root, answers, lines)
+
+
+def run_all(root: Path, lines: Sequence[str] = COMMANDS) -> dict[str, tuple[int | str, str, str]]:
+    """What every command answered; fails if one of them hangs."""
+    answers = root.with_suffix(".answers")
+    child = multiprocessing.get_context("fork").Process(target=limited, args=(root, answers, lines))
+    child.start()
+    child.join(PATIENCE_S)
+    done: dict[str, tuple[int | str, str, str]] = json.loads(answers.read_text()) if answers.exists() else {}
+    if child.exitcode is None:
+        child.kill()
+        child.join()
+        pytest.fail(f"hangs: {next(line for line in lines if line not in done)}")
+    assert child.exitcode == 0, (child.exitcode, list(done))
+    return done
+
+
+@pytest.mark.parametrize("kind", ODD)
+def test_every_command_works_on_the_good_rest_and_index_names_the_odd(good: Store, tmp_path: Path, kind: str) -> None:
+    store = Store(tmp_path / "store")
+    shutil.copytree(good.root, store.root)
+    before = storecases.contents(store)
+    here = {name: place for name, place in PLACES.items() if kind != "a folder" or name not in FOLDERS}
+    for place in here.values():
+        ODD[kind](store.root / place.format("odd"))
+    done = run_all(store.root)
+    exits = {line: done[line][0] for line in COMMANDS}
+    assert {line: code for line, code in exits.items() if code != 0 and line != "dump verify"} == {}, done
+    assert exits["dump verify"] == 1
+    assert json.loads(done["contents"][1]) == before
+    shown = {"no UTF-8": "\\xff\\xfe", "a line and an escape": "a\\nb\\x1b[31m"}.get(kind, "odd")
+    for line in ("index", "index --rebuild"):
+        answer = json.loads(done[line][1])
+        assert answer["dumps"] == len(before)
+        named = {item["path"]: item["code"] for item in answer["damaged"]}
+        expected = {place.format(shown) for name, place in here.items() if name in NAMED}
+        if kind == "a sparse terabyte":
+            expected -= {"events/odd.json"}  # what is no event is passed over
+        else:
+            expected |= {place.format(shown) for name, place in here.items() if name in FOLDERS}
+        assert set(named) == expected
+        codes = set(named.values())
+        assert codes == {"odd-file"} or (kind == "a sparse terabyte" and codes == {"odd-file", "corrupt-dump"}), named
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ODD if kind not in ("no UTF-8", "a line and an escape")])
+def test_an_odd_file_in_the_place_of_a_good_one_costs_what_it_was(good: Store, tmp_path: Path, kind: str) -> None:
+    store = Store(tmp_path / "store")
+    shutil.copytree(good.root, store.root)
+    (dump,) = store.dumps.glob(f"{storecases.LOOSE}/rank0002/*-000002-*{SUFFIX}")
+    (pack,), (comparison,), (event,) = store.iter_packs(), store.comparisons.glob("*"), store.events.glob("*")
+    tensors = sorted(store.replays.glob("r-02/tensors/*"))[0]
+    for path in (dump, pack, comparison, event, tensors, store.replays / "r-02" / "rank0.jsonl", store.root / "packs/.lock"):
+        path.unlink()
+        ODD[kind](path)
+    done = run_all(store.root)
+    exits = {line: done[line][0] for line in COMMANDS}
+    assert all(isinstance(code, int) for code in exits.values()), exits
+    assert exits["index"] == exits["index --rebuild"] == exits["dump ls --limit 50"] == exits["report all"] == 0, exits
+    assert json.loads(done["index --rebuild"][1])["dumps"] == 7
+    assert len(json.loads(done["contents"][1])) == 7
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a link to /dev/zero", "a link to nothing", "a folder"])
+def test_an_odd_catalog_lock_or_format_is_named(good: Store, tmp_path: Path, kind: str) -> None:
+    for name in ("catalog.db", "catalog.db-wal", "catalog.lock", "FORMAT"):
+        store = Store(tmp_path / name)
+        shutil.copytree(good.root, store.root)
+        (store.root / name).unlink(missing_ok=True)
+        if name == "catalog.lock":
+            store.catalog_path.unlink()
+        ODD[kind](store.root / name)
+        code, _, _ = run_all(store.root, ("dump ls",))["dump ls"]
+        assert code == 1, "an error of ours, which the command line turns into its exit code"
+        if name.startswith("catalog.db") and kind != "a folder":
+            assert run_all(store.root, ("index --rebuild",))["index --rebuild"][0] == 0

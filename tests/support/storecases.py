@@ -1,0 +1,85 @@
+"""One small store that has something of every kind: dumps, a pack, replays with tensors, a comparison, a noise floor, a matrix, an event."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import catalogcases
+from comparecases import write_replay
+
+from actordbg.base.errors import StoreProblem
+from actordbg.capture.control import Control
+from actordbg.capture.switch_file import write_control
+from actordbg.catalog.indexer import refresh
+from actordbg.compare.comparing import compare, save
+from actordbg.dumps.packing import pack_dumps
+from actordbg.formats.dump_record import DumpRecord, now_timestamp
+from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
+from actordbg.formats.noise_record import DumpNoise, NoiseRecord
+from actordbg.formats.replay_record import ReplayInput
+from actordbg.formats.store_files import atomic_write
+from actordbg.install.patch_state import Event, back_up, record
+from actordbg.store.layout import Store
+from actordbg.store.places import places_of, read_payload
+
+LOOSE, PACKED = "ppo-1", "ppo-2"
+"""The run whose dumps have files of their own, and the one whose dumps lie in a pack."""
+
+
+def build(root: Path) -> Store:
+    """The store, indexed."""
+    store = Store(root).create()
+    records = catalogcases.fill(store, 8)
+    for index in range(8, 14):
+        catalogcases.publish(store, catalogcases.record(index, run=PACKED))
+    pack_dumps(store, run=PACKED)
+    inputs = [_input(store, one) for one in records[:3]]
+    for replay_id in ("r-01", "r-02"):
+        write_replay(store, replay_id, inputs)
+    write_control(store, Control(enabled=False, run=LOOSE, since=now_timestamp()))
+    made = compare(store, "r-02", "r-01")
+    save(store, made)
+    _publish_records(store, records)
+    back_up(store, b"class Actor: pass\n", hashlib.sha256(b"class Actor: pass\n").hexdigest(), {"path": "/x/actor.py"})
+    record(store, Event("patch", "2026-01-01T00:00:00.000000Z", "/x/actor.py", "0" * 64, "1" * 64, "python", "0.11", "1"))
+    for path in (*store.replays.glob("*/spec.json"), *store.replays.glob("*/tensors/*")):
+        path.chmod(0o600)
+    refresh(store)
+    catalogcases.settle(store)
+    refresh(store)
+    return store
+
+
+def _input(store: Store, one: DumpRecord) -> ReplayInput:
+    return ReplayInput(one.dump_id, store.relative(store.dump_path(one)), one.rank, one.batch_size, one.seq_len, one.tokens)
+
+
+def _publish_records(store: Store, records: Sequence[DumpRecord]) -> None:
+    """A noise floor and a matrix of the first replay, and counters of a process that ended."""
+    moment, floor = now_timestamp(), {"max_abs": 0.5, "clip_share": 0.1}
+    dump_id = records[0].dump_id
+    noise = NoiseRecord("n-01", moment, "r-01", {"dtype": "fp32"}, "tiny", "fp32", (), (DumpNoise(dump_id, floor),), floor)
+    cell = MatrixCell(0, "sdpa", {"attn": "sdpa"}, "passed", {}, replay_id="r-01")
+    matrix = MatrixRecord("m-01", moment, "complete", {"attn": ["sdpa"]}, (cell,), (dump_id,), loads=1)
+    counts = dict.fromkeys(("rank", "calls", "captured", "bytes", "pending", "queue_bytes", "generation"), 0)
+    said = {"state": "ended", "since": moment, "heartbeat": moment}
+    counters = (
+        {"format": 1, "pid": 1, "run": LOOSE, "host": "node-0", "instance": "a", "dropped": {}, "sampled_out": {}} | counts | said
+    )
+    atomic_write(store.noise / "n-01.json", noise.to_json().encode())
+    atomic_write(store.matrices / "m-01.json", matrix.to_json().encode())
+    atomic_write(store.counters / LOOSE / "0000-node-0-1-a.json", json.dumps(counters).encode())
+
+
+def contents(store: Store) -> dict[str, str]:
+    """The SHA-256 of the payload of every dump that can be read whole, by dump id, wherever it lies."""
+    found = {}
+    for place in places_of(store):
+        with contextlib.suppress(StoreProblem):
+            dump, data = read_payload(place)
+            found[dump.dump_id] = hashlib.sha256(data).hexdigest()
+    return found
