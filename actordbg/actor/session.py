@@ -25,10 +25,10 @@ import hashlib
 import inspect
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 
@@ -48,6 +48,8 @@ from actordbg.formats.dump_record import DumpRecord
 from actordbg.host.built_model import change_attention, describe, resolved_dtype
 from actordbg.host.trainer import TRAINER, Call
 from actordbg.store.payload import Dump
+
+T = TypeVar("T")
 
 
 @contextlib.contextmanager
@@ -124,6 +126,61 @@ class ActorSession:
         if keep:
             outcome.keep()
         return outcome
+
+    def probe(
+        self, dump: Dump, read: Callable[[torch.Tensor, torch.Tensor | None], T], *, backward: bool, graph: bool = False,
+        seed: int | None = None,
+    ) -> T:  # fmt: skip
+        """One forward as `run` makes it, and nothing else: `read` gets log-probs and entropies while their graph lives.
+
+        graph: with gradients also where `run` had none. seed: set instead of the one that `run` sets, or of recorded states.
+        """
+        call = TRAINER.make_call(self.actor, dump, self.resolved["vocab_size"], self.device, self.ring_group)
+        self._follow(dump.record, backward)
+        set_seed(self.choices.seed if seed is None else seed)
+        if seed is None:
+            randomness.restore(dump, self.device, self.config.seed)
+        try:
+            with torch.set_grad_enabled(backward or graph), self._autocast(dump.record):
+                found = TRAINER.read_result(self.actor(**call.arguments), call.mask)
+            with torch.set_grad_enabled(backward or graph):
+                return read(*found)
+        except Exception:
+            self._backend.recover()
+            raise
+
+    def gradient(self, dump: Dump, weights: torch.Tensor, *, keeper: GradientKeeper) -> None:
+        """The gradients of -sum(weights * log-probs) through the backend's own backward, handed to `keeper`."""
+
+        def backward(log_probs: torch.Tensor, _entropy: torch.Tensor | None) -> None:
+            self._backend.backward(-(log_probs * weights.to(log_probs)).sum(), keeper)
+
+        self.probe(dump, backward, backward=True)
+
+    @property
+    def actor(self) -> Any:
+        """The trainer's Actor."""
+        return self._backend.actor
+
+    @property
+    def model(self) -> Any:
+        """The transformers model itself, out of whatever wraps it."""
+        return self._backend.model
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go."""
+        return self._backend.device
+
+    @property
+    def ring_group(self) -> Any:
+        """The process group of this rank's ring, None without ring attention."""
+        return self._backend.ring_group
+
+    @property
+    def records(self) -> bool:
+        """Whether this rank records the results of its lane."""
+        return self._records
 
     def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
         """Go on under another configuration on the loaded Actor: what runs next is, bit for bit, what a new session runs.

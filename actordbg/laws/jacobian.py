@@ -1,0 +1,141 @@
+"""Which input positions reach a row's log-probs: the support of the Jacobian, by one backward to the embeddings' output.
+
+A log-prob at position j of a row may depend on positions 0 to j of that row, and on nothing else. The derivative by anything else
+is exactly 0, in every dtype: nothing is rounded to 0, it is not computed at all. So one backward checks all tokens of every other
+row, later positions and padding.
+
+The embeddings' output is cut out of the graph by a hook, and `torch.autograd.grad` stops there: no parameter gets a gradient, so
+no engine's hook reduces one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from actordbg.actor.session import ActorSession
+from actordbg.base.errors import Unsupported
+from actordbg.formats.law_answer import BROKEN, KEPT, LawAnswer
+from actordbg.laws.changes import attended, next_tokens, places
+from actordbg.laws.judging import not_checked
+from actordbg.store.payload import Dump
+
+_FP16_SCALE = 1024.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The log-probs whose derivative is taken: `columns` of `row`. The last position that they may see is the last column."""
+
+    row: int
+    columns: Tensor
+
+
+def asked_of(dump: Dump) -> Asked | None:
+    """The first half of the log-probs of the last row that has some; None for an input without a real next token."""
+    real = next_tokens(dump)
+    rows = real.any(1).nonzero().flatten()
+    if not len(rows):
+        return None
+    row = int(rows[-1])
+    columns = real[row].nonzero().flatten()
+    return Asked(row, columns[: max(1, len(columns) // 2)])
+
+
+def support(session: ActorSession, dump: Dump, *, backward: bool, packing: bool) -> LawAnswer:
+    """Ask the law `jacobian` of one input. In a ring every rank has to call it."""
+    asked = asked_of(dump) or Asked(0, torch.tensor([0]))
+    reached = _reached(session, dump, asked, backward)
+    group = session.ring_group
+    where = places(dump, packing, *ring_of(session))
+    if len(reached) != len(where):
+        raise Unsupported(f"the embeddings gave {len(reached)} positions, the input has {len(where)}", hint="report it")
+    found = torch.cat((where.double(), reached[:, None]), 1)
+    if group is not None:
+        parts: list[Any] = [None] * group.size()
+        dist.all_gather_object(parts, found, group=group)
+        found = torch.cat(parts)
+    return judge(found[found[:, 0] >= 0], asked, dump)
+
+
+def ring_of(session: ActorSession) -> tuple[int, int]:
+    """This rank's place in its ring, and the ring's size; (0, 1) without one."""
+    group = session.ring_group
+    return (group.rank(), group.size()) if group is not None else (0, 1)
+
+
+def judge(found: Tensor, asked: Asked, dump: Dump) -> LawAnswer:
+    """The answer. found: float64 [n, 3]: row, column and largest entry of each position that was computed."""
+    rows, columns, size = found[:, 0].long(), found[:, 1].long(), found[:, 2].nan_to_num(torch.inf, torch.inf)
+    real = attended(dump)[rows, columns]
+    last = int(asked.columns[-1])
+    allowed = (rows == asked.row) & (columns <= last) & real
+    if not next_tokens(dump).any():
+        return not_checked("jacobian", "the input has no token to look at")
+    if not bool((size[allowed] != 0).any()):
+        return not_checked(
+            "jacobian", "no derivative reached the embeddings: the graph is cut, or they are not the model's input"
+        )
+    wrong = (size != 0) & ~allowed
+    looked_at, count = int((~allowed).sum()), int(wrong.sum())
+    if not looked_at:
+        return not_checked("jacobian", "there is no other row, later position or padding")
+    if not count:
+        return LawAnswer("jacobian", KEPT, count=0, looked_at=looked_at)
+    words = _words(rows, columns, wrong, real, asked, last)
+    first = int(wrong.nonzero()[0])
+    row, column = int(rows[first]), int(columns[first])
+    token = int(dump.inputs["sequences"][row, column])
+    return LawAnswer("jacobian", BROKEN, words, float(size[wrong].max()), None, row, column, token, count, looked_at)
+
+
+def _words(rows: Tensor, columns: Tensor, wrong: Tensor, real: Tensor, asked: Asked, last: int) -> str:
+    """ "row 1 sees row 0 (150 of 150 tokens)"."""
+    told = []
+    for row in sorted({int(one) for one in rows[wrong & real & (rows != asked.row)]}):
+        own = (rows == row) & real
+        told.append(f"row {asked.row} sees row {row} ({int((own & wrong).sum()):,} of {int(own.sum()):,} tokens)")
+    later = wrong & real & (rows == asked.row) & (columns > last)
+    if bool(later.any()):
+        told.append(f"row {asked.row} sees {int(later.sum()):,} tokens behind position {last}")
+    if bool((wrong & ~real).any()):
+        told.append(f"row {asked.row} sees {int((wrong & ~real).sum()):,} positions of padding")
+    return "; ".join(told)
+
+
+def _reached(session: ActorSession, dump: Dump, asked: Asked, backward: bool) -> Tensor:
+    """The largest absolute derivative by each position's embedding, float64 on the CPU, in the model's order."""
+    leaves: list[Tensor] = []
+
+    def cut(_module: Any, _inputs: Any, output: Tensor) -> Tensor:
+        leaf = output.detach().requires_grad_()
+        leaves.append(leaf)
+        return leaf
+
+    embeddings = session.model.get_input_embeddings()
+    hook = embeddings.register_forward_hook(cut)
+    scale = _FP16_SCALE if session.resolved["dtype"] == "fp16" else 1.0
+    try:
+        read = _derivative(leaves, asked, scale)
+        return session.probe(dump, read, backward=backward, graph=True)
+    finally:
+        hook.remove()
+
+
+def _derivative(leaves: list[Tensor], asked: Asked, scale: float) -> Callable[[Tensor, Tensor | None], Tensor]:
+    def read(log_probs: Tensor, _entropy: Tensor | None) -> Tensor:
+        if not leaves:
+            raise Unsupported("the model did not call its input embeddings", hint="report it with the model's name")
+        chosen = log_probs[asked.row, asked.columns.to(log_probs.device)].sum() * scale
+        (found,) = torch.autograd.grad(chosen, leaves[0], allow_unused=True)
+        if found is None:
+            found = torch.zeros_like(leaves[0])
+        whole = found.full_tensor() if hasattr(found, "full_tensor") else found
+        return whole.detach().abs().amax(-1).flatten().double().cpu()
+
+    return read

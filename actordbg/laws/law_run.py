@@ -1,0 +1,265 @@
+"""Ask an input for its laws, through the loaded Actor. The forwards and backwards that this takes are a fixed list.
+
+Where ranks compute together, each of them runs this for its own input at the same time, and waits for the others in each
+forward's collectives. So there the list of forwards depends on the configuration alone, never on the input or on what came out.
+Elsewhere a broken law may cost a few forwards more, to say which row reaches which.
+
+A failure in one forward ends the asking: what is left is `not-checked`. Where ranks compute together this process is then out of
+step, and says so (`LawRun.out_of_step`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from actordbg.actor.forward_outcome import ForwardOutcome
+from actordbg.actor.gradient_samples import PREFIX, GradientKeeper
+from actordbg.actor.session import ActorSession
+from actordbg.formats.law_answer import BROKEN, LawAnswer
+from actordbg.host.built_model import text_config
+from actordbg.laws import changes
+from actordbg.laws.additivity import halves, judge_additivity
+from actordbg.laws.jacobian import ring_of, support
+from actordbg.laws.judging import NOISE_FACTOR, Change, Values, answer, change, not_checked, rerun_answer
+from actordbg.laws.law_table import LAWS
+from actordbg.laws.normalisation import Expected, judge_normalisation, watching
+from actordbg.laws.rounding import FACTOR, rounded_anew
+from actordbg.store.payload import Dump
+
+_TEXT = {"sequences", "attention_mask", "action_mask"}
+_CULPRITS = 4
+"""After a break, how many rows are changed one by one to find the one that reaches the others."""
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+_CAPACITY = ("expert_capacity", "expert_capacity_factor", "capacity_factor", "moe_capacity_factor")
+
+
+@dataclass
+class LawRun:
+    """One input's laws. `together`: other ranks compute with this one. tell: is called with the name of what runs next."""
+
+    session: ActorSession
+    dump: Dump
+    outcome: ForwardOutcome
+    backward: bool
+    together: bool
+    tell: Callable[[str], None] = lambda name: None
+    answers: dict[str, LawAnswer] = field(default_factory=dict)
+    out_of_step: str = ""
+
+    def __post_init__(self) -> None:
+        self.asked = changes.plain_call(self.dump, int(self.session.resolved["vocab_size"]))
+        self.real, self.tokens = changes.attended(self.asked), changes.next_tokens(self.asked)
+        self._rows = len(self.real)
+        self._waiting: dict[str, tuple[Change, str]] = {}
+        self._noise = self._limit = 0.0
+        config, of_text = self.session.config, text_config(self.session.model)
+        self._compiled: bool = config.compile or config.deepcompile
+        self._packed: bool = bool(config.packing)
+        self._experts: bool = any((getattr(of_text, name, None) or 0) > 1 for name in _EXPERTS)
+        self._drops: bool = any(
+            "drop" in name and isinstance(value, float) and value > 0 for name, value in vars(of_text).items()
+        )
+        self.base = Values(self.outcome.log_probs)
+
+    def run(self) -> list[LawAnswer]:
+        """Every law's answer, in the order of the table."""
+        step = "rerun"
+        try:
+            if why := self._unknown():
+                self._give_up(why)
+                if not self.together:
+                    return self._in_order()
+            for step, ask in self._steps():
+                self.tell(step)
+                ask()
+        except Exception as error:  # noqa: BLE001 - the model under test may raise anything; the replay's own result stands
+            self._give_up(
+                f"{step} failed: {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+            )
+            self.out_of_step = f"the law {step} failed on one of several ranks" if self.together else ""
+        return self._in_order()
+
+    def _steps(self) -> list[tuple[str, Callable[[], None]]]:
+        steps = [("rerun", self._rerun), ("neighbour", self._neighbours), ("future", self._future)]
+        steps += [("jacobian", self._jacobian)] if not self._compiled else []
+        steps += [("order", self._rounding)]
+        steps += [("additivity", self._additivity)] if self.backward else []
+        return steps
+
+    # The exact laws
+
+    def _rerun(self) -> None:
+        dump = self.asked
+        places = changes.places(dump, self.outcome.packing, *ring_of(self.session))
+        expected = Expected(places, dump.inputs["sequences"], self.outcome.temperature)
+        seed = None if self.outcome.training else self.session.choices.seed + 1
+        with watching(self.session.actor, expected):
+            self.base = self._forward(dump, seed)
+        first = Values(self.outcome.log_probs)
+        width = first.log_probs.shape[1]
+        again = Values(self.base.log_probs[:, -width:])
+        if "action_mask" in self.dump.inputs:
+            again = Values(again.log_probs * self.dump.inputs["action_mask"].float())
+        moved = change(again, first, self.outcome.mask)
+        self._noise = moved.size
+        self._take(rerun_answer(moved, dump.inputs["sequences"]))
+        self._take(judge_normalisation(self.base, expected, self.tokens))  # in a ring: of this rank's part
+
+    def _neighbours(self) -> None:
+        """`neighbour` and `padding`: at once, in two forwards, unless something moves. Then each by itself."""
+        tokens, real, rows = self.tokens, self.real, [changes.rows_of(self.asked, odd=odd) for odd in (False, True)]
+        alone = self.together or self._rows < 2
+        ways = [(rows[0] & real, tokens & rows[1]), (rows[1] & real, tokens & rows[0])]
+        found = _joined(*(self._changed(where if alone else where | ~real, mask) for where, mask in ways))
+        padding = found
+        if alone or found.count:
+            padding = self._changed(~real, tokens)
+        if found.count and not alone:
+            found = _joined(*(self._changed(where, mask) for where, mask in ways))
+        said = f"row {padding.rows[0]} sees the padding" if padding.count else ""
+        some = bool((~real).any())
+        self._take(self._exact("padding", padding, said) if some else not_checked("padding", "the input has no padding"))
+        few = self._rows < 2
+        self._take(not_checked("neighbour", ONE_ROW) if few else self._exact("neighbour", found, self._who(found)))
+
+    def _future(self) -> None:
+        where = changes.behind_the_middle(self.asked)
+        found = self._changed(where, changes.before(where) & self.tokens)
+        mixed = self.answers["neighbour"].verdict == BROKEN
+        later = "tokens that come later, or another row's" if mixed else "tokens that come later"
+        words = f"row {found.rows[0]} sees {later}" if found.count else ""
+        some = bool(found.looked_at)
+        self._take(self._exact("future", found, words) if some else not_checked("future", "no row has three tokens"))
+
+    def _jacobian(self) -> None:
+        self._take(support(self.session, self.asked, backward=self.backward, packing=self.outcome.packing))
+
+    def _exact(self, law: str, found: Change, words: str) -> LawAnswer:
+        """The answer of an exact law: bit for bit, or for a model with experts later within rounding (`_rounding`)."""
+        if found.count and found.size <= NOISE_FACTOR * self._noise:
+            return not_checked(law, f"the configuration moves by {self._noise:.2g} nats by itself")
+        if found.count and self._experts:
+            self._waiting[law] = (found, words)
+            return not_checked(law, "what rounding does to this input was not measured")
+        return answer(law, found, self.asked.inputs["sequences"], words)
+
+    def _who(self, found: Change) -> str:
+        """Which row reaches which, as far as it can be said: "row 1 sees row 0"."""
+        if not found.count:
+            return ""
+        seen = found.rows[0]
+        others = [row for row in range(self._rows) if row % 2 != seen % 2 and bool(self.real[row].any())]
+        if len(others) > 1 and not self.together:
+            near = sorted(others, key=lambda row: abs(row - seen))[:_CULPRITS]
+            others = [row for row in near if self._reaches(row, seen)][:1] or others
+        return f"row {seen} sees " + (f"row {others[0]}" if len(others) == 1 else "other rows")
+
+    def _reaches(self, row: int, seen: int) -> bool:
+        rows = torch.arange(self._rows)[:, None]
+        return bool(self._changed((rows == row) & self.real, (rows == seen) & self.tokens).count)
+
+    # Laws within rounding
+
+    def _rounding(self) -> None:
+        """`order` and `alone`; and what exact laws said of a model with experts, held against the same rounding."""
+        rows = self.tokens.any(1).nonzero().flatten()
+        row = int(rows[-1]) if len(rows) else 0
+        order = self._forward(changes.reversed_rows(self.asked)).rows(torch.arange(self._rows).flip(0))
+        # compiled, an unpacked batch of one row would be another graph
+        lone = self._forward(changes.only_row(self.asked, row)) if self._packed or not self._compiled else None
+        with rounded_anew(self.session.model):
+            moved = change(self._forward(self.asked), self.base, self.tokens)
+        self._limit = FACTOR * (moved.mean if self._experts else moved.size)
+        why = ONE_ROW if self._rows < 2 else _RANDOM if self.outcome.training and self._drops else ""
+        if why or lone is None:
+            self._take(not_checked("alone", why or "a batch of one row would be compiled anew"))
+        else:
+            only = self.tokens & (torch.arange(self._rows)[:, None] == row)
+            found = change(lone.rows(torch.zeros(self._rows, dtype=torch.int64)), self.base, only)
+            self._take(self._rounded("alone", found, f"row {row} by itself gives other numbers than among the others"))
+        found = change(order, self.base, self.tokens)
+        self._take(
+            not_checked("order", why) if why else self._rounded("order", found, "in another order rows give other numbers")
+        )
+        for law, (held, said) in self._waiting.items():
+            self._take(self._rounded(law, held, said))
+
+    def _rounded(self, law: str, found: Change, words: str) -> LawAnswer:
+        """The answer of a law that allows what rounding does. With experts a token may change its expert, so the mean counts."""
+        return answer(law, found, self.asked.inputs["sequences"], words, limit=self._limit, by_mean=self._experts)
+
+    # Gradients
+
+    def _additivity(self) -> None:
+        terms = torch.zeros_like(self.tokens)
+        terms[:, -self.outcome.mask.shape[1] :] = self.outcome.mask
+        whole = terms.double() / terms.sum().clamp(min=1)
+        keepers = [GradientKeeper(self.session.records) for _ in range(3)]
+        kept = self.session.config.keep_gradients  # then the run itself has left the whole's
+        for weights, keeper in zip((whole, *halves(terms)), keepers, strict=True):
+            if not (kept and weights is whole):
+                self.session.gradient(self.asked, weights, keeper=keeper)
+        given = {name: tensor for name, tensor in self.outcome.tensors.items() if name.startswith(PREFIX)} if kept else {}
+        dtype = str(self.session.resolved["dtype"])
+        found = judge_additivity(dtype, given or keepers[0].tensors, keepers[1].tensors, keepers[2].tensors)
+        self._take(found if int(terms.sum()) > 1 else not_checked("additivity", "the loss has fewer than two terms"))
+
+    # What the steps share
+
+    def _unknown(self) -> str:
+        """Why no law can be asked of this input; "" if they can."""
+        others = sorted(set(self.dump.inputs) - _TEXT)
+        if others:
+            return f"the laws know rows of tokens, not {', '.join(others)}"
+        if self.dump.record.arguments.get("packed_seq_lens") is not None:
+            return "the rows were packed before the Actor got them"
+        return ""
+
+    def _forward(self, dump: Dump, seed: int | None = None) -> Values:
+        def read(log_probs: Tensor, entropy: Tensor | None) -> Values:
+            return Values(*(None if one is None else one.detach().float().cpu() for one in (log_probs, entropy)))  # type: ignore[arg-type]
+
+        return self.session.probe(dump, read, backward=self.backward, seed=seed)
+
+    def _changed(self, where: Tensor, mask: Tensor) -> Change:
+        return change(self._forward(changes.with_other_tokens(self.asked, where)), self.base, mask)
+
+    def _take(self, found: LawAnswer) -> None:
+        self.answers[found.law] = found
+
+    def _give_up(self, why: str) -> None:
+        for law in LAWS:
+            self.answers.setdefault(law, not_checked(law, why))
+
+    def _in_order(self) -> list[LawAnswer]:
+        missing = {
+            "jacobian": "a compiled graph has no place for a hook",
+            "additivity": "no backward ran",
+        }
+        found = {law: self.answers.get(law) or not_checked(law, missing.get(law, "it was not asked")) for law in LAWS}
+        return [_without_meaning(self.session, one) for one in found.values()]
+
+
+ONE_ROW = "the input has one row"
+_RANDOM = "the call draws random numbers, and other shapes draw others"
+
+
+def _without_meaning(session: ActorSession, found: LawAnswer) -> LawAnswer:
+    """A broken law that cannot hold for this model says nothing: the answer then says which and why."""
+    config = text_config(session.model)
+    capacity = next((name for name in _CAPACITY if getattr(config, name, None)), None)
+    scaled = "fp8" in str(getattr(session.model.config, "quantization_config", None) or "").lower()
+    if found.verdict != BROKEN or found.law in ("normalisation", "additivity") or not (capacity or scaled):
+        return found
+    why = f"routing has a capacity ({capacity})" if capacity else "FP8 scales are of a whole tensor"
+    return not_checked(found.law, f"{why}: one token may change all others")
+
+
+def _joined(one: Change, other: Change) -> Change:
+    looked_at = one.looked_at + other.looked_at
+    mean = (one.mean * one.looked_at + other.mean * other.looked_at) / max(1, looked_at)
+    return Change(one.where | other.where, max(one.size, other.size), mean, looked_at)

@@ -1,0 +1,111 @@
+"""Log-probs and entropies held against the logits that the model itself gave: log-softmax of logits / T, once more in fp64.
+
+The logits are seen between the model and the Actor, before the Actor divides them by the temperature, and never kept: what they
+should come to is computed at once, some positions at a time. What may differ is the rounding of fp32 in one logarithm of a sum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actordbg.formats.law_answer import BROKEN, KEPT, LawAnswer
+from actordbg.laws.judging import Values, not_checked
+
+TOLERANCE = 16 * 2.0**-23
+"""Times the size of the numbers that meet in a log-softmax: a few roundings of fp32."""
+_AT_ONCE = 2**25
+
+
+@dataclass
+class Expected:
+    """What log-probs and entropies should be, [B, S-1] in float64, NaN where no logits were seen. allowed: for rounding."""
+
+    places: Tensor
+    ids: Tensor
+    temperature: float
+    log_probs: Tensor = field(init=False)
+    entropy: Tensor = field(init=False)
+    allowed: Tensor = field(init=False)
+    problem: str = "the Actor did not call its model"
+
+    def __post_init__(self) -> None:
+        shape = (self.ids.shape[0], self.ids.shape[1] - 1)
+        self.log_probs, self.entropy, self.allowed = (torch.full(shape, torch.nan, dtype=torch.float64) for _ in range(3))
+
+    def take(self, logits: Any) -> None:
+        """The model's logits: [..., V], one vector for each of `places`."""
+        logits = logits.full_tensor() if hasattr(logits, "full_tensor") else logits
+        flat = logits.detach().reshape(-1, logits.shape[-1])
+        if len(flat) != len(self.places):
+            self.problem = f"the model gave logits of {len(flat)} positions, the input has {len(self.places)}"
+            return
+        self.problem = ""
+        rows, columns = self.places.unbind(1)
+        inside = ((columns >= 0) & (columns < self.ids.shape[1] - 1)).nonzero().flatten()
+        for some in torch.split(inside, max(1, _AT_ONCE // flat.shape[-1])):
+            self._some(flat[some.to(flat.device)].double() / self.temperature, rows[some], columns[some])
+
+    def _some(self, logits: Tensor, rows: Tensor, columns: Tensor) -> None:
+        total = logits.logsumexp(-1)
+        label = logits.gather(-1, self.ids[rows, columns + 1].to(logits.device)[:, None]).squeeze(-1)
+        largest = logits.abs().amax(-1)
+        entropy = total - (logits.softmax(-1) * logits).sum(-1)
+        self.log_probs[rows, columns] = (label - total).cpu()
+        self.entropy[rows, columns] = entropy.cpu()
+        self.allowed[rows, columns] = (TOLERANCE * (1 + largest + total.abs())).cpu()
+
+
+class _Watched:
+    """Stands for the Actor's model in one call: passes everything on, and shows the logits."""
+
+    def __init__(self, model: Any, expected: Expected) -> None:
+        self.__dict__ |= {"_model": model, "_expected": expected}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        output = self._model(*args, **kwargs)
+        with torch.no_grad():
+            self._expected.take(output["logits"])
+        return output
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+
+@contextlib.contextmanager
+def watching(actor: Any, expected: Expected) -> Iterator[None]:
+    """Inside the block the logits of the Actor's model are shown to `expected`. No hook, so a compiled model keeps its graph."""
+    vars(actor)["model"] = _Watched(actor.model, expected)
+    try:
+        yield
+    finally:
+        del vars(actor)["model"]
+
+
+def judge_normalisation(ours: Values, expected: Expected, mask: Tensor) -> LawAnswer:
+    """The answer of `normalisation`. mask: bool [B, S-1], the log-probs that count."""
+    if expected.problem:
+        return not_checked("normalisation", expected.problem)
+    seen = mask & ~expected.allowed.isnan()
+    if not bool(seen.any()):
+        return not_checked("normalisation", "the input has no token to look at, or its logits are not finite")
+    found = [_held(ours.log_probs, expected.log_probs, expected, seen, "the log-prob is not the log-softmax of the logits / T")]
+    if ours.entropy is not None:
+        found.append(_held(ours.entropy, expected.entropy, expected, seen, "the entropy is not that of the same logits"))
+    return next((one for one in found if one.verdict == BROKEN), found[0])
+
+
+def _held(ours: Tensor, theirs: Tensor, expected: Expected, seen: Tensor, words: str) -> LawAnswer:
+    apart = (ours.double() - theirs).abs().nan_to_num(torch.inf, torch.inf).where(seen, torch.zeros(()))
+    wrong = (apart > expected.allowed) & seen
+    size, limit, count, looked_at = float(apart.max()), float(expected.allowed[seen].max()), int(wrong.sum()), int(seen.sum())
+    if not count:
+        return LawAnswer("normalisation", KEPT, "", size, limit, count=0, looked_at=looked_at)
+    row, column = (int(one) for one in wrong.nonzero()[0])
+    token = int(expected.ids[row, column + 1])
+    return LawAnswer("normalisation", BROKEN, words, size, limit, row, column + 1, token, count, looked_at)

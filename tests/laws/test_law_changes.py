@@ -1,0 +1,139 @@
+"""What the laws change in a dump, and what the judges make of a difference. No model runs here."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from actorcases import make_dump
+from lawcases import dump_of
+
+from actordbg.formats.law_answer import BROKEN, KEPT, NOT_CHECKED, WITHIN_ROUNDING, LawAnswer, answers_of, in_words, violations
+from actordbg.formats.replay_record import ReplayInput
+from actordbg.laws import changes
+from actordbg.laws.additivity import halves, judge_additivity
+from actordbg.laws.jacobian import asked_of, judge
+from actordbg.laws.judging import Values, answer, change
+from actordbg.laws.law_choice import chosen
+from actordbg.laws.law_table import LAWS
+from actordbg.store.payload import Dump
+
+VOCAB = 256
+
+
+def asked(**shape: object) -> Dump:
+    return changes.plain_call(dump_of(**shape), VOCAB)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("side", ["left", "right", "both", "none"])
+def test_other_tokens_are_other_ids_of_the_same_dump_exactly_where_asked(side: str) -> None:
+    dump = asked(side=side)
+    before = dump.inputs["sequences"].clone()
+    where = changes.rows_of(dump, odd=True) & changes.attended(dump)
+    after = changes.with_other_tokens(dump, where).inputs["sequences"]
+    assert torch.equal(after != before, where)
+    assert set(after.flatten().tolist()) <= set(before.flatten().tolist())
+    assert torch.equal(dump.inputs["sequences"], before), "a dump is never changed in place"
+
+
+def test_a_dump_of_one_single_token_gets_another_one_of_the_vocabulary() -> None:
+    dump = asked(side="none")
+    dump.tensors["sequences"][:] = 0
+    assert set(changes.with_other_tokens(dump, changes.attended(dump)).inputs["sequences"].flatten().tolist()) == {1}
+
+
+def test_what_later_tokens_must_not_reach_ends_before_the_label_of_the_first_changed_one() -> None:
+    dump = asked(side="both")
+    where = changes.behind_the_middle(dump)
+    watched = changes.before(where) & changes.next_tokens(dump)
+    for row in range(3):
+        first = int(where[row].nonzero()[0])
+        assert watched[row].nonzero().flatten().tolist()[-1] == first - 2, "a log-prob at column j is of token j + 1"
+        assert not watched[row, first - 1 :].any()
+
+
+def test_the_call_that_is_asked_has_all_log_probs_and_ids_inside_of_the_vocabulary() -> None:
+    call = changes.plain_call(make_dump(0, vocab=5000), VOCAB)
+    assert "action_mask" not in call.inputs and int(call.inputs["sequences"].max()) < VOCAB
+    assert call.record.arguments["return_logprobs"] and call.record.arguments["return_output"]
+
+
+def test_packed_positions_are_the_real_ones_and_a_ring_has_an_equal_part_of_them() -> None:
+    dump = asked(side="both")
+    whole = changes.places(dump, packing=True)
+    assert torch.equal(whole, changes.attended(dump).nonzero())
+    parts = [changes.places(dump, True, rank, 4) for rank in range(4)]
+    assert len({len(part) for part in parts}) == 1 and torch.equal(torch.cat(parts)[: len(whole)], whole)
+    assert len(changes.places(dump, packing=False)) == dump.inputs["sequences"].numel()
+
+
+def test_a_difference_names_its_first_place_and_nan_is_equal_to_nan() -> None:
+    ids = torch.arange(12).reshape(2, 6)
+    base = torch.zeros(2, 5)
+    base[0, 0] = torch.nan
+    moved = base.clone()
+    moved[1, 2] += 0.25
+    mask = torch.ones(2, 5, dtype=torch.bool)
+    found = answer("neighbour", change(Values(moved), Values(base), mask), ids, "row 1 sees row 0")
+    assert (found.verdict, found.row, found.position, found.token, found.size, found.count) == (BROKEN, 1, 3, 9, 0.25, 1)
+    assert "row 1 sees row 0" in in_words(found) and "position 3, token 9" in in_words(found)
+    assert answer("neighbour", change(Values(base), Values(base), mask), ids, "").verdict == KEPT
+    assert answer("order", change(Values(moved), Values(base), mask), ids, "", limit=0.3).verdict == WITHIN_ROUNDING
+    assert answer("order", change(Values(moved), Values(base), ~mask), ids, "").verdict == NOT_CHECKED
+    moved[0, 0] = 1.0
+    assert change(Values(moved), Values(base), mask).size == torch.inf, "a number where there was none"
+
+
+def test_the_jacobian_names_other_rows_later_tokens_and_padding_apart() -> None:
+    dump = asked(side="left")
+    asked_for = asked_of(dump)
+    assert asked_for is not None and asked_for.row == 2
+    places = changes.places(dump, packing=False)
+    real = changes.attended(dump).flatten()
+    own = (places[:, 0] == 2) & (places[:, 1] <= asked_for.columns[-1]) & real
+    right = torch.cat((places.double(), own.double()[:, None]), 1)
+    assert judge(right, asked_for, dump).verdict == KEPT
+    wrong = right.clone()
+    wrong[(places[:, 0] == 1) & real, 2] = 1e-30
+    wrong[-1, 2] = 1.0
+    wrong[(places[:, 0] == 2) & ~real, 2] = 1.0
+    found = judge(wrong, asked_for, dump)
+    assert found.verdict == BROKEN and (found.row, found.position) == (1, 3)
+    assert (
+        found.words
+        == "row 2 sees row 1 (21 of 21 tokens); row 2 sees 1 tokens behind position 13; row 2 sees 6 positions of padding"
+    )
+    assert judge(torch.cat((places.double(), torch.zeros(len(places), 1)), 1), asked_for, dump).verdict == NOT_CHECKED
+
+
+def test_halves_add_up_and_a_gradient_that_is_not_their_sum_is_named() -> None:
+    terms = changes.next_tokens(asked(side="both"))
+    one, other = halves(terms)
+    assert torch.allclose(one + other, terms.double() / terms.sum()) and bool(one.any()) and bool(other.any())
+    lone = halves(terms[:1])
+    assert bool(lone[0].any()) and bool(lone[1].any()), "a single row is cut by its tokens"
+    parts = [{"grad/a": torch.ones(4), "grad/b": torch.full((4,), value)} for value in (1.0, 2.0)]
+    whole = {name: parts[0][name] + parts[1][name] for name in parts[0]}
+    assert judge_additivity("fp32", whole, *parts).verdict == KEPT
+    found = judge_additivity("bf16", whole | {"grad/b": torch.zeros(4)}, *parts)
+    assert found.verdict == BROKEN and "gradient of b" in found.words and found.count == 1
+    assert judge_additivity("bf16", {}, {}, {}).verdict == NOT_CHECKED
+
+
+def test_inputs_with_several_rows_and_padding_are_asked_first_and_the_short_ones_of_them() -> None:
+    shapes = [(1, 10, 8), (4, 100, 380), (2, 50, 100), (2, 60, 100), (4, 20, 70)]
+    inputs = [ReplayInput(f"d{n}", "", 0, rows, length, tokens) for n, (rows, length, tokens) in enumerate(shapes)]
+    assert chosen(inputs, 1) == {4}
+    assert chosen(inputs, 3) == {4, 3, 1} and chosen(inputs, 0) == set() and chosen(inputs, 99) == set(range(5))
+
+
+def test_answers_travel_as_plain_data_and_only_what_was_accepted_by_name_is_let_through() -> None:
+    told = [LawAnswer("neighbour", BROKEN, "row 1 sees row 0", 0.5), LawAnswer("rerun", "nondeterministic", size=float("inf"))]
+    read = answers_of({"laws": [one.to_dict() | {"new": 1} for one in told] + ["nonsense", {}]})
+    assert [one.law for one in read] == ["neighbour", "rerun"] and read[1].size is None
+    assert [one.law for one in violations(read)] == ["neighbour", "rerun"]
+    assert [one.law for one in violations(read, "nondeterministic")] == ["neighbour"]
+    assert answers_of({}) == [] and answers_of({"laws": 3}) == []
+
+
+def test_each_law_of_the_table_says_what_it_changes_keeps_and_finds() -> None:
+    assert all(law.changes and law.keeps and law.finds for law in LAWS.values())

@@ -1,0 +1,67 @@
+"""Laws asked of real models through OpenRLHF's Actor: healthy families stay green, planted faults are red in fp32 and in bf16."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lawcases
+import pytest
+from actorcases import run_scenario
+
+pytestmark = pytest.mark.slow
+
+BAD = ("broken", "nondeterministic")
+WAITED_FOR = {
+    "qwen3.5 packed": {"neighbour", "jacobian"},
+    "positions run on, llama": {"neighbour", "jacobian"},
+    "positions run on, mistral": {"neighbour", "jacobian"},
+    "noise": {"rerun", "normalisation"},
+    "log-softmax in bf16": {"normalisation"},
+    "temperature": {"normalisation"},
+    "rows leak": {"neighbour", "jacobian"},
+    "padding": {"padding", "jacobian"},
+    "future": {"future", "jacobian"},
+    "gradients left over": {"additivity"},
+}
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("law-models")
+
+
+@pytest.fixture(scope="module")
+def broken(cache: Path) -> dict[str, Any]:
+    return run_scenario("broken", cache, program=lawcases.__file__)[0]
+
+
+def test_a_state_that_runs_on_over_packed_rows_is_seen_in_bf16_as_in_fp32(broken: dict[str, Any]) -> None:
+    for dtype in ("fp32", "bf16"):
+        answers = broken[f"qwen3.5 packed {dtype}"]
+        assert "row 2 sees row 0 (24 of 24 tokens); row 2 sees row 1 (16 of 16 tokens)" in answers["jacobian"]["words"]
+        assert answers["neighbour"]["verdict"] == "broken" and answers["neighbour"]["words"] == "row 1 sees row 0"
+        assert answers["rerun"]["verdict"] == "kept"
+
+
+@pytest.mark.parametrize("fault", WAITED_FOR)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_fault_breaks_the_laws_that_it_violates(broken: dict[str, Any], fault: str, dtype: str) -> None:
+    answers = broken[f"{fault} {dtype}"]
+    assert {law for law, one in answers.items() if one["verdict"] in BAD} >= WAITED_FOR[fault]
+
+
+@pytest.mark.parametrize("fault", ["log-softmax in bf16", "temperature", "gradients left over"])
+def test_a_fault_breaks_no_law_that_it_has_nothing_to_do_with(broken: dict[str, Any], fault: str) -> None:
+    for dtype in ("fp32", "bf16"):
+        assert {law for law, one in broken[f"{fault} {dtype}"].items() if one["verdict"] in BAD} == WAITED_FOR[fault]
+
+
+def test_healthy_models_keep_every_law(cache: Path) -> None:
+    found = run_scenario("healthy", cache, program=lawcases.__file__)[0]
+    red = {case: one for case, laws in found.items() for one in laws.values() if one["verdict"] in BAD}
+    assert red == {}
+    both = found["llama bf16 packed: both"]
+    assert {one["verdict"] for one in both.values()} <= {"kept", "within-rounding"}, "nothing is left unchecked here"
+    assert found["llama bf16 packed: one row"]["neighbour"]["verdict"] == "not-checked"
+    assert all(laws["jacobian"]["verdict"] == "kept" for laws in found.values())

@@ -1,0 +1,284 @@
+"""Laws asked of small random models of several families, and of models and Actors with planted faults. Run in a process of its own.
+
+python lawcases.py SCENARIO MODEL_CACHE       prints what the scenario found, as JSON, on the last line
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from actorcases import main, make_dump
+
+VOCAB = 256
+_SMALL = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "initializer_range": 0.2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3"},
+    "mistral": {"model_type": "mistral", "sliding_window": 6},
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2},
+    "gemma2": {"model_type": "gemma2", "sliding_window": 6, "query_pre_attn_scalar": 8},
+    "gpt2": {"model_type": "gpt2", "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 256},
+    "qwen3_5": {
+        "model_type": "qwen3_5_text",
+        "num_hidden_layers": 4,
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 2,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+        "linear_conv_kernel_dim": 4,
+    },
+}
+
+
+def model_of(cache: Path, family: str) -> Path:
+    """A folder with a random model of the family."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = cache / family
+    if not folder.exists():
+        named = dict(FAMILIES[family])
+        kind = named.pop("model_type")
+        shape = (
+            _SMALL
+            if kind != "gpt2"
+            else {name: _SMALL[name] for name in ("vocab_size", "initializer_range", "bos_token_id", "eos_token_id")}
+        )
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(shape | named))).save_pretrained(folder)
+    return folder
+
+
+def ask(session: Any, dump: Any, backward: bool = False) -> dict[str, dict[str, Any]]:
+    """The laws' answers for one dump, by name."""
+    from actordbg.laws.law_run import LawRun
+
+    outcome = session.run(dump, backward=backward)
+    return {one.law: one.to_dict() for one in LawRun(session, dump, outcome, backward, together=False).run()}
+
+
+def of_a_family(
+    cache: Path, family: str, dtype: str, packing: bool, *dumps: Any, backward: bool = False, temperature: float = 1.0
+) -> list[Any]:
+    from actordbg.actor.session import open_actor
+    from actordbg.config.replay_config import ReplayConfig
+
+    asked = ReplayConfig(
+        model=str(model_of(cache, family)), dtype=dtype, packing=packing, backward=backward, temperature=temperature
+    )
+    with open_actor(asked, model_cache=cache) as session:
+        return [ask(session, dump, backward) for dump in dumps]
+
+
+def dump_of(side: str = "both", rows: int = 3, length: int = 24, actions: int = 8, seed: int = 0, **record: Any) -> Any:
+    """A call with rows padded on the left, on the right or on both sides."""
+    from dataclasses import replace
+
+    import torch
+
+    from actordbg.store.payload import Dump
+
+    dump = make_dump(seed, length=length, actions=0, vocab=VOCAB, **record)
+    ids = torch.randint(3, VOCAB, (rows, length), generator=torch.Generator().manual_seed(seed))
+    attention = torch.ones(rows, length, dtype=torch.int64)
+    for row in range(rows):
+        if side in ("left", "both"):
+            attention[row, : (3 * row) % 7] = 0
+        if side in ("right", "both"):
+            attention[row, length - (5 * row) % 6 :] = 0
+    tensors = {"sequences": ids.where(attention != 0, torch.zeros(())).long(), "attention_mask": attention}
+    if actions:
+        tensors["action_mask"] = attention[:, -actions:].bool()
+    made = replace(dump.record, batch_size=rows, seq_len=length, tokens=int(attention.sum()))
+    return Dump(made, tensors)
+
+
+def healthy(cache: Path) -> dict[str, Any]:
+    """Every family, packed and not, in fp32 and bf16, on dumps of every shape."""
+    import torch
+
+    no_rows = dump_of("both", rows=3)
+    no_rows.tensors["action_mask"][1] = False
+    one_token = dump_of("left", rows=2)
+    one_token.tensors["action_mask"] = torch.zeros(2, 8, dtype=torch.bool)
+    one_token.tensors["action_mask"][:, -1] = True
+    entropies = {"arguments": {"return_output": True, "return_entropy": False}}
+    dumps = {
+        "left": dump_of("left"),
+        "right": dump_of("right", actions=0, arguments={"return_logprobs": True}),
+        "both": dump_of("both", **entropies),
+        "one token": one_token,
+        "a row without": no_rows,
+        "one row": dump_of("left", rows=1),
+        "no padding": dump_of("none", rows=2),
+    }
+    found: dict[str, Any] = {}
+    for family, dtype, packing in HEALTHY:
+        some = dumps if (family, dtype) == ("llama", "bf16") else {"both": dumps["both"]}
+        answers = of_a_family(cache, family, dtype, packing, *some.values(), backward=family == "llama")
+        for name, answer in zip(some, answers, strict=True):
+            found[f"{family} {dtype} {'packed' if packing else 'unpacked'}: {name}"] = answer
+    return found
+
+
+HEALTHY = [
+    (family, "bf16", packing) for family in FAMILIES for packing in (False, True) if (family, packing) != ("qwen3_5", True)
+]
+HEALTHY += [("llama", "fp32", True), ("mixtral", "fp32", False), ("gemma2", "fp32", True), ("qwen3_5", "fp32", False)]
+
+
+def broken(cache: Path) -> dict[str, Any]:
+    """Faults that have to be seen in every dtype."""
+    found: dict[str, Any] = {}
+    for dtype in ("fp32", "bf16"):
+        for name, (family, packing, fault, settings) in FAULTS.items():
+            with fault():
+                found[f"{name} {dtype}"] = of_a_family(cache, family, dtype, packing, dump_of("both"), **settings)[0]
+    return found
+
+
+@contextlib.contextmanager
+def nothing() -> Iterator[None]:
+    yield
+
+
+@contextlib.contextmanager
+def patched(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """A function of the trainer's module of the Actor, replaced by what `make` makes of it."""
+    import openrlhf.models.actor as module
+
+    original = getattr(module, name)
+    setattr(module, name, make(original))
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
+
+
+def positions_run_on() -> Any:
+    def make(original: Any) -> Any:
+        def unpad(*args: Any) -> Any:
+            import torch
+
+            ids, positions, *others = original(*args)
+            return (ids, torch.arange(positions.shape[1])[None], *others)
+
+        return unpad
+
+    return patched("unpad_and_slice_tensor", make)
+
+
+def noisy() -> Any:
+    generator = random.Random(0)
+
+    def make(original: Any) -> Any:
+        def log_probs(*args: Any, **kwargs: Any) -> Any:
+            found = original(*args, **kwargs)
+            return found + 0.2 * found.new_tensor(
+                [[generator.gauss(0, 1) for _ in range(found.shape[1])] for _ in range(found.shape[0])]
+            )
+
+        return log_probs
+
+    return patched("log_probs_from_logits", make)
+
+
+def log_softmax_in_bf16() -> Any:
+    def make(original: Any) -> Any:
+        return lambda logits, labels, **kwargs: original(logits.bfloat16(), labels, **kwargs).float()
+
+    return patched("log_probs_from_logits", make)
+
+
+def wrong_temperature() -> Any:
+    def make(original: Any) -> Any:
+        return lambda logits, labels, **kwargs: original(logits / 1.01, labels, **kwargs)
+
+    return patched("log_probs_from_logits", make)
+
+
+@contextlib.contextmanager
+def attention_that(change: Callable[..., Any]) -> Iterator[None]:
+    """transformers' sdpa with changed arguments."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    original = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    ALL_ATTENTION_FUNCTIONS["sdpa"] = lambda *args, **kwargs: change(original, *args, **kwargs)
+    try:
+        yield
+    finally:
+        ALL_ATTENTION_FUNCTIONS["sdpa"] = original
+
+
+def rows_leak() -> Any:
+    """A hundredth of the first row's values is in every row's attention."""
+    return attention_that(
+        lambda original, module, query, key, value, mask, **kwargs: original(
+            module, query, key, value + 1e-2 * value[:1], mask, **kwargs
+        )
+    )
+
+
+def padding_is_seen() -> Any:
+    def attend(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
+        return original(module, query, key, value, None, **(kwargs | {"is_causal": True}))
+
+    return attention_that(attend)
+
+
+def future_is_seen() -> Any:
+    def attend(original: Any, module: Any, query: Any, key: Any, value: Any, mask: Any, **kwargs: Any) -> Any:
+        return original(module, query, key, value, None, **(kwargs | {"is_causal": False}))
+
+    return attention_that(attend)
+
+
+@contextlib.contextmanager
+def gradients_left_over() -> Iterator[None]:
+    """Gradients are not cleared after an input."""
+    import torch
+
+    original = torch.nn.Module.zero_grad
+    torch.nn.Module.zero_grad = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        torch.nn.Module.zero_grad = original
+
+
+FAULTS: dict[str, tuple[str, bool, Callable[[], Any], dict[str, Any]]] = {
+    "qwen3.5 packed": ("qwen3_5", True, nothing, {}),
+    "positions run on, llama": ("llama", True, positions_run_on, {}),
+    "positions run on, mistral": ("mistral", True, positions_run_on, {}),
+    "noise": ("llama", True, noisy, {}),
+    "log-softmax in bf16": ("llama", False, log_softmax_in_bf16, {}),
+    "temperature": ("llama", True, wrong_temperature, {"temperature": 0.7}),
+    "rows leak": ("llama", False, rows_leak, {}),
+    "padding": ("llama", False, padding_is_seen, {}),
+    "future": ("llama", False, future_is_seen, {}),
+    "gradients left over": ("llama", False, gradients_left_over, {"backward": True}),
+}
+
+if __name__ == "__main__":
+    import sys
+
+    main(sys.argv[1:], globals())
