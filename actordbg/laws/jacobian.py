@@ -29,14 +29,14 @@ _FP16_SCALE = 1024.0
 
 
 @dataclass(frozen=True)
-class Asked:
+class RowAsked:
     """The log-probs whose derivative is taken: `columns` of `row`. The last position that they may see is the last column."""
 
     row: int
     columns: Tensor
 
 
-def asked_of(dump: Dump) -> Asked | None:
+def asked_of(dump: Dump) -> RowAsked | None:
     """The first half of the log-probs of the last row that has some; None for an input without a real next token."""
     real = next_tokens(dump)
     rows = real.any(1).nonzero().flatten()
@@ -44,12 +44,12 @@ def asked_of(dump: Dump) -> Asked | None:
         return None
     row = int(rows[-1])
     columns = real[row].nonzero().flatten()
-    return Asked(row, columns[: max(1, len(columns) // 2)])
+    return RowAsked(row, columns[: max(1, len(columns) // 2)])
 
 
 def support(session: ActorSession, dump: Dump, *, backward: bool, packing: bool) -> LawAnswer:
     """Ask the law `jacobian` of one input. In a ring every rank has to call it."""
-    asked = asked_of(dump) or Asked(0, torch.tensor([0]))
+    asked = asked_of(dump) or RowAsked(0, torch.tensor([0]))
     reached = _reached(session, dump, asked, backward)
     group = session.ring_group
     where = places(dump, packing, *ring_of(session))
@@ -69,7 +69,7 @@ def ring_of(session: ActorSession) -> tuple[int, int]:
     return (group.rank(), group.size()) if group is not None else (0, 1)
 
 
-def judge(found: Tensor, asked: Asked, dump: Dump) -> LawAnswer:
+def judge(found: Tensor, asked: RowAsked, dump: Dump) -> LawAnswer:
     """The answer. found: float64 [n, 3]: row, column and largest entry of each position that was computed."""
     rows, columns, size = found[:, 0].long(), found[:, 1].long(), found[:, 2].nan_to_num(torch.inf, torch.inf)
     real = attended(dump)[rows, columns]
@@ -94,7 +94,7 @@ def judge(found: Tensor, asked: Asked, dump: Dump) -> LawAnswer:
     return LawAnswer("jacobian", BROKEN, words, float(size[wrong].max()), None, row, column, token, count, looked_at)
 
 
-def _words(rows: Tensor, columns: Tensor, wrong: Tensor, real: Tensor, asked: Asked, last: int) -> str:
+def _words(rows: Tensor, columns: Tensor, wrong: Tensor, real: Tensor, asked: RowAsked, last: int) -> str:
     """ "row 1 sees row 0 (150 of 150 tokens)"."""
     told = []
     for row in sorted({int(one) for one in rows[wrong & real & (rows != asked.row)]}):
@@ -108,7 +108,7 @@ def _words(rows: Tensor, columns: Tensor, wrong: Tensor, real: Tensor, asked: As
     return "; ".join(told)
 
 
-def _reached(session: ActorSession, dump: Dump, asked: Asked, backward: bool) -> Tensor:
+def _reached(session: ActorSession, dump: Dump, asked: RowAsked, backward: bool) -> Tensor:
     """The largest absolute derivative by each position's embedding, float64 on the CPU, in the model's order."""
     leaves: list[Tensor] = []
 
@@ -127,7 +127,7 @@ def _reached(session: ActorSession, dump: Dump, asked: Asked, backward: bool) ->
         hook.remove()
 
 
-def _derivative(leaves: list[Tensor], asked: Asked, scale: float) -> Callable[[Tensor, Tensor | None], Tensor]:
+def _derivative(leaves: list[Tensor], asked: RowAsked, scale: float) -> Callable[[Tensor, Tensor | None], Tensor]:
     def read(log_probs: Tensor, _entropy: Tensor | None) -> Tensor:
         if not leaves:
             raise Unsupported("the model did not call its input embeddings", hint="report it with the model's name")
