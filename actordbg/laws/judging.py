@@ -15,15 +15,15 @@ NOISE_FACTOR = 4.0
 
 
 @dataclass(frozen=True)
-class Values:
+class ForwardValues:
     """What one forward gave for each next token, [B, S-1]: log-probs, and entropies where the call asks for them."""
 
     log_probs: Tensor
     entropy: Tensor | None = None
 
-    def rows(self, index: Tensor) -> Values:
+    def rows(self, index: Tensor) -> ForwardValues:
         """These rows in this order."""
-        return Values(self.log_probs[index], None if self.entropy is None else self.entropy[index])
+        return ForwardValues(self.log_probs[index], None if self.entropy is None else self.entropy[index])
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Change:
         return (int(found[0, 0]), int(found[0, 1]) + 1) if len(found) else None
 
 
-def change(ours: Values, base: Values, mask: Tensor) -> Change:
+def change(ours: ForwardValues, base: ForwardValues, mask: Tensor) -> Change:
     """How `ours` differs from `base` where `mask` is set. Equal means equal bits; NaN is equal to NaN."""
     pairs = [(ours.log_probs, base.log_probs)]
     if ours.entropy is not None and base.entropy is not None:

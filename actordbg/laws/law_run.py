@@ -24,7 +24,7 @@ from actordbg.host.built_model import text_config
 from actordbg.laws import changes
 from actordbg.laws.additivity import halves, judge_additivity
 from actordbg.laws.jacobian import ring_of, support
-from actordbg.laws.judging import NOISE_FACTOR, Change, Values, answer, change, not_checked, rerun_answer
+from actordbg.laws.judging import NOISE_FACTOR, Change, ForwardValues, answer, change, not_checked, rerun_answer
 from actordbg.laws.law_table import LAWS
 from actordbg.laws.normalisation import Expected, judge_normalisation, watching
 from actordbg.laws.rounding import FACTOR, rounded_anew
@@ -63,7 +63,7 @@ class LawRun:
         self._drops: bool = any(
             "drop" in name and isinstance(value, float) and value > 0 for name, value in vars(of_text).items()
         )
-        self.base = Values(self.outcome.log_probs)
+        self.base = ForwardValues(self.outcome.log_probs)
 
     def run(self) -> list[LawAnswer]:
         """Every law's answer, in the order of the table."""
@@ -99,11 +99,11 @@ class LawRun:
         seed = None if self.outcome.training else self.session.choices.seed + 1
         with watching(self.session.actor, expected):
             self.base = self._forward(dump, seed)
-        first = Values(self.outcome.log_probs)
+        first = ForwardValues(self.outcome.log_probs)
         width = first.log_probs.shape[1]
-        again = Values(self.base.log_probs[:, -width:])
+        again = ForwardValues(self.base.log_probs[:, -width:])
         if "action_mask" in self.dump.inputs:
-            again = Values(again.log_probs * self.dump.inputs["action_mask"].float())
+            again = ForwardValues(again.log_probs * self.dump.inputs["action_mask"].float())
         moved = change(again, first, self.outcome.mask)
         self._noise = moved.size
         self._take(rerun_answer(moved, dump.inputs["sequences"]))
@@ -219,9 +219,9 @@ class LawRun:
             return "the rows were packed before the Actor got them"
         return ""
 
-    def _forward(self, dump: Dump, seed: int | None = None) -> Values:
-        def read(log_probs: Tensor, entropy: Tensor | None) -> Values:
-            return Values(*(None if one is None else one.detach().float().cpu() for one in (log_probs, entropy)))  # type: ignore[arg-type]
+    def _forward(self, dump: Dump, seed: int | None = None) -> ForwardValues:
+        def read(log_probs: Tensor, entropy: Tensor | None) -> ForwardValues:
+            return ForwardValues(*(None if one is None else one.detach().float().cpu() for one in (log_probs, entropy)))  # type: ignore[arg-type]
 
         return self.session.probe(dump, read, backward=self.backward, seed=seed)
 

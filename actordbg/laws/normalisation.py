@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from actordbg.formats.law_answer import BROKEN, KEPT, LawAnswer
-from actordbg.laws.judging import Values, not_checked
+from actordbg.laws.judging import ForwardValues, not_checked
 
 TOLERANCE = 16 * 2.0**-23
 """Times the size of the numbers that meet in a log-softmax: a few roundings of fp32."""
@@ -87,7 +87,7 @@ def watching(actor: Any, expected: Expected) -> Iterator[None]:
         del vars(actor)["model"]
 
 
-def judge_normalisation(ours: Values, expected: Expected, mask: Tensor) -> LawAnswer:
+def judge_normalisation(ours: ForwardValues, expected: Expected, mask: Tensor) -> LawAnswer:
     """The answer of `normalisation`. mask: bool [B, S-1], the log-probs that count."""
     if expected.problem:
         return not_checked("normalisation", expected.problem)

@@ -12,7 +12,7 @@ from actordbg.formats.replay_record import ReplayInput
 from actordbg.laws import changes
 from actordbg.laws.additivity import halves, judge_additivity
 from actordbg.laws.jacobian import asked_of, judge
-from actordbg.laws.judging import Values, answer, change
+from actordbg.laws.judging import ForwardValues, answer, change
 from actordbg.laws.law_choice import chosen
 from actordbg.laws.law_table import LAWS
 from actordbg.store.payload import Dump
@@ -73,14 +73,14 @@ def test_a_difference_names_its_first_place_and_nan_is_equal_to_nan() -> None:
     moved = base.clone()
     moved[1, 2] += 0.25
     mask = torch.ones(2, 5, dtype=torch.bool)
-    found = answer("neighbour", change(Values(moved), Values(base), mask), ids, "row 1 sees row 0")
+    found = answer("neighbour", change(ForwardValues(moved), ForwardValues(base), mask), ids, "row 1 sees row 0")
     assert (found.verdict, found.row, found.position, found.token, found.size, found.count) == (BROKEN, 1, 3, 9, 0.25, 1)
     assert "row 1 sees row 0" in in_words(found) and "position 3, token 9" in in_words(found)
-    assert answer("neighbour", change(Values(base), Values(base), mask), ids, "").verdict == KEPT
-    assert answer("order", change(Values(moved), Values(base), mask), ids, "", limit=0.3).verdict == WITHIN_ROUNDING
-    assert answer("order", change(Values(moved), Values(base), ~mask), ids, "").verdict == NOT_CHECKED
+    assert answer("neighbour", change(ForwardValues(base), ForwardValues(base), mask), ids, "").verdict == KEPT
+    assert answer("order", change(ForwardValues(moved), ForwardValues(base), mask), ids, "", limit=0.3).verdict == WITHIN_ROUNDING
+    assert answer("order", change(ForwardValues(moved), ForwardValues(base), ~mask), ids, "").verdict == NOT_CHECKED
     moved[0, 0] = 1.0
-    assert change(Values(moved), Values(base), mask).size == torch.inf, "a number where there was none"
+    assert change(ForwardValues(moved), ForwardValues(base), mask).size == torch.inf, "a number where there was none"
 
 
 def test_the_jacobian_names_other_rows_later_tokens_and_padding_apart() -> None:
