@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import os
 import re
-from typing import ClassVar
+from collections.abc import Mapping
+from typing import ClassVar, TypeVar
 
-_SECRET_NAMES = re.compile(r"TOKEN|KEY|SECRET|PASS|CRED|AUTH", re.IGNORECASE)
+T = TypeVar("T")
+_SECRET_NAMES = re.compile(rb"TOKEN|KEY|SECRET|PASS|CRED|AUTH", re.IGNORECASE)
+_known: tuple[dict[bytes, bytes], tuple[str, ...]] = ({}, ())
 
 
 class ActordbgError(Exception):
@@ -47,8 +50,9 @@ class NewerFormat(StoreProblem):
 
 
 def describe(error: BaseException) -> str:
-    """An error in one line of at most 200 characters."""
-    return f"{type(error).__name__}: {error}".replace("\n", " ")[:200]
+    """An error in one line of at most 200 characters: without secrets, and with what a terminal would obey written out."""
+    text = scrub(f"{type(error).__name__}: {error}"[:4096]).replace("\n", " ")[:200]
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)[:200]
 
 
 def scrub(text: str) -> str:
@@ -56,9 +60,30 @@ def scrub(text: str) -> str:
 
     A value counts as secret if its variable's name says so (TOKEN, KEY, ...) and it has at least 8 characters.
     """
-    if len(text) < 8:
-        return text
-    for name, value in os.environ.items():
-        if len(value) >= 8 and value in text and _SECRET_NAMES.search(name):
-            text = text.replace(value, "[hidden]")
+    for value in _secrets() if len(text) >= 8 else ():
+        text = text.replace(value, "[hidden]")
     return text
+
+
+def clean_keys(named: Mapping[str, T]) -> dict[str, T]:
+    """`named` without secrets in its keys. All stay: keys that are alike without them get a number."""
+    if scrub(text := "\n".join(named)) == text:
+        return dict(named)
+    clean: dict[str, T] = {}
+    for key, value in named.items():
+        name = scrub(key)
+        while name in clean:
+            name = f"{name} {len(clean) + 1}"
+        clean[name] = value
+    return clean
+
+
+def _secrets() -> tuple[str, ...]:
+    """The longest first, so that none leaves a part of another. Asked for each text, so the environment is read if it changed."""
+    global _known
+    now: dict[bytes, bytes] = vars(os.environ).get("_data") or dict(os.environb)
+    if now != _known[0]:
+        seen = now.copy()
+        found = {os.fsdecode(value) for name, value in seen.items() if len(value) >= 8 and _SECRET_NAMES.search(name)}
+        _known = seen, tuple(sorted(found, key=len, reverse=True))
+    return _known[1]

@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from actordbg.base.fault import scrub
+from actordbg.base.fault import clean_keys, scrub
 from actordbg.formats.encoding import storable
 
 MAX_STRING = 4096
@@ -36,6 +36,7 @@ MAX_ARGUMENTS = 2**20
 MAX_DEPTH = 32
 """Deepest nesting of lists and dicts: far from where a JSON parser gives up."""
 _MAX_BITS = 4096
+_MAX_NAMES = 512
 _VALUE = 64
 """What any value costs, its text aside: no less than its memory here, nor than a number's text in the record."""
 
@@ -82,6 +83,7 @@ class Binder:
         self.names = tuple(p.name for p in parameters if p.kind in positional)
         self._rest = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_POSITIONAL), None)
         self._first = self.names[0] if self.names else "sequences"
+        self._known = {p.name for p in parameters}
         self._defaults = Bound()
         for parameter in parameters:
             if parameter.default is not inspect.Parameter.empty:
@@ -92,6 +94,9 @@ class Binder:
         known = self._defaults
         bound = Bound({}, known.arguments.copy(), known.groups.copy(), {}, self._first, known.room)
         tensors, arguments = bound.tensors, bound.arguments
+        if not self._known.issuperset(kwargs):  # names that the caller chose, for a `**kwargs`
+            kwargs = clean_keys(kwargs)
+            self._known.update(kwargs if len(self._known) < _MAX_NAMES else ())
         for name, value in (*zip(self.names, args, strict=False), *kwargs.items()):
             kind = type(value)  # the two most frequent kinds are sorted here, without one more call
             if kind is _Tensor and value.dtype in _PLAIN_DTYPES and value.layout is _strided and not value.is_meta:
@@ -131,7 +136,7 @@ def _sort_rest_into(bound: Bound, name: str, value: Any) -> None:
     else:
         bound.groups.pop(name, None)
         size = ", too large to be stored" if plain is _TOO_LARGE else ""
-        bound.extra[name] = f"an argument of type {type(value).__module__}.{type(value).__qualname__}{size}"
+        bound.extra[name] = scrub(f"an argument of type {type(value).__module__}.{type(value).__qualname__}{size}")
 
 
 def _unstorable_tensor(tensor: torch.Tensor) -> str:
@@ -191,7 +196,7 @@ def _plain_dict(values: dict[Any, Any], room: list[int], depth: int) -> Any:
         if plain is _UNSTORABLE or plain is _TOO_LARGE:
             return plain
         pairs[key] = plain
-    return pairs
+    return clean_keys(pairs)
 
 
 def _fits(text: str, room: list[int]) -> bool:

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from actordbg.base.fault import scrub
 from actordbg.formats.dump_record import format_timestamp
 from actordbg.formats.encoding import dtype_name
 
@@ -138,7 +139,8 @@ def facts_of_actor(actor: Any) -> ActorFacts:
     if callable(stage):
         facts["zero_stage"] = int(stage())
     path = getattr(config, "_name_or_path", None)
-    return ActorFacts(path if isinstance(path, str) and path else None, _dtype_of(model), facts)
+    facts = {name: scrub(value) if isinstance(value, str) else value for name, value in facts.items()}
+    return ActorFacts(scrub(path) if isinstance(path, str) and path else None, _dtype_of(model), facts)
 
 
 def unwrap(model: Any) -> Any:

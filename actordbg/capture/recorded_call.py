@@ -111,7 +111,7 @@ def kind_of(instance: str, grad_enabled: bool, shape: tuple[int, int]) -> tuple[
 
 def error_facts(error: BaseException, device: torch.device | None) -> dict[str, Any]:
     """What is kept of an exception: class, message without secrets, and for out-of-memory what was allocated, in bytes."""
-    facts: dict[str, Any] = {"error": type(error).__name__, "message": scrub(describe(error))}
+    facts: dict[str, Any] = {"error": scrub(type(error).__name__), "message": describe(error)}
     facts["out_of_memory"] = is_out_of_memory(error)
     if facts["out_of_memory"]:
         facts |= memory_facts(device)

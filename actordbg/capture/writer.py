@@ -30,7 +30,7 @@ from typing import Any
 
 import torch
 
-from actordbg.base.fault import describe, scrub
+from actordbg.base.fault import describe
 from actordbg.capture.control import BEFORE, Control
 from actordbg.capture.facts import digests, versions
 from actordbg.capture.ledger import Ledger, Rotation
@@ -219,9 +219,9 @@ class Writer:
                     if what.whole and not what.handled:
                         self._handle(what)
                     elif what.standing == OPEN:
-                        what.dropped("error", scrub(describe(error)))
+                        what.dropped("error", describe(error))
                 elif what is not None:
-                    what.drop("error", scrub(describe(error)))
+                    what.drop("error", describe(error))
                     counted = True
             finally:  # assignments only
                 if isinstance(what, Item):
@@ -350,8 +350,8 @@ class Writer:
         if item.path is not None:
             item.captured(0, None)
         else:
-            item.dropped(reason, scrub(describe(error)))
-        self._notices.warn(reason, f"a dump was lost: {scrub(describe(error))}; training goes on")
+            item.dropped(reason, describe(error))
+        self._notices.warn(reason, f"a dump was lost: {describe(error)}; training goes on")
 
     def free(self, item: Item) -> None:
         """Give back what an item holds. If it raises, another call gives back the rest."""

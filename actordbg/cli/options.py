@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from actordbg.base.errors import UsageError
+from actordbg.base.fault import scrub
 from actordbg.config.sources import Settings, load_settings
 from actordbg.store.layout import Store
 
@@ -88,8 +89,8 @@ def typed_options(ctx: typer.Context, besides: Collection[str]) -> str:
 
 
 def command_line() -> str:
-    """What was typed, as a shell takes it again."""
-    return shlex.join(["actordbg", *sys.argv[1:]])
+    """What was typed, as a shell takes it again; without the values of secrets, since records keep it."""
+    return shlex.join(["actordbg", *map(scrub, sys.argv[1:])])
 
 
 def settings_of(ctx: typer.Context) -> Settings:

@@ -43,6 +43,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError
+from actordbg.base.fault import scrub
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, Journal, rank_journal, rank_log
 from actordbg.formats.replay_record import FAILED, ReplayInput, ReplaySpec, ResultRecord
@@ -104,7 +105,7 @@ class Failure:
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         hint = error.hint if isinstance(error, ActordbgError) else ""
-        return cls(name, str(error), hint, "".join(traceback.format_exception(error)))
+        return cls(name, scrub(str(error)), scrub(hint), scrub("".join(traceback.format_exception(error))))
 
     def fields(self) -> dict[str, Any]:
         """The ResultRecord fields of an input that failed with it."""

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from actordbg.base.fault import scrub
 from actordbg.formats.journal import rank_log
 from actordbg.formats.store_files import open_regular
 from actordbg.host.trainer import TRAINER
@@ -158,12 +159,12 @@ def size_of(path: Path) -> int:
 
 
 def tail_of(path: Path, start: int = 0, limit: int = 65536) -> str:
-    """The text of a log from byte `start` to its end, at most the last `limit` bytes of it; "" where there is none."""
+    """The text of a log from byte `start` to its end, at most the last `limit` bytes of it, without secrets; "" for no log."""
     try:
         with open(open_regular(path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(start, size - limit))
-            return file.read().decode(errors="replace")
+            return scrub(file.read().decode(errors="replace"))
     except FileNotFoundError:
         return ""
 

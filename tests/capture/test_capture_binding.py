@@ -171,3 +171,14 @@ def test_a_real_process_group_becomes_size_and_rank(tmp_path: Any):
         dist.destroy_process_group()
     assert bound.groups == {"ring_attn_group": {"size": 1, "rank": 0}}
     assert bound.extra == {}
+
+
+def test_keys_that_are_alike_without_secrets_all_stay(monkeypatch: pytest.MonkeyPatch):
+    secrets = {f"SECRET_{n}": f"planted-{n}-secret" for n in range(40)}
+    for name, value in secrets.items():
+        monkeypatch.setenv(name, value)
+    given = {value: n for n, value in enumerate(secrets.values())} | {"[hidden]": "own", "[hidden] 3": "own", "other": {}}
+    found = bind(SignatureH, ids(), given=given).arguments["given"]
+    assert list(found.values()) == list(given.values()) and "planted" not in json.dumps(found)
+    monkeypatch.setenv("SECRET_0", "another-one")  # the environment changed: what was hidden is not, what is now is
+    assert bind(SignatureH, ids(), given="planted-0-secret another-one").arguments["given"] == "planted-0-secret [hidden]"

@@ -262,6 +262,45 @@ def test_no_secret_of_the_environment_gets_into_what_an_exception_said(store: St
     assert b"PLANTEDSECRET" not in recording.recorder.ring.path.read_bytes()
 
 
+class Chatty(torch.nn.Module):
+    """Takes anything by name, and quotes it when it fails."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.model = torch.nn.Module()
+        self.model.config = type("Config", (), {"_name_or_path": name, "model_type": name})()
+
+    def forward(self, sequences: torch.Tensor, **told: Any) -> torch.Tensor:
+        if "fail" in told:
+            raise type(told["fail"], (RuntimeError,), {})("x" * 170 + told["fail"])
+        return sequences.float()
+
+
+def test_a_secret_is_hidden_wherever_a_call_can_hold_it(store: Store, monkeypatch: pytest.MonkeyPatch):
+    secret, longer = "hf_PLANTEDSECRET", "hf_PLANTEDSECRETANDMORE"
+    monkeypatch.setenv("SOME_TOKEN", secret)
+    monkeypatch.setenv("OTHER_KEY", longer)
+    recording, actor = armed(store, "exception", every=1), Chatty(f"https://me:{longer}@hub")
+    named = {secret: 1, longer: 2, "plain": [{f"of {secret}": {secret: secret}}, (longer,)]}
+    odd = {"of_bytes": secret.encode(), "of_set": {secret}, "of_object": type(secret, (), {"__repr__": lambda self: secret})()}
+    recording.forward(actor, ids(), named=named, **odd, **{secret: True, longer: 3, f"t_{secret}": torch.ones(2)})
+    with pytest.raises(RuntimeError):
+        recording.forward(actor, ids(), fail=longer)
+    first, last = (dump.record for dump in recording.dumps())
+    hidden = "[hidden]"
+    assert first.arguments["named"] == {hidden: 1, f"{hidden} 2": 2, "plain": [{f"of {hidden}": {hidden: hidden}}, [hidden]]}
+    assert (first.arguments[hidden], first.arguments[f"{hidden} 6"]) == (True, 3) and f"t_{hidden}" in first.tensors
+    assert first.model_name == f"https://me:{hidden}@hub" and set(first.extra) == set(odd)
+    assert last.trigger_facts["error"] == hidden and last.arguments["fail"] == hidden
+    assert recording.close() and recording.recorder.ring is not None
+    files = [path for path in store.root.rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} >= {".json", ".zst"}
+    for data in [recording.recorder.ring.path.read_bytes()] * recording.recorder.ring.path.exists() + [
+        one.read_bytes() for one in files
+    ]:
+        assert b"PLANTED" not in data and b"hf_PLA" not in data
+
+
 def test_a_full_queue_costs_the_judgement_not_the_books(tmp_path: Path):
     store = StuckStore(tmp_path / "store")
     store.create()

@@ -12,6 +12,9 @@ import pytest
 
 from actordbg.cli.app import CONTENTS
 from actordbg.cli.lazy import Command, every_command
+from actordbg.cli.options import command_line
+from actordbg.replay.worker import Failure
+from actordbg.replay.worker_logs import tail_of
 from actordbg.store.layout import Store
 
 
@@ -100,3 +103,13 @@ def test_the_shell_completes_commands_and_their_options(typed: str, offered: str
     program = "import sys; sys.argv[0] = 'actordbg'\nfrom actordbg.cli.app import main; main()"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
     assert offered in done.stdout.split(), done.stderr
+
+
+def test_what_a_replay_keeps_of_its_command_and_of_errors_has_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("HF_TOKEN", "hf_PLANTEDSECRET")
+    monkeypatch.setattr(sys, "argv", ["actordbg", "replay", "--model", "https://me:hf_PLANTEDSECRET@hub/a model"])
+    assert command_line() == "actordbg replay --model 'https://me:[hidden]@hub/a model'"
+    failure = Failure.of(RuntimeError("401 for hf_PLANTEDSECRET"))
+    (tmp_path / "rank0.log").write_text("sent hf_PLANTEDSECRET to the hub")
+    for text in (failure.error, failure.trace, tail_of(tmp_path / "rank0.log")):
+        assert "[hidden]" in text and "PLANTED" not in text
