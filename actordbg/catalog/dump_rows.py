@@ -50,8 +50,9 @@ _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z", re.ASCII)
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=_INT64 - 1)]
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_Real = Annotated[float, msgspec.Meta(ge=-float(_INT64), lt=float(_INT64))]  # a whole number beyond is none that SQLite holds
 _SIZES = ("batch_size", "seq_len")
-_KINDS = {"int": _Count, "str": str, "bool": bool, "float": float}
+_KINDS = {"int": _Count, "str": str, "bool": bool, "float": _Real}
 
 
 def _kind(name: str) -> Any:

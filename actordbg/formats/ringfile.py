@@ -115,11 +115,11 @@ def slot_check(
 
 
 def ring_paths(folder: Path) -> list[Path]:
-    """Every ring file of a folder, oldest first."""
+    """Every ring file of a folder, oldest first; none of one that cannot be listed."""
     try:
         found = [path for path in folder.iterdir() if path.name.endswith(SUFFIX)]
         return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
-    except (FileNotFoundError, NotADirectoryError):
+    except OSError:
         return []
 
 

@@ -1,4 +1,7 @@
-"""Ten thousand damaged, forged and hostile dump files: no traceback, no wrong tensor, no memory beyond the cap."""
+"""Two thousand damaged, forged and hostile dump files: no traceback, no wrong tensor, no memory beyond the cap.
+
+What each may give is known by how it was made. `tests/fuzz/of_dump.py` has what nobody thought of.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ from actordbg.formats.dump_record import DumpRecord
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
-EACH = -(-10_000 // len(mutants.KINDS))
+EACH = -(-2_000 // len(mutants.KINDS))
 """Mutants of every kind."""
 CHILD_CAP = 16 * 2**20
 
@@ -95,8 +98,8 @@ def test_no_mutant_is_a_traceback_or_a_wrong_tensor(kind: str, path: Path, store
             raise AssertionError(f"mutant({kind!r}, {number}): {type(error).__name__}: {error}"[:2000]) from error
 
 
-def test_ten_thousand_mutants_are_tried_and_they_are_mutants():
-    assert EACH * len(mutants.KINDS) >= 10_000
+def test_two_thousand_mutants_are_tried_and_they_are_mutants():
+    assert EACH * len(mutants.KINDS) >= 2_000
     for kind in mutants.KINDS:
         blobs = [mutants.mutant(kind, number).blob for number in range(5)]
         assert blobs == [mutants.mutant(kind, number).blob for number in range(5)]

@@ -12,11 +12,13 @@ A target is a module `of_NAME.py` with
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
 import json
 import os
 import random
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -86,9 +88,11 @@ def damage() -> contextlib.AbstractContextManager[None]:
 
 
 def work_folder() -> Path:
-    """A folder of this process in memory, for parsers that want a file."""
-    memory = Path("/dev/shm")
-    return Path(tempfile.mkdtemp(prefix="actordbg-fuzz-", dir=memory if os.access(memory, os.W_OK) else None))
+    """A folder of this process, for parsers that want a file: in memory, where `run.py` or the machine has one."""
+    memory = None if "TMPDIR" in os.environ or not os.access("/dev/shm", os.W_OK) else "/dev/shm"
+    folder = tempfile.mkdtemp(prefix="actordbg-fuzz-", dir=memory)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def same_json(left: Any, right: Any) -> bool:

@@ -15,6 +15,7 @@ from fuzzing import Chance, Havoc, refused
 from actordbg.base.errors import CorruptDump, UnsafeInput
 from actordbg.legacy.decode import LegacyDump, decode, parse_stamp
 from actordbg.legacy.decode_child import answer_to_dump, dump_to_answer
+from actordbg.legacy.importer import to_tensors
 from actordbg.legacy.pickle_machine import MAX_OPCODES, Machine
 
 PARSERS = (decode, parse_stamp, Machine.run, answer_to_dump)
@@ -69,6 +70,8 @@ def one_input(data: bytes) -> None:
     if dump is not None:
         assert answer_to_dump(dump_to_answer(dump), len(data)) == dump
         assert all(0 <= one.start <= one.stop <= len(data) for one in dump.tensors.values())
+        with refused(CorruptDump, UnsafeInput):
+            to_tensors(data, dump)
         _as_python_reads(data, dump)
 
 

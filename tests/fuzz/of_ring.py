@@ -12,6 +12,7 @@ import shutil
 import struct
 import zlib
 
+import torch  # noqa: F401 - `recover` imports it when it comes to tensors
 from fuzzing import Chance, Havoc, damage, dumped, other_json, work_folder
 
 from actordbg.dumps.recover import recover
@@ -42,6 +43,8 @@ FIELDS = {name: IDENTITIES[name] for name in ("run", "host", "pid", "instance", 
 TENSORS = [["sequences", "int64"], ["action_mask", "bool"]]
 NUMBERS = (3, 1_750_310_768_430_740_000, 5, -1, 0xABC, 2, 3, 2, 2, 3, 3, 1, 0, 48, 2, 2, 1, 1, 1, 64, 2)
 
+VALUES = bytes(range(64)) + b"\1\0" + bytes(62)
+
 
 def seeds() -> dict[str, bytes]:
     kind = ringfile.sealed({"fields": FIELDS, "tensors": TENSORS})
@@ -61,7 +64,7 @@ def seeds() -> dict[str, bytes]:
         pieces += [
             (SLOTS_AT + place * SLOT_SIZE, slot),
             (at, packed + tail),
-            (at + ringfile.head_bytes(len(NUMBERS)), bytes(range(128))),
+            (at + ringfile.head_bytes(len(NUMBERS)), VALUES),
         ]
         at += size
     return {"two": _joined(15, pieces), "one": _joined(15, pieces[:6]), "no books": _joined(0, pieces[:1] + pieces[2:])}

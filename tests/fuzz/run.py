@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import importlib
 import importlib.util
+import os
 import random
 import re
 import resource
@@ -33,9 +34,12 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "support")]
 
 CORPUS, FOUND, FINDINGS = HERE / "corpus", HERE / "found", HERE / "findings"
 TARGETS = tuple(sorted(path.stem.removeprefix("of_") for path in HERE.glob("of_*.py")))
-MEMORY, INPUT_SECONDS, LONGEST = 768 * 2**20, 10, 16_384
+MEMORY, INPUT_SECONDS, LONGEST = 768 * 2**20, 20, 16_384
 INSTRUMENTED = ["actordbg", "sqlglot"]
+MEMORY_FOLDER = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 _EXIT_FINDING = 77
+BEGUN = time.monotonic()
+"""Imports are part of the seconds that a target may take."""
 
 
 def inputs_of(name: str, target: ModuleType) -> dict[str, bytes]:
@@ -73,7 +77,7 @@ def run_with_atheris(name: str, seconds: float, found: Path) -> None:
     words = seeds.with_suffix(".words")
     words.write_text("".join(f'"{_escaped(word)}"\n' for word in getattr(target, "WORDS", ())))
     options = [
-        f"-max_total_time={max(1, round(seconds))}", f"-timeout={INPUT_SECONDS}", "-rss_limit_mb=4096", f"-max_len={LONGEST}", "-len_control=20",
+        f"-max_total_time={max(1, round(seconds - (time.monotonic() - BEGUN)))}", f"-timeout={INPUT_SECONDS}", "-rss_limit_mb=4096", f"-max_len={LONGEST}", "-len_control=20",
         "-print_final_stats=1", f"-artifact_prefix={FINDINGS}/{name}-", *([f"-dict={words}"] if words.stat().st_size else []),
     ]  # fmt: skip
     limit_memory()
@@ -87,7 +91,8 @@ def run_plainly(name: str, seconds: float) -> int:
     chance, inputs = random.Random(seed), list(inputs_of(name, target).values())
     limit_memory()
     signal.signal(signal.SIGALRM, _too_long)
-    deadline, count, started = time.monotonic() + seconds, 0, time.monotonic()
+    count, started = 0, time.monotonic()
+    deadline = max(BEGUN + seconds, started + 1)
     while time.monotonic() < deadline:
         data = chance.choice(inputs)
         havoc = _havoc(target, chance, inputs)
@@ -220,7 +225,11 @@ def run_all(names: list[str], seconds: float, engine: str, found: Path) -> int:
         ]
         (found / name).mkdir(parents=True, exist_ok=True)
         before = set((found / name).iterdir())
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+        with tempfile.TemporaryDirectory(prefix="actordbg-fuzz-", dir=MEMORY_FOLDER) as folder:  # libFuzzer runs no exit handlers
+            environment = os.environ | {"TMPDIR": folder}
+            done = subprocess.run(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+            )
         new = len(set((found / name).iterdir()) - before)
         print(_row(name, done.stdout, new, done.returncode), flush=True)
         if done.returncode:

@@ -107,7 +107,7 @@ def test_a_fault_is_found_and_its_input_is_written(engine: str, fault: str, said
     for name in ("run.py", "fuzzing.py"):
         text = (Path(run.__file__).parent / name).read_text()
         (tmp_path / name).write_text(
-            text.replace("INPUT_SECONDS, LONGEST = 768 * 2**20, 10", "INPUT_SECONDS, LONGEST = 768 * 2**20, 1")
+            text.replace("INPUT_SECONDS, LONGEST = 768 * 2**20, 20", "INPUT_SECONDS, LONGEST = 768 * 2**20, 1")
         )
     (tmp_path / "of_broken.py").write_text(BROKEN.replace("FAULT", repr(fault)))
     runner = [sys.executable, str(tmp_path / "run.py"), "broken"]

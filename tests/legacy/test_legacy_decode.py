@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from actordbg.base.errors import ActordbgError, CorruptDump, UnsafeInput
 from actordbg.legacy import decode_child as wire
@@ -187,43 +185,6 @@ def test_an_answer_that_points_outside_the_file_is_refused():
 
 
 SMALL = pickle.dumps(inputs(), protocol=4)
-EDITS = st.lists(
-    st.tuples(
-        st.integers(0, len(SMALL) - 1),
-        st.sampled_from(["set", "insert", "cut", "repeat"]),
-        st.binary(min_size=1, max_size=12),
-    ),
-    min_size=1,
-    max_size=6,
-)
-
-
-@settings(max_examples=600, deadline=None)
-@given(EDITS)
-def test_mutated_files_raise_nothing_but_our_errors(edits: list[tuple[int, str, bytes]]):
-    data = bytearray(SMALL)
-    for place, kind, new in edits:
-        place = min(place, len(data))
-        if kind == "set":
-            data[place : place + len(new)] = new
-        elif kind == "insert":
-            data[place:place] = new
-        elif kind == "cut":
-            del data[place : place + len(new)]
-        else:
-            data[place:place] = data[max(0, place - 64) : place]
-    try:
-        dump = decode(bytes(data))
-        to_tensors(bytes(data), dump)
-    except ActordbgError as error:
-        assert error.message
-
-
-@settings(max_examples=300, deadline=None)
-@given(st.binary(max_size=200))
-def test_arbitrary_bytes_raise_nothing_but_our_errors(tail: bytes):
-    with pytest.raises(ActordbgError):
-        decode(b"\x80\x04" + tail)
 
 
 def test_every_single_byte_of_the_structure_may_be_wrong():

@@ -286,7 +286,7 @@ def test_mutated_packs_never_give_other_tensors(pack: Pack, tmp_path: Path):
     generator = random.Random(0)
     path = tmp_path / "mutated.pack"
     refused = 0
-    for round_ in range(3000):
+    for round_ in range(600):
         if round_ % 3 == 0:
             data = resealed(pack, lambda content: flip(content, generator))
         else:
@@ -311,7 +311,7 @@ def test_mutated_packs_never_give_other_tensors(pack: Pack, tmp_path: Path):
                 refused += 1
             else:
                 assert found in right.values()
-    assert refused > 3000
+    assert refused > 600
 
 
 def flip(data: bytearray, generator: random.Random) -> None:
