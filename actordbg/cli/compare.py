@@ -47,6 +47,7 @@ class LimitOptions:
     loss_abs: Annotated[float | None, _limit("--loss-abs", "Difference of the losses.")] = None
     grad_norm_rel: Annotated[float | None, _limit("--grad-norm-rel", "Relative difference of the gradient norms.")] = None
     gradient_distance: Annotated[float | None, _limit("--gradient-distance", "|a - b| / |b| of all kept gradients.")] = None
+    parameter_distance: Annotated[float | None, _limit("--parameter-distance", "The same of the worst single parameter.")] = None
 
 
 @takes("flags", LimitOptions)

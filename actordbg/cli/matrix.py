@@ -17,6 +17,7 @@ from actordbg.cli.options import Format, FormatOption, Json, Quiet, chosen_forma
 from actordbg.cli.setting_options import NONE, Given, OldTruthDtype, TruthDtype, takes_settings, truth_dtype
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import AXES, TINY, ReplayConfig
+from actordbg.config.sources import Asked
 from actordbg.formats.matrix_record import MatrixRecord
 from actordbg.matrix import matrix_files as matrices
 from actordbg.matrix.axes import combinations, parse_axes
@@ -91,8 +92,7 @@ def matrix(
         _alone(ctx, "resume")
         record, chosen, held = _resumed(store, resume)
     else:
-        # outputs are kept: the truth and a baseline are compared with them
-        base = replace(asked_for(ctx, flags).config, keep_tensors=True, truth=None, vary=None)
+        base = _kept(asked_for(ctx, flags), flags)
         chosen = _selected(store, base, inputs)
         held = _baseline(store, baseline, slower)
         options: dict[str, Any] = {
@@ -106,6 +106,14 @@ def matrix(
         record = _new(base, axes, chosen, options, inputs.where, held)
     _run(store, record, chosen, held, how, quiet=quiet or as_json, dry_run=dry_run)
     return None
+
+
+def _kept(asked: Asked, flags: Mapping[str, Any]) -> ReplayConfig:
+    """The configuration, which keeps what a cell is judged by: outputs, and gradients unless that was said otherwise."""
+    config = asked.config
+    said = "keep_gradients" in (flags.keys() | asked.sources.keys())
+    gradients = config.keep_gradients if said else config.backward is not False
+    return replace(config, keep_tensors=True, keep_gradients=gradients, truth=None, vary=None)
 
 
 def _alone(ctx: typer.Context, option: str) -> None:

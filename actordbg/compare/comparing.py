@@ -156,7 +156,7 @@ def _one(
         if not blocked and a.failed(dump_id) and dump_id in b.inputs and not isinstance(b.read(dump_id), str):
             return DumpComparison(dump_id, MISMATCH, (f"{loaded}, and B has its results",), seq_len=length), math.inf
         return DumpComparison(dump_id, NOT_COMPARED, seq_len=length, not_compared={"dump": loaded}), -1.0
-    ours, theirs = loaded
+    ours, theirs = _over_the_same(a, b, *loaded)
     dump, broken = measure(dump_id, length, ours, theirs)
     if dump.log_probs is None or not dump.log_probs.count:
         return replace(dump, verdict=NOT_COMPARED, not_compared={"dump": "its mask selects no token"}), -1.0
@@ -167,6 +167,16 @@ def _one(
     found: Judgement = judge(dump, limits, floors.of(dump_id), broken)
     judged = replace(dump, verdict=found.verdict, reasons=found.reasons, beyond_noise=found.beyond)
     return judged, found.severity
+
+
+def _over_the_same(a: sides.ReplaySide, b: Side, ours: Values, theirs: Values) -> tuple[Values, Values]:
+    """Both values with gradients over the same dumps, where one side averaged over lanes and the other can follow it."""
+    if ours.gradient_over != theirs.gradient_over and isinstance(b, sides.ReplaySide):
+        if len(ours.gradient_over) > 1:
+            theirs = b.averaged(theirs, ours.gradient_over)
+        elif len(theirs.gradient_over) > 1:
+            ours = a.averaged(ours, theirs.gradient_over)
+    return ours, theirs
 
 
 def _load(a: Side, b: Side, dump_id: str) -> tuple[Values, Values] | str:

@@ -10,6 +10,7 @@ import math
 from dataclasses import replace
 
 from actordbg.compare.sides import Values
+from actordbg.compare.thresholds import weaker
 from actordbg.formats.comparison_record import MATCH, DumpComparison
 
 WORST_TOKENS = 5
@@ -39,6 +40,9 @@ def measure(dump_id: str, length: int | None, a: Values, b: Values) -> tuple[Dum
     tokens = figures(a.log_probs[mask], b.log_probs[mask], log_probs=True, dtype=dtype)
     if tokens.nonfinite:
         broken.append(f"{tokens.nonfinite} of {tokens.count} log-probs are not finite on one side only")
+    outside = int(((~a.log_probs.isfinite() ^ ~b.log_probs.isfinite()) & ~mask).sum())
+    if outside:
+        broken.append(f"{outside} log-probs outside the mask are not finite on one side only: a product with the mask keeps them")
     sequences = figures(sequence_sums(a.log_probs, mask), sequence_sums(b.log_probs, mask))
     entropy = None
     if a.entropy is not None and b.entropy is not None and a.entropy.shape == b.entropy.shape == mask.shape:
@@ -70,19 +74,29 @@ def _with_gradients(dump: DumpComparison, a: Values, b: Values, broken: list[str
             "" if counts[0] != counts[1] else " others"
         )
         return replace(dump, not_compared=missing)
-    norm = _apart("the gradient norm", a.grad_norm, b.grad_norm, broken, missing, relative=True)
-    dump = replace(dump, grad_norm_rel=norm)
-    if a.gradients is None or b.gradients is None:
-        if a.gradients is not b.gradients:
-            missing["gradients"] = _only_one("gradients", a.gradients, b.gradients)
-        return replace(dump, not_compared=missing)
-    found = compare_gradients(a.gradients, b.gradients, count=WORST_PARAMETERS)
+    if not a.gradients or not b.gradients:
+        norm = _apart("the gradient norm", a.grad_norm, b.grad_norm, broken, missing, relative=True)
+        if bool(a.gradients) != bool(b.gradients):
+            missing["gradients"] = _only_one("gradients", a.gradients or None, b.gradients or None)
+        return replace(dump, grad_norm_rel=norm, not_compared=missing)
+    found = compare_gradients(a.gradients, b.gradients, count=WORST_PARAMETERS, dtype=weaker([a.dtype, b.dtype]))
+    if len(a.gradients) == len(b.gradients) == 1:
+        dump = replace(dump, grad_norm_rel=_apart("the gradient norm", a.grad_norm, b.grad_norm, broken, missing, relative=True))
+    elif a.grad_norm is not None and found.norm_b is not None:  # B's is a mean over lanes
+        dump = replace(dump, grad_norm_rel=_apart("the gradient norm", a.grad_norm, found.norm_b, broken, missing, relative=True))
     if found.nonfinite:
         names = ", ".join(found.nonfinite[:3]) + (" ..." if len(found.nonfinite) > 3 else "")
         broken.append(f"gradients are not finite on one side only: {names}")
     elif found.together and found.together.count and found.together.distance is None:
         broken.append("B's gradients are all zero, A's are not")
-    return replace(dump, gradients=found.together, parameters=found.worst, not_compared=missing | found.not_compared)
+    return replace(
+        dump,
+        gradients=found.together,
+        parameters=found.worst,
+        parameter_distance=found.parameter_distance,
+        worst_parameter=found.parameter,
+        not_compared=missing | found.not_compared,
+    )
 
 
 def _apart(

@@ -5,14 +5,22 @@ elements at `floor(i * numel / GRADIENT_SAMPLE)`; its metadata `gradients` says 
 One parameter of both sides is in memory at a time, and one float32 difference for each kept element.
 
 `distance` of all together is of the whole gradients: a sampled parameter counts by its number of elements, not of samples.
+
+**Averages.** Lanes that compute together average their gradients, so a side's gradient of one dump may be over several. The mean
+of samples is the sample of the mean. So a side whose gradients are each over one dump gives any such average from its files.
+
+**Single parameters** are judged too (`parameter_distance`): a parameter without a gradient moves the distance of all together by
+less than rounding does. It is |a - b| of one parameter by |b|, or by what |b| would be if its elements had `SMALL` times the
+root mean square of all elements, where that is more. Some gradients are zero in exact arithmetic (GPT-2's key biases), and what
+is there is rounding.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,55 +36,73 @@ from actordbg.formats.dumpfile import DEFAULT_CAP
 from actordbg.store.layout import known_regular
 
 PREFIX = "grad/"
+SMALL = {"bf16": 0.05, "fp16": 0.01}
+"""By dtype, the share of the root mean square of all elements under which a parameter's gradient is mostly rounding."""
+SMALL_ELSE = 1e-3
 
 
 @dataclass(frozen=True)
 class GradientFigures:
     """`together`: all kept gradients. `worst`: single parameters, the worst first. `nonfinite`: parameters that are finite on
-    one side only. `not_compared`: by what, why.
+    one side only. `not_compared`: by what, why. `parameter_distance`: the largest, and the `parameter` that has it.
+    `norm_b`: of B's whole gradient; None where only samples of it were kept.
     """
 
     together: Figures | None
     worst: tuple[ParameterFigures, ...] = ()
     not_compared: dict[str, str] = field(default_factory=dict)
     nonfinite: tuple[str, ...] = ()
+    parameter_distance: float | None = None
+    parameter: str = ""
+    norm_b: float | None = None
 
 
-def compare_gradients(a: Path, b: Path, *, count: int) -> GradientFigures:
-    """The gradients in two files, and the `count` worst parameters by |a - b| / |b|."""
+def compare_gradients(a: Sequence[Path], b: Sequence[Path], *, count: int, dtype: str | None = None) -> GradientFigures:
+    """The mean of the gradients in the files `a` against the mean of those in `b`, and the `count` worst parameters by
+    |a - b| / |b|. `dtype`: the weaker one of both sides.
+    """
     try:
         with _opened(a) as ours, _opened(b) as theirs:
-            return _compare(ours, theirs, count)
+            return _compare(ours, theirs, count, SMALL.get(dtype or "", SMALL_ELSE))
     except (SafetensorError, OSError, ValueError) as error:
         return GradientFigures(None, not_compared={"gradients": f"the kept tensors cannot be read ({error})"})
 
 
 @dataclass
 class _KeptGradients:
-    handle: Any
+    handles: list[Any]
     names: set[str]
     sizes: dict[str, int]
 
     def read(self, name: str) -> Tensor:
-        tensor: Tensor = self.handle.get_tensor(PREFIX + name)
-        return tensor
+        """The mean over the files, float32 (of one file: its own tensor)."""
+        first: Tensor = self.handles[0].get_tensor(PREFIX + name)
+        if len(self.handles) == 1:
+            return first
+        total = first.double()
+        for handle in self.handles[1:]:
+            total = total + handle.get_tensor(PREFIX + name).double()
+        return (total / len(self.handles)).float()
 
     def numel(self, name: str, kept: Tensor) -> int:
         return self.sizes.get(name, kept.numel())
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[_KeptGradients]:
-    with safetensors.safe_open(known_regular(path, DEFAULT_CAP), framework="pt") as handle:
-        names = {key.removeprefix(PREFIX) for key in handle.keys() if key.startswith(PREFIX)}  # noqa: SIM118
-        said = json.loads((handle.metadata() or {}).get("gradients", "{}"))
+def _opened(paths: Sequence[Path]) -> Iterator[_KeptGradients]:
+    with ExitStack() as opened:
+        known = [known_regular(path, DEFAULT_CAP) for path in paths]
+        handles = [opened.enter_context(safetensors.safe_open(path, framework="pt")) for path in known]
+        names = [{key.removeprefix(PREFIX) for key in one.keys() if key.startswith(PREFIX)} for one in handles]  # noqa: SIM118
+        said = json.loads((handles[0].metadata() or {}).get("gradients", "{}"))
         sizes = {name: int(one["numel"]) for name, one in said.items()} if isinstance(said, dict) else {}
-        yield _KeptGradients(handle, names, sizes)
+        yield _KeptGradients(handles, set.intersection(*names), sizes)
 
 
-def _compare(a: _KeptGradients, b: _KeptGradients, count: int) -> GradientFigures:
+def _compare(a: _KeptGradients, b: _KeptGradients, count: int, small: float) -> GradientFigures:
     sums = _Sums()
     each: list[ParameterFigures] = []
+    apart: dict[str, tuple[float, float, int]] = {}
     unlike: list[str] = []
     for name in sorted(a.names & b.names):
         ours, theirs = a.read(name), b.read(name)
@@ -87,13 +113,30 @@ def _compare(a: _KeptGradients, b: _KeptGradients, count: int) -> GradientFigure
         found = figures(ours, theirs)
         each.append(ParameterFigures(name, found, sampled=numel > ours.numel()))
         if not found.nonfinite:
-            sums.add(ours, theirs, numel)
+            apart[name] = sums.add(ours, theirs, numel)
     not_compared = _left_out("only A has it", a.names - b.names) | _left_out("only B has it", b.names - a.names)
     not_compared |= _left_out("another size on each side", set(unlike))
     nonfinite = tuple(one.name for one in each if one.figures.nonfinite)
     together = replace(sums.figures(), nonfinite=sum(one.figures.nonfinite for one in each)) if each else None
     worst = sorted((one for one in each if _badness(one) > 0), key=lambda one: (-_badness(one), one.name))
-    return GradientFigures(together, tuple(worst[:count]), not_compared, nonfinite)
+    distance, parameter = _worst_parameter(apart, small)
+    whole = bool(each) and not any(one.sampled for one in each) and not not_compared
+    norm = sums.norm_b if whole else None
+    return GradientFigures(together, tuple(worst[:count]), not_compared, nonfinite, distance, parameter, norm)
+
+
+def _worst_parameter(apart: dict[str, tuple[float, float, int]], small: float) -> tuple[float | None, str]:
+    """The largest distance of a single parameter, and its name. `apart`: |a - b|, |b| and number of elements by name."""
+    elements = sum(numel for _, _, numel in apart.values())
+    if not elements:
+        return None, ""
+    usual = math.sqrt(sum(norm**2 for _, norm, _ in apart.values()) / elements)
+    found: list[tuple[float, str]] = []
+    for name, (difference, norm, numel) in apart.items():
+        scale = max(norm, small * usual * math.sqrt(numel))
+        if difference == 0 or scale:
+            found.append((difference / scale if difference else 0.0, name))
+    return max(found, default=(None, ""), key=lambda pair: pair[0] or 0.0)
 
 
 def _left_out(why: str, names: set[str]) -> dict[str, str]:
@@ -118,20 +161,30 @@ class _Sums:
         self._absolute: list[Tensor] = []
         self._relative: list[Tensor] = []
 
-    def add(self, a: Tensor, b: Tensor, numel: int) -> None:
-        """Take in one parameter that is finite on both sides, or equal. `numel`: elements of the whole parameter."""
+    @property
+    def norm_b(self) -> float:
+        """|b| over all that was taken in."""
+        return math.sqrt(float(self._products[1]))
+
+    def add(self, a: Tensor, b: Tensor, numel: int) -> tuple[float, float, int]:
+        """Take in one parameter that is finite on both sides, or equal. `numel`: elements of the whole parameter.
+
+        Returns |a - b| and |b| of the whole parameter, and `numel`.
+        """
         ours, theirs = a.double(), b.double()
         both = ours.isfinite()
         ours, theirs = ours[both], theirs[both]
         if not a.numel() or not ours.numel():
-            return
+            return 0.0, 0.0, numel
         difference = ours - theirs
         weight = numel / a.numel()
-        self._products += weight * torch.stack([ours @ ours, theirs @ theirs, ours @ theirs, difference @ difference])
+        products = weight * torch.stack([ours @ ours, theirs @ theirs, ours @ theirs, difference @ difference])
+        self._products += products
         self._count += a.numel()
         self._absolute.append(difference.abs().float())
         known = theirs != 0
         self._relative.append((difference[known] / theirs[known]).abs().float())
+        return math.sqrt(float(products[3])), math.sqrt(float(products[1])), numel
 
     def figures(self) -> Figures:
         if not self._count:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -42,8 +42,8 @@ NO_OUTPUTS = "the run's own log-probs were not recorded (`dump enable --with-out
 class Values:
     """One side's values of one dump. log_probs: float [B, A] or [B, S-1]. mask (bool) and entropy have the same shape.
 
-    `gradients`: the safetensors file with gradients; None if none were kept. `gradient_over`: the dumps whose gradients were
-    averaged into them. `dtype`: the one that computed.
+    `gradients`: the safetensors files whose mean the gradients are; () if none were kept. `gradient_over`: the dumps whose
+    gradients were averaged into them. `dtype`: the one that computed.
     """
 
     log_probs: Tensor
@@ -51,7 +51,7 @@ class Values:
     entropy: Tensor | None = None
     loss: float | None = None
     grad_norm: float | None = None
-    gradients: Path | None = None
+    gradients: tuple[Path, ...] = ()
     gradient_over: tuple[str, ...] = ()
     dtype: str | None = None
     folded: bool | None = None
@@ -119,6 +119,21 @@ class ReplaySide:
             return f"it {result.status}" + (f" ({what})" if what else "")
         return self._kept(dump_id, result)
 
+    def averaged(self, values: Values, over: tuple[str, ...]) -> Values:
+        """These values with the mean gradient over the dumps `over`, where each of these has one of its own here.
+
+        `grad_norm` is then None: a mean's norm does not follow from norms. Else the values as they are.
+        """
+        files: list[Path] = []
+        for dump_id in over:
+            result = self.results.get(dump_id)
+            alone = result is not None and not result.extra.get("gradient_over") and result.grad_norm is not None
+            found = self.read(dump_id) if alone else ""
+            if isinstance(found, str) or not found.gradients:
+                return values
+            files += found.gradients
+        return replace(values, gradients=tuple(files), gradient_over=over, grad_norm=None)
+
     def _kept(self, dump_id: str, result: ResultRecord) -> Values | str:
         import safetensors
         from safetensors import SafetensorError
@@ -141,7 +156,7 @@ class ReplaySide:
             entropy=entropy,
             loss=_figure(result, result.loss),
             grad_norm=_figure(result, result.grad_norm),
-            gradients=path if with_gradients else None,
+            gradients=(path,) if with_gradients else (),
             gradient_over=tuple(sorted(over)),
             dtype=self.dtype_of(dump_id),
             folded=result.folded_ids,

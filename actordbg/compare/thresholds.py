@@ -59,6 +59,7 @@ MEASURES: dict[str, str] = {
     "loss_abs": "difference of the losses",
     "grad_norm_rel": "relative difference of the gradient norms",
     "gradient_distance": "|a - b| / |b| of all kept gradients",
+    "parameter_distance": "the largest |a - b| / |b| of a single parameter's gradient",
 }
 """Every measure that a threshold may be set on."""
 
@@ -71,19 +72,19 @@ STRENGTH = ("bf16", "fp16", "fp32", "fp64")
 DEFAULTS: dict[str, dict[str, float]] = {
     "fp64": {
         "max_abs": 2e-5, "p99_abs": 1e-5, "mean_abs": 2e-6, "clip_share": 0.0, "entropy_max_abs": 2e-5, "loss_abs": 2e-6,
-        "grad_norm_rel": 1e-5, "gradient_distance": 1e-5,
+        "grad_norm_rel": 1e-5, "gradient_distance": 1e-5, "parameter_distance": 1e-4,
     },
     "fp32": {
         "max_abs": 1e-4, "p99_abs": 5e-5, "mean_abs": 1e-5, "clip_share": 0.0, "entropy_max_abs": 1e-4, "loss_abs": 1e-5,
-        "grad_norm_rel": 1e-3, "gradient_distance": 1e-3,
+        "grad_norm_rel": 1e-3, "gradient_distance": 1e-3, "parameter_distance": 1e-2,
     },
     "fp16": {
         "max_abs": 0.1, "p99_abs": 0.05, "mean_abs": 0.005, "clip_share": 0.005, "entropy_max_abs": 0.1, "loss_abs": 0.005,
-        "grad_norm_rel": 0.02, "gradient_distance": 0.05,
+        "grad_norm_rel": 0.02, "gradient_distance": 0.05, "parameter_distance": 0.2,
     },
     "bf16": {
         "max_abs": 0.5, "p99_abs": 0.25, "mean_abs": 0.03, "clip_share": 0.02, "entropy_max_abs": 0.5, "loss_abs": 0.02,
-        "grad_norm_rel": 0.05, "gradient_distance": 0.2,
+        "grad_norm_rel": 0.05, "gradient_distance": 0.2, "parameter_distance": 0.5,
     },
 }  # fmt: skip
 """By the weaker dtype. fp64's end where kept tensors do: they are float32."""
@@ -164,7 +165,7 @@ def measures(dump: DumpComparison) -> dict[str, float]:
         "gradient_distance": (dump.gradients, "distance"),
     }
     values = {name: getattr(figures, figure) for name, (figures, figure) in parts.items() if figures is not None}
-    values |= {"loss_abs": dump.loss_abs, "grad_norm_rel": dump.grad_norm_rel}
+    values |= {name: getattr(dump, name) for name in ("loss_abs", "grad_norm_rel", "parameter_distance")}
     return {name: float(value) for name, value in values.items() if value is not None}
 
 
@@ -210,7 +211,8 @@ def judge(dump: DumpComparison, limits: Mapping[str, float], floor: Mapping[str,
         if name in floor and name not in outside and values[name] > floor[name]
     )
     severity = max((_times(values[name], limits[name]) for name in counted), default=0.0)
-    reasons = (*broken, *(_said(name, values[name], limits[name], floor.get(name)) for name in real))
+    whose = {"parameter_distance": f" ({dump.worst_parameter})" if dump.worst_parameter else ""}
+    reasons = (*broken, *(_said(name, values[name], limits[name], floor.get(name)) + whose.get(name, "") for name in real))
     if reasons:
         return Judgement(MISMATCH, reasons, float("inf") if broken else severity, beyond)
     said = tuple(_said(name, values[name], limits[name], floor.get(name)) for name in outside)

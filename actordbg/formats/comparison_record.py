@@ -85,8 +85,8 @@ class DumpComparison:
     A mismatch without figures is a dump that A failed on and B did not.
 
     sequences: figures over the rows' sums of log-probs. loss_abs: |a - b|. grad_norm_rel: |a - b| / |b|. gradients: over
-    all parameters together;
-    `parameters`: the worst ones. worst_tokens: by absolute difference. beyond_noise: what is above the noise floor though
+    all parameters together; `parameters`: the worst ones; parameter_distance: the largest of a single one, `worst_parameter`
+    (`compare.gradient_figures`). worst_tokens: by absolute difference. beyond_noise: what is above the noise floor though
     within the thresholds: real, and small enough; empty without a floor.
     """
 
@@ -101,6 +101,8 @@ class DumpComparison:
     loss_abs: float | None = None
     grad_norm_rel: float | None = None
     gradients: Figures | None = None
+    parameter_distance: float | None = None
+    worst_parameter: str = ""
     parameters: tuple[ParameterFigures, ...] = ()
     worst_tokens: tuple[WorstToken, ...] = ()
     not_compared: dict[str, str] = field(default_factory=dict)
@@ -142,3 +144,29 @@ class ComparisonRecord(StoredRecord):
     def good(self) -> bool:
         """Something was compared, and none of it is a mismatch."""
         return self.verdict in GOOD
+
+    @property
+    def unjudged(self) -> tuple[str, ...]:
+        """What the verdict says nothing about, in words: dumps, gradients, and gradients of which only the norm was judged."""
+        said = []
+        left = [dump for dump in self.dumps if dump.verdict == NOT_COMPARED]
+        if left:
+            why = next((reason for dump in left for reason in dump.not_compared.values()), "")
+            said.append(f"{len(left)} of {len(self.dumps)} dumps: {why}")
+        without = [why for dump in self.dumps if (why := _gradients_left(dump))]
+        if without:
+            said.append(f"the gradients of {len(without)} of {len(self.dumps)} dumps: {without[0]}")
+        by_norm = sum(dump.grad_norm_rel is not None and dump.gradients is None for dump in self.dumps)
+        if by_norm:
+            said.append(
+                f"the gradients of {by_norm} of {len(self.dumps)} dumps, but for their norm (--keep-gradients keeps them)"
+            )
+        return tuple(said)
+
+
+def _gradients_left(dump: DumpComparison) -> str:
+    """Why A's gradients of a compared dump were not judged; "" if they were, or if A has none."""
+    if dump.log_probs is None or dump.grad_norm_rel is not None or dump.gradients is not None:
+        return ""
+    reasons = (why for what, why in dump.not_compared.items() if what.startswith("gradient"))
+    return next((why for why in reasons if not why.startswith("only B")), "")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from actordbg.base.errors import ActordbgError, StoreProblem, UsageError
-from actordbg.formats.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord, DumpComparison
+from actordbg.formats.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord
 from actordbg.formats.journal import read_results
 from actordbg.formats.matrix_record import UNAVAILABLE, MatrixCell, MatrixRecord
 from actordbg.formats.replay_record import PASSED as INPUT_PASSED
@@ -52,29 +52,12 @@ def judged(
         verdict=record.verdict,
         comparison_id=record.comparison_id,
         max_abs=_max_abs(record),
-        reason="; ".join(filter(None, (cell.reason, _unjudged(record)))) if record.good else why,
+        reason="; ".join((*filter(None, (cell.reason,)), *_unjudged(record))) if record.good else why,
     ), truth
 
 
-def _unjudged(record: ComparisonRecord) -> str:
-    """Dumps that the truth says nothing about, in words; "" if a good verdict covers all."""
-    left = [dump for dump in record.dumps if dump.verdict == NOT_COMPARED]
-    without = [why for dump in record.dumps if (why := _gradients_left(dump))]
-    dumps, said = f"{len(record.dumps)} dumps could not be compared with the truth", []
-    if left:
-        why = next((reason for dump in left for reason in dump.not_compared.values()), "")
-        said.append(f"{len(left)} of {dumps}: {why}")
-    if without:
-        said.append(f"the gradients of {len(without)} of {dumps}: {without[0]}")
-    return "; ".join(said)
-
-
-def _gradients_left(dump: DumpComparison) -> str:
-    """Why A's gradients of a compared dump were not judged; "" if they were, or if A has none."""
-    if dump.log_probs is None or dump.grad_norm_rel is not None:
-        return ""
-    reasons = (why for what, why in dump.not_compared.items() if what.startswith("gradient"))
-    return next((why for why in reasons if not why.startswith("only B")), "")
+def _unjudged(record: ComparisonRecord) -> list[str]:
+    return [f"not judged against the truth: {said}" for said in record.unjudged]
 
 
 def _max_abs(record: ComparisonRecord) -> float | None:

@@ -1,7 +1,7 @@
 """A matrix as a document: the table, what failed and why, what was loaded, and what it ran on. Pure.
 
-A cell is told in a word that needs no colour: passed, WRONG (it finished, and its numbers are not the truth's), failed,
-unavailable, not run; and REGRESSED if it is worse than the baseline.
+A cell is told in a word that needs no colour: passed, in part (what was judged is right, and something was not judged), WRONG (it
+finished, and its numbers are not the truth's), failed, unavailable, not run; and REGRESSED if it is worse than the baseline.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from actordbg.report.failures import Explain, nothing_known
 
 AXES_AS_COLUMNS = 4
 """With more axes than this the settings share one column."""
-WRONG, REGRESSED = "WRONG", "REGRESSED"
+WRONG, REGRESSED, IN_PART = "WRONG", "REGRESSED", "in part"
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def matrix_document(record: MatrixRecord, context: MatrixContext, explain: Expla
         _table(record),
         Paragraph(_legend(record)),
         *_section("Wrong", [_wrong(cell) for cell in record.cells if verdict_word(cell) == WRONG]),
-        *_section("In part", _by_reason(cell for cell in record.cells if verdict_word(cell) == PASSED)),
+        *_section("In part", _by_reason(cell for cell in record.cells if verdict_word(cell) in (PASSED, IN_PART))),
         *_section("Regressed", [f"{_label(c)}: {'; '.join(c.regressed)}" for c in record.cells if c.regressed]),
         *_section("Failed", [line for cell in record.cells if cell.status == FAILED for line in _failure(cell, explain)]),
         *_section("Unavailable and not run", _by_reason(cell for cell in record.cells if cell.status in (UNAVAILABLE, NOT_RUN))),
@@ -62,12 +62,14 @@ def verdict_word(cell: MatrixCell) -> str:
         return WRONG
     if cell.status == NOT_RUN and not cell.reason and cell.replay_id:
         return "unfinished"
+    if cell.status == PASSED and cell.verdict is not None and cell.reason:
+        return IN_PART
     return cell.status
 
 
 def _counted(record: MatrixRecord) -> str:
     words = [verdict_word(cell) for cell in record.cells]
-    names = (PASSED, WRONG, FAILED, UNAVAILABLE, "unfinished", NOT_RUN)
+    names = (PASSED, IN_PART, WRONG, FAILED, UNAVAILABLE, "unfinished", NOT_RUN)
     counts = [f"{words.count(name)} {name}" for name in names if name in words]
     regressed = sum(bool(cell.regressed) for cell in record.cells)
     return f"{plural(len(record.cells), 'cell')} on {plural(len(record.dump_ids), 'dump')}: {', '.join(counts)}" + (

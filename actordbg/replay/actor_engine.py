@@ -75,11 +75,12 @@ class ActorEngine:
         self._resources.close()
 
     def _fields(self, dump: Dump, outcome: ForwardOutcome) -> dict[str, Any]:
-        from actordbg.replay.output_figures import against_golden, summarise, verdict_of
+        from actordbg.replay.output_figures import against_golden, nonfinite_outside, summarise, verdict_of
 
         tokens = dump.record.tokens
         fields = summarise(outcome.log_probs, outcome.mask, outcome.entropy)
-        fields |= verdict_of(fields, outcome.loss, outcome.grad_norm)
+        outside = nonfinite_outside(outcome.log_probs, outcome.mask)
+        fields |= verdict_of(fields, outcome.loss, outcome.grad_norm, outside)
         checked = against_golden(dump, outcome, own_model=self._session.resolved["model"] != TINY)
         fields |= checked.fields
         seconds = outcome.forward_s + (outcome.backward_s or 0.0)

@@ -1,7 +1,8 @@
 """Figures of one input's outputs: what a result keeps, so that the tensors themselves can go.
 
-**The outputs** (`summarise`, `verdict_of`). Every figure is over the tokens that `mask` selects; log-probs are in nats. The
-digest is the SHA-256 of *all* log-probs' float32 bytes in C order: with equal masks, equal digests mean equal log-probs.
+**The outputs** (`summarise`, `verdict_of`). Every figure is over the tokens that `mask` selects; log-probs are in nats. A value
+that is not finite fails the input wherever it is, because a product with the mask does not remove it. The digest is the SHA-256
+of *all* log-probs' float32 bytes in C order: with equal masks, equal digests mean equal log-probs.
 
 **Against the run's own** (`against_golden`). A dump holds log-probs, entropies and generator states where the run was recorded
 with `--with-outputs` or `--with-rng`. They are compared token by token under the same mask, and only where both describe
@@ -51,14 +52,20 @@ def summarise(log_probs: torch.Tensor, mask: torch.Tensor, entropy: torch.Tensor
     return fields
 
 
-def verdict_of(fields: dict[str, Any], loss: float | None, grad_norm: float | None) -> dict[str, Any]:
-    """`status`, and why it failed: a run that finished with a NaN is not a success."""
+def nonfinite_outside(log_probs: torch.Tensor, mask: torch.Tensor) -> int:
+    """How many log-probs that the mask leaves out are not finite. Training multiplies by the mask, and NaN times 0 is NaN."""
+    return int((~log_probs.isfinite() & ~mask.bool()).sum())
+
+
+def verdict_of(fields: dict[str, Any], loss: float | None, grad_norm: float | None, outside: int = 0) -> dict[str, Any]:
+    """`status`, and why it failed: a run that finished with a NaN is not a success. `outside`: see `nonfinite_outside`."""
     figures = {"loss": loss, "gradient norm": grad_norm}
     odd = [name for name, value in figures.items() if value is not None and not math.isfinite(value)]
     bad = fields["nonfinite"]
-    if not bad and not odd:
+    if not bad and not odd and not outside:
         return {"status": PASSED}
     parts = [f"{bad} of {fields['logprob_count']} log-probs are"] if bad else []
+    parts += [f"{outside} log-probs outside the mask are"] if outside else []
     parts += [f"the {name} is" for name in odd]
     return {
         "status": FAILED,

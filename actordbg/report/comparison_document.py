@@ -37,7 +37,8 @@ def document(record: ComparisonRecord, limit: int) -> list[Block]:
     """The whole comparison with its `limit` worst dumps; 0: all of them."""
     shown = [one for one in record.dumps if one.verdict != NOT_COMPARED]
     shown = shown[: limit or None]
-    blocks: list[Block] = [Heading(f"{record.verdict}: {WORDS[record.verdict]}", 1), Paragraph(conclusion(record))]
+    left = f"; not judged: {'; '.join(record.unjudged)}" if record.good and record.unjudged else ""
+    blocks: list[Block] = [Heading(f"{record.verdict}: {WORDS[record.verdict]}{left}", 1), Paragraph(conclusion(record))]
     blocks.append(Items(tuple(_facts(record))))
     blocks += _dumps(record, shown)
     blocks += _tokens(shown)

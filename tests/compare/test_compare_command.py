@@ -112,13 +112,13 @@ def test_nothing_compared_is_a_failure(replayed: Store) -> None:
 
 
 def test_thresholds_by_flag_and_by_file(replayed: Store, tmp_path: Path) -> None:
-    loose = ["--max-abs", "1", "--p99-abs", "1", "--mean-abs", "inf", "--gradient-distance", "1"]
+    loose = ["--max-abs", "1", "--p99-abs", "1", "--mean-abs", "inf", "--gradient-distance", "1", "--parameter-distance", "1"]
     result = invoke(replayed, "r-02", "r-01", *loose)
     assert result.exit_code == 0, result.stdout
     assert "max_abs, p99_abs, mean_abs, gradient_distance" not in result.stdout
-    assert "gradient_distance, max_abs, mean_abs, p99_abs from flags" in " ".join(result.stdout.split())
+    assert "gradient_distance, max_abs, mean_abs, p99_abs, parameter_distance from flags" in " ".join(result.stdout.split())
     file = tmp_path / "mine.toml"
-    file.write_text("max-abs = 1\np99-abs = 1\nmean-abs = 1\n[fp32]\ngradient-distance = 0.25\n")
+    file.write_text("max-abs = 1\np99-abs = 1\nmean-abs = 1\nparameter-distance = 1\n[fp32]\ngradient-distance = 0.25\n")
     result = invoke(replayed, "r-02", "r-01", "--thresholds", str(file))
     assert result.exit_code == 1
     assert "gradient_distance 0.5 is above 0.25" in " ".join(result.stdout.split())
@@ -141,14 +141,14 @@ def test_json_is_the_record_and_markdown_a_page(replayed: Store) -> None:
 
 
 def test_the_noise_floor(replayed: Store) -> None:
-    floor = dict.fromkeys(("max_abs", "p99_abs", "mean_abs", "gradient_distance", "clip_share"), 0.6)
+    floor = dict.fromkeys(("max_abs", "p99_abs", "mean_abs", "gradient_distance", "parameter_distance", "clip_share"), 0.6)
     noise = NoiseRecord("n-01", "2025-06-20T00:00:00.000000Z", "r-02", {}, "tiny", "fp32", (), (), floor)
     with pytest.raises(UsageError, match="there is no noise floor yet"):
         invoke(replayed, "r-02", "r-01", "--noise", "n-01")
     atomic_write(replayed.noise / "n-01.json", noise.to_json().encode())
     result = invoke(replayed, "r-02", "r-01", "--noise", "n-01")
     assert result.exit_code == 0
-    assert result.stdout.startswith("within-noise: A differs from B no more than the configuration moves by itself\n")
+    assert result.stdout.startswith("within-noise: A differs from B no more than the configuration moves by itself; not judged: 1 of 12 dumps")
     assert "noise floor: n-01" in result.stdout
     assert kept(replayed)[-1].noise_id == "n-01"
 

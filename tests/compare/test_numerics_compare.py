@@ -300,7 +300,11 @@ class TestGradients:
         assert whole.max_abs == pytest.approx(np.abs(a - b).max(), rel=1e-6)
         assert whole.p99_abs == pytest.approx(np.percentile(np.abs(a - b), 99), rel=1e-5)
         assert whole.mean_rel == pytest.approx(np.mean(np.abs((a - b) / b)), rel=1e-5)
-        assert (one.verdict, one.reasons) == (MISMATCH, (f"gradient_distance {whole.distance:.4g} is above 0.001",))
+        assert one.verdict == MISMATCH
+        assert one.reasons == (
+            f"gradient_distance {whole.distance:.4g} is above 0.001",
+            "parameter_distance 0.5 is above 0.01 (bias)",
+        )
 
     def test_a_sample_counts_by_the_size_of_the_whole(self, store: Store) -> None:
         ours = {"small": torch.ones(4), "large": torch.full((10,), 2.0)}

@@ -102,10 +102,10 @@ DUMP = DumpComparison("d1", MATCH, log_probs=TOKENS, sequences=Figures(2, max_ab
 
 
 def test_the_measures_of_a_dump() -> None:
-    full = replace(DUMP, entropy=Figures(3, max_abs=4.0), gradients=Figures(3, distance=5.0))
+    full = replace(DUMP, entropy=Figures(3, max_abs=4.0), gradients=Figures(3, distance=5.0), parameter_distance=6.0)
     assert measures(full) == {
         "max_abs": 0.3, "p99_abs": 0.2, "mean_abs": 0.01, "clip_share": 0.04, "sequence_max_abs": 1.5, "loss_abs": 0.25,
-        "grad_norm_rel": 0.5, "entropy_max_abs": 4.0, "gradient_distance": 5.0,
+        "grad_norm_rel": 0.5, "entropy_max_abs": 4.0, "gradient_distance": 5.0, "parameter_distance": 6.0,
     }  # fmt: skip
     assert set(measures(replace(full, log_probs=replace(TOKENS, max_ulp=7)))) == set(MEASURES)
 
