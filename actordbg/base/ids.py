@@ -10,7 +10,9 @@ Standard library only.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from actordbg.base.errors import ActordbgError, UsageError
 
@@ -31,6 +33,14 @@ def resolve(name: str, ids: Sequence[str], what: str, *, made_by: str, error: ty
     if found:
         raise error(f"several ids begin with {name!r:.80}: {_some(found)}", hint="write more of the id")
     raise error(f"no {what} has the id {name!r:.80}", hint=f"the newest: {_some(ids)}; `{LAST}` means the last of them")
+
+
+def is_own(path: Path) -> bool:
+    """Whether this user made what lies there: a store may be shared, and `last` should not be somebody else's."""
+    try:
+        return path.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
 
 
 def _some(ids: Sequence[str]) -> str:

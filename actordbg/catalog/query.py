@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from actordbg.base.errors import UsageError
-from actordbg.base.ids import LAST, resolve
+from actordbg.base.ids import LAST, is_own, resolve
 from actordbg.catalog import connections as engine
 from actordbg.catalog import indexer as index
 from actordbg.catalog import sandbox
@@ -214,12 +214,20 @@ def list_replays(source: Store | Catalog, limit: int | None = None) -> list[Repl
 
 
 def newest_configuration(source: Store | Catalog, *, typed: bool = False) -> ReplayRow | None:
-    """The newest replay that is no truth and no variation of `noise`'s; None without one.
+    """The replay that "last" means: the newest of this user that is no truth, no variation of `noise`'s and no cell of a matrix.
 
-    Other commands run those by themselves, so that "last" would be something that nobody has seen. With `typed`, one that
-    somebody asked `actordbg replay` for counts all the same.
+    Other commands run those by themselves, so that "last" would be something that nobody has seen; and in a shared store
+    somebody else's replay may have finished in between. Where this user has none it is the newest of anybody; None without one.
+    With `typed`, a truth that somebody asked `actordbg replay` for counts all the same.
     """
-    return next((row for row in list_replays(source) if not _by_product(row) or (typed and _was_typed(row))), None)
+    catalog = _catalog(source)
+    rows = [row for row in list_replays(catalog) if not _by_product(row) or (typed and _was_typed(row))]
+    own = (row for row in rows if not (row.command or "").startswith(_CELL) and is_own(catalog.store.replays / row.replay_id))
+    return next(own, None) or next(iter(rows), None)
+
+
+_CELL = "matrix "
+"""How the command of a matrix's cell begins (`matrix.run_matrix`)."""
 
 
 def _by_product(row: ReplayRow) -> bool:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from actordbg.base.errors import UsageError
+from actordbg.base.ids import LAST
 from actordbg.catalog.query import get_configuration, open_fresh, read_noise, select_dumps
 from actordbg.cli import output
 from actordbg.cli.input_options import counting, replaying, settle
@@ -20,6 +21,7 @@ from actordbg.compare.comparing import save
 from actordbg.compare.find_truth import ensure_truth, find_truth, wanted_truth
 from actordbg.compare.noise_floor import newest_for
 from actordbg.compare.thresholds import FLAGS, Thresholds
+from actordbg.config.as_ran import as_ran, label
 from actordbg.formats.comparison_record import ComparisonRecord
 from actordbg.formats.noise_record import NoiseRecord
 from actordbg.replay.live_catalog import LiveCatalog
@@ -93,13 +95,13 @@ def compare(
     silent = quiet or chosen == "json"
     if a in ("truth", "golden"):
         raise UsageError(f"A is the side that is judged, so it cannot be {a}", hint=f"turn them round: compare REPLAY {a}")
-    judged = get_configuration(store, a).replay_id
+    judged = _meant(store, a, silent)
     floor = None if noise is None else _floor(store, judged, noise)
     only = _selected(store, where)
     if b == "truth":
         b = _truth(store, judged, dtype, silent)
     elif b != "golden":
-        b = get_configuration(store, b).replay_id
+        b = _meant(store, b, silent)
     with output.progress("comparing", None, quiet=silent) as advance:
 
         def on_progress(done: int, total: int) -> None:
@@ -111,6 +113,15 @@ def compare(
     output.emit(record, lambda one: _render(one, chosen, limit, path), chosen == "json")
     if not record.good:
         raise typer.Exit(1)
+
+
+def _meant(store: Store, name: str, silent: bool) -> str:
+    """The replay that a name means. For `last` it is said which one that was: a store may be shared."""
+    row = get_configuration(store, name)
+    if name == LAST and not silent:
+        what = label(as_ran(row.config, row.resolved))
+        output.note(f"last is {row.replay_id}: {what}, {row.status}; {row.command or 'no command recorded'}")
+    return row.replay_id
 
 
 def _selected(store: Store, where: str | None) -> set[str] | None:

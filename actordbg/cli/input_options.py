@@ -11,11 +11,11 @@ from typing import Annotated, Any
 
 import typer
 
+from actordbg.actor.weights_version import versions_of
 from actordbg.base.errors import Unsupported, UsageError
 from actordbg.catalog.query import dump_extent
 from actordbg.cli import output
 from actordbg.cli.options import Where, command_line, settings_of
-from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import Asked, build_config
 from actordbg.replay.launch import surrounding_launcher
@@ -110,7 +110,7 @@ def planned(store: Store, config: ReplayConfig, inputs: ChosenInputs, order: str
         shuffle_seed=inputs.random_seed,
         where=where,
         command=command_line(),
-        versions=installed_versions(),
+        versions=versions_of(config.model),
     )
 
 

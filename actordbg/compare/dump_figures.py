@@ -84,9 +84,10 @@ def _with_gradients(dump: DumpComparison, a: Values, b: Values, broken: list[str
         dump = replace(dump, grad_norm_rel=_apart("the gradient norm", a.grad_norm, b.grad_norm, broken, missing, relative=True))
     elif a.grad_norm is not None and found.norm_b is not None:  # B's is a mean over lanes
         dump = replace(dump, grad_norm_rel=_apart("the gradient norm", a.grad_norm, found.norm_b, broken, missing, relative=True))
+    if found.missing:
+        broken.append(f"A has no gradient of {_some(found.missing)}")
     if found.nonfinite:
-        names = ", ".join(found.nonfinite[:3]) + (" ..." if len(found.nonfinite) > 3 else "")
-        broken.append(f"gradients are not finite on one side only: {names}")
+        broken.append(f"gradients are not finite on one side only: {_some(found.nonfinite)}")
     elif found.together and found.together.count and found.together.distance is None:
         broken.append("B's gradients are all zero, A's are not")
     return replace(
@@ -97,6 +98,10 @@ def _with_gradients(dump: DumpComparison, a: Values, b: Values, broken: list[str
         worst_parameter=found.parameter,
         not_compared=missing | found.not_compared,
     )
+
+
+def _some(names: tuple[str, ...]) -> str:
+    return ", ".join(names[:3]) + (" ..." if len(names) > 3 else "")
 
 
 def _apart(

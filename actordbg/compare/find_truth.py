@@ -4,6 +4,9 @@ The truth depends on little: the inputs, the model and its number of layers, the
 temperature, and whether gradients are wanted. Packing, compiling and sharding change nothing. So many configurations (the
 cells of a matrix) share one truth.
 
+A truth is found again only for the same weights and under the same versions (`weights_version.DECIDE`): after an upgrade, or
+where the model's files changed, another one is computed. A replay whose weights are no longer there has no truth any more.
+
 Example:
     truth = ensure_truth(store, replay_id)                   # "20250619T052608-9f3a2c"
     compare(store, replay_id, truth)
@@ -13,13 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 
 from actordbg.actor.hub_model import find_model
+from actordbg.actor.weights_version import DECIDE, WEIGHTS, versions_of
 from actordbg.base.errors import ActordbgError, StoreProblem, Unsupported, UsageError
 from actordbg.config.replay_config import SETTINGS, ReplayConfig
-from actordbg.formats.dump_record import format_timestamp, now_timestamp
+from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, TENSORS, read_results, read_standing
 from actordbg.formats.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.replay.plan import new_replay_id
@@ -34,6 +37,7 @@ class Wanted:
     config: ReplayConfig
     inputs: tuple[ReplayInput, ...]
     with_gradients: frozenset[str]
+    versions: dict[str, str]
 
 
 def ensure_truth(
@@ -73,6 +77,7 @@ def ensure_lone_rows(
         config=wanted.config,
         inputs=wanted.inputs,
         command=command,
+        versions=wanted.versions,
     )
     outcome = run_replay(store, spec, on_event, on_tick=on_tick)
     if PASSED not in outcome.counts:
@@ -110,19 +115,25 @@ def wanted_truth(store: Store, spec: ReplaySpec, dtype: str) -> Wanted:
         keep_gradients=asked.keep_gradients,
         truth=dtype,
     )
-    return Wanted(config, spec.inputs, with_gradients)
+    versions = versions_of(asked.model)
+    ran, now = spec.versions.get(WEIGHTS), versions.get(WEIGHTS)
+    if ran and now and ran != now:
+        raise StoreProblem(
+            f"the files of {asked.model} have changed since replay {spec.replay_id} ran, so its truth cannot be computed",
+            hint="replay again with the model as it is now, or put its files back",
+        )
+    return Wanted(config, spec.inputs, with_gradients, versions)
 
 
 def find_truth(store: Store, wanted: Wanted) -> str | None:
     """The newest replay in the store that is this truth and has every wanted input; None if there is none."""
-    changed = _changed(wanted.config.model)
     for path in sorted(store.replays.glob(f"*/{SPEC}"), reverse=True):
         try:
             spec = load_spec(store, path.parent.name)
             results = read_results(path.parent)
         except ActordbgError:
             continue  # damaged, or of a newer version: other commands report it
-        current = changed is None or spec.created_at > changed
+        current = all(spec.versions.get(name) == wanted.versions.get(name) for name in DECIDE)
         if current and _is_the_same(spec.config, wanted.config) and _covers(path.parent, results, wanted):
             return spec.replay_id
     return None
@@ -147,12 +158,3 @@ def _covers(folder: Path, results: dict[str, ResultRecord], wanted: Wanted) -> b
         if item.dump_id in wanted.with_gradients and result.grad_norm is None:
             return False
     return True
-
-
-def _changed(model: str) -> str | None:
-    """When a model in a local folder was last changed, as a record's timestamp; None for other models."""
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
-        return None
-    latest = max((path.stat().st_mtime for path in folder.iterdir() if path.is_file()), default=0.0)
-    return format_timestamp(datetime.fromtimestamp(latest, timezone.utc))

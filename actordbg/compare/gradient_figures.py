@@ -44,14 +44,16 @@ SMALL_ELSE = 1e-3
 @dataclass(frozen=True)
 class GradientFigures:
     """`together`: all kept gradients. `worst`: single parameters, the worst first. `nonfinite`: parameters that are finite on
-    one side only. `not_compared`: by what, why. `parameter_distance`: the largest, and the `parameter` that has it.
-    `norm_b`: of B's whole gradient; None where only samples of it were kept.
+    one side only. `missing`: those that only B has a gradient of, and not zero. `not_compared`: by what, why.
+    `parameter_distance`: the largest, and the `parameter` that has it. `norm_b`: of B's whole gradient; None where only samples
+    of it were kept.
     """
 
     together: Figures | None
     worst: tuple[ParameterFigures, ...] = ()
     not_compared: dict[str, str] = field(default_factory=dict)
     nonfinite: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
     parameter_distance: float | None = None
     parameter: str = ""
     norm_b: float | None = None
@@ -116,13 +118,14 @@ def _compare(a: _KeptGradients, b: _KeptGradients, count: int, small: float) -> 
             apart[name] = sums.add(ours, theirs, numel)
     not_compared = _left_out("only A has it", a.names - b.names) | _left_out("only B has it", b.names - a.names)
     not_compared |= _left_out("another size on each side", set(unlike))
+    missing = tuple(name for name in sorted(b.names - a.names) if each and float(b.read(name).abs().max()) > 0)
     nonfinite = tuple(one.name for one in each if one.figures.nonfinite)
     together = replace(sums.figures(), nonfinite=sum(one.figures.nonfinite for one in each)) if each else None
     worst = sorted((one for one in each if _badness(one) > 0), key=lambda one: (-_badness(one), one.name))
     distance, parameter = _worst_parameter(apart, small)
     whole = bool(each) and not any(one.sampled for one in each) and not not_compared
     norm = sums.norm_b if whole else None
-    return GradientFigures(together, tuple(worst[:count]), not_compared, nonfinite, distance, parameter, norm)
+    return GradientFigures(together, tuple(worst[:count]), not_compared, nonfinite, missing, distance, parameter, norm)
 
 
 def _worst_parameter(apart: dict[str, tuple[float, float, int]], small: float) -> tuple[float | None, str]:

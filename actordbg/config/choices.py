@@ -38,7 +38,7 @@ from typing import Any, Protocol
 
 from actordbg.config.replay_config import DEFAULT_SEED, DTYPES, TINY, ReplayConfig, validate
 
-_PACKAGES = ("openrlhf", "torch", "transformers", "deepspeed", "flash-attn", "ring-flash-attn", "safetensors")
+_PACKAGES = ("actordbg", "openrlhf", "torch", "transformers", "deepspeed", "flash-attn", "ring-flash-attn", "safetensors")
 
 
 class Recorded(Protocol):

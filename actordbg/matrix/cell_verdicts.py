@@ -46,7 +46,7 @@ def judged(
     except ActordbgError as problem:
         return replace(cell, verdict=NOT_COMPARED, reason=f"no truth to compare with: {problem.message}"), None
     save(store, record)
-    why = "; ".join(record.reasons) or next((reason for dump in record.dumps for reason in dump.reasons), "")
+    why = "; ".join(record.reasons) or next(("; ".join(dump.reasons) for dump in record.dumps if dump.reasons), "")
     return replace(
         cell,
         verdict=record.verdict,

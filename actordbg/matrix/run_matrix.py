@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from actordbg.actor.weights_version import versions_of
 from actordbg.base.errors import ActordbgError, UsageError
-from actordbg.config.choices import Facts, gather_facts, installed_versions
+from actordbg.config.choices import Facts, gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord, now_timestamp
 from actordbg.formats.journal import SPEC
@@ -182,7 +183,7 @@ class MatrixRun:
             shuffle_seed=options.get("shuffle_seed", DEFAULT_SHUFFLE_SEED),
             where=self.record.selection,
             command=f"matrix {self.record.matrix_id}, cell {cell.index}: {cell.name}",
-            versions=installed_versions(),
+            versions=versions_of(str(cell.config.get("model"))),
         ).spec
 
     def _judge(self, indices: Sequence[int]) -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import Conflict, StoreProblem
-from actordbg.base.ids import resolve
+from actordbg.base.ids import LAST, is_own, resolve
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Event, Journal, rank_journal, read_events, read_results, result_of
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
@@ -119,8 +119,10 @@ def _prepare(folder: Path, spec: ReplaySpec) -> None:
 
 
 def load_spec(store: Store, name: str) -> ReplaySpec:
-    """The specification of a replay by its id, a prefix of it, or "last"; StoreProblem when there is none."""
+    """The specification of a replay by its id, a prefix of it, or "last", this user's newest; StoreProblem when there is none."""
     ids = sorted(path.parent.name for path in store.replays.glob(f"*/{SPEC}"))
+    if name == LAST:
+        ids = [one for one in ids if is_own(store.replays / one)] or ids
     chosen = resolve(name, ids, "replay", made_by="replay", error=StoreProblem)
     return ReplaySpec.from_file(store.replays / chosen / SPEC)
 

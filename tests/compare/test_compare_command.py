@@ -148,7 +148,9 @@ def test_the_noise_floor(replayed: Store) -> None:
     atomic_write(replayed.noise / "n-01.json", noise.to_json().encode())
     result = invoke(replayed, "r-02", "r-01", "--noise", "n-01")
     assert result.exit_code == 0
-    assert result.stdout.startswith("within-noise: A differs from B no more than the configuration moves by itself; not judged: 1 of 12 dumps")
+    assert result.stdout.startswith(
+        "within-noise: A differs from B no more than the configuration moves by itself; not judged: 1 of 12 dumps"
+    )
     assert "noise floor: n-01" in result.stdout
     assert kept(replayed)[-1].noise_id == "n-01"
 

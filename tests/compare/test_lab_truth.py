@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from comparecases import given, write_replay
 
+from actordbg.actor import weights_version
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.compare.find_truth import ensure_truth, find_truth, wanted_truth
 from actordbg.replay.supervise import load_spec
@@ -73,17 +73,53 @@ def test_gradients_are_wanted_where_the_replay_has_them(store: Store) -> None:
     assert found(store) == "20250619T050000-000003"
 
 
-def test_a_model_that_was_changed_since_makes_a_truth_stale(store: Store, tmp_path: Path) -> None:
+def make_model(folder: Path, weights: bytes = b"a" * 64) -> str:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(weights)
+    return str(folder)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_a_model_that_was_changed_since_has_another_truth(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
+) -> None:
+    """Also where its size and its time are those of before, as `rsync --times` leaves them."""
+    if large:
+        monkeypatch.setattr(weights_version, "WHOLE", 8)
+        monkeypatch.setattr(weights_version, "PIECE", 4)
+    model = make_model(tmp_path / "model")
     weights = tmp_path / "model" / "model.safetensors"
-    weights.parent.mkdir()
-    weights.touch()
-    os.utime(weights, (0, 0))
-    model = str(weights.parent)
+    before = weights.stat()
     write_replay(store, MINE, INPUTS, model=model)
     write_replay(store, TRUTH, INPUTS, model=model, truth="fp32")
     assert found(store) == TRUTH
-    os.utime(weights, (time.time(), time.time()))
+    weights.write_bytes(b"b" * 64)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(StoreProblem, match="have changed since replay"):
+        found(store)
+    later = write_replay(store, "20250619T050000-000003", INPUTS, model=model)
+    assert found(store, later) is None, "the truth of the weights of before is none of these"
+
+
+def test_a_link_to_another_model_has_another_truth(store: Store, tmp_path: Path) -> None:
+    link = tmp_path / "model"
+    link.symlink_to(make_model(tmp_path / "step-1"))
+    write_replay(store, TRUTH, INPUTS, model=str(link), truth="fp32")
+    assert found(store, write_replay(store, MINE, INPUTS, model=str(link))) == TRUTH
+    link.unlink()
+    link.symlink_to(make_model(tmp_path / "step-2", b"b" * 64))
+    assert found(store, write_replay(store, "20250619T050000-000003", INPUTS, model=str(link))) is None
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers", "actordbg"])
+def test_after_an_upgrade_there_is_another_truth(store: Store, package: str) -> None:
+    write_replay(store, MINE, INPUTS)
+    now = weights_version.versions_of("tiny")
+    write_replay(store, TRUTH, INPUTS, truth="fp32", versions=now | {package: "0.0.1"})
     assert found(store) is None
+    write_replay(store, "20250619T050000-000003", INPUTS, truth="fp32", versions=now | {"deepspeed": "0.0.1"})
+    assert found(store) == "20250619T050000-000003", "what the truth does not use does not decide"
 
 
 def test_what_has_no_truth_says_so(store: Store) -> None:

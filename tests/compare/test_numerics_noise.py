@@ -148,3 +148,30 @@ def test_what_rounding_does_not_explain_is_a_fault_and_no_floor(two: Store) -> N
     assert largest["reorder"] == pytest.approx(3.0), "it is shown all the same"
     unknown = measure(two, UNCHANGED, varied)
     assert unknown.floor["max_abs"] == pytest.approx(3.0) and not unknown.reasons
+
+
+def test_what_moves_by_itself_does_not_excuse_itself(two: Store) -> None:
+    """Random noise on each token: running again explains nothing that rounding does not."""
+    inputs = [given(0), given(1)]
+    write_replay(two, replay_id(1), inputs, dtype="fp32")
+    write_replay(two, replay_id(2), inputs, dtype="fp32", vary="repeat", change=moved(0.6))
+    write_replay(two, replay_id(3), inputs, dtype="fp32", vary="repad", change=moved(0.5))
+    write_replay(two, replay_id(5), inputs, dtype="fp32", truth="fp32", change=moved(3e-6))
+    write_replay(two, replay_id(6), inputs, dtype="fp32", truth="fp64")
+    varied = {"repeat": replay_id(2), "repad": replay_id(3)}
+    found = measure(two, replay_id(1), varied, rounding=(replay_id(5), replay_id(6)))
+    assert found.floor["max_abs"] < 1e-5
+    assert len(found.reasons) == 4 and found.reasons[0].startswith("repeat of ") and "where rounding explains" in found.reasons[0]
+
+
+def test_the_floor_of_a_gradient_norm_is_what_an_engines_sum_rounds(two: Store) -> None:
+    def trained(norm: float) -> Callable[[int], dict[str, float]]:
+        return lambda index: {"loss": 2.0, "grad_norm": norm, "backward_s": 0.5}
+
+    inputs = [given(0), given(1)]
+    write_replay(two, replay_id(1), inputs, dtype="fp32", result=trained(4.0))
+    write_replay(two, replay_id(2), inputs, dtype="fp32", vary="repeat", result=trained(4.0))
+    floor = measure(two, replay_id(1), {"repeat": replay_id(2)})
+    write_replay(two, replay_id(3), inputs, dtype="fp32", truth="fp32", result=trained(4.0 * (1 + 3e-6)))
+    record = compare(two, replay_id(1), replay_id(3), noise=floor)
+    assert record.verdict == "match" and all(not dump.beyond_noise for dump in record.dumps)

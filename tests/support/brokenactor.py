@@ -36,6 +36,24 @@ MODULE = "openrlhf.models.actor"
 """
 """A padded forward that attends to its padding."""
 
+WRONG_GRADIENTS = """
+def change(module):
+    from actordbg.actor.backends import fsdp2, plain
+    right, alone = fsdp2.Fsdp2Backend.backward, plain.PlainBackend.backward
+    def flipped(self, loss, keeper=None):
+        hooks = [p.register_hook(lambda g: -g) for name, p in self.model.named_parameters() if "layers.0.self_attn.k_proj" in name]
+        try:
+            return alone(self, loss, keeper)
+        finally:
+            for hook in hooks:
+                hook.remove()
+    fsdp2.Fsdp2Backend.backward = lambda self, loss, keeper=None: right(self, 2 * loss, keeper)
+    plain.PlainBackend.backward = flipped
+
+MODULE = "actordbg.actor.sharing"
+"""
+"""Under fsdp2 twice the gradient, in plain PyTorch one parameter's gradient with its sign flipped, which no norm shows."""
+
 _HOOK = """
 import importlib.machinery, os, sys
 

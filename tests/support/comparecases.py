@@ -10,6 +10,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
+from actordbg.actor.weights_version import versions_of
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_journal
 from actordbg.formats.replay_record import ReplayInput, ReplaySpec, ResultRecord
@@ -46,6 +47,8 @@ def write_replay(
     numel: dict[str, int] | None = None,
     resolved: dict[str, Any] | None = None,
     status: str = "complete",
+    versions: dict[str, str] | None = None,
+    command: str = "",
     **config: Any,
 ) -> str:
     """A finished replay of `inputs`, all passed with `tensors(i)`, unless `change` and `result` say otherwise for the i-th.
@@ -53,7 +56,10 @@ def write_replay(
     `change` may give None: no tensors were kept. `gradients(i)` are kept too; `numel`: sizes of the whole where they are samples.
     """
     settings = ReplayConfig(**({"dtype": "fp32", "backward": gradients is not None} | config))
-    spec = ReplaySpec(replay_id, f"2025-06-19T05:{replay_id[-2:]}:00.000000Z", settings, tuple(inputs))
+    ran = versions_of(settings.model) if versions is None else versions
+    spec = ReplaySpec(
+        replay_id, f"2025-06-19T05:{replay_id[-2:]}:00.000000Z", settings, tuple(inputs), command=command, versions=ran
+    )
     folder = store.replays / replay_id
     make_folder(folder / TENSORS)
     (folder / SPEC).write_text(spec.to_json())

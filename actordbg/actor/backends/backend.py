@@ -7,6 +7,7 @@ Ranks lie in a mesh (dp, sp, tp) whose last dimension varies fastest, as in the 
 from __future__ import annotations
 
 import gc
+import math
 import os
 import random
 import socket
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from actordbg.actor.gradient_samples import GradientKeeper
+from actordbg.actor.gradient_samples import GradientKeeper, norm_of
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.host.trainer import TRAINER
 
@@ -119,9 +120,8 @@ def set_seed(seed: int) -> None:
 
 
 def gradient_norm(parameters: Any) -> float:
-    """L2 norm over all gradients, in float32; 0.0 where there are none."""
-    norms = [torch.linalg.vector_norm(p.grad, dtype=torch.float32) for p in parameters if p.grad is not None]
-    return float(torch.linalg.vector_norm(torch.stack(norms))) if norms else 0.0
+    """L2 norm over all gradients, in float64 as the truth's; 0.0 where there are none."""
+    return math.sqrt(sum(norm_of(p.grad) ** 2 for p in parameters if p.grad is not None))
 
 
 def timeout_of(config: ReplayConfig) -> timedelta:

@@ -1,0 +1,69 @@
+"""Which weights a model's name stands for now: a short hash of its files, so that a result is never taken for another model's.
+
+A name says little: a folder is trained on, a link gets another target, a hub's branch moves on. So a replay's versions have an
+entry `weights` beside those of the packages. Hashed are each file's name, size, modification time, and its bytes: all of a
+file of at most `WHOLE` bytes, else `PIECES` pieces spread over it, since an update of the weights reaches every one of them.
+That reads 16 MB of a file, however large it is.
+
+Standard library only; a hub's name is looked up in the cache on this disk, never over a network.
+
+Example:
+    versions_of("/models/llama-3.1-8b")["weights"]        # '9f3a2c01d4b7e655'
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from actordbg.config.choices import installed_versions, is_local
+
+WEIGHTS = "weights"
+WHOLE = 2**25
+PIECES, PIECE = 64, 2**18
+DECIDE = ("actordbg", "torch", "transformers", WEIGHTS)
+"""The versions that a truth depends on."""
+
+
+def versions_of(model: str) -> dict[str, str]:
+    """Versions of the packages, and of the model's weights where these are files."""
+    weights = weights_version(model)
+    return installed_versions() | ({WEIGHTS: weights} if weights else {})
+
+
+def weights_version(model: str) -> str | None:
+    """The hash of a model's files, 16 hex digits; None where the name stands for no files on this machine."""
+    folder = Path(model).expanduser() if is_local(model) else _cached(model)
+    if folder is None:
+        return None
+    total = hashlib.sha256()
+    for path in sorted(one for one in folder.iterdir() if one.is_file()):
+        total.update(os.fsencode(path.name) + b"\0" + _hash(path))
+    return total.hexdigest()[:16]
+
+
+def _hash(path: Path) -> bytes:
+    """Of one file; links are followed."""
+    found = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        state = os.fstat(file.fileno())
+        found.update(f"{state.st_size} {state.st_mtime_ns}".encode())
+        if state.st_size <= WHOLE:
+            found.update(file.read())
+        else:
+            for piece in range(PIECES):
+                file.seek(piece * (state.st_size - PIECE) // (PIECES - 1))
+                found.update(file.read(PIECE))
+    return found.digest()
+
+
+def _cached(name: str) -> Path | None:
+    """The folder of a hub's model in the local cache: the snapshot that its branch points to."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(name, "config.json")
+    except (ImportError, ValueError):  # not installed, or not a name that a hub can have
+        return None
+    return Path(found).parent if isinstance(found, str) else None

@@ -1,0 +1,59 @@
+"""Which replay `last` means in a store that others use too."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from comparecases import given, write_replay
+from typer.testing import CliRunner
+
+from actordbg.base import ids
+from actordbg.catalog.query import newest_configuration
+from actordbg.cli.app import app
+from actordbg.replay.supervise import load_spec
+from actordbg.store.layout import Store
+
+INPUTS = [given(0)]
+
+
+@pytest.fixture()
+def shared(store: Store, monkeypatch: pytest.MonkeyPatch) -> Store:
+    """Two replays of this user, then a cell of this user's matrix, then somebody else's replay, the newest."""
+    for name, command in (
+        ("20250619T050000-000001", "actordbg replay"),
+        ("20250619T050000-000002", "actordbg replay --packing"),
+        ("20250619T050000-000003", "matrix 20250619T050000-00000m, cell 0: sdpa"),
+        ("20250619T050000-000004", "actordbg replay --dtype bf16"),
+    ):
+        write_replay(store, name, INPUTS, command=command)
+    theirs = store.replays / "20250619T050000-000004"
+    owner = os.geteuid() + 1
+    real = Path.stat
+
+    def stat(self: Path, **kwargs: bool) -> os.stat_result:
+        found = real(self, **kwargs)
+        return os.stat_result((*found[:4], owner, *found[5:])) if self == theirs else found
+
+    monkeypatch.setattr(ids.Path, "stat", stat)
+    return store
+
+
+def test_last_is_ones_own_replay_and_no_cell(shared: Store) -> None:
+    row = newest_configuration(shared)
+    assert row is not None and row.replay_id == "20250619T050000-000002"
+    assert load_spec(shared, "last").replay_id == "20250619T050000-000003", "what may be resumed may be a cell, but one's own"
+
+
+def test_compare_says_which_one_it_took(shared: Store) -> None:
+    result = CliRunner().invoke(app, ["--store", str(shared.root), "compare", "last", "20250619T050000-000001"])
+    assert result.exit_code == 0, result.output
+    said = " ".join(result.stderr.split())
+    assert "last is 20250619T050000-000002: tiny fp32 sdpa" in said and "actordbg replay --packing" in said
+
+
+def test_where_one_has_none_it_is_the_newest_of_anybody_and_named(shared: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000)
+    row = newest_configuration(shared)
+    assert row is not None and row.replay_id == "20250619T050000-000004"
