@@ -53,6 +53,16 @@ KNOWN: tuple[Known, ...] = (
         in_log=True,
     ),
     _known(
+        "positions-of-a-float-mask",
+        r"Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; "
+        r"but got torch\.[\w.]*(Float|Half|Double)",
+        "Packing counts position ids from the attention mask, in the mask's dtype. This dump's mask is one of floats, and this "
+        "model looks its positions up in a table (GPT-2 does), which takes whole numbers only.",
+        "--no-packing",
+        "a model with rotary positions",
+        "in the training: make the mask whole numbers (attention_mask.long())",
+    ),
+    _known(
         "recompile-limit",
         r"recompile_limit|cache_size_limit|FailOnRecompileLimitHit|RecompileLimitExceeded",
         "The model was compiled anew for more variants of its inputs than torch allows. Without this error torch would have "

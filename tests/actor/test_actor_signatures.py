@@ -21,6 +21,12 @@ SEEN = {
         ("torch._dynamo.exc.FailOnRecompileLimitHit", "recompile_limit reached with fullgraph=True."),
         ("RuntimeError", "torch._dynamo hit config.cache_size_limit (8)"),
     ],
+    "positions-of-a-float-mask": [
+        ("RuntimeError", "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but got "
+         "torch.FloatTensor instead (while checking arguments for embedding)"),
+        ("RuntimeError", "Expected tensor for argument #1 'indices' to have one of the following scalar types: Long, Int; but got "
+         "torch.cuda.BFloat16Tensor instead (while checking arguments for embedding)"),
+    ],
     "compiler-missing": [("torch._inductor.exc.InvalidCxxCompiler", "No working C++ compiler found in cpp.cxx: (None, 'g++')")],
     "compile-failed": [
         ("torch._inductor.exc.InductorError", "LoweringException: KeyError: 's0'"),

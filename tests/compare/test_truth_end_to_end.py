@@ -162,3 +162,28 @@ def test_the_noise_of_a_broken_configuration_does_not_excuse_it(
     assert noise["reasons"] and all("taken for a fault" in reason for reason in noise["reasons"])
     code, found = command(bench.store, "compare", bench.broken, "truth", "--noise", noise["noise_id"])
     assert (code, found["verdict"]) == (1, "mismatch")
+
+
+def noise_of_one_input(store: Store) -> dict[str, Any]:
+    words = ("--dtype", "fp32", "--packing", "--backward", "--order", "length", "--max-inputs", "1")
+    code, found = command(store, "noise", *words)
+    assert code == 0
+    return found
+
+
+def test_random_noise_does_not_excuse_itself(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        for name, value in brokenactor.environment(tmp_path / "fault", brokenactor.RANDOM_NOISE).items():
+            patch.setenv(name, value)
+        noise = noise_of_one_input(bench.store)
+    assert noise["deterministic"] is False and noise["floor"]["max_abs"] < 1e-4
+    assert any(reason.startswith("repeat of ") for reason in noise["reasons"])
+    code, found = command(bench.store, "compare", noise["replay_id"], "truth", "--noise", noise["noise_id"])
+    assert (code, found["verdict"]) == (1, "mismatch")
+
+
+def test_a_healthy_configuration_is_within_its_own_floor(bench: Bench) -> None:
+    noise = noise_of_one_input(bench.store)
+    code, found = command(bench.store, "compare", noise["replay_id"], "truth", "--noise", noise["noise_id"])
+    assert (code, found["verdict"]) == (0, "match")
+    assert not any("grad_norm_rel" in said for dump in found["dumps"] for said in dump["beyond_noise"])

@@ -36,6 +36,25 @@ MODULE = "openrlhf.models.actor"
 """
 """A padded forward that attends to its padding."""
 
+RANDOM_NOISE = """
+import torch
+
+def change(module):
+    import functools
+    right = module.Actor.forward
+    @functools.wraps(right)
+    def forward(self, *args, **kwargs):
+        found = right(self, *args, **kwargs)
+        log_probs, *rest = found if isinstance(found, tuple) else (found,)
+        seed = torch.Generator().manual_seed(int.from_bytes(os.urandom(4), "little"))
+        log_probs = log_probs + 0.2 * torch.randn(log_probs.shape, generator=seed)
+        return (log_probs, *rest) if rest else log_probs
+    module.Actor.forward = forward
+
+MODULE = "openrlhf.models.actor"
+"""
+"""Log-probs that are others each time, by 0.2 nats (standard deviation)."""
+
 WRONG_GRADIENTS = """
 def change(module):
     from actordbg.actor.backends import fsdp2, plain
