@@ -24,6 +24,8 @@ from typing import Any
 from actordbg.actor.hub_model import looks_like_path
 from actordbg.actor.tiny import TinyShape, config_of, ensure_tiny, once
 from actordbg.base.errors import EnvironmentProblem, UsageError
+from actordbg.base.owners import own_cache
+from actordbg.config import consent
 from actordbg.config.choices import is_local
 from actordbg.config.replay_config import TINY
 
@@ -42,7 +44,8 @@ def locate(model: str, cache: Path, *, num_layers: int | None = None, dtype: str
     name = str(ensure_tiny(cache)) if model == TINY else model
     if num_layers is None and dtype is None and (is_local(name) or not looks_like_path(name)):
         return str(Path(name).expanduser()) if is_local(name) else name
-    return str(_derive(_folder(name), cache, num_layers, dtype))
+    kept = own_cache("models") if consent.is_given(model) else cache  # what may run lies where nobody else writes
+    return str(_derive(_folder(name), kept, num_layers, dtype))
 
 
 def attention_heads(model: str) -> tuple[int, int] | None:

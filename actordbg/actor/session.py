@@ -39,6 +39,7 @@ from actordbg.actor.backends.backend import Place, set_seed
 from actordbg.actor.backends.opening import CompileCount, change_compilation, open_backend
 from actordbg.actor.forward_outcome import ForwardOutcome
 from actordbg.actor.gradient_samples import GradientKeeper
+from actordbg.actor.model_code import guard, require_consent
 from actordbg.actor.sharing import host_key
 from actordbg.actor.truth_session import TruthSession
 from actordbg.base.errors import Unsupported, UsageError
@@ -57,12 +58,15 @@ def open_actor(config: ReplayConfig, *, defaults: DumpRecord | None = None, mode
     """Build the actor that `config` describes (or the truth, where it asks for that), and close it afterwards.
 
     `defaults` is the record of the first dump to be replayed (see `actordbg.config.choices`), `model_cache` a folder for what
-    is built on the way: the tiny model, truncated models, compiled kernels. Rank and world size come from RANK, LOCAL_RANK
+    is built on the way: the tiny model, truncated models. Rank and world size come from RANK, LOCAL_RANK
     and WORLD_SIZE; with the deepspeed backend every rank has to call this.
 
-    Raises UsageError, Unsupported (a combination known to fail or to be wrong here), EnvironmentProblem (the trainer or
-    the model is missing); whatever torch, transformers or DeepSpeed raise while building passes through.
+    Raises UsageError, UnsafeInput (a model with code of its own, without consent), Unsupported (a combination known to fail or
+    to be wrong here), EnvironmentProblem (the trainer or the model is missing); whatever torch, transformers or DeepSpeed
+    raise while building passes through.
     """
+    require_consent(config.model, model_cache)
+    guard(config.model)
     kind: type[Any] = ActorSession if config.truth is None else TruthSession
     session = kind(config, defaults, model_cache)
     try:
@@ -83,7 +87,6 @@ class ActorSession:
         self.choices = choose(config, defaults, self._facts)
         known.refuse(config, self.choices, self._facts)
         set_seed(self.choices.seed)
-        self._cache = model_cache
         self._backend = open_backend(config, self.choices, model_cache)
         self._records = Place.from_environment().rank % config.lane_width == 0
         self.resolved: dict[str, Any] = self._describe() | {"load_s": time.perf_counter() - began}
@@ -195,7 +198,7 @@ class ActorSession:
         before, self.config, self.choices = self.config, config, choices
         change_attention(self._backend.model, choices)
         if (config.compile or before.compile) and not config.deepcompile:
-            change_compilation(self._backend, config, self._cache)
+            change_compilation(self._backend, config)
         self._backend.actor.packing_samples = choices.packing
         self._backend.actor.temperature = choices.temperature
         measure.release(self._backend.device)

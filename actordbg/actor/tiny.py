@@ -28,6 +28,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from actordbg.base.errors import UnsafeInput
+
 if TYPE_CHECKING:
     import torch
 
@@ -78,6 +80,22 @@ def ensure_tiny(cache_dir: Path, shape: TinyShape | None = None) -> Path:
     """The tiny model in `cache_dir`, built if it is not there. Safe when many processes ask at once."""
     shape = shape or TinyShape()
     return once(cache_dir / shape.cache_name(), lambda folder: build_tiny(folder, shape))
+
+
+def require_tiny(folder: Path) -> None:
+    """UnsafeInput if what lies where the tiny model belongs is something else; nothing there is all right.
+
+    Others may write into a store, and a model of theirs in this place would run without being named.
+    """
+    if not (folder / "config.json").exists():
+        return
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        config = None
+    ours = config_of(TinyShape()) | dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+    if config != ours or {path.name for path in folder.iterdir()} != {"config.json", "model.safetensors"}:
+        raise UnsafeInput(f"{folder} is not the tiny model that actordbg builds", hint="remove that folder; it is built again")
 
 
 def once(target: Path, build: Callable[[Path], object]) -> Path:

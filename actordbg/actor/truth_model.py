@@ -42,19 +42,20 @@ _CASTS: dict[Any, Any] = {
 }
 
 
-def load(path: str, *, weights: str, dtype: torch.dtype, device: torch.device) -> Any:
+def load(path: str, *, weights: str, dtype: torch.dtype, device: torch.device, trust: bool = False) -> Any:
     """The causal language model at `path`: loaded in `weights` ("bfloat16"), so rounded to it, then brought to `dtype`.
 
-    Attention is eager, and the model is in evaluation mode. In a `dtype` below fp32 the buffers are fp32, as they are in any
-    model. Raises EnvironmentProblem where transformers is missing, Unsupported for a model with images.
+    trust: its own code may run (`actordbg.actor.model_code`). Attention is eager, and the model is in evaluation mode. In a
+    `dtype` below fp32 the buffers are fp32, as they are in any model. Raises EnvironmentProblem where transformers is missing,
+    Unsupported for a model with images.
     """
     exact_products()
     auto = _auto_model()
-    _require_text_model(path)
-    loaded = auto.from_pretrained(path, trust_remote_code=True, attn_implementation="eager", torch_dtype=getattr(torch, weights))
+    _require_text_model(path, trust)
+    loaded = auto.from_pretrained(path, trust_remote_code=trust, attn_implementation="eager", torch_dtype=getattr(torch, weights))
     model = loaded.to(dtype).to(device).eval()
     model.config.use_cache = False
-    _renew_buffers(model, _skeleton(auto, path, wide(dtype)))
+    _renew_buffers(model, _skeleton(auto, path, wide(dtype), trust))
     return model
 
 
@@ -120,14 +121,14 @@ def _widened(value: Any) -> Any:
     return torch.float64 if isinstance(value, torch.dtype) and value in _NARROW else value
 
 
-def _skeleton(auto: Any, path: str, dtype: torch.dtype) -> Any:
+def _skeleton(auto: Any, path: str, dtype: torch.dtype, trust: bool) -> Any:
     """The same model without weights, whose buffers are computed in `dtype`."""
     from accelerate import init_empty_weights
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(path, trust_remote_code=True)
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
     with in_double(dtype), init_empty_weights(include_buffers=False):
-        return auto.from_config(config, torch_dtype=dtype, attn_implementation="eager", trust_remote_code=True)
+        return auto.from_config(config, torch_dtype=dtype, attn_implementation="eager", trust_remote_code=trust)
 
 
 def _renew_buffers(model: Any, skeleton: Any) -> None:
@@ -151,10 +152,10 @@ def _auto_model() -> Any:
     return AutoModelForCausalLM
 
 
-def _require_text_model(path: str) -> None:
+def _require_text_model(path: str, trust: bool) -> None:
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(path, trust_remote_code=True)
+    config = AutoConfig.from_pretrained(path, trust_remote_code=trust)
     if getattr(config, "vision_config", None) is not None:
         raise Unsupported(
             "the truth is computed for text models, and this one has images",

@@ -40,6 +40,7 @@ from actordbg.actor.forward_outcome import ForwardOutcome
 from actordbg.actor.gradient_samples import GradientKeeper
 from actordbg.actor.models import locate
 from actordbg.base.errors import Unsupported
+from actordbg.config import consent
 from actordbg.config.choices import choose, gather_facts
 from actordbg.config.replay_config import DTYPES, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
@@ -67,7 +68,9 @@ class TruthSession:
         self._dtype = getattr(torch, {"fp64": "float64", **DTYPES}[config.truth or "fp32"])
         path = locate(self.choices.model, model_cache, num_layers=self.choices.num_layers)
         weights = DTYPES[self.choices.dtype]
-        self._model = truth_model.load(path, weights=weights, dtype=self._dtype, device=self._device)
+        self._model = truth_model.load(
+            path, weights=weights, dtype=self._dtype, device=self._device, trust=consent.is_given(config.model)
+        )
         self._dropout = truth_model.dropout_of(self._model)
         self.resolved: dict[str, Any] = self._describe() | {
             "versions": dict(facts.versions),

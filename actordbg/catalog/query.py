@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from actordbg.base.errors import UsageError
+from actordbg.base.errors import CatalogProblem, UsageError
 from actordbg.base.ids import LAST, is_own, resolve
 from actordbg.catalog import connections as engine
 from actordbg.catalog import indexer as index
@@ -307,6 +307,11 @@ def read_noise(source: Store | Catalog, name: str) -> NoiseRecord:
 
 def dump_path(dump_id: str, run: str, rank: int, pack: str | None = None) -> str:
     """A dump's path below the store: "dumps/ppo-1/rank0000/<dump_id>.safetensors.zst", or its place in its pack."""
+    if "/" in dump_id or "/" in run or (pack and ("/.." in pack or pack[:6] != "packs/")):
+        raise CatalogProblem(
+            f"the catalog has a row of a dump outside of the store: {dump_id!r:.80}",
+            hint="somebody else wrote it: `actordbg index --rebuild` makes a new one from the dumps",
+        )
     if pack is not None:
         return packed_place(pack, dump_id)
     return f"dumps/{run}/rank{rank:04d}/{dump_id}{SUFFIX}"

@@ -14,18 +14,33 @@ from actordbg.base.ids import LAST
 from actordbg.catalog.query import get_configuration, open_fresh, read_noise, select_dumps
 from actordbg.cli import output
 from actordbg.cli.input_options import counting, replaying, settle
-from actordbg.cli.options import Format, FormatOption, Json, Quiet, Where, chosen_format, store_of, takes
+from actordbg.cli.options import (
+    ConfirmOption,
+    Format,
+    FormatOption,
+    Json,
+    Quiet,
+    TrustRemoteCode,
+    Where,
+    approve,
+    chosen_format,
+    store_of,
+    take_consent,
+    takes,
+)
 from actordbg.cli.setting_options import OldTruthDtype, TruthDtype, truth_dtype
 from actordbg.compare.comparing import compare as compare_sides
 from actordbg.compare.comparing import save
 from actordbg.compare.find_truth import ensure_truth, find_truth, wanted_truth
 from actordbg.compare.noise_floor import newest_for
 from actordbg.compare.thresholds import FLAGS, Thresholds
+from actordbg.config import consent
 from actordbg.config.as_ran import as_ran, label
+from actordbg.config.replay_config import TINY
 from actordbg.formats.comparison_record import ComparisonRecord
 from actordbg.formats.noise_record import NoiseRecord
 from actordbg.replay.live_catalog import LiveCatalog
-from actordbg.replay.supervise import load_spec
+from actordbg.replay.supervise import load_spec, spec_and_owner
 from actordbg.report.comparison_document import document
 from actordbg.report.renderings import as_markdown, as_text
 from actordbg.store.layout import Store
@@ -69,6 +84,8 @@ def compare(
     ] = None,
     truth: TruthDtype = None,
     oracle: OldTruthDtype = None,
+    trust_remote_code: TrustRemoteCode = False,
+    yes: ConfirmOption = False,
     thresholds: Annotated[
         Path | None, typer.Option("--thresholds", metavar="FILE", help="Thresholds from a TOML file; flags come first.")
     ] = None,
@@ -89,6 +106,7 @@ def compare(
 
     Example: actordbg compare last truth --noise
     """
+    take_consent(trust_remote_code)
     chosen, dtype = chosen_format(format, as_json), truth_dtype(truth, oracle)
     limits = (Thresholds.from_file(thresholds) if thresholds else Thresholds()).override(asdict(flags), FLAGS)
     store = store_of(ctx).require()
@@ -99,7 +117,7 @@ def compare(
     floor = None if noise is None else _floor(store, judged, noise)
     only = _selected(store, where)
     if b == "truth":
-        b = _truth(store, judged, dtype, silent)
+        b = _truth(store, judged, dtype, silent, yes)
     elif b != "golden":
         b = _meant(store, b, silent)
     with output.progress("comparing", None, quiet=silent) as advance:
@@ -144,19 +162,23 @@ def _floor(store: Store, replay_id: str, name: str) -> NoiseRecord:
 
 def _noise_command(store: Store, replay_id: str) -> str:
     """The replay's own command line, for `noise`."""
-    words = shlex.split(load_spec(store, replay_id).command)
+    command, mark, _ = load_spec(store, replay_id).command.partition(f"  # {consent.NEEDED}")
+    words = shlex.split(command)
     taken = [word for word in words if word not in ("--keep-tensors", "--keep-gradients")]
     if "replay" not in taken:
         return "actordbg noise with the same options as that replay"
     taken[taken.index("replay")] = "noise"
-    return shlex.join(taken)
+    return shlex.join(taken) + mark
 
 
-def _truth(store: Store, replay_id: str, dtype: str, quiet: bool) -> str:
-    """The id of the truth of a replay's inputs, computed now if it is not there."""
-    wanted = wanted_truth(store, load_spec(store, replay_id), dtype)
+def _truth(store: Store, replay_id: str, dtype: str, quiet: bool, yes: bool) -> str:
+    """The id of the truth of a replay's inputs, computed now if it is not there; a foreign replay's model is confirmed."""
+    spec, owner = spec_and_owner(store, replay_id)
+    wanted = wanted_truth(store, spec, dtype)
     if (found := find_truth(store, wanted)) is not None:
         return found
+    if spec.config.model != TINY:
+        approve(f"replay {spec.replay_id}, whose model {spec.config.model!r} would be loaded", owner, yes)
     with replaying(store, "computing the truth", len(wanted.inputs), quiet=quiet) as (catalog, advance):
         return ensure_truth(store, replay_id, dtype=dtype, on_event=counting(catalog, advance), on_tick=catalog.tick)
 

@@ -16,17 +16,28 @@ from actordbg.base.units import parse_seconds, parse_size
 from actordbg.catalog.query import newest_configuration, open_fresh
 from actordbg.cli import output
 from actordbg.cli.input_options import replaying, show
-from actordbg.cli.options import FormatOption, Json, Quiet, Where, chosen_format, command_line, store_of, takes
+from actordbg.cli.options import (
+    ConfirmOption,
+    FormatOption,
+    Json,
+    Quiet,
+    Where,
+    approve,
+    chosen_format,
+    command_line,
+    store_of,
+    takes,
+)
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.config.as_ran import as_ran, costs
-from actordbg.config.replay_config import SETTINGS, validate
+from actordbg.config.replay_config import SETTINGS, TINY, validate
 from actordbg.curve import curve_plot
 from actordbg.curve.curve_document import document
 from actordbg.curve.curves import answer
 from actordbg.curve.measure_lengths import plan_lengths, settled
 from actordbg.curve.measurements import gather, left_out_replays
 from actordbg.matrix import matrix_files as matrices
-from actordbg.replay.supervise import run_replay
+from actordbg.replay.supervise import run_replay, spec_and_owner
 from actordbg.report.load_replays import load
 from actordbg.report.renderings import as_markdown, as_text
 from actordbg.store.layout import Store
@@ -66,6 +77,7 @@ class Question:
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the curves, too: .png, .svg or .pdf.")] = None
     limit: Annotated[int, typer.Option("--limit", min=0, help="At most this many lengths of each curve; 0 for all.")] = 24
     format: FormatOption = None
+    yes: ConfirmOption = False
     quiet: Quiet = False
     as_json: Json = False
 
@@ -177,6 +189,9 @@ def _measured(store: Store, names: Sequence[str], asked: Question, settings: Giv
         config = replace(settled(data.spec.config, data.resolved), **settings)
         validate(config)
         batch = asked.batch_size or max((one.batch_size for one in data.spec.inputs), default=1)
+        if config.model != TINY:
+            _, owner = spec_and_owner(store, data.spec.replay_id)
+            approve(f"replay {data.spec.replay_id}, whose model {config.model!r} would be loaded", owner, asked.yes)
         key = (str(costs(as_ran(config))), batch)
         if key in done or config.truth is not None or config.vary is not None:
             continue

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from actordbg.actor.model_code import require_consent
 from actordbg.actor.weights_version import versions_of
 from actordbg.base.errors import Unsupported, UsageError
 from actordbg.catalog.query import dump_extent
@@ -91,8 +92,11 @@ def is_left_to_rank_0(flags: dict[str, Any]) -> bool:
 
 
 def asked_for(ctx: typer.Context, flags: Mapping[str, Any]) -> Asked:
-    """The configuration of this invocation. What came from outside of the command line is said on standard error."""
+    """The configuration of this invocation. What came from outside of the command line is said on standard error.
+
+    UnsafeInput for a model that brings code along, without consent."""
     asked = build_config(settings_of(ctx), flags)
+    require_consent(asked.config.model)
     if asked.sources:
         output.note(f"not from the command line: {asked.in_words}")
     return asked

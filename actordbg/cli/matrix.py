@@ -9,15 +9,29 @@ from typing import Annotated, Any
 import typer
 
 from actordbg.actor.hub_model import find_model
+from actordbg.actor.model_code import require_consent
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.cli import output
 from actordbg.cli.input_options import ChosenInputs, asked_for, chosen_order, is_left_to_rank_0, replaying, what_there_is
 from actordbg.cli.matrix_answer import MatrixAnswer, MatrixPlan, follow, print_answer, print_plan
-from actordbg.cli.options import Format, FormatOption, Json, Quiet, chosen_format, command_line, store_of, takes, typed_options
+from actordbg.cli.options import (
+    ConfirmOption,
+    Format,
+    FormatOption,
+    Json,
+    Quiet,
+    approve,
+    chosen_format,
+    command_line,
+    store_of,
+    takes,
+    typed_options,
+)
 from actordbg.cli.setting_options import NONE, Given, OldTruthDtype, TruthDtype, takes_settings, truth_dtype
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import AXES, TINY, ReplayConfig
 from actordbg.config.sources import Asked
+from actordbg.formats.journal import SPEC
 from actordbg.formats.matrix_record import MatrixRecord
 from actordbg.matrix import matrix_files as matrices
 from actordbg.matrix.axes import combinations, parse_axes
@@ -26,6 +40,7 @@ from actordbg.matrix.cell_verdicts import Baseline, open_baseline, require_commo
 from actordbg.matrix.cells import batches, is_open, make_cells
 from actordbg.matrix.matrix_files import Selection, select, select_again
 from actordbg.matrix.run_matrix import Surroundings, new_matrix, run_matrix
+from actordbg.replay.supervise import spec_and_owner
 from actordbg.store.layout import Store
 
 
@@ -62,6 +77,7 @@ def matrix(
     show: Annotated[
         str | None, typer.Option("--show", metavar="MATRIX|last", help="Print a matrix that is there; run nothing.")
     ] = None,
+    yes: ConfirmOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells and run nothing.")] = False,
     format: FormatOption = None,
     quiet: Quiet = False,
@@ -90,7 +106,7 @@ def matrix(
     axes = {name: str(flags.pop(name)) for name in AXES if name in flags}
     if resume is not None:
         _alone(ctx, "resume")
-        record, chosen, held = _resumed(store, resume)
+        record, chosen, held = _resumed(store, resume, yes)
     else:
         base = _kept(asked_for(ctx, flags), flags)
         chosen = _selected(store, base, inputs)
@@ -118,7 +134,8 @@ def _kept(asked: Asked, flags: Mapping[str, Any]) -> ReplayConfig:
 
 def _alone(ctx: typer.Context, option: str) -> None:
     """Refuse what was typed beside --resume or --show and would have no effect."""
-    if named := typed_options(ctx, {option, "quiet", "as_json", "format"}):
+    means = {"yes", "trust_remote_code"} if option == "resume" else set()
+    if named := typed_options(ctx, {option, "quiet", "as_json", "format", *means}):
         raise UsageError(
             f"--{option} takes a matrix as it is, so {named} cannot be given", hint="leave it out, or start a new matrix"
         )
@@ -158,8 +175,17 @@ def _new(
     return new_matrix(cells, axes, chosen.rows, options, selection=where, command=command_line(), baseline=baseline)
 
 
-def _resumed(store: Store, name: str) -> tuple[MatrixRecord, Selection, Baseline | None]:
-    record = matrices.load(store, name)
+def _resumed(store: Store, name: str, yes: bool) -> tuple[MatrixRecord, Selection, Baseline | None]:
+    record, owner = matrices.load_with_owner(store, name)
+    models = sorted({str(cell.config.get("model", TINY)) for cell in record.cells})
+    approve(f"matrix {record.matrix_id}, whose model is {', '.join(map(repr, models))}", owner, yes)
+    for cell in record.cells:
+        if cell.replay_id is not None and (store.replays / cell.replay_id / SPEC).is_file():
+            spec, owner = spec_and_owner(store, cell.replay_id)
+            approve(f"replay {spec.replay_id} of that matrix, whose model is {spec.config.model!r}", owner, yes)
+            models.append(spec.config.model)
+    for model in models:
+        require_consent(model, store.models)
     held = _baseline(store, record.baseline, record.options.get("slower"))
     return record, select_again(store, record), held
 

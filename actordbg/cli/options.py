@@ -14,8 +14,11 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from actordbg.base.errors import UsageError
+from actordbg.base.errors import Refused, UsageError
 from actordbg.base.fault import scrub
+from actordbg.base.owners import is_own, name_of
+from actordbg.cli import output
+from actordbg.config import consent
 from actordbg.config.sources import Settings, load_settings
 from actordbg.store.layout import Store
 
@@ -33,6 +36,13 @@ FormatOption = Annotated[
     typer.Option("--format", "-f", help="How to write the answer (default: text). md can be pasted into an issue."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the answer.")]
+
+
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(consent.FLAG, help="Run the code that the model brings along. Taken from here only."),
+]
+ConfirmOption = Annotated[bool, typer.Option("--yes", "-y", help="Go on with what another user wrote into the store.")]
 
 
 def takes_options(
@@ -89,8 +99,31 @@ def typed_options(ctx: typer.Context, besides: Collection[str]) -> str:
 
 
 def command_line() -> str:
-    """What was typed, as a shell takes it again; without the values of secrets, since records keep it."""
-    return shlex.join(["actordbg", *map(scrub, sys.argv[1:])])
+    """What was typed, as a shell takes it again, without the values of secrets, since records keep it.
+
+    Consent to a model's code is left out, and said to be needed.
+    """
+    typed = [word for word in sys.argv[1:] if word != consent.FLAG]
+    return shlex.join(["actordbg", *map(scrub, typed)]) + (f"  # {consent.NEEDED}" if len(typed) < len(sys.argv) - 1 else "")
+
+
+def take_consent(given: bool) -> None:
+    """What --trust-remote-code says, for this process and those that it starts."""
+    if given:
+        consent.give()
+    else:
+        consent.withhold()
+
+
+def approve(what: str, owner: int, yes: bool) -> None:
+    """Go on with what another user wrote only if --yes says so, or the user at the terminal; Refused otherwise."""
+    if is_own(owner):
+        return
+    shown = f"{name_of(owner)} wrote {what}"
+    if yes:
+        output.note(shown)
+    elif not output.agreed(shown):
+        raise Refused(f"{shown}; it decides what runs under your name", hint="look at it, then go on with --yes")
 
 
 def settings_of(ctx: typer.Context) -> Settings:

@@ -71,6 +71,11 @@ def note(text: str) -> None:
     typer.echo(in_line(text), err=True)
 
 
+def agreed(text: str) -> bool:
+    """Whether the user at the terminal goes on with this; False where nobody can be asked."""
+    return sys.stdin.isatty() and sys.stderr.isatty() and typer.confirm(f"{in_line(text)}. Go on?", err=True)
+
+
 def say_error(error: ActordbgError) -> None:
     """An error and what to do next. Lines behind the first (the end of a log) are indented: none of them looks like ours."""
     first, *rest = in_lines(error.message).split("\n")

@@ -9,6 +9,7 @@ import typer
 
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import check_config, refuse_hits
+from actordbg.actor.model_code import require_consent
 from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.cli import output
 from actordbg.cli.input_options import (
@@ -22,7 +23,7 @@ from actordbg.cli.input_options import (
     show,
     what_there_is,
 )
-from actordbg.cli.options import Json, Quiet, store_of, takes, typed_options
+from actordbg.cli.options import ConfirmOption, Json, Quiet, approve, store_of, takes, typed_options
 from actordbg.cli.replay_answer import ReplayAnswer, answer_of, render, shares_of
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.config.sources import Asked
@@ -31,10 +32,10 @@ from actordbg.formats.replay_record import ReplaySpec
 from actordbg.replay import supervise
 from actordbg.replay.plan import Plan
 from actordbg.replay.selection import defaults_of
-from actordbg.replay.supervise import Progress, load_spec
+from actordbg.replay.supervise import Progress, spec_and_owner
 from actordbg.store.layout import Store
 
-_BESIDE_RESUME = ("resume", "dry_run", "quiet", "as_json")
+_BESIDE_RESUME = ("resume", "trust_remote_code", "yes", "dry_run", "quiet", "as_json")
 
 
 @takes("inputs", ChosenInputs)
@@ -50,6 +51,7 @@ def replay(
             "--resume", metavar="[REPLAY|last]", help="Go on with a replay where it stopped, under its own configuration."
         ),
     ] = None,
+    yes: ConfirmOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and start nothing.")] = False,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -75,7 +77,10 @@ def replay(
                 f"--resume goes on under the replay's own configuration, so {named} cannot be given",
                 hint="leave it out, or start a new replay",
             )
-        plan = Plan(load_spec(store, resume))
+        spec, owner = spec_and_owner(store, resume)
+        approve(f"replay {spec.replay_id}, whose model is {spec.config.model!r}", owner, yes)
+        require_consent(spec.config.model, store.models)
+        plan = Plan(spec)
     else:
         asked = asked_for(ctx, flags)
         plan = planned(store, asked.config, inputs, chosen)

@@ -12,6 +12,11 @@
 Environment variables: `ACTORDBG_STORE` (the store), `ACTORDBG_CONFIG` (another file than `actordbg.toml`),
 `ACTORDBG_REPLAY_<SETTING>` (a setting of replays, such as `ACTORDBG_REPLAY_BACKEND`), `ACTORDBG_DISABLE=1` (turns the
 capture hook off), `ACTORDBG_RUN` (the run's name, in the training job).
+
+An `actordbg.toml` decides which store and which model commands take, and it is found where anybody may have put it. So one of
+another user is refused, unless the user's own configuration, `~/.config/actordbg/config.toml`, lists its folder::
+
+    safe_directories = ["/shared/project", "~/work"]     # these and what is below them; "*": every folder
 """
 
 from __future__ import annotations
@@ -23,7 +28,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actordbg.base.errors import UsageError
+from actordbg.base.errors import Refused, UsageError
+from actordbg.base.owners import is_own, name_of, read_owned, user_folder
 from actordbg.config.replay_config import SETTINGS, ReplayConfig, validate
 from actordbg.config.setting import ENVIRONMENT
 
@@ -33,6 +39,7 @@ else:
     import tomli as tomllib
 
 FILE_NAME = "actordbg.toml"
+SAFE = "safe_directories"
 DEFAULT_STORE = "store"
 _BY_OPTION = {one.option: one for one in SETTINGS.values() if not one.flag_only}
 
@@ -62,9 +69,10 @@ class Asked:
 
 
 def load_settings(store_flag: Path | None = None, start: Path | None = None) -> Settings:
-    """Merge flag, environment and file. Raises UsageError for a file that cannot be read or has unknown keys."""
-    path = _find(start or Path.cwd())
-    data = _read(path) if path else {}
+    """Merge flag, environment and file. Raises UsageError for a file that cannot be read or has unknown keys, Refused
+    for one of another user."""
+    path, named = find_file(start)
+    data = _read(path, named) if path else {}
     replay, file = data.get("replay", {}), str(path or FILE_NAME)
     if store_flag is not None:
         return Settings(store_flag, "--store", replay, file)
@@ -134,24 +142,64 @@ def _from_file(settings: Settings) -> dict[str, tuple[Any, str]]:
     return found
 
 
-def _find(folder: Path) -> Path | None:
+def find_file(start: Path | None = None) -> tuple[Path | None, bool]:
+    """The settings file of commands in this folder, if there is one, and whether ACTORDBG_CONFIG names it."""
     named = os.environ.get("ACTORDBG_CONFIG")
     if named:
         if not Path(named).is_file():
             raise UsageError(f"ACTORDBG_CONFIG names {named}, which is not a file", hint="unset it or correct it")
-        return Path(named).absolute()
+        return Path(named).absolute(), True
+    folder = start or Path.cwd()
     candidates = (parent / FILE_NAME for parent in (folder, *folder.parents))
-    return next((path for path in candidates if path.is_file()), None)
+    return next((path for path in candidates if path.is_file()), None), False
 
 
-def _read(path: Path) -> dict[str, Any]:
+def own_file() -> Path:
+    """The user's own configuration, which need not be there."""
+    return user_folder("XDG_CONFIG_HOME", "~/.config") / "config.toml"
+
+
+def _read(path: Path, named: bool) -> dict[str, Any]:
+    """What the file says. Refused if it is another user's; a file that the user named is the user's choice."""
+    raw, owner = _bytes(path)
+    if not (named or is_own(owner) or _is_listed(path.parent)):
+        raise Refused(
+            f"{path} belongs to {name_of(owner)}, not to you, and would decide which store and which model commands take",
+            hint=f'if you trust that folder: {SAFE} = ["{path.parent}"] in {own_file()}; or name the file in ACTORDBG_CONFIG',
+        )
+    return _parsed(raw, path, {"store": str, "replay": dict}, "store, [replay]")
+
+
+def _is_listed(folder: Path) -> bool:
+    """Whether the user's own configuration lists this folder, a parent of it, or every folder."""
+    path = own_file()
+    if not path.is_file():
+        return False
+    raw, owner = _bytes(path)
+    if not is_own(owner):
+        raise Refused(f"{path} belongs to {name_of(owner)}, not to you", hint="a configuration of yours is a file of yours")
+    listed = [str(one) for one in _parsed(raw, path, {SAFE: list}, SAFE).get(SAFE, [])]
+    here, folders = folder.resolve(), [Path(os.path.expanduser(one)) for one in listed]  # noqa: PTH111 - it raises nothing
+    return "*" in listed or any(here.is_relative_to(one.resolve()) for one in folders if one.is_absolute())
+
+
+def _bytes(path: Path) -> tuple[bytes, int]:
     try:
-        data: dict[str, Any] = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        return read_owned(path)
+    except OSError as error:
         raise UsageError(f"{path} cannot be read: {error}", hint="correct the file, or remove it") from None
-    unknown = sorted(set(data) - {"store", "replay"})
+
+
+def _parsed(raw: bytes, path: Path, keys: Mapping[str, Any], known: str) -> dict[str, Any]:
+    """A TOML file that has these keys only, of these types."""
+    try:
+        data: dict[str, Any] = tomllib.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} cannot be read: {error}", hint="correct the file, or remove it") from None
+    unknown = sorted(set(data) - set(keys))
     if unknown:
-        raise UsageError(f"{path} has unknown keys: {', '.join(unknown)}", hint="known keys: store, [replay]")
-    if not isinstance(data.get("store", ""), str) or not isinstance(data.get("replay", {}), dict):
-        raise UsageError(f"{path}: `store` is a string and `replay` a table", hint="see docs/reference/settings.md")
+        raise UsageError(f"{path} has unknown keys: {', '.join(unknown)}", hint=f"known keys: {known}")
+    for name, kind in keys.items():
+        if not isinstance(data.get(name, kind()), kind):
+            raise UsageError(f"{path}: {name} is no {kind.__name__}", hint="see docs/reference/settings.md")
     return data

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from actordbg.base.errors import ActordbgError, CatalogProblem
+from actordbg.base.owners import is_own, name_of
 from actordbg.capture.control import DEFAULT_FREE_FLOOR
 from actordbg.capture.switch_file import read_control
 from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate
 from actordbg.config.replay_config import SETTINGS
-from actordbg.config.sources import from_environment
+from actordbg.config.sources import find_file, from_environment, own_file
 from actordbg.doctor import machine_check as machine
 from actordbg.doctor.check import Check, Environment, bad, ok, warn
 from actordbg.host.trainer import TRAINER
@@ -32,8 +33,9 @@ def check(env: Environment, store: Store) -> Iterator[Check]:
     yield machine.disk(store.root, _floor(store))
     yield _made("catalog", lambda: _catalog(store))
     yield _made("dumping", lambda: _control(store))
-    if (settings := _made("replay settings", _settings)) is not None:
-        yield settings
+    for name, look in (("settings file", _file), ("replay settings", _settings)):
+        if (found := _made(name, look)) is not None:
+            yield found
     yield _made("patch", lambda: _patch(env, store))
 
 
@@ -46,6 +48,16 @@ def _made(name: str, look: Callable[[], T]) -> T | Check:
         return look()
     except ActordbgError as error:
         return bad(name, error.message, error.hint)
+
+
+def _file() -> Check | None:
+    """The actordbg.toml that commands in this folder use, and whose it is; nothing where there is none."""
+    path, named = find_file()
+    if path is None:
+        return None
+    owner = path.stat().st_uid
+    why = "ACTORDBG_CONFIG names it" if named else f"its folder is listed in {own_file()}"
+    return ok("settings file", f"{path}, {'yours' if is_own(owner) else f'of {name_of(owner)}: {why}'}")
 
 
 def _settings() -> Check | None:

@@ -26,6 +26,7 @@ from typing import Any
 
 from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
 from actordbg.config.replay_config import ReplayConfig
+from actordbg.formats.dump_record import is_plain_name
 from actordbg.formats.store_files import read_regular
 from actordbg.formats.stored_record import built
 
@@ -62,6 +63,12 @@ class ReplaySpec:
     command: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     format: int = SPEC_VERSION
+
+    def __post_init__(self) -> None:
+        """Ids become names of files and folders: CorruptDump for one that could name another place."""
+        for name in (self.replay_id, *(item.dump_id for item in self.inputs)):
+            if not is_plain_name(name):
+                raise CorruptDump(f"{name!r:.80} is no id of a replay or a dump", hint="nothing is written under such a name")
 
     def to_json(self) -> str:
         """The specification as indented JSON."""

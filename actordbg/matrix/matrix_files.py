@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from actordbg.base.errors import Conflict, StoreProblem
+from actordbg.base.errors import Conflict, CorruptDump, StoreProblem
 from actordbg.base.ids import resolve
+from actordbg.base.owners import read_owned
 from actordbg.catalog.query import get_dump, open_fresh
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
@@ -41,7 +42,20 @@ def names(store: Store) -> list[str]:
 
 def load(store: Store, name: str) -> MatrixRecord:
     """A matrix by its id, a prefix of it, or "last"; UsageError when there is none, CorruptDump for a damaged file."""
-    return MatrixRecord.from_file(path_of(store, resolve(name, names(store), "matrix", made_by="matrix")))
+    return load_with_owner(store, name)[0]
+
+
+def load_with_owner(store: Store, name: str) -> tuple[MatrixRecord, int]:
+    """The same, and the user who wrote its file: what another user wrote is confirmed before it runs."""
+    path = path_of(store, resolve(name, names(store), "matrix", made_by="matrix"))
+    try:
+        data, owner = read_owned(path, links=False)
+    except OSError as error:
+        raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
+    record = MatrixRecord.from_json(data, str(path))
+    if record.matrix_id != path.stem:
+        raise CorruptDump(f"{path} is another matrix's file", hint="remove the file")
+    return record, owner
 
 
 def claimed(record: MatrixRecord) -> MatrixRecord:

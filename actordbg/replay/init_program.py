@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.actor.signatures import signature_of
+from actordbg.config import consent
 from actordbg.config.replay_config import ReplayConfig
 
 
@@ -104,7 +105,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="actordbg.replay.init_program")
     parser.add_argument("--work", type=Path, required=True, help="an InitOrder as JSON")
     parser.add_argument("--local_rank", help="given by launchers; LOCAL_RANK says the same")
+    parser.add_argument(consent.FLAG, dest="trusted", metavar="MODEL", help="the model whose own code may run")
     options = parser.parse_args(arguments)
+    if options.trusted is not None:
+        consent.give(options.trusted)
     order = InitOrder(**json.loads(options.work.read_text()))
     if order.supervisor is not None:
         pid, ticks = order.supervisor  # a list, as JSON has it

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actordbg.base.errors import LaunchProblem, Unsupported
+from actordbg.config import consent
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.formats.store_files import open_regular
 from actordbg.replay.processes import end_session
@@ -45,6 +46,8 @@ MARK = "ACTORDBG_GROUP"
 
 HUB_TIMEOUTS = {"HF_HUB_ETAG_TIMEOUT": "3", "HF_HUB_DOWNLOAD_TIMEOUT": "10"}
 """How long a worker waits for the hub, in seconds, unless the user said: a cached model of ten files must not cost minutes."""
+_CAREFUL = {"PYTHONSAFEPATH": "1", "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
+"""Modules do not come from the current folder, which may be anybody's (Python 3.11 and later); no pickle runs as weights."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def launch(config: ReplayConfig, group: Group, work: Path, module: str = WORKER_
     """Start the workers of `group` on a work order. Their launcher writes to `launcher.log` beside it."""
     environment = child_environment(config, os.environ)
     if LAUNCHERS[config.backend] == "python":
-        command = [sys.executable, "-m", module, "--work", str(work)]
+        command = [sys.executable, "-m", module, "--work", str(work), *consent.arguments(config.model)]
         environment |= _rank_environment(group.ranks[0], config.nproc)
     elif LAUNCHERS[config.backend] == "torchrun":
         command = torchrun_command(config, module, work)
@@ -109,14 +112,14 @@ def deepspeed_command(config: ReplayConfig, environment: Mapping[str, str], modu
     else:
         command.append(f"--num_accelerators={config.nproc}")
     command += [f"--master_port={free_port()}", "--module", module, "--work", str(work)]
-    return command
+    return command + consent.arguments(config.model)
 
 
 def torchrun_command(config: ReplayConfig, module: str, work: Path) -> list[str]:
     """The torchrun command line for all ranks on this machine."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={config.nproc}"]
     command += ["--node-rank=0", "--master-addr=127.0.0.1", f"--master-port={free_port()}", "--max-restarts=0"]
-    return [*command, "--module", module, "--work", str(work)]
+    return [*command, "--module", module, "--work", str(work), *consent.arguments(config.model)]
 
 
 def child_environment(config: ReplayConfig, base: Mapping[str, str]) -> dict[str, str]:
@@ -129,6 +132,7 @@ def child_environment(config: ReplayConfig, base: Mapping[str, str]) -> dict[str
     for name, seconds in HUB_TIMEOUTS.items():
         kept.setdefault(name, seconds)
     kept["PYTHONUNBUFFERED"] = "1"
+    kept |= _CAREFUL
     home = str(Path(__file__).resolve().parents[2])
     if home not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
         kept["PYTHONPATH"] = os.pathsep.join(part for part in (home, kept.get("PYTHONPATH", "")) if part)

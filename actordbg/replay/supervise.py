@@ -25,8 +25,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from actordbg.base.errors import Conflict, StoreProblem
+from actordbg.actor.model_code import require_consent
+from actordbg.base.errors import Conflict, CorruptDump, StoreProblem
 from actordbg.base.ids import LAST, is_own, resolve
+from actordbg.base.owners import read_owned
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Event, Journal, rank_journal, read_events, read_results, result_of
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
@@ -93,9 +95,11 @@ def run_replay(
 
     `warm`: groups with a loaded Actor, used instead of `launcher`; the workers go back there when they are done.
 
-    Raises StoreProblem when its folder cannot be written, LaunchProblem, or the worker's own error, when the actor cannot
-    be built; KeyboardInterrupt passes through after every process of the replay was ended.
+    Raises UnsafeInput for a model with code of its own, without consent; StoreProblem when its folder cannot be written;
+    LaunchProblem, or the worker's own error, when the actor cannot be built. KeyboardInterrupt passes through after every
+    process of the replay was ended.
     """
+    require_consent(spec.config.model, store.models)
     folder = store.replays / spec.replay_id
     with interruptible():
         try:
@@ -120,11 +124,24 @@ def _prepare(folder: Path, spec: ReplaySpec) -> None:
 
 def load_spec(store: Store, name: str) -> ReplaySpec:
     """The specification of a replay by its id, a prefix of it, or "last", this user's newest; StoreProblem when there is none."""
+    return spec_and_owner(store, name)[0]
+
+
+def spec_and_owner(store: Store, name: str) -> tuple[ReplaySpec, int]:
+    """The same, and the user who wrote it: what another user wrote is confirmed before it runs."""
     ids = sorted(path.parent.name for path in store.replays.glob(f"*/{SPEC}"))
     if name == LAST:
         ids = [one for one in ids if is_own(store.replays / one)] or ids
     chosen = resolve(name, ids, "replay", made_by="replay", error=StoreProblem)
-    return ReplaySpec.from_file(store.replays / chosen / SPEC)
+    path = store.replays / chosen / SPEC
+    try:
+        data, owner = read_owned(path, links=False)
+    except OSError as error:
+        raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="`actordbg index` sees what is there") from None
+    spec = ReplaySpec.from_json(data)
+    if spec.replay_id != chosen:
+        raise CorruptDump(f"{chosen}/{SPEC} is another replay's", hint="remove this replay's folder")
+    return spec, owner
 
 
 class Supervisor:

@@ -113,4 +113,5 @@ def await_next(work: Path) -> Path | None:
         except FileNotFoundError:
             time.sleep(POLL_S)
             continue
-        return None if following is None else Path(following)
+        # a replay of the same store, whatever the file says: the worker writes where its order lies
+        return None if following is None else work.parent.parent / Path(following).parent.name / Path(following).name

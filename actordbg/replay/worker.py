@@ -44,6 +44,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError
 from actordbg.base.fault import scrub
+from actordbg.config import consent
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, Journal, rank_journal, rank_log
 from actordbg.formats.replay_record import FAILED, ReplayInput, ReplaySpec, ResultRecord
@@ -328,7 +329,10 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine], arguments: Sequ
     parser = argparse.ArgumentParser(prog="actordbg.replay.worker")
     parser.add_argument("--work", type=Path, required=True, help="the work order that the supervisor wrote")
     parser.add_argument("--local_rank", help="given by launchers; LOCAL_RANK says the same")
+    parser.add_argument(consent.FLAG, dest="trusted", metavar="MODEL", help="the model whose own code may run")
     options = parser.parse_args(arguments)
+    if options.trusted is not None:
+        consent.give(options.trusted)
     folder = options.work.parent
     rank = int(os.environ["RANK"])
     redirect_output(rank_log(folder, rank))

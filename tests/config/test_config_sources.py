@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ownercases import ANOTHER, give_away
 
-from actordbg.base.errors import UsageError
+from actordbg.base.errors import Refused, UsageError
 from actordbg.cli.setting_options import _merged
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.config.sources import Settings, build_config
+from actordbg.config.sources import Settings, build_config, load_settings, own_file
 
 
 def built(file: dict[str, Any], flags: dict[str, Any]) -> ReplayConfig:
@@ -99,3 +101,65 @@ class TestEnvironment:
         with pytest.raises(UsageError, match=said) as refused:
             built({}, {})
         assert "unset it" in refused.value.hint
+
+
+class TestAnothersFile:
+    """An actordbg.toml of another user decides nothing, unless the user's own configuration lists its folder."""
+
+    @pytest.fixture
+    def planted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
+        monkeypatch.delenv("ACTORDBG_CONFIG", raising=False)
+        monkeypatch.delenv("ACTORDBG_STORE", raising=False)
+        file = tmp_path / "shared" / "actordbg.toml"
+        (file.parent / "mine" / "deep").mkdir(parents=True)
+        file.write_text('store = "evil"\n[replay]\nmodel = "/evil"\n')
+        give_away(file, monkeypatch)
+        return file
+
+    def test_it_is_refused_with_its_owner_and_a_way_out(self, planted: Path) -> None:
+        deep = planted.parent / "mine" / "deep"
+        for flag in (None, Path("other")):
+            with pytest.raises(Refused, match=f"{planted} belongs to .*uid") as refused:
+                load_settings(flag, start=deep)
+        assert refused.value.exit_code == 3
+        assert "safe_directories" in refused.value.hint and str(own_file()) in refused.value.hint
+
+    def test_it_is_refused_before_it_is_read(self, planted: Path) -> None:
+        planted.write_bytes(b"\xff = [")
+        with pytest.raises(Refused, match="belongs to"):
+            load_settings(start=planted.parent)
+
+    @pytest.mark.parametrize(("listed", "taken"), [("{}", True), ("*", True), ("{}/..", True), ("{}/mine", False), (".", False)])
+    def test_the_users_own_configuration_lists_folders(
+        self, planted: Path, listed: str, taken: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(planted.parent)
+        own_file().parent.mkdir(parents=True)
+        own_file().write_text(f'safe_directories = ["{listed.format(planted.parent)}"]\n')
+        if taken:
+            assert load_settings(start=planted.parent / "mine").store == planted.parent / "evil"
+        else:
+            with pytest.raises(Refused):
+                load_settings(start=planted.parent / "mine")
+        give_away(own_file(), monkeypatch)
+        with pytest.raises(Refused, match=f"{own_file()} belongs to"):
+            load_settings(start=planted.parent)
+
+    def test_what_the_user_names_or_typed_under_sudo_is_the_users(self, planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with monkeypatch.context() as patch:
+            patch.setenv("ACTORDBG_CONFIG", str(planted))
+            assert load_settings().store == planted.parent / "evil"
+        monkeypatch.setattr(os, "geteuid", lambda: 0)
+        monkeypatch.setenv("SUDO_UID", str(ANOTHER))
+        assert load_settings(start=planted.parent).store == planted.parent / "evil"
+
+    def test_a_link_of_another_to_a_file_of_mine_is_anothers(self, planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        mine = planted.parent / "mine" / "settings.toml"
+        mine.write_text("")
+        planted.unlink()
+        planted.symlink_to(mine)
+        assert load_settings(start=planted.parent).source == "default"
+        give_away(planted, monkeypatch)
+        with pytest.raises(Refused, match="belongs to"):
+            load_settings(start=planted.parent)

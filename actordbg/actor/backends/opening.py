@@ -21,6 +21,7 @@ import torch
 
 from actordbg.actor.backends.backend import Backend, Place
 from actordbg.actor.models import locate
+from actordbg.base.owners import own_cache
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import COMPILE_BACKENDS, DTYPES, ReplayConfig
 from actordbg.host.trainer import TRAINER
@@ -31,12 +32,12 @@ GRAPH_LIMIT = 512
 
 
 def open_backend(config: ReplayConfig, choices: Choices, cache: Path) -> Backend:
-    """Build the Actor in its backend. `cache` receives the tiny model, truncated models and compiled kernels."""
+    """Build the Actor in its backend. `cache` receives the tiny model and truncated models."""
     dtype = DTYPES[choices.dtype] if TRAINER.loads_checkpoint_dtype(choices.dtype) else None
     path = locate(choices.model, cache, num_layers=choices.num_layers, dtype=dtype)
     compiled = config.compile or config.deepcompile
     if compiled:
-        _prepare_compiler(cache)
+        _prepare_compiler()
     module = import_module(f"actordbg.actor.backends.{config.backend}")
     backend: Backend = getattr(module, CLASSES[config.backend])(path, choices, config, Place.from_environment())
     if compiled:
@@ -44,18 +45,21 @@ def open_backend(config: ReplayConfig, choices: Choices, cache: Path) -> Backend
     return backend
 
 
-def change_compilation(backend: Backend, config: ReplayConfig, cache: Path) -> None:
+def change_compilation(backend: Backend, config: ReplayConfig) -> None:
     """Compile a built backend's model as `config` says, or not at all, as if it never had been compiled otherwise."""
     backend.uncompile()
     torch._dynamo.reset()  # forgets every graph, guard and kernel of this process; kernels on disk are found by their content
     if config.compile:
-        _prepare_compiler(cache)
+        _prepare_compiler()
         backend.compile(config.compile_backend or COMPILE_BACKENDS[0])
 
 
-def _prepare_compiler(cache: Path) -> None:
-    """Set up torch.compile for this process; compiled kernels are kept in `cache` unless TORCHINDUCTOR_CACHE_DIR is set."""
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache / "inductor"))
+def _prepare_compiler() -> None:
+    """Set up torch.compile for this process. Compiled kernels, which later processes load and run, are kept in the user's
+    own cache unless TORCHINDUCTOR_CACHE_DIR is set: never in a store, where others may write.
+    """
+    if not os.environ.get("TORCHINDUCTOR_CACHE_DIR"):
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(own_cache("inductor"))
     import torch._dynamo.config as config
 
     for name in ("recompile_limit", "cache_size_limit"):

@@ -1,0 +1,139 @@
+"""Code that a model brings along, and who may run it: nobody, unless `--trust-remote-code` was typed.
+
+A model's `config.json` may name modules of the model's own (`auto_map`), which transformers imports. OpenRLHF's Actor always
+allows that, so the model would decide what runs. Two walls stand before it:
+
+* `require_consent` reads the model's files, and refuses before anything is loaded. The desk asks it, and each worker again.
+* `guard` replaces the places in transformers where such code is executed, kernels of the hub included. So what the
+  first wall does not see (a file that changed meanwhile, another key, another version) is refused there.
+
+Weights are no code: transformers reads safetensors, and pickles with `weights_only=True`, which workers insist on
+(`actordbg.replay.launch`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from actordbg.actor.hub_model import find_model, looks_like_path
+from actordbg.actor.tiny import TinyShape, require_tiny
+from actordbg.base.errors import UnsafeInput
+from actordbg.config import consent
+from actordbg.config.choices import is_local
+from actordbg.config.replay_config import TINY
+
+HINT = (
+    f"read that code; if you trust it, add {consent.FLAG} on the command line (no file can). Where the model's class is in "
+    "transformers itself, a copy without auto_map needs none"
+)
+_LOADERS = ("get_class_in_module", "get_class_from_dynamic_module")
+"""The functions of transformers that execute a model's modules."""
+_MOST_BASES = 8
+
+
+def require_consent(model: str, models: Path | None = None) -> None:
+    """Refuse (UnsafeInput) a model that brings code along, unless consent to it was given. Loads and runs nothing.
+
+    models: the store's folder of models, where the tiny one may lie already. A hub name's config.json is fetched.
+    """
+    if model == TINY:
+        return require_tiny(models / TinyShape().cache_name()) if models else None
+    found = None if consent.is_given(model) else next(own_code(model), None)
+    if found is not None:
+        raise UnsafeInput(f"the model {model} brings code of its own, which loading it would run: {found}", hint=HINT)
+    return None
+
+
+def own_code(model: str) -> Iterator[str]:
+    """What of a model would run as code, in words: the file that says so, and the class or module that it names."""
+    queue, seen = [model], set[str]()
+    while queue and len(seen) < _MOST_BASES:
+        name = queue.pop()
+        seen.add(name)
+        where, config = _config(name)
+        for value in _mappings(config):
+            yield f"{where} says auto_map: {value}"
+        if is_local(name):
+            folder = Path(name).expanduser()
+            if (folder / "custom_generate" / "generate.py").is_file():
+                yield f"{folder}/custom_generate/generate.py"
+            base = _json(folder / "adapter_config.json").get("base_model_name_or_path")
+            if isinstance(base, str) and base not in seen:
+                queue.append(base)
+
+
+def guard(model: str) -> None:
+    """From now on transformers executes a model's code in this process only if consent to `model` was given."""
+    from transformers import dynamic_module_utils
+
+    refuse = _refusal(model)
+    for name in _LOADERS:
+        _replace(name, dynamic_module_utils, refuse)
+    with contextlib.suppress(ImportError):
+        from transformers.integrations import hub_kernels
+
+        _replace("get_kernel_hub", hub_kernels, refuse)
+
+
+def _refusal(model: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def guarded(function: Callable[..., Any]) -> Callable[..., Any]:
+        original = getattr(function, "guards", function)
+
+        def ask_first(*given: Any, **named: Any) -> Any:
+            if not consent.is_given(model):
+                what = ", ".join(str(one) for one in given[:2])
+                raise UnsafeInput(f"the model {model} would run code of its own: {original.__name__}({what})", hint=HINT)
+            return original(*given, **named)
+
+        ask_first.guards = original  # type: ignore[attr-defined]
+        return ask_first
+
+    return guarded
+
+
+def _replace(name: str, home: Any, guarded: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Guard a function of transformers in its module, and in those that imported it by name already."""
+    function = getattr(home, name, None)
+    if function is None:
+        return
+    guard_of = guarded(function)
+    for module in [one for key, one in sys.modules.items() if key.startswith("transformers.")]:
+        if vars(module).get(name) is function:
+            setattr(module, name, guard_of)
+
+
+def _mappings(config: dict[str, Any]) -> Iterator[str]:
+    """Every `auto_map` at any depth, as text."""
+    level: list[Any] = [config]
+    while level:
+        value = level.pop()
+        if isinstance(value, dict):
+            if value.get("auto_map"):
+                yield json.dumps(value["auto_map"])[:300]
+            level += value.values()
+        elif isinstance(value, list):
+            level += value
+
+
+def _config(model: str) -> tuple[str, dict[str, Any]]:
+    """Where a model's config.json lies, in words, and what it says."""
+    if is_local(model):
+        path = Path(model).expanduser() / "config.json"
+        return str(path), _json(path)
+    if model == TINY or looks_like_path(model):
+        return model, {}
+    return f"config.json of {model} on the hub", find_model(model) or {}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """What a file of a model says; {} where it cannot be read, and then transformers cannot either."""
+    try:
+        data = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return data if isinstance(data, dict) else {}

@@ -1,0 +1,74 @@
+"""Whose file is it? What decides which code runs is taken from one's own files only.
+
+A folder that others may write (/tmp, a shared disk) is where somebody else's file lies in one's way. Who wrote a file is asked
+of the open descriptor, so it cannot be exchanged between the question and the reading. Standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+import tempfile
+from pathlib import Path
+
+_MOST_BYTES = 2**26
+
+
+def own_uids() -> frozenset[int]:
+    """The users whose files are one's own: this one, and under sudo the one who typed it."""
+    me, behind = os.geteuid(), os.environ.get("SUDO_UID", "")
+    return frozenset({me, int(behind)} if me == 0 and behind.isdecimal() else {me})
+
+
+def is_own(uid: int) -> bool:
+    """Whether a file of this user is one's own."""
+    return uid in own_uids()
+
+
+def name_of(uid: int) -> str:
+    """A user in words: "alice (uid 1001)"."""
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} (uid {uid})"
+    except (KeyError, OverflowError):
+        return f"uid {uid}"
+
+
+def read_owned(path: str | os.PathLike[str], *, links: bool = True) -> tuple[bytes, int]:
+    """The bytes of a regular file, and whose they are: where a link leads there that is not one's own, the link's owner.
+
+    OSError for what cannot be opened, is no regular file, or is larger than any file of ours; without `links` for a link.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (0 if links else os.O_NOFOLLOW))
+    with open(descriptor, "rb") as file:
+        state = os.fstat(descriptor)
+        if not stat.S_ISREG(state.st_mode):
+            raise OSError(22, "it is not a regular file", os.fspath(path))
+        data = file.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise OSError(27, f"it has more than {_MOST_BYTES} bytes", os.fspath(path))
+    link = os.lstat(path)
+    return data, link.st_uid if stat.S_ISLNK(link.st_mode) and not is_own(link.st_uid) else state.st_uid
+
+
+def own_cache(name: str) -> Path:
+    """A folder for what is executed later (compiled kernels, a model's code): in the user's cache, writable by nobody else.
+
+    Where there can be none, a new temporary folder. A store will not do: others may write there.
+    """
+    folder = user_folder("XDG_CACHE_HOME", "~/.cache") / name
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        state = os.lstat(folder)
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="actordbg-"))
+    mine = stat.S_ISDIR(state.st_mode) and is_own(state.st_uid) and not state.st_mode & 0o022
+    return folder if mine else Path(tempfile.mkdtemp(prefix="actordbg-"))
+
+
+def user_folder(variable: str, usual: str) -> Path:
+    """actordbg's folder below one of the user's base folders; a path that cannot be made where the user has no home."""
+    base = Path(os.environ.get(variable, ""))
+    if not base.is_absolute():
+        base = Path(os.path.expanduser(usual))  # noqa: PTH111 - it raises nothing where there is no home
+    return (base if base.is_absolute() else Path(os.devnull)) / "actordbg"

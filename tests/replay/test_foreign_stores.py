@@ -1,0 +1,185 @@
+"""A colleague's store is read freely. What in it decides what runs is shown, and confirmed; one's own is never asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from click.testing import Result
+from comparecases import write_replay
+from ownercases import give_away
+from replaycases import publish
+from typer.testing import CliRunner
+
+from actordbg.actor.backends import opening
+from actordbg.actor.models import locate
+from actordbg.base import owners
+from actordbg.base.errors import ActordbgError, CatalogProblem, Refused, StoreProblem
+from actordbg.catalog.connections import connect_readonly
+from actordbg.catalog.indexer import refresh
+from actordbg.catalog.query import dump_path
+from actordbg.cli.app import app
+from actordbg.cli.options import approve
+from actordbg.config import consent
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.formats.journal import SPEC
+from actordbg.formats.matrix_record import NOT_RUN, MatrixCell, MatrixRecord
+from actordbg.formats.ringfile import new_file
+from actordbg.matrix import matrix_files
+from actordbg.replay.launch import child_environment
+from actordbg.replay.work_order import await_next, mailbox_of
+from actordbg.store.layout import Store
+
+REPLAY = "20250619T052608-000001"
+MODEL = "/models/of\x1b[31m-a-colleague"
+
+
+def invoke(store: Store, *arguments: str) -> Result:
+    result = CliRunner().invoke(app, ["--store", str(store.root), *arguments])
+    if isinstance(result.exception, ActordbgError):
+        raise result.exception
+    return result
+
+
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def test_going_on_with_anothers_replay_is_confirmed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_replay(store, REPLAY, publish(store, 1))
+    resume = ("replay", "--resume", REPLAY, "--dry-run")
+    assert "wrote" not in invoke(store, *resume).stderr, "one's own is not asked for"
+    give_away(store.replays / REPLAY / SPEC, monkeypatch)
+    with pytest.raises(Refused, match=rf"uid 54321.* wrote replay {REPLAY}, whose model is 'tiny'") as refused:
+        invoke(store, *resume)
+    assert refused.value.exit_code == 3 and "--yes" in refused.value.hint
+    done = invoke(store, *resume, "--yes")
+    assert done.exit_code == 0 and f"wrote replay {REPLAY}, whose model is 'tiny'" in done.stderr
+    assert invoke(store, "report", REPLAY).exit_code == 0, "reading asks nothing"
+
+
+def test_going_on_with_anothers_matrix_is_confirmed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    dumps = tuple(item.dump_id for item in publish(store, 1))
+    cell = MatrixCell(0, "plain", {}, NOT_RUN, ReplayConfig(model=MODEL).to_dict())
+    record = MatrixRecord(REPLAY, "2025-06-19T05:26:08.430740Z", "interrupted", {}, (cell,), dumps, options={"oracle": None})
+    matrix_files.save(store, record)
+    give_away(matrix_files.path_of(store, REPLAY), monkeypatch)
+    with pytest.raises(Refused, match=r"wrote matrix .* whose model is '/models/of\\x1b\[31m-a-colleague'"):
+        invoke(store, "matrix", "--resume", "last")
+    matrix_files.save(store, record)
+    matrix_files.path_of(store, REPLAY).rename(matrix_files.path_of(store, "20250619T052608-000002"))
+    with pytest.raises(StoreProblem, match="another matrix's file"):
+        invoke(store, "matrix", "--show", "last")
+
+
+@pytest.mark.parametrize("command", [["compare", REPLAY, "truth"], ["curve", "memory", REPLAY, "--measure", "64"]])
+def test_the_model_of_anothers_replay_is_confirmed_before_it_is_loaded(
+    command: list[str], store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_replay(store, REPLAY, publish(store, 1), model=MODEL)
+    refresh(store)
+    give_away(store.replays / REPLAY / SPEC, monkeypatch)
+    with pytest.raises(Refused, match=rf"wrote replay {REPLAY}, whose model '/models/of\\x1b.* would be loaded"):
+        invoke(store, *command)
+
+
+def test_at_a_terminal_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    for stream in (sys.stdin, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(typer, "confirm", lambda text, err: asked.append(text) or len(asked) == 1)
+    monkeypatch.setattr(owners, "own_uids", lambda: frozenset({1}))
+    approve("replay X", 54321, False)
+    with pytest.raises(Refused):
+        approve("replay X", 54321, False)
+    approve("replay X", 1, False)
+    assert asked == ["uid 54321 wrote replay X. Go on?"] * 2
+
+
+def test_a_replay_that_says_it_is_another_is_refused(store: Store) -> None:
+    write_replay(store, REPLAY, publish(store, 1))
+    (store.replays / REPLAY).rename(store.replays / "20250619T052608-000002")
+    with pytest.raises(StoreProblem, match="another replay's"):
+        invoke(store, "replay", "--resume", "last", "--dry-run")
+
+
+def test_a_waiting_worker_is_not_sent_out_of_its_store(tmp_path: Path) -> None:
+    work = tmp_path / "replays" / REPLAY / "work-0-1.json"
+    work.parent.mkdir(parents=True)
+    mailbox_of(work).write_text(json.dumps({"work": "/home/me/.config/work-0-1.json"}))
+    assert await_next(work) == tmp_path / "replays" / ".config" / "work-0-1.json"
+
+
+@pytest.mark.parametrize(
+    "row", [("../../../../victim", "run", 0), ("dump", "/etc", 0), ("dump", "run", 0, "packs/../../other.pack")]
+)
+def test_no_row_of_anothers_catalog_names_a_place_outside(row: Any) -> None:
+    """A catalog is an SQLite file that somebody may have made. Its rows say what is read, moved and removed."""
+    with pytest.raises(CatalogProblem, match="outside of the store"):
+        dump_path(*row)
+
+
+def test_anothers_catalog_loads_no_extension(store: Store) -> None:
+    publish(store, 1)
+    refresh(store)
+    with sqlite3.connect(store.catalog_path) as catalog:
+        catalog.execute("CREATE TRIGGER t AFTER INSERT ON dump BEGIN SELECT load_extension('/tmp/evil'); END")
+    publish(store, 1, first=1)
+    with pytest.raises(CatalogProblem, match="load_extension"):
+        refresh(store)
+    with connect_readonly(store.catalog_path) as opened, pytest.raises(sqlite3.OperationalError, match="not authorized"):
+        opened.execute("SELECT load_extension('/tmp/evil')")
+
+
+def test_a_ring_takes_the_place_of_no_file_and_follows_no_link(tmp_path: Path) -> None:
+    """Who writes the switch names the folder of rings, and could have put something there beforehand."""
+    kept, link = tmp_path / "kept.ring", tmp_path / "link.ring"
+    kept.write_bytes(b"mine")
+    link.symlink_to(tmp_path / "elsewhere")
+    for taken in (kept, link):
+        with pytest.raises(FileExistsError):
+            new_file(taken)
+    assert kept.read_bytes() == b"mine" and not (tmp_path / "elsewhere").exists()
+
+
+def test_workers_import_nothing_from_the_current_folder(tmp_path: Path) -> None:
+    """A command may be typed in anybody's folder. Python 3.10 cannot be told so."""
+    (tmp_path / "argparse.py").write_text("open('ran', 'w')\nfrom types import SimpleNamespace as ArgumentParser\n")
+    around = child_environment(ReplayConfig(), os.environ)
+    command = [sys.executable, "-m", "actordbg.replay.worker", "--help"]
+    done = subprocess.run(command, cwd=tmp_path, env=around, capture_output=True, check=False)
+    assert (tmp_path / "ran").exists() == (sys.version_info < (3, 11))
+    assert done.returncode == 0 and around["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
+
+
+def test_what_is_executed_later_lies_in_the_users_own_cache(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Kernels that torch.compile built, and a shortened model that brings code: others may write into a store."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    opening._prepare_compiler()
+    kernels = tmp_path / "cache" / "actordbg" / "inductor"
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(kernels) and kernels.stat().st_mode & 0o777 == 0o700
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text('{"num_hidden_layers": 2, "auto_map": {"AutoConfig": "own.Own"}}')
+    assert locate(str(model), store.models, num_layers=1).startswith(str(store.models))
+    consent.give(str(model))
+    assert locate(str(model), store.models, num_layers=1).startswith(str(tmp_path / "cache" / "actordbg" / "models"))
+    consent.withhold()
+    kernels.chmod(0o777)
+    assert owners.own_cache("inductor") != kernels
+    kernels.chmod(0o700)
+    give_away(kernels, monkeypatch)
+    assert owners.own_cache("inductor") != kernels

@@ -1,0 +1,32 @@
+"""A file that another user wrote: given away where the tests run as root, and looking like it elsewhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+ANOTHER = 54321
+"""A user who is not this one."""
+
+
+def give_away(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file belongs to ANOTHER, as far as this process can tell."""
+    if os.geteuid() == 0:
+        os.chown(file, ANOTHER, -1, follow_symlinks=False)
+        return
+    inode = os.lstat(file).st_ino
+
+    def as_anothers(look: Callable[..., os.stat_result]) -> Callable[..., Any]:
+        def looked(what: Any, **more: Any) -> Any:
+            seen = look(what, **more)
+            return SimpleNamespace(st_uid=ANOTHER, st_mode=seen.st_mode) if seen.st_ino == inode else seen
+
+        return looked
+
+    for name in ("fstat", "lstat"):
+        monkeypatch.setattr(os, name, as_anothers(getattr(os, name)))
