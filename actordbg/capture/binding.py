@@ -9,6 +9,7 @@ argument given by position or by name, or left to its default, ends up under the
 | None, bool, int, finite float, str, and lists, tuples or dicts of them | `arguments` |
 | a ProcessGroup (or None for a parameter called `..._group`) | `groups`: its size and this process's rank in it |
 | anything else | `extra`: its name and its *type*, never its text; the dump is not replayable |
+| a string that no JSON holds (half of a surrogate pair) | `extra`, as a Python literal; not replayable either |
 
 Plain arguments are copied here, on the training thread: together at most MAX_ARGUMENTS, counted before they are copied; what does
 not fit goes to `extra`. A default that cannot be stored is left out: a replay leaves that argument to its default as well.
@@ -27,6 +28,7 @@ from typing import Any
 import torch
 
 from actordbg.base.fault import clean_keys, scrub
+from actordbg.formats.dump_record import SURROGATE
 from actordbg.formats.encoding import storable
 
 MAX_STRING = 4096
@@ -135,8 +137,10 @@ def _sort_rest_into(bound: Bound, name: str, value: Any) -> None:
         bound.groups[name] = group
     else:
         bound.groups.pop(name, None)
-        size = ", too large to be stored" if plain is _TOO_LARGE else ""
-        bound.extra[name] = scrub(f"an argument of type {type(value).__module__}.{type(value).__qualname__}{size}")
+        why = ", too large to be stored" if plain is _TOO_LARGE else ""
+        if plain is _UNSTORABLE and isinstance(value, str):
+            why = f" with half of a surrogate pair: {scrub(value)!a}"
+        bound.extra[name] = scrub(f"an argument of type {type(value).__module__}.{type(value).__qualname__}{why}")
 
 
 def _unstorable_tensor(tensor: torch.Tensor) -> str:
@@ -162,7 +166,9 @@ def _plain(value: Any, room: list[int], depth: int = 0) -> Any:
     if isinstance(value, float):
         return float(value) if math.isfinite(value) else _UNSTORABLE
     if isinstance(value, str):
-        return scrub(str(value)) if _fits(value, room) else _TOO_LARGE
+        if not _fits(value, room):
+            return _TOO_LARGE
+        return scrub(str(value)) if value.isascii() or not SURROGATE.search(value) else _UNSTORABLE
     if isinstance(value, (list, tuple)):
         return _plain_list(value, room, depth)
     if isinstance(value, dict):
@@ -189,7 +195,7 @@ def _plain_dict(values: dict[Any, Any], room: list[int], depth: int) -> Any:
         return _TOO_LARGE
     pairs = {}
     for key, value in values.items():
-        if type(key) is not str:
+        if type(key) is not str or SURROGATE.search(key):
             return _UNSTORABLE
         room[0] -= _VALUE
         plain = _plain(value, room, depth + 1) if _fits(key, room) else _TOO_LARGE

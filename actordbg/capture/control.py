@@ -15,15 +15,8 @@ Example::
     {"format": 2, "enabled": true, "generation": 3, "run": "run-20261120T120854Z", "since": "2026-11-20T12:08:54.000000Z",
      "every": 1, "max_dumps": null, "ranks": [0, 1], "free_floor_bytes": 5368709120, "triggers": ["nan", "slow:3x"]}
 
-*Triggers* make a call worth keeping after it ran: `dump enable --on nan,exception,slow:3x`. `recorded_call` judges.
-
-| trigger | keeps a call when |
-|---|---|
-| `nan` | what it returned (log-probs, entropy; else the sum of its logits) has a NaN or an infinity |
-| `exception` | it raised; out-of-memory is told apart (`oom`), with allocated and reserved bytes |
-| `oom` | it raised because memory ran out |
-| `slow:3x` | it took more than 3 times the running median of calls of its kind (same gradient mode, like size) |
-| `logprobs:-40:0` | a log-prob of a token under the action mask lies outside of -40 to 0 nats |
+*Triggers* make a call worth keeping after it ran: `dump enable --on nan,exception,slow:3x`. `recorded_call` judges, and
+`docs/how-to/leave-it-armed.md` says what each one means.
 """
 
 from __future__ import annotations
@@ -200,13 +193,11 @@ class ControlWatcher:
 
     It is opened, not only looked at: a network file system may answer a `stat` from what it remembers, for up to a minute, but
     asks the server when a file is opened. `job`: a switch of this name comes before the store's own. `current` is the Control in
-    force, None while recording is off. `on_problem` is called with a sentence once for each change to an unreadable state;
-    `problems` counts those changes.
+    force, None while recording is off. `on_problem` is called with a sentence once for each change to an unreadable state.
     """
 
     def __init__(self, store: StoreFiles, on_problem: Callable[[str], None] | None = None, job: str | None = None) -> None:
         self.current: Control | None = None
-        self.problems = 0
         self._store = store
         self._paths = [os.fspath(store.control_of(name)) for name in ((job, None) if job else (None,))]
         self._on_problem = on_problem
@@ -255,6 +246,5 @@ class ControlWatcher:
         if problem == self._problem:
             return
         self._problem = problem
-        self.problems += 1
         if self._on_problem is not None:
             self._on_problem(f"recording is off: {problem}")

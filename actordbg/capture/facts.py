@@ -140,6 +140,8 @@ def facts_of_actor(actor: Any) -> ActorFacts:
         facts["zero_stage"] = int(stage())
     path = getattr(config, "_name_or_path", None)
     facts = {name: scrub(value) if isinstance(value, str) else value for name, value in facts.items()}
+    if isinstance(path, str):  # one that is not UTF-8 has halves of surrogate pairs, which no JSON takes
+        path = path.encode("utf-8", "backslashreplace").decode()
     return ActorFacts(scrub(path) if isinstance(path, str) and path else None, _dtype_of(model), facts)
 
 
@@ -158,10 +160,8 @@ def unwrap(model: Any) -> Any:
 def role_from_ray() -> str | None:
     """`policy`, `reference` or `ema` from the class of the Ray actor that runs this process, if it is one that says so."""
     ray = sys.modules.get("ray")
-    if ray is None or not getattr(ray, "is_initialized", bool)():
-        return None
-    context = ray.get_runtime_context()
-    if context.get_actor_id() is None:
+    context = ray.get_runtime_context() if ray is not None and getattr(ray, "is_initialized", bool)() else None
+    if context is None or context.get_actor_id() is None:
         return None
     name = getattr(context, "get_task_function_name", context.get_task_name)  # "module.PolicyModelActor.fit"
     actor_class = (name() or "").rpartition(".")[0].rpartition(".")[2].lower()

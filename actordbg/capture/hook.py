@@ -97,15 +97,6 @@ def install(actor_cls: type, *, store: str | None = None) -> bool:
     return True
 
 
-def uninstall(actor_cls: type) -> bool:
-    """Put the original `forward` back. True if it was wrapped."""
-    original = getattr(actor_cls.__dict__.get("forward"), MARK, None)
-    if original is None:
-        return False
-    actor_cls.forward = original  # type: ignore[attr-defined]
-    return True
-
-
 def wrap(original: Callable[..., Any], slot: Slot) -> Callable[..., Any]:
     """`original`, a method, with recording around it."""
     binder = Binder(original)

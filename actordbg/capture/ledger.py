@@ -1,16 +1,15 @@
-"""The books of one recording actor: every call is captured, dropped, sampled out, or still open. Exactly.
+"""The books of one recording actor: every call is captured, dropped, sampled out, or in the ring. Exactly.
 
     calls = captured + dropped + sampled_out + pending        at any moment
-    calls = captured + dropped + sampled_out                  once the process has ended in an orderly way, or, after
-                                                              `dump recover`, in whatever way
 
+*Pending* calls are in the ring: they wait to be written, while their process lives and, if it had no time for them, after it.
 *Dropped* was wanted and lost (queue full, disk under its floor, write failed, ...); *sampled out* was not wanted, by a
 limit that the user set (every, ranks, seq_len, max_dumps, max_bytes), or because only triggers keep calls (`armed`) and none
 fired. A call made while recording is off is not a call in these books. Both are kept by reason.
 
-The sums hold whatever fails inside: what may raise comes first, and the counting itself is a few plain additions. The counts are
-mirrored in the ring file as they change, so that a kill does not lose them. The writer thread publishes each ledger as one small
-JSON file, which `dump status` reads: `store/counters/<run>/<rank>-<host>-<pid>-<instance>.json`.
+The counts are one row of numbers (`ringfile.COUNTS`). It lies in the ring's books, so that a kill does not lose it, or in memory
+of its own where there is no room. Counting is a few plain additions, so the sums hold whatever fails inside. The writer thread
+publishes each ledger as a small JSON file, which `dump status` reads: `store/counters/<run>/<rank>-<host>-<pid>-<instance>.json`.
 """
 
 from __future__ import annotations
@@ -28,10 +27,12 @@ from typing import Any
 
 from actordbg.capture.control import Control
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.ringfile import COUNTERS_FORMAT, PLACE
-from actordbg.formats.store_files import StoreFiles, atomic_write
+from actordbg.formats.ringfile import CLOSED, COUNTERS_FORMAT, COUNTS, DROP_REASONS, PLACE, SAMPLE_REASONS, TRIGGERS
+from actordbg.formats.store_files import FULL_DISK, StoreFiles, atomic_write, overwrite
 
 _serials = itertools.count()
+PAGE = 4096
+"""Least size of a counters file, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -45,36 +46,34 @@ class Identity:
     pid: int
     instance: str
 
+    def counters(self, store: StoreFiles) -> Path:
+        """Where the counters of this actor instance lie."""
+        return store.counters / self.run / f"{self.rank:04d}-{self.host}-{self.pid}-{self.instance}.json"
+
+
+def _count(name: str) -> Any:
+    place = PLACE[name]
+    return property(lambda ledger: ledger.counts[place])
+
 
 @dataclass
 class Ledger:
     """Counts of one actor instance in one run. All methods are safe from any thread.
 
     `closed` says that no call will come any more (the run's name changed, or the process ends). `rotated` counts dumps that
-    were captured and have made room for newer ones since; `triggered` counts captured calls by trigger. `faulted` counts
-    dropped calls whose books could not be closed in any other way.
+    were captured and have made room for newer ones since; `triggered` counts captured calls by trigger.
     """
 
     identity: Identity
     role: str | None = None
     since: str = field(default_factory=now_timestamp)
-    calls: int = 0
-    captured: int = 0
-    bytes: int = 0
-    outputs_dropped: int = 0
-    rotated: int = 0
-    rotated_bytes: int = 0
-    faulted: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
-    sampled_out: dict[str, int] = field(default_factory=dict)
-    triggered: dict[str, int] = field(default_factory=dict)
+    counts: memoryview = field(default_factory=lambda: memoryview(bytearray(8 * len(COUNTS))).cast("Q"))
     last_error: str | None = None
     generation: int = -1
     changed: bool = True
     closed: bool = False
     serial: int = field(default_factory=lambda: next(_serials))
     book: int = -1
-    _mirror: memoryview | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _admitted_before: int = 0
     _eligible: int = 0
@@ -82,35 +81,47 @@ class Ledger:
     _bytes_full: bool = False
     _triggered_before: dict[str, int] = field(default_factory=dict)
 
+    calls, captured, bytes = map(_count, ("calls", "captured", "bytes"))
+    outputs_dropped, rotated, rotated_bytes = map(_count, ("outputs_dropped", "rotated", "rotated_bytes"))
+
+    @property
+    def dropped(self) -> dict[str, int]:
+        """Calls that were wanted and are lost, by reason."""
+        return self._by("dropped", DROP_REASONS)
+
+    @property
+    def sampled_out(self) -> dict[str, int]:
+        """Calls that were not wanted, by reason."""
+        return self._by("sampled_out", SAMPLE_REASONS)
+
+    @property
+    def triggered(self) -> dict[str, int]:
+        """Captured calls that a trigger kept, by trigger."""
+        return self._by("triggered", TRIGGERS)
+
     @property
     def pending(self) -> int:
-        """Calls that are neither captured nor dropped nor sampled out yet."""
-        closed = self.captured + self.faulted + sum(self.dropped.values()) + sum(self.sampled_out.values())
-        return self.calls - closed
+        """Calls that are neither captured nor dropped nor sampled out: they are in the ring."""
+        calls, captured, _, *closed = self.counts[:CLOSED]
+        return calls - captured - sum(closed)
 
     def names(self) -> dict[str, Any]:
         """Whose books these are, as the ring and the counters file say it."""
         return {**vars(self.identity), "role": self.role, "since": self.since}
 
-    def mirror(self, number: int, counts: memoryview | None) -> None:
-        """Keep the counts in a ring's books from now on, too. `number`: of the book there."""
+    def move(self, number: int, counts: memoryview | None) -> None:
+        """Count in a ring's books from now on (`number`: of the book there); without one, in memory of its own."""
         with self._lock:
-            self.book, self._mirror = number, counts
-            if counts is None:
-                return
-            for name, value in (("calls", self.calls), ("captured", self.captured), ("bytes", self.bytes)):
-                counts[PLACE[name]] = value
-            for kind, reasons in (("dropped", self.dropped), ("sampled_out", self.sampled_out)):
-                for reason, value in reasons.items():
-                    counts[_place(kind, reason)] += value
+            counts = counts or memoryview(bytearray(self.counts.nbytes)).cast("Q")
+            counts[:] = self.counts
+            self.book, self.counts = number, counts
 
-    def leave_mirror(self) -> int:
+    def leave_book(self) -> int:
         """Give up the book if no call will come and all is published: its number, or -1 if it is needed or there is none."""
-        with self._lock:
-            if not self.closed or self.changed or self.pending:
-                return -1
-            number, self.book, self._mirror = self.book, -1, None
-            return number
+        number = -1 if not self.closed or self.changed or self.pending else self.book
+        if number >= 0:
+            self.move(-1, None)
+        return number
 
     def open(self, control: Control, seq_len: int | None) -> tuple[int, str | None]:
         """Count a call. Returns its number (from 0) and why it is sampled out, or None if it is to be recorded.
@@ -121,59 +132,41 @@ class Ledger:
         with self._lock:
             if control.generation != self.generation:
                 self._begin(control.generation)
-            reason = self._unwanted(control, seq_len)
-            number, mirror = self.calls, self._mirror
-            if reason is None:
-                self.changed, self.calls = True, number + 1
-                if mirror is not None:
-                    mirror[0] = number + 1
-                return number, None
-            count, place = self.sampled_out.get(reason, 0) + 1, _place("sampled_out", reason)
-            self.changed, self.calls = True, number + 1
-            self.sampled_out[reason] = count
-            if mirror is not None:
-                mirror[0] = number + 1
-                mirror[place] += 1
+            reason, counts = self._unwanted(control, seq_len), self.counts
+            place = PLACE[f"sampled_out.{reason}"] if reason is not None else -1
+            self.changed, number = True, counts[0]
+            counts[0] = number + 1
+            if place >= 0:
+                counts[place] += 1
             return number, reason
-
-    def lost(self, calls: int, reason: str, error: str | None = None) -> None:
-        """Count calls that were not even opened, because the recorder itself failed."""
-        with self._lock:
-            self._close("dropped", self.dropped, reason, calls)
-            self.calls += calls
-            if self._mirror is not None:
-                self._mirror[0] = self.calls
-            self.last_error = error or self.last_error
 
     def capture(self, nbytes: int, trigger: str | None = None) -> None:
         """Close a pending call: its file of `nbytes` is published."""
         with self._lock:
             if trigger is not None:
-                self.triggered[trigger] = self.triggered.get(trigger, 0) + 1
-            self.captured += 1
-            self.bytes += nbytes
+                self._add(f"triggered.{trigger}", 1)
+            self.counts[1] += 1
+            self.counts[2] += nbytes
             self.changed = True
-            if self._mirror is not None:
-                self._mirror[1] = self.captured
-                self._mirror[2] = self.bytes
 
-    def drop(self, reason: str, error: str | None = None) -> None:
-        """Close a pending call: it was wanted and is lost."""
+    def drop(self, reason: str, error: str | None = None, unopened: int = 0) -> None:
+        """Close a pending call: it was wanted and is lost. Or so many that the recorder itself failed to open."""
         with self._lock:
-            self._close("dropped", self.dropped, reason, 1)
+            self._add(f"dropped.{reason}", unopened or 1)
+            self.counts[0] += unopened
             self.last_error = error or self.last_error
 
     def promote(self, reason: str) -> None:
         """A call that was sampled out for this reason is wanted after all: it is pending again."""
         with self._lock:
-            self._close("sampled_out", self.sampled_out, reason, -1)
+            self._add(f"sampled_out.{reason}", -1)
 
     def admits_trigger(self, control: Control, trigger: str) -> bool:
         """Whether one more call may be kept for this trigger, since the last `dump enable`."""
         with self._lock:
-            if control.max_triggered is None or control.generation != self.generation:
-                return control.max_triggered is None or control.max_triggered > 0
-            return self.triggered.get(trigger, 0) - self._triggered_before.get(trigger, 0) < control.max_triggered
+            kept = self.triggered.get(trigger, 0) - self._triggered_before.get(trigger, 0)
+            most = control.max_triggered
+            return most is None or (kept if control.generation == self.generation else 0) < most
 
     def over_max_bytes(self, control: Control, nbytes: int) -> bool:
         """Whether a file of `nbytes` would pass `max_bytes`; if so the pending call is closed as sampled out."""
@@ -183,50 +176,53 @@ class Ledger:
             if self.bytes - self._bytes_before + nbytes <= control.max_bytes:
                 return False
             self._bytes_full = True
-            self._close("sampled_out", self.sampled_out, "max_bytes", 1)
+            self._add("sampled_out.max_bytes", 1)
             return True
 
     def rotate(self, nbytes: int, files: int = 1) -> None:
         """A captured file of `nbytes` made room for newer ones (or is back: -nbytes, -1)."""
         with self._lock:
-            self.rotated += files
-            self.rotated_bytes += nbytes
-            self.changed = True
+            self._add("rotated", files)
+            self._add("rotated_bytes", nbytes)
 
     def lost_outputs(self) -> None:
         """A call is kept, but its outputs are not."""
         with self._lock:
-            self.outputs_dropped += 1
-            self.changed = True
+            self._add("outputs_dropped", 1)
 
     def path(self, store: StoreFiles) -> Path:
         """Where the counters of this ledger are published."""
-        who = self.identity
-        return counters_path(store, who.run, who.rank, who.host, who.pid, who.instance)
+        return self.identity.counters(store)
 
-    def publish(self, store: StoreFiles, on: bool, process: dict[str, Any]) -> None:
-        """Write the counters file. `on` is the switch, `process` what is said of the whole process. OSError passes through."""
+    def publish(self, store: StoreFiles, state: str, process: dict[str, Any]) -> None:
+        """Write the counters file. `state`: on, off or ended; `process`: what is said of the process. OSError passes through.
+
+        A full disk has no room for a new file, but the one that is there can be written over: it has a page from the beginning.
+        """
         with self._lock:
-            data = self._as_dict(on)
+            self.counts[CLOSED] = state == "ended"
+            text = json.dumps(self._as_dict(state) | process, sort_keys=True).encode().ljust(PAGE)
             self.changed = False
-        saved = False
+        path, saved = self.path(store), False
         try:
-            atomic_write(self.path(store), json.dumps(data | process, sort_keys=True).encode())
+            try:
+                atomic_write(path, text)
+            except OSError as error:
+                if error.errno not in FULL_DISK or not path.exists():
+                    raise
+                overwrite(path, text)
             saved = True
         finally:
             self.changed = self.changed or not saved
 
-    def _close(self, kind: str, reasons: dict[str, int], reason: str, by: int) -> None:
-        place, count = _place(kind, reason), reasons.get(reason, 0) + by
+    def _add(self, name: str, by: int) -> None:
         self.changed = True
-        reasons[reason] = count
-        if self._mirror is not None:
-            self._mirror[place] += by
+        self.counts[PLACE[name]] += by
 
     def _begin(self, generation: int) -> None:
         """Limits count from the last `dump enable`."""
         admitted = self.captured + self.pending
-        before = dict(self.triggered)
+        before = self.triggered
         self.generation, self._eligible, self._admitted_before = generation, 0, admitted
         self._bytes_before, self._bytes_full, self._triggered_before = self.bytes, False, before
 
@@ -247,34 +243,19 @@ class Ledger:
         full = self._bytes_full or control.max_bytes == 0
         return "max_bytes" if full and control.max_bytes is not None else None
 
-    def _as_dict(self, on: bool) -> dict[str, Any]:
-        pending, dropped = self.pending, dict(self.dropped)
-        if self.faulted:
-            dropped["error"] = dropped.get("error", 0) + self.faulted
-        plain = ("calls", "captured", "bytes", "rotated", "rotated_bytes", "outputs_dropped", "last_error")
+    def _as_dict(self, state: str) -> dict[str, Any]:
+        counts = ("calls", "captured", "pending", "bytes", "rotated", "rotated_bytes", "outputs_dropped")
         return {
             "format": COUNTERS_FORMAT,
             **self.names(),
-            **{name: getattr(self, name) for name in plain},
-            "state": "ended" if self.closed and not pending else "on" if on else "off",
+            **{name: getattr(self, name) for name in (*counts, "dropped", "sampled_out", "triggered", "last_error")},
+            "state": "ended" if self.closed and not self.pending else state,
             "heartbeat": now_timestamp(),
             "generation": max(self.generation, 0),
-            "pending": pending,
-            "dropped": {reason: count for reason, count in dropped.items() if count},
-            "sampled_out": {reason: count for reason, count in self.sampled_out.items() if count},
-            "triggered": dict(self.triggered),
         }
 
-
-def counters_path(store: StoreFiles, run: str, rank: int, host: str, pid: int, instance: str) -> Path:
-    """Where the counters of one actor instance lie."""
-    return store.counters / run / f"{rank:04d}-{host}-{pid}-{instance}.json"
-
-
-def _place(kind: str, reason: str) -> int:
-    """Where the count of a reason lies in a ring's books."""
-    place = PLACE.get(f"{kind}.{reason}")
-    return PLACE[f"{kind}.other"] if place is None else place
+    def _by(self, kind: str, reasons: tuple[str, ...]) -> dict[str, int]:
+        return {reason: n for reason in reasons if (n := self.counts[PLACE[f"{kind}.{reason}"]])}
 
 
 COUNT_SECONDS = 10.0

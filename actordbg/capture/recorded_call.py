@@ -29,15 +29,16 @@ import torch
 from actordbg.base.fault import describe, scrub
 from actordbg.capture.binding import Bound
 from actordbg.capture.control import EXCEPTION, LOGPROBS, NAN, OOM, SLOW, Control, Triggers
-from actordbg.capture.facts import CallFacts
+from actordbg.capture.facts import CallFacts, digests
 from actordbg.capture.ledger import Ledger
 from actordbg.capture.ring import Ring, RingEntry
-from actordbg.capture.snapshot import Snapshot, Timer
+from actordbg.capture.snapshot import Snapshot
 from actordbg.formats.dump_record import OUTPUT_PREFIX, DumpRecord, make_dump_id
 from actordbg.formats.encoding import dtype_name, storable
-from actordbg.formats.ringfile import CAPTURED, DROPPED, OPEN, SAMPLED, sealed
+from actordbg.formats.ringfile import CAPTURED, DROPPED, OPEN, PLACE, SAMPLED, sealed
 
 MEDIAN_OF, MEDIAN_FROM = 64, 5
+ERROR = PLACE["dropped.error"]
 LOGITS_SUM = "logits_sum"
 """Stands in for logits, which are far too large to be copied: their sum is finite exactly if they are (or overflows)."""
 
@@ -247,6 +248,8 @@ def numbers(call: CallFacts, number: int, token: int, shape: tuple[int, int], te
     return (number, call.time_ns, call.monotonic_ns, step, token, *shape, *tensors)
 
 
+LEFT = -1
+"""`standing` of a call that its process leaves in the ring, where it is OPEN."""
 NOWHERE = RingEntry(0, 0, -1)
 """Of a call that has no place in the ring (yet)."""
 NO_KIND = Kind({}, (), b"")
@@ -259,10 +262,10 @@ class Item:
     `reason`.
 
     `nbytes`: reserved in the queue; 0 for a call that only the ring keeps. `held`: holds on its place in the ring. `whole`: it is
-    copied, and can be written. `deferred`: it is queued when it has run. `queued`: the writer was given it; `handled`: has had
-    it. `failed`: something went wrong around its call, so it is none of the last calls. `previous`: the calls before it, held in
-    the ring; `cause`: the dump id of the triggered call that this one came before. `path`, `written`: its dump file, once
-    published, its record and its safetensors bytes (the latter only where calls before a trigger are wanted).
+    copied, and can be written. `deferred`: it is queued when it has run. `handled`: the writer has had it. `failed`: something
+    went wrong around its call, so it is none of the last calls. `previous`: the calls before it, held in the ring; `cause`: the
+    dump id of the triggered call that this one came before. `path`, `written`: its dump file, once published, its record and its
+    safetensors bytes (the latter only where calls before a trigger are wanted).
     """
 
     pid: int
@@ -281,7 +284,7 @@ class Item:
     device: torch.device | None = None
     snapshot: Snapshot | None = None
     outputs: Snapshot | None = None
-    timer: Timer | None = None
+    timer: Callable[[], Callable[[], float]] | None = None
     error: dict[str, Any] | None = None
     outcome: CallEnd | None = None
     rng_after: dict[str, torch.Tensor] | None = None
@@ -289,57 +292,71 @@ class Item:
     held: int = 0
     whole: bool = False
     deferred: bool = False
-    queued: bool = False
     handled: bool = False
     failed: bool = False
     cause: str | None = None
     path: Path | None = None
     written: tuple[DumpRecord, bytes] | None = None
 
+    @property
+    def dump_id(self) -> str:
+        return make_dump_id(self.call.timestamp, self.number, self.pid, f"{self.token:08x}")
+
     def captured(self, nbytes: int, trigger: str | None) -> None:
         """Close the call: its file is published."""
         self.ledger.capture(nbytes, trigger)
-        self.standing, self.reason = CAPTURED, None
-        self._mirror()
+        self._stands(CAPTURED, None)
 
     def dropped(self, reason: str, error: str | None = None) -> None:
         """Close the call: it was wanted and is lost."""
         self.ledger.drop(reason, error)
-        self.standing, self.reason = DROPPED, reason
-        self._mirror()
+        self._stands(DROPPED, reason)
 
     def over_max_bytes(self, nbytes: int) -> bool:
         """Close the call as sampled out if its file of `nbytes` would pass `max_bytes`."""
         over = self.ledger.over_max_bytes(self.control, nbytes)
         if over:
-            self.standing, self.reason = SAMPLED, "max_bytes"
-            self._mirror()
+            self._stands(SAMPLED, "max_bytes")
         return over
+
+    def leave_in_ring(self, verdict: Verdict | None) -> None:
+        """There is no time left to write the call: its place in the ring is kept for `dump recover`, if the file outlives us."""
+        if not (self.ring.outlives() and self.ledger.book >= 0 and (self.held or self.ring.hold(self.entry))):
+            return self.dropped("exit", "the process ended before the queue was written")
+        known: dict[str, Any] = {"triggered": verdict.trigger} if verdict else {}
+        if self.rng_after is not None:
+            known["rng"] = digests(self.rng_after)
+        self.ring.set_end(self.entry, {**(verdict.facts if verdict else self.error or {}), "record": known})
+        self.held = 0
+        if self.standing == OPEN:
+            if self.outputs is not None and self.control.with_outputs:
+                self.ledger.lost_outputs()
+            self.standing = LEFT
+        return None
 
     def reopen(self) -> None:
         """A trigger wants a call that was sampled out."""
         if self.standing == SAMPLED and self.reason is not None:
             self.ledger.promote(self.reason)
-            self.standing, self.reason = OPEN, None
-            self._mirror()
+            self._stands(OPEN, None)
 
     def close_somehow(self) -> None:
         """Close a call whose books nothing else could close. Calls nothing, so nothing in here can fail."""
         if self.standing == OPEN and self.path is not None:
-            self.ledger.captured += 1
+            self.ledger.counts[1] += 1
             self.standing = CAPTURED
         elif self.standing == OPEN:
-            self.ledger.faulted += 1
+            self.ledger.counts[ERROR] += 1
             self.standing, self.reason = DROPPED, "error"
 
     def record(self, tensors: dict[str, torch.Tensor], versions: dict[str, str], verdict: Verdict | None) -> DumpRecord:
         """The record of this call with these (complete) copies, all but what `payload.encode` fills in."""
         batch, seq_len = self.shape
         attention, action = tensors.get("attention_mask"), tensors.get("action_mask")
-        timestamp, fields = self.call.timestamp, self.kind.fields
+        fields = self.kind.fields
         return DumpRecord(
-            dump_id=make_dump_id(timestamp, self.number, self.pid, f"{self.token:08x}"),
-            timestamp=timestamp,
+            dump_id=self.dump_id,
+            timestamp=self.call.timestamp,
             monotonic_ns=self.call.monotonic_ns,
             call_index=self.number,
             step=self.call.step,
@@ -355,10 +372,11 @@ class Item:
             **fields,
         )
 
-    def _mirror(self) -> None:
-        """Say in the ring how the call stands. The ledger and the item agree before that, so that nothing is counted twice."""
+    def _stands(self, standing: int, reason: str | None) -> None:
+        """How the call stands, then also in the ring. The ledger knows before that, so that nothing is counted twice."""
+        self.standing, self.reason = standing, reason
         if self.entry is not NOWHERE:
-            self.ring.set_book(self.entry, self.standing)
+            self.ring.set_book(self.entry, standing)
 
 
 def named_outputs(output: Any, of_actions: bool, logits: bool = False) -> dict[str, torch.Tensor]:

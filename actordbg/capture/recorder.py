@@ -110,7 +110,7 @@ class Recorder:
             if ring is not self.ring:
                 for ledger in self.writer.watched():
                     done = ledger.closed and not ledger.pending
-                    ledger.mirror(*(ring.add_ledger(ledger.names()) if not done else (-1, None)))
+                    ledger.move(*(ring.add_ledger(ledger.names()) if not done else (-1, None)))
             if control.before != self._last.maxlen:
                 self._last = deque(maxlen=control.before)
             self.ring = self.writer.ring = ring
@@ -178,9 +178,11 @@ class Recorder:
         self._rings.forked()
 
     def close(self, timeout: float = EXIT_SECONDS) -> bool:
-        """Stop recording and write what is queued, within `timeout` seconds. True if all was written."""
+        """Stop recording and write what is queued, within `timeout` seconds. True if the writer came to its end: what it could
+        not write in time is left in the ring.
+        """
         self.closed, self.control, self._timeout = True, None, timeout
-        ends = (self._count_strays, self._end_writer, lambda: self._rings.close(self._written), self.notices.tell)
+        ends = (self._count_strays, self._end_writer, self._end_ring, self.notices.tell)
         steps = (self._on_change, self.watch.stop, *ends)
         at = tries = 0
         while at < len(steps):
@@ -198,6 +200,13 @@ class Recorder:
         self._written = self.writer.close(self._timeout)
         if self._written:
             self.writer.finish_failed()
+
+    def _end_ring(self) -> None:
+        ledgers = self.writer.watched()
+        path = self._rings.close(self._written, not any(ledger.changed for ledger in ledgers))
+        left = sum(ledger.pending for ledger in ledgers)
+        if path is not None and left:
+            self.notices.warn("exit", f"{left} calls are still in the ring {path}: `actordbg dump recover` brings them")
 
     def _attempt(self, action: Callable[[], T], otherwise: T) -> T:
         """`action()`, or `otherwise` if it raised."""
@@ -285,7 +294,7 @@ class Recorder:
     def _note_end(self, item: Item, output: Any, error: BaseException | None) -> None:
         """Take what is wanted of the end: time, outputs, generator states, the calls before."""
         control = item.control
-        seconds = item.timer.stop() if item.timer is not None else None
+        seconds = item.timer() if item.timer is not None else None
         kind = kind_of(item.ledger.identity.instance, item.call.grad_enabled, item.shape)
         item.outcome = CallEnd(kind, seconds, item.error)
         if control.before:
@@ -345,7 +354,7 @@ class Recorder:
     def _open_ledger(self, name: str, rank: facts.Rank, role: str | None, run: str) -> Ledger:
         ledger = Ledger(Identity(run, rank.rank, rank.world_size, self._host, self.pid, name), role=role)
         if self.ring is not None:
-            ledger.mirror(*self.ring.add_ledger(ledger.names()))
+            ledger.move(*self.ring.add_ledger(ledger.names()))
         if not self._met:
             self._attempt(lambda: _at_exit_of_child(self), None)
         return ledger
@@ -353,7 +362,7 @@ class Recorder:
     def _reopen(self, ledger: Ledger) -> Ledger:
         ledger.closed, ledger.changed = False, True
         if self.ring is not None and ledger.book < 0:
-            ledger.mirror(*self.ring.add_ledger(ledger.names()))
+            ledger.move(*self.ring.add_ledger(ledger.names()))
         return ledger
 
     def _count_strays(self) -> None:
@@ -361,7 +370,7 @@ class Recorder:
         ledgers = self.writer.watched()
         stray = self.stray - self._strays_booked
         if stray and ledgers:
-            ledgers[0].lost(stray, "error")
+            ledgers[0].drop("error", unopened=stray)
             self._strays_booked += stray
 
     def _of_the_process(self) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from typing import Any
 import torch
 
 from actordbg.formats import ringfile
-from actordbg.formats.ringfile import DONE, END, FREE, IN_FLIGHT, OPEN, RAISED, SLOT, WRITING, head_bytes, sealed, slot_check
+from actordbg.formats.ringfile import DONE, END, FREE, IN_FLIGHT, RAISED, SLOT, WRITING, head_bytes, sealed, slot_check
 
 CHUNK = 2**20
 """Memory is backed in multiples of this many bytes."""
@@ -238,7 +238,8 @@ class Ring:
             self._memory[first : first + ringfile.BOOK] = bytes(ringfile.BOOK)
             self._memory[first + 1 : first + len(text)] = text[1:]
             self._memory[first] = text[0]  # with it, the book is there
-        return number, self._words[(first + ringfile.IDENTITY) // 8 : (first + ringfile.BOOK) // 8]
+        at = (first + ringfile.IDENTITY) // 8
+        return number, self._words[at : at + len(ringfile.COUNTS)]
 
     def close_book(self, number: int) -> None:
         """Nothing of a ledger is open, and its counters are published: its book is free."""
@@ -359,11 +360,20 @@ class Ring:
         with self._lock:
             self.arena.trim()
 
+    def outlives(self) -> bool:
+        """Whether the file is still there to be read after this process."""
+        return self.path is not None and os.path.exists(self.path)
+
     def is_worth_keeping(self) -> bool:
-        """Whether the file has something that is nowhere else: a call that runs, that raised, or that waits to be written."""
+        """Whether the file has something that is nowhere else: a call that runs, that raised, or that waits to be written.
+
+        Where there are only such as wait, the last calls beside them are forgotten: they are written, or were not wanted.
+        """
         with self._lock:
-            books = [self._memory[_SLOTS_AT + entry.slot * _SLOT_SIZE + 1] for entry in self._recent]
-            return bool(self._running) or OPEN in books or any(entry.state == RAISED for entry in self._recent)
+            if not self._running and all(entry.state != RAISED for entry in self._recent):
+                while self._recent:
+                    self._forget_oldest()
+            return any(self._memory[_SLOTS_AT : ringfile.KINDS_AT : _SLOT_SIZE])
 
     def remove(self) -> None:
         """Remove the file; the memory lives on until nobody uses it."""

@@ -88,22 +88,6 @@ class CudaDevice:
         return seconds
 
 
-class Timer:
-    """Times one call. On a CPU by the clock; on a device by two events, since a call returns before the device is done."""
-
-    def __init__(self, device: CudaDevice | None) -> None:
-        self._device = device
-        self._start: Any = device.event() if device is not None else time.perf_counter()
-
-    def stop(self) -> Callable[[], float]:
-        """The call returned. The function says how many seconds it took, and waits for the device if it has to."""
-        start, device = self._start, self._device
-        if device is not None:
-            return device.seconds_between(start, device.event())
-        seconds = time.perf_counter() - start
-        return lambda: seconds
-
-
 class Pool:
     """Reusable uint8 host buffers, at most `capacity` bytes of them."""
 
@@ -158,14 +142,13 @@ class Snapshot:
     `strides` are, by name, those that the original had where the copy's are others.
     """
 
-    __slots__ = ("_buffers", "_done", "_landings", "_marks", "_parts", "_waits", "strides")
+    __slots__ = ("_buffers", "_landings", "_marks", "_parts", "_waits", "strides")
 
     def __init__(self) -> None:
         self.strides: dict[str, tuple[int, ...]] = {}
         self._landings: list[tuple[str, Arena, int]] = []
         self._marks: list[torch.Tensor] = []
         self._parts: dict[str, _Part] = {}
-        self._done: dict[str, torch.Tensor] = {}
         self._waits: list[Callable[[], None]] = []
         self._buffers: list[tuple[Pool, torch.Tensor]] = []
 
@@ -210,12 +193,12 @@ class Snapshot:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The copies by name; valid until `release`."""
-        return {**self._done, **{name: _view(*part) for name, part in self._parts.items()}}
+        return {name: _view(*part) for name, part in self._parts.items()}
 
     def release(self) -> None:
         """Give the buffers back."""
         self.wait()
-        self._parts, self._done = {}, {}
+        self._parts = {}
         self._give_back()
 
     def _give_back(self) -> None:
@@ -235,42 +218,35 @@ class Copier:
         self._devices: dict[torch.device, tuple[CudaDevice, Pool]] = {}
 
     def snapshot(self, tensors: dict[str, torch.Tensor]) -> Snapshot:
-        """Copy tensors as they are now. Raises PoolExhausted, or what the device raises; then nothing is taken."""
-        taken, flat, flat_bytes, whole = Snapshot(), {}, 0, False
-        by_device: dict[torch.device, dict[str, torch.Tensor]] = {}
-        try:
-            for name, tensor in tensors.items():
-                if tensor.is_cuda:
-                    by_device.setdefault(tensor.device, {})[name] = tensor
-                elif tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
-                    flat[name] = tensor
-                    flat_bytes += tensor.nbytes
-                else:
-                    taken.strides[name] = tensor.stride()
-                    taken._done[name] = _clone(tensor)
-            if flat:
-                self._copy_flat(flat, flat_bytes, taken)
-            for device, group in by_device.items():
-                self._copy_from_device(device, group, taken)
-            whole = True
-        finally:
-            if not whole:
-                taken.release()
-        return taken
+        """Copy tensors as they are now, into buffers. Raises PoolExhausted, or what the device raises; then nothing is taken."""
+        taken, offsets, total = Snapshot(), [], 0
+        for tensor in tensors.values():
+            offsets.append(total)
+            total += 0 if tensor.is_cuda else aligned(tensor.nbytes)
+        room = self._room(total, self._host, taken) if total else torch.empty(0, dtype=torch.uint8, device="cpu")
+        return self._copy(tensors, taken, room, room.data_ptr(), offsets, None)
 
     def place(self, tensors: dict[str, torch.Tensor], arena: Arena, first: int, offsets: list[int]) -> Snapshot:
         """Copy tensors as they are now into an arena, to these offsets behind `first`. Those of a device come later
         (`Snapshot.land`).
         """
-        taken, memory, base, whole = Snapshot(), arena.tensor, arena.address, False
-        parts = taken._parts
+        return self._copy(tensors, Snapshot(), arena.tensor, arena.address, [first + offset for offset in offsets], arena)
+
+    def _copy(
+        self, tensors: dict[str, torch.Tensor], taken: Snapshot, memory: torch.Tensor, base: int, offsets: list[int],
+        arena: Arena | None,
+    ) -> Snapshot:  # fmt: skip
+        """Copy tensors to these offsets of `memory`, which begins at address `base`. If that is an arena's, copies from a device
+        land there later.
+        """
+        parts, whole = taken._parts, False
         by_device: dict[torch.device, dict[str, torch.Tensor]] = {}
         try:
             for (name, tensor), offset in zip(tensors.items(), offsets, strict=True):
-                offset += first
                 if tensor.is_cuda:
                     by_device.setdefault(tensor.device, {})[name] = tensor
-                    taken._landings.append((name, arena, offset))
+                    if arena is not None:
+                        taken._landings.append((name, arena, offset))
                     continue
                 size = tensor.nbytes
                 if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
@@ -293,19 +269,16 @@ class Copier:
         """Whether copies can be queued now: False during a CUDA graph capture."""
         return not any(t.is_cuda and self._device(t.device)[0].capturing() for t in tensors.values())
 
-    def timer(self, device: torch.device | None) -> Timer:
-        """A timer that runs from now on; `device`: where the call's inputs are, None for a CPU."""
-        return Timer(self._device(device)[0] if device is not None else None)
-
-    def _copy_flat(self, tensors: dict[str, torch.Tensor], nbytes: int, taken: Snapshot) -> None:
-        buffer = self._room(nbytes + ALIGNMENT * len(tensors), self._host, taken)
-        base, offset = buffer.data_ptr(), 0
-        for name, tensor in tensors.items():
-            size = tensor.nbytes
-            if size:
-                _memmove(base + offset, _address(tensor), size)
-            taken._parts[name] = (buffer, offset, size, tensor.dtype, tensor.shape, None)
-            offset = aligned(offset + size)
+    def timer(self, where: torch.device | None) -> Callable[[], Callable[[], float]]:
+        """A timer that runs from now on; `where` the call's inputs are, None for a CPU. It is called when the call returns; what
+        it gives says the seconds. Those of a device lie between two events, since a call returns before the device is done.
+        """
+        if where is None:
+            began = time.perf_counter()
+            return lambda: (lambda seconds: lambda: seconds)(time.perf_counter() - began)
+        device = self._device(where)[0]
+        start = device.event()
+        return lambda: device.seconds_between(start, device.event())
 
     def _copy_from_device(self, where: torch.device, tensors: dict[str, torch.Tensor], taken: Snapshot) -> None:
         device, pool = self._device(where)
@@ -372,10 +345,3 @@ def _copy_to(room: torch.Tensor, tensor: torch.Tensor) -> None:
     if tensor.numel():
         _address(tensor)
         room.view(tensor.dtype).view(tensor.shape).copy_(tensor.detach())
-
-
-def _clone(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.numel():
-        _address(tensor)
-    source = tensor.detach()
-    return source.clone() if source.is_cpu else source.to("cpu")

@@ -14,7 +14,7 @@ from typing import Any
 
 from actordbg.base.errors import StoreProblem
 from actordbg.capture.control import CONTROL_FORMATS, Control
-from actordbg.formats.store_files import StoreFiles, atomic_write
+from actordbg.formats.store_files import StoreFiles, atomic_write, read_regular
 
 
 def control_dict(control: Control) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def read_control(store: StoreFiles, job: str | None = None) -> Control | None:
     """The store's switch, or that of one named job; None where it was never touched. Raises StoreProblem or NewerFormat."""
     path = store.control_of(job)
     try:
-        return Control.from_json(path.read_bytes())
+        return Control.from_json(read_regular(path))
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -29,7 +29,7 @@ from actordbg.capture.control import POLL_SECONDS, Control
 from actordbg.capture.facts import versions
 from actordbg.capture.ring import Ring
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.ringfile import forget_old, place
+from actordbg.formats.ringfile import MOST_OLD, place, wanted_place
 from actordbg.formats.store_files import StoreFiles
 
 REPEAT_SECONDS = 60.0
@@ -131,7 +131,7 @@ class RingKeeper:
     """The ring of one process.
 
     Its file stays behind if the process was killed; if it ended by an exception that nobody caught; or if the ring has something
-    that is nowhere else (a call that raised, or one that could not be written in time).
+    that is nowhere else (a call that raised, one that could not be written in time, or counts that could not be published).
     """
 
     def __init__(self, store: StoreFiles, host: str, token: str, notices: Notices) -> None:
@@ -158,7 +158,10 @@ class RingKeeper:
             self._incomplete = False
             self._ring.describe(self._facts() | {"versions": versions()})
             self._notices.over("ring")
-            forget_old(self._ring.path.parent)
+            if len(os.listdir(self._ring.path.parent)) > MOST_OLD:
+                from actordbg.formats.old_rings import forget_old
+
+                forget_old(self._ring.path.parent)
 
     def about(self) -> dict[str, Any] | None:
         """What the counters say of the ring; None if there is no file."""
@@ -180,30 +183,35 @@ class RingKeeper:
         if self._ring is not None:
             self._ring.let_go()
 
-    def close(self, written: bool) -> None:
-        """The process ends: remove the file unless it has something to tell. `written`: the queue is empty."""
-        ring = self._ring
+    def close(self, stopped: bool, told: bool) -> Path | None:
+        """The process ends: remove the file unless it has something to tell; where it is, if it stays. `stopped`: the writer is
+        at its end; if not, it may write on, so the ring stays held. `told`: the counters are published.
+        """
+        ring, kept = self._ring, True
         if ring is None or ring.path is None:
-            return
-        kept = getattr(sys, "last_value", None) is not None or not written
+            return None
         try:
-            if not kept:
-                kept = True
-                kept = ring.is_worth_keeping()
+            kept = getattr(sys, "last_value", None) is not None or not stopped or ring.is_worth_keeping() or not told
         finally:
-            if kept:
-                ring.let_go()
-            else:
+            if not kept:
                 ring.remove()
+            elif stopped:
+                ring.let_go()
+        return ring.path if kept else None
 
     def _make(self, control: Control, queued: int) -> Ring:
         if not control.ring:
             return Ring.private(control.ring_bytes, queued)
-        folder = place(self._store, control.ring_dir)
+        folder, wanted = place(self._store, control.ring_dir), wanted_place(self._store, control.ring_dir)
+        if folder != wanted:
+            self._notices.warn("ring", f"others may write to {wanted}, or own it: the ring lies in {folder}")
         self._made += 1
         name = f"{self._host}-{os.getpid()}-{self._token}-{self._made}"
         try:
             ring = Ring.create(folder, name, self._facts(), control.ring_bytes, queued)
+            if place(self._store, control.ring_dir) != folder:  # somebody else was quicker to make it
+                ring.remove()
+                raise OSError("somebody else may write to it")
         except Exception as error:  # noqa: BLE001  # whatever it is: calls are recorded without a ring, too
             self._notices.warn(
                 "ring", f"no ring in {folder}: {describe(error)}; the inputs of a process that is killed will be lost"

@@ -9,7 +9,8 @@ Invariants:
   no when it is full; nobody ever waits for it.
 - A call that got in is closed exactly once: captured, dropped with a reason, or sampled out.
 - The thread outlives every error of an item. A stuck disk stops only this thread.
-- `close` returns within its timeout: what is not written by then is dropped as `exit`, and counted.
+- `close` returns within its timeout: what is not written by then stays in the ring, pending; without a ring file it is dropped as
+  `exit`.
 - Counters files are replaced at most once a second while something changes, every 10 s otherwise (not while recording
   is off), and at the end.
 
@@ -19,7 +20,6 @@ waits, or when copies from a device do. A kill meanwhile loses nothing: the ring
 
 from __future__ import annotations
 
-import errno
 import os
 import threading
 import time
@@ -34,13 +34,13 @@ from actordbg.base.fault import describe
 from actordbg.capture.control import BEFORE, Control
 from actordbg.capture.facts import digests, versions
 from actordbg.capture.ledger import Ledger, Rotation
-from actordbg.capture.recorded_call import LOGITS_SUM, Item, Judge, Verdict
+from actordbg.capture.recorded_call import ERROR, LEFT, LOGITS_SUM, Item, Judge, Verdict
 from actordbg.capture.ring import Ring
 from actordbg.capture.watch import Notices
 from actordbg.formats import encoding
 from actordbg.formats.dump_record import OUTPUT_PREFIX, DumpRecord
-from actordbg.formats.ringfile import OPEN
-from actordbg.formats.store_files import StoreFiles
+from actordbg.formats.ringfile import CAPTURED, OPEN
+from actordbg.formats.store_files import FULL_DISK, StoreFiles
 
 QUEUE_BYTES = 256 * 2**20
 """Most bytes of copied tensors and arguments that wait to be written."""
@@ -56,7 +56,6 @@ HEARTBEAT_SECONDS = 10.0
 _FLOOR_SECONDS = 1.0
 _CHANCES = 8
 """How often what fails is tried."""
-_FULL_DISK = {errno.ENOSPC, errno.EDQUOT}
 
 
 class Writer:
@@ -105,7 +104,6 @@ class Writer:
 
     def put(self, item: Item) -> None:
         """Hand over an item whose bytes are reserved. Never waits."""
-        item.queued = True
         self._queue.append(item)
         if self._bytes * 4 > self.capacity or item.device is not None:
             self._wake.set()
@@ -177,7 +175,7 @@ class Writer:
                 if self._deadline is not None and not self._queue and not self.failed:
                     for ledger in self._ledgers:
                         ledger.closed = ledger.changed = True
-                    self._publish(heartbeat=True)
+                    self._publish("ended")
                     finals = 0
                 stumbled = 0
             except Exception as error:  # noqa: BLE001  # an edge: assignments only
@@ -193,7 +191,7 @@ class Writer:
                         what.failed = True
                         self._left += (what,) * _CHANCES
                     elif what is not None:
-                        what.faulted += 1
+                        what.counts[ERROR] += 1
                 stumbled = (stumbled + 1) % 3
                 finals -= self._deadline is not None and not self._queue
                 with self._notices.lock:
@@ -227,7 +225,7 @@ class Writer:
                 if isinstance(what, Item):
                     what.close_somehow()
                 elif what is not None:
-                    what.faulted += not counted
+                    what.counts[ERROR] += not counted
 
     def _rest(self) -> None:
         if self._deadline is None and not self._queue:
@@ -261,10 +259,10 @@ class Writer:
         if item.standing != OPEN:
             return
         self._write(item, verdict)
-        if verdict is not None and item.path is not None and item.previous:
+        if verdict is not None and item.standing in (CAPTURED, LEFT) and item.previous:
             self._queue.extendleft(reversed(item.previous))  # they come next, each on its own
             for one in item.previous:
-                one.held, one.cause = one.held + 1, item.written[0].dump_id if item.written else ""
+                one.held, one.cause = one.held + 1, item.dump_id
             item.previous = ()
 
     def _verdict(self, item: Item) -> Verdict | None:
@@ -277,11 +275,13 @@ class Writer:
 
     def _keep_too(self, one: Item, dump_id: str) -> None:
         """Keep a call that came before a triggered one: publish it, or pin what was published."""
-        facts = {"before": dump_id} if dump_id else {}
-        if one.written is None:
+        facts = {"before": dump_id}
+        if one.written is None or self._is_over():
             one.reopen()
             if one.standing == OPEN:
                 self._write(one, Verdict(BEFORE, facts))
+            elif self._is_over() and one.standing in (CAPTURED, LEFT):
+                one.leave_in_ring(Verdict(BEFORE, facts))
             return
         record, data = one.written
         if not record.pinned and one.path is not None:
@@ -292,8 +292,8 @@ class Writer:
 
     def _write(self, item: Item, verdict: Verdict | None) -> None:
         """Encode and publish one item. Closes its call as the last thing it does, or raises with the call still open."""
-        if self._deadline is not None and time.monotonic() > self._deadline:
-            return item.dropped("exit", "the process ended before the queue was written")
+        if self._is_over():
+            return item.leave_in_ring(verdict)
         control = item.control
         if not self._above_floor(control.free_floor_bytes):
             self._notices.warn("disk_floor", f"free space is under {control.free_floor_bytes} bytes: dropping dumps")
@@ -346,7 +346,7 @@ class Writer:
             return
         reason = "error"
         if isinstance(error, OSError):
-            reason = "disk_full" if error.errno in _FULL_DISK else "write_error"
+            reason = "disk_full" if error.errno in FULL_DISK else "write_error"
         if item.path is not None:
             item.captured(0, None)
         else:
@@ -372,6 +372,10 @@ class Writer:
         if item.snapshot is not None and item.snapshot.on_its_way:
             item.snapshot.release()
 
+    def _is_over(self) -> bool:
+        """Whether nothing more is to be written."""
+        return self._deadline is not None and time.monotonic() > self._deadline
+
     def _rotation(self, ledger: Ledger) -> Rotation:
         return self._rotations.setdefault(ledger.serial, Rotation(self._store, ledger))
 
@@ -391,11 +395,11 @@ class Writer:
         if beat:
             self._heartbeat, self._was_on = now, on
         self._published = now
-        self._publish(beat)
+        self._publish("on" if on else "off", beat)
         if self.ring is not None and not self._queue:
             self.ring.trim()
 
-    def _publish(self, heartbeat: bool) -> None:
+    def _publish(self, state: str, heartbeat: bool = False) -> None:
         """Publish the counters of every ledger that has news. One that fails is the last one next time."""
         self._publishing = True
         process, ledgers, first = self.process() | {"queue_bytes": self._bytes}, self.watched(), self._turn
@@ -403,8 +407,8 @@ class Writer:
             self._turn = (place + 1) % len(ledgers)
             ledger = ledgers[place % len(ledgers)]
             if ledger.changed or (heartbeat and not ledger.closed):
-                ledger.publish(self._store, self._was_on, process)
-                ring, number = self.ring, ledger.leave_mirror()
+                ledger.publish(self._store, state, process)
+                ring, number = self.ring, ledger.leave_book()
                 if ring is not None and number >= 0:  # a job with a new run each night shall not run out of books
                     ring.close_book(number)
         self._publishing = False

@@ -66,7 +66,7 @@ def recovered_from(
             raise UsageError(f"{path} is not a file", hint="`actordbg dump status` names the rings")
     paths = rings or recovering.find_rings(store)
     if discard:
-        reports = list(recovering.discard(paths))
+        reports = list(recovering.discard(store, paths))
     else:
         reports = list(recovering.recover(store, paths, live=live, keep_rings=keep_rings))
     dumps = [dump for report in reports for dump in report.dumps]

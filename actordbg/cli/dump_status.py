@@ -1,6 +1,7 @@
 """`actordbg dump status`: what each recording actor counted, from the counters that it publishes. Nothing talks to a job.
 
-The rings of dead processes are looked for on this machine; of others, the counters say where they were.
+The rings of this machine are looked at as well: their books are right at any moment, also where counters could not be written
+(a full disk, a kill). So whichever has counted further is shown. Of other machines' rings, the counters say where they were.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from actordbg.cli.options import Json, store_of
 from actordbg.cli.output import clear_screen, emit, human_bytes, note, plural, say, say_json, table
 from actordbg.dumps.recover import find_rings
 from actordbg.formats.record_reading import parse_timestamp
-from actordbg.formats.recording_reading import read_counters, read_ring
+from actordbg.formats.recording_reading import Books, RingFile, read_counters, read_ring
 from actordbg.formats.ringfile import IN_FLIGHT
 from actordbg.store.layout import Store
 
@@ -107,7 +108,8 @@ def status(
     """Say what each process captured, dropped and sampled out.
 
     Says whether recording is on, and lists the processes of the current run and those of other runs that still record.
-    calls = captured + dropped + sampled out + still queued. Also names the rings that dead processes left on this machine.
+    calls = captured + dropped + sampled out + in ring, where they wait to be written. A process that ended before it could write
+    all leaves them there: `dump recover` brings them. Also names the rings that dead processes left on this machine.
 
     Example: actordbg dump status --watch
     """
@@ -134,7 +136,7 @@ def status_of(store: Store, everything: bool) -> RecordingStatus:
     rows, unreadable = process_rows(store, datetime.now(timezone.utc))
     if not everything and (control is not None or jobs):
         current = {one.run for one in (control, *jobs) if one is not None}
-        rows = [row for row in rows if row.run in current or row.state == "on"]
+        rows = [row for row in rows if row.run in current or row.state == "on" or row.pending]
     return RecordingStatus(
         store=str(store.root),
         enabled=control is not None and control.enabled,
@@ -162,14 +164,42 @@ def ring_rows(store: Store) -> list[RingRow]:
 
 
 def process_rows(store: Store, now: datetime) -> tuple[list[ProcessRow], int]:
-    """Every counters file of the store as a row, sorted by run, rank and host; and how many could not be read."""
-    rows, unreadable = [], 0
+    """Every recording actor of the store, sorted by run, rank and host; and how many counters files could not be read."""
+    known, unreadable = {}, 0
     for path in sorted(store.counters.glob("*/[!.]*.json")):
         try:
-            rows.append(_row(read_counters(path), now))
+            data = read_counters(path)
+            known[_who(data)] = data
         except CorruptDump:
             unreadable += 1
+    for path in find_rings(store):
+        with contextlib.suppress(StoreProblem):
+            ring = read_ring(path)
+            for books in ring.books.values():
+                who = _who(books.identity)
+                known[who] = _newest(known.get(who), ring, books)
+    rows = [_row(data, now) for data in known.values()]
     return sorted(rows, key=lambda row: (row.run, row.rank, row.role or "", row.host, row.pid, row.instance)), unreadable
+
+
+def _who(data: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells recording actors apart."""
+    return tuple(data[name] for name in ("run", "rank", "host", "pid", "instance"))
+
+
+def _newest(known: dict[str, Any] | None, ring: RingFile, books: Books) -> dict[str, Any]:
+    """What is known of an actor, from its counters file and its books in a ring. Both only grow, so more is newer."""
+    state = "on" if ring.alive else "ended" if books.counts["ended"] else "killed"
+    counted = books.as_counters() | {"ring": {"path": str(ring.path)}, "heartbeat": books.identity["since"], "queue_bytes": 0}
+    if known is None:
+        return counted | {"state": state}
+    known = known | ({"state": state} if not ring.alive and known["state"] in ("on", "off") else {})
+    kept = {name: known[name] for name in ("heartbeat", "queue_bytes", "ring", "role") if known.get(name) is not None}
+    return known | counted | kept if _progress(counted) > _progress(known) else known
+
+
+def _progress(data: dict[str, Any]) -> tuple[int, int]:
+    return data["calls"], data["calls"] - data["pending"]
 
 
 def total_of(rows: list[ProcessRow]) -> dict[str, int]:
@@ -179,11 +209,11 @@ def total_of(rows: list[ProcessRow]) -> dict[str, int]:
 
 
 def totals_in_words(total: dict[str, int]) -> str:
-    """`42 calls = 42 captured + 0 dropped + 0 sampled out`."""
-    queued = f" + {total['pending']:,} queued" if total["pending"] else ""
+    """`42 calls = 42 captured + 0 dropped + 0 sampled out`, and what is in the ring."""
+    in_ring = f" + {total['pending']:,} in ring" if total["pending"] else ""
     return (
         f"{total['calls']:,} calls = {total['captured']:,} captured + {total['dropped']:,} dropped"
-        f" + {total['sampled_out']:,} sampled out{queued}"
+        f" + {total['sampled_out']:,} sampled out{in_ring}"
     )
 
 
@@ -234,7 +264,7 @@ def _say_status(answer: RecordingStatus) -> None:
 
 def _say_processes(answer: RecordingStatus) -> None:
     say()
-    names = ("rank", "role", "state", "calls", "captured", "dropped", "sampled", "queue", "size", "since")
+    names = ("rank", "role", "state", "calls", "captured", "dropped", "sampled", "in ring", "size", "since")
     table(names, [_cells(row) for row in answer.processes], tight=True)
     say(f"{plural(len(answer.processes), 'recording actor')}: {totals_in_words(answer.total)}")
     say(f"{human_bytes(answer.total['bytes'])} written; counted {min(row.age_s for row in answer.processes):.0f} s ago")
@@ -254,8 +284,8 @@ def _say_rings(answer: RecordingStatus) -> None:
 
 
 def _cells(row: ProcessRow) -> tuple[Any, ...]:
-    counts = (row.calls, row.captured, row.dropped, row.sampled_out)
-    return (row.rank, row.role, row.state, *counts, _short_bytes(row.queue_bytes), _short_bytes(row.bytes), row.since[11:19])
+    counts = (row.calls, row.captured, row.dropped, row.sampled_out, row.pending)
+    return (row.rank, row.role, row.state, *counts, _short_bytes(row.bytes), row.since[11:19])
 
 
 def trouble_of(row: ProcessRow) -> list[str]:
@@ -265,8 +295,13 @@ def trouble_of(row: ProcessRow) -> list[str]:
     if row.dropped:
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(row.dropped_by.items()))
         lines.append(f"{who} dropped: {reasons}" + (f"; last: {row.last_error}" if row.last_error else ""))
-    if row.pending:
-        lines.append(f"{who} has {plural(row.pending, 'call')} in its queue, {human_bytes(row.queue_bytes)} of its process")
+    if row.pending and row.state in ("ended", "killed"):
+        calls = f"{plural(row.pending, 'call')} {'is' if row.pending == 1 else 'are'}"
+        lines.append(f"{calls} still in the ring of pid {row.pid}: `actordbg dump recover` on {row.host} brings them")
+    elif row.pending:
+        lines.append(
+            f"{who} has {plural(row.pending, 'call')} in its ring to write, {human_bytes(row.queue_bytes)} of its process"
+        )
     elif row.last_error and not row.dropped:
         lines.append(f"{who} last error: {row.last_error}")
     if row.triggered_by:

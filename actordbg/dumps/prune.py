@@ -18,6 +18,7 @@ from actordbg.base.errors import CorruptDump, Refused, StoreProblem
 from actordbg.catalog import dump_rows as headers
 from actordbg.catalog.query import Catalog, damaged_files, dump_bytes, dump_files
 from actordbg.dumps import packing
+from actordbg.dumps.recover import is_left_over
 from actordbg.formats.dump_record import SUFFIX, format_timestamp
 from actordbg.formats.store_files import TEMPORARY
 from actordbg.store.layout import Store
@@ -27,7 +28,7 @@ from actordbg.store.pack_reader import Pack
 from actordbg.store.places import dump_id_of, split_place
 
 LEFTOVER_AGE_S = 3600.0
-"""A temporary file older than this belongs to a writer that died."""
+"""A temporary file older than this belongs to a writer that died; one of this machine's dead processes does at once."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +185,7 @@ def _leftovers(store: Store) -> list[Doomed]:
             for entry in entries:
                 if entry.name.startswith(TEMPORARY) and entry.is_file(follow_symlinks=False):
                     state = entry.stat(follow_symlinks=False)
-                    if time.time() - state.st_mtime > LEFTOVER_AGE_S:
+                    if is_left_over(entry.name) or time.time() - state.st_mtime > LEFTOVER_AGE_S:
                         found.append(Doomed(store.relative(Path(entry.path)), state.st_size, "unfinished, writer died"))
     return found
 

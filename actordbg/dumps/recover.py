@@ -6,8 +6,9 @@ it died. Each becomes a dump of the store, marked `recovered`:
     in_flight   the call ran when the process died, or it was the process's last call and raised
     recent      one of the calls before
 
-A call that was recorded anyway keeps its file, with the mark in its record. What had waited in the queue counts as captured
-now; what is in no ring counts as dropped, `killed`. So calls = captured + dropped + sampled out holds for a killed process, too.
+A call that was recorded anyway keeps its file, with the mark in its record. What had waited in the ring to be written counts as
+captured now, for the trigger that its process found if there was one; what is in no ring counts as dropped, `killed`. So
+calls = captured + dropped + sampled out holds for a killed process, too, and for one that had no time to write all.
 
 Dumps are published first, then the books, and the ring goes last: recovering again after a crash in between gives the same.
 A live process's ring is only read if that is asked for (a hang): then nothing is settled, and the ring stays.
@@ -17,7 +18,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -27,8 +30,9 @@ from typing import TYPE_CHECKING, Any
 from actordbg.base.errors import ActordbgError, CorruptDump, StoreProblem, Unsupported
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import DumpRecord, format_timestamp, make_dump_id, now_timestamp
+from actordbg.formats.old_rings import is_held, remove_unfinished, ring_paths
 from actordbg.formats.record_reading import parse_record
-from actordbg.formats.recording_reading import RingFile, RingSlot, read_counters, read_ring, tensors_of
+from actordbg.formats.recording_reading import Books, RingFile, RingSlot, read_counters, read_ring, tensors_of
 from actordbg.formats.ringfile import (
     COUNTERS_FORMAT,
     DONE,
@@ -36,12 +40,9 @@ from actordbg.formats.ringfile import (
     RAISED,
     head_bytes,
     host_name,
-    is_held,
     place,
-    remove_unfinished,
-    ring_paths,
 )
-from actordbg.formats.store_files import atomic_write
+from actordbg.formats.store_files import TEMPORARY, atomic_write, processes
 from actordbg.store import places
 from actordbg.store.layout import Store
 
@@ -103,7 +104,10 @@ def find_rings(store: Store) -> list[Path]:
 
 
 def recover(store: Store, paths: Sequence[Path], *, live: bool = False, keep_rings: bool = False) -> Iterator[RingReport]:
-    """Recover rings one after another. A damaged ring is reported (`problem`), and stays; what is whole in it is recovered."""
+    """Recover rings one after another; unfinished files of dead processes go first. A damaged ring is reported (`problem`), and
+    stays; what is whole in it is recovered.
+    """
+    remove_unfinished_files(store)
     for path in paths:
         report = RingReport(str(path), "", 0, False)
         try:
@@ -119,14 +123,20 @@ def recover(store: Store, paths: Sequence[Path], *, live: bool = False, keep_rin
         yield report
 
 
-def discard(paths: Iterable[Path]) -> Iterator[RingReport]:
-    """Remove rings of dead processes without looking into them."""
+def discard(store: Store, paths: Iterable[Path]) -> Iterator[RingReport]:
+    """Remove rings of dead processes, and count the calls that only they had as lost."""
     for path in paths:
-        report = RingReport(str(path), socket.gethostname(), 0, is_held(path))
-        if not report.alive:
-            path.unlink(missing_ok=True)
-            _remove_if_empty(path.parent)
-            report.removed = True
+        report = RingReport(str(path), socket.gethostname(), 0, False)
+        try:
+            report.alive = is_held(path)
+            if not report.alive:
+                with contextlib.suppress(StoreProblem):
+                    _settle_all(store, replace(read_ring(path), slots=[]), [], report)
+                path.unlink(missing_ok=True)
+                _remove_if_empty(path.parent)
+                report.removed = True
+        except OSError as error:
+            report.problem = f"cannot discard {path}: {error.strerror}"
         yield report
 
 
@@ -147,17 +157,53 @@ def _recover(store: Store, ring: RingFile, report: RingReport, keep_rings: bool)
     if ring.damaged:
         more = f" ({len(ring.damaged)} calls in it are damaged)" if len(ring.damaged) > 1 else ""
         raise CorruptDump(ring.damaged[0] + more, hint=HINT)
-    for number, books in ring.books.items():
-        saved = [n for slot, n in zip(ring.slots, written, strict=True) if slot.ledger == number and slot.book == OPEN]
-        report.killed += max(0, books.unresolved - len(saved))
-        instance = books.identity["instance"]
-        roles = [f.get("role") for f in (slot.kind["fields"] for slot in ring.slots) if f["instance"] == instance]
-        who = books.identity | ({"role": roles[-1]} if roles else {})
-        _settle(store, who, books.counts, books.unresolved, saved)
+    _settle_all(store, ring, written, report)
     if not keep_rings:
         ring.path.unlink(missing_ok=True)
         _remove_if_empty(ring.path.parent)
         report.removed = True
+
+
+def remove_unfinished_files(store: Store) -> None:
+    """Remove the unfinished files of this machine's dead processes from a store."""
+    folders = (store.root, store.controls, *store.counters.glob("*"), *store.dump_folders(), *store.pack_folders())
+    for folder in folders:
+        with contextlib.suppress(OSError), os.scandir(folder) as entries:
+            for name in [entry.name for entry in entries if is_left_over(entry.name)]:
+                with contextlib.suppress(OSError):
+                    os.unlink(folder / name)
+
+
+def is_left_over(name: str) -> bool:
+    """Whether a file of this name was being written by a process of this machine (and container, and boot) that is dead."""
+    writers, _, rest = name.removeprefix(TEMPORARY).partition("-")
+    pid = rest.partition("-")[0]
+    if not name.startswith(TEMPORARY) or writers != processes() or not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return False
+
+
+def _settle_all(store: Store, ring: RingFile, written: list[int], report: RingReport) -> None:
+    """Settle the books of a ring whose calls became dump files of these sizes."""
+    for books in ring.books.values():
+        mine = [(slot, n) for slot, n in zip(ring.slots, written, strict=True) if _is_of(slot, books)]
+        saved = [(slot, n) for slot, n in mine if slot.book == OPEN]
+        report.killed += max(0, books.unresolved - len(saved))
+        roles = [slot.kind["fields"].get("role") for slot, _ in mine]
+        who = {"role": roles[-1]} if roles else {}
+        triggers = Counter(slot.kept["triggered"] for slot, _ in saved if "triggered" in slot.kept)
+        _settle(store, books, who, [n for _, n in saved], triggers)
+
+
+def _is_of(slot: RingSlot, books: Books) -> bool:
+    """Whether a call is of the actor and the run of these books."""
+    return all(slot.kind["fields"][name] == books.identity[name] for name in ("run", "instance"))
 
 
 def _dump(store: Store, ring: RingFile, slot: RingSlot, mark: str) -> tuple[Recovered, int]:
@@ -171,8 +217,10 @@ def _dump(store: Store, ring: RingFile, slot: RingSlot, mark: str) -> tuple[Reco
         packed = _packed_place(store, record) if found is None else None
         if found is not None:
             before, data = found
-            record = replace(before, recovered=mark, pinned=before.pinned or record.pinned)
-            record = replace(record, trigger_facts=before.trigger_facts or slot.end)
+            record = replace(
+                before, recovered=mark, pinned=before.pinned or record.pinned, triggered=before.triggered or record.triggered,
+                trigger_facts=before.trigger_facts or slot.end,
+            )  # fmt: skip
         else:
             record, data = _serialized(record, tensors, slot)
         blob = dumpfile.pack(record, data)
@@ -253,37 +301,36 @@ def _record(ring: RingFile, slot: RingSlot, tensors: dict[str, torch.Tensor], ma
         tokens=int(attention.count_nonzero()) if attention is not None else batch * seq_len,
         replayable=not fields["extra"] and bool(seq_len),
         recovered=mark,
-        pinned=mark == IN_FLIGHT,
+        pinned=mark == IN_FLIGHT or "triggered" in slot.kept,
+        triggered=slot.kept.get("triggered"),
         trigger_facts=slot.end,
+        rng=slot.kept.get("rng", {}),
         versions=ring.facts.get("versions", {}),
         **fields,
     )
     return parse_record(record.to_json())
 
 
-def _settle(store: Store, who: dict[str, Any], counts: dict[str, int], unresolved: int, saved: list[int]) -> None:
-    """Publish the counters of a dead process, with nothing left open."""
-    from actordbg.capture.ledger import counters_path
+def _settle(store: Store, books: Books, who: dict[str, Any], saved: list[int], triggers: Counter[str]) -> None:
+    """Publish the counters of a dead process, with nothing left open. `saved`: sizes of the files that its open calls became."""
+    from actordbg.capture.ledger import Identity
 
-    path = counters_path(store, who["run"], who["rank"], who["host"], who["pid"], who["instance"])
-    data: dict[str, Any] = {"format": COUNTERS_FORMAT, "generation": 0, "last_error": None, "triggered": {}}
+    mine, open_ = books.as_counters(), books.unresolved
+    names = ("run", "rank", "world_size", "host", "pid", "instance")
+    path = Identity(*(mine.get(name) for name in names)).counters(store)  # type: ignore[arg-type]
+    data: dict[str, Any] = {"generation": 0, "last_error": None}
     with contextlib.suppress(CorruptDump):
         data = read_counters(path)
-    reasons: dict[str, dict[str, int]] = {"dropped": {}, "sampled_out": {}}
-    for name, count in counts.items():
-        kind, _, reason = name.partition(".")
-        if reason and count:
-            reasons[kind][reason] = count
-    killed = max(0, unresolved - len(saved))
-    if killed:
-        reasons["dropped"]["killed"] = killed
-    data |= who | reasons
+    killed = max(0, open_ - len(saved))
+    data |= mine | who
     data |= {
-        "state": "killed",
+        "format": COUNTERS_FORMAT,
+        "state": "ended" if books.counts["ended"] else "killed",
         "heartbeat": now_timestamp(),
-        "calls": counts["calls"],
-        "captured": counts["captured"] + min(len(saved), unresolved),
-        "bytes": counts["bytes"] + sum(saved),
+        "captured": mine["captured"] + min(len(saved), open_),
+        "dropped": mine["dropped"] | ({"killed": killed} if killed else {}),
+        "triggered": dict(triggers + Counter(mine["triggered"])),
+        "bytes": mine["bytes"] + sum(saved),
         "pending": 0,
         "queue_bytes": 0,
         "ring": None,

@@ -60,7 +60,7 @@ RNG_PREFIX = "rng."
 UINT24 = "uint24"
 """`stored` of token ids below 2**24: low 16 and high 8 bits as two tensors, which compress 8 % better than int32."""
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
+SURROGATE = re.compile("[\ud800-\udfff]")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}\Z")
 
 
@@ -247,7 +247,7 @@ def checked_line(record: DumpRecord, payload: bytes) -> bytes:
         raise _unreadable(record, "a number is out of range")
     if "__metadata__" in record.tensors or any(len(spec.shape) > MAX_DIMS for spec in record.tensors.values()):
         raise _unreadable(record, "a tensor has a reserved name or too many dimensions")
-    if b"\\ud" in line.lower() and _SURROGATE.search(json.dumps(json.loads(line), ensure_ascii=False)):
+    if b"\\ud" in line.lower() and SURROGATE.search(json.dumps(json.loads(line), ensure_ascii=False)):
         raise _unreadable(record, "a text holds half of a surrogate pair")
     return line
 

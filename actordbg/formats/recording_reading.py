@@ -21,10 +21,12 @@ from typing import Any
 
 from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
 from actordbg.formats.dump_record import is_plain_name
+from actordbg.formats.old_rings import is_locked
 from actordbg.formats.record_reading import parse_timestamp, strict_json
 from actordbg.formats.ringfile import (
     BOOK,
     BOOKS,
+    CLOSED,
     COUNTERS_FORMAT,
     COUNTS,
     DATA,
@@ -48,9 +50,9 @@ from actordbg.formats.ringfile import (
     VERSION,
     WRITING,
     head_bytes,
-    is_locked,
     slot_check,
 )
+from actordbg.formats.store_files import open_regular, read_regular
 
 MAX_FILE, MAX_KIND = 2**40, 4 * 2**20
 MAX_OPEN = 2**20
@@ -69,16 +71,29 @@ class Books:
     @property
     def unresolved(self) -> int:
         """Calls that were neither captured nor dropped nor sampled out when the process died."""
-        closed = sum(n for name, n in self.counts.items() if name not in ("calls", "bytes"))
+        closed = sum(self.counts[name] for name in COUNTS[:CLOSED] if name not in ("calls", "bytes"))
         return self.counts["calls"] - closed
+
+    def as_counters(self) -> dict[str, Any]:
+        """What a counters file would say of these counts."""
+        by: dict[str, dict[str, int]] = {"dropped": {}, "sampled_out": {}, "triggered": {}}
+        for name, count in self.counts.items():
+            kind, _, reason = name.partition(".")
+            if reason and count:
+                by[kind][reason] = count
+        plain = {
+            name: self.counts[name] for name in ("calls", "captured", "bytes", "outputs_dropped", "rotated", "rotated_bytes")
+        }
+        return {**self.identity, **plain, **by, "pending": self.unresolved}
 
 
 @dataclass(frozen=True)
 class RingSlot:
     """One call out of a ring, in its `place`-th slot.
 
-    `kind` is what it has in common with others, `numbers` what it has of its own, `end` what came of it; `data` begins at
-    `offset` of the file and ends before `offset + size`.
+    `kind` is what it has in common with others, `numbers` what it has of its own, `end` what came of it, `kept` what else its
+    record has (of a call that its process had no time to write); `data` begins at `offset` of the file and ends before
+    `offset + size`.
     """
 
     place: int
@@ -91,6 +106,7 @@ class RingSlot:
     kind: dict[str, Any]
     numbers: tuple[int, ...]
     end: dict[str, Any] = field(default_factory=dict)
+    kept: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -108,7 +124,7 @@ class RingFile:
 
     def bytes_at(self, offset: int, size: int) -> bytes:
         """Bytes of the file. CorruptDump if it ends before."""
-        with open(self.path, "rb") as file:
+        with open(open_regular(self.path), "rb") as file:
             return _exactly(file.fileno(), offset, size, self.path)
 
     def still_has(self, slot: RingSlot) -> bool:
@@ -124,13 +140,17 @@ def read_ring(path: Path) -> RingFile:
     so are damaged ones (`RingFile.damaged`).
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(path)
     except OSError as error:
         raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
     try:
+        found = os.fstat(descriptor)
+        if os.geteuid() not in (0, found.st_uid):
+            raise StoreProblem(f"{path} belongs to another user", hint="run this as that user")
         ring = RingFile(path, _header(descriptor, path), is_locked(descriptor))
         ring.books = dict(_books(descriptor, path))
-        ring.slots = sorted(_slots(descriptor, path, ring.damaged), key=lambda slot: slot.sequence)
+        if found.st_size != SLOTS_AT:  # its calls made room for those of later processes
+            ring.slots = sorted(_slots(descriptor, path, ring.damaged), key=lambda slot: slot.sequence)
     finally:
         os.close(descriptor)
     return ring
@@ -153,7 +173,7 @@ def tensors_of(numbers: Sequence[int]) -> Iterator[tuple[tuple[int, ...], tuple[
 def read_counters(path: Path) -> dict[str, Any]:
     """One published counters file, checked. Raises CorruptDump if it is not one (CorruptDump: skip and count)."""
     try:
-        data = strict_json(path.read_bytes())
+        data = strict_json(read_regular(path))
     except (OSError, ValueError) as error:
         raise CorruptDump(f"{path}: unreadable counters: {error}", hint="the next publication replaces it") from None
     if not isinstance(data, dict) or not _are_counters(data):
@@ -252,7 +272,8 @@ def _slot(
     text = _exactly(descriptor, offset + 8 * count, end, path)
     kind = _json(_exactly(descriptor, kind_at, kind_len, path), path)
     end_facts = _json(text, path) if end else {}
-    return RingSlot(place, state, book, ledger, sequence, offset, length, kind, numbers, end_facts)
+    kept = end_facts.pop("record", {})
+    return RingSlot(place, state, book, ledger, sequence, offset, length, kind, numbers, end_facts, kept)
 
 
 def _json(text: bytes, path: Path) -> dict[str, Any]:

@@ -29,19 +29,18 @@ import mmap
 import os
 import re
 import socket
+import stat
 import struct
-import time
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from actordbg.formats.store_files import StoreFiles, make_folder
+from actordbg.formats.store_files import StoreFiles, make_folder, open_regular
 
 MAGIC, VERSION, SUFFIX = b"ADBGRING", 1, ".ring"
 UNFINISHED = ".making"
-"""Suffix of a ring that is being made; one that is older than UNFINISHED_SECONDS never will be a ring."""
-UNFINISHED_SECONDS = 60.0
+"""Suffix of a ring that is being made."""
 HEADER = 4096
 BOOKS, BOOK, MAX_LEDGERS, IDENTITY = HEADER, 1024, 16, 512
 SLOTS_AT = BOOKS + BOOK * MAX_LEDGERS
@@ -66,14 +65,22 @@ DROP_REASONS = (
     "queue_full", "disk_floor", "disk_full", "write_error", "error", "exit", "cuda_graph", "killed", "other",
 )  # fmt: skip
 SAMPLE_REASONS = ("ranks", "seq_len", "every", "max_dumps", "max_bytes", "armed", "max_triggered", "other")
-COUNTS = ("calls", "captured", "bytes", *(f"dropped.{r}" for r in DROP_REASONS), *(f"sampled_out.{r}" for r in SAMPLE_REASONS))
-"""The u64 counts of a ledger's books, in order."""
+TRIGGERS = ("nan", "exception", "oom", "slow", "logprobs", "before")
+COUNTS = (
+    "calls", "captured", "bytes", *(f"dropped.{r}" for r in DROP_REASONS), *(f"sampled_out.{r}" for r in SAMPLE_REASONS),
+    "ended", "outputs_dropped", "rotated", "rotated_bytes", *(f"triggered.{name}" for name in TRIGGERS),
+)  # fmt: skip
+"""The u64 counts of a ledger's books, in order. `ended`: 1 if the process came to an orderly end."""
 PLACE = {name: place for place, name in enumerate(COUNTS)}
+CLOSED = PLACE["ended"]
+"""Counts before this one, but the first three, are of closed calls."""
 
 OWN_NUMBERS = 7
 """Numbers of a call before those of its tensors (`actordbg.capture.recorded_call.numbers`)."""
 COUNTERS_FORMAT = 1
 """Of the counters files that the same process publishes."""
+MOST_OLD = 64
+"""Rings of dead processes that a store may have on one machine."""
 SHARED_MEMORY = Path("/dev/shm")
 _MADV_POPULATE_WRITE = 23
 ALIGNMENT = 64
@@ -114,50 +121,9 @@ def slot_check(
     return zlib.crc32(_FIXED.pack(ledger, sequence, offset, size, kind_at, kind_len, count) + numbers)
 
 
-def ring_paths(folder: Path) -> list[Path]:
-    """Every ring file of a folder, oldest first; none of one that cannot be listed."""
-    try:
-        found = [path for path in folder.iterdir() if path.name.endswith(SUFFIX)]
-        return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
-    except OSError:
-        return []
-
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove what is left of processes that were killed while they made their ring."""
-    with contextlib.suppress(OSError):
-        for path in folder.glob(f"*{UNFINISHED}"):
-            with contextlib.suppress(OSError):
-                if time.time() - path.stat().st_mtime > UNFINISHED_SECONDS and not is_held(path):
-                    path.unlink()
-
-
-def is_held(path: Path) -> bool:
-    """Whether a process still holds this ring. OSError if it cannot be opened."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return is_locked(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def hold(descriptor: int) -> None:
     """Mark a ring as its process's own until that process dies; OSError where the file system has no locks."""
     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def is_locked(descriptor: int) -> bool:
-    """Asks for a shared lock: two that ask at once do not take each other for the owner, and a network file system gives an
-    exclusive one only to those who may write.
-    """
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    fcntl.flock(descriptor, fcntl.LOCK_UN)
-    return False
 
 
 def host_name() -> str:
@@ -166,9 +132,22 @@ def host_name() -> str:
 
 
 def place(store: StoreFiles, ring_dir: str | None = None) -> Path:
-    """The folder for the rings of a store, on this machine: as the switch says, else ACTORDBG_RING_DIR, else shared memory, else
-    the store.
-    """
+    """The folder for the rings of a store, on this machine: the wanted one, or the store's own if that is not ours alone."""
+    wanted = wanted_place(store, ring_dir)
+    return wanted if wanted.parent == store.root or is_ours(wanted) else store.root / "rings"
+
+
+def is_ours(folder: Path) -> bool:
+    """Whether a folder is not there yet, or is a real one of this user to which nobody else may write."""
+    try:
+        found = os.lstat(folder)
+    except OSError:
+        return True
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+
+
+def wanted_place(store: StoreFiles, ring_dir: str | None = None) -> Path:
+    """As the switch says, else ACTORDBG_RING_DIR, else shared memory, else the store."""
     named = ring_dir or os.environ.get("ACTORDBG_RING_DIR")
     if named and ring_dir != "store":
         return Path(named) / _folder_name(store)
@@ -210,26 +189,11 @@ def mapped(path: Path, size: int) -> mmap.mmap:
     """The file's mapping. It is opened once more for it: mmap keeps a descriptor of its own, and that must not be the one that
     holds the lock, or a forked child would keep its parent's ring for alive.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    descriptor = open_regular(path, os.O_RDWR)
     try:
         return mmap.mmap(descriptor, size)
     finally:
         os.close(descriptor)
-
-
-def forget_old(folder: Path, most: int = 64) -> None:
-    """Remove the oldest rings of dead processes beyond `most`: a job that is killed every night must not fill the memory. And
-    what is left of processes that were killed while they made theirs.
-    """
-    remove_unfinished(folder)
-    dead = []
-    for path in ring_paths(folder):
-        with contextlib.suppress(OSError):
-            if not is_held(path):
-                dead.append(path)
-    for path in dead[: max(0, len(dead) - most)]:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
 
 
 def back(descriptor: int, shared: bool, first: int, length: int) -> None:

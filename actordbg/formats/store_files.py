@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import hashlib
 import json
 import os
 import secrets
@@ -31,6 +33,7 @@ TEMPORARY = ".tmp-"
 """How the names of unfinished files begin."""
 MOST_BYTES = 2**26
 """Most bytes of a file that is read whole: switches, counters, records and specifications have a few thousand."""
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
 _SAFELY = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a symbolic link"}
 
@@ -49,9 +52,6 @@ class StoreFiles:
         self.format_path = self.root / "FORMAT"
         self.control_path = self.root / "control.json"
         self.controls = self.root / "controls"
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self.root)!r})"
 
     def require(self) -> Self:
         """Check that a store of a known format is here; StoreProblem or NewerFormat otherwise."""
@@ -124,9 +124,22 @@ def read_regular(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
     return data
 
 
+def temporary_name(name: str) -> str:
+    """A new name for an unfinished file, which says what process writes it."""
+    return f"{TEMPORARY}{processes()}-{os.getpid()}-{secrets.token_hex(4)}-{name}"
+
+
+@functools.cache
+def processes() -> str:
+    """Whose process numbers are meant: those of this boot of this kernel, and of this container."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", "rb") as file:
+        return hashlib.sha256(file.read() + os.readlink("/proc/self/ns/pid").encode()).hexdigest()[:8]
+    return secrets.token_hex(4)
+
+
 def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Write `data` to `path`, whole or not at all: temporary name, fsync, rename, fsync of the folder."""
-    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}-{path.name[:80]}")
+    temporary = path.with_name(temporary_name(path.name[:80]))
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
     try:
         descriptor = os.open(temporary, flags, mode)
@@ -151,6 +164,18 @@ def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:
     sync_folder(path.parent)
 
 
+def overwrite(path: Path, data: bytes) -> None:
+    """Write over the beginning of a file, where a full disk has no room for a new one. OSError if the file is shorter."""
+    descriptor = open_regular(path, os.O_WRONLY)
+    try:
+        if os.fstat(descriptor).st_size < len(data):
+            raise OSError(errno.ENOSPC, "no room for more", os.fspath(path))
+        os.pwrite(descriptor, data, 0)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def make_folder(path: Path) -> None:
     """`mkdir -p` with mode 0700 for every folder that it makes."""
     if not path.is_dir():
@@ -164,12 +189,9 @@ def make_folder(path: Path) -> None:
 
 def sync_folder(path: Path) -> None:
     """fsync a folder so that a rename in it survives a power cut; file systems that cannot are left alone."""
-    try:
+    with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return
-    try:
-        with contextlib.suppress(OSError):
+        try:
             os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        finally:
+            os.close(descriptor)

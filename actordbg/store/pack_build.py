@@ -23,7 +23,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import secrets
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator
@@ -34,7 +33,7 @@ from typing import IO
 from actordbg.base.errors import Conflict, CorruptDump, Refused, StoreProblem
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SAFETENSORS_DTYPES, DumpRecord
-from actordbg.formats.store_files import TEMPORARY, make_folder, open_regular, sync_folder
+from actordbg.formats.store_files import TEMPORARY, make_folder, open_regular, sync_folder, temporary_name
 from actordbg.store import pack_bytes as layout
 from actordbg.store.layout import Store
 from actordbg.store.pack_pieces import MAX_PIECE, MAX_ROWS, Cutter, Piece, rows_of
@@ -207,7 +206,7 @@ class PackWriter:
     def __init__(self, folder: Path, level: int = DEFAULT_LEVEL) -> None:
         make_folder(folder)
         self._folder = folder
-        self._temporary = folder / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}{layout.PACK_SUFFIX}"
+        self._temporary = folder / temporary_name(layout.PACK_SUFFIX)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self._file = os.fdopen(os.open(self._temporary, flags, 0o600), "wb")
         self._builder = PackBuilder(self._file, level)

@@ -27,7 +27,7 @@ from actordbg.cli import dump_status, dump_switch
 from actordbg.cli.app import app
 from actordbg.cli.capture_options import parse_ranks
 from actordbg.cli.dump_status import process_rows
-from actordbg.formats.ringfile import place
+from actordbg.formats.ringfile import PLACE, place
 from actordbg.store.layout import Store
 
 
@@ -160,8 +160,14 @@ def test_status_shows_what_a_process_counted(store: Store):
 def ledger(store: Store, run_name: str, rank: int, **changes: Any) -> Ledger:
     made = Ledger(Identity(run_name, rank, 2, "host", 100 + rank, f"actor0-{rank:08x}"))
     for name, value in changes.items():
-        setattr(made, name, value)
-    made.publish(store, True, {"queue_bytes": 0})
+        if name in PLACE:
+            made.counts[PLACE[name]] = value
+        elif isinstance(value, dict):
+            for reason, count in value.items():
+                made.counts[PLACE[f"{name}.{reason}"]] = count
+        else:
+            setattr(made, name, value)
+    made.publish(store, "on", {"queue_bytes": 0})
     return made
 
 

@@ -99,7 +99,7 @@ def test_counters_are_published_and_read(store: Store):
     books.open(control(), 5)
     books.open(control(), 5)
     books.drop("disk_full", "OSError: no space")
-    books.publish(store, True, {"queue_bytes": 17})
+    books.publish(store, "on", {"queue_bytes": 17})
     assert not books.changed
     path = store.counters / "r" / "0003-host-42-actor0-abcd1234.json"
     found = read_counters(path)
@@ -107,13 +107,13 @@ def test_counters_are_published_and_read(store: Store):
     assert found["dropped"] == {"disk_full": 1}
     assert found["last_error"] == "OSError: no space"
     assert found["state"] == "on"
-    books.publish(store, False, {"queue_bytes": 0})
+    books.publish(store, "off", {"queue_bytes": 0})
     assert read_counters(path)["state"] == "off"
     books.closed = True
-    books.publish(store, True, {"queue_bytes": 0})
+    books.publish(store, "on", {"queue_bytes": 0})
     assert read_counters(path)["state"] == "on"  # one call is still in the queue
     books.capture(5)
-    books.publish(store, True, {"queue_bytes": 0})
+    books.publish(store, "on", {"queue_bytes": 0})
     assert read_counters(path)["state"] == "ended"
 
 
@@ -121,7 +121,7 @@ def test_a_publication_that_fails_is_tried_again(store: Store):
     books = ledger()
     store.counters.write_text("in the way")
     with pytest.raises(OSError):
-        books.publish(store, True, {"queue_bytes": 0})
+        books.publish(store, "on", {"queue_bytes": 0})
     assert books.changed
 
 

@@ -150,7 +150,7 @@ def drain(recording: Recording) -> None:
         if not any(ledger.pending for ledger in recording.ledgers):
             break
         moment.wait(0.005)
-    writer._publish(heartbeat=True)
+    writer._publish("on", heartbeat=True)
 
 
 def test_an_input_larger_than_the_ring_is_dropped_and_counted(store: Store):

@@ -1,0 +1,303 @@
+"""What a process cannot write before it ends stays in its ring, and the books say so: exactly, everywhere, until it is recovered."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from capturekit import LaterDevice, Recording
+from typer.testing import CliRunner
+from victims import inputs
+
+from actordbg.capture.snapshot import Copier
+from actordbg.cli.app import app
+from actordbg.dumps import recover
+from actordbg.formats import old_rings, ringfile
+from actordbg.formats.dump_record import DumpRecord, TensorSpec
+from actordbg.formats.recording_reading import read_counters
+from actordbg.store import payload
+from actordbg.store.layout import Store
+
+OWN = ("dump_id", "timestamp", "monotonic_ns", "instance", "recovered", "versions", "trigger_facts", "payload_sha256")
+"""What differs between two recordings of the same calls. `trigger_facts` and payloads name dumps."""
+
+
+class SlowStore(Store):
+    """A store whose disk takes a while for each dump, once it is told to. Guarantees: `written` counts dumps."""
+
+    seconds, written = 0.0, 0
+
+    def publish_dump(self, record: DumpRecord, blob: bytes) -> Path:
+        time.sleep(self.seconds)
+        self.written += 1
+        return super().publish_dump(record, blob)
+
+
+class Actor(torch.nn.Module):
+    """Returns what its call is worth keeping for: a NaN now and then, or an exception."""
+
+    def forward(self, sequences: Any, action_mask: Any = None, attention_mask: Any = None, mood: str = "good") -> torch.Tensor:
+        if mood == "broken":
+            raise ValueError("they say")
+        return sequences.float() * (float("nan") if mood == "nan" else 1)
+
+
+def train(recording: Recording, calls: int, actor: Actor | None = None) -> None:
+    """Calls of many shapes. Those of an actor that was there before are all good."""
+    moods = actor is None
+    actor = actor or Actor()
+    for seed in range(calls):
+        mood = "good" if not moods else "nan" if seed % 11 == 7 else "broken" if seed % 13 == 9 else "good"
+        try:
+            recording.forward(actor, **inputs(seed), mood=mood)
+        except ValueError:
+            assert mood == "broken"
+
+
+def end(recording: Recording, seconds: float) -> None:
+    """End as a process does that has so much time to write, on a machine that is as busy as it likes."""
+    writer = recording.recorder.writer
+    writer._deadline, writer._give_up = time.monotonic() + seconds, time.monotonic() + 60
+    assert recording.close(60)
+
+
+def strides(spec: TensorSpec) -> list[int]:
+    """Those that mean something."""
+    return [stride for size, stride in zip(spec.shape, spec.strides, strict=True) if size > 1]
+
+
+def status(store: Store) -> tuple[dict[str, int], str]:
+    """The total of `dump status`, and its words."""
+    answers = [CliRunner().invoke(app, ["--store", str(store.root), "dump", "status", *more]) for more in (("--json",), ())]
+    assert [answer.exit_code for answer in answers] == [0, 0], answers[0].output
+    return json.loads(answers[0].stdout)["total"], answers[1].stdout
+
+
+def balanced(total: dict[str, int]) -> bool:
+    return total["calls"] == total["captured"] + total["dropped"] + total["sampled_out"] + total["pending"]
+
+
+def recovered(store: Store, *more: str) -> None:
+    answer = CliRunner().invoke(app, ["--store", str(store.root), "dump", "recover", "--json", *more])
+    assert answer.exit_code == 0, answer.output
+
+
+def dumps(store: Store) -> dict[int, payload.Dump]:
+    return {dump.record.call_index: dump for dump in map(payload.load, store.iter_dumps())}
+
+
+SWITCHES: dict[str, dict[str, Any]] = {
+    "every call": {},
+    "armed": {"every": 0, "triggers": ("nan", "exception"), "before": 2, "with_rng": True},
+    "one in three, with outputs": {"every": 3, "with_outputs": True, "triggers": ("nan",)},
+}
+
+
+@pytest.mark.parametrize("name", SWITCHES)
+def test_what_a_slow_disk_leaves_in_the_ring_is_recovered_as_it_would_have_been_written(tmp_path: Path, name: str):
+    quick, slow = Store(tmp_path / "quick").create(), Store(tmp_path / "slow").create()
+    recording = Recording(quick, **SWITCHES[name])
+    train(recording, 60)
+    assert recording.close(60)
+    recovered(quick)  # what raised keeps a ring, too
+    wanted = dumps(quick)
+
+    disk = SlowStore(slow.root)
+    disk.seconds = 0.05
+    recording = Recording(slow, publisher=disk, **SWITCHES[name])
+    train(recording, 60)
+    end(recording, 0.25)
+    total, words = status(slow)
+    left = total["pending"]
+    assert balanced(total) and total["calls"] == 60 and left > 5 and total["dropped"] == 0
+    assert total["captured"] == disk.written and f"{left} in ring" in words
+    assert f"{left} calls are still in the ring of pid {os.getpid()}: `actordbg dump recover`" in words
+    (data,) = map(read_counters, slow.counters.rglob("*.json"))
+    assert (data["pending"], data["state"]) == (left, "ended")
+    for more in (("--keep-rings",), (), ()):  # again, and again
+        recovered(slow, *more)
+        total, words = status(slow)
+        assert balanced(total) and total["pending"] == total["dropped"] == 0 and "still in" not in words
+        found = dumps(slow)
+        assert found.keys() == wanted.keys()
+    for number, one in found.items():
+        mine, theirs = ({k: v for k, v in vars(dump.record).items() if k not in OWN} for dump in (one, wanted[number]))
+        if one.outputs.keys() != wanted[number].outputs.keys():
+            assert not one.outputs, "the outputs of a call that is left are lost, and counted"
+            mine["tensors"] = {name: spec for name, spec in mine["tensors"].items() if name in one.inputs}
+            theirs["tensors"] = {name: spec for name, spec in theirs["tensors"].items() if name in one.inputs}
+        for record in (mine, theirs):
+            record["tensors"] = {name: (x.dtype, x.shape, x.stored, strides(x)) for name, x in record["tensors"].items()}
+        assert mine == theirs
+        assert one.inputs.keys() == wanted[number].inputs.keys()
+        assert all(torch.equal(tensor, wanted[number].inputs[key]) for key, tensor in one.inputs.items())
+    (data,) = map(read_counters, slow.counters.rglob("*.json"))
+    (other,) = map(read_counters, quick.counters.rglob("*.json"))
+    assert data["triggered"] == other["triggered"] and data["state"] == "ended"
+    lost = sum(1 for dump, full in zip(found.values(), wanted.values(), strict=True) if full.outputs and not dump.outputs)
+    assert data["outputs_dropped"] == lost
+
+
+def test_without_a_ring_file_what_is_not_written_is_dropped_and_said(store: Store):
+    disk = SlowStore(store.root)
+    disk.seconds = 0.05
+    recording = Recording(store, publisher=disk, ring=0)
+    train(recording, 40)
+    end(recording, 0.25)
+    total, words = status(store)
+    assert balanced(total) and total["pending"] == 0 and total["dropped"] == 40 - total["captured"] > 5
+    assert f"exit {total['dropped']}" in words
+
+
+def test_copies_that_a_device_still_has_land_in_the_ring_at_the_end(store: Store, monkeypatch: pytest.MonkeyPatch):
+    device, disk = LaterDevice(), SlowStore(store.root)
+    disk.seconds = 0.05
+    recording = Recording(store, publisher=disk, copier=Copier(lambda _: device))
+    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda tensor: tensor.dtype == torch.int64))
+    train(recording, 20)
+    end(recording, 0.2)
+    monkeypatch.undo()
+    total, _ = status(store)
+    assert balanced(total) and total["pending"] > 3
+    recovered(store)
+    found = dumps(store)
+    assert len(found) == 20
+    assert all(torch.equal(found[n].inputs["sequences"], inputs(n)["sequences"]) for n in range(20))
+
+
+def test_a_ring_is_left_alone_while_its_process_still_writes(store: Store):
+    class Stuck(Store):
+        awake, entered = threading.Event(), threading.Event()
+
+        def publish_dump(self, record: DumpRecord, blob: bytes) -> Path:
+            self.entered.set()
+            assert self.awake.wait(30)
+            return super().publish_dump(record, blob)
+
+    disk = Stuck(store.root)
+    recording = Recording(store, publisher=disk)
+    train(recording, 10)
+    assert disk.entered.wait(30) and not recording.close(0.05)
+    recovered(store)
+    assert not dumps(store), "the process holds its ring as long as its writer may write"
+    disk.awake.set()
+    thread = recording.recorder.writer._thread
+    assert thread is not None
+    thread.join(30)
+    assert recording.close()
+    recovered(store)
+    total, _ = status(store)
+    assert balanced(total) and total["pending"] == 0 and len(dumps(store)) == total["captured"] == 10
+
+
+def test_rings_that_make_room_keep_their_books(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ACTORDBG_RING_DIR", str(tmp_path / "rings"))
+    disk = SlowStore(store.root)
+    disk.seconds = 0.2
+    recording = Recording(store, publisher=disk)
+    train(recording, 20)
+    end(recording, 0.1)
+    before, _ = status(store)
+    (path,) = recover.find_rings(store)
+    foreign = path.with_name(path.name.replace(ringfile.host_name(), "elsewhere", 1))
+    foreign.write_bytes(path.read_bytes()[: ringfile.DATA])
+    old_rings.forget_old(path.parent, most=0)
+    assert path.stat().st_size == ringfile.SLOTS_AT and foreign.stat().st_size == ringfile.DATA
+    foreign.unlink()
+    assert status(store)[0] == before
+    recovered(store)
+    total, words = status(store)
+    assert balanced(total) and total["dropped"] == before["pending"] and f"killed {before['pending']}" in words
+    assert not path.exists()
+
+
+def test_discarding_rings_counts_what_they_had(store: Store):
+    disk = SlowStore(store.root)
+    disk.seconds = 0.2
+    recording = Recording(store, publisher=disk)
+    train(recording, 20)
+    end(recording, 0.1)
+    before, _ = status(store)
+    recovered(store, "--discard")
+    total, _ = status(store)
+    assert balanced(total) and (total["pending"], total["dropped"]) == (0, before["pending"]) and before["pending"] > 5
+
+
+# --- a disk without room for counters -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """An empty file system of a megabyte."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"a file system of a megabyte cannot be mounted here: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Leave not a page of the file system."""
+    path = folder / "filler"
+    with open(path, "ab", buffering=0) as file:
+        try:
+            while True:
+                file.write(bytes(4096))
+        except OSError:
+            return path
+
+
+@pytest.mark.parametrize("ring", [8, 0])
+@pytest.mark.parametrize("first", [8, 0])
+def test_a_full_disk_does_not_make_the_books_old(small_disk: Path, ring: int, first: int, caplog: pytest.LogCaptureFixture):
+    """`first` calls are counted in a file before the disk is full. Without these and without a ring there is nothing to count in."""
+    store = Store(small_disk / "store").create()
+    recording, actor = Recording(store, ring=ring), Actor()
+    train(recording, first, actor)
+    wait_until(lambda: bool(list(store.counters.rglob("[!.]*.json"))) == bool(first))
+    filler = fill(small_disk)
+    train(recording, 40, actor)
+    wait_until(lambda: not any(ledger.pending for ledger in recording.ledgers))
+    assert recording.close(30)
+    (ledger,) = recording.ledgers
+    assert ledger.dropped["disk_full"] == 40
+    if first or ring:
+        total, words = status(store)
+        assert balanced(total) and (total["calls"], total["captured"], total["dropped"]) == (first + 40, first, 40)
+        assert "disk_full 40" in words
+        assert bool(recover.find_rings(store)) == (ring > 0 and not first), "the ring stays where nothing else has the counts"
+        filler.unlink()
+        recovered(store)
+        assert status(store)[0] == total and not recover.find_rings(store)
+    else:
+        assert "counters could not be published" in caplog.text
+    assert not list(small_disk.rglob(".tmp-*"))
+
+
+def test_counters_are_written_at_the_end_if_there_is_room_again(small_disk: Path):
+    store = Store(small_disk / "store").create()
+    recording = Recording(store)
+    filler = fill(small_disk)
+    train(recording, 40, Actor())
+    wait_until(lambda: not any(ledger.pending for ledger in recording.ledgers))
+    filler.unlink()
+    assert recording.close(30) and not recover.find_rings(store)
+    (data,) = map(read_counters, store.counters.rglob("*.json"))
+    assert (data["calls"], data["state"], data["dropped"]) == (40, "ended", {"disk_full": 40})
+
+
+def wait_until(condition: Any) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)

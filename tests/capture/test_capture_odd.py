@@ -1,0 +1,130 @@
+"""What somebody else, or an accident, put in the place of a file or a folder of the recorder; and arguments that no file can hold."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from capturekit import Recording, SignatureA, ids
+from roots import ROOT
+from typer.testing import CliRunner
+
+from actordbg.cli.app import app
+from actordbg.dumps.recover import find_rings, recover
+from actordbg.formats import ringfile
+from actordbg.formats.recording_reading import read_counters
+from actordbg.formats.store_files import TEMPORARY, processes, temporary_name
+from actordbg.store import payload
+from actordbg.store.layout import Store
+
+LOOKS = """
+import sys
+from typer.testing import CliRunner
+from actordbg.cli.app import app
+for store in sys.argv[1:]:
+    for words in (["status", "--json"], ["recover"], ["recover", "--discard"]):
+        answer = CliRunner().invoke(app, ["--store", store, "dump", *words])
+        print(answer.exit_code, type(answer.exception).__name__)
+"""
+
+
+class Taking(torch.nn.Module):
+    def forward(self, sequences: Any, note: Any = None, more: Any = None) -> Any:
+        if note == "broken":
+            raise ValueError("a file called \udce9")
+        return sequences
+
+
+@pytest.mark.slow
+def test_a_fifo_in_the_place_of_a_file_stops_neither_a_job_nor_a_command(tmp_path: Path):
+    stores = [Store(tmp_path / name).create() for name in ("switch", "format", "others")]
+    os.mkfifo(stores[0].control_path)
+    stores[1].format_path.unlink()
+    os.mkfifo(stores[1].format_path)
+    rings = ringfile.place(stores[2])
+    rings.mkdir(parents=True, mode=0o700)
+    (stores[2].counters / "r").mkdir(parents=True)
+    for path in (rings / f"{ringfile.host_name()}-1-x-1.ring", rings / "y.making", stores[2].counters / "r" / "0000-h-1-a.json"):
+        os.mkfifo(path)
+    (rings / "gone.ring").symlink_to("nowhere")
+    (rings / "zero.ring").symlink_to("/dev/zero")
+    done = subprocess.run(
+        [sys.executable, "-c", LOOKS, *(str(store.root) for store in stores)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.splitlines()) <= {"0 NoneType", "1 StoreProblem", "1 SystemExit"}, done.stdout
+    recording = Recording(stores[2])
+    recording.forward(Taking(), ids())
+    assert recording.close(60) and len(list(stores[2].iter_dumps())) == 1
+
+
+def test_half_of_a_surrogate_pair_costs_no_dump(store: Store):
+    recording, actor = Recording(store), Taking()
+    actor.model = torch.nn.Linear(1, 1)
+    actor.model.config = type("Config", (), {"_name_or_path": "/models/caf\udce9"})()
+    recording.forward(actor, ids(seed=0), "x\ud800y", "whole: \U0001f600")
+    recording.forward(actor, ids(seed=1), ["\udc80"], {"\ud800": 1})
+    with pytest.raises(ValueError, match="a file called"):
+        recording.forward(actor, ids(seed=2), "broken")
+    first, second, third = recording.dumps()
+    assert ast.literal_eval(first.record.extra["note"].partition(": ")[2]) == "x\ud800y"
+    assert "half of a surrogate pair" in first.record.extra["note"] and not first.record.replayable
+    assert first.record.arguments["more"] == "whole: \U0001f600" and first.record.model_name == "/models/caf\\udce9"
+    assert second.record.extra.keys() == {"note", "more"}
+    assert all(torch.equal(dump.inputs["sequences"], ids(seed=n)) for n, dump in enumerate((first, second, third)))
+    assert [report.problem for report in recover(store, find_rings(store))] == [None]
+    assert payload.load(store.dump_path(third.record)).record.trigger_facts["message"] == "ValueError: a file called \\udce9"
+
+
+@pytest.mark.parametrize("how", ["of another user", "writable by others", "a link"])
+def test_a_ring_is_never_made_in_a_folder_that_is_not_ours_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str
+):
+    store = Store(tmp_path / "store").create()
+    monkeypatch.setenv("ACTORDBG_RING_DIR", str(tmp_path / "memory"))
+    folder = ringfile.wanted_place(store)
+    folder.parent.mkdir()
+    if how == "a link":
+        (tmp_path / "elsewhere").mkdir(mode=0o700)
+        folder.symlink_to(tmp_path / "elsewhere")
+    else:
+        folder.mkdir(mode=0o700)
+        folder.chmod(0o777 if how == "writable by others" else 0o700)
+        if how == "of another user":
+            monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    recording = Recording(store)
+    recording.forward(SignatureA(), ids())
+    ring = recording.recorder.ring
+    assert ring is not None and ring.path is not None and ring.path.parent == store.root / "rings"
+    assert not list(folder.iterdir()) and str(folder) in caplog.text and str(store.root / "rings") in caplog.text
+    assert find_rings(store) == [ring.path]
+    assert recording.close(60)
+
+
+def test_unfinished_files_of_dead_processes_go_at_once_and_no_others(store: Store):
+    recording = Recording(store)
+    recording.forward(SignatureA(), ids())
+    assert recording.close(60)
+    (dump,) = store.iter_dumps()
+    (counters,) = store.counters.rglob("*.json")
+    dead = subprocess.run(["sh", "-c", "echo $$"], capture_output=True, text=True, check=True).stdout.strip()
+    mine, theirs = temporary_name("x"), f"{TEMPORARY}{processes()}-{dead}-aabbccdd-x"
+    elsewhere = theirs.replace(processes(), "0" * 8)
+    for folder in (dump.parent, counters.parent):
+        for name in (mine, theirs, elsewhere, f"{TEMPORARY}{dead}-aabbccdd-old"):
+            (folder / name).write_bytes(b"half")
+    run = CliRunner().invoke(app, ["--store", str(store.root), "dump", "prune", "--damaged", "--yes"])
+    assert run.exit_code == 0 and not (dump.parent / theirs).exists(), run.output
+    assert CliRunner().invoke(app, ["--store", str(store.root), "dump", "recover"]).exit_code == 0
+    for folder in (dump.parent, counters.parent):
+        left = {path.name for path in folder.glob(f"{TEMPORARY}*")}
+        assert left == {mine, elsewhere, f"{TEMPORARY}{dead}-aabbccdd-old"}
+    assert json.loads(counters.read_bytes()) and read_counters(counters)["captured"] == 1
