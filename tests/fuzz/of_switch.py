@@ -10,9 +10,10 @@ from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.capture.control import Control, parse
 from actordbg.capture.ledger import Identity, Ledger
 from actordbg.capture.switch_file import control_text
+from actordbg.formats.old_rings import ring_paths
 from actordbg.formats.record_reading import parse_timestamp
 from actordbg.formats.recording_reading import read_counters
-from actordbg.formats.ringfile import place, ring_paths
+from actordbg.formats.ringfile import place
 from actordbg.formats.store_files import StoreFiles
 
 PARSERS = (Control.from_json, parse, read_counters)
