@@ -27,10 +27,9 @@ from actordbg.formats.dump_record import (
     RNG_PREFIX,
     SUFFIX,
     DumpRecord,
-    format_timestamp,
     is_plain_name,
 )
-from actordbg.formats.record_reading import parse_record, parse_timestamp
+from actordbg.formats.record_reading import parse_record
 from actordbg.formats.store_files import open_regular
 
 _RECORD, _TABLE = columns_of(DumpRecord), columns_of(DumpColumns)
@@ -163,7 +162,6 @@ def _checked(text: bytes) -> tuple[Any, ...]:
     """The same values through the full check."""
     record = parse_record(text)
     values = tuple(getattr(record, name) for name in RECORD_FIELDS)
-    values = (*values[:3], format_timestamp(parse_timestamp(record.timestamp)), *values[4:])
     if record.batch_size * record.seq_len >= _INT64:
         raise CorruptDump("the record has a number that does not fit into 64 bits", hint=dumpfile.HINT)
     return (*values, record.tensors, record.arguments, record.versions, record.format_version)

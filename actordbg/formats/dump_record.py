@@ -181,7 +181,7 @@ DEFAULTS: dict[str, Any] = {
 
 def format_timestamp(moment: datetime) -> str:
     """An aware datetime as the record spells it: UTC, microseconds, `Z`."""
-    return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return moment.astimezone(timezone.utc).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
 
 
 def now_timestamp() -> str:

@@ -38,7 +38,7 @@ from actordbg.formats.dump_record import (
     checked_line,
     framed,
 )
-from actordbg.formats.record_reading import parse_record, strict_json
+from actordbg.formats.record_reading import parse_record, strict_header
 from actordbg.formats.store_files import open_regular
 
 DEFAULT_CAP = 8 * 2**30
@@ -174,8 +174,7 @@ def payload_entries(payload: bytes, name: str | os.PathLike[str] = "dump") -> di
     if not 0 < size <= min(len(payload) - 8, MAX_RECORD):
         raise CorruptDump(f"{name}: the payload is not a safetensors file", hint=HINT)
     try:
-        header = strict_json(payload[8 : 8 + size])
-        header.pop("__metadata__", None)
+        header = strict_header(payload[8 : 8 + size])
         found = [(item["data_offsets"], key, item["dtype"], item["shape"]) for key, item in header.items()]
         found.sort(key=itemgetter(0))
         end, entries, numbers = 0, {}, [0]

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from dataclasses import fields
 from datetime import datetime, timezone
 from typing import Any
@@ -61,14 +62,29 @@ def parse_record(text: str | bytes) -> DumpRecord:
     return _checked(data)
 
 
-def strict_json(data: bytes) -> Any:
+def strict_header(data: bytes) -> dict[str, Any]:
+    """The header of a safetensors file, as strict as the safetensors library: an object from the first byte on, no key twice,
+    no number but 0 and above, entries of three values. ValueError otherwise.
+    """
+    header = strict_json(data, _decode_header)
+    if data[:1] != b"{" or type(header) is not dict:
+        raise ValueError("it is no object")
+    about = header.pop("__metadata__", {})
+    if type(about) is not dict or not {*map(type, about.values())} <= {str}:
+        raise ValueError("its metadata are no texts")
+    if any(type(item) is not dict or len(item) != 3 for item in header.values()):
+        raise ValueError("an entry has other values than three")
+    return header
+
+
+def strict_json(data: bytes, decode: Callable[[str], Any] | None = None) -> Any:
     """The value of a JSON text in UTF-8. Raises ValueError for anything else, and for what is too large or too deep."""
     text = str(data, "utf-8")
     brackets = text.count("[") + text.count("{")
     if brackets + text.count(",") > MAX_VALUES:
         raise ValueError(f"it has more than {MAX_VALUES} values")
     try:
-        value = _decode(text)
+        value = (decode or _decode)(text)
     except RecursionError:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
     if brackets > MAX_DEPTH and _deeper_than(value, MAX_DEPTH):
@@ -89,7 +105,26 @@ def _refuse(name: str) -> float:
     raise ValueError(f"{name} is not JSON")
 
 
+def _size(text: str) -> int:
+    if text[0] == "-":
+        raise ValueError(f"{text:.20} is not a size")
+    return int(text)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key occurs twice")
+    return found
+
+
 _decode = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse).decode
+_decode_header = json.JSONDecoder(
+    object_pairs_hook=_once,
+    parse_int=_size,
+    parse_float=_refuse,
+    parse_constant=_refuse,  # type: ignore[arg-type]
+).decode
 
 
 def _deeper_than(value: Any, depth: int) -> bool:

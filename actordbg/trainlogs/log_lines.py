@@ -33,13 +33,18 @@ KINDS = (LINE, BAR, ORDER)
 
 _MOST_NAMES = 1000
 _MOST_SERIES = 64
+_TITLE = 200
+"""Characters before a bar that are looked at."""
 _SETTLE = 2**17
 """Values after which repeated steps are put together, so that a log that begins anew many times stays small."""
-_NUMBER = r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|inf(?:inity)?|nan)"
-_BAR = re.compile(r"(\d+)%\|[^|]{0,300}\|\s*(\d+)/(\d+) \[([^\]]*)(\]?)")
+# Steps fit into 64 bits, and no pattern tries the same digits or spaces twice: a segment may have 4 MB of them.
+_NUMBER = r"[-+]?(?:\d+(?:\.\d*)?(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|inf(?:inity)?|nan)"
+_BAR = re.compile(r"(\d{1,3})%\|[^|]{0,300}\|\s{0,20}(\d{1,9})/(\d{1,9}) \[([^\]]*)(\]?)")
 _EPOCH = re.compile(TRAINER.bar_epoch, re.IGNORECASE)
 _EVALUATION = re.compile(TRAINER.bar_evaluation, re.IGNORECASE)
-_STEP = re.compile(r"(?<!\w)(?:global[ _]?)?(?:step|iteration|iter)(?![a-z])['\"]?\s*[:=#]?\s*(\d+)(?![\d.])", re.IGNORECASE)
+_STEP = re.compile(
+    r"(?<!\w)(?:global[ _]?)?(?:step|iteration|iter)(?![a-z])['\"]?\s{0,20}[:=#]?\s{0,20}(\d{1,15})(?![\d.])", re.IGNORECASE
+)
 _PAIR = re.compile(
     r"(?:'([^']{1,80})'|\"([^\"]{1,80})\"|(?<![\w/.-])([a-z_][\w./-]{0,80}))\s*[:=]\s*(?:[a-z_][\w.]*\()?"
     rf"({_NUMBER})(?!\w)(?!\.\d)",
@@ -131,7 +136,7 @@ class _Reader:
         if "%|" in text and (bars := list(_BAR.finditer(text))):
             begin = 0
             for found in bars:
-                self._bar(source, text[begin : found.start()].strip().rstrip(":"), found)
+                self._bar(source, text[begin : found.start()][-_TITLE:].strip().rstrip(":"), found)
                 begin = found.end()
         elif "loss" in text or (self._metric and self._metric in text):
             self._line(text)

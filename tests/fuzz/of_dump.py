@@ -16,6 +16,7 @@ from actordbg.base.errors import StoreProblem
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SAFETENSORS_DTYPES, framed
 from actordbg.formats.payload_check import check
+from actordbg.formats.record_reading import strict_header
 from actordbg.store import payload
 
 PARSERS = (
@@ -24,6 +25,7 @@ PARSERS = (
     dumpfile.read_record,
     dumpfile.read_payload,
     dumpfile.payload_entries,
+    strict_header,
     check,
     payload.widen,
 )

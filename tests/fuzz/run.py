@@ -36,6 +36,7 @@ CORPUS, FOUND, FINDINGS = HERE / "corpus", HERE / "found", HERE / "findings"
 TARGETS = tuple(sorted(path.stem.removeprefix("of_") for path in HERE.glob("of_*.py")))
 MEMORY, INPUT_SECONDS, LONGEST = 768 * 2**20, 20, 16_384
 INSTRUMENTED = ["actordbg", "sqlglot"]
+PRODUCT = str(HERE.parents[1] / "actordbg") + os.sep
 MEMORY_FOLDER = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 _EXIT_FINDING = 77
 BEGUN = time.monotonic()
@@ -161,7 +162,7 @@ def reached(target: ModuleType, data: bytes) -> frozenset[tuple[Any, int, int]]:
     jumps: set[tuple[Any, int, int]] = set()
 
     def trace(frame: Any, event: str, _: Any) -> Any:
-        if "/actordbg/" not in frame.f_code.co_filename:
+        if not frame.f_code.co_filename.startswith(PRODUCT):
             return None
         before = frame.f_lineno
 

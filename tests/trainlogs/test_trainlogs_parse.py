@@ -171,3 +171,12 @@ def test_where_the_file_is_cut_into_pieces_does_not_matter(tmp_path: Path, monke
     monkeypatch.setattr("actordbg.trainlogs.segments._PIECE", size)
     pieces = log_of(tmp_path, logcases.SFT + logcases.PPO)
     assert (pieces.metrics, pieces.series) == (whole.metrics, whole.series)
+
+
+@pytest.mark.parametrize(
+    "text", ["step=1 loss={}x", "8%|8  | 2/24 [1, loss={}x]", "{}%|x", "step{}x loss=1", "eval {}x 8%|8  | 2/24 [1, loss=1]"]
+)
+@pytest.mark.parametrize("run", ["1", " "])
+def test_a_long_run_of_digits_or_spaces_is_read_in_one_go(text: str, run: str, tmp_path: Path):
+    """A pattern that tried each of them twice would not end today."""
+    assert log_of(tmp_path, text.format(run * 1_000_000).encode()).segments == 1

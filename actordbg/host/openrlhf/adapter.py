@@ -56,8 +56,8 @@ class OpenRlhf:
         "loss_mean",
         "train_loss",
     )
-    bar_epoch = r"\bepoch (\d+)$"
-    bar_evaluation = r"\beval\w*\b.*?(\d+)$"
+    bar_epoch = r"\bepoch (\d{1,9})$"
+    bar_evaluation = r"\beval\w*\b.*?(\d{1,15})$"
 
     @property
     def programs(self) -> Mapping[str, DemoProgram]:
