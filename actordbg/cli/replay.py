@@ -61,7 +61,7 @@ def replay(
     Runs them through OpenRLHF's Actor under a configuration. Starts the workers itself (with deepspeed's own launcher for
     --backend deepspeed). An input that crashes or hangs a worker costs only itself. Results are kept as they come; Ctrl-C keeps
     what is done, and --resume goes on.
-    Exit code 1 if an input failed, crashed or hung, or if ranks differ on the same input under --align same.
+    Exit code 1 if an input failed, crashed or hung, if a law is broken, or if ranks differ on the same input under --align same.
 
     Example: actordbg replay --where "seq_len>1800 and rank=0" --max-inputs 3 --backend deepspeed --zero-stage 3
     """

@@ -13,6 +13,7 @@ from actordbg.config.as_ran import on_machine
 from actordbg.formats.journal import TENSORS
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.report.agreement import against_the_run, ranks_in_words
+from actordbg.report.law_summary import LawSummary, laws_in_words
 from actordbg.report.report_model import Generators, Golden, NotCompared, RankAgreement, data_of
 from actordbg.report.summary import summarise
 from actordbg.store.layout import Store
@@ -40,6 +41,9 @@ class ShareAnswer:
     seq_lens: tuple[int, ...]
 
 
+_AS_SUMMARISED = ("golden", "golden_entropy", "generators", "not_compared", "ranks", "laws")
+
+
 @dataclass
 class ReplayAnswer:
     """What a replay came to. Times in seconds over steady inputs (see `actordbg report`); `replay_id` None: nothing matched.
@@ -48,7 +52,8 @@ class ReplayAnswer:
     `generators` say how far what came out is from what the run itself recorded (None: nothing to compare),
     `not_compared` what was recorded and could not be compared. `ranks`: whether the ranks that ran an input together
     agree, None where each runs its own; `settings_from`: settings that no flag gave, and the variable or file that did.
-    `asked_for_same`: --align same asked just that. `shares`: of a plan, what each group of ranks gets. `folder` has the
+    `asked_for_same`: --align same asked just that. `laws`: what they said, None where none was
+    to be asked. `shares`: of a plan, what each group of ranks gets. `folder` has the
     journals and logs, and `kept_bytes` of log-probs, entropies and gradients.
     """
 
@@ -75,6 +80,7 @@ class ReplayAnswer:
     not_compared: tuple[NotCompared, ...] = ()
     ranks: RankAgreement | None = None
     asked_for_same: bool = False
+    laws: LawSummary | None = None
     shares: tuple[ShareAnswer, ...] = ()
     failures: tuple[FailureAnswer, ...] = ()
     findings: tuple[dict[str, Any], ...] = ()
@@ -87,9 +93,10 @@ class ReplayAnswer:
 
     @property
     def good(self) -> bool:
-        """Nothing failed, nothing is missing, and ranks that were to do the same (`--align same`) did."""
+        """Nothing failed, nothing is missing, ranks that were to do the same (`--align same`) did, and no law is broken."""
         differ = self.asked_for_same and self.ranks is not None and bool(self.ranks.differ)
-        return not (self.failed or self.crashed or self.hung or self.not_run or differ)
+        lawful = self.laws is None or self.laws.good
+        return lawful and not (self.failed or self.crashed or self.hung or self.not_run or differ)
 
 
 def shares_of(spec: ReplaySpec) -> tuple[ShareAnswer, ...]:
@@ -123,7 +130,7 @@ def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
         tokens_per_s=summary.tokens_per_s.median,
         peak_memory_bytes=summary.peak_memory_bytes,
         folded_ids=summary.logprobs.folded_ids if summary.logprobs else 0,
-        **{name: getattr(summary, name) for name in ("golden", "golden_entropy", "generators", "not_compared", "ranks")},
+        **{name: getattr(summary, name) for name in _AS_SUMMARISED},
         asked_for_same=spec.config.align == "same",
         failures=tuple(
             FailureAnswer(one.name, one.count, one.statuses, one.cause, one.explanation, one.ways_out, one.examples)
@@ -157,6 +164,7 @@ def render(answer: ReplayAnswer) -> None:
     output.say(
         f"replay {answer.replay_id} ({answer.status}): {output.plural(answer.selected, 'input')}, "
         + ", ".join(f"{count:,} {name}" for count, name in counted if count)
+        + (f"; {answer.laws.headline}" if answer.laws is not None else "")
     )
     for label, text in _lines(answer):
         output.say(f"  {label:<14} {text}")
@@ -199,6 +207,7 @@ def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
     own = against_the_run(answer.golden, answer.golden_entropy, answer.generators, answer.not_compared)
     lines += [("the run's own", text) for text in own]
     lines += [("ranks", text) for text in ranks_in_words(answer.ranks)]
+    lines += [("laws", text) for text in laws_in_words(answer.laws)[1:]]
     if answer.kept_bytes:
         compare = f"actordbg compare {answer.replay_id} ..."
         lines.append(("kept", f"{output.human_bytes(answer.kept_bytes)} of outputs, for `{compare}`"))

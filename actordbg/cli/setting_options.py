@@ -63,7 +63,7 @@ def _options(command: str) -> Iterator[inspect.Parameter]:
         if command not in one.commands:
             continue
         axis = command == "matrix" and one.axis is not None
-        yield _given(one.name, str if axis else one.kind, _axis_option(one) if axis else _option(one))
+        yield _given(one.name, str if axis or one.named else one.kind, _axis_option(one) if axis else _option(one))
         if one.old_option:
             hidden = typer.Option(f"--{one.old_option}", help=f"The old name of {one.flag}.", hidden=True)
             yield _given(_OLD + one.name, one.kind, hidden)
@@ -96,6 +96,8 @@ def _merged(options: Mapping[str, Any]) -> Given:
     take_consent(bool(options.get(_TRUST)))
     given = {name: value for name, value in options.items() if value is not None and name in SETTINGS}
     for one in SETTINGS.values():
+        if one.named and one.name in given:
+            given[one.name] = _number(one, given[one.name])
         other = options.get(_OLD + one.name)
         flag = f"--{one.old_option}"
         if one.shorthand and options.get(_SHORT + one.name):
@@ -106,3 +108,11 @@ def _merged(options: Mapping[str, Any]) -> Given:
             raise UsageError(f"{flag} and {one.flag} {given[one.name]} contradict each other", hint="give one of them")
         given[one.name] = other
     return given
+
+
+def _number(one: Setting, text: str) -> Any:
+    """The value of a setting whose numbers may have names."""
+    try:
+        return one.parse(text)
+    except ValueError:
+        raise UsageError(f"{one.flag} {text:.60} is not known", hint=f"{one.flag}: {one.hint}") from None

@@ -28,6 +28,10 @@ VARIATIONS = ("repeat", "repad", "rebatch", "reorder")
 """What `vary` does to an input: see `actordbg.actor.variants`."""
 COMPILE_BACKENDS = ("inductor", "aot_eager", "eager")
 """What torch.compile may hand its graphs to; each runs one stage less, which tells which stage breaks."""
+ACCEPTABLE = ("nondeterministic",)
+"""What `--accept` takes: verdicts that are no failure of the configuration where the user says so."""
+USUAL_LAWS, ALL_LAWS = 2, 10**6
+"""Of how many inputs `matrix`, and `--laws` without a number, asks the laws; and what `--laws all` stands for."""
 TINY = "tiny"
 DEFAULT_SEED = 0
 
@@ -198,6 +202,19 @@ class ReplayConfig:
         help="Keep each parameter's gradient too, whole or a fixed sample.",
         column="whether each parameter's gradient was kept there too",
         words=("gradients not kept", "gradients kept"), switchable=True, commands=("replay", "matrix"), resolved=None,
+    )  # fmt: skip
+    laws: int = setting(
+        0,
+        help=f"Ask N inputs for their laws ({USUAL_LAWS} without a number): does what must not matter change anything?",
+        metavar="[N|all]", column="of how many inputs the laws were asked",
+        least=0, named={"all": ALL_LAWS}, bare=str(USUAL_LAWS), shorthand=("no-laws", 0), words="laws of {} inputs",
+        switchable=True, commands=("replay", "matrix"), resolved=None, beside_truth=(0,),
+    )  # fmt: skip
+    accept: str | None = setting(
+        None,
+        help="A verdict of the laws that is no failure here.",
+        metavar="|".join(ACCEPTABLE), column="the verdict of the laws that was accepted; NULL for none",
+        values=ACCEPTABLE, words="{} accepted", switchable=True, commands=("replay", "matrix"), resolved=None,
     )  # fmt: skip
 
     @property

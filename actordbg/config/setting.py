@@ -42,6 +42,7 @@ class Setting:
     stored: its key in files and its column in the catalog. option: its name on the command line, without dashes.
     old_option: a spelling that still works. bare: the value of the option without one. shorthand: an option that
     stands for one value, (option, value).
+    named: numbers that have a name, such as all.
     values: all that it can be; least: the smallest number; above: what the number must exceed.
     words: its words in a label: a format of the value, or those for off and on. brief: the same where room is short.
     unset: the words for None. quiet: values that a label leaves out.
@@ -63,6 +64,7 @@ class Setting:
     old_option: str | None = None
     bare: str | None = None
     shorthand: tuple[str, Any] | None = None
+    named: Mapping[str, int] = dataclasses.field(default_factory=dict)
     values: tuple[Any, ...] = ()
     least: int | None = None
     above: float | None = None
@@ -102,7 +104,8 @@ class Setting:
             return "on or off"
         if self.above is not None:
             return f"a number above {self.above:g}"
-        return f"{self.least} or more" if self.least is not None else f"a {_KINDS[self.kind]}"
+        names = "".join(f", or {name}" for name in self.named)
+        return f"{self.least} or more{names}" if self.least is not None else f"a {_KINDS[self.kind]}"
 
     def parse(self, text: str) -> Any:
         """The value that a text stands for; ValueError for one that it does not have."""
@@ -110,7 +113,7 @@ class Setting:
             if text.strip().lower() not in _SWITCH:
                 raise ValueError(text)
             return _SWITCH[text.strip().lower()]
-        value = self.kind(text.strip())
+        value = self.named[text.strip()] if text.strip() in self.named else self.kind(text.strip())
         if not self.allows(value):
             raise ValueError(text)
         return value
@@ -154,7 +157,8 @@ class Setting:
 
     def typed(self, value: Any) -> str:
         """A value as one writes it in a list or a variable: "on", "3"."""
-        return ("on" if value else "off") if isinstance(value, bool) else str(value)
+        name = next((name for name, number in self.named.items() if number == value), str(value))
+        return ("on" if value else "off") if isinstance(value, bool) else name
 
     def in_words(self, value: Any, *, brief: bool = False) -> str:
         """One value in a word or two: "ZeRO 3", "packed", "not compiled". brief: where a table has 24 columns for it."""
@@ -178,7 +182,7 @@ class Setting:
             return []
         if self.kind is bool:
             return [self.flag if value else f"--no-{self.option}"]
-        return [self.flag, f"{value:g}" if isinstance(value, float) else str(value)]
+        return [self.flag, f"{value:g}" if isinstance(value, float) else self.typed(value)]
 
 
 _KINDS = {str: "text", int: "whole number", float: "number"}

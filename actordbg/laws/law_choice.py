@@ -9,9 +9,6 @@ from collections.abc import Sequence
 
 from actordbg.formats.replay_record import ReplayInput
 
-ALL = 10**6
-"""So many inputs no replay has: `--laws all`."""
-
 
 def chosen(inputs: Sequence[ReplayInput], count: int) -> frozenset[int]:
     """Numbers of the inputs whose laws are asked: with several rows and padding if there are such, the short ones first."""

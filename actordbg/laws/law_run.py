@@ -80,7 +80,8 @@ class LawRun:
             self._give_up(
                 f"{step} failed: {type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
             )
-            self.out_of_step = f"the law {step} failed on one of several ranks" if self.together else ""
+            if self.together or self.session.tainted:
+                self.out_of_step = f"the law {step} failed, and what it left behind cannot be cleared away"
         return self._in_order()
 
     def _steps(self) -> list[tuple[str, Callable[[], None]]]:

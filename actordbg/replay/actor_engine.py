@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actordbg.config.replay_config import TINY
 from actordbg.formats.journal import TENSORS
+from actordbg.formats.law_answer import LAWS
 from actordbg.formats.replay_record import ReplayInput, ReplaySpec
 from actordbg.formats.store_files import atomic_write
 from actordbg.replay.selection import defaults_of
@@ -30,6 +32,7 @@ class ActorEngine:
         self.folder, self.spec, self.rank = folder, spec, rank
         self.root = folder.parent.parent
         self._loaded_for = spec.replay_id
+        self.out_of_step = ""
         self._resources = contextlib.ExitStack()
         self._session: Session
 
@@ -60,7 +63,9 @@ class ActorEngine:
 
         return payload.load(self.root / item.path)
 
-    def run(self, item: ReplayInput, loaded: Dump, *, recorded: bool) -> dict[str, Any]:
+    def run(
+        self, item: ReplayInput, loaded: Dump, *, recorded: bool, on_law: Callable[[str], None] | None = None
+    ) -> dict[str, Any]:
         from actordbg.actor.variants import vary
 
         keep = self.spec.config.keep_tensors
@@ -69,7 +74,22 @@ class ActorEngine:
         outcome.apply(undo)
         if outcome.tensors and recorded:
             self._keep(item, outcome)
-        return self._fields(loaded, outcome)
+        fields = self._fields(loaded, outcome)
+        if on_law is not None and self.spec.config.vary is None:
+            fields["extra"][LAWS] = self._ask(loaded, outcome, on_law)
+        return fields
+
+    def _ask(self, dump: Dump, outcome: ForwardOutcome, on_law: Callable[[str], None]) -> list[dict[str, Any]]:
+        """The laws' answers for an input that was run, as plain data. They never fail it."""
+        from actordbg.actor.session import ActorSession
+        from actordbg.laws.law_run import LawRun
+
+        assert isinstance(self._session, ActorSession)  # a truth is asked for no laws
+        backward = self._session.backward_for(dump.record)
+        asking = LawRun(self._session, dump, outcome, backward, self.collective, on_law)
+        answers = [answer.to_dict() for answer in asking.run()]
+        self.out_of_step = asking.out_of_step
+        return answers
 
     def close(self) -> None:
         self._resources.close()

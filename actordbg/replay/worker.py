@@ -9,7 +9,8 @@ A launcher starts it (deepspeed, torchrun or plain python). RANK says which work
     ready   the actor is built: its resolved configuration, and
             whether it needs its peers for an input                   (or `broken`: it could not be built, and why)
     start   dump_id, slot, attempt, where its log begins              } for each input; `fill`, `filled` for a filler, and
-    end     a ResultRecord                                            } in a lane's other ranks, with their figures
+    law     what is asked of it now, for an input whose laws are      } in a lane's other ranks, with their figures
+    end     a ResultRecord
     restart why this process cannot go on and must be replaced        (it then exits with EXIT_RESTART)
     done    nothing is left
 
@@ -49,6 +50,7 @@ from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, Journal, rank_journal, rank_log
 from actordbg.formats.replay_record import FAILED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.formats.store_files import open_regular, read_regular
+from actordbg.laws.law_choice import chosen
 from actordbg.replay.lanes import answer_fields
 from actordbg.replay.processes import GONE, ZOMBIE, start_ticks, state_of
 from actordbg.replay.rank_view import RankView
@@ -81,11 +83,17 @@ class Engine(Protocol):
     def load(self, item: ReplayInput) -> Any:
         """Read one input. Runs in another thread, while the input before it is computed."""
 
-    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool) -> dict[str, Any]:
+    @property
+    def out_of_step(self) -> str:
+        """Why this process has to be replaced after an input that has its result; "" if it can go on."""
+
+    def run(
+        self, item: ReplayInput, loaded: Any, *, recorded: bool, on_law: Callable[[str], None] | None = None
+    ) -> dict[str, Any]:
         """Run one input; returns fields of its ResultRecord, `status` among them.
 
         `recorded`: this rank's result counts. Otherwise nothing is written to the store, but the rank takes part in every
-        collective.
+        collective. on_law: ask the input for its laws too, and call this before each step of that.
         """
 
     def close(self) -> None:
@@ -157,6 +165,7 @@ class Worker:
         others = [other for other in order.ranks if other != rank]
         self.peers = [RankView.of_peer(folder, other) for other in others]
         self._longest_s = 0.0
+        self._asked = chosen(spec.inputs, spec.config.laws)
 
     def run(self, switch_to: Path | None = None) -> int:
         """Run all inputs; returns the exit code. `switch_to`: the folder of another replay, to run on the loaded actor."""
@@ -204,7 +213,7 @@ class Worker:
         item, leads = self.spec.inputs[task.index], task.duty is Duty.LEAD
         started_at = self._begin("start", task.slot, item) if leads else self._begin("fill", task.slot, item, follows=True)
         loaded, load_s = load.result()
-        outcome = loaded if isinstance(loaded, Failure) else self._run(item, loaded, recorded=leads)
+        outcome = loaded if isinstance(loaded, Failure) else self._run(task, loaded, recorded=leads)
         if isinstance(outcome, Failure):
             self._raise_if_a_peer_died()
         fields = outcome.fields() if isinstance(outcome, Failure) else outcome
@@ -228,6 +237,8 @@ class Worker:
             self._take_part_after_all(task.slot, task.index)
         elif isinstance(outcome, Failure):
             self._settle(task.slot)
+        elif self.engine.out_of_step:
+            raise Restart(self.engine.out_of_step)
 
     def _begin(self, event: str, slot: int, item: ReplayInput, **values: Any) -> str:
         """Write down that an input starts now, and where its log begins; returns the time."""
@@ -235,24 +246,38 @@ class Worker:
         self._write(event, dump_id=item.dump_id, slot=slot, started_at=started_at, log_at=_log_size(), **values)
         return started_at
 
-    def _run(self, item: ReplayInput, loaded: Any, *, recorded: bool) -> dict[str, Any] | Failure:
-        began = time.monotonic()
-        fields = guarded(lambda: self.engine.run(item, loaded, recorded=recorded))
+    def _run(self, task: Task, loaded: Any, *, recorded: bool) -> dict[str, Any] | Failure:
+        began, item = time.monotonic(), self.spec.inputs[task.index]
+        on_law = self._on_law(task)
+        fields = guarded(lambda: self.engine.run(item, loaded, recorded=recorded, on_law=on_law))
         self._longest_s = max(self._longest_s, time.monotonic() - began)
         return fields
+
+    def _on_law(self, task: Task) -> Callable[[str], None] | None:
+        """Where ranks compute together, the laws are asked of every input of a slot if they are asked of one of them.
+
+        Each step is written down: it is news, so that the time of a law is not taken for a hang of the input.
+        """
+        together = self.engine.collective
+        if together and self.spec.config.align == "shuffle":  # ranks are not in step there
+            return None
+        asked = self._asked.intersection(self.order.mates(task.slot) if together else [task.index])
+        return (lambda law: self._write("law", law=law, slot=task.slot)) if asked else None
 
     def _fill(self, slot: int, index: int, load: Future[tuple[Any, float]] | None) -> None:
         """Take part in a slot without an own input: the peers wait for this rank in their collectives."""
         self._begin("fill", slot, self.spec.inputs[index])
         if self.engine.collective:
             loaded = load.result()[0] if load else self._load(index)[0]
-            item = self.spec.inputs[index]
-            fields = loaded if isinstance(loaded, Failure) else self._run(item, loaded, recorded=False)
+            task = Task(slot, index, Duty.FILL)
+            fields = loaded if isinstance(loaded, Failure) else self._run(task, loaded, recorded=False)
             if isinstance(fields, Failure):
                 self._raise_if_a_peer_died()
                 self._write("filled", slot=slot)
                 return self._settle(slot)
         self._write("filled", slot=slot)
+        if self.engine.out_of_step:
+            raise Restart(self.engine.out_of_step)
         return None
 
     def _take_part_after_all(self, slot: int, index: int) -> None:

@@ -13,6 +13,7 @@ from actordbg.replay.hang import in_brief
 from actordbg.report.agreement import against_the_run, ranks_in_words
 from actordbg.report.arithmetic import Spread
 from actordbg.report.blocks import Block, Code, Grid, Heading, Items, Paragraph, number, rate, ratio, seconds
+from actordbg.report.law_summary import laws_in_words
 from actordbg.report.report_model import Against, Counts, FailureGroup, ReplaySummary, Summary
 
 _FACTS = ("parameters", "device_name")
@@ -256,6 +257,7 @@ def _numbers(one: ReplaySummary) -> list[Block]:
     own = against_the_run(one.golden, one.golden_entropy, one.generators, one.not_compared)
     lines += [f"against the run's own {text}" for text in own]
     lines += [f"ranks with the same input: {text}" for text in ranks_in_words(one.ranks)]
+    lines += laws_in_words(one.laws)
     if one.compiled:
         c = one.compiled
         lines.append(f"torch.compile: {plural(c.graphs, 'graph')}, {plural(c.graph_breaks, 'graph break')}")

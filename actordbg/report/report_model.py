@@ -13,6 +13,7 @@ from actordbg.catalog.tables import ComparisonRow
 from actordbg.formats.journal import read_results, read_standing
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 from actordbg.report.arithmetic import Spread
+from actordbg.report.law_summary import LawSummary
 from actordbg.store.layout import Store
 
 
@@ -257,6 +258,7 @@ class ReplaySummary:
     compiled: Compiled | None
     comparisons: tuple[ComparisonRow, ...] = ()
     ranks: RankAgreement | None = None
+    laws: LawSummary | None = None
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,7 @@ from actordbg.report.arithmetic import (
     weighted_mean,
 )
 from actordbg.report.failures import Explain, group_failures, nothing_known
+from actordbg.report.law_summary import laws_of
 from actordbg.report.report_model import (
     BucketFigures,
     Compiled,
@@ -130,6 +131,7 @@ def _replay(data: ReplayData, name: str, slowest: int, explain: Explain) -> Repl
         compiled=_compiled(results),
         comparisons=data.comparisons,
         ranks=agreement_of(results, spec.config),
+        laws=laws_of(results, spec.config),
     )
 
 

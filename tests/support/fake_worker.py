@@ -49,7 +49,7 @@ class ScriptedEngine:
         self.folder, self.rank = folder, rank
         self.script = json.loads((folder / "script.json").read_text())
         self.collective = bool(self.script.get("collective"))
-        self.tainted = False
+        self.tainted, self.out_of_step = False, ""
         self._calls = 0
         self._loaded_for = spec.replay_id
 
@@ -70,7 +70,7 @@ class ScriptedEngine:
             raise ValueError("this dump cannot be read")
         return item.path
 
-    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool) -> dict[str, Any]:
+    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, on_law: Any = None) -> dict[str, Any]:
         action = self.script.get(f"{item.dump_id}@{self.rank}", self.script.get(item.dump_id, ""))
         self._calls += 1
         (self.folder / f"ran-{item.dump_id}-{self.rank}-{recorded}").touch()
