@@ -29,7 +29,7 @@ from actordbg.cli.options import (
 )
 from actordbg.cli.setting_options import NONE, Given, OldTruthDtype, TruthDtype, takes_settings, truth_dtype
 from actordbg.config.choices import gather_facts
-from actordbg.config.replay_config import AXES, TINY, ReplayConfig
+from actordbg.config.replay_config import AXES, TINY, USUAL_LAWS, ReplayConfig
 from actordbg.config.sources import Asked
 from actordbg.formats.journal import SPEC
 from actordbg.formats.matrix_record import MatrixRecord
@@ -89,8 +89,8 @@ def matrix(
     are wrong.
 
     Without an option that lists several values: flash_attention_2 and sdpa, compiled or not, packed or not. Each combination
-    is a replay of its own; those that can share a loaded Actor do. A passed one is compared with the truth
-    for its inputs. What cannot run here is unavailable, with the way out, and nothing is started for it.
+    is a replay of its own; those that can share a loaded Actor do. The laws are asked of some inputs, and a passed cell is compared
+    with the truth. What cannot run here is unavailable, with the way out, and nothing is started for it.
     Exit code 1 if a cell failed, is wrong, or got worse than --baseline, or if none could be run.
 
     Example: actordbg matrix --where "seq_len>1800" --max-inputs 3 --attn sdpa,eager --packing both --compile off
@@ -125,11 +125,12 @@ def matrix(
 
 
 def _kept(asked: Asked, flags: Mapping[str, Any]) -> ReplayConfig:
-    """The configuration, which keeps what a cell is judged by: outputs, and gradients unless that was said otherwise."""
+    """The configuration with what a cell is judged by: outputs; gradients and laws unless that was said otherwise."""
     config = asked.config
-    said = "keep_gradients" in (flags.keys() | asked.sources.keys())
-    gradients = config.keep_gradients if said else config.backward is not False
-    return replace(config, keep_tensors=True, keep_gradients=gradients, truth=None, vary=None)
+    said = flags.keys() | asked.sources.keys()
+    gradients = config.keep_gradients if "keep_gradients" in said else config.backward is not False
+    laws = config.laws if "laws" in said else USUAL_LAWS
+    return replace(config, keep_tensors=True, keep_gradients=gradients, laws=laws, truth=None, vary=None)
 
 
 def _alone(ctx: typer.Context, option: str) -> None:

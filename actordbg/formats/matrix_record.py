@@ -27,7 +27,8 @@ class MatrixCell:
     that speak about it. `load_s`: seconds that building its Actor took; 0 where it was there already (`shared_with` says
     from which cell).
     `regressed`: what got worse than the baseline; empty where nothing did. `loads`: Actors that were built for it: one for each
-    group of processes that starts together, again after a crash.
+    group of processes that starts together, again after a crash. `laws`: what they said, in a line. `violations`: which are
+    broken, and how it first showed. `unasked`: which could not be asked, and why.
     """
 
     index: int
@@ -52,15 +53,18 @@ class MatrixCell:
     known: tuple[str, ...] = ()
     regressed: tuple[str, ...] = ()
     loads: int = 0
+    laws: str = ""
+    violations: tuple[str, ...] = ()
+    unasked: tuple[str, ...] = ()
 
     @property
     def good(self) -> bool:
-        """It passed, and what it computed is not known to be wrong."""
-        return self.status == PASSED and (self.verdict is None or self.verdict in GOOD)
+        """It passed, no law is broken, and what it computed is not known to be wrong."""
+        return self.status == PASSED and not self.violations and (self.verdict is None or self.verdict in GOOD)
 
     @property
     def wrong(self) -> bool:
-        """It passed, and its numbers are not the truth's, or could not be compared with it."""
+        """It passed, and breaks a law, or its numbers are not the truth's, or could not be compared with it."""
         return self.status == PASSED and not self.good
 
 

@@ -25,6 +25,7 @@ from actordbg.replay.launch import groups_of
 from actordbg.replay.supervise import load_spec
 from actordbg.replay.worker_logs import LAUNCHER_LOG
 from actordbg.report.agreement import agreement_of, ranks_in_words
+from actordbg.report.law_summary import LawSummary, violation_in_words
 from actordbg.report.report_model import ReplayData, data_of
 from actordbg.report.summary import summarise
 from actordbg.store.layout import Store
@@ -54,10 +55,20 @@ def finished(
         loads=loads.count,
         load_s=loads.seconds,
         shared_with=by_replay.get(loads.shared_with or ""),
+        **_of_laws(summary.laws),
         **_first_failure(store, folder, data.results),
     )
     cell = _with_ranks(store, cell, spec, data.results)
     return cell if problem is None else _ended_by(store, cell, folder, problem)
+
+
+def _of_laws(laws: LawSummary | None) -> dict[str, Any]:
+    """The fields of a cell that say what the laws said."""
+    if laws is None:
+        return {}
+    first = {one["law"]: one for one in reversed(laws.violations)}
+    broken = tuple(violation_in_words(first[law]) for law in dict.fromkeys(one["law"] for one in laws.violations))
+    return {"laws": laws.headline, "violations": broken, "unasked": tuple(laws.not_checked)}
 
 
 def _with_ranks(store: Store, cell: MatrixCell, spec: ReplaySpec, results: Sequence[ResultRecord]) -> MatrixCell:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from actordbg.base.errors import ActordbgError, StoreProblem, UsageError
 from actordbg.formats.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord
@@ -84,12 +85,17 @@ class Baseline:
     def cell_like(self, cell: MatrixCell) -> MatrixCell | None:
         """The baseline's cell with the same configuration."""
         cells = self.matrix.cells if self.matrix else ()
-        return next((one for one in cells if one.config == cell.config), None)
+        return next((one for one in cells if _configured(one) == _configured(cell)), None)
 
     def replay_for(self, cell: MatrixCell) -> str | None:
         """The replay to compare this cell with; None if the baseline has none."""
         like = self.cell_like(cell)
         return like.replay_id if like else self.replay_id
+
+
+def _configured(cell: MatrixCell) -> dict[str, Any]:
+    """A cell's configuration without what is only asked of it."""
+    return {name: value for name, value in cell.config.items() if name not in ("laws", "accept")}
 
 
 def open_baseline(store: Store, name: str, slower: float | None) -> Baseline:

@@ -12,10 +12,11 @@ from typing import Any
 
 from actordbg.base.units import human_bytes, plural
 from actordbg.config.replay_config import AXES
-from actordbg.formats.comparison_record import NOT_COMPARED
+from actordbg.formats.comparison_record import GOOD, NOT_COMPARED
 from actordbg.formats.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 from actordbg.report.blocks import Block, Grid, Heading, Items, Paragraph, number, seconds, setting
 from actordbg.report.failures import Explain, nothing_known
+from actordbg.report.law_summary import SHOWN
 
 AXES_AS_COLUMNS = 4
 """With more axes than this the settings share one column."""
@@ -49,6 +50,7 @@ def matrix_document(record: MatrixRecord, context: MatrixContext, explain: Expla
         *_section("Wrong", [_wrong(cell) for cell in record.cells if verdict_word(cell) == WRONG]),
         *_section("In part", _by_reason(cell for cell in record.cells if verdict_word(cell) in (PASSED, IN_PART))),
         *_section("Regressed", [f"{_label(c)}: {'; '.join(c.regressed)}" for c in record.cells if c.regressed]),
+        *_section("Laws", _laws(record)),
         *_section("Failed", [line for cell in record.cells if cell.status == FAILED for line in _failure(cell, explain)]),
         *_section("Unavailable and not run", _by_reason(cell for cell in record.cells if cell.status in (UNAVAILABLE, NOT_RUN))),
         *_section("Loaded", _loaded(record, context)),
@@ -72,7 +74,12 @@ def _counted(record: MatrixRecord) -> str:
     names = (PASSED, IN_PART, WRONG, FAILED, UNAVAILABLE, "unfinished", NOT_RUN)
     counts = [f"{words.count(name)} {name}" for name in names if name in words]
     regressed = sum(bool(cell.regressed) for cell in record.cells)
-    return f"{plural(len(record.cells), 'cell')} on {plural(len(record.dump_ids), 'dump')}: {', '.join(counts)}" + (
+    passed = [cell for cell in record.cells if cell.status == PASSED]
+    open_ones = [cell for cell in passed if not cell.laws]
+    unjudged = f"; no law was asked of {len(open_ones)} of {len(passed)} that finished" if open_ones else ""
+    in_part = sum(bool(cell.unasked) for cell in passed)
+    unjudged += f"; some laws could not be asked of {in_part}" if in_part else ""
+    return f"{plural(len(record.cells), 'cell')} on {plural(len(record.dump_ids), 'dump')}: {', '.join(counts)}{unjudged}" + (
         f"; {regressed} {REGRESSED} against {record.baseline}" if regressed else ""
     )
 
@@ -138,7 +145,22 @@ def _cells(cells: Sequence[MatrixCell]) -> str:
 
 
 def _wrong(cell: MatrixCell) -> str:
-    return f"{_label(cell)}: {cell.reason or cell.verdict}. Comparison {cell.comparison_id or '-'}, replay {cell.replay_id}"
+    """Broken laws first: they need no tolerance."""
+    others = len(cell.violations) - SHOWN
+    why = [*cell.violations[:SHOWN], *([f"and {others} more broken laws"] if others > 0 else [])]
+    why += [cell.reason or str(cell.verdict)] if cell.verdict is not None and cell.verdict not in GOOD else []
+    return f"{_label(cell)}: {'; '.join(why)}. Comparison {cell.comparison_id or '-'}, replay {cell.replay_id}"
+
+
+def _laws(record: MatrixRecord) -> list[str]:
+    """What the laws said, and which could not be asked: each text once, with its cells."""
+    said, unasked = ({}, {})  # type: tuple[dict[str, list[MatrixCell]], dict[str, list[MatrixCell]]]
+    for cell in (one for one in record.cells if one.laws):
+        said.setdefault(cell.laws, []).append(cell)
+        for reason in cell.unasked:
+            unasked.setdefault(reason, []).append(cell)
+    lines = [f"{_cells(members)}: {text}" for text, members in said.items()]
+    return lines + [f"{_cells(members)}: not checked: {text}" for text, members in unasked.items()]
 
 
 def _failure(cell: MatrixCell, explain: Explain) -> list[str]:

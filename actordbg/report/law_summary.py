@@ -55,8 +55,8 @@ class LawSummary:
             told += [f"{verdict.upper()} {', '.join(names)}"] if names else []
         if self.accepted:
             told.append(f"{', '.join(dict.fromkeys(one['verdict'] for one in self.accepted))} accepted")
-        names = (KEPT, WITHIN_ROUNDING, NOT_CHECKED)
-        counted = [f"{self.counts[name]} {name.replace('not-', 'not ')}" for name in names if self.counts.get(name)]
+        shown = (KEPT, WITHIN_ROUNDING, NOT_CHECKED)
+        counted = [f"{self.counts[name]} {name.replace('not-', 'not ')}" for name in shown if self.counts.get(name)]
         return f"laws of {self.inputs} of {plural(self.of, 'input')}: {'; '.join([*told, ', '.join(counted)])}"
 
 
