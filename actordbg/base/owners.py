@@ -12,6 +12,8 @@ import stat
 import tempfile
 from pathlib import Path
 
+NOT_FROM_HERE = {"PYTHONSAFEPATH": "1"}
+"""In the environment of a Python: it imports nothing from the current folder, which may be anybody's (3.11 and later)."""
 _MOST_BYTES = 2**26
 
 

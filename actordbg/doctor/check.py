@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from actordbg.base.errors import EnvironmentProblem
+from actordbg.base.owners import NOT_FROM_HERE
 from actordbg.doctor.known_versions import PACKAGES
 from actordbg.host.trainer import TRAINER
 from actordbg.install import target_probe as probe
@@ -157,8 +158,9 @@ def _pump(stream: IO[str], lines: queue.Queue[str | None]) -> None:
 def _started(command: Sequence[str], out: Any, err: Any) -> Iterator[subprocess.Popen[str]]:
     """A child in a session of its own; whatever is left of it is killed at the end of the block."""
     child = subprocess.Popen(
-        command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, text=True, errors="replace", start_new_session=True
-    )
+        command, stdout=out, stderr=err, stdin=subprocess.DEVNULL, text=True, errors="replace", start_new_session=True,
+        env=os.environ | NOT_FROM_HERE,
+    )  # fmt: skip
     try:
         yield child
     finally:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import Conflict, EnvironmentProblem, UsageError
+from actordbg.base.owners import NOT_FROM_HERE
 from actordbg.host.trainer import TRAINER
 from actordbg.install import target_probe as probe
 
@@ -86,8 +87,9 @@ def ask(python: str, *question: str) -> dict[str, Any]:
     command = [python, "-c", Path(probe.__file__).read_text(encoding="utf-8"), *question]
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", timeout=PROBE_SECONDS, stdin=subprocess.DEVNULL
-        )
+            command, capture_output=True, text=True, errors="replace", timeout=PROBE_SECONDS, stdin=subprocess.DEVNULL,
+            env=os.environ | NOT_FROM_HERE,
+        )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         reason = error.strerror if isinstance(error, OSError) else f"no answer in {PROBE_SECONDS} s"
         raise EnvironmentProblem(

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actordbg.base.errors import LaunchProblem, Unsupported
+from actordbg.base.owners import NOT_FROM_HERE
 from actordbg.config import consent
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.formats.store_files import open_regular
@@ -46,8 +47,8 @@ MARK = "ACTORDBG_GROUP"
 
 HUB_TIMEOUTS = {"HF_HUB_ETAG_TIMEOUT": "3", "HF_HUB_DOWNLOAD_TIMEOUT": "10"}
 """How long a worker waits for the hub, in seconds, unless the user said: a cached model of ten files must not cost minutes."""
-_CAREFUL = {"PYTHONSAFEPATH": "1", "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
-"""Modules do not come from the current folder, which may be anybody's (Python 3.11 and later); no pickle runs as weights."""
+_CAREFUL = {**NOT_FROM_HERE, "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
+"""Nothing is imported from the current folder, and no pickle runs as weights."""
 
 
 @dataclass(frozen=True)

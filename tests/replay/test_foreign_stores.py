@@ -29,9 +29,11 @@ from actordbg.cli.app import app
 from actordbg.cli.options import approve
 from actordbg.config import consent
 from actordbg.config.replay_config import ReplayConfig
+from actordbg.doctor import check
 from actordbg.formats.journal import SPEC
 from actordbg.formats.matrix_record import NOT_RUN, MatrixCell, MatrixRecord
 from actordbg.formats.ringfile import new_file
+from actordbg.install import patch_target
 from actordbg.matrix import matrix_files
 from actordbg.replay.launch import child_environment
 from actordbg.replay.work_order import await_next, mailbox_of
@@ -152,14 +154,20 @@ def test_a_ring_takes_the_place_of_no_file_and_follows_no_link(tmp_path: Path) -
     assert kept.read_bytes() == b"mine" and not (tmp_path / "elsewhere").exists()
 
 
-def test_workers_import_nothing_from_the_current_folder(tmp_path: Path) -> None:
+def test_no_process_of_ours_imports_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command may be typed in anybody's folder. Python 3.10 cannot be told so."""
-    (tmp_path / "argparse.py").write_text("open('ran', 'w')\nfrom types import SimpleNamespace as ArgumentParser\n")
+    for name in ("argparse", "json"):
+        (tmp_path / f"{name}.py").write_text("open('ran', 'w')\nraise SystemExit(9)\n")
+    monkeypatch.chdir(tmp_path)
     around = child_environment(ReplayConfig(), os.environ)
-    command = [sys.executable, "-m", "actordbg.replay.worker", "--help"]
-    done = subprocess.run(command, cwd=tmp_path, env=around, capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "actordbg.replay.worker", "--help"], env=around, capture_output=True, check=False
+    )
+    if sys.version_info >= (3, 11):
+        assert done.returncode == 0
+        assert check.examined(sys.executable).python == patch_target.ask(sys.executable, "hook")["executable"]
     assert (tmp_path / "ran").exists() == (sys.version_info < (3, 11))
-    assert done.returncode == 0 and around["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
+    assert around["TORCH_FORCE_WEIGHTS_ONLY_LOAD"] == "1"
 
 
 def test_what_is_executed_later_lies_in_the_users_own_cache(
