@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 from fuzzing import damage, mutate_json, refused, work_folder
 
 from actordbg.base.errors import NewerFormat, StoreProblem
@@ -27,14 +25,12 @@ def seeds() -> dict[str, bytes]:
     control = Control(
         True, "r", "2026-11-20T12:00:00.000000Z", 3, ranks=(0, 1), triggers=("nan", "slow:3x", "logprobs:-40:0"), ring_dir="/x"
     )
-    ledger = Ledger(
-        Identity("r", 0, 4, "node-1", 7, "1-abc"), dropped={"disk_full": 3}, sampled_out={"every": 2}, triggered={"nan": 1}
-    )
-    counted = ledger._as_dict(True) | {"queue_bytes": 5, "ring": {"path": "/x", "in_flight_s": 2.5}, "heartbeat": control.since}
-    return {
-        "switch": control_text(control).encode(),
-        "counters": json.dumps(counted | {"since": control.since}, sort_keys=True).encode(),
-    }
+    ledger = Ledger(Identity("r", 0, 4, "node-1", 7, "1-abc"), since=control.since)
+    for close in (lambda: ledger.capture(5000, "nan"), lambda: ledger.drop("disk_full", "no space")):
+        ledger.open(control, 30)
+        close()
+    ledger.publish(_STORE, "on", {"queue_bytes": 5, "ring": {"path": "/x", "in_flight_s": 2.5}, "heartbeat": control.since})
+    return {"switch": control_text(control).encode(), "counters": ledger.path(_STORE).read_bytes().strip()}
 
 
 def one_input(data: bytes) -> None:
