@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from actordbg.base.errors import UsageError
+from actordbg.base.foreign_text import in_shell
 from actordbg.base.ids import LAST
 from actordbg.catalog.query import get_configuration, open_fresh, read_noise, select_dumps
 from actordbg.cli import output
@@ -162,13 +162,12 @@ def _floor(store: Store, replay_id: str, name: str) -> NoiseRecord:
 
 def _noise_command(store: Store, replay_id: str) -> str:
     """The replay's own command line, for `noise`."""
-    command, mark, _ = load_spec(store, replay_id).command.partition(f"  # {consent.NEEDED}")
-    words = shlex.split(command)
+    words, mark = consent.words_of(load_spec(store, replay_id).command)
     taken = [word for word in words if word not in ("--keep-tensors", "--keep-gradients")]
     if "replay" not in taken:
         return "actordbg noise with the same options as that replay"
     taken[taken.index("replay")] = "noise"
-    return shlex.join(taken) + mark
+    return " ".join(map(in_shell, taken)) + mark
 
 
 def _truth(store: Store, replay_id: str, dtype: str, quiet: bool, yes: bool) -> str:

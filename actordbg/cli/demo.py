@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from actordbg.base.errors import UsageError
+from actordbg.base.foreign_text import in_shell
 from actordbg.cli.output import note, say_lines
 from actordbg.demo.demo_steps import Demo
 
@@ -42,7 +43,7 @@ def demo(
         if keep is None:
             shutil.rmtree(directory, ignore_errors=True)
     if keep is not None:
-        note(f"kept: {directory}  (next: actordbg --store {directory / 'store'} dump ls)")
+        note(f"kept: {directory}  (next: actordbg --store {in_shell(str(directory / 'store'))} dump ls)")
 
 
 def _directory(keep: Path | None) -> Path:

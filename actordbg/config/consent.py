@@ -13,12 +13,27 @@ Example::
 
 from __future__ import annotations
 
+import shlex
+
 from actordbg.config.replay_config import TINY
 
 FLAG = "--trust-remote-code"
 NEEDED = f"needs {FLAG}: the model brings code of its own"
 _ANY = "*"
 _given: str | None = None
+
+
+def words_of(command: str) -> tuple[list[str], str]:
+    """The words of a command line that a file keeps, to be quoted anew, and its remark that consent is needed, or "".
+
+    No words for one that is not of actordbg: nobody is told to paste what somebody else wrote.
+    """
+    line, mark, _ = command.partition(f"  # {NEEDED}")
+    try:
+        words = shlex.split(line)
+    except ValueError:  # a quotation that does not end
+        return [], ""
+    return (words, mark) if words[:1] == ["actordbg"] else ([], "")
 
 
 def give(model: str = _ANY) -> None:

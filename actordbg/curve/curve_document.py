@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
-
+from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import plural
 from actordbg.config.as_ran import complete, label, repeat_options
 from actordbg.curve.curves import MEASURED, MEMORY, At, CurveAnswer, CurvesAnswer, Longest, value_of
@@ -210,7 +209,7 @@ def _how_to_measure(one: CurveAnswer, by: str, quantity: str) -> str:
 
 def _flags(of: Measurements) -> str:
     """The options of `actordbg replay` that give this configuration again."""
-    return shlex.join(repeat_options(complete(of.settings) | {"backward": of.backward}))
+    return " ".join(map(in_shell, repeat_options(complete(of.settings) | {"backward": of.backward})))
 
 
 def _unit(by: str) -> str:

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import queue
-import shlex
 import signal
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from actordbg.base.errors import EnvironmentProblem
+from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import NOT_FROM_HERE
 from actordbg.doctor.known_versions import PACKAGES
 from actordbg.host.trainer import TRAINER
@@ -86,7 +86,7 @@ class Environment:
 
     def pip(self, *requirements: str) -> str:
         """The command that installs `requirements` here."""
-        return f"{'python' if self.own else shlex.quote(self.python)} -m pip install {' '.join(requirements)}"
+        return f"{'python' if self.own else in_shell(self.python)} -m pip install {' '.join(requirements)}"
 
 
 def examined(python: str) -> Environment:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from actordbg.base.errors import ActordbgError, CatalogProblem
+from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import is_own, name_of
 from actordbg.capture.control import DEFAULT_FREE_FLOOR
 from actordbg.capture.switch_file import read_control
@@ -76,7 +77,7 @@ def _store(store: Store) -> Check:
     mode = store.root.stat().st_mode
     if mode & PRIVATE:
         detail = f"{store.root} has mode {mode & 0o777:o}: others can look at the dumps"
-        return warn("store", detail, f"chmod 700 {store.root}")
+        return warn("store", detail, f"chmod 700 {in_shell(str(store.root))}")
     kind = engine.file_system(store.root)
     return ok("store", f"{store.root}, format 1" + (f", on {kind}" if kind else ""))
 
@@ -132,5 +133,9 @@ def _patched(status: Status, store: Store) -> Check:
     if status.hooked is False:
         return bad("patch", f"patched, but the interpreter does not see it: {status.file}", "run `actordbg patch` for the reason")
     if status.store and Path(status.store) != store.root:
-        return warn("patch", f"patched, capturing into another store: {status.store}", f"actordbg --store {status.store} ...")
+        return warn(
+            "patch",
+            f"patched, capturing into another store: {status.store}",
+            f"actordbg --store {in_shell(str(status.store))} ...",
+        )
     return ok("patch", f"patched: {status.file}")

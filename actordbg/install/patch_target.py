@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import Conflict, EnvironmentProblem, UsageError
+from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import NOT_FROM_HERE
 from actordbg.host.trainer import TRAINER
 from actordbg.install import target_probe as probe
@@ -111,7 +112,7 @@ def require_hook(python: str) -> str:
         reason = problem.message.partition("cannot answer `hook`: ")[2] or problem.message
         raise EnvironmentProblem(
             f"{python} would run the patched file, but cannot import actordbg.capture.hook: {reason}",
-            hint=f"install actordbg into that environment: {python} -m pip install actordbg",
+            hint=f"install actordbg into that environment: {in_shell(python)} -m pip install actordbg",
         ) from None
 
 

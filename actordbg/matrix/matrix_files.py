@@ -15,7 +15,7 @@ from actordbg.base.ids import resolve
 from actordbg.base.owners import read_owned
 from actordbg.catalog.query import get_dump, open_fresh
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.dump_record import DumpRecord
+from actordbg.formats.dump_record import DumpRecord, is_plain_name
 from actordbg.formats.matrix_record import MatrixRecord
 from actordbg.replay.plan import make_plan
 from actordbg.replay.processes import ALIVE, STOPPED, start_ticks, state_of
@@ -53,8 +53,9 @@ def load_with_owner(store: Store, name: str) -> tuple[MatrixRecord, int]:
     except OSError as error:
         raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
     record = MatrixRecord.from_json(data, str(path))
-    if record.matrix_id != path.stem:
-        raise CorruptDump(f"{path} is another matrix's file", hint="remove the file")
+    folders = [one.replay_id for one in record.cells if one.replay_id is not None]
+    if record.matrix_id != path.stem or not all(map(is_plain_name, (path.stem, *folders))):  # it is written where these say
+        raise CorruptDump(f"{path} is another matrix's file, or has replays as none is called", hint="remove the file")
     return record, owner
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from actordbg.base.errors import StoreProblem, UsageError
+from actordbg.base.foreign_text import in_shell
 from actordbg.formats.dump_record import SUFFIX, DumpRecord
 from actordbg.formats.replay_record import ReplayInput
 from actordbg.store.layout import Store
@@ -90,7 +91,7 @@ def _places(file: Path) -> list[Path]:
     if path.suffix in _PICKLES:
         raise UsageError(
             f"--input-file {file} is a pickle, which is never read directly",
-            hint=f"actordbg dump import {file}, then replay it by --where",
+            hint=f"actordbg dump import {in_shell(str(file))}, then replay it by --where",
         )
     if packed:
         return [Path(packed_place(str(path), packed[1]))]

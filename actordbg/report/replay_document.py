@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes, plural
 from actordbg.catalog.tables import ComparisonRow
+from actordbg.config import consent
 from actordbg.config.as_ran import as_ran, in_words, label, meant, on_machine
 from actordbg.config.replay_config import SETTINGS
 from actordbg.replay.hang import in_brief
@@ -131,7 +133,8 @@ def _facts(one: ReplaySummary) -> Iterable[str]:
         yield f"no worker became ready; asked for: {label(as_ran(one.asked))}"
         yield f"why: the logs in the store's replays/{one.replay_id}/"
     if one.command:
-        yield f"command: {one.command}"
+        words, mark = consent.words_of(one.command)
+        yield f"command: {' '.join(map(in_shell, words)) or 'its record has none of actordbg'}{mark}"
     if one.versions:
         yield "versions: " + ", ".join(f"{name} {version}" for name, version in sorted(one.versions.items()))
 

@@ -9,12 +9,15 @@ import json
 import os
 import pty
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from comparecases import given as given_input
+from comparecases import write_replay
 from hostilestore import FORGED, FORMULA, HIDDEN, HOSTILE, forbidden, hostile_logs, hostile_store
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,6 +26,7 @@ from roots import ROOT
 
 from actordbg.base import foreign_text
 from actordbg.cli.app import main
+from actordbg.formats.journal import SPEC
 from actordbg.report.blocks import Code, Grid, Heading, Items, Paragraph
 from actordbg.report.renderings import as_markdown, as_text
 from actordbg.store.layout import Store
@@ -170,6 +174,47 @@ def test_a_word_to_paste_is_one_word_for_a_shell():
     assert forbidden(line) == [] and "\n" not in line
     done = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, check=True)
     assert done.stdout.split(b"\0")[:-1] == [os.fsencode(word) for word in words]
+
+
+def pasted(line: str, folder: Path) -> list[list[str]]:
+    """What a shell makes of a suggested command: the words of each call of actordbg. Whatever else it ran would leave a file."""
+    functions = "actordbg() { printf '%s\\0' \"$@\"; printf '\\n\\0'; }; rm() { touch removed; }"
+    done = subprocess.run(["bash", "-c", f"{functions}; {line}"], capture_output=True, cwd=folder)
+    assert not list(folder.iterdir()), line
+    return [os.fsdecode(call).split("\0")[:-1] for call in done.stdout.split(b"\n\0")[:-1]]
+
+
+@pytest.mark.parametrize("evil", ["$(touch x)", "a b; touch x", "`touch x`", "'; touch x #", "\x1b[2J\n touch x"])
+def test_a_suggested_command_runs_nothing_else(store: Store, evil: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (folder := tmp_path / "here").mkdir()
+    inputs = [given_input(0)]
+    write_replay(store, "evil-03", inputs, model=evil, command=shlex.join(["actordbg", "replay", "--model", evil]))
+    told = typed(monkeypatch, store, "compare", "evil-03", "golden", "--noise", "--quiet")[1]
+    command = re.search(r"^hint: measure one: (.*)", told, re.MULTILINE)
+    assert command and pasted(command[1], folder) == [["noise", "--model", evil]]
+    shown = " ".join(typed(monkeypatch, store, "report", "evil-03")[0].split())
+    assert f"command: actordbg replay --model {foreign_text.in_shell(evil)}" in shown
+    for foreign in (f"rm -rf {tmp_path} replay", "touch x; actordbg replay", "actordbg replay 'unended"):
+        (folder_of := store.replays / "evil-03" / SPEC).write_text(
+            json.dumps(json.loads(folder_of.read_text()) | {"command": foreign})
+        )
+        told = "".join(typed(monkeypatch, store, "compare", "evil-03", "golden", "--noise", "--quiet")[:2])
+        told += "".join(typed(monkeypatch, store, "report", "evil-03")[:2])
+        assert "measure one: actordbg noise with the same options" in told
+        assert "rm -rf" not in told and "touch x; actordbg" not in told and "unended" not in told
+
+
+def test_no_id_in_a_store_says_where_something_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    store = hostile_store(tmp_path / "deep" / "store")
+    spec, matrix = store.replays / "evil-01" / SPEC, store.matrices / "matrix-1.json"
+    spec.write_text(json.dumps(json.loads(spec.read_text()) | {"replay_id": "../../../escaped"}))
+    before = matrix.read_text()
+    for changed in (before.replace('"matrix-1"', '"../../../escaped"'), before.replace('"evil-01"', '"../../../escaped"')):
+        assert changed != before
+        matrix.write_text(changed)
+        assert typed(monkeypatch, store, "matrix", "--resume", "matrix-1", "--quiet")[2] == 4
+    assert typed(monkeypatch, store, "replay", "--resume", "evil-01", "--quiet")[2] == 4
+    assert [path.name for path in tmp_path.rglob("*escaped*")] == []
 
 
 def test_progress_in_a_real_terminal_shows_names_as_they_are(capfd: pytest.CaptureFixture[str]):
