@@ -123,7 +123,7 @@ def forget_dumps(store: Store, dump_ids: Iterable[str], folders: Iterable[str]) 
     with engine.writing(store.catalog_path) as writer:
         writer.remove_dumps(dump_ids)
         for folder in folders:
-            writer.forget_folder(folder)
+            writer.note_folder(folder, -1)
 
 
 def read_damaged(reader: sqlite3.Connection) -> list[Damaged]:
@@ -209,7 +209,7 @@ def _read_batch(store: Store, folder: _DumpFolder, names: list[str]) -> tuple[li
 
 def _write_batch(store: Store, folder: _DumpFolder, rows: list[tuple[Any, ...]], damaged: list[Damaged]) -> int:
     with engine.writing(store.catalog_path) as writer:
-        writer.forget_folder(folder.path)
+        writer.note_folder(folder.path, -1)
         noted = [(item.path, folder.path, item.code, item.reason) for item in damaged]
         writer.put_damaged(noted, [f"{folder.path}/{row[0]}{SUFFIX}" for row in rows])
         return writer.put_dumps(folder.run, rows)
@@ -237,7 +237,7 @@ def _drop_folder(store: Store, path: str) -> int:
     match = _RANK.match(name)
     with engine.writing(store.catalog_path) as writer:
         if (store.root / path).is_dir():
-            writer.forget_folder(path)
+            writer.note_folder(path, -1)
             return 0
         missing = writer.known_dumps(run, int(match[1]) if match else None)
         writer.remove_dumps(missing)

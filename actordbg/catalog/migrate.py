@@ -66,11 +66,16 @@ def _new_settings(path: Path) -> list[Setting]:
 
 
 def _add_settings(path: Path, settings: list[Setting]) -> None:
-    """Give each setting its column, filled from what replays were asked for. A setting needs no migration of its own."""
-    with engine.held_open(path) as connection, connection:
+    """Give each setting its column, filled from what replays were asked for. A setting needs no migration of its own.
+
+    In one transaction: a column that is there and was not filled would stay so.
+    """
+    with engine.held_open(path) as connection:
+        connection.execute("BEGIN IMMEDIATE")
         for one in settings:
             connection.execute(f'ALTER TABLE replay ADD COLUMN "{one.stored}" {KINDS[one.kind]}')
             connection.execute(f"UPDATE replay SET \"{one.stored}\" = json_extract(config, '$.{one.stored}')")
+        connection.execute("COMMIT")
 
 
 def recreate(store: Store) -> None:
@@ -190,6 +195,8 @@ def _drop_everything(connection: Connection) -> None:
 def _back_up(path: Path, found: str) -> Path:
     """A consistent copy of the catalog beside it, `catalog.0001.bak.db`; an older copy of the same revision is replaced."""
     target = path.with_name(f"{path.stem}.{found}.bak.db")
+    for left in path.parent.glob(f"{path.stem}.*.part*"):  # of a process that was killed: we hold the lock
+        left.unlink(missing_ok=True)
     partial = target.with_name(f"{target.name}.{os.getpid()}.part")
     with engine.connect_readonly(path) as source:
         copy = sqlite3.connect(partial)

@@ -103,7 +103,8 @@ def _packs_of_rows(reader: sqlite3.Connection, run: str) -> list[str]:
 
 def _forget(store: Store, folder: _PackFolder) -> None:
     with engine.writing(store.catalog_path) as writer:
-        for path in (folder.path, *folder.gone, *folder.to_read):
+        writer.note_folder(folder.path, -1)
+        for path in (*folder.gone, *folder.to_read):
             writer.forget_folder(path)
 
 
@@ -173,6 +174,8 @@ def _settle(store: Store, folder: _PackFolder, settled: bool) -> int:
         writer.put_damaged([(item.path, folder.path, item.code, item.reason) for item in odd_files(folder.odd)], [])
         if folder.mtime_ns:
             writer.note_folder(folder.path, folder.mtime_ns if settled else -1)
+        else:
+            writer.forget_folder(folder.path)
     return removed
 
 

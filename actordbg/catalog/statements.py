@@ -95,8 +95,9 @@ class CatalogWriter:
         self.connection.execute(delete(damaged).where((damaged.c.path == pack) | inside))
 
     def forget_folders_of(self, run_name: str) -> None:
-        """Forget the modification times of a run's folders of dump files, so that they are listed again."""
-        self.connection.execute(delete(folder).where(folder.c.path.startswith(f"dumps/{run_name}/", autoescape=True)))
+        """Forget the modification times of a run's folders of dump files, so that they are listed again, or missed."""
+        of_run = folder.c.path.startswith(f"dumps/{run_name}/", autoescape=True)
+        self.connection.execute(update(folder).where(of_run).values(mtime_ns=-1))
 
     def known_dumps(self, run_name: str, rank: int | None) -> list[str]:
         """Ids of the dumps that have a file of their own in one folder."""
@@ -120,7 +121,7 @@ class CatalogWriter:
         self.put(tables.ScannedFolder, [{"path": path, "mtime_ns": mtime_ns}])
 
     def forget_folder(self, path: str) -> None:
-        """Forget a folder's modification time, so that it is listed again."""
+        """Forget a folder or a pack altogether. A folder whose rows are still there must stay noted, or nobody misses it."""
         self.connection.execute(delete(folder).where(folder.c.path == path))
 
     def count_for_planner(self) -> None:

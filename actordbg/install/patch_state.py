@@ -79,7 +79,7 @@ def record(store: Store, event: Event) -> Path:
 def events(store: Store, target: Path | None = None) -> list[Event]:
     """All events of the store, or those of one file, oldest first; files of another format are left out."""
     found = []
-    for path in sorted(store.events.glob("*.json")):
+    for path in sorted(store.events.glob("[!.]*.json")):
         try:
             event = Event(**json.loads(read_regular(path)))
         except (OSError, ValueError, TypeError):

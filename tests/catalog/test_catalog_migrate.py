@@ -97,8 +97,10 @@ def test_a_new_catalog_has_the_right_journal_mode_and_permissions(store: Store) 
 def test_an_upgrade_keeps_the_rows_and_a_backup(store: Store, tmp_path: Path) -> None:
     cases.fill(store, 3)
     refresh(store)
+    left = store.root / "catalog.0003.bak.db.99.part-journal"
+    left.write_bytes(b"of a process that was killed")
     migrate.ensure(store, head="0004", scripts=second_revision(tmp_path, "pass"))
-    assert migrate.revision(store.catalog_path) == "0004"
+    assert migrate.revision(store.catalog_path) == "0004" and not left.exists()
     with sqlite3.connect(store.catalog_path) as connection:
         assert connection.execute("SELECT name, colour FROM run").fetchall() == [("ppo-1", "red")]
     backup = store.root / "catalog.0003.bak.db"
@@ -117,6 +119,25 @@ def test_an_upgrade_that_fails_half_way_leaves_the_old_catalog(store: Store, tmp
     assert schema(store.catalog_path) == before
     assert migrate.revision(store.catalog_path) == "0003"
     assert refresh(store).dumps == 3
+
+
+def test_a_setting_whose_column_cannot_be_filled_has_no_column(store: Store) -> None:
+    """Else the next command would find the column, and leave it empty for ever."""
+    cases.write_spec(store, cases.spec("20250701T000000-000001", cases.fill(store, 1), dtype="bf16"))
+    refresh(store)
+    with sqlite3.connect(store.catalog_path) as connection:
+        (config,) = connection.execute("SELECT config FROM replay").fetchone()
+        connection.execute("ALTER TABLE replay DROP COLUMN dtype")
+        connection.execute("UPDATE replay SET config = '{'")
+    connection.close()
+    with pytest.raises(CatalogProblem, match="malformed JSON"):
+        migrate.ensure(store)
+    with sqlite3.connect(store.catalog_path) as connection:
+        connection.execute("UPDATE replay SET config = ?", (config,))
+    connection.close()
+    migrate.ensure(store)
+    with sqlite3.connect(store.catalog_path) as connection:
+        assert connection.execute("SELECT dtype FROM replay").fetchall() == [("bf16",)]
 
 
 def test_an_upgrade_that_is_killed_half_way_leaves_the_old_catalog(store: Store, tmp_path: Path) -> None:

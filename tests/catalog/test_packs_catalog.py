@@ -11,6 +11,7 @@ from pathlib import Path
 import catalogcases as cases
 import pytest
 
+from actordbg.catalog import connections as engine
 from actordbg.catalog import query
 from actordbg.catalog.indexer import refresh
 from actordbg.dumps import packing
@@ -208,3 +209,22 @@ def test_the_rows_of_json_name_the_pack(packed: Store) -> None:
 
     row = json.loads(json.dumps(query.select_dumps(packed, limit=1)[0], default=_plain))
     assert row["pack"].startswith("packs/ppo-1/") and row["path"] == f"{row['pack']}#{row['dump_id']}"
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_folders_that_vanish_while_they_are_to_be_listed_again_take_their_rows_along(store: Store, packed: bool):
+    """A pack and the last file of a run go in one `prune`; and a run's only pack goes while its folder is not relied on."""
+    cases.fill(store, 2)
+    packing.pack_dumps(store, "rank = 0")
+    (pack,) = store.iter_packs()
+    (loose,) = store.iter_dumps()
+    for path in [pack, loose] if packed else [loose]:
+        path.unlink()
+        path.parent.rmdir()
+    if not packed:
+        with engine.writing(store.catalog_path) as writer:
+            writer.forget_folders_of("ppo-1")
+    refresh(store)
+    rows = cases.contents(store)
+    refresh(store, rebuild=True)
+    assert rows == cases.contents(store)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -13,7 +10,6 @@ import catalogcases
 import packcases
 import pytest
 import torch
-from roots import SUPPORT
 
 from actordbg.base.errors import Conflict, NewerFormat, StoreProblem
 from actordbg.catalog import query
@@ -28,8 +24,6 @@ from actordbg.store.pack_reader import Pack
 from actordbg.store.places import split_place
 
 pytestmark = pytest.mark.slow
-
-HERE = SUPPORT
 
 
 @pytest.fixture
@@ -118,48 +112,6 @@ def test_one_process_at_a_time_moves_dumps(store: Store, ppo: dict[str, tuple[st
         with pytest.raises(Conflict):
             prune.apply(store, prune.plan_prune(query.open_fresh(store), where="rank=0"))
     assert packing.pack_dumps(store).figures.dumps == 12
-
-
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Store]:
-    """A store with files, and one with a pack."""
-    folder = tmp_path_factory.mktemp("originals")
-    plain, packed = Store(folder / "plain").create(), Store(folder / "packed").create()
-    for store in (plain, packed):
-        rows = packcases.samples(2)
-        for number in range(4):
-            packcases.publish(store, number, packcases.batch(rows, number, 2))
-    packing.pack_dumps(packed)
-    refresh(plain)
-    return {"pack": plain, "unpack": packed, "prune": packed}
-
-
-@pytest.mark.parametrize("operation", ["pack", "unpack", "prune"])
-def test_killed_at_any_step_nothing_is_lost_and_the_next_run_finishes(
-    operation: str, originals: dict[str, Store], tmp_path: Path
-):
-    store = originals[operation]
-    whole = {dump_id: json.loads(record)["payload_sha256"] for dump_id, (record, _) in packcases.contents(store).items()}
-    ranks = {dump_id: catalogcases.record(number).rank for number, dump_id in enumerate(sorted(whole))}
-    staying = {dump_id: sha for dump_id, sha in whole.items() if operation != "prune" or ranks[dump_id] >= 2}
-    done = subprocess.run(
-        [sys.executable, HERE / "killed_mover.py", store.root, tmp_path, operation], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    deaths = json.loads(done.stdout)
-    assert len(deaths) > 10 and [death["killed"] for death in deaths] == [True] * (len(deaths) - 1) + [False]
-    for death in deaths:
-        for moment in ("after", "again"):
-            found = death[moment]
-            assert found["problems"] == found["wrong"] == [], death
-            assert staying.items() <= found["files"].items() <= whole.items(), (moment, death["step"])
-            assert found["rows"] == sorted(found["files"]), (moment, death["step"])
-        again = death["again"]
-        assert again["files"] == staying and again["left"] == [], death["step"]
-        if operation == "pack":
-            assert again["loose"] == [] and len(again["packs"]) == 1, death["step"]
-        elif operation == "unpack":
-            assert len(again["loose"]) == 2 and len(again["packs"]) == 1
 
 
 def test_a_pack_that_an_interrupted_run_left_twice_goes(store: Store, ppo: dict[str, tuple[str, str]]):

@@ -238,6 +238,8 @@ def test_odd_files_among_events_and_backups_stop_nothing(folder: Path, monkeypat
         path.parent.mkdir(parents=True, exist_ok=True)
         os.mkfifo(path)
     (case.store.events / "2.json").symlink_to("/dev/zero")
+    event = patch_state.Event("unpatch", patch_state.now(), str(case.actor), "", "", "python", None, "1")
+    patch_state.record(case.store, event).rename(case.store.events / ".tmp-1-0-unfinished.json")
     assert case.run() is None
     assert patch_state.inspect_target(case.target, case.store).patched_at
     assert (backup / "actor.py").read_bytes() == ACTOR and (backup / "origin.json").is_file()

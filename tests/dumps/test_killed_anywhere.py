@@ -1,0 +1,52 @@
+"""Commands that change a store are killed at their system calls, or have a failing disk there: nothing is lost, the next run finishes.
+
+`make kills` takes every call, and a long time. Here each `EVERY`th is taken, beginning with another one each day, so that all have
+had their turn after `EVERY` days. `python tests/support/killed_commands.py COMMAND` is one command, with all that is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from datetime import date
+from typing import Any
+
+import pytest
+from roots import ROOT, SUPPORT
+from syscall_killer import why_not
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "this machine can")]
+
+EVERY = 24
+COMMANDS = (
+    "pack", "unpack", "prune", "index", "index-new", "index-rebuild", "migrate-0001", "migrate-0002", "migrate-setting", "recover",
+    "patch", "unpatch",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def reports() -> dict[str, dict[str, Any]]:
+    """What became of each command; one process makes all runs, since it is forked for each."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(SUPPORT)]), "OMP_NUM_THREADS": "1"}
+    day = date.today().toordinal() % EVERY
+    words = [sys.executable, SUPPORT / "killed_commands.py", "all", "--every", str(EVERY), "--offset", str(day)]
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode in (0, 1), done.stderr[-2000:]
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return {report["command"]: report for report in found}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_killed_at_any_system_call_nothing_is_lost_and_the_next_run_finishes(
+    reports: dict[str, dict[str, Any]], command: str
+) -> None:
+    report = reports[command]
+    assert report["wrong"] == []
+    assert report["calls"] > 10 and sum(report["runs"].values()) >= report["calls"] // EVERY
+    print({name: report[name] for name in ("calls", "runs", "states", "codes", "distinct", "seconds")})
+
+
+def test_all_commands_of_the_program_are_looked_at(reports: dict[str, dict[str, Any]]) -> None:
+    assert sorted(reports) == sorted(COMMANDS)
