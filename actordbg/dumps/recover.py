@@ -229,6 +229,8 @@ def _dump(store: Store, ring: RingFile, slot: RingSlot, mark: str) -> tuple[Reco
     if ring.alive and not ring.still_has(slot):
         raise CorruptDump(f"{ring.path}: its process wrote over a call", hint="")
     if packed is None:
+        if found is not None:
+            _forget_row(store, path)
         store.publish_dump(record, blob)
     path = packed or path  # packs are immutable: the dump is there, and goes without the mark
     recorded = found is not None or packed is not None
@@ -237,6 +239,15 @@ def _dump(store: Store, ring: RingFile, slot: RingSlot, mark: str) -> tuple[Reco
         record.dump_id, mark, record.run, record.rank, record.role, record.batch_size, record.seq_len, record.timestamp,
         store.relative(path), recorded, raised,
     ), len(blob)  # fmt: skip
+
+
+def _forget_row(store: Store, path: Path) -> None:
+    """Before a dump's file is replaced, so that the next `index` reads it, even if we are killed right afterwards."""
+    from actordbg.catalog.indexer import forget_dumps
+
+    with contextlib.suppress(ActordbgError):  # a catalog that cannot be written keeps no call from being recovered
+        if store.catalog_path.exists():
+            forget_dumps(store, [places.dump_id_of(path)], [store.relative(path.parent)])
 
 
 def _packed_place(store: Store, record: DumpRecord) -> Path | None:

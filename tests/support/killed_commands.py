@@ -30,7 +30,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,8 @@ from actordbg.catalog import migrate
 from actordbg.catalog.indexer import refresh
 from actordbg.cli.app import main as command_line
 from actordbg.dumps import packing
-from actordbg.dumps.recover import find_rings
+from actordbg.dumps.recover import find_rings, recover
+from actordbg.formats import dumpfile
 from actordbg.formats.ringfile import DATA
 from actordbg.install import patch_state, patching
 from actordbg.store.layout import Store
@@ -147,7 +148,7 @@ def _columns(connection: sqlite3.Connection, schema: str, table: str) -> list[st
 
 
 def _dead(store: Store) -> None:
-    """The ring of a process that was killed in its fourth call, and the dumps that it had written, indexed."""
+    """The ring of a process that was killed in its fourth call, and two dumps that it had written, indexed."""
     write_control(store, Control(True, "r", SINCE, free_floor_bytes=0))
     with tempfile.TemporaryDirectory() as shared, Victims(Path(shared)) as victims:
         victims.run(Job("dies_inside", str(store.root), calls=3))
@@ -156,10 +157,16 @@ def _dead(store: Store) -> None:
         with open(ring, "rb") as file:  # a ring is a sparse file of hundreds of megabytes
             (store.root / "rings" / ring.name).write_bytes(file.read(DATA + 2**20))
         ring.unlink()
-    for path in list(store.iter_dumps())[2:]:
-        path.unlink()  # as if it had waited in the queue: one call before the last comes out of the ring, too
+    scratch = Store(store.root.parent / "scratch")
+    _copy(store, scratch)
+    reports = list(recover(scratch, find_rings(scratch), keep_rings=True))
+    for dump in reports[0].dumps[:2]:  # these had been written before the process died
+        record, data = read_payload(scratch.root / dump.path)
+        record = replace(record, recovered=None, pinned=False)
+        store.publish_dump(record, dumpfile.pack(record, data))
     refresh(store)
     catalogcases.settle(store)
+    assert len(list(store.iter_dumps())) == 2
 
 
 def _actor(store: Store) -> None:
