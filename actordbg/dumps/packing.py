@@ -25,6 +25,7 @@ from typing import TypeVar
 from actordbg.base.errors import ActordbgError, StoreProblem
 from actordbg.catalog.query import Catalog, dump_files, open_fresh
 from actordbg.catalog.tables import Damaged
+from actordbg.dumps.recover import remove_unfinished_files
 from actordbg.dumps.verify import check_place
 from actordbg.formats import dumpfile
 from actordbg.formats import payload_check as contents
@@ -106,6 +107,7 @@ def unpack_dumps(
     store.require()
     summary = UnpackSummary()
     with exclusive(store):
+        remove_unfinished_files(store)
         catalog = open_fresh(store, where)
         packed = [found for path, _ in dump_files(catalog, where, run=run) if (found := places.split_place(path))]
         done = 0

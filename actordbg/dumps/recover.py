@@ -166,7 +166,15 @@ def _recover(store: Store, ring: RingFile, report: RingReport, keep_rings: bool)
 
 def remove_unfinished_files(store: Store) -> None:
     """Remove the unfinished files of this machine's dead processes from a store."""
-    folders = (store.root, store.controls, *store.counters.glob("*"), *store.dump_folders(), *store.pack_folders())
+    folders = (
+        store.root,
+        store.controls,
+        store.events,
+        *store.backups.glob("*"),
+        *store.counters.glob("*"),
+        *store.dump_folders(),
+        *store.pack_folders(),
+    )
     for folder in folders:
         with contextlib.suppress(OSError), os.scandir(folder) as entries:
             for name in [entry.name for entry in entries if is_left_over(entry.name)]:
