@@ -365,7 +365,8 @@ class Loop:
         self.command.prepare(self.store)
         _copy(self.store, self.original)
         self.before = self._look()
-        assert _run(self.store, self.command.words) == 0  # in this process: what the runs need is imported now
+        if _run(self.store, self.command.words):  # in this process: what the runs need is imported now
+            raise RuntimeError(f"{name} fails undisturbed")
         self.final = self._look()
         if self.final.problems or self.final.rows != self.final.rebuilt:
             self.report.wrong.append(f"undisturbed: {self.final.problems} {_difference(self.final.rows, self.final.rebuilt)}")
@@ -375,7 +376,8 @@ class Loop:
         gc.freeze()
         _copy(self.original, self.store)
         seen = traced(self._quietly, self._folders())
-        assert seen.code == 0, (seen.code, self._said())
+        if seen.code:
+            raise RuntimeError(f"{self.name} fails when it is traced: {seen.code}: {self._said()}")
         self.report.calls = len(seen.calls)
         for number, (way, at) in enumerate(one for one in _ways(seen.calls) if one[0] in ways):
             if (number + offset) % every == 0:

@@ -70,6 +70,8 @@ _libc.ptrace.restype = ctypes.c_long
 
 
 class Registers(ctypes.Structure):
+    """Guarantees: the fields lie where PTRACE_GETREGS of an x86-64 kernel puts them."""
+
     _fields_ = [(name, ctypes.c_ulonglong) for name in _REGISTERS.split()]
 
 
