@@ -157,7 +157,7 @@ class TestAnothersFile:
     def test_a_link_of_another_to_a_file_of_mine_is_anothers(self, planted: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         mine = planted.parent / "mine" / "settings.toml"
         mine.write_text("")
-        planted.unlink()
+        planted.rename(planted.with_name("given-away"))
         planted.symlink_to(mine)
         assert load_settings(start=planted.parent).source == "default"
         give_away(planted, monkeypatch)

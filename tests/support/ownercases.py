@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +23,8 @@ def give_away(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def as_anothers(look: Callable[..., os.stat_result]) -> Callable[..., Any]:
         def looked(what: Any, **more: Any) -> Any:
             seen = look(what, **more)
-            return SimpleNamespace(st_uid=ANOTHER, st_mode=seen.st_mode) if seen.st_ino == inode else seen
+            more_of_it = {name: getattr(seen, name) for name in dir(seen) if name.startswith("st_")}
+            return os.stat_result((*seen[:4], ANOTHER, *seen[5:10]), more_of_it) if seen.st_ino == inode else seen
 
         return looked
 
