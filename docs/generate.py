@@ -1,5 +1,5 @@
 """Writes the reference pages that follow from the code: `docs/reference/cli.md`,
-`catalog.md` and `replay-settings.md`.
+`catalog.md`, `fsck.md` and `replay-settings.md`.
 
     python docs/generate.py            writes them
     python docs/generate.py --check    writes nothing; exit code 1 and a diff if one of them is out of date
@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from catalog_page import catalog_markdown
+from fsck_page import fsck_markdown
 from settings_page import settings_markdown
 from typer.models import ArgumentInfo, OptionInfo, ParameterInfo
 
@@ -46,6 +47,7 @@ def pages() -> dict[Path, str]:
     return {
         REFERENCE / "cli.md": cli_markdown(),
         REFERENCE / "catalog.md": f"{HEADER}\n{catalog_markdown()}",
+        REFERENCE / "fsck.md": f"{HEADER}\n{fsck_markdown()}",
         REFERENCE / "replay-settings.md": f"{HEADER}\n{settings_markdown()}",
     }
 

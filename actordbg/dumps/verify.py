@@ -37,10 +37,11 @@ def verify_files(
     `jobs` threads, 0 for all processors.
     """
     with ThreadPoolExecutor(jobs or min(os.cpu_count() or 1, 16)) as pool:
-        yield from pool.map(lambda path: _verify(store, path, max_bytes), paths)
+        yield from pool.map(lambda path: verify_place(store, path, max_bytes), paths)
 
 
-def _verify(store: Store, path: str, max_bytes: int) -> tuple[str, int, Damaged | None]:
+def verify_place(store: Store, path: str, max_bytes: int = dumpfile.DEFAULT_CAP) -> tuple[str, int, Damaged | None]:
+    """One dump or pack, whole: see `verify_files`."""
     try:
         packed = places.split_place(path)
         if packed is None and path.endswith(PACK_SUFFIX):

@@ -13,6 +13,7 @@
     store/models/                                    models that actordbg built itself (`tiny`)
     store/catalog.db                                 derived from all of the above; `actordbg index` makes it again
     store/reports/
+    store/quarantine/                                what `fsck --repair` moved out of the way
 
 Ranks on many hosts write here at once, so a shared file system needs nothing but create-exclusive and rename: every
 file is written under a temporary name in its own folder, flushed to disk, and renamed. Files are 0600, folders 0700.

@@ -1,0 +1,95 @@
+"""The check of the catalog: a sound database whose rows are what the files say. It writes nothing into the store.
+
+A copy of the catalog is brought up to date in a folder of its own, whose `dumps`, `packs` and so on are links to the store's; a
+second catalog is made there from nothing. Both must have the same rows. What differs, no refresh will ever mend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from actordbg.base.errors import CatalogProblem, StoreProblem
+from actordbg.catalog import migrate
+from actordbg.catalog.indexer import FOLDERS, refresh
+from actordbg.fsck.finding import Finding
+from actordbg.store.layout import Store
+
+_UNLIKE = ("alembic_version", "scanned_folder", "read_file")
+"""Tables that say how the index got there."""
+_NUMBERS = ("id", "last_result")
+"""Columns that hold numbers of rows."""
+
+
+def catalog(store: Store, deep: bool) -> Iterator[Finding]:
+    """Is it a database, of this program's revision, and with `deep` with the rows that the files give?"""
+    path = store.catalog_path
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.lstat(path).st_mode):
+            yield Finding(path, "damaged-catalog", "it is no file")
+            return
+    if not os.path.lexists(path):
+        return
+    with tempfile.TemporaryDirectory(prefix="actordbg-fsck-") as folder:
+        yield from _copied(store, Path(folder), deep)
+
+
+def _copied(store: Store, folder: Path, deep: bool) -> Iterator[Finding]:
+    copy = _beside(store, folder / "copy")
+    for suffix in ("", "-wal", "-journal"):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(f"{store.catalog_path}{suffix}", f"{copy.catalog_path}{suffix}", follow_symlinks=False)
+    try:
+        found = migrate.revision(copy.catalog_path)
+        with contextlib.closing(sqlite3.connect(copy.catalog_path)) as connection:
+            wrong = [row[0] for row in connection.execute("PRAGMA integrity_check")]
+    except (CatalogProblem, sqlite3.Error, OSError) as error:
+        yield Finding(store.catalog_path, "damaged-catalog", str(error).replace(str(copy.root), str(store.root)))
+        return
+    if wrong != ["ok"]:
+        yield Finding(store.catalog_path, "damaged-catalog", wrong[0][:200])
+    elif found != migrate.HEAD:
+        yield Finding(store.catalog_path, "other-catalog", f"revision {found}, this actordbg has {migrate.HEAD}")
+    elif deep:
+        yield from _compared(store, copy, folder)
+
+
+def _beside(store: Store, root: Path) -> Store:
+    """A store without a catalog whose folders are the store's."""
+    made = Store(root).create()
+    for name in FOLDERS:
+        if os.path.isdir(store.root / name):
+            (root / name).symlink_to(store.root / name)
+    return made
+
+
+def _compared(store: Store, copy: Store, folder: Path) -> Iterator[Finding]:
+    try:
+        refresh(copy)
+        fresh = _beside(store, folder / "fresh")
+        refresh(fresh)
+        ours, wanted = _rows(copy.catalog_path), _rows(fresh.catalog_path)
+    except (CatalogProblem, StoreProblem, sqlite3.Error) as error:
+        yield Finding(store.catalog_path, "damaged-catalog", str(error).replace(str(copy.root), str(store.root)))
+        return
+    unlike = sorted(name for name in wanted if ours.get(name) != wanted[name])
+    if unlike:
+        yield Finding(store.catalog_path, "stale-catalog", f"other rows in {', '.join(unlike)}")
+
+
+def _rows(path: Path) -> dict[str, set[tuple[object, ...]]]:
+    """The rows of every table that is made from files, without the numbers of rows."""
+    tables = {}
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        for table in (name for name in names if name not in _UNLIKE and not name.startswith("sqlite_")):
+            columns = [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")') if row[1] not in _NUMBERS]
+            plain = ", ".join(f'"{name}"' for name in sorted(columns))
+            tables[table] = set(connection.execute(f'SELECT {plain} FROM "{table}"'))
+    return tables
