@@ -11,16 +11,19 @@ def fsck_markdown() -> str:
     lines = [
         "# What fsck finds",
         "",
-        "[`actordbg fsck`](cli.md#actordbg-fsck) makes these checks. [How to check and repair a store](../how-to/check-and-repair-a-store.md).",
+        "[`actordbg fsck`](cli.md#actordbg-fsck) makes these checks.",
+        "See [how to check and repair a store](../how-to/check-and-repair-a-store.md).",
         "",
         "| Check | Looks at |",
         "|---|---|",
         *(f"| {one.name} | {one.about} |" for one in CHECKS),
         "",
-        "Damage is lost or cannot be used, a leftover is in the way, a note is no fault. `--repair` does what the last column says.",
+        "Damage is lost or cannot be used, a leftover is in the way, a note is no fault. The last column is what `--repair` does.",
         "",
         "| Kind | Severity | Meaning | `--repair` |",
         "|---|---|---|---|",
     ]
-    lines += [f"| `{code}` | {kind.severity} | {kind.meaning} | {kind.repair.value or 'nothing'} |" for code, kind in KINDS.items()]
+    lines += [
+        f"| `{code}` | {kind.severity} | {kind.meaning} | {kind.repair.value or 'nothing'} |" for code, kind in KINDS.items()
+    ]
     return "\n".join(lines) + "\n"

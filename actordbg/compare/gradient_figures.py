@@ -93,8 +93,9 @@ class _KeptGradients:
 @contextmanager
 def _opened(paths: Sequence[Path]) -> Iterator[_KeptGradients]:
     with ExitStack() as opened:
-        known = [known_regular(path, DEFAULT_CAP) for path in paths]
-        handles = [opened.enter_context(safetensors.safe_open(path, framework="pt")) for path in known]
+        handles = [
+            opened.enter_context(safetensors.safe_open(known_regular(path, DEFAULT_CAP), framework="pt")) for path in paths
+        ]
         names = [{key.removeprefix(PREFIX) for key in one.keys() if key.startswith(PREFIX)} for one in handles]  # noqa: SIM118
         said = json.loads((handles[0].metadata() or {}).get("gradients", "{}"))
         sizes = {name: int(one["numel"]) for name, one in said.items()} if isinstance(said, dict) else {}

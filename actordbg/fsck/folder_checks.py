@@ -53,7 +53,9 @@ def format_file(store: Store) -> Iterator[Finding]:
 def layout(store: Store) -> Iterator[Finding]:
     """Every name of the store: is it one of a store, of the right type, and private?"""
     owner = os.stat(store.root).st_uid
-    yield from _modes(store.root, os.stat(store.root), owner)
+    mode = os.stat(store.root).st_mode
+    if mode & stat.S_IWOTH:
+        yield Finding(store.root, "open-mode", f"it has mode {stat.S_IMODE(mode):o}: anybody may put files into it")
     yield from _listed(store, store.root, "", owner)
 
 
@@ -81,8 +83,8 @@ def _entry(store: Store, path: Path, relative: str, state: os.stat_result, owner
         dead = time.time() - state.st_mtime > LEFTOVER_AGE_S and regular
         yield Finding(path, "temporary-file" if dead else "unfinished-file")
     elif folder and _FOLDERS.fullmatch(relative):
-        yield from _modes(path, os.stat(path), owner)
         if relative not in _NOT_LOOKED_INTO:
+            yield from _modes(path, os.stat(path), owner)
             yield from _listed(store, path, f"{relative}/", owner)
     elif regular and _FILES.fullmatch(relative):
         yield from _modes(path, state, owner)
