@@ -18,7 +18,7 @@ def fsck_markdown() -> str:
         "|---|---|",
         *(f"| {one.name} | {one.about} |" for one in CHECKS),
         "",
-        "Damage is lost or cannot be used, a leftover is in the way, a note is no fault. The last column is what `--repair` does.",
+        "Damage is lost or cannot be used, a leftover is in the way. The last column is what `--repair` does.",
         "",
         "| Kind | Severity | Meaning | `--repair` |",
         "|---|---|---|---|",
