@@ -11,8 +11,9 @@ from typing import Any
 
 from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.capture.control import Control
+from actordbg.formats.old_rings import ring_paths
 from actordbg.formats.recording_reading import read_counters, read_ring
-from actordbg.formats.ringfile import place, ring_paths
+from actordbg.formats.ringfile import place
 from actordbg.formats.store_files import OddFile, read_regular
 from actordbg.fsck.finding import Finding
 from actordbg.install.patch_state import Event
