@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from actordbg.dumps.prune import LEFTOVER_AGE_S
+from actordbg.dumps.recover import is_left_over
 from actordbg.formats.store_files import FORMAT, KINDS, TEMPORARY, read_regular
 from actordbg.fsck.finding import Finding
 from actordbg.store.layout import UNPRINTABLE, Store
@@ -80,7 +81,7 @@ def _entry(store: Store, path: Path, relative: str, state: os.stat_result, owner
     if not path.name.isprintable():
         yield Finding(path, "odd-name", UNPRINTABLE)
     elif _unfinished(path.name):
-        dead = time.time() - state.st_mtime > LEFTOVER_AGE_S and regular
+        dead = regular and (is_left_over(path.name) or time.time() - state.st_mtime > LEFTOVER_AGE_S)
         yield Finding(path, "temporary-file" if dead else "unfinished-file")
     elif folder and _FOLDERS.fullmatch(relative):
         if relative not in _NOT_LOOKED_INTO:

@@ -15,7 +15,6 @@ OPENERS = {"open", "read_bytes", "read_text", "safe_open", "load_file"}
 SAFE = {"open_regular", "known_regular", "open_pack", "atomic_write"}
 ALLOWED = {
     "formats/store_files.py": "the opener itself, temporary files of its own, folders",
-    "formats/recording_reading.py": "rings lie in shared memory",
     "formats/ringfile.py": "rings lie in shared memory and have an opener of their own; the list of mounts",
     "store/pack_build.py": "a temporary file that it made itself, O_EXCL",
     "catalog/connections.py": "the list of mounts",
