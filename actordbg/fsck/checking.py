@@ -19,7 +19,7 @@ Started = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Check:
+class StoreCheck:
     """A check: its name, what it looks at, and how. `look` gets the store, and whether to read files whole."""
 
     name: str
@@ -31,22 +31,22 @@ def _plainly(look: Callable[[Store], Iterable[Finding]]) -> Callable[[Store, boo
     return lambda store, deep: look(store)
 
 
-FORMAT_CHECK = Check("format", "FORMAT", _plainly(folder_checks.format_file))
+FORMAT_CHECK = StoreCheck("format", "FORMAT", _plainly(folder_checks.format_file))
 CHECKS = (
     FORMAT_CHECK,
-    Check("layout", "names, types, permissions, owners, leftovers", _plainly(folder_checks.layout)),
-    Check("dumps", "each dump file: header, name, payload, checksums, tensors", dump_checks.dump_files),
-    Check("packs", "each pack: index, and each dump in it", dump_checks.packs),
-    Check("doubles", "dumps that lie in a pack and in a file", dump_checks.doubles),
-    Check("replays", "specifications, journals, results, kept tensors", record_checks.replays),
-    Check("records", "comparisons, noise floors, matrices", _plainly(record_checks.records)),
-    Check("switches", "dump switches", _plainly(recording_checks.switches)),
-    Check("counters", "counters of recording processes", _plainly(recording_checks.counters)),
-    Check("rings", "rings of this machine", _plainly(recording_checks.rings)),
-    Check("events", "events of patches", _plainly(recording_checks.events)),
-    Check("backups", "originals of patched files", _plainly(recording_checks.backups)),
-    Check("models", "models that actordbg built", _plainly(recording_checks.models)),
-    Check("catalog", "the database, its revision, its rows", catalog_check.catalog),
+    StoreCheck("layout", "names, types, permissions, owners, leftovers", _plainly(folder_checks.layout)),
+    StoreCheck("dumps", "each dump file: header, name, payload, checksums, tensors", dump_checks.dump_files),
+    StoreCheck("packs", "each pack: index, and each dump in it", dump_checks.packs),
+    StoreCheck("doubles", "dumps that lie in a pack and in a file", dump_checks.doubles),
+    StoreCheck("replays", "specifications, journals, results, kept tensors", record_checks.replays),
+    StoreCheck("records", "comparisons, noise floors, matrices", _plainly(record_checks.records)),
+    StoreCheck("switches", "dump switches", _plainly(recording_checks.switches)),
+    StoreCheck("counters", "counters of recording processes", _plainly(recording_checks.counters)),
+    StoreCheck("rings", "rings of this machine", _plainly(recording_checks.rings)),
+    StoreCheck("events", "events of patches", _plainly(recording_checks.events)),
+    StoreCheck("backups", "originals of patched files", _plainly(recording_checks.backups)),
+    StoreCheck("models", "models that actordbg built", _plainly(recording_checks.models)),
+    StoreCheck("catalog", "the database, its revision, its rows", catalog_check.catalog),
 )
 """Every check, in its order."""
 
@@ -67,7 +67,7 @@ def check(
     return [found[key] for key in sorted(found)]
 
 
-def _wanted(store: Store, without: Collection[str]) -> Iterator[Check]:
+def _wanted(store: Store, without: Collection[str]) -> Iterator[StoreCheck]:
     newer = any(one.kind == "newer-store" for one in FORMAT_CHECK.look(store, False))
     return (one for one in CHECKS if one.name not in without and (not newer or one is FORMAT_CHECK))
 

@@ -31,7 +31,7 @@ class Repair(Enum):
 
 
 @dataclass(frozen=True)
-class Kind:
+class FindingKind:
     """One kind of finding."""
 
     severity: str
@@ -40,43 +40,47 @@ class Kind:
 
 
 KINDS = {
-    "no-format": Kind(DAMAGE, "FORMAT is missing, yet there are files of a store", Repair.FORMAT),
-    "bad-format": Kind(DAMAGE, "FORMAT is no FORMAT file", Repair.FORMAT),
-    "newer-store": Kind(DAMAGE, "the store has a format that this actordbg does not read; nothing else is checked"),
-    "odd-file": Kind(DAMAGE, "a link, FIFO, socket, device or folder where a file belongs, or a huge file", Repair.QUARANTINE),
-    "odd-name": Kind(DAMAGE, "a name with control characters, or with bytes that are no UTF-8", Repair.QUARANTINE),
-    "foreign-file": Kind(NOTE, "a file or folder that is none of a store's"),
-    "open-mode": Kind(LEFTOVER, "anybody on this machine may look at it, or its owner may not", Repair.MODE),
-    "foreign-owner": Kind(NOTE, "it belongs to another user than the store"),
-    "unreadable": Kind(DAMAGE, "it cannot be read: permissions, or the disk"),
-    "newer-format": Kind(NOTE, "a newer actordbg wrote it"),
-    "temporary-file": Kind(LEFTOVER, "an unfinished file of a writer that died", Repair.REMOVE),
-    "unfinished-file": Kind(NOTE, "an unfinished file, perhaps of a writer that is at it"),
-    "damaged-dump": Kind(DAMAGE, "a dump file that is broken", Repair.QUARANTINE),
-    "misplaced-dump": Kind(DAMAGE, "a sound dump under a wrong name, or in a wrong folder", Repair.HOME),
-    "damaged-pack": Kind(DAMAGE, "a pack whose head, foot or index is broken: none of its dumps can be read", Repair.QUARANTINE),
-    "damaged-packed-dump": Kind(DAMAGE, "a dump in a pack that is broken, or does not belong there", Repair.SALVAGE),
-    "double-dump": Kind(LEFTOVER, "a dump file whose dump lies in a pack too, with the same content", Repair.QUARANTINE),
-    "double-differs": Kind(DAMAGE, "two dumps of one id with different content"),
-    "damaged-spec": Kind(DAMAGE, "a replay whose spec.json is missing, broken or another replay's", Repair.QUARANTINE),
-    "damaged-journal": Kind(DAMAGE, "a journal with lines that cannot be read; readers skip them"),
-    "torn-journal": Kind(NOTE, "a journal whose last line is cut; readers skip it"),
-    "foreign-result": Kind(DAMAGE, "a result of another replay, or of a dump that is not among the inputs"),
-    "missing-tensors": Kind(DAMAGE, "tensors that were kept, by the journal, and are gone"),
-    "damaged-tensors": Kind(DAMAGE, "a file of kept tensors that is broken", Repair.QUARANTINE),
-    "stray-tensors": Kind(NOTE, "kept tensors of a dump that is not among the inputs"),
-    "damaged-record": Kind(DAMAGE, "a comparison, noise floor or matrix that is broken, or another's", Repair.QUARANTINE),
-    "missing-replay": Kind(NOTE, "a comparison, noise floor or matrix of a replay that is gone"),
-    "damaged-event": Kind(DAMAGE, "an event of a patch that is broken", Repair.QUARANTINE),
-    "damaged-backup": Kind(DAMAGE, "the backup of a patched file is not what its name says", Repair.QUARANTINE),
-    "damaged-control": Kind(DAMAGE, "a dump switch that is broken: jobs that follow it do not record", Repair.QUARANTINE),
-    "damaged-counters": Kind(DAMAGE, "counters that are broken", Repair.QUARANTINE),
-    "damaged-ring": Kind(DAMAGE, "a ring that is broken, or has broken slots"),
-    "calls-in-ring": Kind(NOTE, "a ring of a dead process with calls: `actordbg dump recover` makes dumps of them"),
-    "damaged-model": Kind(DAMAGE, "a model that actordbg built is incomplete; it is built again", Repair.QUARANTINE),
-    "damaged-catalog": Kind(DAMAGE, "the catalog is broken, or no catalog", Repair.CATALOG),
-    "stale-catalog": Kind(LEFTOVER, "the catalog's rows are not what the files say", Repair.CATALOG),
-    "other-catalog": Kind(NOTE, "the catalog has another revision than this actordbg's"),
+    "no-format": FindingKind(DAMAGE, "FORMAT is missing, yet there are files of a store", Repair.FORMAT),
+    "bad-format": FindingKind(DAMAGE, "FORMAT is no FORMAT file", Repair.FORMAT),
+    "newer-store": FindingKind(DAMAGE, "the store has a format that this actordbg does not read; nothing else is checked"),
+    "odd-file": FindingKind(
+        DAMAGE, "a link, FIFO, socket, device or folder where a file belongs, or a huge file", Repair.QUARANTINE
+    ),
+    "odd-name": FindingKind(DAMAGE, "a name with control characters, or with bytes that are no UTF-8", Repair.QUARANTINE),
+    "foreign-file": FindingKind(NOTE, "a file or folder that is none of a store's"),
+    "open-mode": FindingKind(LEFTOVER, "anybody on this machine may look at it, or its owner may not", Repair.MODE),
+    "foreign-owner": FindingKind(NOTE, "it belongs to another user than the store"),
+    "unreadable": FindingKind(DAMAGE, "it cannot be read: permissions, or the disk"),
+    "newer-format": FindingKind(NOTE, "a newer actordbg wrote it"),
+    "temporary-file": FindingKind(LEFTOVER, "an unfinished file of a writer that died", Repair.REMOVE),
+    "unfinished-file": FindingKind(NOTE, "an unfinished file, perhaps of a writer that is at it"),
+    "damaged-dump": FindingKind(DAMAGE, "a dump file that is broken", Repair.QUARANTINE),
+    "misplaced-dump": FindingKind(DAMAGE, "a sound dump under a wrong name, or in a wrong folder", Repair.HOME),
+    "damaged-pack": FindingKind(
+        DAMAGE, "a pack whose head, foot or index is broken: none of its dumps can be read", Repair.QUARANTINE
+    ),
+    "damaged-packed-dump": FindingKind(DAMAGE, "a dump in a pack that is broken, or does not belong there", Repair.SALVAGE),
+    "double-dump": FindingKind(LEFTOVER, "a dump file whose dump lies in a pack too, with the same content", Repair.QUARANTINE),
+    "double-differs": FindingKind(DAMAGE, "two dumps of one id with different content"),
+    "damaged-spec": FindingKind(DAMAGE, "a replay whose spec.json is missing, broken or another replay's", Repair.QUARANTINE),
+    "damaged-journal": FindingKind(DAMAGE, "a journal with lines that cannot be read; readers skip them"),
+    "torn-journal": FindingKind(NOTE, "a journal whose last line is cut; readers skip it"),
+    "foreign-result": FindingKind(DAMAGE, "a result of another replay, or of a dump that is not among the inputs"),
+    "missing-tensors": FindingKind(DAMAGE, "tensors that were kept, by the journal, and are gone"),
+    "damaged-tensors": FindingKind(DAMAGE, "a file of kept tensors that is broken", Repair.QUARANTINE),
+    "stray-tensors": FindingKind(NOTE, "kept tensors of a dump that is not among the inputs"),
+    "damaged-record": FindingKind(DAMAGE, "a comparison, noise floor or matrix that is broken, or another's", Repair.QUARANTINE),
+    "missing-replay": FindingKind(NOTE, "a comparison, noise floor or matrix of a replay that is gone"),
+    "damaged-event": FindingKind(DAMAGE, "an event of a patch that is broken", Repair.QUARANTINE),
+    "damaged-backup": FindingKind(DAMAGE, "the backup of a patched file is not what its name says", Repair.QUARANTINE),
+    "damaged-control": FindingKind(DAMAGE, "a dump switch that is broken: jobs that follow it do not record", Repair.QUARANTINE),
+    "damaged-counters": FindingKind(DAMAGE, "counters that are broken", Repair.QUARANTINE),
+    "damaged-ring": FindingKind(DAMAGE, "a ring that is broken, or has broken slots"),
+    "calls-in-ring": FindingKind(NOTE, "a ring of a dead process with calls: `actordbg dump recover` makes dumps of them"),
+    "damaged-model": FindingKind(DAMAGE, "a model that actordbg built is incomplete; it is built again", Repair.QUARANTINE),
+    "damaged-catalog": FindingKind(DAMAGE, "the catalog is broken, or no catalog", Repair.CATALOG),
+    "stale-catalog": FindingKind(LEFTOVER, "the catalog's rows are not what the files say", Repair.CATALOG),
+    "other-catalog": FindingKind(NOTE, "the catalog has another revision than this actordbg's"),
 }
 """What can be found, by code."""
 
