@@ -20,6 +20,7 @@ from actordbg.formats.record_reading import strict_header
 from actordbg.store import payload
 
 PARSERS = (
+    dumpfile.read_file,
     dumpfile.unpack,
     dumpfile.parse_line,
     dumpfile.read_record,

@@ -7,15 +7,32 @@ import json
 from fuzzing import Chance, Havoc, mutate_json, work_folder
 
 from actordbg.formats.journal import Tail, last_results, read_chunk, read_events, read_results, read_standing, result_of
+from actordbg.formats.law_answer import LAWS, LawAnswer, answers_of
 from actordbg.formats.replay_record import ResultRecord
 
-PARSERS = (read_chunk, read_events, Tail.poll, read_results, read_standing, result_of, ResultRecord.from_dict)
+PARSERS = (
+    read_chunk,
+    read_events,
+    Tail.poll,
+    read_results,
+    read_standing,
+    result_of,
+    ResultRecord.from_dict,
+    LawAnswer.from_dict,
+)
 WORDS = tuple(f'"{name}":'.encode() for name in ("event", *ResultRecord.__dataclass_fields__))
 _FOLDER = work_folder()
 
 
 def seeds() -> dict[str, bytes]:
-    result = ResultRecord("20250619T052608-9f3a2c", "d-1", "passed", finished_at="2025-06-19T05:26:08.430740Z", logprob_mean=-1.5)
+    result = ResultRecord(
+        "20250619T052608-9f3a2c",
+        "d-1",
+        "passed",
+        finished_at="2025-06-19T05:26:08.430740Z",
+        logprob_mean=-1.5,
+        extra={LAWS: [{"law": "x", "verdict": "holds"}]},
+    )
     events = [
         {"event": "ready", "pid": 7, "attempt": 1, "resolved": {"dtype": "fp32"}},
         {"event": "start", "dump_id": "d-1", "slot": 0, "attempt": 1},
@@ -37,6 +54,7 @@ def one_input(data: bytes) -> None:
     assert results == read_results(_FOLDER)
     for result in results.values():
         plain = result.to_dict()
+        answers_of(result.extra)
         assert ResultRecord.from_dict(json.loads(json.dumps(plain))).to_dict() == plain
     read_standing(_FOLDER)
     assert _in_two(path, data, chunk.offset // 2) == json.dumps(chunk.events), "a tail that is asked twice sees something else"
