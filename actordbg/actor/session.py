@@ -136,7 +136,8 @@ class ActorSession:
     ) -> T:  # fmt: skip
         """One forward as `run` makes it, and nothing else: `read` gets log-probs and entropies while their graph lives.
 
-        graph: with gradients also where `run` had none. seed: set instead of the one that `run` sets, or of recorded states.
+        graph: with gradients also where `run` had none, and without an engine that waits for a backward. seed: set instead of
+        the one that `run` sets, or of recorded states.
         """
         call = TRAINER.make_call(self.actor, dump, self.resolved["vocab_size"], self.device, self.ring_group)
         self._follow(dump.record, backward)
@@ -144,9 +145,10 @@ class ActorSession:
         if seed is None:
             randomness.restore(dump, self.device, self.config.seed)
         try:
-            with torch.set_grad_enabled(backward or graph), self._autocast(dump.record):
-                found = TRAINER.read_result(self.actor(**call.arguments), call.mask)
-            with torch.set_grad_enabled(backward or graph):
+            around = self._backend.without_engine() if graph else contextlib.nullcontext()
+            with torch.set_grad_enabled(backward or graph), around:
+                with self._autocast(dump.record):
+                    found = TRAINER.read_result(self.actor(**call.arguments), call.mask)
                 return read(*found)
         except Exception:
             self._backend.recover()

@@ -68,12 +68,12 @@ def model_of(cache: Path, family: str) -> Path:
     return folder
 
 
-def ask(session: Any, dump: Any, backward: bool = False) -> dict[str, dict[str, Any]]:
+def ask(session: Any, dump: Any, backward: bool = False, together: bool = False) -> dict[str, dict[str, Any]]:
     """The laws' answers for one dump, by name."""
     from actordbg.laws.law_run import LawRun
 
     outcome = session.run(dump, backward=backward)
-    return {one.law: one.to_dict() for one in LawRun(session, dump, outcome, backward, together=False).run()}
+    return {one.law: one.to_dict() for one in LawRun(session, dump, outcome, backward, together).run()}
 
 
 def of_a_family(
@@ -143,16 +143,44 @@ def healthy(cache: Path) -> dict[str, Any]:
 HEALTHY = [
     (family, "bf16", packing) for family in FAMILIES for packing in (False, True) if (family, packing) != ("qwen3_5", True)
 ]
-HEALTHY += [("llama", "fp32", True), ("mixtral", "fp32", False), ("gemma2", "fp32", True), ("qwen3_5", "fp32", False)]
+HEALTHY += [("llama", "fp32", True), ("mixtral", "fp32", False)]
 
 
 def broken(cache: Path) -> dict[str, Any]:
     """Faults that have to be seen in every dtype."""
     found: dict[str, Any] = {}
-    for dtype in ("fp32", "bf16"):
-        for name, (family, packing, fault, settings) in FAULTS.items():
+    for name, (family, packing, fault, settings) in FAULTS.items():
+        for dtype in ("fp32", "bf16") if name in IN_BOTH else ("bf16",):
             with fault():
                 found[f"{name} {dtype}"] = of_a_family(cache, family, dtype, packing, dump_of("both"), **settings)[0]
+    return found
+
+
+TOGETHER: dict[str, dict[str, Any]] = {
+    "ZeRO 2": {"backend": "deepspeed", "zero_stage": 2},
+    "ZeRO 3": {"backend": "deepspeed", "zero_stage": 3},
+    "fsdp2, tp": {"backend": "fsdp2", "tp": 2},
+    "fsdp2, ring": {"backend": "fsdp2", "ring": 2},
+}
+
+
+def together(cache: Path) -> dict[str, Any]:
+    """Two ranks that compute together, healthy and with positions that run on; lanes have inputs with and without a second row."""
+    import os
+
+    from actordbg.actor.session import open_actor
+    from actordbg.config.replay_config import ReplayConfig
+
+    rank = int(os.environ["RANK"])
+    found: dict[str, Any] = {}
+    for name, settings in TOGETHER.items():
+        config = ReplayConfig(model=str(model_of(cache, "llama")), dtype="bf16", nproc=2, packing=True, backward=True, **settings)
+        own = dump_of("both") if config.lanes == 1 else (dump_of("left", rows=3), dump_of("right", rows=1))[rank]
+        with open_actor(config, defaults=own.record, model_cache=cache) as session:
+            for fault in (nothing, positions_run_on) if config.ring == 1 else (nothing,):
+                with fault():
+                    found[f"{name}, {fault.__name__}"] = ask(session, own, backward=True, together=True)
+                found[f"{name}, tainted"] = session.tainted
     return found
 
 
@@ -277,6 +305,9 @@ FAULTS: dict[str, tuple[str, bool, Callable[[], Any], dict[str, Any]]] = {
     "future": ("llama", False, future_is_seen, {}),
     "gradients left over": ("llama", False, gradients_left_over, {"backward": True}),
 }
+
+IN_BOTH = ("qwen3.5 packed", "positions run on, llama", "positions run on, mistral", "log-softmax in bf16")
+"""Faults that are planted in fp32 too."""
 
 if __name__ == "__main__":
     import sys

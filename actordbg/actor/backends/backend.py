@@ -6,6 +6,7 @@ Ranks lie in a mesh (dp, sp, tp) whose last dimension varies fastest, as in the 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import os
@@ -70,6 +71,10 @@ class Backend(ABC):
 
         With a keeper, every parameter's full gradient is handed to it. Where ranks compute together all of them give one.
         """
+
+    def without_engine(self) -> contextlib.AbstractContextManager[None]:
+        """Inside the block a derivative that is taken of the Actor's outputs sets nothing off in an engine around its model."""
+        return contextlib.nullcontext()
 
     @abstractmethod
     def averaged_over(self, dump_id: str) -> list[str]:

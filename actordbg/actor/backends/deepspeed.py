@@ -20,9 +20,11 @@ Single gradients (`keep_gradients`) are taken between the two, where they are av
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import math
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -135,6 +137,16 @@ class DeepspeedBackend(Backend):
         self._step_without_stepping()
         self._step_is_open = False
         return self._norm() if norm is None else norm
+
+    @contextlib.contextmanager
+    def without_engine(self) -> Iterator[None]:
+        """The Actor calls the module itself: the engine would take the derivative for a training step's backward, and reduce."""
+        module = self.engine.module
+        vars(self.actor)["model"] = module
+        try:
+            yield
+        finally:
+            del vars(self.actor)["model"]
 
     def averaged_over(self, dump_id: str) -> list[str]:
         return dumps_of_lanes(dump_id, self.config.ring)
