@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # DeepSpeed's sdist asks at build time which accelerator there is.
 ACCELERATOR := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo DS_ACCELERATOR=cpu)
 
-.PHONY: demo matrix-demo check test lint types imports fast pytest kills fuzz bench figures examples docs hooks clean
+.PHONY: demo matrix-demo check test lint types imports fast pytest kills fuzz bench soak figures examples docs hooks clean
 # A file's tests share what they build, so a file stays with one process. Rooms run in the order of the alphabet, which begins with
 # the heavy ones (actor, capture) and ends with light ones (report, store, trainlogs): so both processes end at about the same time.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
@@ -57,6 +57,12 @@ fuzz: $(VENV)/.test
 # pack, unpack, prune, index, upgrades, recover, patch and unpatch, killed at each system call that changes a file (x86-64 Linux).
 kills: $(VENV)/.test
 	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support OMP_NUM_THREADS=1 $(BIN)/python tests/support/killed_commands.py all
+# Calls with faults drawn at random, of which every one must be in the books: make soak CALLS=100000 SEED=1
+CALLS ?= 100000
+SEED ?=
+
+soak: $(VENV)/.test
+	PYTHONPATH=$(CURDIR):$(CURDIR)/tests/support $(BIN)/python tests/support/soaking.py $(CALLS) $(SEED)
 
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks

@@ -190,10 +190,6 @@ class Ledger:
         with self._lock:
             self._add("outputs_dropped", 1)
 
-    def path(self, store: StoreFiles) -> Path:
-        """Where the counters of this ledger are published."""
-        return self.identity.counters(store)
-
     def publish(self, store: StoreFiles, state: str, process: dict[str, Any]) -> None:
         """Write the counters file. `state`: on, off or ended; `process`: what is said of the process. OSError passes through.
 
@@ -203,7 +199,7 @@ class Ledger:
             self.counts[CLOSED] = state == "ended"
             text = json.dumps(self._as_dict(state) | process, sort_keys=True).encode().ljust(PAGE)
             self.changed = False
-        path, saved = self.path(store), False
+        path, saved = self.identity.counters(store), False
         try:
             try:
                 atomic_write(path, text)
@@ -315,6 +311,6 @@ class Rotation:
         if now - self._counted > COUNT_SECONDS:
             self._counted = now
             with contextlib.suppress(OSError):
-                names = os.listdir(self.ledger.path(self.store).parent)
+                names = os.listdir(self.ledger.identity.counters(self.store).parent)
                 self._actors = max(1, sum(name.endswith(".json") and name[0] != "." for name in names))
         return self._actors

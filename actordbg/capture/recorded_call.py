@@ -305,23 +305,27 @@ class Item:
     def captured(self, nbytes: int, trigger: str | None) -> None:
         """Close the call: its file is published."""
         self.ledger.capture(nbytes, trigger)
-        self._stands(CAPTURED, None)
+        self.standing, self.reason = CAPTURED, None
+        self._mirror()
 
     def dropped(self, reason: str, error: str | None = None) -> None:
         """Close the call: it was wanted and is lost."""
         self.ledger.drop(reason, error)
-        self._stands(DROPPED, reason)
+        self.standing, self.reason = DROPPED, reason
+        self._mirror()
 
     def over_max_bytes(self, nbytes: int) -> bool:
         """Close the call as sampled out if its file of `nbytes` would pass `max_bytes`."""
         over = self.ledger.over_max_bytes(self.control, nbytes)
         if over:
-            self._stands(SAMPLED, "max_bytes")
+            self.standing, self.reason = SAMPLED, "max_bytes"
+            self._mirror()
         return over
 
     def leave_in_ring(self, verdict: Verdict | None) -> None:
         """There is no time left to write the call: its place in the ring is kept for `dump recover`, if the file outlives us."""
-        if not (self.ring.outlives() and self.ledger.book >= 0 and (self.held or self.ring.hold(self.entry))):
+        file = self.ring.path is not None and self.ring.path.exists() and self.ledger.book >= 0
+        if not (file and (self.held or self.ring.hold(self.entry))):
             return self.dropped("exit", "the process ended before the queue was written")
         known: dict[str, Any] = {"triggered": verdict.trigger} if verdict else {}
         if self.rng_after is not None:
@@ -338,7 +342,8 @@ class Item:
         """A trigger wants a call that was sampled out."""
         if self.standing == SAMPLED and self.reason is not None:
             self.ledger.promote(self.reason)
-            self._stands(OPEN, None)
+            self.standing, self.reason = OPEN, None
+            self._mirror()
 
     def close_somehow(self) -> None:
         """Close a call whose books nothing else could close. Calls nothing, so nothing in here can fail."""
@@ -372,11 +377,10 @@ class Item:
             **fields,
         )
 
-    def _stands(self, standing: int, reason: str | None) -> None:
-        """How the call stands, then also in the ring. The ledger knows before that, so that nothing is counted twice."""
-        self.standing, self.reason = standing, reason
+    def _mirror(self) -> None:
+        """Say in the ring how the call stands. The ledger and the item agree before that, so that nothing is counted twice."""
         if self.entry is not NOWHERE:
-            self.ring.set_book(self.entry, standing)
+            self.ring.set_book(self.entry, self.standing)
 
 
 def named_outputs(output: Any, of_actions: bool, logits: bool = False) -> dict[str, torch.Tensor]:

@@ -218,10 +218,10 @@ class Ring:
         with self._lock:
             return sorted(self._running.values(), key=lambda entry: entry.sequence)
 
-    def seconds_in(self, entry: RingEntry) -> float:
-        """How long a call has been running: its third number is the monotonic time of its begin, in ns."""
-        began: int = struct.unpack_from("<q", self._memory, entry.offset + 16)[0]
-        return round((time.monotonic_ns() - began) / 1e9, 3)
+    def seconds_in_oldest(self) -> float | None:
+        """How long the oldest call has been running: its third number is the monotonic time of its begin, in ns."""
+        began = [struct.unpack_from("<q", self._memory, entry.offset + 16)[0] for entry in self.running[:1]]
+        return round((time.monotonic_ns() - began[0]) / 1e9, 3) if began else None
 
     def describe(self, facts: Mapping[str, Any]) -> None:
         """Replace the header."""
@@ -359,10 +359,6 @@ class Ring:
         """Give up memory that is not needed any more."""
         with self._lock:
             self.arena.trim()
-
-    def outlives(self) -> bool:
-        """Whether the file is still there to be read after this process."""
-        return self.path is not None and os.path.exists(self.path)
 
     def is_worth_keeping(self) -> bool:
         """Whether the file has something that is nowhere else: a call that runs, that raised, or that waits to be written.

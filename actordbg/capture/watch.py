@@ -30,7 +30,7 @@ from actordbg.capture.facts import versions
 from actordbg.capture.ring import Ring
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.ringfile import MOST_OLD, place, wanted_place
-from actordbg.formats.store_files import StoreFiles
+from actordbg.formats.store_files import StoreFiles, make_folder, processes
 
 REPEAT_SECONDS = 60.0
 """Least time between two warnings of one kind."""
@@ -168,15 +168,8 @@ class RingKeeper:
         ring = self._ring
         if ring is None or ring.path is None:
             return None
-        running = ring.running
-        return {
-            "path": str(ring.path),
-            "keeps": ring.keep,
-            "bytes": ring.arena.limit,
-            "missed": ring.missed,
-            "in_flight": len(running),
-            "in_flight_s": ring.seconds_in(running[0]) if running else None,
-        }
+        facts = {"path": str(ring.path), "keeps": ring.keep, "bytes": ring.arena.limit, "missed": ring.missed}
+        return facts | {"in_flight": len(ring.running), "in_flight_s": ring.seconds_in_oldest()}
 
     def forked(self) -> None:
         """In a forked child: the ring is the parent's."""
@@ -202,16 +195,16 @@ class RingKeeper:
     def _make(self, control: Control, queued: int) -> Ring:
         if not control.ring:
             return Ring.private(control.ring_bytes, queued)
-        folder, wanted = place(self._store, control.ring_dir), wanted_place(self._store, control.ring_dir)
+        wanted = wanted_place(self._store, control.ring_dir)
+        with contextlib.suppress(OSError):
+            make_folder(wanted)  # before it is looked at: nobody else can make it then
+        folder = place(self._store, control.ring_dir)
         if folder != wanted:
             self._notices.warn("ring", f"others may write to {wanted}, or own it: the ring lies in {folder}")
         self._made += 1
         name = f"{self._host}-{os.getpid()}-{self._token}-{self._made}"
         try:
             ring = Ring.create(folder, name, self._facts(), control.ring_bytes, queued)
-            if place(self._store, control.ring_dir) != folder:  # somebody else was quicker to make it
-                ring.remove()
-                raise OSError("somebody else may write to it")
         except Exception as error:  # noqa: BLE001  # whatever it is: calls are recorded without a ring, too
             self._notices.warn(
                 "ring", f"no ring in {folder}: {describe(error)}; the inputs of a process that is killed will be lost"
@@ -225,13 +218,7 @@ class RingKeeper:
             "store": str(self._store.root),
             "host": self._host,
             "pid": os.getpid(),
-            "boot_id": _boot_id(),
+            "processes": processes(),
             "made": now_timestamp(),
             "actordbg": __version__,
         }
-
-
-def _boot_id() -> str:
-    with contextlib.suppress(OSError):
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return ""

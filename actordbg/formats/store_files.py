@@ -103,10 +103,13 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: i
         if error.errno == errno.ENXIO:
             raise OddFile(errno.ENXIO, "it is a FIFO or a socket, not a file", os.fspath(path)) from None
         raise
-    kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
-    if kind != stat.S_IFREG:
+    try:
+        kind = stat.S_IFMT(os.fstat(descriptor).st_mode)
+        if kind != stat.S_IFREG:
+            raise OddFile(errno.EINVAL, f"it is {KINDS.get(kind, 'a device')}, not a file", os.fspath(path))
+    except BaseException:
         os.close(descriptor)
-        raise OddFile(errno.EINVAL, f"it is {KINDS.get(kind, 'a device')}, not a file", os.fspath(path))
+        raise
     return descriptor
 
 

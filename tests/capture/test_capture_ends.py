@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from capturekit import LaterDevice, Recording
+from roots import ROOT, SUPPORT
 from typer.testing import CliRunner
 from victims import inputs
 
@@ -301,3 +303,18 @@ def wait_until(condition: Any) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+# --- faults drawn at random -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_short_soak_keeps_exact_books():
+    """`make soak` is the long one. In a process of its own: it forks, and looks at its memory."""
+    command = [sys.executable, str(SUPPORT / "soaking.py"), "2400"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(SUPPORT)]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr[-4000:]
+    told = json.loads(done.stdout)
+    assert told["calls"] >= 1200 and told["pending"] == 0 and told["descriptors"][1] <= told["descriptors"][0] + 3

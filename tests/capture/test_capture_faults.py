@@ -128,7 +128,7 @@ def test_a_full_disk_costs_dumps_and_nothing_else(small_disk: Path, caplog: pyte
         left[0].unlink()  # room for the last counters
         assert recording.close()
     assert balanced(ledger) and ledger.calls == 90 and recording.recorder.stray == 0
-    data = read_counters(ledger.path(store))
+    data = read_counters(ledger.identity.counters(store))
     assert (data["calls"], data["captured"], data["pending"], data["state"]) == (90, ledger.captured, 0, "ended")
     assert not list(small_disk.rglob(".tmp-*"))
 
