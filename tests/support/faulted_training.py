@@ -31,6 +31,7 @@ from actordbg.capture import binding, hook, ledger, recorded_call, recorder, wat
 from actordbg.capture.control import Control  # noqa: E402
 from actordbg.capture.ledger import Ledger  # noqa: E402
 from actordbg.capture.switch_file import control_text  # noqa: E402
+from actordbg.formats.ringfile import CLOSED  # noqa: E402
 
 
 def hasten() -> None:
@@ -117,7 +118,8 @@ def same(left: list[Any], right: list[Any]) -> bool:
 
 def closed(books: Ledger) -> bool:
     """Whether nothing is pending; asks nothing that could be failing now."""
-    return books.calls == books.captured + sum(books.dropped.values()) + sum(books.sampled_out.values())
+    calls, captured, _, *closed = books.counts[:CLOSED]
+    return calls == captured + sum(closed)
 
 
 class Log(logging.Handler):
