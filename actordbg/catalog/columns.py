@@ -57,6 +57,11 @@ _COMPARISON_SQL = (
 """A column of the newest comparison that `compare` made of the dump, in whatever replay: a look-up in an index."""
 
 
+_BROKEN_LAW = (
+    "(SELECT l.law FROM law_answer AS l WHERE l.dump_id = d.dump_id AND l.verdict = 'broken' ORDER BY l.replay_id DESC LIMIT 1)"
+)
+
+
 def _where(name: str, sql: str, column: Column, of: str = "") -> WhereColumn:
     kind = TIME if column.moment else _KINDS[column.kind]
     return WhereColumn(name, kind, sql, of + _MEANING.get(name, column.comment).replace("NULL", "null"))
@@ -70,6 +75,9 @@ def _all() -> Iterator[WhereColumn]:
         yield _where(name, f"r.{spelled}", result[spelled], "last result: ")
     for name in _LAST_COMPARISON:
         yield _where(name, _COMPARISON_SQL.format(name), compared[name], "last comparison: ")
+    yield WhereColumn(
+        "law_broken", TEXT, _BROKEN_LAW, "a law that the newest replay broke of those that broke one; null if none did"
+    )
 
 
 COLUMNS: dict[str, WhereColumn] = {column.name: column for column in _all()}

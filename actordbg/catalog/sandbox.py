@@ -24,7 +24,7 @@ from actordbg.catalog import connections as engine
 from actordbg.catalog.columns import FUNCTIONS
 
 TIME_LIMIT_S = 1.0
-_TABLES = {"dump", "result", "run", "replay", "comparison"}
+_TABLES = {"dump", "result", "run", "replay", "comparison", "law_answer"}
 _FUNCTIONS = (set(FUNCTIONS) - {"now"}) | {"like", "count"}
 _STEPS = 20_000
 _FETCH = 1000

@@ -21,6 +21,7 @@ from actordbg.catalog import tables
 from actordbg.catalog.dump_rows import DUMP_COLUMNS
 from actordbg.catalog.replay_rows import RESULT_COLUMNS, UNFINISHED, FileMark, News, setting_columns, spec_columns
 from actordbg.catalog.sqlmodels import MODELS, table_of
+from actordbg.formats.law_answer import answers_of
 from actordbg.formats.store_files import read_regular
 
 EVENT_FORMAT = 1
@@ -36,6 +37,7 @@ dump, run, replay, result = map(table_of, (tables.IndexedDump, tables.Run, table
 comparison_run, comparison = table_of(tables.ComparisonRow), table_of(tables.ComparedDump)
 event, damaged = table_of(tables.PatchEventRow), table_of(tables.DamagedFile)
 folder, file = table_of(tables.ScannedFolder), table_of(tables.ReadFile)
+law_answer = table_of(tables.LawRow)
 noise_floor, matrix, matrix_cell = map(table_of, (tables.NoiseRow, tables.Matrix, tables.CellRow))
 _FROM = {
     "comparisons": ((comparison, "comparison_id"), (comparison_run, "comparison_id")),
@@ -140,6 +142,7 @@ class CatalogWriter:
             return
         if news.reset:
             self.connection.execute(delete(result).where(result.c.replay_id == news.replay_id))
+            self.connection.execute(delete(law_answer).where(law_answer.c.replay_id == news.replay_id))
             own = comparison.c.comparison_id.is_(None)
             self.connection.execute(delete(comparison).where(comparison.c.replay_id == news.replay_id, own))
         self._put_replay_row(news)
@@ -182,8 +185,21 @@ class CatalogWriter:
             [tuple(row[name] for name in names) for row in news.results],
         )
         dump_ids = sorted({row["dump_id"] for row in news.results})
+        self._put_laws(news)
         self._compare_with_golden(news.replay_id, dump_ids)
         self._point_to_last_result(dump_ids)
+
+    def _put_laws(self, news: News) -> None:
+        """The answers of results that have some; a later result of the same dump replaces them."""
+        rows = [(row["dump_id"], one) for row in news.results for one in answers_of(json.loads(row["extra"]))]
+        names = ("verdict", "size", "row", "position", "token", "count", "looked_at", "words")
+        self.put(
+            tables.LawRow,
+            (
+                {"replay_id": news.replay_id, "dump_id": dump_id, "law": one.law} | {name: getattr(one, name) for name in names}
+                for dump_id, one in rows
+            ),
+        )
 
     def _compare_with_golden(self, replay_id: str, dump_ids: Sequence[str]) -> None:
         which = [(replay_id, dump_id) for dump_id in dump_ids]

@@ -9,6 +9,7 @@ them again. So nothing is kept here alone, and no column needs to be precious.
            └──< comparison    how far a result is from something else (`golden`: what the training run itself recorded)
     comparison_run            one row for each file of `compare`; the newest of a pair has its dumps in `comparison`
     matrix ──< matrix_cell    the same inputs under many configurations; each cell is a replay
+    law_answer                what the laws said of a dump in a replay
     noise_floor               how far a configuration moves by itself
     patch_event               what `patch` and `unpatch` did
     damaged_file              dump files that are not what they should be, with the reason
@@ -410,6 +411,26 @@ class CellRow(TableRow):
 
 
 @dataclass(init=False, repr=False, eq=False, match_args=False)
+class LawRow(TableRow):
+    """What a law said of one dump in one replay."""
+
+    TABLE = "law_answer"
+    INDEXES = (TableIndex("ix_law_answer_dump", ("dump_id", "verdict")),)
+
+    replay_id: str = column("the replay", references="replay.replay_id", on_delete="CASCADE", primary=True)
+    dump_id: str = column("the dump", primary=True)
+    law: str = column("the law: rerun, neighbour, padding, ...", primary=True)
+    verdict: str = column("kept, within-rounding, broken, nondeterministic or not-checked")
+    size: float | None = column("largest change, nats; of a gradient relative; NULL if nothing changed")
+    row: int | None = column("row of the first change")
+    position: int | None = column("position of the first change in its row")
+    token: int | None = column("token id there")
+    count: int | None = column("values that changed")
+    looked_at: int | None = column("values that were looked at")
+    words: str | None = column("what a broken law means, or why it was not checked")
+
+
+@dataclass(init=False, repr=False, eq=False, match_args=False)
 class PatchEventRow(TableRow):
     """One `patch` or `unpatch` of an `actor.py`."""
 
@@ -485,7 +506,7 @@ class ReadFile(TableRow):
 
 
 TABLES: tuple[type[Any], ...] = (
-    Run, IndexedDump, Replay, Result, ComparisonRow, ComparedDump, NoiseRow, Matrix, CellRow, PatchEventRow, DamagedFile,
+    Run, IndexedDump, Replay, Result, ComparisonRow, ComparedDump, NoiseRow, Matrix, CellRow, LawRow, PatchEventRow, DamagedFile,
     ScannedFolder, ReadFile,
 )  # fmt: skip
 """Every table, in the order of the reference page."""
