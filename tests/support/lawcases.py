@@ -68,6 +68,11 @@ def model_of(cache: Path, family: str) -> Path:
     return folder
 
 
+def built(cache: Path) -> dict[str, str]:
+    """Folders of models, by family."""
+    return {"qwen3_5": str(model_of(cache, "qwen3_5"))}
+
+
 def ask(session: Any, dump: Any, backward: bool = False, together: bool = False) -> dict[str, dict[str, Any]]:
     """The laws' answers for one dump, by name."""
     from actordbg.laws.law_run import LawRun

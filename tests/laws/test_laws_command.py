@@ -1,0 +1,161 @@
+"""Laws as a user meets them: which inputs are asked in which slot, what a replay and a matrix answer, what the catalog has."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import brokenactor
+import lawcases
+import pytest
+from actorcases import run_scenario
+from replaycases import publish
+from roots import ROOT
+
+from actordbg.config.replay_config import ALL_LAWS, SETTINGS, ReplayConfig
+from actordbg.formats.journal import read_events
+from actordbg.formats.law_answer import LawAnswer
+from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
+from actordbg.formats.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.matrix.matrix_document import MatrixContext, matrix_document, verdict_word
+from actordbg.replay.work_order import WorkOrder
+from actordbg.replay.worker import Worker
+from actordbg.report.law_summary import laws_in_words, laws_of
+from actordbg.report.renderings import as_text
+from actordbg.store import payload
+from actordbg.store.layout import Store
+
+BROKEN = LawAnswer("neighbour", "broken", "row 1 sees row 0", 0.04, None, 1, 3, 17, 198, 199)
+
+
+def result(dump_id: str, *answers: LawAnswer) -> ResultRecord:
+    return ResultRecord("r", dump_id, PASSED, extra={"laws": [one.to_dict() for one in answers]} if answers else {})
+
+
+class StandIn:
+    """An engine that only notes of which inputs it was asked for laws."""
+
+    tainted, out_of_step = False, ""
+
+    def __init__(self, collective: bool) -> None:
+        self.collective = collective
+        self.asked: dict[str, bool] = {}
+
+    def open(self) -> dict[str, Any]:
+        return {}
+
+    def load(self, item: ReplayInput) -> None:
+        return None
+
+    def run(self, item: ReplayInput, loaded: Any, *, recorded: bool, on_law: Any = None) -> dict[str, Any]:
+        self.asked[item.dump_id] = on_law is not None
+        if on_law is not None:
+            on_law("rerun")
+        return {"status": PASSED}
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("collective", [True, False])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_that_compute_together_ask_in_the_same_slots(tmp_path: Path, collective: bool, rank: int) -> None:
+    shapes = [(1, 90), (2, 50), (1, 80), (1, 70), (1, 60)]
+    inputs = tuple(ReplayInput(f"d{n}", "", 0, rows, 100, rows * tokens) for n, (rows, tokens) in enumerate(shapes))
+    spec = ReplaySpec("r", "now", ReplayConfig(nproc=2, laws=1), inputs)
+    order = WorkOrder(1, [0, 1], [[0, 1], [2, 3], [4, None]], (os.getpid(), 0), stay=True)
+    engine = StandIn(collective)
+    assert Worker(tmp_path, spec, order, rank, engine).run() == 0
+    chosen = {"d1"} if rank else {"d0"} if collective else set()
+    assert {name for name, asked in engine.asked.items() if asked} == chosen, "d1 is chosen, and d0 is in its slot"
+    events = [event for event in read_events(tmp_path / f"rank{rank}.jsonl") if event["event"] == "law"]
+    assert [event["slot"] for event in events] == [0] * len(chosen), "each step of a law is news, so it is no hang"
+
+
+def test_laws_all_is_a_number_with_a_name() -> None:
+    laws = SETTINGS["laws"]
+    assert laws.parse("all") == ALL_LAWS and laws.parse("3") == 3 and laws.typed(ALL_LAWS) == "all"
+    assert laws.options(ALL_LAWS) == ["--laws", "all"] and "all" in laws.hint
+    with pytest.raises(ValueError):
+        laws.parse("many")
+
+
+def test_the_first_line_says_what_is_broken_and_how_much_was_not_asked() -> None:
+    moved = LawAnswer("rerun", "nondeterministic", "the same call gave other numbers the second time", 0.4)
+    unasked = LawAnswer("jacobian", "not-checked", "a compiled graph has no place for a hook")
+    results = [result("d0", BROKEN, unasked), result("d1", LawAnswer("neighbour", "kept"), moved), result("d2")]
+    summary = laws_of(results, ReplayConfig(laws=2))
+    assert summary is not None and not summary.good
+    assert summary.headline == "laws of 2 of 3 inputs: BROKEN neighbour; NONDETERMINISTIC rerun; 1 kept, 1 not checked"
+    text = "\n".join(laws_in_words(summary))
+    assert "row 1 sees row 0 (198 of 199; first: row 1, position 3, token 17; up to 0.04) in d0" in text
+    assert "not checked: jacobian: a compiled graph has no place for a hook (1 input)" in text
+    accepted = laws_of(results[1:], ReplayConfig(laws=2, accept="nondeterministic"))
+    assert accepted is not None and accepted.good and "nondeterministic accepted" in accepted.headline
+    assert laws_of([result("d2")], ReplayConfig()) is None
+    nothing = laws_of([result("d2")], ReplayConfig(laws=2))
+    assert nothing is not None and nothing.headline == "no law was asked"
+
+
+def test_a_cell_that_breaks_a_law_is_wrong_whatever_the_comparison_says() -> None:
+    fields: dict[str, Any] = {
+        "name": "packed",
+        "settings": {},
+        "status": PASSED,
+        "config": {},
+        "verdict": "match",
+        "replay_id": "r",
+    }
+    good = MatrixCell(index=0, laws="laws of 1 of 1 input: 9 kept", **fields)
+    bad = MatrixCell(
+        index=1, laws="laws of 1 of 1 input: BROKEN neighbour", violations=("neighbour broken: row 1 sees row 0",), **fields
+    )
+    assert (verdict_word(good), verdict_word(bad)) == ("passed", "WRONG")
+    record = MatrixRecord("m", "now", "complete", {}, (good, bad), ("d0",))
+    assert not record.good
+    text = as_text(matrix_document(record, MatrixContext()))
+    assert "cell 1, packed: neighbour broken: row 1 sees row 0" in text and "cell 0: laws of 1 of 1 input: 9 kept" in text
+    unasked = MatrixRecord("m", "now", "complete", {}, (MatrixCell(index=0, **fields),), ("d0",))
+    assert "no law was asked of 1 of 1 that finished" in as_text(matrix_document(unasked, MatrixContext()))
+
+
+def actordbg(store: Store, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *arguments, "--json"]
+    own = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
+    return subprocess.run(command, env=own, capture_output=True, text=True, timeout=300)
+
+
+def store_ids(store: Store) -> list[str]:
+    return [dump.record.dump_id for dump in map(payload.load, store.iter_dumps())]
+
+
+@pytest.mark.slow
+def test_a_matrix_is_red_for_a_packed_qwen3_5_in_bf16_and_green_unpacked(store: Store, tmp_path: Path) -> None:
+    model = run_scenario("built", tmp_path, program=lawcases.__file__)[0]["qwen3_5"]
+    publish(store, 1, length=32)
+    ran = actordbg(
+        store, "matrix", "--model", model, "--dtype", "bf16", "--attn", "sdpa", "--compile", "off", "--packing", "off,on",
+        "--no-backward", "--no-truth",
+    )  # fmt: skip
+    assert ran.returncode == 1, ran.stderr
+    unpacked, packed = json.loads(ran.stdout)["matrix"]["cells"]
+    assert (unpacked["status"], unpacked["violations"]) == ("passed", [])
+    assert any(one.startswith("neighbour broken: row 1 sees row 0") for one in packed["violations"])
+    assert any("row 1 sees row 0 (24 of 24 tokens)" in one for one in packed["violations"])
+    named = actordbg(store, "dump", "ls", "--where", "law_broken is not null")
+    assert store_ids(store) == [one["dump_id"] for one in json.loads(named.stdout)]
+
+
+@pytest.mark.slow
+def test_noise_is_a_verdict_of_its_own_and_never_green(store: Store, tmp_path: Path) -> None:
+    publish(store, 1, length=32)
+    fault = brokenactor.environment(tmp_path / "fault", brokenactor.RANDOM_NOISE)
+    fault["PYTHONPATH"] = os.pathsep.join((fault["PYTHONPATH"], str(ROOT)))
+    ran = actordbg(store, "replay", "--laws", "--dtype", "fp32", "--packing", "--no-backward", **fault)
+    answer = json.loads(ran.stdout)
+    assert ran.returncode == 1 and answer["passed"] == 1, ran.stderr
+    rerun = next(one for one in answer["laws"]["violations"] if one["law"] == "rerun")
+    assert rerun["verdict"] == "nondeterministic" and 0.05 < rerun["size"] < 5
