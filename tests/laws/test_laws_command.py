@@ -22,7 +22,7 @@ from actordbg.formats.law_answer import LawAnswer
 from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
 from actordbg.formats.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.matrix.matrix_document import MatrixContext, matrix_document, verdict_word
-from actordbg.replay.work_order import WorkOrder
+from actordbg.replay.work_order import EXIT_RESTART, WorkOrder
 from actordbg.replay.worker import Worker
 from actordbg.report.law_summary import laws_in_words, laws_of
 from actordbg.report.renderings import as_text
@@ -159,3 +159,13 @@ def test_noise_is_a_verdict_of_its_own_and_never_green(store: Store, tmp_path: P
     assert ran.returncode == 1 and answer["passed"] == 1, ran.stderr
     rerun = next(one for one in answer["laws"]["violations"] if one["law"] == "rerun")
     assert rerun["verdict"] == "nondeterministic" and 0.05 < rerun["size"] < 5
+
+
+def test_a_law_that_failed_among_several_ranks_costs_a_restart_and_not_the_result(tmp_path: Path) -> None:
+    inputs = (ReplayInput("d0", "", 0, 2, 8, 12), ReplayInput("d1", "", 0, 2, 8, 12))
+    spec = ReplaySpec("r", "now", ReplayConfig(nproc=2, laws=1), inputs)
+    engine = StandIn(collective=True)
+    engine.out_of_step = "the law future failed"
+    assert Worker(tmp_path, spec, WorkOrder(1, [0, 1], [[0, 1]], (os.getpid(), 0), stay=True), 0, engine).run() == EXIT_RESTART
+    events = {event["event"]: event for event in read_events(tmp_path / "rank0.jsonl")}
+    assert events["end"]["status"] == PASSED and events["restart"]["reason"] == "the law future failed"
