@@ -17,7 +17,8 @@ from typing import Any
 from actordbg.base.foreign_text import in_csv, in_json
 from actordbg.config.as_ran import as_ran
 from actordbg.config.replay_config import SETTINGS
-from actordbg.formats.replay_record import ReplayInput
+from actordbg.formats.law_answer import NOT_CHECKED, answers_of, violations
+from actordbg.formats.replay_record import ReplayInput, ResultRecord
 from actordbg.report.arithmetic import warm_up_of
 from actordbg.report.report_model import ReplayData, Summary
 
@@ -37,7 +38,9 @@ LATER = ("golden_entropy_count", "golden_entropy_max_abs", "golden_entropy_mean_
 """Fields of a result that came when the columns above had their places."""
 SETTINGS_LATER = tuple(name for name, one in SETTINGS.items() if name not in CONFIGURATION and (one.numbers or one.cost))
 """The other settings that tell one configuration from another; a new one comes last."""
-COLUMNS = (*RESULT, *INPUT, "warm_up", *CONFIGURATION, *LATER, *(SETTINGS[name].stored for name in SETTINGS_LATER))
+OF_LAWS = ("laws_violated", "laws_not_checked")
+"""The names of the laws that forbid a green verdict, and of those that could not be asked; empty where none was asked."""
+COLUMNS = (*RESULT, *INPUT, "warm_up", *CONFIGURATION, *LATER, *(SETTINGS[name].stored for name in SETTINGS_LATER), *OF_LAWS)
 """Every column of the CSV, in order."""
 
 
@@ -64,7 +67,14 @@ def _rows(data: ReplayData) -> Iterator[dict[str, Any]]:
         kind = "first" if one.dump_id in first else "compiled" if one.dump_id in compiling else ""
         row = {name: value for name, value in one.to_dict().items() if name in RESULT or name in LATER}
         row |= _input(by_id.get(one.dump_id)) | settings
+        row |= _laws(one)
         yield {name: _cell(value) for name, value in (row | {"warm_up": kind}).items()}
+
+
+def _laws(one: ResultRecord) -> dict[str, Any]:
+    answers = answers_of(one.extra)
+    unasked = [answer for answer in answers if answer.verdict == NOT_CHECKED]
+    return {name: " ".join(law.law for law in laws) for name, laws in zip(OF_LAWS, (violations(answers), unasked), strict=True)}
 
 
 def _settings(data: ReplayData) -> dict[str, Any]:

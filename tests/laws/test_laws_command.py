@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import subprocess
@@ -26,6 +28,8 @@ from actordbg.replay.work_order import EXIT_RESTART, WorkOrder
 from actordbg.replay.worker import Worker
 from actordbg.report.law_summary import laws_in_words, laws_of
 from actordbg.report.renderings import as_text
+from actordbg.report.report_model import ReplayData
+from actordbg.report.tabular import render_csv
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
@@ -95,6 +99,13 @@ def test_the_first_line_says_what_is_broken_and_how_much_was_not_asked() -> None
     assert "not checked: jacobian: a compiled graph has no place for a hook (1 input)" in text
     accepted = laws_of(results[1:], ReplayConfig(laws=2, accept="nondeterministic"))
     assert accepted is not None and accepted.good and "nondeterministic accepted" in accepted.headline
+    spec = ReplaySpec("r", "now", ReplayConfig(laws=2), tuple(ReplayInput(one.dump_id, "", 0, 2, 8, 12) for one in results))
+    rows = list(csv.DictReader(io.StringIO(render_csv([ReplayData(spec, {}, "complete", tuple(results))]))))
+    assert [(row["laws_violated"], row["laws_not_checked"]) for row in rows] == [
+        ("neighbour", "jacobian"),
+        ("rerun", ""),
+        ("", ""),
+    ]
     assert laws_of([result("d2")], ReplayConfig()) is None
     nothing = laws_of([result("d2")], ReplayConfig(laws=2))
     assert nothing is not None and nothing.headline == "no law was asked"
