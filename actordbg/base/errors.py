@@ -12,6 +12,7 @@
         │   ├── CorruptDump       corrupt-dump          4   a dump file is not what its header says
         │   └── NewerFormat       newer-format          4   written by a newer actordbg
         ├── CatalogProblem        catalog               4   the catalog cannot be opened or upgraded
+        ├── StaysChanged          environment           4   a patch failed, and the original could not be put back
         └── LaunchProblem         launch                4   a replay's or a job's processes could not be started
 
 Each carries a message (what and why) and a hint (what to do next). The command line catches the root once
@@ -26,7 +27,7 @@ from actordbg.base.fault import ActordbgError, EnvironmentProblem, NewerFormat, 
 
 __all__ = [
     "ActordbgError", "CatalogProblem", "Conflict", "CorruptDump", "EnvironmentProblem", "LaunchProblem", "NewerFormat", "Refused",
-    "StoreProblem", "UnsafeInput", "Unsupported", "UsageError", "WhereError", "error_named",
+    "StaysChanged", "StoreProblem", "UnsafeInput", "Unsupported", "UsageError", "WhereError", "error_named",
 ]  # fmt: skip
 
 for _kind in (ActordbgError, EnvironmentProblem, NewerFormat, Refused, StoreProblem, Unsupported):
@@ -56,6 +57,15 @@ class CorruptDump(StoreProblem):
 
 class CatalogProblem(EnvironmentProblem):
     code = "catalog"
+
+
+class StaysChanged(EnvironmentProblem):
+    """A change failed after the file had its new bytes, and the original could not be put back.
+
+    `seen`: whether the file could be looked at afterwards; without that it may as well be as before.
+    """
+
+    seen = True
 
 
 class LaunchProblem(EnvironmentProblem):

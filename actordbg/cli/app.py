@@ -73,7 +73,7 @@ CONTENTS = (
             ),
             DUMP,
             Command("index", "Index what is new in the store.", "index:index"),
-            Command("fsck", "Check everything in a store, and repair what can be.", "fsck:fsck"),
+            Command("fsck", "Check everything in a store.", "fsck:fsck"),
         ),
     ),
     Section(

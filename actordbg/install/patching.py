@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from actordbg import __version__
-from actordbg.base.errors import ActordbgError, Conflict, EnvironmentProblem, StoreProblem, Unsupported
+from actordbg.base.errors import ActordbgError, Conflict, EnvironmentProblem, StaysChanged, StoreProblem, Unsupported
 from actordbg.host.trainer import TRAINER
 from actordbg.install import patch_state, trailer
 from actordbg.install import replace_file as files
@@ -140,10 +140,10 @@ def _told_if_it_stays(event: patch_state.Event, store: Store) -> Iterator[None]:
     """Where a change failed and could not be undone: record it, and say how the file stands."""
     try:
         yield
-    except files.StaysChanged as problem:
+    except StaysChanged as problem:
         state = "patched" if event.event == "patch" else "without the hook"
         told = _try_to_record(event, store) if problem.seen else "or as before: it could not be looked at"
-        raise files.StaysChanged(f"{event.target} stays {state} ({told}): {problem.message}", hint=problem.hint) from None
+        raise StaysChanged(f"{event.target} stays {state} ({told}): {problem.message}", hint=problem.hint) from None
 
 
 def _try_to_record(event: patch_state.Event, store: Store) -> str:

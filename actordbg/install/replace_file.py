@@ -31,7 +31,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from actordbg.base.errors import ActordbgError, Conflict, EnvironmentProblem
+from actordbg.base.errors import ActordbgError, Conflict, EnvironmentProblem, StaysChanged
 
 LOCK_SECONDS = 120.0
 _TEMPORARY = ".actordbg-"
@@ -39,15 +39,6 @@ _NOT_OURS_TO_WRITE = (errno.EROFS, errno.EACCES, errno.EPERM)
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF, errno.EACCES)
 """A file system that cannot flush a folder, or a folder that we may not open: nothing to be warned of."""
 _UNDO_ATTEMPTS = 3
-
-
-class StaysChanged(EnvironmentProblem):
-    """A change failed after the file had its new bytes, and the original could not be put back.
-
-    `seen`: whether the file could be looked at afterwards; without that it may as well be as before.
-    """
-
-    seen = True
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def seeds() -> dict[str, bytes]:
         ledger.open(control, 30)
         close()
     ledger.publish(_STORE, "on", {"queue_bytes": 5, "ring": {"path": "/x", "in_flight_s": 2.5}, "heartbeat": control.since})
-    return {"switch": control_text(control).encode(), "counters": ledger.path(_STORE).read_bytes().strip()}
+    return {"switch": control_text(control).encode(), "counters": ledger.identity.counters(_STORE).read_bytes().strip()}
 
 
 def one_input(data: bytes) -> None:

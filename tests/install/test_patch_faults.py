@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from actordbg.base.errors import ActordbgError, Conflict
-from actordbg.install import patch_state, patching, replace_file, trailer
+from actordbg.base.errors import ActordbgError, Conflict, StaysChanged
+from actordbg.install import patch_state, patching, trailer
 from actordbg.install.patch_target import Target
 from actordbg.install.trailer import State
 from actordbg.store.layout import Store
@@ -128,8 +128,8 @@ class Case:
             assert now[:3] == self.after
             assert (now[3] == OLD) == (now[0] == ACTOR)
         assert changed or error is not None, "nothing is done, and nothing said"
-        stays = isinstance(error, replace_file.StaysChanged)
-        if isinstance(error, replace_file.StaysChanged):
+        stays = isinstance(error, StaysChanged)
+        if isinstance(error, StaysChanged):
             assert f"{self.actor} stays" in error.message and error.exit_code == 4
             assert changed or "could not be looked at" in error.message
         if changed and not stays:

@@ -25,7 +25,7 @@ def functions(path: Path) -> set[str]:
 
 
 def test_there_is_a_recipe_for_each_kind_of_change():
-    assert [title.split()[1] for title in RECIPES] == ["setting", "column", "backend", "report", "trainer"]
+    assert [title.split()[1] for title in RECIPES] == ["setting", "column", "backend", "parser", "report", "trainer"]
 
 
 @pytest.mark.parametrize("title", RECIPES)
