@@ -95,7 +95,7 @@ def _run(folder: Path, calls: int) -> list[Row]:
     bare, recorded, tensors = Actor(), Recorded(), make_call()
     stalls, written = _write(bare, recorded, tensors, folder, calls)
     dump = _wait_for_dumps(store, calls)
-    hook.uninstall(Recorded)
+    Recorded.forward = getattr(Recorded.forward, hook.MARK)  # type: ignore[method-assign]
     note = f"{calls} calls, {len(list(store.iter_dumps()))} captured"
     loads = _load({"ours": (payload.load, dump)} | {name: (READERS[name], path) for name, path in written.items()})
     sizes = {name: path.stat().st_size for name, path in (written | {"ours": dump}).items()}

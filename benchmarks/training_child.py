@@ -82,7 +82,7 @@ class Meter:
     def _enter(self, state: str) -> None:
         self._state, self._times, self._last = state, [], None
         if state == "bare":
-            hook.uninstall(self._actor_cls)
+            self._actor_cls.forward = getattr(self._actor_cls.forward, hook.MARK, self._actor_cls.forward)
         else:
             hook.install(self._actor_cls, store=self._plan.store)
         control = Control(state in ("on", "slow", "armed"), "bench", now_timestamp(), free_floor_bytes=0)
