@@ -49,7 +49,7 @@ def test_every_call_of_the_recorder_may_fail_once_or_for_ever(tmp_path: Path):
     assert not complaints, json.dumps(complaints[:20], indent=1)
     assert summary["sites"] > 700 and summary["sites_after_a_fault"] > 60
     assert summary["errors"] > 6 * summary["sites"]
-    assert len(summary["unreached"]) <= 0.01 * summary["runs"], summary["unreached"]
+    assert len(summary["unreached"]) <= 0.02 * summary["runs"], summary["unreached"]
 
 
 # --- a store of 300 kB ----------------------------------------------------------------------------------------------------
