@@ -99,6 +99,8 @@ def recreate(store: Store) -> None:
         for suffix in ("-wal", "-shm", "-journal", ""):
             Path(f"{path}{suffix}").unlink(missing_ok=True)
         upgrade(path)
+        if missing := _new_settings(path):
+            _add_settings(path, missing)
 
 
 def upgrade(path: Path, head: str = HEAD, scripts: Path | None = None) -> None:

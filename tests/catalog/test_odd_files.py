@@ -194,4 +194,5 @@ def test_an_odd_catalog_lock_or_format_is_named(good: Store, tmp_path: Path, kin
         code, _, _ = run_all(store.root, ("dump ls",))["dump ls"]
         assert code == 1, "an error of ours, which the command line turns into its exit code"
         if name.startswith("catalog.db") and kind != "a folder":
-            assert run_all(store.root, ("index --rebuild",))["index --rebuild"][0] == 0
+            rebuilt = run_all(store.root, ("index --rebuild",))["index --rebuild"]
+            assert rebuilt[0] == 0, rebuilt
