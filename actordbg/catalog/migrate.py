@@ -54,8 +54,9 @@ def ensure(store: Store, *, head: str = HEAD, scripts: Path | None = None) -> No
             _back_up(path, str(found))
         if found != head:
             upgrade(path, head, scripts)
-        if missing := _new_settings(path):
-            _add_settings(path, missing)
+        if _new_settings(path):
+            with engine.transaction(path) as connection:
+                _add_settings(connection)
 
 
 def _new_settings(path: Path) -> list[Setting]:
@@ -65,17 +66,15 @@ def _new_settings(path: Path) -> list[Setting]:
     return [one for one in SETTINGS.values() if one.stored not in present] if present else []
 
 
-def _add_settings(path: Path, settings: list[Setting]) -> None:
-    """Give each setting its column, filled from what replays were asked for. A setting needs no migration of its own.
+def _add_settings(connection: Connection) -> None:
+    """Give each such setting its column, filled from what replays were asked for. A setting needs no migration of its own.
 
-    In one transaction: a column that is there and was not filled would stay so.
+    In the transaction that brings the catalog to HEAD: a kill leaves the old catalog or the new one.
     """
-    with engine.held_open(path) as connection:
-        connection.execute("BEGIN IMMEDIATE")
-        for one in settings:
-            connection.execute(f'ALTER TABLE replay ADD COLUMN "{one.stored}" {KINDS[one.kind]}')
-            connection.execute(f"UPDATE replay SET \"{one.stored}\" = json_extract(config, '$.{one.stored}')")
-        connection.execute("COMMIT")
+    present = {row[1] for row in connection.exec_driver_sql("PRAGMA table_info(replay)")}
+    for one in (one for one in SETTINGS.values() if present and one.stored not in present):
+        connection.exec_driver_sql(f'ALTER TABLE replay ADD COLUMN "{one.stored}" {KINDS[one.kind]}')
+        connection.exec_driver_sql(f"UPDATE replay SET \"{one.stored}\" = json_extract(config, '$.{one.stored}')")
 
 
 def recreate(store: Store) -> None:
@@ -92,15 +91,11 @@ def recreate(store: Store) -> None:
                     _drop_everything(connection)
                     _run_migrations(connection, HEAD, None)
                 engine.set_journal(held, path)
-            if missing := _new_settings(path):
-                _add_settings(path, missing)
             return
         _refuse_newer(path)
         for suffix in ("-wal", "-shm", "-journal", ""):
             Path(f"{path}{suffix}").unlink(missing_ok=True)
         upgrade(path)
-        if missing := _new_settings(path):
-            _add_settings(path, missing)
 
 
 def upgrade(path: Path, head: str = HEAD, scripts: Path | None = None) -> None:
@@ -182,6 +177,8 @@ def _run_migrations(connection: Connection, head: str, scripts: Path | None) -> 
     config = alembic_config(scripts)
     config.attributes["connection"] = connection
     command.upgrade(config, head)
+    if head == HEAD:
+        _add_settings(connection)
 
 
 def _drop_everything(connection: Connection) -> None:
