@@ -1,33 +1,24 @@
 """A store with things in it that are no files of ours: every command goes on with the good rest, and `index` names the odd ones.
 
-Each case runs all commands in a child process with a limit of memory, which is killed if it hangs.
+Each case runs all commands in a process of its own (`many_commands`) with a limit of memory, which is killed if it hangs.
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
-import resource
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import storecases
-import torch
-from typer.testing import CliRunner
+from many_commands import run_all
 
-from actordbg.base.errors import ActordbgError
-from actordbg.cli.app import app
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow
-PATIENCE_S = 60.0
-"""A command that hangs, hangs for ever; a case takes a second or two."""
-MEMORY = 6 * 2**30
-"""Address space of a case: reading /dev/zero or a terabyte of holes fails in it at once."""
 PLACES = {
     "dumps": f"dumps/{storecases.LOOSE}/rank0000/{{}}{SUFFIX}",
     "packs": f"packs/{storecases.PACKED}/{{}}.pack",
@@ -90,50 +81,12 @@ COMMANDS = (
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Store:
-    """A good store. Every command has run on a copy of it, so that the children need not import them."""
+    """A good store. Every command works on a copy of it."""
     folder = tmp_path_factory.mktemp("good")
     store = storecases.build(folder / "store")
     shutil.copytree(store.root, folder / "copy")
-    answers = folder / "answers"
-    run_commands(folder / "copy", answers, COMMANDS)
-    assert {code for code, *_ in json.loads(answers.read_text()).values()} == {0}
+    assert {code for code, *_ in run_all(folder / "copy", COMMANDS).values()} == {0}
     return store
-
-
-def run_commands(root: Path, answers: Path, lines: Sequence[str]) -> None:
-    """Run commands on the store, and write down exit code and output of each."""
-    store, found = Store(root), {}
-    dump_id = next(iter(storecases.contents(store)), "")
-    for line in lines:
-        words = [{"DUMP": dump_id, "OUT": str(root.parent / "out")}.get(word, word) for word in line.split()]
-        result = CliRunner().invoke(app, ["--store", str(root), *words, *(["--json"] if "index" in line else [])])
-        error = result.exception
-        known = error is None or isinstance(error, SystemExit | ActordbgError)
-        found[line] = result.exit_code if known else repr(error), result.stdout, result.stderr
-        answers.write_text(json.dumps(found))
-    found["contents"] = 0, json.dumps(storecases.contents(store)), ""
-    answers.write_text(json.dumps(found))
-
-
-def limited(root: Path, answers: Path, lines: Sequence[str]) -> None:
-    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
-    torch.set_num_threads(1)
-    run_commands(root, answers, lines)
-
-
-def run_all(root: Path, lines: Sequence[str] = COMMANDS) -> dict[str, tuple[int | str, str, str]]:
-    """What every command answered; fails if one of them hangs."""
-    answers = root.with_suffix(".answers")
-    child = multiprocessing.get_context("fork").Process(target=limited, args=(root, answers, lines))
-    child.start()
-    child.join(PATIENCE_S)
-    done: dict[str, tuple[int | str, str, str]] = json.loads(answers.read_text()) if answers.exists() else {}
-    if child.exitcode is None:
-        child.kill()
-        child.join()
-        pytest.fail(f"hangs: {next(line for line in lines if line not in done)}")
-    assert child.exitcode == 0, (child.exitcode, list(done))
-    return done
 
 
 @pytest.mark.parametrize("kind", ODD)
@@ -144,7 +97,7 @@ def test_every_command_works_on_the_good_rest_and_index_names_the_odd(good: Stor
     here = {name: place for name, place in PLACES.items() if kind != "a folder" or name not in FOLDERS}
     for place in here.values():
         ODD[kind](store.root / place.format("odd"))
-    done = run_all(store.root)
+    done = run_all(store.root, COMMANDS)
     exits = {line: done[line][0] for line in COMMANDS}
     assert {line: code for line, code in exits.items() if code != 0 and line != "dump verify"} == {}, done
     assert exits["dump verify"] == 1
@@ -174,7 +127,7 @@ def test_an_odd_file_in_the_place_of_a_good_one_costs_what_it_was(good: Store, t
     for path in (dump, pack, comparison, event, tensors, store.replays / "r-02" / "rank0.jsonl", store.root / "packs/.lock"):
         path.unlink()
         ODD[kind](path)
-    done = run_all(store.root)
+    done = run_all(store.root, COMMANDS)
     exits = {line: done[line][0] for line in COMMANDS}
     assert all(isinstance(code, int) for code in exits.values()), exits
     assert exits["index"] == exits["index --rebuild"] == exits["dump ls --limit 50"] == exits["report all"] == 0, exits
