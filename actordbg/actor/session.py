@@ -25,6 +25,7 @@ import hashlib
 import inspect
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -124,7 +125,7 @@ class ActorSession:
         try:
             outcome = self._run(call, settings, dump, backward)
         except Exception:
-            self._backend.recover()
+            self._recover()
             raise
         if keep:
             outcome.keep()
@@ -151,7 +152,7 @@ class ActorSession:
                     found = TRAINER.read_result(self.actor(**call.arguments), call.mask)
                 return read(*found)
         except Exception:
-            self._backend.recover()
+            self._recover()
             raise
 
     def gradient(self, dump: Dump, weights: torch.Tensor, *, keeper: GradientKeeper) -> None:
@@ -213,6 +214,14 @@ class ActorSession:
     def close(self) -> None:
         """Free the model. A process group lives as long as its process."""
         self._backend.close()
+
+    def _recover(self) -> None:
+        """Clear away what a failed input left behind. Where that fails itself, the session is tainted: nothing may hide the failure."""
+        try:
+            self._backend.recover()
+        except Exception:  # noqa: BLE001 - any library's state may be broken here, and the input's own error is the answer
+            traceback.print_exc()
+            self._backend.tainted = True
 
     def _run(self, call: Call, settings: tuple[bool, float, bool], dump: Dump, backward: bool) -> ForwardOutcome:
         device = self._backend.device

@@ -70,6 +70,15 @@ def test_what_ran_is_read_off_what_was_built(ranks: list[Facts]):
     assert all(ranks[0][name]["collective"] for name in parallelcases.BACKENDS)
 
 
+@pytest.mark.parametrize("name", ["plain", *parallelcases.BACKENDS])
+def test_what_a_forward_raises_is_what_is_reported(ranks: list[Facts], name: str):
+    assert [rank[name]["raised at once"] for rank in ranks] == [["ValueError", "boom"]] * 2
+
+
+def test_a_recovery_that_fails_itself_hides_nothing_and_taints(ranks: list[Facts]):
+    assert [rank["plain"]["recovery fails"] for rank in ranks] == [[["ValueError", "boom"], True]] * 2
+
+
 @pytest.mark.parametrize("name", ["fsdp2", "fsdp2, tp", "fsdp2, ring"])
 def test_fsdp2_goes_on_after_an_input_that_raised(ranks: list[Facts], name: str):
     for rank in ranks:

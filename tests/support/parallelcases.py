@@ -35,7 +35,11 @@ def parallel(cache: Path) -> dict[str, Any]:
     with open_actor(ReplayConfig(backward=True, keep_gradients=True, nproc=2), model_cache=cache) as session:
         for name, dump in dumps().items():
             plain[name] = session.run(dump, backward=True, keep=True)
+        alone = {"raised at once": raising_at_once(session)}
+        session._backend.recover = dict().popitem  # raises KeyError
+        alone["recovery fails"] = [raising_at_once(session), session.tainted]
     facts: dict[str, Any] = {name: one_backend(cache, rank, settings, plain) for name, settings in BACKENDS.items()}
+    facts["plain"] = alone
     facts["tied weights"] = tied(cache)
     facts["ring attention"] = ring_attention()
     facts["left behind"] = sdpa_is_transformers_own()
@@ -70,6 +74,7 @@ def one_backend(cache: Path, rank: int, settings: dict[str, Any], plain: Mapping
     with open_actor(config, defaults=defaults, model_cache=cache) as session:
         facts["said"] = {name: session.resolved.get(name) for name in SAID}
         facts["collective"] = session.is_collective
+        facts["raised at once"] = raising_at_once(session)
         names = ("packed", "warm") if config.ring > 1 else ("unpacked", "packed", "warm")
         for name in names:
             facts[name] = beside(session.run(dumps()[name], backward=True, keep=True), plain[name])
@@ -87,6 +92,23 @@ def one_backend(cache: Path, rank: int, settings: dict[str, Any], plain: Mapping
             session.save(cache / "saved")
             facts["saved"] = (cache / "saved" / "config.json").read_text() if rank == 0 else ""
     return facts
+
+
+def raising_at_once(session: Any) -> list[str]:
+    """The first call of all raises in the Actor's own forward, before the model has run once: what comes out of `run`."""
+    right = session.actor.forward
+
+    def forward(*_: Any, **__: Any) -> None:
+        raise ValueError("boom")
+
+    session.actor.forward = forward
+    try:
+        session.run(dumps()["packed"], backward=True)
+    except Exception as error:  # noqa: BLE001
+        return [type(error).__name__, str(error)]
+    finally:
+        session.actor.forward = right
+    return ["ran"]
 
 
 def failing_in_a_layer(session: Any) -> str:

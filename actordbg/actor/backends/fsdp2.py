@@ -95,9 +95,14 @@ class Fsdp2Backend(Backend):
         return dumps_of_lanes(dump_id, self.lane_width)
 
     def recover(self) -> None:
-        """Since torch 2.13 FSDP can be brought back after a forward or backward that raised; before, it is lost."""
+        """Since torch 2.13 FSDP can be brought back after a forward or backward that raised; before, it is lost.
+
+        FSDP sets itself up in the first forward: what raised before there was one left nothing, and nothing can be reset.
+        """
         self.model.zero_grad(set_to_none=True)
         gc.collect()
+        if self.model._get_fsdp_state()._is_root is None:
+            return
         if hasattr(self.model, "reset_iter_state"):
             self.model.reset_iter_state()
         else:
