@@ -216,7 +216,7 @@ class ActorSession:
         self._backend.close()
 
     def _recover(self) -> None:
-        """Clear away what a failed input left behind. Where that fails itself, the session is tainted: nothing may hide the failure."""
+        """Clear away what a failed input left. Where that fails too, the session is tainted: nothing may hide the failure."""
         try:
             self._backend.recover()
         except Exception:  # noqa: BLE001 - any library's state may be broken here, and the input's own error is the answer

@@ -36,7 +36,7 @@ def parallel(cache: Path) -> dict[str, Any]:
         for name, dump in dumps().items():
             plain[name] = session.run(dump, backward=True, keep=True)
         alone = {"raised at once": raising_at_once(session)}
-        session._backend.recover = dict().popitem  # raises KeyError
+        session._backend.recover = {}.popitem  # raises KeyError
         alone["recovery fails"] = [raising_at_once(session), session.tainted]
     facts: dict[str, Any] = {name: one_backend(cache, rank, settings, plain) for name, settings in BACKENDS.items()}
     facts["plain"] = alone
