@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,15 +16,17 @@ from actordbg.actor.weights_version import versions_of
 from actordbg.base.errors import Unsupported, UsageError
 from actordbg.catalog.query import dump_extent
 from actordbg.cli import output
-from actordbg.cli.options import Where, command_line, settings_of
+from actordbg.cli.options import Where, command_line, settings_of, store_of
+from actordbg.config import dist_plugin
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import Asked, build_config
 from actordbg.replay.launch import surrounding_launcher
 from actordbg.replay.live_catalog import LiveCatalog
 from actordbg.replay.plan import ORDERS, Plan, make_plan
-from actordbg.replay.selection import rows_of
+from actordbg.replay.selection import PICKLES, rows_of
 from actordbg.replay.supervise import Progress
 from actordbg.store.layout import Store
+from actordbg.store.places import dump_id_of
 
 _PANEL = "The inputs"
 
@@ -50,7 +52,7 @@ class ChosenInputs:
             "--input-file",
             metavar="FILE",
             rich_help_panel=_PANEL,
-            help="Replay this dump file, pack, or PACK#ID; may be repeated.",
+            help="Replay this dump file, pack, PACK#ID, or old pickle (imported first); may be repeated.",
         ),
     ] = None
     order: Annotated[
@@ -91,12 +93,33 @@ def is_left_to_rank_0(flags: dict[str, Any]) -> bool:
     return False
 
 
+def opened(ctx: typer.Context, inputs: ChosenInputs) -> tuple[Store, ChosenInputs]:
+    """The store, and the inputs with each named pickle replaced by its dump: imported by the inert reader, never unpickled.
+
+    A store is made for a pickle where there is none.
+    """
+    files, store = inputs.input_file or [], store_of(ctx)
+    pickles = [path for path in files if path.suffix in PICKLES]
+    if not pickles:
+        return store.require(), inputs
+    from actordbg.legacy.importer import dumps_of
+
+    for path in pickles:
+        if not path.is_file():
+            raise UsageError(f"--input-file {path} is not a file", hint="name a pickle that is there")
+    dumps = dict(zip(pickles, dumps_of(store, pickles), strict=True))
+    for path, dump in dumps.items():
+        output.note(f"{path} is dump {dump_id_of(str(dump))} of {store.root}")
+    return store, replace(inputs, input_file=[dumps.get(path, path) for path in files])
+
+
 def asked_for(ctx: typer.Context, flags: Mapping[str, Any]) -> Asked:
     """The configuration of this invocation. What came from outside of the command line is said on standard error.
 
     UnsafeInput for a model that brings code along, without consent."""
     asked = build_config(settings_of(ctx), flags)
     require_consent(asked.config.model)
+    dist_plugin.require(asked.config.dist_backend)
     if asked.sources:
         output.note(f"not from the command line: {asked.in_words}")
     return asked

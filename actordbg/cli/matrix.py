@@ -12,7 +12,7 @@ from actordbg.actor.hub_model import find_model
 from actordbg.actor.model_code import require_consent
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.cli import output
-from actordbg.cli.input_options import ChosenInputs, asked_for, chosen_order, is_left_to_rank_0, replaying, what_there_is
+from actordbg.cli.input_options import ChosenInputs, asked_for, chosen_order, is_left_to_rank_0, opened, replaying, what_there_is
 from actordbg.cli.matrix_answer import MatrixAnswer, MatrixPlan, follow, print_answer, print_plan
 from actordbg.cli.options import (
     ConfirmOption,
@@ -23,7 +23,6 @@ from actordbg.cli.options import (
     approve,
     chosen_format,
     command_line,
-    store_of,
     takes,
     typed_options,
 )
@@ -98,7 +97,7 @@ def matrix(
     flags = dict(settings)
     if is_left_to_rank_0(flags):
         return None
-    store = store_of(ctx).require()
+    store, inputs = opened(ctx, inputs)
     how = chosen_format(format, as_json)
     if show is not None:
         _alone(ctx, "show")
@@ -135,7 +134,7 @@ def _kept(asked: Asked, flags: Mapping[str, Any]) -> ReplayConfig:
 
 def _alone(ctx: typer.Context, option: str) -> None:
     """Refuse what was typed beside --resume or --show and would have no effect."""
-    means = {"yes", "trust_remote_code"} if option == "resume" else set()
+    means = {"yes", "trust_remote_code", "dist_plugin"} if option == "resume" else set()
     if named := typed_options(ctx, {option, "quiet", "as_json", "format", *means}):
         raise UsageError(
             f"--{option} takes a matrix as it is, so {named} cannot be given", hint="leave it out, or start a new matrix"

@@ -13,7 +13,7 @@ from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.base.errors import StoreProblem
 from actordbg.cli import input_options as inputs
 from actordbg.cli import output
-from actordbg.cli.options import Json, Quiet, store_of, takes
+from actordbg.cli.options import Json, Quiet, takes
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.compare.noise_floor import ROUNDING, ROUNDING_MARGIN, measure_noise
 from actordbg.compare.thresholds import MEASURES
@@ -76,7 +76,7 @@ def noise(
     flags = dict(settings)
     if inputs.is_left_to_rank_0(flags):
         return
-    store = store_of(ctx).require()
+    store, chosen = inputs.opened(ctx, chosen)
     order = inputs.chosen_order(chosen.order, shuffle_inputs)
     config = inputs.asked_for(ctx, flags).config
     config = replace(config, keep_tensors=True, keep_gradients=config.backward is not False)

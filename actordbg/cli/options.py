@@ -18,7 +18,7 @@ from actordbg.base.errors import Refused, UsageError
 from actordbg.base.fault import scrub
 from actordbg.base.owners import is_own, name_of
 from actordbg.cli import output
-from actordbg.config import consent
+from actordbg.config import consent, dist_plugin
 from actordbg.config.sources import Settings, load_settings
 from actordbg.store.layout import Store
 
@@ -41,6 +41,12 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only th
 TrustRemoteCode = Annotated[
     bool,
     typer.Option(consent.FLAG, help="Run the code that the model brings along. Taken from here only."),
+]
+DistPlugin = Annotated[
+    str | None,
+    typer.Option(
+        dist_plugin.FLAG, metavar="MODULE", help="Import this module, which brings a --dist-backend along. Taken from here only."
+    ),
 ]
 ConfirmOption = Annotated[bool, typer.Option("--yes", "-y", help="Go on with what another user wrote into the store.")]
 

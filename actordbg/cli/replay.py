@@ -18,12 +18,13 @@ from actordbg.cli.input_options import (
     asked_for,
     chosen_order,
     is_left_to_rank_0,
+    opened,
     planned,
     replaying,
     show,
     what_there_is,
 )
-from actordbg.cli.options import ConfirmOption, Json, Quiet, approve, store_of, takes, typed_options
+from actordbg.cli.options import ConfirmOption, Json, Quiet, approve, takes, typed_options
 from actordbg.cli.replay_answer import ReplayAnswer, answer_of, render, shares_of
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.config.sources import Asked
@@ -35,7 +36,7 @@ from actordbg.replay.selection import defaults_of
 from actordbg.replay.supervise import Progress, spec_and_owner
 from actordbg.store.layout import Store
 
-_BESIDE_RESUME = ("resume", "trust_remote_code", "yes", "dry_run", "quiet", "as_json")
+_BESIDE_RESUME = ("resume", "trust_remote_code", "dist_plugin", "yes", "dry_run", "quiet", "as_json")
 
 
 @takes("inputs", ChosenInputs)
@@ -68,7 +69,7 @@ def replay(
     flags = dict(settings)
     if is_left_to_rank_0(flags):
         return
-    store = store_of(ctx).require()
+    store, inputs = opened(ctx, inputs)
     chosen = chosen_order(inputs.order, shuffle_inputs)
     asked: Asked | None = None
     if resume is not None:

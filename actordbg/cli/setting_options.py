@@ -19,7 +19,8 @@ from typing import Annotated, Any
 import typer
 
 from actordbg.base.errors import UsageError
-from actordbg.cli.options import TrustRemoteCode, option, take_consent, takes_options
+from actordbg.cli.options import DistPlugin, TrustRemoteCode, option, take_consent, takes_options
+from actordbg.config import dist_plugin
 from actordbg.config.replay_config import SETTINGS, TRUTHS
 from actordbg.config.setting import Setting
 
@@ -32,7 +33,7 @@ TruthDtype = Annotated[
 OldTruthDtype = Annotated[str | None, typer.Option("--oracle", help="The old name of --truth.", hidden=True)]
 _ACTOR, _AXES = "The actor", "The axes: comma lists"
 _OLD, _SHORT = "old_", "short_"
-_TRUST = "trust_remote_code"
+_TRUST, _PLUGIN = "trust_remote_code", "dist_plugin"
 
 
 def takes_settings(command: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -59,6 +60,7 @@ def truth_dtype(given: str | None, old: str | None) -> str:
 
 def _options(command: str) -> Iterator[inspect.Parameter]:
     yield option(_TRUST, TrustRemoteCode, False)
+    yield option(_PLUGIN, DistPlugin, None)
     for one in SETTINGS.values():
         if command not in one.commands:
             continue
@@ -94,6 +96,7 @@ def _axis_option(one: Setting) -> Any:
 def _merged(options: Mapping[str, Any]) -> Given:
     """What was given, with old names and shorthands as what they stand for; UsageError where two contradict each other."""
     take_consent(bool(options.get(_TRUST)))
+    dist_plugin.give(options.get(_PLUGIN))
     given = {name: value for name, value in options.items() if value is not None and name in SETTINGS}
     for one in SETTINGS.values():
         if one.named and one.name in given:

@@ -91,9 +91,9 @@ class ReplayConfig:
     )  # fmt: skip
     dist_backend: str | None = setting(
         None,
-        help="Of torch.distributed (default: nccl with CUDA, else gloo).",
-        metavar="gloo|nccl", column="gloo or nccl; NULL for what suits the device",
-        values=("gloo", "nccl"), words="over {}", unset="no process group", quiet=(None, "gloo", "nccl"), backends=TOGETHER,
+        help="Of torch.distributed (default: nccl with CUDA, else gloo); any that torch knows, with --dist-plugin.",
+        metavar="gloo|nccl|NAME", column="gloo or nccl; NULL for what suits the device",
+        words="over {}", unset="no process group", quiet=(None, "gloo", "nccl"), backends=TOGETHER,
         numbers=True, cost=True,
     )  # fmt: skip
     dtype: str | None = setting(

@@ -94,6 +94,21 @@ def import_paths(
     return job.summary
 
 
+def dumps_of(store: Store, pickles: Sequence[Path]) -> list[Path]:
+    """The dump of each pickle, imported into the store unless it is there. CorruptDump for a pickle that is refused."""
+    store.create()
+    with LegacyReader(None) as reader:
+        job = _Import(store, reader, None, _world_sizes(store, find_pickles(pickles), None))
+        ids = [job.take(path) for path in pickles]
+    if job.summary.refused:
+        first = job.summary.refused[0]
+        raise CorruptDump(
+            f"{first.path} is refused: {first.reason}", hint="`actordbg dump import` names every bad file of a folder"
+        )
+    where = {dump_id_of(place): place for place in places_of(store)}
+    return [Path(where[one]) for one in ids if one is not None]
+
+
 def find_pickles(paths: Sequence[Path]) -> list[Path]:
     """The files to import: files as given, folders searched for `*.pkl`, each once, in order of name."""
     files: dict[Path, None] = {}
@@ -126,15 +141,16 @@ class _Import:
         self.known = {dump_id_of(place) for place in places_of(store)}
         self.summary = ImportSummary()
 
-    def take(self, path: Path) -> None:
-        """Import one file, find it already there, or note why it is refused."""
+    def take(self, path: Path) -> str | None:
+        """Import one file, find it already there, or note why it is refused. The id of its dump; None where it is refused."""
         try:
             data = self.reader.load(path)
             sha256 = hashlib.sha256(data).hexdigest()
-            if self._expected_id(path, sha256) in self.known:
+            expected = self._expected_id(path, sha256)
+            if expected in self.known:
                 self.summary.present += 1
-            else:
-                self._add(path, data, sha256)
+                return expected
+            return self._add(path, data, sha256)
         except StoreProblem as error:
             if error.code == StoreProblem.code:
                 raise
@@ -143,6 +159,7 @@ class _Import:
             raise
         except ActordbgError as error:
             self._refuse(path, error)
+        return None
 
     def _refuse(self, path: Path, error: ActordbgError) -> None:
         self.summary.refused.append(Refusal(str(path), error.code, error.message))
@@ -152,12 +169,12 @@ class _Import:
         timestamp = parse_stamp(found[2]) if found else None
         return import_id(timestamp, sha256) if timestamp else None
 
-    def _add(self, path: Path, data: bytes, sha256: str) -> None:
+    def _add(self, path: Path, data: bytes, sha256: str) -> str:
         dump = self.reader.decode(data)
         dump_id = import_id(dump.timestamp, sha256)
         if dump_id in self.known:
             self.summary.present += 1
-            return
+            return dump_id
         run = self.run or run_name(path)
         world = self.worlds[run] = max(self.worlds.get(run, 0), dump.rank + 1)
         origin = {"name": path.name}  # the id holds the first 16 digits of its SHA-256
@@ -173,6 +190,7 @@ class _Import:
         self.summary.bytes_stored += len(blob)
         if run not in self.summary.runs:
             self.summary.runs.append(run)
+        return dump_id
 
 
 def _world_sizes(store: Store, files: list[Path], run: str | None) -> dict[str, int]:

@@ -38,6 +38,8 @@ class MatrixContext:
     truth_load_s: float | None = None
     gone: tuple[str, ...] = ()
     """Replays of cells that are no longer in the store."""
+    logs: dict[int, str] = field(default_factory=dict)
+    """The log of each cell that has one, by its index, relative to the current folder."""
 
 
 def matrix_document(record: MatrixRecord, context: MatrixContext, explain: Explain = nothing_known) -> list[Block]:
@@ -45,7 +47,7 @@ def matrix_document(record: MatrixRecord, context: MatrixContext, explain: Expla
     return [
         Heading(f"matrix {record.matrix_id}", 1),
         Paragraph(f"{_counted(record)}." + ("" if record.status == "complete" else f" The matrix is {record.status}.")),
-        _table(record),
+        _table(record, context),
         Paragraph(_legend(record)),
         *_section("Wrong", [_wrong(cell) for cell in record.cells if verdict_word(cell) == WRONG]),
         *_section("In part", _by_reason(cell for cell in record.cells if verdict_word(cell) in (PASSED, IN_PART))),
@@ -54,6 +56,7 @@ def matrix_document(record: MatrixRecord, context: MatrixContext, explain: Expla
         *_section("Failed", [line for cell in record.cells if cell.status == FAILED for line in _failure(cell, explain)]),
         *_section("Unavailable and not run", _by_reason(cell for cell in record.cells if cell.status in (UNAVAILABLE, NOT_RUN))),
         *_section("Loaded", _loaded(record, context)),
+        *_section("Logs", [f"{_label(cell)}: {context.logs[cell.index]}" for cell in record.cells if cell.index in context.logs]),
         *_section("What it ran on", list(_facts(record, context))),
     ]
 
@@ -84,7 +87,7 @@ def _counted(record: MatrixRecord) -> str:
     )
 
 
-def _table(record: MatrixRecord) -> Grid:
+def _table(record: MatrixRecord, context: MatrixContext) -> Grid:
     varied = [name for name in AXES if len(record.axes.get(name, ())) > 1]
     split = 0 < len(varied) <= AXES_AS_COLUMNS
     heads = tuple(name.replace("_", " ") for name in varied) if split else ("combination",)
@@ -99,7 +102,8 @@ def _table(record: MatrixRecord) -> Grid:
         figures = ([off_by] if judged else []) + [seconds(cell.forward_s)]
         figures += ([seconds(cell.backward_s)] if backward else []) + [human_bytes(cell.peak_memory_bytes), _load(cell)]
         rows.append((str(cell.index), *named, _result(cell), *figures))
-    return Grid(columns, tuple(rows), frozenset((*heads, "result")))
+    links = tuple(context.logs.get(cell.index, "") for cell in record.cells)
+    return Grid(columns, tuple(rows), frozenset((*heads, "result")), links)
 
 
 def _result(cell: MatrixCell) -> str:

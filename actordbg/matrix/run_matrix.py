@@ -26,6 +26,7 @@ from actordbg.formats.journal import SPEC
 from actordbg.formats.matrix_record import PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.matrix import matrix_files as matrices
+from actordbg.matrix.cell_logs import write_log
 from actordbg.matrix.cell_outcomes import finished
 from actordbg.matrix.cell_verdicts import Baseline, judged, regressions
 from actordbg.matrix.cells import batches, with_way_out
@@ -169,6 +170,7 @@ class MatrixRun:
         if left_out and done.status == PASSED:
             done = replace(done, reason=f"{left_out} of {len(self.record.dump_ids)} dumps left out: not of a whole call")
         self._put(done)
+        write_log(self.store, self.record.matrix_id, done)
         self.around.on_event(MatrixEvent("done", done))
 
     def _spec(self, cell: MatrixCell) -> ReplaySpec:

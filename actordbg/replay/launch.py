@@ -31,7 +31,7 @@ from pathlib import Path
 
 from actordbg.base.errors import LaunchProblem, Unsupported
 from actordbg.base.owners import NOT_FROM_HERE
-from actordbg.config import consent
+from actordbg.config import consent, dist_plugin
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.formats.store_files import open_regular
 from actordbg.replay.processes import end_session
@@ -95,7 +95,7 @@ def launch(config: ReplayConfig, group: Group, work: Path, module: str = WORKER_
     """Start the workers of `group` on a work order. Their launcher writes to `launcher.log` beside it."""
     environment = child_environment(config, os.environ)
     if LAUNCHERS[config.backend] == "python":
-        command = [sys.executable, "-m", module, "--work", str(work), *consent.arguments(config.model)]
+        command = [sys.executable, "-m", module, "--work", str(work), *handed_on(config)]
         environment |= _rank_environment(group.ranks[0], config.nproc)
     elif LAUNCHERS[config.backend] == "torchrun":
         command = torchrun_command(config, module, work)
@@ -113,14 +113,19 @@ def deepspeed_command(config: ReplayConfig, environment: Mapping[str, str], modu
     else:
         command.append(f"--num_accelerators={config.nproc}")
     command += [f"--master_port={free_port()}", "--module", module, "--work", str(work)]
-    return command + consent.arguments(config.model)
+    return command + handed_on(config)
 
 
 def torchrun_command(config: ReplayConfig, module: str, work: Path) -> list[str]:
     """The torchrun command line for all ranks on this machine."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=1", f"--nproc-per-node={config.nproc}"]
     command += ["--node-rank=0", "--master-addr=127.0.0.1", f"--master-port={free_port()}", "--max-restarts=0"]
-    return [*command, "--module", module, "--work", str(work), *consent.arguments(config.model)]
+    return [*command, "--module", module, "--work", str(work), *handed_on(config)]
+
+
+def handed_on(config: ReplayConfig) -> list[str]:
+    """What a worker has from the command line of this process, and from nowhere else."""
+    return [*consent.arguments(config.model), *dist_plugin.arguments()]
 
 
 def child_environment(config: ReplayConfig, base: Mapping[str, str]) -> dict[str, str]:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from actordbg.base.errors import StoreProblem, UsageError
-from actordbg.base.foreign_text import in_shell
 from actordbg.formats.dump_record import SUFFIX, DumpRecord
 from actordbg.formats.replay_record import ReplayInput
 from actordbg.store.layout import Store
@@ -20,7 +19,8 @@ from actordbg.store.places import packed_place, read_record, split_place
 if TYPE_CHECKING:
     from actordbg.catalog.query import Catalog, DumpRow
 
-_PICKLES = (".pkl", ".pickle", ".pt", ".pth")
+PICKLES = (".pkl", ".pickle")
+"""What the commands import before they look here."""
 
 
 _OF_RECORD = (
@@ -88,11 +88,6 @@ def _places(file: Path) -> list[Path]:
     path = path.resolve() if path.is_symlink() else path  # who names a link means what it leads to
     if not path.is_file():
         raise UsageError(f"--input-file {file} is not a file", hint="`actordbg dump ls --json` has every dump's path")
-    if path.suffix in _PICKLES:
-        raise UsageError(
-            f"--input-file {file} is a pickle, which is never read directly",
-            hint=f"actordbg dump import {in_shell(str(file))}, then replay it by --where",
-        )
     if packed:
         return [Path(packed_place(str(path), packed[1]))]
     if path.name.endswith(PACK_SUFFIX):

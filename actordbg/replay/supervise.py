@@ -29,6 +29,7 @@ from actordbg.actor.model_code import require_consent
 from actordbg.base.errors import Conflict, CorruptDump, StoreProblem
 from actordbg.base.ids import LAST, is_own, resolve
 from actordbg.base.owners import read_owned
+from actordbg.config import dist_plugin
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Event, Journal, rank_journal, read_events, read_results, result_of
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
@@ -100,6 +101,7 @@ def run_replay(
     process of the replay was ended.
     """
     require_consent(spec.config.model, store.models)
+    dist_plugin.require(spec.config.dist_backend)
     folder = store.replays / spec.replay_id
     with interruptible():
         try:

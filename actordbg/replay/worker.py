@@ -45,7 +45,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError
 from actordbg.base.fault import scrub
-from actordbg.config import consent
+from actordbg.config import consent, dist_plugin
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, Journal, rank_journal, rank_log
 from actordbg.formats.replay_record import FAILED, ReplayInput, ReplaySpec, ResultRecord
@@ -355,7 +355,9 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine], arguments: Sequ
     parser.add_argument("--work", type=Path, required=True, help="the work order that the supervisor wrote")
     parser.add_argument("--local_rank", help="given by launchers; LOCAL_RANK says the same")
     parser.add_argument(consent.FLAG, dest="trusted", metavar="MODEL", help="the model whose own code may run")
+    parser.add_argument(dist_plugin.FLAG, dest="plugin", metavar="MODULE", help="imported before a process group is made")
     options = parser.parse_args(arguments)
+    dist_plugin.give(options.plugin)
     if options.trusted is not None:
         consent.give(options.trusted)
     folder = options.work.parent

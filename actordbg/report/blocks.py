@@ -41,11 +41,15 @@ class Code:
 
 @dataclass(frozen=True)
 class Grid:
-    """A table; columns whose heading is in `left` are text, all others figures."""
+    """A table; columns whose heading is in `left` are text, all others figures.
+
+    links: for each row the path of its log ("" for none), which Markdown has as a last column.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     left: frozenset[str] = frozenset()
+    links: tuple[str, ...] = ()
 
 
 Block = Heading | Paragraph | Items | Code | Grid

@@ -13,6 +13,7 @@ import re
 import textwrap
 from collections.abc import Iterable
 from dataclasses import replace
+from urllib.parse import quote
 
 from actordbg.base.foreign_text import fenced, in_line, in_lines, in_markdown
 from actordbg.report.blocks import Block, Code, Grid, Heading, Items, Paragraph
@@ -116,6 +117,9 @@ def _markdown_grid(table: Grid) -> str:
     rule = [":---" if name in table.left else "---:" for name in table.columns]
     heads = [in_markdown(name.strip()) or " " for name in table.columns]
     rows = [[in_markdown(text) for text in row] for row in table.rows]
+    if any(table.links):
+        heads, rule = [*heads, "log"], [*rule, ":---"]
+        rows = [[*row, f"[log]({quote(path)})" if path else " "] for row, path in zip(rows, table.links, strict=True)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (heads, rule, *rows))
 
 

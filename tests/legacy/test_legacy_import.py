@@ -17,6 +17,7 @@ from typing import Annotated
 import pytest
 import torch
 import typer
+from replaycases import old_pickle
 from roots import ROOT
 from typer.testing import CliRunner
 
@@ -26,30 +27,6 @@ from actordbg.formats.dumpfile import read_record
 from actordbg.legacy.importer import find_pickles, import_paths, run_name
 from actordbg.store import payload
 from actordbg.store.layout import Store
-
-
-def old_pickle(folder: Path, rank: int = 0, stamp: str = "20250619_052608_430740", rows: int = 2, name: str = "") -> Path:
-    """Write one file as the old recorder did, into `folder`."""
-    mask = torch.ones(rows, 12, dtype=torch.long)
-    mask[:, :3] = 0
-    content = {
-        "sequences": torch.randint(0, 128_256, (rows, 12)),
-        "action_mask": torch.ones(rows, 5, dtype=torch.bool),
-        "attention_mask": mask,
-        "return_output": True,
-        "allgather_logits": False,
-        "return_logprobs": False,
-        "packed_seq_lens": None,
-        "return_entropy": False,
-        "timestamp": stamp,
-        "rank": rank,
-        "batch_size": rows,
-        "seq_len": 12,
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / (name or f"actor_inputs_rank{rank}_{stamp}.pkl")
-    path.write_bytes(pickle.dumps(content))
-    return path
 
 
 @pytest.fixture

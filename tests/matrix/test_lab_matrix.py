@@ -8,7 +8,9 @@ import shutil
 import signal
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 from matrixcases import FOUR, Bench, in_cell
@@ -301,3 +303,17 @@ def test_a_table_fits_eighty_columns_whatever_its_axes(bench: Bench) -> None:
     record = bench.new(given | {"dtype": "fp32,bf16"})
     assert max(len(line) for line in shown(record).splitlines()) <= 80
     assert max(len(line) for line in shown(bench.new({})).splitlines()) <= 80
+
+
+def test_each_cell_has_a_log_under_its_name_and_markdown_links_it(bench: Bench) -> None:
+    record = bench.run(bench.new({"attn": "sdpa,eager", "packing": "both"}, inputs=1))
+    folder = bench.store.reports / record.matrix_id / "logs"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "eager-not-packed.log", "eager-packed.log", "sdpa-not-packed.log", "sdpa-packed.log"
+    ]  # fmt: skip
+    assert f"replay {record.cells[0].replay_id}" in (folder / "sdpa-not-packed.log").read_text()
+    context = context_of(bench.store, record)
+    rows = [line for line in as_markdown(matrix_document(record, context)).splitlines() if line.startswith("| 0 ")]
+    link = re.search(r"\[log\]\(([^)]+)\) \|$", rows[0])
+    assert link and Path(unquote(link[1])).samefile(folder / "sdpa-not-packed.log")
+    assert "sdpa-packed.log" in as_text(matrix_document(record, context))

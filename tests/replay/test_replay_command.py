@@ -16,20 +16,21 @@ from typing import Any
 import pytest
 import typer
 from click.testing import Result
-from replaycases import publish
+from replaycases import old_pickle, publish
 from roots import ROOT, SUPPORT
 from typer.testing import CliRunner
 
-from actordbg.base.errors import ActordbgError, LaunchProblem, StoreProblem, Unsupported, UsageError, WhereError
+from actordbg.base.errors import ActordbgError, CorruptDump, LaunchProblem, StoreProblem, Unsupported, UsageError, WhereError
 from actordbg.cli.app import app
 from actordbg.cli.replay_answer import answer_of, render
+from actordbg.config import dist_plugin
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, Journal, read_events, read_results
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 from actordbg.formats.store_files import make_folder
 from actordbg.replay import supervise
-from actordbg.replay.launch import launch
+from actordbg.replay.launch import launch, torchrun_command
 from actordbg.replay.plan import new_replay_id
 from actordbg.replay.processes import session_members
 from actordbg.store.layout import Store
@@ -167,11 +168,55 @@ def test_an_input_file_is_replayed_wherever_it_lies(store: Store, tmp_path: Path
     assert planned(store, "--input-file", str(inside), "--input-file", str(inside))["selected"] == 1
 
 
-def test_a_pickle_is_never_read(store: Store, tmp_path: Path) -> None:
-    (tmp_path / "input.pkl").write_bytes(b"cos\nsystem\n(S'false'\ntR.")
-    with pytest.raises(UsageError, match="pickle") as caught:
-        invoke(store, "--input-file", "input.pkl")
-    assert "actordbg dump import" in caught.value.hint
+def test_a_pickle_is_imported_and_never_unpickled(store: Store, tmp_path: Path) -> None:
+    """By the inert reader, into a store that need not be there yet; one that would run something is refused."""
+    good = old_pickle(tmp_path / "ppo")
+    for _ in range(2):  # the second time it is there already
+        plan = planned(store, "--input-file", str(good), "--input-file", str(good))
+        assert (plan["status"], plan["selected"]) == ("planned", 1)
+    assert len(list(store.iter_dumps())) == 1
+    attack = tmp_path / "attack.pkl"
+    attack.write_bytes(b"cos\nsystem\n(S'touch ran'\ntR.")
+    with pytest.raises(CorruptDump, match=r"attack\.pkl is refused"):
+        invoke(store, "--dry-run", "--input-file", str(attack))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_backend_of_torch_distributed_is_known_or_refused_before_anything_starts(store: Store, monkeypatch: Any) -> None:
+    """Any that torch has once the plugin is imported; and a plugin, which is code, comes from the command line only."""
+    publish(store, 1)
+    with pytest.raises(UsageError, match="torch knows no --dist-backend relay") as caught:
+        invoke(store, "--backend", "fsdp2", "--dist-backend", "relay", "--dry-run")
+    assert "gloo" in caught.value.hint and "--dist-plugin" in caught.value.hint
+    with pytest.raises(UsageError, match="no_such_plugin cannot be imported: ModuleNotFoundError"):
+        invoke(store, "--backend", "fsdp2", "--dist-backend", "relay", "--dist-plugin", "no_such_plugin")
+    monkeypatch.setenv("ACTORDBG_REPLAY_DIST_PLUGIN", "relaybackend")
+    with pytest.raises(UsageError, match="is no setting of a replay"):
+        invoke(store, "--dry-run")
+    assert not store.replays.exists()
+
+
+def test_a_worker_makes_its_process_group_with_what_the_plugin_brings() -> None:
+    code = (
+        "import torch, torch.distributed as dist\n"
+        "from actordbg.actor.backends.backend import Place, initialise\n"
+        "from actordbg.config import dist_plugin\n"
+        "from actordbg.config.replay_config import ReplayConfig\n"
+        "dist_plugin.give('relaybackend')\n"
+        "config = ReplayConfig(backend='fsdp2', dist_backend='relay')\n"
+        "initialise(Place.from_environment(), torch.device('cpu'), config)\n"
+        "dist.all_reduce(torch.ones(1))\n"
+        "print(dist_plugin.arguments(), dist.get_backend())"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(SUPPORT), str(ROOT)))}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.split("\n")[0] == "['--dist-plugin', 'relaybackend'] relay", done.stderr
+    dist_plugin.give("relaybackend")
+    try:
+        command = torchrun_command(ReplayConfig(backend="fsdp2"), "some.module", Path("/work.json"))
+    finally:
+        dist_plugin.give(None)
+    assert command[-2:] == ["--dist-plugin", "relaybackend"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,3 +65,27 @@ def _publish(store: Store, index: int, batch: int, length: int, generator: torch
     finished, blob = payload.encode(record, tensors)
     path = store.relative(store.publish_dump(finished, blob))
     return ReplayInput(record.dump_id, path, 0, batch, length, record.tokens)
+
+
+def old_pickle(folder: Path, rank: int = 0, stamp: str = "20250619_052608_430740", rows: int = 2, name: str = "") -> Path:
+    """Write one file as the old recorder did, into `folder`."""
+    mask = torch.ones(rows, 12, dtype=torch.long)
+    mask[:, :3] = 0
+    content = {
+        "sequences": torch.randint(0, 128_256, (rows, 12)),
+        "action_mask": torch.ones(rows, 5, dtype=torch.bool),
+        "attention_mask": mask,
+        "return_output": True,
+        "allgather_logits": False,
+        "return_logprobs": False,
+        "packed_seq_lens": None,
+        "return_entropy": False,
+        "timestamp": stamp,
+        "rank": rank,
+        "batch_size": rows,
+        "seq_len": 12,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / (name or f"actor_inputs_rank{rank}_{stamp}.pkl")
+    path.write_bytes(pickle.dumps(content))
+    return path

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 
 from actordbg.actor.gradient_samples import GradientKeeper, norm_of
+from actordbg.config import dist_plugin
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.host.trainer import TRAINER
 
@@ -151,6 +152,7 @@ def initialise(place: Place, device: torch.device, config: ReplayConfig) -> None
     if device.type == "cuda":
         torch.cuda.set_device(device)
     if not dist.is_initialized():
+        dist_plugin.load()
         chosen = config.dist_backend or ("nccl" if device.type == "cuda" else "gloo")
         dist.init_process_group(chosen, timeout=timeout_of(config))
 
