@@ -12,6 +12,8 @@
         │   ├── CorruptDump       corrupt-dump          4   a dump file is not what its header says
         │   └── NewerFormat       newer-format          4   written by a newer actordbg
         ├── CatalogProblem        catalog               4   the catalog cannot be opened or upgraded
+        │   ├── UnwritableCatalog catalog               4   nor written where it lies
+        │   └── NewerCatalog      catalog               4   a newer actordbg wrote it
         ├── StaysChanged          environment           4   a patch failed, and the original could not be put back
         └── LaunchProblem         launch                4   a replay's or a job's processes could not be started
 
@@ -26,8 +28,9 @@ from __future__ import annotations
 from actordbg.base.fault import ActordbgError, EnvironmentProblem, NewerFormat, Refused, StoreProblem, Unsupported
 
 __all__ = [
-    "ActordbgError", "CatalogProblem", "Conflict", "CorruptDump", "EnvironmentProblem", "LaunchProblem", "NewerFormat", "Refused",
-    "StaysChanged", "StoreProblem", "UnsafeInput", "Unsupported", "UsageError", "WhereError", "error_named",
+    "ActordbgError", "CatalogProblem", "Conflict", "CorruptDump", "EnvironmentProblem", "LaunchProblem", "NewerCatalog",
+    "NewerFormat", "Refused", "StaysChanged", "StoreProblem", "UnsafeInput", "Unsupported", "UnwritableCatalog", "UsageError",
+    "WhereError", "error_named",
 ]  # fmt: skip
 
 for _kind in (ActordbgError, EnvironmentProblem, NewerFormat, Refused, StoreProblem, Unsupported):
@@ -57,6 +60,14 @@ class CorruptDump(StoreProblem):
 
 class CatalogProblem(EnvironmentProblem):
     code = "catalog"
+
+
+class UnwritableCatalog(CatalogProblem):
+    """The catalog cannot be written where it lies, or not even opened for lack of that."""
+
+
+class NewerCatalog(CatalogProblem):
+    """The catalog was written by another actordbg, most likely a newer one."""
 
 
 class StaysChanged(EnvironmentProblem):

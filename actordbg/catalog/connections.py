@@ -5,6 +5,9 @@
 * `connect_readonly` for everything that reads: plain sqlite3, opened read-only, so a reader cannot harm the catalog and
   need not import SQLAlchemy (`dump ls` starts in a third of the time).
 
+The file may be another user's. So no connection trusts its schema: SQL that lies in it may call nothing that has effects, and
+each page is checked as it is read. `migrate` refuses a catalog with views or triggers.
+
 The journal is WAL on a local disk: readers and the writer do not wait for each other. WAL needs memory shared between
 all processes that have the file open, which network file systems do not give across hosts, so there the catalog uses a
 rollback journal. The kind of file system is read from the mount table.
@@ -28,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from actordbg.base.errors import CatalogProblem
+from actordbg.base.errors import CatalogProblem, UnwritableCatalog
 from actordbg.formats.store_files import open_regular
 
 if TYPE_CHECKING:
@@ -36,9 +39,12 @@ if TYPE_CHECKING:
 
     from actordbg.catalog.statements import CatalogWriter
 
+
 BUSY_TIMEOUT_S = 60.0
 """How long a connection waits for a writer to finish before it gives up."""
 
+_CANNOT_WRITE = re.compile(r"readonly|unable to open|is full|disk I/O error")
+"""Words of SQLite's about a catalog that cannot be written where it lies; a journal's index without room is an I/O error."""
 _NETWORK = re.compile(r"(nfs\d?|cifs|smb\w*|9p|afs|lustre|gpfs|beegfs|ceph|glusterfs|panfs|pvfs2|orangefs|wekafs|fuse\..*)\Z")
 
 
@@ -100,6 +106,7 @@ def connect_writable(path: Path) -> sqlite3.Connection:
     if not path.exists():
         os.close(open_regular(path, os.O_CREAT | os.O_RDWR))
     connection = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    connection.execute("PRAGMA trusted_schema = OFF")
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA cache_size = -65536")
@@ -111,10 +118,10 @@ def connect_readonly(path: Path) -> Iterator[sqlite3.Connection]:
     """A connection that can only read; closed at the end of the block. sqlite3's errors become CatalogProblem."""
     _refuse_odd(path)
     with catalog_errors(path):
-        uri = f"file:{quote(str(path))}?mode=ro"
+        uri = f"file:{quote(str(path))}?mode=ro{'&immutable=1' if never_changes(path) else ''}"
         connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         try:
-            connection.execute("PRAGMA query_only = ON")
+            connection.executescript("PRAGMA trusted_schema = OFF; PRAGMA cell_size_check = ON; PRAGMA query_only = ON")
             yield connection
         finally:
             connection.close()
@@ -137,11 +144,40 @@ def catalog_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        raise CatalogProblem(f"{path}: {error}", hint=_hint(str(error))) from None
+        kind = UnwritableCatalog if _CANNOT_WRITE.search(str(error)) else CatalogProblem
+        raise kind(f"{path}: {error}", hint=_hint(str(error))) from None
     except OSError as error:
-        if error.filename is None or Path(os.fsdecode(error.filename)) != path:
+        if not os.fsdecode(error.filename or "").startswith(str(path)):
             raise
-        raise CatalogProblem(f"cannot open {path}: {error.strerror}", hint=_hint("readonly")) from None
+        kind = CatalogProblem if isinstance(error, IsADirectoryError) else UnwritableCatalog
+        raise kind(f"cannot open {path}: {error.strerror}", hint=_hint("readonly")) from None
+
+
+def is_writable(path: Path) -> bool:
+    """Whether this process may write a catalog at `path`, by permissions and mounts; whether there is room is not known."""
+    effective = os.access in os.supports_effective_ids
+    return os.access(path.parent, os.W_OK | os.X_OK, effective_ids=effective) and (
+        os.access(path, os.W_OK, effective_ids=effective) or not path.exists()
+    )
+
+
+@lru_cache(maxsize=16)
+def never_changes(path: Path) -> bool:
+    """Whether nobody can write the catalog while we read it, so that SQLite needs neither locks nor files beside it.
+
+    A mount that is read-only for us does not say that: others may write through another mount, or on the server. The file
+    system itself must be read-only, on this machine. And what a killed writer left in a journal would not be read.
+    """
+    if os.access(path.parent, os.W_OK) or _NETWORK.match(file_system(path.parent)):
+        return False
+    try:
+        journals = [f"{path}{suffix}" for suffix in ("-wal", "-journal") if os.path.lexists(f"{path}{suffix}")]
+        if any(os.path.getsize(journal) for journal in journals):
+            return False
+    except OSError:
+        return False
+    mount = _mount_of(path.parent, "/proc/self/mountinfo", 4)
+    return bool(mount) and "ro" in mount[-1].split(",")  # the last word has the file system's own options
 
 
 def _hint(message: str) -> str:
@@ -161,20 +197,26 @@ def journal_mode(path: Path) -> str:
 
 def file_system(folder: Path, mounts: str = "/proc/self/mounts") -> str:
     """The type of file system that `folder` lies on ("ext4", "nfs4", "fuse.sshfs"); "" where that cannot be told."""
+    mount = _mount_of(folder, mounts, 1)
+    return mount[2] if mount else ""
+
+
+def _mount_of(folder: Path, mounts: str, column: int) -> list[str]:
+    """The words about the mount that `folder` lies on, from a table with mount points in this column; none if unknown."""
     try:
         lines = Path(mounts).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return ""
-    target, best, kind = os.path.realpath(folder), "", ""
+        return []
+    target, best, found = os.path.realpath(folder), "", list[str]()
     for line in lines:
         parts = line.split(" ")
-        if len(parts) < 3:
+        if len(parts) < column + 2:
             continue
-        point = parts[1].replace("\\040", " ")
+        point = parts[column].replace("\\040", " ")
         inside = target == point or target.startswith(point.rstrip("/") + "/")
         if inside and len(point) >= len(best):
-            best, kind = point, parts[2]
-    return kind
+            best, found = point, parts
+    return found
 
 
 def set_journal(connection: sqlite3.Connection, path: Path) -> None:

@@ -24,6 +24,7 @@ Example::
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sqlite3
@@ -33,7 +34,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actordbg.base.errors import NewerFormat, StoreProblem
-from actordbg.catalog import comparison_index, migrate
+from actordbg.catalog import comparison_index, migrate, private_catalog
 from actordbg.catalog import connections as engine
 from actordbg.catalog import dump_rows as headers
 from actordbg.catalog import pack_rows as packed
@@ -64,7 +65,8 @@ _RANK = re.compile(r"rank(\d{4,})\Z")
 class IndexSummary:
     """What a refresh did. `damaged` lists every file that is known and could not be indexed.
 
-    `lab` counts the files of comparisons, noise floors and matrices that were read.
+    `lab` counts the files of comparisons, noise floors and matrices that were read. `private_catalog`: where the catalog lies, if
+    not in the store.
     """
 
     added: int = 0
@@ -77,6 +79,7 @@ class IndexSummary:
     skipped_lines: int = 0
     dumps: int = 0
     seconds: float = 0.0
+    private_catalog: str | None = None
 
 
 @dataclass
@@ -92,20 +95,29 @@ class _DumpFolder:
     odd: dict[str, str]
 
 
-def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = None) -> IndexSummary:
+def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = None, *, newer_too: bool = False) -> IndexSummary:
     """Index what is new in the store; with `rebuild` forget everything first. Safe to run in many processes at once.
 
+    A store whose catalog cannot be written has a private one; with `newer_too` also one whose catalog is newer than this program.
     Raises StoreProblem or NewerFormat for a store that is not one, CatalogProblem for a catalog that cannot be used.
     Damaged dumps and replays are in the summary; they never fail it.
     """
     start = time.perf_counter()
     store.require()
+    summary = private_catalog.with_a_catalog(store, lambda: _refresh(store, rebuild, on_progress), newer_too=newer_too)
+    summary.private_catalog = str(store.catalog_path) if private_catalog.is_private(store) else None
+    summary.seconds = time.perf_counter() - start
+    return summary
+
+
+def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> IndexSummary:
     if rebuild:
         migrate.recreate(store)
     else:
         migrate.ensure(store)
     summary = IndexSummary()
-    with engine.held_open(store.catalog_path):
+    path = store.catalog_path
+    with engine.held_open(path) if engine.is_writable(path) else contextlib.nullcontext():
         _refresh_dumps(store, summary, on_progress)
         _refresh_replays(store, summary)
         _refresh_events(store, summary)
@@ -113,7 +125,6 @@ def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = 
     with engine.connect_readonly(store.catalog_path) as reader:
         summary.damaged += read_damaged(reader)
         summary.dumps = reader.execute("SELECT count(*) FROM dump").fetchone()[0]
-    summary.seconds = time.perf_counter() - start
     return summary
 
 

@@ -4,7 +4,7 @@
     at HEAD               nothing; found out with one small read, without importing alembic (0.5 s)
     older                 backed up, then upgraded in one transaction: after a crash it is the old catalog, whole
     without a setting     the setting gets its column, filled from the replays' configurations
-    newer, or not ours    refused, untouched
+    newer, or not ours    refused, untouched; so is one with views or triggers, which could make a query do anything
     damaged               refused; `actordbg index --rebuild` makes it again
 
 Migrations lie in `migrations/` of the source tree and in `actordbg/_migrations` of an installed package. Revisions are
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actordbg.base.errors import CatalogProblem
+from actordbg.base.errors import CatalogProblem, NewerCatalog, UnwritableCatalog
 from actordbg.catalog import connections as engine
 from actordbg.config.replay_config import SETTINGS
 from actordbg.config.setting import Setting
@@ -37,6 +37,7 @@ HEAD = "0004"
 
 KINDS = {str: "VARCHAR", int: "INTEGER", float: "FLOAT", bool: "INTEGER"}
 """The type of a setting's column."""
+_UPGRADE = "upgrade actordbg: pip install --upgrade actordbg (or remove catalog.db and run `actordbg index`); nothing was touched"
 _REBUILD = "the catalog is derived from the store's files: `actordbg index --rebuild` makes it again"
 
 
@@ -48,7 +49,7 @@ def ensure(store: Store, *, head: str = HEAD, scripts: Path | None = None) -> No
     path = store.catalog_path
     if _present(path, head) == head and not _new_settings(path):
         return
-    with _lock(store):
+    with locked(store):
         found = _present(path, head)
         if found not in (None, head):
             _back_up(path, str(found))
@@ -83,7 +84,7 @@ def recreate(store: Store) -> None:
     Readers see the old catalog or the empty one. A newer catalog is refused, as everywhere.
     """
     path = store.catalog_path
-    with _lock(store):
+    with locked(store):
         with contextlib.suppress(CatalogProblem):
             _refuse_newer(path)
             with engine.held_open(path) as held:
@@ -93,8 +94,9 @@ def recreate(store: Store) -> None:
                 engine.set_journal(held, path)
             return
         _refuse_newer(path)
-        for suffix in ("-wal", "-shm", "-journal", ""):
-            Path(f"{path}{suffix}").unlink(missing_ok=True)
+        with engine.catalog_errors(path):
+            for suffix in ("-wal", "-shm", "-journal", ""):
+                Path(f"{path}{suffix}").unlink(missing_ok=True)
         upgrade(path)
 
 
@@ -108,9 +110,11 @@ def upgrade(path: Path, head: str = HEAD, scripts: Path | None = None) -> None:
 
 def revision(path: Path) -> str | None:
     """The revision of the catalog at `path`; None for no catalog or an empty one. Raises CatalogProblem if it is not one."""
-    if not path.exists() or path.stat().st_size == 0:
-        return None
+    with engine.catalog_errors(path):
+        if not path.exists() or path.stat().st_size == 0:
+            return None
     with engine.connect_readonly(path) as connection:
+        _refuse_programs(connection, path)
         try:
             row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
         except sqlite3.OperationalError as error:
@@ -146,15 +150,23 @@ def alembic_config(scripts: Path | None = None) -> Config:
 def _present(path: Path, head: str) -> str | None:
     """The revision found, after refusing one that is newer than `head`."""
     found = revision(path)
-    if found is not None and found != head:
-        if not found.isdecimal():
-            raise CatalogProblem(f"{path} has revision {found!r}, which is not one of actordbg's", hint=_REBUILD)
-        if int(found) > int(head):
-            raise CatalogProblem(
-                f"{path} has revision {found}, written by a newer actordbg; this one knows revisions up to {head}",
-                hint="upgrade actordbg, or remove catalog.db and run `actordbg index`; the catalog was not touched",
-            )
+    if found is not None and found != head and (not found.isdecimal() or int(found) > int(head)):
+        raise newer(path, found, head)
     return found
+
+
+def newer(path: Path, found: str, head: str = HEAD) -> NewerCatalog:
+    """The error for a revision that comes after `head`, or has a name such as no revision has had so far."""
+    message = f"{path} has revision {found:.40}, written by a newer actordbg; this one knows revisions up to {head}"
+    return NewerCatalog(message, hint=_UPGRADE)
+
+
+def _refuse_programs(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse a database in which a query or a write runs what somebody wrote into its schema."""
+    sql = "SELECT type, name FROM sqlite_master WHERE type NOT IN ('table', 'index') OR sql LIKE 'create virtual%' LIMIT 1"
+    found = connection.execute(sql).fetchone()
+    if found:
+        raise CatalogProblem(f"{path} is not a catalog of actordbg: it has a {found[0]} {found[1]!r:.60}", hint=_REBUILD)
 
 
 def _refuse_newer(path: Path) -> None:
@@ -162,7 +174,7 @@ def _refuse_newer(path: Path) -> None:
         found = revision(path)
     except CatalogProblem:
         return
-    if found is not None and found.isdecimal():
+    if found is not None:
         _present(path, HEAD)
 
 
@@ -209,20 +221,20 @@ def _back_up(path: Path, found: str) -> Path:
 
 
 @contextlib.contextmanager
-def _lock(store: Store) -> Iterator[None]:
+def locked(store: Store) -> Iterator[None]:
     """One process at a time makes, upgrades or empties the catalog; the lock goes with the process that holds it."""
-    path = store.root / "catalog.lock"
+    path = store.catalog_path.with_name("catalog.lock")
     try:
         descriptor = open_regular(path, os.O_CREAT | os.O_RDWR)
     except OSError as error:
-        raise CatalogProblem(
+        raise UnwritableCatalog(
             f"cannot open {path}: {error.strerror}", hint="the lock must be a file, its folder writable for you"
         ) from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         except OSError as error:
-            raise CatalogProblem(
+            raise UnwritableCatalog(
                 f"cannot lock {path}: {error.strerror}",
                 hint="the store's file system has no locks, which a catalog needs: use a store on another one",
             ) from None

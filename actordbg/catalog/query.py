@@ -98,7 +98,7 @@ def open_fresh(store: Store, where: str | None = None, on_progress: index.Progre
     """
     if where is not None:
         compile_where(where)
-    return Catalog(store, index.refresh(store, on_progress=on_progress))
+    return Catalog(store, index.refresh(store, on_progress=on_progress, newer_too=True))
 
 
 def select_dumps(

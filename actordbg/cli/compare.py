@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from actordbg.base.errors import UsageError
+from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.ids import LAST
 from actordbg.catalog.query import get_configuration, open_fresh, read_noise, select_dumps
@@ -126,7 +126,7 @@ def compare(
             advance(1, total=total)
 
         record = compare_sides(store, judged, b, thresholds=limits, noise=floor, only=only, on_progress=on_progress)
-    path = save(store, record)
+    path = _kept(store, record)
     settle(store, LiveCatalog(store))
     output.emit(record, lambda one: _render(one, chosen, limit, path), chosen == "json")
     if not record.good:
@@ -170,6 +170,15 @@ def _noise_command(store: Store, replay_id: str) -> str:
     return " ".join(map(in_shell, taken)) + mark
 
 
+def _kept(store: Store, record: ComparisonRecord) -> Path | None:
+    """Where the comparison is kept. In a store that cannot be written it is shown all the same, and not kept."""
+    try:
+        return save(store, record)
+    except StoreProblem as problem:
+        output.note(f"this comparison is not kept: {problem.message}")
+        return None
+
+
 def _truth(store: Store, replay_id: str, dtype: str, quiet: bool, yes: bool) -> str:
     """The id of the truth of a replay's inputs, computed now if it is not there; a foreign replay's model is confirmed."""
     spec, owner = spec_and_owner(store, replay_id)
@@ -178,11 +187,13 @@ def _truth(store: Store, replay_id: str, dtype: str, quiet: bool, yes: bool) -> 
         return found
     if spec.config.model != TINY:
         approve(f"replay {spec.replay_id}, whose model {spec.config.model!r} would be loaded", owner, yes)
+    store.require_writable()
     with replaying(store, "computing the truth", len(wanted.inputs), quiet=quiet) as (catalog, advance):
         return ensure_truth(store, replay_id, dtype=dtype, on_event=counting(catalog, advance), on_tick=catalog.tick)
 
 
-def _render(record: ComparisonRecord, chosen: Format, limit: int, path: Path) -> None:
+def _render(record: ComparisonRecord, chosen: Format, limit: int, path: Path | None) -> None:
     blocks = document(record, limit)
     output.say_lines(as_markdown(blocks) if chosen == "md" else as_text(blocks))
-    output.note(f"kept as {path}")
+    if path is not None:
+        output.note(f"kept as {path}")

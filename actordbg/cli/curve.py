@@ -144,7 +144,7 @@ def _answer(
         raise UsageError(f"{given} changes nothing without --measure", hint="add --measure LEN,LEN,..., or leave it out")
     names = _names(store, asked)
     if asked.measure is not None:
-        names += _measured(store.require(), names, asked, settings)
+        names += _measured(store.require_writable(), names, asked, settings)
     material = load(store, names, asked.where)
     notes = list(material.notes)
     if others := left_out_replays(material.replays):

@@ -54,6 +54,8 @@ def import_(
     Example: actordbg dump import input_dumps/ --run ppo-llama
     """
     store = store_of(ctx)
+    if store.exists():
+        store.require_writable()
     began = time.perf_counter()
     with output.progress("importing", len(find_pickles(paths)), quiet=quiet or as_json) as advance:
         summary = import_paths(store, paths, run=run, on_progress=lambda done, total, path: advance(1))
@@ -90,6 +92,8 @@ def create(
     from actordbg.dumps.create import create_dumps
 
     store = store_of(ctx)
+    if store.exists():
+        store.require_writable()
     with output.progress("creating", count * ranks, quiet=quiet or as_json) as advance:
         paths = create_dumps(
             store, count, batch_size, seq_len, action_len, padding, ranks, vocab_size, seed, run,

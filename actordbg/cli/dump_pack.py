@@ -58,8 +58,9 @@ def pack(
 
     Example: actordbg dump pack --where "timestamp < now() - '1d'"
     """
+    store = store_of(ctx).require_writable()
     with output.progress("packing", None, quiet=quiet or as_json) as advance:
-        summary = pack_dumps(store_of(ctx), where, run, level, on_progress=lambda done, total: advance(1, total=total))
+        summary = pack_dumps(store, where, run, level, on_progress=lambda done, total: advance(1, total=total))
     answer = _packed(summary)
     output.emit(answer, _say_packed, as_json)
     if answer.kept:
@@ -84,8 +85,9 @@ def unpack(
     """
     if where is None and run is None and not all_:
         raise UsageError("say which dumps: --where, --run or --all", hint="see --help")
+    store = store_of(ctx).require_writable()
     with output.progress("unpacking", None, quiet=quiet or as_json) as advance:
-        summary = unpack_dumps(store_of(ctx), where, run, level, on_progress=lambda done, total: advance(1, total=total))
+        summary = unpack_dumps(store, where, run, level, on_progress=lambda done, total: advance(1, total=total))
     output.emit(summary, _say_unpacked, as_json)
     if summary.kept:
         raise typer.Exit(1)

@@ -46,7 +46,10 @@ def prune(
         raise UsageError("say what may go: --where, --older-than, --keep, --run or --damaged", hint="see --help")
     age = parse_duration(older_than).total_seconds() if older_than is not None else None
     size = parse_size("--keep", keep) if keep is not None else None
-    catalog = open_fresh(store_of(ctx), where)
+    store = store_of(ctx)
+    if yes:
+        store.require_writable(room=False)  # on a full disk this is what makes room
+    catalog = open_fresh(store, where)
     selects_dumps = where is not None or age is not None or size is not None or (run is not None and not damaged)
     choose = partial(
         pruning.plan_prune,

@@ -48,7 +48,7 @@ def recover(
     """
     if discard and (live or keep_rings):
         raise UsageError("--discard goes without --live and --keep-rings", hint="leave one of them out")
-    store = store_of(ctx).require()
+    store = store_of(ctx).require() if discard else store_of(ctx).require_writable()
     answer = recovered_from(store, rings, live=live, keep_rings=keep_rings, discard=discard)
     emit(answer, _render, as_json)
     if any(report.problem for report in answer.rings):

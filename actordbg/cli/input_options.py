@@ -93,20 +93,22 @@ def is_left_to_rank_0(flags: dict[str, Any]) -> bool:
     return False
 
 
-def opened(ctx: typer.Context, inputs: ChosenInputs) -> tuple[Store, ChosenInputs]:
+def opened(ctx: typer.Context, inputs: ChosenInputs, *, writes: bool = True) -> tuple[Store, ChosenInputs]:
     """The store, and the inputs with each named pickle replaced by its dump: imported by the inert reader, never unpickled.
 
-    A store is made for a pickle where there is none.
+    A store is made for a pickle where there is none. writes: results will be written, so a store that cannot be is refused now.
     """
     files, store = inputs.input_file or [], store_of(ctx)
     pickles = [path for path in files if path.suffix in PICKLES]
     if not pickles:
-        return store.require(), inputs
+        return store.require_writable() if writes else store.require(), inputs
     from actordbg.legacy.importer import dumps_of
 
     for path in pickles:
         if not path.is_file():
             raise UsageError(f"--input-file {path} is not a file", hint="name a pickle that is there")
+    if store.exists():
+        store.require_writable()
     dumps = dict(zip(pickles, dumps_of(store, pickles), strict=True))
     for path, dump in dumps.items():
         output.note(f"{path} is dump {dump_id_of(str(dump))} of {store.root}")

@@ -97,7 +97,7 @@ def matrix(
     flags = dict(settings)
     if is_left_to_rank_0(flags):
         return None
-    store, inputs = opened(ctx, inputs)
+    store, inputs = opened(ctx, inputs, writes=not dry_run and show is None)
     how = chosen_format(format, as_json)
     if show is not None:
         _alone(ctx, "show")

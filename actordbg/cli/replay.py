@@ -69,7 +69,7 @@ def replay(
     flags = dict(settings)
     if is_left_to_rank_0(flags):
         return
-    store, inputs = opened(ctx, inputs)
+    store, inputs = opened(ctx, inputs, writes=not dry_run)
     chosen = chosen_order(inputs.order, shuffle_inputs)
     asked: Asked | None = None
     if resume is not None:

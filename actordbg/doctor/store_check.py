@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from actordbg.base.errors import ActordbgError, CatalogProblem
+from actordbg.base.errors import ActordbgError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import is_own, name_of
 from actordbg.capture.control import DEFAULT_FREE_FLOOR
 from actordbg.capture.switch_file import read_control
 from actordbg.catalog import connections as engine
-from actordbg.catalog import migrate
+from actordbg.catalog import migrate, private_catalog
 from actordbg.config.replay_config import SETTINGS
 from actordbg.config.sources import find_file, from_environment, own_file
 from actordbg.doctor import machine_check as machine
@@ -73,7 +73,8 @@ def _store(store: Store) -> Check:
         return ok("store", f"none yet in {store.root}; the first dump makes it")
     store.require()
     if not os.access(store.root, os.W_OK | os.X_OK):
-        return bad("store", f"{store.root} is not writable for you", "name another store with --store DIR or ACTORDBG_STORE")
+        detail = f"{store.root} is not writable for you: commands that only read work"
+        return warn("store", detail, "for results name another store with --store DIR or ACTORDBG_STORE")
     mode = store.root.stat().st_mode
     if mode & PRIVATE:
         detail = f"{store.root} has mode {mode & 0o777:o}: others can look at the dumps"
@@ -84,6 +85,8 @@ def _store(store: Store) -> Check:
 
 def _catalog(store: Store) -> Check:
     path = store.catalog_path
+    if store.exists() and not engine.is_writable(path):
+        return ok("catalog", f"cannot be written here; reading commands keep one in {next(private_catalog.places(store))}")
     found = migrate.revision(path)
     if found is None:
         return ok("catalog", "none yet; the first command that reads dumps makes it")
@@ -91,8 +94,7 @@ def _catalog(store: Store) -> Check:
         return ok("catalog", f"revision {found}, up to date; journal {engine.journal_mode(path)}")
     if found.isdecimal() and int(found) < int(migrate.HEAD):
         return warn("catalog", f"revision {found}, older than {migrate.HEAD}", "any reading command upgrades it: actordbg index")
-    newer = CatalogProblem(f"revision {found}, written by a newer actordbg than this one ({migrate.HEAD})")
-    return bad("catalog", newer.message, "upgrade actordbg, or remove catalog.db and run `actordbg index`")
+    raise migrate.newer(path, found)
 
 
 def _control(store: Store) -> Check:

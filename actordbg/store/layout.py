@@ -27,6 +27,7 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -34,10 +35,21 @@ from typing import TypeVar
 
 from actordbg.base.errors import StoreProblem
 from actordbg.formats.dump_record import SUFFIX, DumpRecord, is_plain_name
-from actordbg.formats.store_files import FORMAT, KINDS, OddFile, StoreFiles, atomic_write, make_folder, open_regular
+from actordbg.formats.store_files import (
+    FORMAT,
+    KINDS,
+    TEMPORARY,
+    OddFile,
+    StoreFiles,
+    atomic_write,
+    make_folder,
+    open_regular,
+)
 
 T = TypeVar("T")
 UNPRINTABLE = "its name holds bytes that are no text, or control characters"
+_ROOM = 2**16
+"""Bytes that a store must have room for, before work begins whose results go there."""
 
 
 class Store(StoreFiles):
@@ -72,6 +84,24 @@ class Store(StoreFiles):
                 f"cannot make a store in {self.root}: {error.strerror}",
                 hint="name a folder you may write with --store DIR or ACTORDBG_STORE",
             ) from None
+        return self
+
+    def require_writable(self, *, room: bool = True) -> Store:
+        """Insist that results can be written here, before work begins; with `room` some bytes are, as a disk may be full."""
+        self.require()
+        probe = self.root / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}-probe"
+        try:
+            with open(open_regular(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+                if room:
+                    file.write(bytes(_ROOM))
+        except OSError as error:
+            own = f"work in a store of your own: `cp -r {self.root} NEW`, then `actordbg --store NEW ...`"
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            hint = f"make room on that disk (`actordbg dump prune`), or {own}" if full else f"{own}; reading commands work here"
+            raise StoreProblem(f"nothing can be written into the store {self.root}: {error.strerror}", hint=hint) from None
+        finally:
+            with contextlib.suppress(OSError):
+                probe.unlink()
         return self
 
     def modified_ns(self, path: str) -> int:

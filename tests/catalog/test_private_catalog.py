@@ -1,0 +1,452 @@
+"""A store that cannot be written can be read: by another user, on a read-only mount, on a full disk, beside a newer catalog.
+
+Three ways make a store unwritable here. Permission bits bind the user `nobody`, as whom the commands run where the tests run as root
+(`readers`): always possible. Mounts are real where this process may mount; elsewhere the same test goes by permission bits. A
+full disk is also SQLite's own SQLITE_FULL, from a limit on the file's pages: always possible.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import catalogcases as cases
+import comparecases
+import pytest
+from readers import Reader, another_user, mounted, public_folder
+
+from actordbg.base.errors import CatalogProblem, StoreProblem
+from actordbg.catalog import connections, migrate, private_catalog, query
+from actordbg.catalog.indexer import IndexSummary, refresh
+from actordbg.store.layout import Store
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """This process's cache folder; what it holds there is let go afterwards."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(private_catalog, "_held", {})
+    yield tmp_path / "cache" / "actordbg" / "catalogs"
+    for descriptor in private_catalog._held.values():
+        os.close(descriptor)
+
+
+@pytest.fixture
+def filled() -> Iterator[Store]:
+    """A store in a folder that others can reach, with dumps, two finished replays, and a catalog that agrees with them."""
+    with public_folder() as folder:
+        store = Store(folder / "store").create()
+        records = cases.fill(store, 6)
+        inputs = [comparecases.given(index) for index in range(3)]
+        comparecases.write_replay(store, "20250701T000000-aaaa11", inputs)
+        comparecases.write_replay(store, "20250701T000000-aaaa12", inputs)
+        assert len(records) == 6
+        age(store)
+        yield store
+
+
+def age(store: Store) -> None:
+    """Make every file and folder of a store look as if it had come a minute ago."""
+    past = time.time() - 60
+    for path in (*store.root.rglob("*"), store.root):
+        os.utime(path, (past, past))
+
+
+def rest(store: Store) -> None:
+    """Make the catalog look as if it had been written a minute ago; the folders keep the times that it knows."""
+    past = time.time() - 60
+    for path in store.root.glob("catalog.*"):
+        os.utime(path, (past, past))
+
+
+def tree(root: Path) -> dict[str, tuple[int, bytes]]:
+    """Every file below a folder with its time and bytes, without the memory that SQLite's readers share."""
+    files = (path for path in root.rglob("*") if path.is_file() and not path.name.endswith("-shm"))
+    return {str(path.relative_to(root)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+READING = [
+    ["dump", "ls", "--where", "seq_len>4"],
+    ["dump", "show", "last"],
+    ["dump", "verify", "-q"],
+    ["dump", "status"],
+    ["dump", "export", "--where", "rank=0", "--out", "exported", "-q"],
+    ["index", "-q"],
+    ["report", "last"],
+    ["compare", "20250701T000000-aaaa12", "20250701T000000-aaaa11", "-q"],
+    ["curve", "memory", "-q"],
+    ["replay", "--dry-run"],
+    ["matrix", "--dry-run"],
+    ["dump", "prune", "--where", "rank=0"],
+]
+WRITING = [
+    ["replay"], ["noise"], ["matrix"], ["dump", "pack"], ["dump", "unpack", "--all"], ["dump", "prune", "--where", "rank=0", "--yes"],
+    ["dump", "create"], ["dump", "recover"], ["compare", "20250701T000000-aaaa12", "truth"],
+    ["curve", "memory", "last", "--measure", "8"],
+]  # fmt: skip
+
+
+def check_reading(reader: Reader) -> None:
+    for command, said in zip(READING, reader.run(*READING), strict=True):
+        wanted = 1 if command[0] == "curve" else 0  # nothing was measured in these replays, and that is its answer
+        assert said.code == wanted and "Traceback" not in said.err, (command, said)
+        if command[:2] != ["dump", "status"]:
+            assert said.err.count("this command's catalog is") == 1, (command, said.err)
+        if command[0] == "compare":
+            assert "this comparison is not kept" in said.err and "match" in said.out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("catalog", ["none", "of now", "stale", "older", "damaged", "killed writer"])
+def test_another_users_store_is_read_by_every_reading_command_and_left_as_it_was(filled: Store, catalog: str) -> None:
+    if catalog not in ("none", "damaged"):
+        refresh(filled)
+    if catalog == "damaged":
+        filled.catalog_path.write_bytes(b"no database" * 1000)
+    if catalog == "older":
+        with sqlite3.connect(filled.catalog_path) as connection:
+            connection.execute("UPDATE alembic_version SET version_num = ?", ("0001",))
+        connection.close()
+    if catalog == "killed writer":  # what it had not yet copied from the journal is in the journal alone
+        kept = connections.connect_writable(filled.catalog_path)
+        kept.execute("UPDATE run SET name = name")
+        for suffix in ("", "-wal"):
+            shutil.copy(f"{filled.catalog_path}{suffix}", f"{filled.root}/copy{suffix}")
+        kept.close()
+        for suffix in ("", "-wal"):
+            os.replace(f"{filled.root}/copy{suffix}", f"{filled.catalog_path}{suffix}")
+        Path(f"{filled.catalog_path}-shm").unlink(missing_ok=True)
+    rest(filled)
+    if catalog == "stale":
+        cases.publish(filled, cases.record(100))
+    before = tree(filled.root)
+    with another_user(filled.root) as reader:
+        if catalog == "none":
+            check_reading(reader)
+        [said] = reader.run(["dump", "ls", "--json"])
+        assert said.out.count('"dump_id"') == 6 + (catalog == "stale"), said
+        assert len(reader.catalogs) == (catalog != "of now"), "one that agrees is read as it lies"
+        assert all(path.stat().st_mode & 0o077 == 0 for one in reader.catalogs for path in (one.parent, one.parent.parent))
+    assert tree(filled.root) == before, "nothing in the store was touched"
+
+
+@pytest.mark.slow
+def test_what_would_be_written_there_is_refused_before_anything_is_begun(filled: Store) -> None:
+    refresh(filled)
+    before = tree(filled.root)
+    with another_user(filled.root) as reader:
+        for command, said in zip(WRITING, reader.run(*WRITING), strict=True):
+            assert said.code == 4 and said.err.startswith("error[store]: nothing can be written into the store"), (command, said)
+            assert f"hint: work in a store of your own: `cp -r {filled.root} NEW`" in said.err
+        shutil.copytree(filled.root, reader.home / "mine")  # the way out that is named
+        mine = Reader(reader.home, None, reader.home / "mine")
+        assert mine.run(["dump", "pack", "-q"], may_write=True)[0].code == 0
+    assert tree(filled.root) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("own", "then"), [("its own catalog", "remount,ro"), ("no catalog", "remount,ro,bind")])
+def test_a_store_on_a_read_only_mount_is_read(filled: Store, own: str, then: str) -> None:
+    """`remount,ro`: nobody can write, so the catalog is read as it lies; `bind`: somebody else may. By permission bits where this
+    process may not mount."""
+    if own == "its own catalog":
+        refresh(filled)
+        Path(f"{filled.catalog_path}-wal").unlink(missing_ok=True)
+        Path(f"{filled.catalog_path}-shm").unlink(missing_ok=True)
+    rest(filled)
+    bind = 'mount --bind "$MOUNT" "$MOUNT" && ' * then.endswith("bind")
+    with mounted(filled.root, f'{bind}mount -o {then} "$MOUNT"') as root, another_user(filled.root) as other:
+        reader = other if root is None else Reader(filled.root.parent / "me", None, root)
+        reader.home.mkdir(exist_ok=True)
+        said = reader.run(["dump", "ls", "--json"], ["dump", "ls", "--where", "rank=1", "--json"], ["dump", "pack"])
+        assert [one.code for one in said] == [0, 0, 4], said
+        assert [one.out.count('"dump_id"') for one in said[:2]] == [6, 2]
+        in_place = root is not None and own == "its own catalog" and then == "remount,ro"
+        assert ("this command's catalog is" in said[0].err) != in_place and len(reader.catalogs) == (not in_place)
+    if then.endswith("bind"):
+        os.system(f"umount -l {filled.root.parent}/mount 2>/dev/null")
+
+
+@pytest.mark.slow
+def test_a_store_on_a_full_disk_is_read(filled: Store) -> None:
+    """Really full where this process may mount; by permission bits elsewhere (SQLITE_FULL itself is tested below)."""
+    refresh(filled)
+    rest(filled)
+    fill = 'rm -f "$MOUNT"/store/catalog.db-*; cp -p "$MOUNT"/store/FORMAT "$MOUNT"/store/dumps/; dd if=/dev/zero of="$MOUNT/fill" bs=4k; true'
+    with mounted(filled.root, fill) as root, another_user(filled.root) as other:
+        reader = other if root is None else Reader(filled.root.parent / "me", None, root)
+        reader.home.mkdir(exist_ok=True)
+        ls, replay = reader.run(["dump", "ls", "--json"], ["replay"], may_write=root is not None)
+        assert ls.code == 0 and ls.out.count('"dump_id"') == 6 and "this store's own catalog cannot be written" in ls.err
+        assert replay.code == 4 and (root is None or "hint: make room on that disk" in replay.err), replay
+        if root is not None:
+            assert reader.run(["dump", "prune", "--where", "rank=0", "--yes"], may_write=True)[0].code == 0, "which makes room"
+
+
+def test_a_disk_that_fills_up_while_the_catalog_is_written(
+    store: Store, cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SQLite itself says that the disk is full: the store's catalog may have no page more than it has."""
+    refresh(store)
+    cases.fill(store, 300)
+    plain = connections.connect_writable
+
+    def full(path: Path) -> sqlite3.Connection:
+        connection = plain(path)
+        if path.parent == store.root:
+            connection.execute("PRAGMA max_page_count = 1")
+        return connection
+
+    monkeypatch.setattr(connections, "connect_writable", full)
+    connections.make_engine.cache_clear()
+    rows = query.select_dumps(store)
+    connections.make_engine.cache_clear()
+    assert len(rows) == 300 and "is full" in caplog.text and str(cache) in caplog.text
+    monkeypatch.setattr(connections, "connect_writable", plain)
+    again = Store(store.root)
+    assert refresh(again).private_catalog is None and query.count_dumps(again) == 300, (
+        "with room there is no need of the other one"
+    )
+
+
+def _unwritable(monkeypatch: pytest.MonkeyPatch, store: Store, *more: Path) -> None:
+    """Say of the catalogs in these folders that they cannot be written, as a mount would (root has no permission bits)."""
+    plain, writable = connections.connect_writable, connections.is_writable
+
+    def refuse(path: Path) -> sqlite3.Connection:
+        if path.parent in (store.root, *more):
+            raise sqlite3.OperationalError("attempt to write a readonly database")
+        return plain(path)
+
+    for module in (connections, private_catalog):
+        monkeypatch.setattr(module, "is_writable", lambda path: path.parent not in (store.root, *more) and writable(path))
+    monkeypatch.setattr(connections, "connect_writable", refuse)
+    connections.make_engine.cache_clear()
+
+
+def test_a_catalog_that_agrees_is_read_as_it_lies(store: Store, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases.fill(store, 3)
+    age(store)
+    refresh(store)
+    _unwritable(monkeypatch, store)
+    assert query.count_dumps(Store(store.root)) == 3 and not cache.exists()
+    cases.publish(store, cases.record(50))
+    assert query.count_dumps(Store(store.root)) == 4 and cache.exists()
+
+
+def test_a_private_catalog_begins_as_a_copy_and_follows_the_files(
+    store: Store, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases.fill(store, 40)
+    refresh(store)
+    age(store)
+    cases.publish(store, cases.record(100))
+    _unwritable(monkeypatch, store)
+    assert refresh(Store(store.root)).added == 1, "the other 40 came with the copy"
+    cases.publish(store, cases.record(101))
+    assert refresh(Store(store.root)).added == 1
+    store.catalog_path.write_bytes(b"junk")
+    assert query.count_dumps(Store(store.root)) == 42, "the private one is used, whatever becomes of the store's"
+    private = Store(store.root)
+    refresh(private, rebuild=True)
+    assert private_catalog.is_private(private) and query.count_dumps(private) == 42
+    private.catalog_path.write_bytes(b"junk")
+    assert query.count_dumps(Store(store.root)) == 42, "a private one that is damaged is made again"
+
+
+def test_without_a_cache_folder_it_lies_in_memory_and_without_any_it_is_an_error(
+    store: Store, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases.fill(store, 2)
+    _unwritable(monkeypatch, store)
+    memory = tmp_path / "memory"
+    (tmp_path / "cache").write_text("a file, where a folder should be")
+    found = list(private_catalog.places(store))
+    assert found[0] == cache / found[0].name and str(found[1]).startswith(f"/dev/shm/actordbg-{os.geteuid()}/catalogs/")
+    monkeypatch.setattr(private_catalog, "places", lambda store: iter([found[0], memory / "catalogs" / "x"]))
+    assert refresh(Store(store.root)).private_catalog == str(memory / "catalogs" / "x" / "catalog.db")
+    monkeypatch.setattr(private_catalog, "places", lambda store: iter([found[0]]))
+    with pytest.raises(CatalogProblem, match="nor can a private catalog be kept") as caught:
+        refresh(Store(store.root))
+    assert "XDG_CACHE_HOME" in caught.value.hint
+
+
+def test_a_folder_that_somebody_else_made_beforehand_is_passed_over(
+    store: Store, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link stands for what another user made: it is not a folder of this user either."""
+    cases.fill(store, 2)
+    _unwritable(monkeypatch, store)
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    cache.parent.mkdir(parents=True)
+    cache.symlink_to(theirs)
+    found = list(private_catalog.places(store))
+    monkeypatch.setattr(private_catalog, "places", lambda store: iter([found[0], tmp_path / "own" / "catalogs" / "x"]))
+    assert refresh(Store(store.root)).private_catalog == str(tmp_path / "own" / "catalogs" / "x" / "catalog.db")
+    assert not list(theirs.rglob("catalog.db"))
+    if os.geteuid() == 0:
+        cache.unlink()
+        cache.mkdir()
+        os.chown(cache, 65534, 65534)
+        assert str(tmp_path / "own") in str(refresh(Store(store.root)).private_catalog)
+
+
+def test_private_catalogs_of_no_more_use_go_and_those_in_use_stay(
+    store: Store, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache.mkdir(parents=True)
+    for name, of in (("gone", tmp_path / "nowhere"), ("writable", tmp_path / "other"), ("old", store.root), ("used", tmp_path)):
+        (cache / name).mkdir()
+        (cache / name / "store").write_bytes(os.fsencode(of))
+        (cache / name / "in-use").touch()
+    for name in ("large", "larger"):
+        (cache / name).mkdir()
+        (cache / name / "store").write_bytes(os.fsencode(store.root))
+        (cache / name / "catalog.db").write_bytes(bytes(600_000))
+        (cache / name / "in-use").touch()
+    os.utime(cache / "large" / "in-use", (time.time() - 60, time.time() - 60))
+    os.utime(cache / "old" / "in-use", (1, 1))
+    Store(tmp_path / "other").create()
+    _unwritable(monkeypatch, store)
+    monkeypatch.setattr(private_catalog, "MOST_BYTES", 1_000_000)
+    with open(cache / "used" / "in-use") as held:
+        fcntl.flock(held, fcntl.LOCK_SH)
+        refresh(Store(store.root))
+    left = {path.name for path in cache.iterdir()}
+    assert left == {"larger", "used", next(private_catalog.places(store)).name}
+
+
+def _read(root: str) -> int:
+    return len(query.select_dumps(Store(root)))
+
+
+@pytest.mark.slow
+def test_many_readers_of_one_unwritable_store_share_one_catalog(filled: Store) -> None:
+    with another_user(filled.root) as reader:
+        running = [reader.start(["dump", "ls", "--json"]) for _ in range(4)]
+        for process in running:
+            out, _ = process.communicate(timeout=120)
+            assert out.count('\\"dump_id\\"') == 6 and "Traceback" not in out and process.returncode == 0, out
+        assert len(reader.catalogs) == 1
+        with sqlite3.connect(shutil.copy(reader.catalogs[0], filled.root.parent / "copy.db")) as connection:
+            assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+
+
+@pytest.mark.parametrize("number", ["9999", "ab12cd34ef56"])
+def test_a_newer_catalog_asks_for_an_upgrade_and_is_read_around(
+    store: Store, cache: Path, caplog: pytest.LogCaptureFixture, number: str
+) -> None:
+    cases.fill(store, 3)
+    refresh(store)
+    with sqlite3.connect(store.catalog_path) as connection:
+        connection.execute("UPDATE alembic_version SET version_num = ?", (number,))
+        connection.execute("ALTER TABLE dump RENAME COLUMN seq_len TO length")
+    connection.close()
+    before = store.catalog_path.read_bytes()
+    for rebuild in (False, True):
+        with pytest.raises(CatalogProblem, match="written by a newer actordbg") as caught:
+            refresh(Store(store.root), rebuild=rebuild)
+        assert "pip install --upgrade actordbg" in caught.value.hint and "--rebuild" not in caught.value.hint
+    assert len(query.select_dumps(Store(store.root), "seq_len>1")) == 3
+    assert "upgrade actordbg" in caplog.text and str(cache) in caplog.text
+    assert store.catalog_path.read_bytes() == before
+
+
+HOSTILE = {
+    "view": ("ALTER TABLE dump RENAME TO d2", "CREATE VIEW dump AS SELECT * FROM d2"),
+    "trigger": ("CREATE TRIGGER t AFTER DELETE ON scanned_folder BEGIN DELETE FROM dump; END",),
+    "virtual table": ("CREATE VIRTUAL TABLE extra USING rtree(a, b, c)",),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_catalog_whose_schema_does_something_is_refused(
+    store: Store, cache: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    cases.fill(store, 3)
+    age(store)
+    refresh(store)
+    with sqlite3.connect(store.catalog_path) as connection:
+        for statement in HOSTILE[kind]:
+            connection.execute(statement)
+    connection.close()
+    with pytest.raises(CatalogProblem, match=f"it has a {kind.split()[-1]}") as caught:
+        refresh(Store(store.root))
+    assert "--rebuild" in caught.value.hint
+    _unwritable(monkeypatch, store)
+    assert query.count_dumps(Store(store.root)) == 3, "another user's: one is made from the files"
+    with connections.connect_readonly(store.catalog_path) as connection:
+        pragmas = [
+            connection.execute(f"PRAGMA {name}").fetchone()[0] for name in ("trusted_schema", "query_only", "cell_size_check")
+        ]
+        assert pragmas == [0, 1, 1]
+
+
+def test_rows_that_lead_out_of_the_store_are_refused(store: Store) -> None:
+    cases.fill(store, 1)
+    refresh(store)
+    for change in ("dump_id = '../../x'", "run = '/etc'", "pack = 'packs/../../x.pack'"):
+        with sqlite3.connect(store.catalog_path) as connection:
+            connection.execute("PRAGMA foreign_keys = OFF")
+            kept = connection.execute("SELECT dump_id, run, pack FROM dump").fetchone()
+            connection.execute(f"UPDATE dump SET {change}")
+            connection.commit()
+        with pytest.raises(CatalogProblem, match="outside of the store"):
+            query.select_dumps(query.Catalog(store, IndexSummary()))
+        with sqlite3.connect(store.catalog_path) as connection:
+            connection.execute("UPDATE dump SET dump_id = ?, run = ?, pack = ?", kept)
+            connection.commit()
+        connection.close()
+
+
+@pytest.mark.parametrize("odd", ["FIFO", "link", "folder"])
+def test_a_catalog_that_is_no_file_is_refused_at_once(store: Store, cache: Path, tmp_path: Path, odd: str) -> None:
+    cases.fill(store, 1)
+    if odd == "FIFO":
+        os.mkfifo(store.catalog_path)
+    elif odd == "link":
+        store.catalog_path.symlink_to(tmp_path / "elsewhere.db")
+    else:
+        store.catalog_path.mkdir()
+    for rebuild in (False, True)[: 1 + (odd == "folder")]:
+        with pytest.raises(CatalogProblem, match=r"is not a file|Is a directory") as caught:
+            refresh(Store(store.root), rebuild=rebuild)
+        assert caught.value.hint
+    if odd != "folder":
+        assert refresh(Store(store.root), rebuild=True).dumps == 1
+        assert store.catalog_path.is_file() and not store.catalog_path.is_symlink()
+    assert not (tmp_path / "elsewhere.db").exists()
+
+
+def test_a_file_system_is_fixed_only_if_nobody_can_write_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    migrate.ensure(store)
+    table = {"fixed": "ro,errors=continue", "bind": "rw"}
+    for kind, options in table.items():
+        connections.never_changes.cache_clear()
+        monkeypatch.setattr(connections.os, "access", lambda *_, **__: False)
+        line = ["1", "1", "0:1", "/", "/", "ro,relatime", "-", "ext4", "/dev/sda", options]
+        monkeypatch.setattr(
+            connections, "_mount_of", lambda folder, mounts, column, line=line: line if column == 4 else ["a", "/", "ext4"]
+        )
+        assert connections.never_changes(store.catalog_path) == (kind == "fixed")
+        connections.never_changes.cache_clear()
+        Path(f"{store.catalog_path}-wal").write_bytes(b"what a killed writer left")
+        assert not connections.never_changes(store.catalog_path), "it would not be read"
+        Path(f"{store.catalog_path}-wal").unlink()
+        monkeypatch.undo()
+    connections.never_changes.cache_clear()
+
+
+def test_a_store_says_whether_results_can_be_written(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.listdir(store.root)
+    assert store.require_writable() is store and os.listdir(store.root) == before
+    monkeypatch.setattr("actordbg.store.layout._ROOM", 1 << 50)
+    with pytest.raises((StoreProblem, MemoryError)):
+        store.require_writable()
+    assert os.listdir(store.root) == before

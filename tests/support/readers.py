@@ -1,0 +1,151 @@
+"""Commands of somebody who may not write the store: as another user, or on a mount that is read-only or full.
+
+Before the commands run, a file is tried to be made in the store: so the way that was taken works. As root the commands run as the
+user `nobody`, since permission bits do not bind root (with the right to read everything, where `setpriv` is there: an interpreter
+below /root would not start). As anybody else the store loses its write bits. A mount needs rights that a container may not
+have: `mounted` then gives None, and the test goes by permission bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from roots import ROOT
+
+NOBODY = 65534
+PROGRAM = """
+import io, json, os, sys
+sys.path.insert(0, sys.argv[1])
+import actordbg.cli.app, actordbg.catalog.query, actordbg.cli.report, actordbg.cli.replay, actordbg.cli.compare
+store, done = sys.argv[2], []
+try:
+    os.close(os.open(store + "/may-not-write", os.O_CREAT | os.O_WRONLY)); os.unlink(store + "/may-not-write"); done.append("writable")
+except OSError:
+    done.append("unwritable")
+for number, command in enumerate(json.loads(sys.argv[3])):
+    outs = [os.open(f"{sys.argv[4]}/{number}.{name}", os.O_CREAT | os.O_RDWR, 0o600) for name in ("out", "err")]
+    child = os.fork()
+    if not child:
+        os.dup2(outs[0], 1), os.dup2(outs[1], 2)
+        sys.argv = ["actordbg", "--store", store, *command]
+        try:
+            actordbg.cli.app.main()
+        except SystemExit as end:
+            sys.stdout.flush(), sys.stderr.flush()
+            os._exit(end.code if isinstance(end.code, int) else int(end.code is not None))
+        except BaseException:
+            import traceback; traceback.print_exc(); sys.stderr.flush(); os._exit(99)
+        os._exit(0)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    done.append([code, *(os.pread(one, 2**24, 0).decode() for one in outs)])
+print(json.dumps(done))
+"""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What one command answered."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Reader:
+    """Somebody with a home of his own, in which his caches lie."""
+
+    def __init__(self, home: Path, user: int | None = None, store: Path = Path()) -> None:
+        self.home, self._user, self._store = home, user, store
+
+    @property
+    def catalogs(self) -> list[Path]:
+        """The private catalogs in his cache."""
+        return sorted((self.home / "cache" / "actordbg" / "catalogs").glob("*/catalog.db"))
+
+    def start(self, *commands: Sequence[str], **variables: str) -> subprocess.Popen[str]:
+        """Run commands in a process of his, one after the other."""
+        work = Path(tempfile.mkdtemp(dir=self.home))
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(("ACTORDBG_", "XDG_"))}
+        environment |= {"HOME": str(self.home), "XDG_CACHE_HOME": str(self.home / "cache"), "TMPDIR": str(self.home)} | variables
+        if self._user is not None:
+            os.chown(work, self._user, self._user)
+        line = [sys.executable, "-c", PROGRAM, str(ROOT), str(self._store), json.dumps(commands), str(work)]
+        extra = {}
+        if self._user is not None and (setpriv := shutil.which("setpriv")):
+            only = "-all,+dac_read_search"
+            line = [
+                setpriv,
+                f"--reuid={self._user}",
+                f"--regid={self._user}",
+                "--clear-groups",
+                f"--inh-caps={only}",
+                f"--ambient-caps={only}",
+                *line,
+            ]
+        elif self._user is not None:
+            extra = {"user": self._user, "group": self._user, "extra_groups": []}
+        return subprocess.Popen(line, env=environment, cwd=self.home, stdout=subprocess.PIPE, text=True, **extra)  # type: ignore[call-overload,no-any-return]
+
+    def run(self, *commands: Sequence[str], may_write: bool = False, **variables: str) -> list[Said]:
+        """What commands of his answer."""
+        process = self.start(*commands, **variables)
+        out, _ = process.communicate(timeout=120)
+        first, *done = json.loads(out)
+        assert (first == "writable") == may_write, "the way that makes this store unwritable does not work here"
+        return [Said(*one) for one in done]
+
+
+@contextlib.contextmanager
+def another_user(store: Path) -> Iterator[Reader]:
+    """Somebody who may read the store and write nothing in it."""
+    root = os.geteuid() == 0
+    home = Path(tempfile.mkdtemp(prefix="actordbg-reader-", dir="/tmp"))
+    home.chmod(0o700)
+    if root:
+        os.chown(home, NOBODY, NOBODY)
+    before = {path: path.stat().st_mode for path in (store, *store.rglob("*"))}
+    for path, mode in before.items():
+        path.chmod((mode | 0o055 if path.is_dir() else mode | 0o044) if root else mode & ~0o222)
+    try:
+        yield Reader(home, NOBODY if root else None, store)
+    finally:
+        for path, mode in before.items():
+            if path.exists():
+                path.chmod(mode)
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def public_folder() -> Iterator[Path]:
+    """A folder that others can reach, which pytest's own are not."""
+    folder = Path(tempfile.mkdtemp(prefix="actordbg-public-", dir="/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def mounted(store: Path, then: str = "") -> Iterator[Path | None]:
+    """The store copied into a small file system of its own; `then`, a shell command about $MOUNT, is run when it is there.
+
+    None where this process may not mount, as in many containers.
+    """
+    point = store.parent / "mount"
+    point.mkdir()
+    script = f'mount -t tmpfs -o size=4m tmpfs "$MOUNT" && cp -rp "$STORE" "$MOUNT/store" && {{ {then or "true"}; }}'
+    done = subprocess.run(
+        ["sh", "-c", script], env=os.environ | {"MOUNT": str(point), "STORE": str(store)}, capture_output=True, check=False
+    )
+    try:
+        yield point / "store" if done.returncode == 0 else None
+    finally:
+        subprocess.run(["umount", "-l", str(point)], capture_output=True, check=False)
