@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from actordbg.base.errors import CatalogProblem, NewerCatalog, UnwritableCatalog
+from actordbg.base.owners import user_folder
 from actordbg.catalog.connections import is_writable
 from actordbg.catalog.migrate import locked
 from actordbg.formats.store_files import make_folder, open_regular, read_regular
@@ -79,12 +80,10 @@ def is_private(store: Store) -> bool:
 def places(store: Store) -> Iterator[Path]:
     """The folders that a private catalog of this store may have, the best first."""
     name = hashlib.sha256(os.fsencode(os.path.realpath(store.root))).hexdigest()[:24]
-    bases = [Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "actordbg")]
-    with contextlib.suppress(RuntimeError):  # no home
-        bases[0] = bases[0].expanduser()
+    bases = [user_folder("XDG_CACHE_HOME", "~/.cache")]
     for folder in dict.fromkeys(("/dev/shm", tempfile.gettempdir())):
         bases += [Path(folder, f"actordbg-{os.geteuid()}")] if os.path.isdir(folder) else []
-    yield from (base / "catalogs" / name for base in bases if base.is_absolute())
+    yield from (base / "catalogs" / name for base in bases)
 
 
 def _elsewhere(store: Store, work: Callable[[], T], problem: CatalogProblem | None) -> T:

@@ -16,6 +16,7 @@ from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.actor.signatures import explain
 from actordbg.base.errors import LaunchProblem, error_named
+from actordbg.base.owners import own_cache
 from actordbg.cli import output
 from actordbg.cli.input_options import asked_for
 from actordbg.cli.options import Json, settings_of
@@ -83,7 +84,9 @@ def init(
     for finding in findings:
         output.note(f"{finding.severity}[{finding.id}]: {finding.message}")
     target = None if save is None else str(save.absolute())
-    order = InitOrder(config.to_dict(), str(settings_of(ctx).store / "models"), batch_size, seq_len, target)
+    store = settings_of(ctx).store
+    models = own_cache("models") if store.is_dir() and not os.access(store, os.W_OK | os.X_OK) else store / "models"
+    order = InitOrder(config.to_dict(), str(models), batch_size, seq_len, target)
     answer = _answer(order, run_init(config, order), [asdict(finding) for finding in findings])
     output.emit(answer, _render, as_json)
     if not answer.ok:

@@ -51,12 +51,14 @@ def fsck(
 
     FORMAT, names and permissions, every dump, pack, replay, comparison, switch, counter, ring, event and backup, and the catalog.
     Without --repair nothing is written. With it, damaged files are moved to store/quarantine, good dumps are taken out
-    of damaged packs first, and the catalog is made again if it is wrong. Exit code 1 if damage or leftovers remain; notes are no
-    fault.
+    of damaged packs first, and the catalog is made again if it is wrong. A store that cannot be written can be checked, and
+    --repair refuses. Exit code 1 if damage or leftovers remain; notes are no fault.
 
     Example: actordbg fsck --repair
     """
     store = store_of(ctx)
+    if repair and store.root.is_dir():
+        store.probed(room=False)  # on a full disk it removes unfinished files
     found = _look(store, not quick, quiet or as_json)
     answer = FsckAnswer(str(store.root), not quick, [_said(store, one) for one in found])
     if repair and any(one.repair.value for one in found):

@@ -42,9 +42,13 @@ def catalog(store: Store, deep: bool) -> Iterator[Finding]:
 
 def _copied(store: Store, folder: Path, deep: bool) -> Iterator[Finding]:
     copy = _beside(store, folder / "copy")
-    for suffix in ("", "-wal", "-journal"):
-        with contextlib.suppress(FileNotFoundError):
-            shutil.copyfile(f"{store.catalog_path}{suffix}", f"{copy.catalog_path}{suffix}", follow_symlinks=False)
+    try:
+        for suffix in ("", "-wal", "-journal"):
+            with contextlib.suppress(FileNotFoundError):
+                shutil.copyfile(f"{store.catalog_path}{suffix}", f"{copy.catalog_path}{suffix}", follow_symlinks=False)
+    except OSError as error:
+        yield Finding(store.catalog_path, "unreadable", f"no copy of it can be made, so it was not checked: {error.strerror}")
+        return
     try:
         found = migrate.revision(copy.catalog_path)
         with contextlib.closing(sqlite3.connect(copy.catalog_path)) as connection:

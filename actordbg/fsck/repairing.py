@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from actordbg.base.errors import ActordbgError
+from actordbg.base.errors import ActordbgError, UnwritableCatalog
 from actordbg.catalog.indexer import refresh
 from actordbg.dumps.packing import UNPACK_LEVEL
 from actordbg.formats import dumpfile
@@ -167,6 +167,8 @@ def _renew_catalog(store: Store) -> str:
     if os.path.lexists(path) and (path.is_symlink() or not path.is_file()):
         quarantine(store, path)
     summary = refresh(store, rebuild=True)
+    if summary.private_catalog:
+        raise UnwritableCatalog("it cannot be written by you")
     return f"made again: {summary.dumps} dumps"
 
 

@@ -88,7 +88,10 @@ class Store(StoreFiles):
 
     def require_writable(self, *, room: bool = True) -> Store:
         """Insist that results can be written here, before work begins; with `room` some bytes are, as a disk may be full."""
-        self.require()
+        return self.require().probed(room=room)
+
+    def probed(self, *, room: bool) -> Store:
+        """The same of a folder that is no sound store yet: one that is repaired."""
         probe = self.root / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}-probe"
         try:
             with open(open_regular(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:

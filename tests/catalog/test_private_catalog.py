@@ -83,19 +83,24 @@ READING = [
     ["replay", "--dry-run"],
     ["matrix", "--dry-run"],
     ["dump", "prune", "--where", "rank=0"],
+    ["replay", "--laws", "--dry-run"],
+    ["fsck"],
+    ["actor", "init", "--seq-len", "8"],
 ]
 WRITING = [
     ["replay"], ["noise"], ["matrix"], ["dump", "pack"], ["dump", "unpack", "--all"], ["dump", "prune", "--where", "rank=0", "--yes"],
-    ["dump", "create"], ["dump", "recover"], ["compare", "20250701T000000-aaaa12", "truth"],
+    ["dump", "create"], ["dump", "recover"], ["replay", "--laws"], ["fsck", "--repair"], ["compare", "20250701T000000-aaaa12", "truth"],
     ["curve", "memory", "last", "--measure", "8"],
 ]  # fmt: skip
 
 
 def check_reading(reader: Reader) -> None:
     for command, said in zip(READING, reader.run(*READING), strict=True):
-        wanted = 1 if command[0] == "curve" else 0  # nothing was measured in these replays, and that is its answer
+        wanted = int(command[0] in ("curve", "fsck"))  # nothing was measured in these replays; others can look into this store
         assert said.code == wanted and "Traceback" not in said.err, (command, said)
-        if command[:2] != ["dump", "status"]:
+        if command[0] == "fsck":
+            assert {line.split(":")[1] for line in said.out.splitlines()[:-1]} == {" open-mode"}, "every file was checked, and is sound"
+        if command[:2] != ["dump", "status"] and command[0] not in ("fsck", "actor"):
             assert said.err.count("this command's catalog is") == 1, (command, said.err)
         if command[0] == "compare":
             assert "this comparison is not kept" in said.err and "match" in said.out
