@@ -8,7 +8,7 @@ journals. It may hold what a terminal obeys (escape sequences), what turns text 
 |---|---|---|
 | a terminal, a log | `in_lines`, and `in_line` where line breaks are ours | hidden characters are written out: `\x1b`, `\u202e` |
 | JSON | `in_json` | the same as JSON's own escapes, so that a program reads what was there |
-| Markdown | `in_markdown`, `fenced` | nothing becomes a link, an image, HTML, a heading, or the end of a table or fence |
+| Markdown | `in_markdown`, `fenced` | nothing becomes a link, mention, image, HTML, a heading, or the end of a table or fence |
 | CSV | `in_csv` | no cell is a formula |
 | a command to paste | `in_shell` | one word, whatever is in it |
 
@@ -38,7 +38,11 @@ _HIDDEN = re.compile(
 )
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _MAY_FLOOD = re.compile(f"[\u0300-\U0010ffff]{{{MOST_MARKS + 1},}}")
-_SPECIAL = re.compile(r"([\\`*\[\]<|~&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])|(?<=:)/(?=/)|(?<=www)\.)", re.IGNORECASE)
+_SPECIAL = re.compile(
+    r"(?P<markup>[\\`*\[\]<|~&]|(?<![a-z0-9])_|_(?![a-z0-9]))"
+    r"|(?P<linked>(?:@|(?<=:)//|(?<=www)\.|#(?=\d)|(?<=\bgh)-(?=\d))+)",  # mentions, addresses, numbers of issues
+    re.IGNORECASE,
+)
 _LEADING = re.compile(r"^(?:([-+>#=])|(\d+)([.)]))")
 _FORMULA = re.compile("'*[=+\\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 
@@ -59,8 +63,11 @@ def in_json(document: str) -> str:
 
 
 def in_markdown(text: str, *, leading: bool = False) -> str:
-    """`text` inside a line of Markdown or a table's cell, shown as it is. `leading`: it begins a block."""
-    escaped = _SPECIAL.sub(r"\\\1", in_line(text))
+    """`text` inside a line of Markdown or a table's cell, shown as it is. `leading`: it begins a block.
+
+    GitHub links mentions and addresses after it took backslashes away, but not in code: the character that makes one is code.
+    """
+    escaped = _SPECIAL.sub(lambda found: f"`{found[0]}`" if found["linked"] else f"\\{found[0]}", in_line(text))
     return _LEADING.sub(r"\2\\\1\3", escaped.strip()) if leading else escaped
 
 

