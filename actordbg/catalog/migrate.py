@@ -3,7 +3,7 @@
     no catalog            made, under a lock, by the migrations
     at HEAD               nothing; found out with one small read, without importing alembic (0.5 s)
     older                 backed up, then upgraded in one transaction: after a crash it is the old catalog, whole
-    without a setting     the setting gets its column, filled from the replays' configurations
+    without a setting     the setting gets its column; the next refresh reads the replays' specifications again
     newer, or not ours    refused, untouched; so is one with views or triggers, which could make a query do anything
     damaged               refused; `actordbg index --rebuild` makes it again
 
@@ -25,6 +25,7 @@ from actordbg.base.errors import CatalogProblem, NewerCatalog, UnwritableCatalog
 from actordbg.catalog import connections as engine
 from actordbg.config.replay_config import SETTINGS
 from actordbg.config.setting import Setting
+from actordbg.formats.journal import SPEC
 from actordbg.formats.store_files import open_regular
 from actordbg.store.layout import Store
 
@@ -68,14 +69,17 @@ def _new_settings(path: Path) -> list[Setting]:
 
 
 def _add_settings(connection: Connection) -> None:
-    """Give each such setting its column, filled from what replays were asked for. A setting needs no migration of its own.
+    """Give each such setting its column. A setting needs no migration of its own.
 
-    In the transaction that brings the catalog to HEAD: a kill leaves the old catalog or the new one.
+    The next refresh reads every specification again, since one that is older than the setting has its default. All this is in the
+    transaction that brings the catalog to HEAD: a kill leaves the old catalog or the new one.
     """
     present = {row[1] for row in connection.exec_driver_sql("PRAGMA table_info(replay)")}
-    for one in (one for one in SETTINGS.values() if present and one.stored not in present):
+    missing = [one for one in SETTINGS.values() if present and one.stored not in present]
+    for one in missing:
         connection.exec_driver_sql(f'ALTER TABLE replay ADD COLUMN "{one.stored}" {KINDS[one.kind]}')
-        connection.exec_driver_sql(f"UPDATE replay SET \"{one.stored}\" = json_extract(config, '$.{one.stored}')")
+    if missing:
+        connection.exec_driver_sql(f"DELETE FROM read_file WHERE path LIKE 'replays/%/{SPEC}'")
 
 
 def recreate(store: Store) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import re
 import shutil
 import sqlite3
@@ -20,7 +21,8 @@ from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate
 from actordbg.catalog import sqlmodels as models
 from actordbg.catalog.indexer import refresh
-from actordbg.config.replay_config import SETTINGS
+from actordbg.config.replay_config import SETTINGS, ReplayConfig
+from actordbg.fsck import catalog_check
 from actordbg.store.layout import Store
 
 SECOND = """
@@ -129,23 +131,24 @@ def test_an_upgrade_that_fails_half_way_leaves_the_old_catalog(store: Store, tmp
     assert refresh(store).dumps == 3
 
 
-def test_a_setting_whose_column_cannot_be_filled_has_no_column(store: Store) -> None:
-    """Else the next command would find the column, and leave it empty for ever."""
-    cases.write_spec(store, cases.spec("20250701T000000-000001", cases.fill(store, 1), dtype="bf16"))
+def test_a_setting_that_came_later_has_the_values_of_a_new_catalog(store: Store) -> None:
+    """Also for replays that are older than the setting: their specification does not name it."""
+    dumps = cases.fill(store, 1)
+    cases.write_spec(store, cases.spec("20250701T000000-000001", dumps, attn="eager"))
+    older = cases.write_spec(store, cases.spec("20250701T000000-000002", dumps)) / "spec.json"
+    plain = json.loads(older.read_text())
+    del plain["config"]["attn"]
+    older.write_text(json.dumps(plain))
+    refresh(store)
+    with sqlite3.connect(store.catalog_path) as connection:  # as the program without the setting left it
+        connection.execute("UPDATE replay SET config = json_remove(config, '$.attn')")
+        connection.execute("ALTER TABLE replay DROP COLUMN attn")
+    connection.close()
     refresh(store)
     with sqlite3.connect(store.catalog_path) as connection:
-        (config,) = connection.execute("SELECT config FROM replay").fetchone()
-        connection.execute("ALTER TABLE replay DROP COLUMN dtype")
-        connection.execute("UPDATE replay SET config = '{'")
-    connection.close()
-    with pytest.raises(CatalogProblem, match="malformed JSON"):
-        migrate.ensure(store)
-    with sqlite3.connect(store.catalog_path) as connection:
-        connection.execute("UPDATE replay SET config = ?", (config,))
-    connection.close()
-    migrate.ensure(store)
-    with sqlite3.connect(store.catalog_path) as connection:
-        assert connection.execute("SELECT dtype FROM replay").fetchall() == [("bf16",)]
+        found = connection.execute("SELECT attn FROM replay ORDER BY replay_id").fetchall()
+    assert found == [("eager",), (ReplayConfig().attn,)]
+    assert list(catalog_check.catalog(store, True)) == []
 
 
 def test_an_upgrade_that_is_killed_half_way_leaves_the_old_catalog(store: Store, tmp_path: Path) -> None:
