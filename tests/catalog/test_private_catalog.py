@@ -99,7 +99,9 @@ def check_reading(reader: Reader) -> None:
         wanted = int(command[0] in ("curve", "fsck"))  # nothing was measured in these replays; others can look into this store
         assert said.code == wanted and "Traceback" not in said.err, (command, said)
         if command[0] == "fsck":
-            assert {line.split(":")[1] for line in said.out.splitlines()[:-1]} == {" open-mode"}, "every file was checked, and is sound"
+            assert {line.split(":")[1] for line in said.out.splitlines()[:-1]} == {" open-mode"}, (
+                "every file was checked, and is sound"
+            )
         if command[:2] != ["dump", "status"] and command[0] not in ("fsck", "actor"):
             assert said.err.count("this command's catalog is") == 1, (command, said.err)
         if command[0] == "compare":
