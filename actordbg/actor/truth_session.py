@@ -44,7 +44,7 @@ from actordbg.config import consent
 from actordbg.config.choices import choose, gather_facts
 from actordbg.config.replay_config import DTYPES, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.host.built_model import describe
+from actordbg.host.built_model import describe, has_experts
 from actordbg.host.trainer import TRAINER, Call
 from actordbg.store.payload import Dump
 
@@ -57,6 +57,10 @@ class TruthSession:
 
     def __init__(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path) -> None:
         os.environ["ACTORDBG_DISABLE"] = "1"
+        self._cache = model_cache
+        self._load(config, defaults)
+
+    def _load(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
         began = time.perf_counter()
         self.config = config
         facts = gather_facts(cuda=torch.cuda.is_available(), gpus=torch.cuda.device_count())
@@ -66,7 +70,7 @@ class TruthSession:
         self._place = Place.from_environment()
         self._device = self._place.device()
         self._dtype = getattr(torch, {"fp64": "float64", **DTYPES}[config.truth or "fp32"])
-        path = locate(self.choices.model, model_cache, num_layers=self.choices.num_layers)
+        path = locate(self.choices.model, self._cache, num_layers=self.choices.num_layers)
         weights = DTYPES[self.choices.dtype]
         self._model = truth_model.load(
             path, weights=weights, dtype=self._dtype, device=self._device, trust=consent.is_given(config.model)
@@ -102,8 +106,11 @@ class TruthSession:
         return outcome
 
     def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
-        """Never: the truth is loaded for itself."""
-        raise Unsupported("the truth is not computed on an Actor that is shared", hint="start a process for it")
+        """Load the same model anew, in another dtype perhaps: this process has imported everything already."""
+        if config.truth is None or config.model != self.config.model:
+            raise Unsupported("the truth's process computes truths of its model only", hint="start another process for it")
+        self.close()
+        self._load(config, defaults)
 
     def save(self, folder: Path) -> None:
         """Write the model as `save_pretrained` does, in the truth's dtype."""
@@ -201,6 +208,7 @@ class TruthSession:
         return {
             **describe(self._model, self.choices, self._device),
             "oracle": self.config.truth,
+            "experts": has_experts(self._model),
             "dtype": self.choices.dtype,
             "packing": False,
             "temperature": self.choices.temperature,

@@ -31,7 +31,7 @@ from actordbg.cli.options import (
 from actordbg.cli.setting_options import OldTruthDtype, TruthDtype, truth_dtype
 from actordbg.compare.comparing import compare as compare_sides
 from actordbg.compare.comparing import save
-from actordbg.compare.find_truth import ensure_truth, find_truth, wanted_truth
+from actordbg.compare.find_truth import ensure_rounding, ensure_truth, find_truth, wanted_truth
 from actordbg.compare.noise_floor import newest_for
 from actordbg.compare.thresholds import FLAGS, Thresholds
 from actordbg.config import consent
@@ -41,6 +41,7 @@ from actordbg.formats.comparison_record import ComparisonRecord
 from actordbg.formats.noise_record import NoiseRecord
 from actordbg.replay.live_catalog import LiveCatalog
 from actordbg.replay.supervise import load_spec, spec_and_owner
+from actordbg.replay.warm_groups import WarmGroups
 from actordbg.report.comparison_document import document
 from actordbg.report.renderings import as_markdown, as_text
 from actordbg.store.layout import Store
@@ -90,6 +91,14 @@ def compare(
         Path | None, typer.Option("--thresholds", metavar="FILE", help="Thresholds from a TOML file; flags come first.")
     ] = None,
     flags: LimitOptions = LimitOptions(),
+    flat: Annotated[
+        bool,
+        typer.Option(
+            "--flat-limits",
+            help="Judge bf16 and fp16 by the same limits for every model, not by what rounding does to each dump.",
+            rich_help_panel=_PANEL,
+        ),
+    ] = False,
     where: Where = None,
     limit: Annotated[int, typer.Option("--limit", min=0, help="How many of the worst dumps to show; 0 for all.")] = 10,
     format: FormatOption = None,
@@ -116,8 +125,11 @@ def compare(
     judged = _meant(store, a, silent)
     floor = None if noise is None else _floor(store, judged, noise)
     only = _selected(store, where)
+    rounding = None
     if b == "truth":
-        b = _truth(store, judged, dtype, silent, yes)
+        with WarmGroups() as warm:
+            b = _truth(store, judged, dtype, silent, yes, warm)
+            rounding = None if flat else _rounding(store, judged, silent, warm)
     elif b != "golden":
         b = _meant(store, b, silent)
     with output.progress("comparing", None, quiet=silent) as advance:
@@ -125,7 +137,9 @@ def compare(
         def on_progress(done: int, total: int) -> None:
             advance(1, total=total)
 
-        record = compare_sides(store, judged, b, thresholds=limits, noise=floor, only=only, on_progress=on_progress)
+        record = compare_sides(
+            store, judged, b, thresholds=limits, noise=floor, rounding=rounding, only=only, on_progress=on_progress
+        )
     path = _kept(store, record)
     settle(store, LiveCatalog(store))
     output.emit(record, lambda one: _render(one, chosen, limit, path), chosen == "json")
@@ -179,7 +193,7 @@ def _kept(store: Store, record: ComparisonRecord) -> Path | None:
         return None
 
 
-def _truth(store: Store, replay_id: str, dtype: str, quiet: bool, yes: bool) -> str:
+def _truth(store: Store, replay_id: str, dtype: str, quiet: bool, yes: bool, warm: WarmGroups) -> str:
     """The id of the truth of a replay's inputs, computed now if it is not there; a foreign replay's model is confirmed."""
     spec, owner = spec_and_owner(store, replay_id)
     wanted = wanted_truth(store, spec, dtype)
@@ -189,7 +203,18 @@ def _truth(store: Store, replay_id: str, dtype: str, quiet: bool, yes: bool) -> 
         approve(f"replay {spec.replay_id}, whose model {spec.config.model!r} would be loaded", owner, yes)
     store.require_writable()
     with replaying(store, "computing the truth", len(wanted.inputs), quiet=quiet) as (catalog, advance):
-        return ensure_truth(store, replay_id, dtype=dtype, on_event=counting(catalog, advance), on_tick=catalog.tick)
+        return ensure_truth(store, replay_id, dtype=dtype, on_event=counting(catalog, advance), on_tick=catalog.tick, warm=warm)
+
+
+def _rounding(store: Store, replay_id: str, quiet: bool, warm: WarmGroups) -> str | None:
+    """The replay that says what the dtype costs each dump, computed now if it is not there; None for flat limits."""
+    total = len(load_spec(store, replay_id).inputs)
+    try:
+        with replaying(store, "measuring what the dtype costs", total, quiet=quiet) as (catalog, advance):
+            return ensure_rounding(store, replay_id, on_event=counting(catalog, advance), on_tick=catalog.tick, warm=warm)
+    except StoreProblem as problem:  # a store that cannot be written may have its truth
+        output.note(f"what the dtype costs is not measured: {problem.message}")
+        return None
 
 
 def _render(record: ComparisonRecord, chosen: Format, limit: int, path: Path | None) -> None:

@@ -29,6 +29,8 @@ from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.catalog import query
 from actordbg.compare import sides
 from actordbg.compare.dump_figures import measure, unlike
+from actordbg.compare.measured_limits import MOST_Z, Bias, Rounding
+from actordbg.compare.power import excluded
 from actordbg.compare.sides import GOLDEN, TRUTH, GoldenSide, Side, Values
 from actordbg.compare.thresholds import Applied, Floors, Judgement, Thresholds, judge, measures, weaker
 from actordbg.formats.comparison_record import (
@@ -67,12 +69,14 @@ def compare(
     *,
     thresholds: Thresholds | None = None,
     noise: NoiseRecord | None = None,
+    rounding: str | None = None,
     only: Collection[str] | None = None,
     on_progress: Counter | None = None,
 ) -> ComparisonRecord:
     """Compare the replay `a` with `b`: an id, the beginning of one, or "last"; `b` may also be "golden".
 
-    The truth is a replay too: `compare.find_truth.ensure_truth` gives its id. `only`: ids of the dumps to compare. `save`
+    The truth is a replay too: `compare.find_truth.ensure_truth` gives its id. `rounding`: the replay whose distance from the
+    truth sets the limits (`ensure_rounding` gives its id); None: flat limits. `only`: ids of the dumps to compare. `save`
     writes the record. Raises UsageError for an unknown replay, for one compared with itself, and for `truth`; StoreProblem
     for a damaged one.
     """
@@ -87,25 +91,67 @@ def compare(
     applied = cache((thresholds or Thresholds()).for_dtype)
     found, floors = _Worst(), Floors(noise)
     with _one_thread():
+        rounded = _rounding(catalog, rounding, ours, theirs, [] if blocked else wanted)
         for done, dump_id in enumerate(wanted, 1):
-            found.add(*_one(ours, theirs, dump_id, blocked, applied, floors))
+            found.add(*_one(ours, theirs, dump_id, blocked, applied, floors, rounded))
             if on_progress:
                 on_progress(done, len(wanted))
     dumps = _with_token_ids(store, ours, found.sorted())
     verdicts = {dump.verdict for dump in dumps}
     shown = applied(weaker(side.info.dtype for side in (ours, theirs)))
+    bias = rounded.bias(dumps) if rounded else None
+    biased = _biased(bias)
+    verdicts |= {MISMATCH} if biased else set()
+    verdict = next((one for one in (MISMATCH, WITHIN_NOISE, MATCH) if one in verdicts), NOT_COMPARED)
     return ComparisonRecord(
         comparison_id=new_replay_id(),
         created_at=now_timestamp(),
         a=ours.info,
         b=theirs.info,
         thresholds=shown.limits,
-        thresholds_from=shown.source,
-        verdict=next((one for one in (MISMATCH, WITHIN_NOISE, MATCH) if one in verdicts), NOT_COMPARED),
+        thresholds_from=_source(shown, rounded, dumps),
+        rounding_id=rounded.replay_id if rounded else None,
+        verdict=verdict,
         dumps=dumps,
+        excludes=excluded(dumps, shown.limits, bias) if verdict == MATCH and theirs.info.kind == TRUTH and not noise else {},
         noise_id=noise.noise_id if noise else None,
-        reasons=tuple(_notes(ours, theirs, dumps, blocked, noise, only)),
+        reasons=(*biased, *_notes(ours, theirs, dumps, blocked, noise, only)),
     )
+
+
+def _rounding(catalog: query.Catalog, name: str | None, a: sides.ReplaySide, b: Side, wanted: Collection[str]) -> Rounding | None:
+    """What rounding does to each of these dumps: the replay `name` against the truth B, gradients over the same dumps as A's."""
+    if name is None:
+        return None
+    lone = sides.open_replay(catalog, name)
+    found = Rounding(name, bool((lone.row.resolved or {}).get("experts")))
+    for dump_id in wanted:
+        ours, loaded = a.read(dump_id), _load(lone, b, dump_id)
+        if isinstance(ours, str) or isinstance(loaded, str):
+            continue
+        pair = tuple(_over_the_same(a, side, ours, values)[1] for side, values in zip((lone, b), loaded, strict=True))
+        found.add(measure(dump_id, None, pair[0], pair[1]))
+    return found
+
+
+def _biased(bias: Bias | None) -> tuple[str, ...]:
+    """In words, that A is off in one direction by more than chance; () if it is not, or if that is not known."""
+    if bias is None or abs(bias.z) <= MOST_Z:
+        return ()
+    return (
+        f"over all dumps A's log-probs are off by {bias.ours:+.3g} nats on average, in one direction: {bias.z:+.1f} standard "
+        f"errors from what rounding does (at most {MOST_Z:g}); rounding goes both ways",
+    )
+
+
+def _source(shown: Applied, rounded: Rounding | None, dumps: Collection[DumpComparison]) -> str:
+    if rounded is None:
+        return shown.source
+    flat = sum(one.verdict != NOT_COMPARED and not rounded.knows(one.dump_id) for one in dumps)
+    left = f"; {flat} of {len(dumps)} dumps without it: flat" if flat else ""
+    left += "; wider for experts, which rounding may exchange" if rounded.experts else ""
+    said = f"measured on each dump: what {shown.dtype} costs, replay {rounded.replay_id}{left}"
+    return f"{said}; {shown.source.partition('; ')[2]}" if "; " in shown.source else said
 
 
 def save(store: Store, record: ComparisonRecord) -> Path:
@@ -146,7 +192,13 @@ def _one_thread() -> Iterator[None]:
 
 
 def _one(
-    a: sides.ReplaySide, b: Side, dump_id: str, blocked: str | None, applied: Applying, floors: Floors
+    a: sides.ReplaySide,
+    b: Side,
+    dump_id: str,
+    blocked: str | None,
+    applied: Applying,
+    floors: Floors,
+    rounded: Rounding | None,
 ) -> tuple[DumpComparison, float]:
     """One dump's comparison, and its severity."""
     given = a.inputs.get(dump_id) or b.inputs.get(dump_id)
@@ -157,10 +209,17 @@ def _one(
             return DumpComparison(dump_id, MISMATCH, (f"{loaded}, and B has its results",), seq_len=length), math.inf
         return DumpComparison(dump_id, NOT_COMPARED, seq_len=length, not_compared={"dump": loaded}), -1.0
     ours, theirs = _over_the_same(a, b, *loaded)
-    dump, broken = measure(dump_id, length, ours, theirs)
+    measured = measure(dump_id, length, ours, theirs)
+    dump, broken = measured.dump, measured.broken
     if dump.log_probs is None or not dump.log_probs.count:
         return replace(dump, verdict=NOT_COMPARED, not_compared={"dump": "its mask selects no token"}), -1.0
-    limits = applied(weaker([ours.dtype, theirs.dtype])).limits
+    asked = applied(weaker([ours.dtype, theirs.dtype]))
+    limits = asked.limits
+    if rounded is not None and rounded.knows(dump_id):
+        dump = rounded.limited(asked, measured)
+        limits = dump.limits
+    elif dump.parameter_distance is not None and "parameter_distance" in limits:
+        dump = replace(dump, parameter_seen=limits["parameter_distance"] + dump.parameter_distance)
     if not broken and not limits.keys() & measures(dump).keys():
         reason = "nothing that was measured has a threshold"
         return replace(dump, verdict=NOT_COMPARED, not_compared=dump.not_compared | {"dump": reason}), -1.0

@@ -7,7 +7,7 @@ finite, or zero, on one side only) is returned in words beside the figures.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from actordbg.compare.sides import Values
 from actordbg.compare.thresholds import weaker
@@ -31,8 +31,19 @@ def unlike(a: Values, b: Values) -> str | None:
     return None
 
 
-def measure(dump_id: str, length: int | None, a: Values, b: Values) -> tuple[DumpComparison, list[str]]:
-    """Every figure of one dump without its verdict, and what is a mismatch under any thresholds."""
+@dataclass(frozen=True)
+class Measured:
+    """Every figure of one dump without its verdict. broken: what is a mismatch under any thresholds. distances: of each
+    parameter's gradient (`gradient_figures`).
+    """
+
+    dump: DumpComparison
+    broken: list[str]
+    distances: dict[str, float]
+
+
+def measure(dump_id: str, length: int | None, a: Values, b: Values) -> Measured:
+    """Every figure of one dump on both sides."""
     from actordbg.compare.tensor_figures import figures, sequence_sums, worst_tokens
 
     dtype = a.dtype if a.dtype == b.dtype else None
@@ -61,10 +72,13 @@ def measure(dump_id: str, length: int | None, a: Values, b: Values) -> tuple[Dum
         loss_abs=_apart("the loss", a.loss, b.loss, broken, missing, relative=False),
         worst_tokens=worst_tokens(a.log_probs, b.log_probs, mask, WORST_TOKENS),
     )
-    return _with_gradients(dump, a, b, broken, missing), broken
+    distances: dict[str, float] = {}
+    return Measured(_with_gradients(dump, a, b, broken, missing, distances), broken, distances)
 
 
-def _with_gradients(dump: DumpComparison, a: Values, b: Values, broken: list[str], missing: dict[str, str]) -> DumpComparison:
+def _with_gradients(
+    dump: DumpComparison, a: Values, b: Values, broken: list[str], missing: dict[str, str], distances: dict[str, float]
+) -> DumpComparison:
     """The comparison with figures of gradients, if both sides' gradients are of the same inputs."""
     from actordbg.compare.gradient_figures import compare_gradients
 
@@ -90,12 +104,14 @@ def _with_gradients(dump: DumpComparison, a: Values, b: Values, broken: list[str
         broken.append(f"gradients are not finite on one side only: {_some(found.nonfinite)}")
     elif found.together and found.together.count and found.together.distance is None:
         broken.append("B's gradients are all zero, A's are not")
+    distances |= found.distances
+    worst = max(found.distances, key=found.distances.__getitem__, default="")
     return replace(
         dump,
         gradients=found.together,
         parameters=found.worst,
-        parameter_distance=found.parameter_distance,
-        worst_parameter=found.parameter,
+        parameter_distance=found.distances.get(worst),
+        worst_parameter=worst,
         not_compared=missing | found.not_compared,
     )
 

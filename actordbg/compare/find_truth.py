@@ -21,12 +21,14 @@ from pathlib import Path
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.weights_version import DECIDE, WEIGHTS, versions_of
 from actordbg.base.errors import ActordbgError, StoreProblem, Unsupported, UsageError
+from actordbg.compare.measured_limits import DTYPES
 from actordbg.config.replay_config import SETTINGS, ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, TENSORS, read_results, read_standing
 from actordbg.formats.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.replay.plan import new_replay_id
 from actordbg.replay.supervise import Progress, load_spec, run_replay
+from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store
 
 
@@ -47,15 +49,40 @@ def ensure_truth(
     dtype: str = "fp32",
     on_event: Callable[[Progress], None] = lambda event: None,
     on_tick: Callable[[], None] = lambda: None,
+    warm: WarmGroups | None = None,
 ) -> str:
     """The id of a finished truth in `dtype` ("fp32", "fp64") for every input of replay `replay_id`.
 
-    An existing truth is used again; otherwise it runs now (`on_event`, `on_tick`: see `run_replay`). `replay_id` may be a prefix,
-    or "last". Raises StoreProblem for an unknown replay or one that built no actor, Unsupported if no input has a truth,
+    An existing truth is used again; otherwise it runs now (`on_event`, `on_tick`, `warm`: see `run_replay`). `replay_id` may be a
+    prefix, or "last". Raises StoreProblem for an unknown replay or one that built no actor, Unsupported if no input has a truth,
     and what `run_replay` raises.
     """
     wanted = wanted_truth(store, load_spec(store, replay_id), dtype)
-    return ensure_lone_rows(store, wanted, command=f"the truth of replay {replay_id}", on_event=on_event, on_tick=on_tick)
+    command = f"the truth of replay {replay_id}"
+    return ensure_lone_rows(store, wanted, command=command, on_event=on_event, on_tick=on_tick, warm=warm)
+
+
+def ensure_rounding(
+    store: Store,
+    replay_id: str,
+    *,
+    on_event: Callable[[Progress], None] = lambda event: None,
+    on_tick: Callable[[], None] = lambda: None,
+    warm: WarmGroups | None = None,
+) -> str | None:
+    """The id of a finished replay with each row alone in the dtype of this replay: its distance from the truth is what that
+    dtype costs. None where it cannot be computed, and for a dtype with flat limits; under autocast that is the weights'.
+    """
+    spec = load_spec(store, replay_id)
+    dtype = str(read_standing(store.replays / spec.replay_id)[0].get("dtype"))
+    if dtype not in DTYPES or spec.config.truth is not None:
+        return None
+    command = f"what {dtype} costs replay {replay_id}"
+    wanted = wanted_truth(store, spec, dtype)
+    try:
+        return ensure_lone_rows(store, wanted, command=command, on_event=on_event, on_tick=on_tick, warm=warm)
+    except Unsupported:
+        return None  # a kernel that this dtype lacks: the comparison says that its limits are flat
 
 
 def ensure_lone_rows(
@@ -65,6 +92,7 @@ def ensure_lone_rows(
     command: str,
     on_event: Callable[[Progress], None] = lambda event: None,
     on_tick: Callable[[], None] = lambda: None,
+    warm: WarmGroups | None = None,
 ) -> str:
     """The id of the newest such replay in the store, else of a new one. `command` says why a new one was run."""
     found = find_truth(store, wanted)
@@ -79,7 +107,7 @@ def ensure_lone_rows(
         command=command,
         versions=wanted.versions,
     )
-    outcome = run_replay(store, spec, on_event, on_tick=on_tick)
+    outcome = run_replay(store, spec, on_event, on_tick=on_tick, warm=warm)
     if PASSED not in outcome.counts:
         first = next(iter(outcome.results.values()))
         raise Unsupported(

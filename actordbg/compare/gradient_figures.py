@@ -45,8 +45,7 @@ SMALL_ELSE = 1e-3
 class GradientFigures:
     """`together`: all kept gradients. `worst`: single parameters, the worst first. `nonfinite`: parameters that are finite on
     one side only. `missing`: those that only B has a gradient of, and not zero. `not_compared`: by what, why.
-    `parameter_distance`: the largest, and the `parameter` that has it. `norm_b`: of B's whole gradient; None where only samples
-    of it were kept.
+    `distances`: of each parameter. `norm_b`: of B's whole gradient; None where only samples of it were kept.
     """
 
     together: Figures | None
@@ -54,8 +53,7 @@ class GradientFigures:
     not_compared: dict[str, str] = field(default_factory=dict)
     nonfinite: tuple[str, ...] = ()
     missing: tuple[str, ...] = ()
-    parameter_distance: float | None = None
-    parameter: str = ""
+    distances: dict[str, float] = field(default_factory=dict)
     norm_b: float | None = None
 
 
@@ -123,24 +121,21 @@ def _compare(a: _KeptGradients, b: _KeptGradients, count: int, small: float) -> 
     nonfinite = tuple(one.name for one in each if one.figures.nonfinite)
     together = replace(sums.figures(), nonfinite=sum(one.figures.nonfinite for one in each)) if each else None
     worst = sorted((one for one in each if _badness(one) > 0), key=lambda one: (-_badness(one), one.name))
-    distance, parameter = _worst_parameter(apart, small)
     whole = bool(each) and not any(one.sampled for one in each) and not not_compared
     norm = sums.norm_b if whole else None
-    return GradientFigures(together, tuple(worst[:count]), not_compared, nonfinite, missing, distance, parameter, norm)
+    return GradientFigures(together, tuple(worst[:count]), not_compared, nonfinite, missing, _distances(apart, small), norm)
 
 
-def _worst_parameter(apart: dict[str, tuple[float, float, int]], small: float) -> tuple[float | None, str]:
-    """The largest distance of a single parameter, and its name. `apart`: |a - b|, |b| and number of elements by name."""
+def _distances(apart: dict[str, tuple[float, float, int]], small: float) -> dict[str, float]:
+    """The distance of each parameter. `apart`: |a - b|, |b| and number of elements by name."""
     elements = sum(numel for _, _, numel in apart.values())
-    if not elements:
-        return None, ""
-    usual = math.sqrt(sum(norm**2 for _, norm, _ in apart.values()) / elements)
-    found: list[tuple[float, str]] = []
+    usual = math.sqrt(sum(norm**2 for _, norm, _ in apart.values()) / elements) if elements else 0.0
+    found = {}
     for name, (difference, norm, numel) in apart.items():
         scale = max(norm, small * usual * math.sqrt(numel))
         if difference == 0 or scale:
-            found.append((difference / scale if difference else 0.0, name))
-    return max(found, default=(None, ""), key=lambda pair: pair[0] or 0.0)
+            found[name] = difference / scale if difference else 0.0
+    return found
 
 
 def _left_out(why: str, names: set[str]) -> dict[str, str]:

@@ -60,6 +60,7 @@ def figures(a: Tensor, b: Tensor, *, log_probs: bool = False, dtype: str | None 
         clip_share=outside,
         max_ulp=_max_ulp(ours, theirs, same, dtype),
         distance=relative_distance(float(difference.norm()), norm),
+        rms_abs=_finite(float(difference.norm()) / math.sqrt(ours.numel())) if log_probs else None,
     )
 
 

@@ -95,10 +95,15 @@ UNKNOWN = "bf16"
 
 @dataclass(frozen=True)
 class Applied:
-    """The thresholds of one comparison by measure, and their source in words. A measure without a threshold is not judged."""
+    """The thresholds of one comparison by measure, and their source in words. A measure without a threshold is not judged.
+
+    dtype: whose defaults they are. own: measures that somebody set a threshold on.
+    """
 
     limits: dict[str, float]
     source: str
+    dtype: str = "fp32"
+    own: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -143,7 +148,8 @@ class Thresholds:
             named.setdefault(source, []).append(measure)
         parts = [base] if set(DEFAULTS[name]) - set(own) else []
         parts += [f"{', '.join(sorted(measures))} from {source}" for source, measures in named.items()]
-        return Applied({measure: value for measure, value in limits.items() if math.isfinite(value)}, "; ".join(parts))
+        finite = {measure: value for measure, value in limits.items() if math.isfinite(value)}
+        return Applied(finite, "; ".join(parts), name, frozenset(own))
 
 
 def weaker(dtypes: Iterable[str | None]) -> str | None:

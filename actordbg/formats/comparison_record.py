@@ -33,7 +33,7 @@ class Figures:
     kl_k3 = mean(exp(a - b) - 1 - (a - b)), Schulman's estimators of KL(b || a) from samples of b
     (http://joschu.net/blog/kl-approx.html), in nats; clip_share: share of tokens whose ratio exp(a - b) is outside 0.8 to 1.2,
     PPO's usual clip band. max_ulp: largest distance in units of last place of the dtype that both were computed in (see
-    `numerics.ulp`); None for unequal dtypes.
+    `numerics.ulp`); None for unequal dtypes. rms_abs: root mean square of the differences, for log-probs.
     """
 
     count: int
@@ -52,6 +52,7 @@ class Figures:
     max_ulp: int | None = None
     distance: float | None = None
     nonfinite: int = 0
+    rms_abs: float | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,8 @@ class DumpComparison:
     sequences: figures over the rows' sums of log-probs. loss_abs: |a - b|. grad_norm_rel: |a - b| / |b|. gradients: over
     all parameters together; `parameters`: the worst ones; parameter_distance: the largest of a single one, `worst_parameter`
     (`compare.gradient_figures`). worst_tokens: by absolute difference. beyond_noise: what is above the noise floor though
-    within the thresholds: real, and small enough; empty without a floor.
+    within the thresholds: real, and small enough; empty without a floor. limits: measured on this dump, where they were.
+    parameter_seen: a relative error of any one parameter's gradient that would have been outside.
     """
 
     dump_id: str
@@ -106,6 +108,8 @@ class DumpComparison:
     parameters: tuple[ParameterFigures, ...] = ()
     worst_tokens: tuple[WorstToken, ...] = ()
     not_compared: dict[str, str] = field(default_factory=dict)
+    limits: dict[str, float] = field(default_factory=dict)
+    parameter_seen: float | None = None
 
 
 @dataclass(frozen=True)
@@ -124,7 +128,8 @@ class SideInfo:
 @dataclass(frozen=True)
 class ComparisonRecord(StoredRecord):
     """`actordbg compare A B`: both sides, the thresholds that were applied, a verdict overall and for each dump, worst
-    dumps first.
+    dumps first. rounding_id: the replay that says what the dtype's rounding does to each dump, where limits follow it; a dump
+    then has `limits` of its own. excludes: the smallest faults that would have been a mismatch (`compare.power`).
     """
 
     what: ClassVar[str] = "comparison"
@@ -137,8 +142,10 @@ class ComparisonRecord(StoredRecord):
     verdict: str
     dumps: tuple[DumpComparison, ...]
     thresholds_from: str = ""
+    rounding_id: str | None = None
     noise_id: str | None = None
     reasons: tuple[str, ...] = ()
+    excludes: dict[str, float | None] = field(default_factory=dict)
 
     @property
     def good(self) -> bool:

@@ -28,7 +28,8 @@ class MatrixCell:
     from which cell).
     `regressed`: what got worse than the baseline; empty where nothing did. `loads`: Actors that were built for it: one for each
     group of processes that starts together, again after a crash. `laws`: what they said, in a line. `violations`: which are
-    broken, and how it first showed. `unasked`: which could not be asked, and why.
+    broken, and how it first showed. `unasked`: which could not be asked, and why. `excludes`: the smallest faults that would
+    have made it wrong (`compare.power`).
     """
 
     index: int
@@ -56,6 +57,7 @@ class MatrixCell:
     laws: str = ""
     violations: tuple[str, ...] = ()
     unasked: tuple[str, ...] = ()
+    excludes: dict[str, float | None] = field(default_factory=dict)
 
     @property
     def good(self) -> bool:

@@ -59,6 +59,14 @@ def text_config(model: Any) -> Any:
     return model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config
 
 
+def has_experts(model: Any) -> bool:
+    """Whether a router sends each token to some of several experts."""
+    return any((getattr(text_config(model), name, None) or 0) > 1 for name in _EXPERTS)
+
+
+_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+
+
 def _size(parameter: Any) -> int:
     """Its number of elements, also where ZeRO-3 has left only a part of them here."""
     return int(getattr(parameter, "ds_numel", None) or parameter.numel())

@@ -20,7 +20,7 @@ from actordbg.actor.forward_outcome import ForwardOutcome
 from actordbg.actor.gradient_samples import PREFIX, GradientKeeper
 from actordbg.actor.session import ActorSession
 from actordbg.formats.law_answer import BROKEN, LawAnswer
-from actordbg.host.built_model import text_config
+from actordbg.host.built_model import has_experts, text_config
 from actordbg.laws import changes
 from actordbg.laws.additivity import halves, judge_additivity
 from actordbg.laws.jacobian import ring_of, support
@@ -33,7 +33,6 @@ from actordbg.store.payload import Dump
 _TEXT = {"sequences", "attention_mask", "action_mask"}
 _CULPRITS = 4
 """After a break, how many rows are changed one by one to find the one that reaches the others."""
-_EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
 _CAPACITY = ("expert_capacity", "expert_capacity_factor", "capacity_factor", "moe_capacity_factor")
 
 
@@ -59,7 +58,7 @@ class LawRun:
         config, of_text = self.session.config, text_config(self.session.model)
         self._compiled: bool = config.compile or config.deepcompile
         self._packed: bool = bool(config.packing)
-        self._experts: bool = any((getattr(of_text, name, None) or 0) > 1 for name in _EXPERTS)
+        self._experts: bool = has_experts(self.session.model)
         self._drops: bool = any(
             "drop" in name and isinstance(value, float) and value > 0 for name, value in vars(of_text).items()
         )

@@ -18,6 +18,8 @@ from actordbg.formats.replay_record import PASSED as INPUT_PASSED
 from actordbg.formats.replay_record import ResultRecord
 from actordbg.matrix import matrix_files as matrices
 from actordbg.replay.supervise import Progress, load_spec
+from actordbg.replay.warm_groups import WarmGroups
+from actordbg.report.comparison_document import flat_where_it_matters
 from actordbg.report.report_model import data_of
 from actordbg.report.summary import summarise
 from actordbg.store.layout import Store
@@ -32,18 +34,21 @@ def judged(
     truth_dtype: str,
     on_event: Callable[[Progress], None] = lambda event: None,
     on_tick: Callable[[], None] = lambda: None,
+    warm: WarmGroups | None = None,
 ) -> tuple[MatrixCell, str | None]:
     """A passed cell with its verdict against the truth in `truth_dtype`, and the truth's replay. A missing truth is run now.
 
-    A truth that cannot be computed leaves the cell `not-compared`, with the reason.
+    `warm`: processes that computed a truth already. A truth that cannot be computed leaves the cell `not-compared`, with
+    the reason.
     """
     from actordbg.compare.comparing import compare, save
-    from actordbg.compare.find_truth import ensure_truth
+    from actordbg.compare.find_truth import ensure_rounding, ensure_truth
 
     assert cell.replay_id is not None
     try:
-        truth = ensure_truth(store, cell.replay_id, dtype=truth_dtype, on_event=on_event, on_tick=on_tick)
-        record = compare(store, cell.replay_id, truth)
+        truth = ensure_truth(store, cell.replay_id, dtype=truth_dtype, on_event=on_event, on_tick=on_tick, warm=warm)
+        rounding = ensure_rounding(store, cell.replay_id, on_event=on_event, on_tick=on_tick, warm=warm)
+        record = compare(store, cell.replay_id, truth, rounding=rounding)
     except ActordbgError as problem:
         return replace(cell, verdict=NOT_COMPARED, reason=f"no truth to compare with: {problem.message}"), None
     save(store, record)
@@ -53,12 +58,14 @@ def judged(
         verdict=record.verdict,
         comparison_id=record.comparison_id,
         max_abs=_max_abs(record),
+        excludes=record.excludes,
         reason="; ".join((*filter(None, (cell.reason,)), *_unjudged(record))) if record.good else why,
     ), truth
 
 
 def _unjudged(record: ComparisonRecord) -> list[str]:
-    return [f"not judged against the truth: {said}" for said in record.unjudged]
+    flat = ["what rounding does to these inputs, so the limits are flat"] if flat_where_it_matters(record) else []
+    return [f"not judged against the truth: {said}" for said in (*flat, *record.unjudged)]
 
 
 def _max_abs(record: ComparisonRecord) -> float | None:

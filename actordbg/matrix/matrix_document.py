@@ -93,13 +93,16 @@ def _table(record: MatrixRecord, context: MatrixContext) -> Grid:
     heads = tuple(name.replace("_", " ") for name in varied) if split else ("combination",)
     backward = any(cell.backward_s is not None for cell in record.cells)
     judged = any(cell.verdict is not None for cell in record.cells)
-    columns = ("#", *heads, "result", *(["off by"] if judged else []), "fwd s", *(["bwd s"] if backward else []))
+    sees = any(cell.excludes for cell in record.cells)
+    verdict = (["off by"] if judged else []) + (["sees"] if sees else [])
+    columns = ("#", *heads, "result", *verdict, "fwd s", *(["bwd s"] if backward else []))
     columns = (*columns, "peak mem", "load s")
     rows = []
     for cell in record.cells:
         named = tuple(_setting(name, cell.settings.get(name)) for name in varied) if split else (cell.name or "all as given",)
         off_by = "?" if cell.verdict == NOT_COMPARED else number(cell.max_abs, 2)
-        figures = ([off_by] if judged else []) + [seconds(cell.forward_s)]
+        figures = ([off_by] if judged else []) + ([number(cell.excludes.get("token"), 2)] if sees else [])
+        figures += [seconds(cell.forward_s)]
         figures += ([seconds(cell.backward_s)] if backward else []) + [human_bytes(cell.peak_memory_bytes), _load(cell)]
         rows.append((str(cell.index), *named, _result(cell), *figures))
     links = tuple(context.logs.get(cell.index, "") for cell in record.cells)
@@ -131,7 +134,9 @@ def _legend(record: MatrixRecord) -> str:
             "off by: largest difference of a log-prob from the truth, in nats (each row alone, unpadded, eager attention,"
             f" {record.options.get('oracle', 'fp32')})"
         )
-    elif not record.options.get("oracle"):
+    if any(cell.excludes for cell in record.cells):
+        told.append("sees: the smallest error of any one log-prob that would have been WRONG, in nats")
+    if not record.options.get("oracle"):
         told.append("passed: it finished with finite numbers; they were not compared with the truth (--no-truth)")
     told.append('fwd, bwd: median of steady inputs ("-": none was: first and compiling ones do not count)')
     told.append("load: seconds to build the Actor, or whose was used")

@@ -191,13 +191,15 @@ class MatrixRun:
     def _judge(self, indices: Sequence[int]) -> None:
         """Judge cells without a verdict. The cells' own processes have left by then, because the truth loads the model too."""
         truth_dtype = self.record.options.get("oracle")
-        for index in indices:
-            cell = self.record.cells[index]
-            if truth_dtype and cell.status == PASSED and cell.verdict is None:
-                self.around.on_event(MatrixEvent("truth", cell))
-                cell, truth = judged(self.store, cell, truth_dtype, partial(self._tell, cell, "truth input"), self.around.on_tick)
-                self.record = replace(self.record, truth_id=self.record.truth_id or truth)
-                self._put(cell)
+        with WarmGroups() as warm:
+            for index in indices:
+                cell = self.record.cells[index]
+                if truth_dtype and cell.status == PASSED and cell.verdict is None:
+                    self.around.on_event(MatrixEvent("truth", cell))
+                    told = partial(self._tell, cell, "truth input")
+                    cell, truth = judged(self.store, cell, truth_dtype, told, self.around.on_tick, warm)
+                    self.record = replace(self.record, truth_id=self.record.truth_id or truth)
+                    self._put(cell)
 
     def _tell(self, cell: MatrixCell, kind: str, event: Progress) -> None:
         if event.kind == "result":

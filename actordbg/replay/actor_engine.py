@@ -53,9 +53,11 @@ class ActorEngine:
         return self._session.resolved
 
     def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
-        """`load_s` is 0 and `load_shared_with` names the replay whose load it shares."""
+        """Where nothing was loaded, `load_s` is 0 and `load_shared_with` names the replay whose load it shares."""
         self._session.switch(spec.config, defaults_of(self.root, spec.inputs))
         self.folder, self.spec = folder, spec
+        if self._session.resolved["load_s"]:
+            return self._session.resolved
         return self._session.resolved | {"load_shared_with": self._loaded_for}
 
     def load(self, item: ReplayInput) -> Dump:

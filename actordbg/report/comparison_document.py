@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from actordbg.base.units import plural
 from actordbg.config.as_ran import complete, difference
@@ -29,6 +29,8 @@ WORDS = {
 }
 """What each verdict means."""
 
+FLAT_IS_WIDE = ("bf16", "fp16")
+"""Whose flat limits are too wide to say that a configuration is right."""
 _TOKENS, _PARAMETERS = 10, 10
 _EXAMPLES = 3
 
@@ -38,7 +40,9 @@ def document(record: ComparisonRecord, limit: int) -> list[Block]:
     shown = [one for one in record.dumps if one.verdict != NOT_COMPARED]
     shown = shown[: limit or None]
     left = f"; not judged: {'; '.join(record.unjudged)}" if record.good and record.unjudged else ""
-    blocks: list[Block] = [Heading(f"{record.verdict}: {WORDS[record.verdict]}{left}", 1), Paragraph(conclusion(record))]
+    flat = "; flat limits: what rounding does was not measured" if flat_where_it_matters(record) else ""
+    blocks: list[Block] = [Heading(f"{record.verdict}: {WORDS[record.verdict]}{flat}{left}", 1), Paragraph(conclusion(record))]
+    blocks += [Paragraph(said)] if (said := excluded(record.excludes, record.a.dtype)) else []
     blocks.append(Items(tuple(_facts(record))))
     blocks += _dumps(record, shown)
     blocks += _tokens(shown)
@@ -98,6 +102,8 @@ def meaning(record: ComparisonRecord) -> str:
             return f"A is {further if real else 'as near the truth as the thresholds ask'}."
         if real:
             return f"A is further from the truth than {dtype} explains{floor}: more than rounding moves it."
+        if flat_where_it_matters(record):
+            return f"A is within what {dtype} does to any model; whether it is within what {dtype} does to this one is not known."
         return f"A is as near the truth as {dtype} allows."
     if record.b.kind == "golden":
         return "A does not give what the run got." if real else "A gives what the run got."
@@ -105,6 +111,31 @@ def meaning(record: ComparisonRecord) -> str:
     if real:
         return f"{settings}. Which of them is right, the truth tells: `actordbg compare {record.a.replay_id} truth`."
     return f"{settings}; no log-prob moves beyond the thresholds."
+
+
+def flat_where_it_matters(record: ComparisonRecord) -> bool:
+    """Whether a good verdict against the truth rests on flat limits in a dtype for which they are wide."""
+    return record.good and record.b.kind == "truth" and record.a.dtype in FLAT_IS_WIDE and record.rounding_id is None
+
+
+EXCLUDED = {
+    "token": "any one log-prob off by {} nats",
+    "tokens": "all log-probs shifted by {} nats",
+    "gradients": "all gradients off by {}",
+    "parameter": "the gradient of any one parameter off by {}",
+}
+"""A fault of a size, in words (`compare.power`)."""
+
+
+def excluded(sizes: Mapping[str, float | None], dtype: str | None) -> str:
+    """What a green verdict excludes, in words; "" where that is not known."""
+    shares = ("gradients", "parameter")
+    known = [(words, sizes[name], name in shares) for name, words in EXCLUDED.items() if sizes.get(name) is not None]
+    if not known:
+        return ""
+    parts = [words.format(f"{value:.2%}" if share else f"{value:.2g}") for words, value, share in known]
+    narrow = f" What is smaller, {dtype} cannot tell from rounding: run in fp32 first." if dtype in FLAT_IS_WIDE else ""
+    return f"It would have been red for {', '.join(parts)}.{narrow}"
 
 
 def _configured(record: ComparisonRecord) -> str:
@@ -125,11 +156,19 @@ def side(info: SideInfo) -> str:
 def _facts(record: ComparisonRecord) -> Iterator[str]:
     yield f"A  {side(record.a)}"
     yield f"B  {side(record.b)}"
-    limits = ", ".join(f"{name} {number(value, 3)}" for name, value in record.thresholds.items())
+    limits = ", ".join(f"{name} {_limit(record, name)}" for name in record.thresholds)
     yield f"thresholds: {limits or 'none'} ({record.thresholds_from})"
     if record.noise_id:
         yield f"noise floor: {record.noise_id}"
     yield from (f"note: {reason}" for reason in record.reasons)
+
+
+def _limit(record: ComparisonRecord, name: str) -> str:
+    """The threshold of a measure, or the least and the largest where each dump has its own."""
+    flat = record.thresholds[name]
+    each = [one.limits.get(name, flat) for one in record.dumps if one.log_probs is not None] or [flat]
+    least, largest = number(min(each), 3), number(max(each), 3)
+    return least if least == largest else f"{least} to {largest}"
 
 
 def _dumps(record: ComparisonRecord, shown: Sequence[DumpComparison]) -> list[Block]:
