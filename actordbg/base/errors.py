@@ -7,6 +7,7 @@
     │   ├── Conflict              conflict              3   the file on disk is not in the state this needs
     │   ├── UnsafeInput           unsafe-input          3   a file that asks to execute code, or lies about its size
     │   └── Unsupported           unsupported           3   a combination that cannot work here, with the reason
+    ├── NothingToDo               nothing               5   nothing was selected
     └── EnvironmentProblem        environment           4   something outside actordbg is missing or broken
         ├── StoreProblem          store                 4   the store is missing, unreadable or of another format
         │   ├── CorruptDump       corrupt-dump          4   a dump file is not what its header says
@@ -19,7 +20,8 @@
 
 Each carries a message (what and why) and a hint (what to do next). The command line catches the root once
 (`actordbg.cli.app.main`), prints `error[code]: message` and `hint: ...`, and exits with `exit_code`.
-Exit codes: 0 good, 1 the answer is bad (mismatch, failed replay), 2 usage, 3 refused, 4 environment, 130 interrupted.
+Exit codes: 0 good, 1 the answer is bad (mismatch, failed replay), 2 usage, 3 refused, 4 environment, 5 nothing to do,
+130 interrupted.
 `docs/reference/errors.md` has a section for each code.
 """
 
@@ -29,8 +31,8 @@ from actordbg.base.fault import ActordbgError, EnvironmentProblem, NewerFormat, 
 
 __all__ = [
     "ActordbgError", "CatalogProblem", "Conflict", "CorruptDump", "EnvironmentProblem", "LaunchProblem", "NewerCatalog",
-    "NewerFormat", "Refused", "StaysChanged", "StoreProblem", "UnsafeInput", "Unsupported", "UnwritableCatalog", "UsageError",
-    "WhereError", "error_named",
+    "NewerFormat", "NothingToDo", "Refused", "StaysChanged", "StoreProblem", "UnsafeInput", "Unsupported", "UnwritableCatalog",
+    "UsageError", "WhereError", "error_named",
 ]  # fmt: skip
 
 for _kind in (ActordbgError, EnvironmentProblem, NewerFormat, Refused, StoreProblem, Unsupported):
@@ -48,6 +50,13 @@ class WhereError(UsageError):
 
 class Conflict(Refused):
     code = "conflict"
+
+
+class NothingToDo(ActordbgError):
+    """What was selected is nothing; a green exit would hide that."""
+
+    code = "nothing"
+    exit_code = 5
 
 
 class UnsafeInput(Refused):

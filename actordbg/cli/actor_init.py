@@ -15,7 +15,7 @@ import typer
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.actor.signatures import explain
-from actordbg.base.errors import LaunchProblem, error_named
+from actordbg.base.errors import EnvironmentProblem, LaunchProblem, error_named
 from actordbg.base.owners import own_cache
 from actordbg.cli import output
 from actordbg.cli.input_options import asked_for
@@ -146,6 +146,9 @@ def _answer(order: InitOrder, results: list[InitResult], findings: list[dict[str
     failed = next((one for one in results if one.error_class), None)
     if failed is not None and (ours := error_named(str(failed.error_class), str(failed.error), failed.hint or "")) is not None:
         raise ours  # an error of actordbg's own tree in the worker is the same error here, with its exit code
+    if failed is not None and str(failed.error_class).endswith("ModuleNotFoundError"):
+        hint = "`actordbg doctor` shows what is missing; pip install 'actordbg[replay]'"
+        raise EnvironmentProblem(f"the actor cannot be built here: {failed.error}", hint=hint)
     explanation, ways_out = (failed and explain(failed.signature or "")) or (None, ())
     return InitAnswer(
         ok=failed is None,

@@ -103,6 +103,8 @@ OPTIONAL = frozenset(
 )
 """What a plain `pip install actordbg` leaves out, because it belongs to the training environment."""
 
+_PIPE_CLOSED = 141
+"""What a shell shows for a program that ends because nobody reads what it writes: 128 + SIGPIPE."""
 MISTYPED: Any = typer.BadParameter.__mro__[2]
 """What click raises for a command line that it does not understand; typer may have a copy of click of its own."""
 
@@ -141,7 +143,7 @@ def root(
     """Record the actor inputs of an RLHF training run, query them, and replay them without the run.
 
     Exit codes: 0 good, 1 the answer is bad (a mismatch, a failed replay), 2 usage, 3 refused, 4 environment or
-    store problem, 130 interrupted.
+    store problem, 5 nothing to do, 130 interrupted.
     """
 
 
@@ -158,6 +160,10 @@ def main() -> None:
         _give_up(error)
     except KeyboardInterrupt:
         sys.exit(130)
+    except SystemExit as end:
+        if isinstance(end.__context__, BrokenPipeError):  # whoever reads has seen enough (`| head`), which is no failure
+            sys.exit(_PIPE_CLOSED)
+        raise
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         hint = "check the path, its permissions and the free space of its disk"

@@ -100,6 +100,8 @@ def memory(
 
     Example: actordbg curve memory --budget 80GB --at 16384 --at 32768
     """
+    if budget is not None and budget.strip().replace(".", "", 1).isdecimal():
+        raise UsageError(f"--budget {budget} has no unit", hint=f"write --budget {budget}GB, or {budget}B if bytes are meant")
     most = None if budget is None else float(parse_size("--budget", budget))
     if most == 0:
         raise UsageError(f"--budget {budget} holds nothing", hint="write it like 500MB, 10GB or 5GiB")

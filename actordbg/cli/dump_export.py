@@ -13,7 +13,7 @@ from actordbg.base.errors import Conflict, StoreProblem, UsageError
 from actordbg.catalog.query import select_dumps
 from actordbg.catalog.tables import Damaged
 from actordbg.cli import output
-from actordbg.cli.options import Json, Limit, Quiet, Where, store_of
+from actordbg.cli.options import AllowEmpty, Json, Limit, Quiet, Where, require_some, store_of
 from actordbg.store.layout import Store
 from actordbg.store.places import dump_id_of, places_of
 
@@ -49,12 +49,13 @@ def export(
     limit: Limit = 0,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files that exist.")] = False,
     as_json: Json = False,
+    allow_empty: AllowEmpty = False,
     quiet: Quiet = False,
 ) -> None:
     """Write dumps as .safetensors or .pt files.
 
     Any safetensors reader, or `torch.load(weights_only=True)`, opens them. Tensors have the dtype and shape that the actor
-    received. Exit code 1 if a dump was damaged.
+    received. Exit code 1 if a dump was damaged, 5 if none was selected.
 
     Example: actordbg dump export --where "seq_len>1800 and rank=0" --out exported --format pt
     """
@@ -71,6 +72,7 @@ def export(
     output.emit(answer, _render, as_json)
     if answer.damaged:
         raise typer.Exit(1)
+    require_some(len(paths), allow_empty)
 
 
 def _export(paths: list[Path], out: Path, format: str, advance: Callable[..., None]) -> ExportAnswer:

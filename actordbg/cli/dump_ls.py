@@ -11,9 +11,10 @@ import typer
 from actordbg.catalog.query import DumpRow, count_dumps, open_fresh, select_dumps
 from actordbg.cli import output
 from actordbg.cli.index import warn_damaged
-from actordbg.cli.options import Json, Limit, Where, store_of
+from actordbg.cli.options import AllowEmpty, Json, Where, require_some, store_of
 
 _SHORT = 30
+_ROWS = 50
 _WIDE = 100
 
 
@@ -21,24 +22,29 @@ def ls(
     ctx: typer.Context,
     where: Where = None,
     order: Annotated[str, typer.Option("--order", help="Sort by time, or by length (shortest first).")] = "time",
-    limit: Limit = 50,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=0, help="At most this many rows; 0 for all (default: 50; with --json all).")
+    ] = None,
+    allow_empty: AllowEmpty = False,
     as_json: Json = False,
 ) -> None:
     """List dumps, the oldest first.
 
     Columns for --where: rank, seq_len, timestamp, batch_size, tokens, padding, action_len, run, step, role, training,
     source, bytes, ... and of the last result: status, error, signature, forward_s, backward_s, peak_memory, replay.
-    docs/reference/catalog.md has them all.
+    docs/reference/catalog.md has them all. Exit code 5 if there is none.
 
     Example: actordbg dump ls --where "seq_len>4096 and timestamp > now() - '2h'"
     """
     catalog = open_fresh(store_of(ctx), where)
+    limit = (0 if as_json else _ROWS) if limit is None else limit
     rows = select_dumps(catalog, where, order=order, limit=limit or None)
     total = count_dumps(catalog, where) if limit and len(rows) == limit else len(rows)
     warn_damaged(catalog.summary)
     output.emit(rows, lambda shown: _render(shown, where), as_json)
     if total > len(rows):
         output.note(f"{total - len(rows):,} more; --limit 0 shows all")
+    require_some(len(rows), allow_empty)
 
 
 def _render(rows: list[DumpRow], where: str | None) -> None:

@@ -11,7 +11,7 @@ from actordbg.base.errors import UsageError
 from actordbg.catalog.tables import Damaged
 from actordbg.cli import output
 from actordbg.cli.index import damage_line
-from actordbg.cli.options import Json, OfRun, Quiet, Where, store_of
+from actordbg.cli.options import AllowEmpty, Json, OfRun, Quiet, Where, require_some, store_of
 from actordbg.dumps.packing import PackSummary, UnpackSummary, pack_dumps, unpack_dumps
 
 SHOWN = 20
@@ -47,6 +47,7 @@ def pack(
     level: Annotated[
         int, typer.Option("--level", min=1, max=22, help="zstd level; lower is faster and a few percent larger.")
     ] = 19,
+    allow_empty: AllowEmpty = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -54,7 +55,8 @@ def pack(
 
     Packs compress rows of many dumps together. Without --where, takes all dumps that are files of their own. Nothing is lost:
     each pack is read again and the SHA-256 of every dump verified before a file is removed. The next run finishes one that
-    was killed. Every command reads packed dumps like others. Exit code 1 if a damaged dump stays a file.
+    was killed. Every command reads packed dumps like others. Exit code 1 if a damaged dump stays a file, 5 if there is
+    nothing to pack.
 
     Example: actordbg dump pack --where "timestamp < now() - '1d'"
     """
@@ -65,6 +67,7 @@ def pack(
     output.emit(answer, _say_packed, as_json)
     if answer.kept:
         raise typer.Exit(1)
+    require_some(answer.dumps + answer.finished, allow_empty)
 
 
 def unpack(
@@ -73,13 +76,14 @@ def unpack(
     run: OfRun = None,
     all_: Annotated[bool, typer.Option("--all", help="Every packed dump.")] = False,
     level: Annotated[int, typer.Option("--level", min=1, max=22, help="zstd level of the files.")] = 12,
+    allow_empty: AllowEmpty = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Take dumps out of their packs, byte for byte.
 
     Each dump becomes a file of its own again, with the same record and payload. The file is read again and verified before its
-    pack is written without it. Exit code 1 if a dump could not be taken out.
+    pack is written without it. Exit code 1 if a dump could not be taken out, 5 if none was selected.
 
     Example: actordbg dump unpack --where "seq_len>1800 and rank=0"
     """
@@ -91,6 +95,7 @@ def unpack(
     output.emit(summary, _say_unpacked, as_json)
     if summary.kept:
         raise typer.Exit(1)
+    require_some(summary.dumps, allow_empty)
 
 
 def _packed(summary: PackSummary) -> PackAnswer:

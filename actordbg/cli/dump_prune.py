@@ -12,7 +12,7 @@ from actordbg.base.units import parse_size
 from actordbg.catalog.columns import parse_duration
 from actordbg.catalog.query import open_fresh
 from actordbg.cli import output
-from actordbg.cli.options import Json, OfRun, Where, Yes, store_of
+from actordbg.cli.options import AllowEmpty, Json, OfRun, Where, Yes, require_some, store_of
 from actordbg.dumps import prune as pruning
 from actordbg.dumps.prune import PrunePlan
 
@@ -31,6 +31,7 @@ def prune(
         bool, typer.Option("--damaged", help="Broken files; not those of a newer actordbg, nor unreadable ones.")
     ] = False,
     pinned: Annotated[bool, typer.Option("--pinned", help="Pinned dumps too; without this they always stay.")] = False,
+    allow_empty: AllowEmpty = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
@@ -38,7 +39,7 @@ def prune(
 
     Without --yes it only says what it would remove. A dump goes if it meets every condition given. The pack of a packed dump is
     written again without it. Pinned dumps (kept by a trigger, or recovered) stay unless --pinned is given. Unfinished files
-    that dead writers left more than an hour ago go too. Results of replays stay.
+    that dead writers left more than an hour ago go too. Results of replays stay. Exit code 5 if there is nothing to remove.
 
     Example: actordbg dump prune --older-than 7d --keep 10GB --yes
     """
@@ -71,6 +72,7 @@ def prune(
     output.emit(plan, _render, as_json)
     if plan.failed:
         raise typer.Exit(1)
+    require_some(len(plan.files), allow_empty)
 
 
 def _render(plan: PrunePlan) -> None:

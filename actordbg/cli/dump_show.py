@@ -113,7 +113,7 @@ def _render(answer: DumpAnswer) -> None:
     )
     output.say()
     if not answer.results:
-        output.say("no result yet: `actordbg replay --where \"dump_id='...'\"`")
+        output.say(f"no result yet: `actordbg replay --where \"dump_id='{record.dump_id}'\"`")
         return
     own = _own_columns(answer)
     output.table(

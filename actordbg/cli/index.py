@@ -12,7 +12,7 @@ from actordbg.catalog.indexer import IndexSummary, refresh
 from actordbg.catalog.query import open_fresh
 from actordbg.catalog.tables import Damaged
 from actordbg.cli import output
-from actordbg.cli.options import Json, Quiet, Where, store_of
+from actordbg.cli.options import AllowEmpty, Json, Quiet, Where, require_some, store_of
 from actordbg.dumps.verify import paths_to_verify, verify_files
 
 
@@ -54,13 +54,14 @@ def verify(
     ctx: typer.Context,
     where: Where = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", min=0, help="Threads; 0 for one for each processor.")] = 0,
+    allow_empty: AllowEmpty = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
     """Check dump files for damage.
 
     Reads each dump whole: header, decompression, SHA-256, safetensors, tensor specs. Without --where it checks every file,
-    those that could not be indexed too. Exit code 1 if a dump is damaged.
+    those that could not be indexed too. Exit code 1 if a dump is damaged, 5 if there is none.
 
     Example: actordbg dump verify --where "run='ppo-1'"
     """
@@ -75,6 +76,7 @@ def verify(
     output.emit(VerifyAnswer(len(paths), size, sorted(damaged, key=lambda item: item.path)), _say_verified, as_json)
     if damaged:
         raise typer.Exit(1)
+    require_some(len(paths), allow_empty)
 
 
 def warn_damaged(summary: IndexSummary) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from actordbg.actor.model_code import require_consent
 from actordbg.actor.weights_version import versions_of
-from actordbg.base.errors import Unsupported, UsageError
+from actordbg.base.errors import NothingToDo, Unsupported, UsageError
 from actordbg.catalog.query import dump_extent
 from actordbg.cli import output
 from actordbg.cli.options import Where, command_line, settings_of, store_of
@@ -59,6 +59,9 @@ class ChosenInputs:
         str | None,
         typer.Option("--order", metavar="time|length|shuffle", rich_help_panel=_PANEL, help="In which order (default: time)."),
     ] = None
+    allow_empty: Annotated[
+        bool, typer.Option("--allow-empty", rich_help_panel=_PANEL, help="Exit code 0, not 5, if nothing is selected.")
+    ] = False
     random_seed: Annotated[int, typer.Option("--random-seed", rich_help_panel=_PANEL, help="Of the shuffled order.")] = 42
 
 
@@ -150,6 +153,15 @@ def what_there_is(store: Store, where: str | None) -> str:
         return "the store holds no dumps: `actordbg dump enable`, `dump import` or `dump create` bring some"
     what = f"no dump matches {where}" if where else "no dump can be replayed"
     return f"{what}; the store holds {output.plural(count, 'dump')} with seq_len {shortest} to {longest}"
+
+
+def nothing_to(purpose: str, store: Store, inputs: ChosenInputs) -> Exception:
+    """What to raise where no input was selected and there is no answer to give: an error, or with --allow-empty a good end."""
+    reason = f"nothing to {purpose}: {what_there_is(store, inputs.where)}"
+    if not inputs.allow_empty:
+        return NothingToDo(reason, hint="choose dumps with --where or --input-file; --allow-empty calls this good")
+    output.note(reason)
+    return typer.Exit(0)
 
 
 @contextmanager

@@ -13,10 +13,12 @@ Example::
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -43,8 +45,12 @@ class Command:
         """The command as click runs it; imports its module."""
         kind = type("_Command", (_Built,), {"optional": self.optional})
         alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-        alone.command(self.name, cls=kind, context_settings=dict(self.settings))(self.function())
-        return typer.main.get_command(alone)
+        function = self.function()
+        alone.command(self.name, cls=kind, context_settings=dict(self.settings))(function)
+        built = typer.main.get_command(alone)
+        if "ctx" in inspect.signature(function).parameters:
+            built.params.append(_store_option())
+        return built
 
 
 def renamed(new_of: Mapping[str, str]) -> dict[str, Any]:
@@ -136,6 +142,29 @@ class _Built(TyperCommand):
         for heading in sorted(sections, key=lambda heading: (heading != "Arguments", heading == "Options")):
             with formatter.section(heading):
                 formatter.write_dl(sections[heading])
+
+
+def _store_option() -> Any:
+    """`--store` after a command; the same as before it."""
+    alone = typer.Typer(add_completion=False)
+    alone.command()(_with_store)
+    (option,) = typer.main.get_command(alone).params
+    return option
+
+
+def _take_store(ctx: typer.Context, folder: Path | None) -> Path | None:
+    if folder is not None:
+        ctx.find_root().params["store"] = folder
+    return folder
+
+
+StoreBehind = typer.Option(
+    "--store", metavar="DIR", help="The store; may stand before the command too.", callback=_take_store, expose_value=False
+)
+
+
+def _with_store(store: Annotated[Path | None, StoreBehind] = None) -> None:
+    """Has the option that `_store_option` takes from it."""
 
 
 def filled_in(arguments: Sequence[str], usual: Mapping[str, str]) -> list[str]:

@@ -10,9 +10,9 @@ import typer
 
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.model_code import require_consent
-from actordbg.base.errors import StoreProblem, UsageError
+from actordbg.base.errors import UsageError
 from actordbg.cli import output
-from actordbg.cli.input_options import ChosenInputs, asked_for, chosen_order, is_left_to_rank_0, opened, replaying, what_there_is
+from actordbg.cli.input_options import ChosenInputs, asked_for, chosen_order, is_left_to_rank_0, nothing_to, opened, replaying
 from actordbg.cli.matrix_answer import MatrixAnswer, MatrixPlan, follow, print_answer, print_plan
 from actordbg.cli.options import (
     ConfirmOption,
@@ -147,7 +147,7 @@ def _selected(store: Store, base: ReplayConfig, inputs: ChosenInputs) -> Selecti
     for reason, count in chosen.skipped.items():
         output.note(f"left out {output.plural(count, 'dump')}: {reason}")
     if not chosen.rows:
-        raise StoreProblem(f"nothing to replay: {what_there_is(store, where)}", hint="choose dumps with --where or --input-file")
+        raise nothing_to("replay", store, inputs)
     return chosen
 
 

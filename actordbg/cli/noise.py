@@ -10,7 +10,6 @@ import typer
 
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import check_config, refuse_hits
-from actordbg.base.errors import StoreProblem
 from actordbg.cli import input_options as inputs
 from actordbg.cli import output
 from actordbg.cli.options import Json, Quiet, takes
@@ -82,10 +81,7 @@ def noise(
     config = replace(config, keep_tensors=True, keep_gradients=config.backward is not False)
     plan = inputs.planned(store, config, chosen, order)
     if not plan.spec.inputs:
-        raise StoreProblem(
-            f"nothing to measure noise on: {inputs.what_there_is(store, chosen.where)}",
-            hint="choose dumps with --where or --input-file",
-        )
+        raise inputs.nothing_to("measure noise on", store, chosen)
     answer = answer_of(run(store, plan.spec, quiet=quiet or as_json), plan.skipped)
     output.emit(answer, render, as_json)
 

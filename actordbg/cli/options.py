@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from actordbg.base.errors import Refused, UsageError
+from actordbg.base.errors import NothingToDo, Refused, StoreProblem, UsageError
 from actordbg.base.fault import scrub
 from actordbg.base.owners import is_own, name_of
 from actordbg.cli import output
@@ -35,6 +35,7 @@ FormatOption = Annotated[
     Literal["text", "md", "json"] | None,
     typer.Option("--format", "-f", help="How to write the answer (default: text). md can be pasted into an issue."),
 ]
+AllowEmpty = Annotated[bool, typer.Option("--allow-empty", help="Exit code 0, not 5, if nothing is selected.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the answer.")]
 
 
@@ -132,6 +133,12 @@ def approve(what: str, owner: int, yes: bool) -> None:
         raise Refused(f"{shown}; it decides what runs under your name", hint="look at it, then go on with --yes")
 
 
+def require_some(count: int, allow_empty: bool) -> None:
+    """End with the exit code for "nothing to do" if the answer that was just given is about nothing."""
+    if not count and not allow_empty:
+        raise typer.Exit(NothingToDo.exit_code)
+
+
 def settings_of(ctx: typer.Context) -> Settings:
     """The merged settings of this invocation (`actordbg --store DIR COMMAND` comes first)."""
     root = ctx.find_root()
@@ -141,4 +148,7 @@ def settings_of(ctx: typer.Context) -> Settings:
 
 def store_of(ctx: typer.Context) -> Store:
     """The store of this invocation; it may not exist yet (`Store.create`, `Store.require`)."""
-    return Store(settings_of(ctx).store)
+    store = Store(settings_of(ctx).store)
+    if store.root.exists() and not store.root.is_dir():
+        raise StoreProblem(f"{store.root} is a file, and a store is a folder", hint="name a folder with --store DIR")
+    return store

@@ -10,6 +10,7 @@ neither move the cursor nor begin a line of its own in what `say` and `note` pri
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import shutil
 import sys
@@ -35,11 +36,15 @@ PIPE_WIDTH = 200
 """Columns that a table may take when standard output is not a terminal."""
 CELL_WIDTH = 1000
 """Characters of a value that a table shows; folding a longer one takes seconds, and nobody reads it there."""
+_answered = False
+"""Whether JSON went to standard output already: an error then does not, which would be a second document."""
 
 
 def emit(answer: T, render: Callable[[T], None], as_json: bool, *, err: bool = False) -> None:
     """Print `answer` as JSON (with `err` on standard error), or hand it to `render`."""
+    global _answered
     if as_json:
+        _answered = not err
         typer.echo(as_json_text(answer, 2), err=err)
     else:
         render(answer)
@@ -52,6 +57,8 @@ def as_json_text(answer: Any, indent: int | None = None) -> str:
 
 def say_json(answer: Any) -> None:
     """An answer as one line of JSON: one of several."""
+    global _answered
+    _answered = True
     typer.echo(as_json_text(answer))
 
 
@@ -77,12 +84,16 @@ def agreed(text: str) -> bool:
 
 
 def say_error(error: ActordbgError) -> None:
-    """An error and what to do next. Lines behind the first (the end of a log) are indented: none of them looks like ours."""
+    """An error and what to do next. Lines behind the first (the end of a log) are indented: none of them looks like ours.
+
+    Where JSON was asked for and no answer was given, standard output has it as JSON.
+    """
     first, *rest = in_lines(error.message).split("\n")
     lines = [f"error[{error.code}]: {first}", *(f"  | {line}" for line in rest)]
     typer.echo("\n".join(lines), err=True)
     if error.hint:
         note(f"hint: {error.hint}")
+    _answer_error(error.code, error.message, error.hint)
 
 
 def say_usage(error: Any) -> None:
@@ -90,6 +101,19 @@ def say_usage(error: Any) -> None:
     if type(error).__name__ != "NoArgsIsHelpError":  # whose message is the help
         error.message = in_line(error.message)
     error.show()
+    _answer_error("usage", error.format_message(), f"`{error.ctx.command_path} --help` explains it" if error.ctx else "")
+
+
+def _answer_error(code: str, message: str, hint: str | None) -> None:
+    if _wants_json(sys.argv[1:]) and not _answered:
+        typer.echo(as_json_text({"error": {"code": code, "message": message, "hint": hint or None}}, 2))
+
+
+def _wants_json(words: Sequence[str]) -> bool:
+    """Whether a command line asks for JSON. Words of a job that `run` starts are not ours."""
+    mine = list(itertools.takewhile(lambda word: word not in ("--", "run"), words))
+    forms = [after for word, after in itertools.pairwise([*mine, ""]) if word in ("--format", "-f")]
+    return "--json" in mine or "--format=json" in mine or "json" in forms
 
 
 def say_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -24,7 +24,7 @@ from actordbg.cli.input_options import (
     show,
     what_there_is,
 )
-from actordbg.cli.options import ConfirmOption, Json, Quiet, approve, takes, typed_options
+from actordbg.cli.options import ConfirmOption, Json, Quiet, approve, require_some, takes, typed_options
 from actordbg.cli.replay_answer import ReplayAnswer, answer_of, render, shares_of
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.config.sources import Asked
@@ -62,7 +62,8 @@ def replay(
     Runs them through OpenRLHF's Actor under a configuration. Starts the workers itself (with deepspeed's own launcher for
     --backend deepspeed). An input that crashes or hangs a worker costs only itself. Results are kept as they come; Ctrl-C keeps
     what is done, and --resume goes on.
-    Exit code 1 if an input failed, crashed or hung, if a law is broken, or if ranks differ on the same input under --align same.
+    Exit code 1 if an input failed, crashed or hung, if a law is broken, or if ranks differ on the same input under --align same;
+    5 if nothing was selected.
 
     Example: actordbg replay --where "seq_len>1800 and rank=0" --max-inputs 3 --backend deepspeed --zero-stage 3
     """
@@ -94,6 +95,7 @@ def replay(
         raise typer.Exit(130)
     if not answer.good and not dry_run:
         raise typer.Exit(1)
+    require_some(answer.selected, inputs.allow_empty)
 
 
 def _run(store: Store, plan: Plan, *, dry_run: bool, quiet: bool) -> tuple[ReplayAnswer, Exception | None]:

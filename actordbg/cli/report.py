@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from actordbg.actor.signatures import explain
-from actordbg.base.errors import EnvironmentProblem
+from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.cli.options import Format, Where, chosen_format, store_of
 from actordbg.cli.output import note, say_lines
 from actordbg.formats.dump_record import now_timestamp
@@ -19,7 +19,7 @@ from actordbg.report.renderings import as_markdown, as_text
 from actordbg.report.replay_document import document
 from actordbg.report.summary import summarise
 
-_BY_SUFFIX: dict[str, Format] = {".md": "md", ".markdown": "md", ".json": "json", ".csv": "csv"}
+_BY_SUFFIX: dict[str, Format] = {".txt": "text", ".md": "md", ".markdown": "md", ".json": "json", ".csv": "csv"}
 
 
 def report(
@@ -45,7 +45,7 @@ def report(
 
     Example: actordbg report last --format md --output report.md
     """
-    by_suffix = _BY_SUFFIX.get(output.suffix.lower()) if output else None
+    by_suffix = _by_suffix(output, format is not None or as_json) if output else None
     chosen = chosen_format(format, as_json, by_suffix or "text")
     names = [*(replays or []), *(["all"] if everything else [])]
     text = _written(load(store_of(ctx), names, where), chosen, slowest)
@@ -69,6 +69,19 @@ def _written(material: Material, chosen: Format, slowest: int) -> str:
     if chosen == "json":
         return tabular.render_json(summary)
     return (as_markdown if chosen == "md" else as_text)(document(summary))
+
+
+def _by_suffix(path: Path, said: bool) -> Format | None:
+    """The format that a file's name asks for. `said`: --format says it, so the name need not."""
+    if not path.parent.is_dir():
+        raise EnvironmentProblem(f"cannot write {path}: {path.parent} is no folder", hint="make it first, or name another one")
+    found = _BY_SUFFIX.get(path.suffix.lower())
+    if found is None and not said:
+        raise UsageError(
+            f"--output {path.name}: {path.suffix or 'a name without suffix'} says no format",
+            hint=f"end it in {', '.join(sorted(_BY_SUFFIX))}, or add --format",
+        )
+    return found
 
 
 def _write(path: Path, text: str) -> None:

@@ -75,7 +75,7 @@ def import_paths(
     limits: Limits | None = None,
     on_progress: Progress | None = None,
 ) -> ImportSummary:
-    """Import pickles, and every `*.pkl` below folders, into `store`, which is made if it is not there.
+    """Import pickles, and every `*.pkl` below folders, into `store`, which is made with the first dump.
 
     Raises UsageError for a path that does not exist, no pickles at all or an impossible run name, StoreProblem when the
     store cannot be written, LaunchProblem when no decoding process starts. Bad pickles raise nothing: they are in the
@@ -84,7 +84,8 @@ def import_paths(
     if run is not None and not is_plain_name(run):
         raise UsageError(f"{run!r:.80} cannot name a run", hint="use letters, digits and ._+- only")
     files = find_pickles(paths)
-    store.create()
+    if store.exists():
+        store.require()
     with LegacyReader(limits) as reader:
         job = _Import(store, reader, run, _world_sizes(store, files, run))
         for done, path in enumerate(files, 1):
@@ -179,7 +180,7 @@ class _Import:
         world = self.worlds[run] = max(self.worlds.get(run, 0), dump.rank + 1)
         origin = {"name": path.name}  # the id holds the first 16 digits of its SHA-256
         record, blob = to_file(to_record(dump, dump_id, run, world, origin), to_tensors(data, dump))
-        self.store.put_dump(
+        self.store.create().put_dump(
             record,
             blob,
             hint="make room or correct the permissions, and run the same import again: it goes on where it stopped",

@@ -122,7 +122,7 @@ def test_the_command_exports_what_a_query_selects(store: Store, made: list[Path]
 
 def test_a_query_that_selects_nothing_exports_nothing(store: Store, made: list[Path], tmp_path: Path):
     done = cli("--store", store.root, "export", "--where", "seq_len>4096", "--out", tmp_path / "out", "--quiet")
-    assert done.exit_code == 0 and "0 dumps exported" in done.stdout
+    assert done.exit_code == 5 and "0 dumps exported" in done.stdout
 
 
 @pytest.mark.parametrize("words", [[], ["nonsense"], ["2"], ["x", "--where", "rank=0"], ["--format", "pickle"]], ids=str)

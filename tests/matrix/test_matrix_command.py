@@ -19,7 +19,7 @@ from roots import ROOT
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from actordbg.base.errors import ActordbgError, StoreProblem, UsageError
+from actordbg.base.errors import ActordbgError, NothingToDo, UsageError
 from actordbg.cli.app import app
 from actordbg.formats.journal import read_events, read_results
 from actordbg.formats.matrix_record import MatrixRecord
@@ -82,7 +82,7 @@ class TestAsTyped:
 
     def test_a_selection_of_nothing_is_no_success(self, store: Store) -> None:
         publish(store, 1)
-        with pytest.raises(StoreProblem, match="no dump matches seq_len>9000") as caught:
+        with pytest.raises(NothingToDo, match="no dump matches seq_len>9000") as caught:
             invoke(store, "--where", "seq_len>9000")
         assert "--where" in caught.value.hint
 

@@ -76,7 +76,7 @@ DESK_COMMANDS = {
     "verify packed": ("dump", "verify"),
     "show packed": ("dump", "show", "DUMP"),
     "unpack": ("dump", "unpack", "--all"),
-    "prune": ("dump", "prune", "--where", "seq_len < 0", "--yes"),
+    "prune": ("dump", "prune", "--where", "seq_len < 0", "--yes", "--allow-empty"),
 }
 
 

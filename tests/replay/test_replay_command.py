@@ -127,10 +127,10 @@ def test_a_condition_selects_and_max_inputs_cuts(store: Store) -> None:
     assert planned(store, "--where", "seq_len>100 and rank=0", "--max-inputs", "3")["selected"] == 3
 
 
-def test_nothing_selected_is_said_with_what_there_is_and_is_no_failure(store: Store) -> None:
+def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its_own(store: Store) -> None:
     publish(store, 2, length=64)
     result = invoke(store, "--where", "seq_len>4096")
-    assert result.exit_code == 0
+    assert result.exit_code == 5
     assert "no dump matches seq_len>4096; the store holds 2 dumps with seq_len 64 to 64" in result.stdout
     answer = json.loads(invoke(store, "--where", "seq_len>4096", "--json").stdout)
     assert (answer["replay_id"], answer["selected"]) == (None, 0)

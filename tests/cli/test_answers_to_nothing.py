@@ -1,0 +1,135 @@
+"""What a script meets: nothing selected has an exit code of its own, errors are JSON where JSON was asked for, lists are whole."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from actordbg.base.errors import ActordbgError, EnvironmentProblem, NothingToDo, StoreProblem, UsageError
+from actordbg.cli.app import app
+from actordbg.dumps.create import create_dumps
+from actordbg.store.layout import Store
+
+SELECTING = (
+    "replay", "replay --dry-run", "matrix", "noise", "dump export --out OUT", "dump pack", "dump unpack", "dump prune",
+    "dump prune --yes", "dump verify", "dump ls",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sixty(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    store = Store(tmp_path_factory.mktemp("sixty") / "store")
+    create_dumps(store, 60, batch_size=1, seq_len=8)
+    return store
+
+
+def run(store: Store, *words: str) -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["--store", str(store.root), *words])
+    known = result.exception if isinstance(result.exception, ActordbgError) else None
+    return known.exit_code if known else result.exit_code, result.stdout, known.message if known else result.stderr
+
+
+def program(*words: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; sys.argv[0] = 'actordbg'\nfrom actordbg.cli.app import main; main()"
+    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("line", SELECTING)
+def test_nothing_selected_is_exit_5_and_0_where_that_is_allowed(sixty: Store, tmp_path: Path, line: str):
+    words = [*line.replace("OUT", str(tmp_path)).split(), "--where", "seq_len>9999"]
+    assert run(sixty, *words)[0] == NothingToDo.exit_code == 5
+    assert run(sixty, *words, "--allow-empty")[0] == 0
+
+
+def test_a_list_in_json_is_whole_and_on_a_terminal_fifty(sixty: Store):
+    assert len(json.loads(run(sixty, "dump", "ls", "--json")[1])) == 60
+    assert len(json.loads(run(sixty, "dump", "ls", "--json", "--limit", "7")[1])) == 7
+    code, shown, note = run(sixty, "dump", "ls")
+    assert code == 0 and len(shown.splitlines()) == 51 and "10 more" in note  # headings and 50 rows
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("--store", "/nowhere", "replay", "--json"), "store"),
+        (("--store", "STORE", "dump", "ls", "--where", "nonsense=1", "--json"), "where"),
+        (("--store", "STORE", "report", "no-such-replay", "--format", "json"), "usage"),
+        (("--store", "STORE", "matrix", "--where", "seq_len>9999", "--json"), "nothing"),
+        (("dump", "ls", "--jsn", "--json"), "usage"),
+    ],
+)
+def test_an_error_under_json_is_json_on_standard_output_and_words_on_the_other(sixty: Store, words: tuple[str, ...], code: str):
+    done = program(*(str(sixty.root) if word == "STORE" else word for word in words))
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == code and error["message"] and error["message"].splitlines()[0] in done.stderr
+    assert done.returncode == {"store": 4, "where": 2, "usage": 2, "nothing": 5}[code]
+
+
+def test_an_error_behind_an_answer_is_no_second_document(sixty: Store):
+    prelude = "from actordbg.cli import output; output.emit({}, print, True)"
+    code = f"import sys; sys.argv = ['actordbg', '--store', '/nowhere', 'dump', 'ls', '--json']\n{prelude}"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nfrom actordbg.cli.app import main; main()"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 4 and json.loads(done.stdout) == {}
+
+
+def test_words_of_a_job_ask_for_no_json():
+    done = program("--store", "/proc/nowhere", "run", "python", "job.py", "--json")
+    assert done.returncode == 4 and done.stdout == "" and "error[" in done.stderr
+
+
+def test_a_store_may_be_named_behind_the_command_and_the_later_one_holds(sixty: Store):
+    done = CliRunner().invoke(app, ["--store", "/nowhere", "dump", "ls", "--store", str(sixty.root), "--json"])
+    assert done.exit_code == 0 and len(json.loads(done.stdout)) == 60
+
+
+def test_a_file_in_the_place_of_a_store_is_called_a_file(tmp_path: Path):
+    (tmp_path / "file").write_text("root:x:0:0")
+    with pytest.raises(StoreProblem, match="is a file"):
+        CliRunner().invoke(app, ["--store", str(tmp_path / "file"), "dump", "ls"], catch_exceptions=False)
+
+
+def test_a_failed_import_leaves_no_store(tmp_path: Path):
+    (tmp_path / "bad.pkl").write_bytes(b"no pickle at all")
+    store = Store(tmp_path / "store")
+    assert run(store, "dump", "import", str(tmp_path / "bad.pkl"))[0] == 1
+    assert not store.root.exists()
+
+
+@pytest.mark.parametrize(("name", "kind"), [("x.html5", UsageError), ("x", UsageError), ("missing/x.md", EnvironmentProblem)])
+def test_a_report_goes_only_where_its_name_says_what_it_is(sixty: Store, tmp_path: Path, name: str, kind: type[ActordbgError]):
+    with pytest.raises(kind):
+        CliRunner().invoke(app, ["--store", str(sixty.root), "report", "-o", str(tmp_path / name)], catch_exceptions=False)
+    assert list(tmp_path.iterdir()) == []
+    assert run(sixty, "report", "-o", str(tmp_path / "x"), "--format", "md")[0] == 0
+
+
+def test_a_budget_of_memory_needs_a_unit(sixty: Store):
+    code, _, said = run(sixty, "curve", "memory", "--budget", "80")
+    assert code == 2 and "has no unit" in said
+
+
+def test_the_command_that_dump_show_names_can_be_pasted(sixty: Store):
+    first = json.loads(run(sixty, "dump", "ls", "--json", "--limit", "1")[1])[0]["dump_id"]
+    shown = run(sixty, "dump", "show", first)[1]
+    assert f"--where \"dump_id='{first}'\"" in shown
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure(sixty: Store):
+    code = "import sys; sys.argv[0] = 'actordbg'\nfrom actordbg.cli.app import main; main()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, "--store", str(sixty.root), "dump", "ls", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert child.stdout is not None and child.stderr is not None
+    child.stdout.close()
+    with child.stderr:
+        assert child.stderr.read() == b""
+    assert child.wait() == 141
