@@ -15,12 +15,11 @@ publishes each ledger as a small JSON file, which `dump status` reads: `store/co
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import threading
 import time
-from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,6 @@ from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.ringfile import CLOSED, COUNTERS_FORMAT, COUNTS, DROP_REASONS, PLACE, SAMPLE_REASONS, TRIGGERS
 from actordbg.formats.store_files import FULL_DISK, StoreFiles, atomic_write, overwrite
 
-_serials = itertools.count()
 PAGE = 4096
 """Least size of a counters file, in bytes."""
 
@@ -56,12 +54,19 @@ def _count(name: str) -> Any:
     return property(lambda ledger: ledger.counts[place])
 
 
-@dataclass
+def _counts_by(kind: str, reasons: tuple[str, ...]) -> Any:
+    """Those that are not 0, by reason."""
+    places = {reason: PLACE[f"{kind}.{reason}"] for reason in reasons}
+    return property(lambda ledger: {reason: n for reason, place in places.items() if (n := ledger.counts[place])})
+
+
+@dataclass(eq=False)
 class Ledger:
     """Counts of one actor instance in one run. All methods are safe from any thread.
 
-    `closed` says that no call will come any more (the run's name changed, or the process ends). `rotated` counts dumps that
-    were captured and have made room for newer ones since; `triggered` counts captured calls by trigger.
+    `closed` says that no call will come any more (the run's name changed, or the process ends, or `actor`, a weak reference, is
+    gone). `rotated` counts dumps that were captured and have made room for newer ones since; `triggered` counts captured calls by
+    trigger. `rotation` is the writer's.
     """
 
     identity: Identity
@@ -72,7 +77,8 @@ class Ledger:
     generation: int = -1
     changed: bool = True
     closed: bool = False
-    serial: int = field(default_factory=lambda: next(_serials))
+    actor: Callable[[], object] = lambda: True
+    rotation: Rotation | None = None
     book: int = -1
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _admitted_before: int = 0
@@ -84,20 +90,8 @@ class Ledger:
     calls, captured, bytes = map(_count, ("calls", "captured", "bytes"))
     outputs_dropped, rotated, rotated_bytes = map(_count, ("outputs_dropped", "rotated", "rotated_bytes"))
 
-    @property
-    def dropped(self) -> dict[str, int]:
-        """Calls that were wanted and are lost, by reason."""
-        return self._by("dropped", DROP_REASONS)
-
-    @property
-    def sampled_out(self) -> dict[str, int]:
-        """Calls that were not wanted, by reason."""
-        return self._by("sampled_out", SAMPLE_REASONS)
-
-    @property
-    def triggered(self) -> dict[str, int]:
-        """Captured calls that a trigger kept, by trigger."""
-        return self._by("triggered", TRIGGERS)
+    dropped, sampled_out = _counts_by("dropped", DROP_REASONS), _counts_by("sampled_out", SAMPLE_REASONS)
+    triggered = _counts_by("triggered", TRIGGERS)
 
     @property
     def pending(self) -> int:
@@ -116,9 +110,19 @@ class Ledger:
             counts[:] = self.counts
             self.book, self.counts = number, counts
 
+    def end_with_actor(self) -> None:
+        """No call will come if the actor is gone."""
+        if not self.closed and self.actor() is None:
+            self.closed = self.changed = True
+
+    @property
+    def done(self) -> bool:
+        """Whether no call will come and all is published."""
+        return self.closed and not self.changed and not self.pending
+
     def leave_book(self) -> int:
         """Give up the book if no call will come and all is published: its number, or -1 if it is needed or there is none."""
-        number = -1 if not self.closed or self.changed or self.pending else self.book
+        number = self.book if self.done else -1
         if number >= 0:
             self.move(-1, None)
         return number
@@ -250,9 +254,6 @@ class Ledger:
             "generation": max(self.generation, 0),
         }
 
-    def _by(self, kind: str, reasons: tuple[str, ...]) -> dict[str, int]:
-        return {reason: n for reason in reasons if (n := self.counts[PLACE[f"{kind}.{reason}"]])}
-
 
 COUNT_SECONDS = 10.0
 """How old the count of the run's actors may be."""
@@ -270,40 +271,38 @@ class Rotation:
 
     store: StoreFiles
     ledger: Ledger
-    files: deque[tuple[Path, int]] = field(default_factory=deque)
+    files: dict[Path, int] = field(default_factory=dict)
     bytes: int = 0
-    removed: deque[tuple[Path, int]] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    removed: dict[Path, int] = field(default_factory=dict)
     _actors: int = 1
     _counted: float = float("-inf")
 
     def add(self, path: Path, nbytes: int) -> None:
         """One more file."""
-        self.files.append((path, nbytes))
+        self.files[path] = nbytes
         self.bytes += nbytes
 
     def spare(self, path: Path) -> None:
         """This file is pinned after all; if it was removed already, it has just been written again."""
-        for item in self.files:
-            if item[0] == path:
-                self.files.remove(item)
-                self.bytes -= item[1]
-                return
-        for item in self.removed:
-            if item[0] == path:
-                self.ledger.rotate(-item[1], -1)
-                self.removed.remove(item)
-                return
+        if path in self.files:
+            self.bytes -= self.files[path]
+            del self.files[path]
+        elif path in self.removed:
+            self.ledger.rotate(-self.removed[path], -1)
+            del self.removed[path]
 
     def apply(self, keep_bytes: int) -> None:
         """Remove the oldest until this actor's share holds; the newest always stays."""
         share = keep_bytes // self._count_actors()
         while self.bytes > share and len(self.files) > 1:
-            path, nbytes = self.files[0]
-            self.removed.append((path, nbytes))
+            path, nbytes = next(iter(self.files.items()))
+            self.removed[path] = nbytes
+            if len(self.removed) > REMEMBERED:
+                del self.removed[next(iter(self.removed))]
             with contextlib.suppress(FileNotFoundError):  # packed or pruned meanwhile
                 os.unlink(path)
             self.ledger.rotate(nbytes)
-            del self.files[0]  # last: what failed half way is tried again
+            del self.files[path]  # last: what failed half way is tried again
             self.bytes -= nbytes
 
     def _count_actors(self) -> int:

@@ -54,31 +54,19 @@ class Verdict:
 
 
 @dataclass
-class CallEnd:
-    """What became of a call. `seconds` may be called once the device is done; `error` are the facts of what it raised."""
-
-    kind: tuple[Any, ...]
-    seconds: Callable[[], float] | None = None
-    error: dict[str, Any] | None = None
-
-
-@dataclass
 class Judge:
-    """Judges the calls of one process, and remembers how long they took."""
+    """Judges the calls of one actor in one run, and remembers how long they took."""
 
-    times: dict[tuple[Any, ...], deque[float]] = field(default_factory=dict)
+    times: dict[tuple[bool, int], deque[float]] = field(default_factory=dict)
 
-    def verdict(
-        self, on: Triggers, outcome: CallEnd, tensors: Mapping[str, torch.Tensor], action_mask: torch.Tensor | None
-    ) -> Verdict | None:
+    def verdict(self, item: Item, tensors: Mapping[str, torch.Tensor], action_mask: torch.Tensor | None) -> Verdict | None:
         """The first trigger that fires: exceptions, then outputs, then time."""
-        if outcome.error is not None:
-            memory = bool(outcome.error.get("out_of_memory"))
-            if on.exception or (on.oom and memory):
-                return Verdict(OOM if memory else EXCEPTION, outcome.error)
-            return None
+        on = item.control.on
+        if item.error is not None:
+            memory = bool(item.error.get("out_of_memory"))
+            return Verdict(OOM if memory else EXCEPTION, item.error) if on.exception or (on.oom and memory) else None
         found = self._outputs(on, tensors, action_mask) if on.of_outputs else None
-        slow = self._slow(on.slow, outcome) if on.slow is not None else None
+        slow = self._slow(on.slow, item) if on.slow is not None else None
         return found or slow
 
     def _outputs(self, on: Triggers, tensors: Mapping[str, torch.Tensor], action_mask: torch.Tensor | None) -> Verdict | None:
@@ -93,21 +81,16 @@ class Judge:
             return None
         return _out_of_range(on.logprobs, outputs, action_mask)
 
-    def _slow(self, multiple: float, outcome: CallEnd) -> Verdict | None:
-        if outcome.seconds is None:
+    def _slow(self, multiple: float, item: Item) -> Verdict | None:
+        if item.seconds is None:
             return None
-        seconds = outcome.seconds()
-        known = self.times.setdefault(outcome.kind, deque(maxlen=MEDIAN_OF))
+        seconds, kind = item.seconds(), (item.call.grad_enabled, (item.shape[0] * item.shape[1]).bit_length())
+        known = self.times.setdefault(kind, deque(maxlen=MEDIAN_OF))
         usual = median(known) if len(known) >= MEDIAN_FROM else math.inf
         known.append(seconds)
         if seconds <= multiple * usual:
             return None
         return Verdict(SLOW, {"seconds": seconds, "median": usual, "times": seconds / usual, "of": len(known) - 1})
-
-
-def kind_of(instance: str, grad_enabled: bool, shape: tuple[int, int]) -> tuple[Any, ...]:
-    """What calls have in common whose times can be compared."""
-    return instance, grad_enabled, (shape[0] * shape[1]).bit_length()
 
 
 def error_facts(error: BaseException, device: torch.device | None) -> dict[str, Any]:
@@ -197,7 +180,7 @@ class Kind:
 
 @dataclass
 class Kinds:
-    """The kinds of one process, by what tells them apart."""
+    """The kinds of one actor's calls, by what tells them apart."""
 
     known: dict[Any, Kind] = field(default_factory=dict)
 
@@ -207,7 +190,7 @@ class Kinds:
             return self._make(ledger, instance, call, bound, dtypes)
         arguments = bound.arguments
         key = (
-            ledger.serial, instance.role, call.training, call.grad_enabled, call.autocast_dtype, call.packing_samples,
+            ledger, instance.role, call.training, call.grad_enabled, call.autocast_dtype, call.packing_samples,
             call.temperature, *bound.tensors, dtypes, *bound.groups, *arguments, *arguments.values(),
             *map(type, arguments.values()),
         )  # fmt: skip
@@ -261,6 +244,7 @@ class Item:
     """One call. `standing` in the books: OPEN (wanted, nothing is decided), CAPTURED, DROPPED or SAMPLED, the last two for a
     `reason`.
 
+    `timer` runs during the call; `seconds` may be called once the device is done. `ended`: triggers can judge it.
     `nbytes`: reserved in the queue; 0 for a call that only the ring keeps. `held`: holds on its place in the ring. `whole`: it is
     copied, and can be written. `deferred`: it is queued when it has run. `handled`: the writer has had it. `failed`: something
     went wrong around its call, so it is none of the last calls. `previous`: the calls before it, held in the ring; `cause`: the
@@ -286,7 +270,8 @@ class Item:
     outputs: Snapshot | None = None
     timer: Callable[[], Callable[[], float]] | None = None
     error: dict[str, Any] | None = None
-    outcome: CallEnd | None = None
+    seconds: Callable[[], float] | None = None
+    ended: bool = False
     rng_after: dict[str, torch.Tensor] | None = None
     previous: tuple[Item, ...] = ()
     held: int = 0

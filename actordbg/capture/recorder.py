@@ -27,7 +27,7 @@ from actordbg.capture import facts
 from actordbg.capture.binding import Binder, Bound
 from actordbg.capture.control import Control, ControlWatcher
 from actordbg.capture.ledger import Identity, Ledger
-from actordbg.capture.recorded_call import CallEnd, Item, Kinds, error_facts, kind_of, named_outputs, numbers, wants_actions
+from actordbg.capture.recorded_call import Item, Kinds, error_facts, named_outputs, numbers, wants_actions
 from actordbg.capture.ring import Ring
 from actordbg.capture.snapshot import Copier, PoolExhausted, cost
 from actordbg.capture.watch import Notices, RingKeeper, Watch
@@ -51,6 +51,7 @@ class Instance:
     ledger: Ledger
     about: facts.ActorFacts | None = None
     ledgers: dict[str, Ledger] = field(default_factory=dict)
+    kinds: Kinds = field(default_factory=Kinds)
 
     def observe(self, call: facts.CallFacts) -> None:
         """An actor that runs forward in training mode with gradients is being trained: the policy."""
@@ -96,7 +97,6 @@ class Recorder:
         self._token = secrets.token_hex(4)
         self._dump_tokens = itertools.count(int(secrets.token_hex(4), 16))
         self._rings = RingKeeper(store, self._host, self._token, self.notices)
-        self._kinds = Kinds()
         self._last: deque[Item] = deque(maxlen=0)
         self._instances: weakref.WeakKeyDictionary[Any, Instance] = weakref.WeakKeyDictionary()
         self._met = 0
@@ -236,7 +236,7 @@ class Recorder:
         item.device = device
         if device is not None and not self._copier.may_copy(tensors):
             return self._refuse(item, "cuda_graph")
-        item.kind = kind = self._kinds.of(item.ledger, instance, call, bound, dtypes)
+        item.kind = kind = instance.kinds.of(item.ledger, instance, call, bound, dtypes)
         at = kind.place_in(ring)
         entry = ring.open(OWN_NUMBERS + len(described), total if at[1] else total + aligned(len(kind.text)))
         if entry is None:
@@ -294,9 +294,8 @@ class Recorder:
     def _note_end(self, item: Item, output: Any, error: BaseException | None) -> None:
         """Take what is wanted of the end: time, outputs, generator states, the calls before."""
         control = item.control
-        seconds = item.timer() if item.timer is not None else None
-        kind = kind_of(item.ledger.identity.instance, item.call.grad_enabled, item.shape)
-        item.outcome = CallEnd(kind, seconds, item.error)
+        item.seconds = item.timer() if item.timer is not None else None
+        item.ended = True
         if control.before:
             for one in self._last:
                 if one.ring.hold(one.entry):
@@ -335,7 +334,7 @@ class Recorder:
         if known is not None:
             known.ledger.closed = known.ledger.changed = True
             before = known.ledgers.get(run)  # the run's counters file goes on where it stopped
-            ledger = self._reopen(before) if before else self._open_ledger(known.name, known.rank, known.role, run)
+            ledger = self._reopen(before) if before else self._open_ledger(actor, known.name, known.rank, known.role, run)
             if not before:
                 self.writer.watch(ledger)
             known.ledger = known.ledgers[run] = ledger
@@ -343,7 +342,7 @@ class Recorder:
         rank = facts.rank_of_process()
         role = self._attempt(facts.role_from_ray, None)
         name = f"actor{self._met}-{self._token}"
-        made = Instance(name, rank, role, self._open_ledger(name, rank, role, run))
+        made = Instance(name, rank, role, self._open_ledger(actor, name, rank, role, run))
         made.ledgers[run] = made.ledger
         # when nothing can fail any more: counters of a ledger without calls would hide the real ones
         self.writer.watch(made.ledger)
@@ -351,8 +350,9 @@ class Recorder:
         self._instances[actor] = made
         return made
 
-    def _open_ledger(self, name: str, rank: facts.Rank, role: str | None, run: str) -> Ledger:
-        ledger = Ledger(Identity(run, rank.rank, rank.world_size, self._host, self.pid, name), role=role)
+    def _open_ledger(self, actor: Any, name: str, rank: facts.Rank, role: str | None, run: str) -> Ledger:
+        who = Identity(run, rank.rank, rank.world_size, self._host, self.pid, name)
+        ledger = Ledger(who, role=role, actor=weakref.ref(actor))
         if self.ring is not None:
             ledger.move(*self.ring.add_ledger(ledger.names()))
         if not self._met:

@@ -27,6 +27,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -83,8 +84,7 @@ class Writer:
         self.lock = threading.Lock()
         self._bytes = 0
         self._ledgers: list[Ledger] = []
-        self._rotations: dict[int, Rotation] = {}
-        self._judge = Judge()
+        self._judges: WeakKeyDictionary[Ledger, Judge] = WeakKeyDictionary()
         self._thread: threading.Thread | None = None
         self._deadline: float | None = None
         self._give_up = 0.0
@@ -111,7 +111,8 @@ class Writer:
     def watch(self, ledger: Ledger) -> None:
         """Publish this ledger's counters from now on."""
         with self.lock:
-            self._ledgers.append(ledger)
+            if ledger not in self._ledgers:
+                self._ledgers.append(ledger)
 
     def watched(self) -> list[Ledger]:
         """The ledgers whose counters are published."""
@@ -236,6 +237,7 @@ class Writer:
         """Close an item's books one way or another, and free what it holds."""
         item.handled = True
         try:
+            self.watch(item.ledger)  # its actor may be gone, and its books were closed; a trigger can open them again
             if item.cause is not None:
                 self._keep_too(item, item.cause)
             else:
@@ -253,7 +255,7 @@ class Writer:
             item.ring.arrived(item.entry)
         if item.outputs is not None:
             item.outputs.wait()
-        verdict = self._verdict(item) if item.outcome is not None and item.control.triggers else None
+        verdict = self._verdict(item) if item.ended and item.control.triggers else None
         if verdict is not None:
             item.reopen()
         if item.standing != OPEN:
@@ -267,10 +269,11 @@ class Writer:
 
     def _verdict(self, item: Item) -> Verdict | None:
         """The trigger that keeps an item, if it may keep one more."""
-        assert item.outcome is not None and item.snapshot is not None
+        assert item.snapshot is not None
         tensors = item.outputs.tensors() if item.outputs is not None else {}
         mask = item.snapshot.tensors().get("action_mask") if item.control.on.logprobs is not None else None
-        verdict = self._judge.verdict(item.control.on, item.outcome, tensors, mask)
+        judge = self._judges.setdefault(item.ledger, Judge())
+        verdict = judge.verdict(item, tensors, mask)
         return verdict if verdict and item.ledger.admits_trigger(item.control, verdict.trigger) else None
 
     def _keep_too(self, one: Item, dump_id: str) -> None:
@@ -377,7 +380,8 @@ class Writer:
         return self._deadline is not None and time.monotonic() > self._deadline
 
     def _rotation(self, ledger: Ledger) -> Rotation:
-        return self._rotations.setdefault(ledger.serial, Rotation(self._store, ledger))
+        ledger.rotation = ledger.rotation or Rotation(self._store, ledger)
+        return ledger.rotation
 
     def _above_floor(self, floor: int) -> bool:
         now = time.monotonic()
@@ -406,10 +410,14 @@ class Writer:
         for place in range(first, first + len(ledgers)):
             self._turn = (place + 1) % len(ledgers)
             ledger = ledgers[place % len(ledgers)]
+            ledger.end_with_actor()
             if ledger.changed or (heartbeat and not ledger.closed):
                 ledger.publish(self._store, state, process)
                 ring, number = self.ring, ledger.leave_book()
                 if ring is not None and number >= 0:  # a job with a new run each night shall not run out of books
                     ring.close_book(number)
+            if ledger.done and ledger.actor() is None:
+                with self.lock:
+                    self._ledgers.remove(ledger)
         self._publishing = False
         self._notices.over("counters")

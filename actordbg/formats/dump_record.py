@@ -150,11 +150,6 @@ class DumpRecord:
     payload_sha256: str = ""
 
     @property
-    def input_names(self) -> tuple[str, ...]:
-        """Names of the tensors that the call received."""
-        return tuple(name for name in self.tensors if not name.startswith((OUTPUT_PREFIX, RNG_PREFIX)))
-
-    @property
     def padding(self) -> int:
         """Number of padded positions, B*S - tokens."""
         return self.batch_size * self.seq_len - self.tokens

@@ -85,7 +85,7 @@ def test_every_signature_is_recorded_and_replayable(recording: Recording, cls: t
     (dump,) = recording.dumps()
     assert (dump.record.batch_size, dump.record.seq_len, dump.record.action_len) == (3, 7, None)
     assert dump.record.replayable
-    assert dump.record.input_names == ("attention_mask", "sequences")
+    assert tuple(dump.record.tensors) == ("attention_mask", "sequences")
 
 
 def test_num_actions_of_old_releases_is_an_argument(recording: Recording):

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 
 import pytest
-from capturekit import balanced
+from capturekit import Recording, SignatureA, balanced, ids
 
 from actordbg.base.errors import CorruptDump
+from actordbg.capture import writer
 from actordbg.capture.control import Control
 from actordbg.capture.ledger import Identity, Ledger
 from actordbg.formats.recording_reading import read_counters
+from actordbg.formats.ringfile import MAX_LEDGERS
 from actordbg.store.layout import Store
 
 
@@ -131,3 +134,20 @@ def test_damaged_counters_are_refused(store: Store, text: str):
     path.write_text(text)
     with pytest.raises(CorruptDump):
         read_counters(path)
+
+
+def test_an_actor_that_is_gone_has_its_books_closed_and_leaves_room_for_others(store: Store, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(writer, "PUBLISH_SECONDS", 0.01)
+    recording = Recording(store)
+    for number in range(MAX_LEDGERS + 2):
+        actor = SignatureA()
+        recording.forward(actor, ids(2, 9, number))
+        assert recording.ledgers[-1].book >= 0, "what is counted in the ring outlives a kill"
+        del actor
+        until = time.monotonic() + 60
+        while recording.recorder.writer.watched():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+    found = [read_counters(path) for path in store.counters.rglob("*.json")]
+    assert [(data["state"], data["calls"], data["captured"]) for data in found] == [("ended", 1, 1)] * (MAX_LEDGERS + 2)
+    assert recording.close(60)

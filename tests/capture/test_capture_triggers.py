@@ -12,8 +12,8 @@ import torch
 from capturekit import Recording, StuckStore, balanced, ids
 from roots import ROOT
 
-from actordbg.capture.control import EXCEPTION, FORMS, LOGPROBS, NAN, OOM, SLOW, Triggers, parse
-from actordbg.capture.recorded_call import LOGITS_SUM, CallEnd, Judge, kind_of
+from actordbg.capture.control import EXCEPTION, FORMS, LOGPROBS, NAN, OOM, SLOW, Control, Triggers, parse
+from actordbg.capture.recorded_call import LOGITS_SUM, Judge
 from actordbg.formats.dump_record import OUTPUT_PREFIX
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -157,15 +157,16 @@ def test_a_slow_call_is_kept_once_there_is_a_median(store: Store):
 
 
 def test_calls_of_different_kinds_have_different_medians():
-    judge, on = Judge(), parse(("slow:3x",))
-    long, short = kind_of("a", True, (4, 2048)), kind_of("a", True, (4, 128))
-    assert long != short != kind_of("a", False, (4, 128)) != kind_of("b", False, (4, 128))
-    assert kind_of("a", True, (4, 2047)) == kind_of("a", True, (4, 1100))
-    for _ in range(20):
-        assert judge.verdict(on, CallEnd(short, lambda: 0.01), {}, None) is None
-        assert judge.verdict(on, CallEnd(long, lambda: 1.0), {}, None) is None
-    assert judge.verdict(on, CallEnd(short, lambda: 0.031), {}, None) is not None
-    assert judge.verdict(on, CallEnd(long, lambda: 2.9), {}, None) is None
+    judge, control = Judge(), Control(True, "r", "2026-11-20T12:00:00.000000Z", triggers=("slow:3x",))
+
+    def slow(seq_len: int, seconds: float, grad_enabled: bool = True) -> bool:
+        item: Any = SimpleNamespace(control=control, error=None, shape=(4, seq_len), seconds=lambda: seconds)
+        item.call = SimpleNamespace(grad_enabled=grad_enabled)
+        return judge.verdict(item, {}, None) is not None
+
+    assert not any(slow(seq_len, seconds) for _ in range(20) for seq_len, seconds in ((128, 0.01), (2047, 1.0)))
+    assert slow(128, 0.031) and not slow(1100, 2.9)
+    assert not slow(128, 9.0, grad_enabled=False)  # the first one of its kind
 
 
 def test_log_probs_out_of_range_count_only_under_the_action_mask(store: Store):

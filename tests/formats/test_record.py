@@ -47,11 +47,6 @@ def test_padding_is_what_the_tokens_leave():
     assert record().padding == 5
 
 
-def test_input_names_leave_recorded_outputs_out():
-    spec = TensorSpec("float32", (2, 9), (9, 1), "float32")
-    assert record(tensors={"sequences": spec, "output.log_probs": spec}).input_names == ("sequences",)
-
-
 def test_a_newer_version_is_refused_with_the_remedy():
     with pytest.raises(NewerFormat) as caught:
         parse_record(changed(format_version=2))

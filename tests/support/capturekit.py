@@ -12,6 +12,7 @@ import torch
 
 from actordbg.capture.control import Control
 from actordbg.capture.hook import Slot, wrap
+from actordbg.capture.ledger import Ledger
 from actordbg.capture.recorder import Recorder
 from actordbg.capture.snapshot import Copier
 from actordbg.capture.switch_file import write_control
@@ -238,6 +239,19 @@ class ForkWithVisualInputs(Empty):
 SIGNATURES = (SignatureA, SignatureB, SignatureC, SignatureD, SignatureE, SignatureF, SignatureG, SignatureH)
 
 
+class RememberingWriter(Writer):
+    """A writer that knows all ledgers it ever watched. Guarantees: it forgets them as a real one does."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.met: list[Ledger] = []
+
+    def watch(self, ledger: Ledger) -> None:
+        if ledger not in self.met:
+            self.met.append(ledger)
+        super().watch(ledger)
+
+
 class Recording:
     """A store with recording on, and `forward`s that record into it. Like `install`, without the class and the environment."""
 
@@ -255,7 +269,7 @@ class Recording:
         self.set(**limits)
         self.slot = Slot(store, None)
         notices = Notices()
-        writer = Writer(store, notices, publisher=publisher, capacity=capacity)
+        writer = RememberingWriter(store, notices, publisher=publisher, capacity=capacity)
         recorder = Recorder(store, writer=writer, copier=copier, notices=notices, on_change=self.slot._follow)
         self.slot._use(recorder)
         recorder.look()
@@ -266,7 +280,8 @@ class Recording:
 
     @property
     def ledgers(self) -> list[Any]:
-        return self.recorder.writer.watched()
+        writer = self.recorder.writer  # a forked child has one of its own
+        return writer.met if isinstance(writer, RememberingWriter) else writer.watched()
 
     def set(self, *, enabled: bool = True, run: str = "r", **limits: Any) -> None:
         """Replace the switch; the recorder looks at once."""

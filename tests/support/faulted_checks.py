@@ -63,7 +63,7 @@ def run(root: Path, limits: dict[str, Any], wanted: list[Any], planned: tuple[Fa
     complaints = _complaints(one, wanted, planned)
     one.end_threads()
     found = one.recorder
-    captured = sum(ledger.captured for ledger in found.writer._ledgers) if found is not None else 0
+    captured = sum(ledger.captured for ledger in one.ledgers)
     said = len(one.log.said)
     shutil.rmtree(folder, ignore_errors=True)
     hook._slots.clear()
@@ -93,14 +93,14 @@ def _complaints(one: Run, wanted: list[Any], planned: tuple[Fault, ...]) -> list
         if all(not fault.lasting and fault.passed > fault.raised for fault in planned):
             found += _leaks(one.recorder)
             if all(len(fault.errors) == 1 for fault in planned):
-                found += _published(one, one.recorder)  # the last ones are tried twice, not seven times
+                found += _published(one)  # the last ones are tried twice, not seven times
     return found
 
 
 def _books(one: Run, found: recorder.Recorder, planned: tuple[Fault, ...]) -> list[str]:
     """Every call is there, once, and so is every file."""
     complaints, strays = [], found.stray - found._strays_booked
-    ledgers = found.writer._ledgers
+    ledgers = one.ledgers
     dropped = sum(sum(x.dropped.values()) for x in ledgers)
     captured, rotated = sum(x.captured for x in ledgers), sum(x.rotated for x in ledgers)
     books = f"{[x._as_dict('on') for x in ledgers]}, strays {found.stray}, of these in the books {found._strays_booked}"
@@ -130,10 +130,10 @@ def _leaks(found: recorder.Recorder) -> list[str]:
     return complaints
 
 
-def _published(one: Run, found: recorder.Recorder) -> list[str]:
+def _published(one: Run) -> list[str]:
     """The counters files say what the books say, at last."""
     complaints = []
-    for ledger in found.writer._ledgers:
+    for ledger in one.ledgers:
         try:
             data = json.loads(ledger.identity.counters(Store(one.store)).read_bytes())
         except OSError as error:

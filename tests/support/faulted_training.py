@@ -153,7 +153,8 @@ class Run:
     calls: int = 0
     computed: list[Any] = field(default_factory=list)
     raised: str | None = None
-    written: bool = True
+    ledgers: list[Ledger] = field(default_factory=list)
+    """All that its recorder ever had; it forgets those of an actor that is gone."""
     seconds: float = 0.0
     patience: float = 0.012
     """Longest time, in seconds, that the training waits for the recorder to see its switch."""
@@ -209,7 +210,7 @@ class Run:
     def booked(self) -> int:
         """Calls in the books."""
         found = self.recorder
-        return 0 if found is None else found.stray - found._strays_booked + sum(ledger.calls for ledger in found.writer._ledgers)
+        return 0 if found is None else found.stray - found._strays_booked + sum(ledger.calls for ledger in self.ledgers)
 
     def go(self) -> None:
         logger = logging.getLogger("actordbg")
@@ -235,15 +236,26 @@ class Run:
             hook.install(cls, store=str(self.store))
             for slot in hook._slots.values():
                 self.log.listen(slot.recorder.notices)
+                self._remember(slot.recorder.writer)
         except Exception:  # noqa: BLE001  # as the trailer does
             hook._slots.clear()
+
+    def _remember(self, of: writer.Writer) -> None:
+        watch = of.watch
+
+        def remembered(books: Ledger) -> None:
+            watch(books)
+            if books not in self.ledgers:
+                self.ledgers.append(books)
+
+        of.watch = remembered  # type: ignore[method-assign]
 
     def _settle(self) -> None:
         """Let the threads end. One that could not be told to (the fault is in telling it) goes on until its process is gone."""
         found = self.recorder
         threads = [t for t in (found.watch._thread, found.writer._thread) if t is not None] if found is not None else []
         until = time.monotonic() + 1
-        while found is not None and time.monotonic() < until and not all(map(closed, found.writer._ledgers)):
+        while found is not None and time.monotonic() < until and not all(map(closed, self.ledgers)):
             time.sleep(0.001)
         for thread in threads:
             thread.join(0.05 if thread.is_alive() else None)

@@ -7,23 +7,27 @@ killed at a random moment, or runs out of time to write. Then the rings are reco
     calls made = calls in the books = captured + dropped + sampled out        dump files = captured - rotated (+ the recovered ones
                                                                               that were not wanted)
 
-Memory and descriptors of a recorder that lives on through all of it (this process) are looked at on the way, and their slope is told.
+The other half of the calls is made by one recorder, on a disk with errors, for many actors one after another. Its memory is looked at
+on the way: nothing may come to stay.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
+import gc
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import sys
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -39,6 +43,12 @@ from actordbg.store.layout import Store
 
 LIFE = 500
 """Calls of one life."""
+ACTORS = 40
+"""Actors that the long life has, one after another."""
+OBJECTS_A_CALL = 0.1
+"""What stays for a call is one object at least, for an actor some dozens. Noise: some objects in all (what a thread just made)."""
+BYTES_A_CALL, CALLS_TO_WEIGH = 64, 20_000
+"""A path that stays for each call has 200 bytes. Noise: pages of the allocator, 300 kB in all; so this needs many calls."""
 ERRORS = (
     OSError(errno.EIO, "I/O error"),
     OSError(errno.ENOSPC, "No space left on device"),
@@ -158,9 +168,70 @@ def one_life(root: Path, seed: int, calls: int) -> dict[str, int]:
     return sums
 
 
-def resident() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * resource.getpagesize()
+@dataclass
+class Memory:
+    """What a process holds at several moments, when it has nothing to do. Guarantees: the allocator keeps nothing for later."""
+
+    calls: list[int] = field(default_factory=list)
+    kilobytes: list[int] = field(default_factory=list)
+    objects: list[int] = field(default_factory=list)
+    descriptors: list[int] = field(default_factory=list)
+
+    def look(self, calls: int) -> None:
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        self.calls.append(calls)
+        self.kilobytes.append(int(status.split("RssAnon:")[1].split()[0]))
+        self.objects.append(len(gc.get_objects()))
+        self.descriptors.append(len(os.listdir("/proc/self/fd")))
+
+    def came_to_stay(self) -> dict[str, float]:
+        """From the third quarter of the time to the last one, for each call (medians: now and then the writer holds an item)."""
+        quarter = len(self.calls) // 4
+        calls = self.calls[-1] - self.calls[-1 - quarter]
+
+        def growth(seen: list[int]) -> float:
+            return (median(seen[-quarter:]) - median(seen[-2 * quarter : -quarter])) / calls
+
+        return {"objects_a_call": round(growth(self.objects), 3), "bytes_a_call": round(1024 * growth(self.kilobytes), 1)}
+
+    def is_flat(self) -> None:
+        """AssertionError if something stays for each call, or for each actor, descriptors too."""
+        told = self.came_to_stay()
+        assert told["objects_a_call"] < OBJECTS_A_CALL, (told, self)
+        assert self.calls[-1] < CALLS_TO_WEIGH or told["bytes_a_call"] < BYTES_A_CALL, (told, self)
+        assert max(self.descriptors) <= self.descriptors[0] + 2, self
+
+
+def long_life(root: Path, seed: int, calls: int) -> Memory:
+    """One recorder for so many calls of `ACTORS` actors, one after another, on a bad disk; its books are exact and its memory flat."""
+    store, dice, made, memory = Store(root / "long").create(), random.Random(seed), 0, Memory()
+    disk = Disk(store.root)
+    disk.dice, disk.trouble = random.Random(seed), 0.05
+    recording = Recording(store, publisher=disk, keep_bytes=200_000, before=2, triggers=("nan", "exception", "slow:1000x"))
+    writer = recording.recorder.writer
+    for _ in range(ACTORS):
+        actor = Actor()
+        for number in range(calls // ACTORS):
+            with contextlib.suppress(ValueError):
+                mood = dice.choice(("good",) * 30 + ("nan", "broken"))
+                recording.forward(actor, torch.full((2, 4 + number % 40), number), mood=mood)
+            made += 1
+        del actor
+        recording.ledgers.clear()  # the recorder has to forget them by itself
+        until = time.monotonic() + 60
+        while writer.watched():
+            assert time.monotonic() < until, "an actor is gone, and its books are not closed"
+            time.sleep(0.01)
+        memory.look(made)
+    assert recording.close(60)
+    books = [read_counters(path) for path in store.counters.rglob("[!.]*.json")]
+    closed = sum(data["captured"] + sum(data["dropped"].values()) + sum(data["sampled_out"].values()) for data in books)
+    assert len(books) == ACTORS and sum(data["calls"] for data in books) == made == closed, books
+    assert len(list(store.iter_dumps())) == sum(data["captured"] - data["rotated"] for data in books), books
+    memory.is_flat()
+    return memory
 
 
 def soak(calls: int, seed: int) -> dict[str, Any]:
@@ -168,37 +239,25 @@ def soak(calls: int, seed: int) -> dict[str, Any]:
     root = Path(tempfile.mkdtemp(prefix="actordbg-soak-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
     os.environ["ACTORDBG_RING_DIR"] = str(root / "rings")
     torch.set_num_threads(1)
+    writing.PUBLISH_SECONDS = 0.05
     total: dict[str, Any] = {"seed": seed, "lives": 0}
-    began, memory, descriptors, store = time.monotonic(), [], [], Store(root / "long").create()
+    began, lives = time.monotonic(), Memory()
     try:
         while total.get("calls", 0) < calls // 2:
             for name, count in one_life(root, seed + total["lives"], min(LIFE, calls // 4)).items():
                 total[name] = total.get(name, 0) + count
             total["lives"] += 1
-        dice, disk = random.Random(seed), Disk(store.root)
-        disk.dice, disk.trouble = random.Random(seed), 0.05
-        recording, on = Recording(store, publisher=disk, keep_bytes=200_000, before=2, triggers=("nan", "exception")), 0
-        for _ in range(max(10, calls // 2 // LIFE)):
-            actor = Actor()
-            for number in range(calls // 2 // max(10, calls // 2 // LIFE)):
-                with contextlib.suppress(ValueError):
-                    mood = dice.choice(("good",) * 30 + ("nan", "broken"))
-                    recording.forward(actor, torch.full((2, 4 + number % 40), number), mood=mood)
-                on += 1
-            del actor
-            memory.append(resident())
-            descriptors.append(len(os.listdir("/proc/self/fd")))
-        assert recording.close(60)
-        books = recording.ledgers
-        assert sum(ledger.calls for ledger in books) == on and not any(ledger.pending for ledger in books)
+            lives.look(total["calls"])
+        memory = long_life(root, seed, calls // 2)
     finally:
         shutil.rmtree(root, ignore_errors=True)
-    half = len(memory) // 2
-    total["calls_of_one_life"] = on
-    total["resident_growth_kb_per_1000_calls"] = round((memory[-1] - memory[half]) / 1024 / max(1, on / 2) * 1000, 1)
-    total["descriptors"] = [min(descriptors), max(descriptors)]
-    total["seconds"] = round(time.monotonic() - began, 1)
-    return total
+    some = slice(None, None, max(1, ACTORS // 8))
+    return total | memory.came_to_stay() | {
+        "calls_of_the_long_life": memory.calls[-1], "after_calls": memory.calls[some], "private_kilobytes": memory.kilobytes[some],
+        "objects": memory.objects[some], "descriptors": [min(memory.descriptors), max(memory.descriptors)],
+        "private_kilobytes_beside_the_lives": [lives.kilobytes[len(lives.calls) // 2], lives.kilobytes[-1]],
+        "seconds": round(time.monotonic() - began, 1),
+    }  # fmt: skip
 
 
 if __name__ == "__main__":
