@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # DeepSpeed's sdist asks at build time which accelerator there is.
 ACCELERATOR := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo DS_ACCELERATOR=cpu)
 
-.PHONY: demo matrix-demo check test lint types imports fast pytest kills fuzz bench soak figures examples docs hooks clean
+.PHONY: demo matrix-demo check test lint types imports fast pytest kills fuzz bench soak figures families examples docs hooks clean
 # A file's tests share what they build, so a file stays with one process. Rooms run in the order of the alphabet, which begins with
 # the heavy ones (actor, capture) and ends with light ones (report, store, trainlogs): so both processes end at about the same time.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
@@ -72,6 +72,10 @@ FIGURES_OF ?= .
 
 figures: $(VENV)/.test
 	$(BIN)/python tests/project/figures.py $(FIGURES_OF)
+
+# Which families of models come out right, on small random models: half a minute of one core for each.
+families: $(VENV)/.test
+	$(BIN)/actordbg families --write docs/reference/families.md || test $$? -eq 1
 
 # A store to play with, in examples/store; examples/README.md is the tour.
 examples: $(VENV)/.demo

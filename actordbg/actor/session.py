@@ -188,6 +188,10 @@ class ActorSession:
         """Whether this rank records the results of its lane."""
         return self._records
 
+    def takes(self, config: ReplayConfig, defaults: DumpRecord | None) -> bool:
+        """Whether `switch` can take this configuration on the loaded Actor."""
+        return host_key(config, choose(config, defaults, self._facts)) == host_key(self.config, self.choices)
+
     def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
         """Go on under another configuration on the loaded Actor: what runs next is, bit for bit, what a new session runs.
 

@@ -47,6 +47,15 @@ def host_key(config: ReplayConfig, choices: Choices) -> Hashable:
     return tuple(sorted(fixed.items(), key=lambda item: item[0]))
 
 
+def reopens(config: ReplayConfig) -> bool:
+    """Whether a process that holds this Actor can build another one in its place, where that one says the same of itself.
+
+    A plain process can: it is in no process group, and nothing outlives its Actor. What it has imported stays, and that is most
+    of a start's time for a small model. What torch.compile leaves behind is a reason for another process.
+    """
+    return config.backend == "plain" and not config.compile
+
+
 def compiles(config: ReplayConfig) -> bool:
     """Whether the configuration compiles. Those that do not come first, so that hardly anything has to be undone."""
     return config.compile or config.deepcompile

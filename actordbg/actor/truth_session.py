@@ -105,9 +105,13 @@ class TruthSession:
             outcome.keep()
         return outcome
 
+    def takes(self, config: ReplayConfig, defaults: DumpRecord | None) -> bool:
+        """Whether `switch` can take this configuration."""
+        return config.truth is not None and config.model == self.config.model
+
     def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
         """Load the same model anew, in another dtype perhaps: this process has imported everything already."""
-        if config.truth is None or config.model != self.config.model:
+        if not self.takes(config, defaults):
             raise Unsupported("the truth's process computes truths of its model only", hint="start another process for it")
         self.close()
         self._load(config, defaults)

@@ -81,6 +81,7 @@ CONTENTS = (
         (
             Command("replay", "Replay recorded inputs, without the training.", "replay:replay", optional={"resume": "last"}),
             Command("matrix", "Find the combinations of settings that work and are right.", "matrix:matrix"),
+            Command("families", "Find the families of models that go through this trainer rightly.", "families:families"),
             Command("noise", "Measure how far a configuration moves by itself.", "noise:noise"),
             ACTOR,
         ),

@@ -107,7 +107,7 @@ def matrix(
         _alone(ctx, "resume")
         record, chosen, held = _resumed(store, resume, yes)
     else:
-        base = _kept(asked_for(ctx, flags), flags)
+        base = kept(asked_for(ctx, flags), flags)
         chosen = _selected(store, base, inputs)
         held = _baseline(store, baseline, slower)
         options: dict[str, Any] = {
@@ -123,7 +123,7 @@ def matrix(
     return None
 
 
-def _kept(asked: Asked, flags: Mapping[str, Any]) -> ReplayConfig:
+def kept(asked: Asked, flags: Mapping[str, Any]) -> ReplayConfig:
     """The configuration with what a cell is judged by: outputs; gradients and laws unless that was said otherwise."""
     config = asked.config
     said = flags.keys() | asked.sources.keys()

@@ -64,7 +64,7 @@ def _options(command: str) -> Iterator[inspect.Parameter]:
     for one in SETTINGS.values():
         if command not in one.commands:
             continue
-        axis = command == "matrix" and one.axis is not None
+        axis = command in ("matrix", "families") and one.axis is not None
         yield _given(one.name, str if axis or one.named else one.kind, _axis_option(one) if axis else _option(one))
         if one.old_option:
             hidden = typer.Option(f"--{one.old_option}", help=f"The old name of {one.flag}.", hidden=True)

@@ -189,7 +189,7 @@ class ReplayConfig:
         600.0,
         help="One input may take this long, compiling included (default 600).",
         metavar="SECONDS", column="seconds that one input might take",
-        option="timeout", above=0, words="timeout {:g} s", switchable=True, commands=_NO_CURVE, resolved=None,
+        option="timeout", above=0, words="timeout {:g} s", switchable=True, commands=(*_NO_CURVE, "families"), resolved=None,
     )  # fmt: skip
     keep_tensors: bool = setting(
         True,
@@ -214,7 +214,7 @@ class ReplayConfig:
         None,
         help="A verdict of the laws that is no failure here.",
         metavar="|".join(ACCEPTABLE), column="the verdict of the laws that was accepted; NULL for none",
-        values=ACCEPTABLE, words="{} accepted", switchable=True, commands=("replay", "matrix"), resolved=None,
+        values=ACCEPTABLE, words="{} accepted", switchable=True, commands=("replay", "matrix", "families"), resolved=None,
     )  # fmt: skip
 
     @property

@@ -12,6 +12,7 @@ with the record from the file): finished cells stay, and a half-finished cell re
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -124,7 +125,7 @@ class MatrixRun:
                 self.around.warm.share(batch.key)
                 for index in batch.cells:
                     self._run_cell(index)
-                self.around.warm.close()
+                self.around.warm.share(None)
                 self._judge(batch.cells)
             self._judge(range(len(self.record.cells)))
             if self.baseline is not None:
@@ -136,7 +137,8 @@ class MatrixRun:
             raise
         finally:
             with undisturbed():
-                self.around.warm.close(at_once=True)
+                if status != COMPLETE or not self.around.warm.reopen:
+                    self.around.warm.close(at_once=True)
                 self.record = matrices.released(self.record, status, now_timestamp())
                 matrices.save(self.store, self.record)
                 self.around.on_tick()
@@ -189,9 +191,10 @@ class MatrixRun:
         ).spec
 
     def _judge(self, indices: Sequence[int]) -> None:
-        """Judge cells without a verdict. The cells' own processes have left by then, because the truth loads the model too."""
+        """Judge cells without a verdict. The truth loads the model too, so the cells' own processes have left or let go of it."""
         truth_dtype = self.record.options.get("oracle")
-        with WarmGroups() as warm:
+        reopening = self.around.warm.reopen
+        with contextlib.nullcontext(self.around.warm) if reopening else WarmGroups() as warm:
             for index in indices:
                 cell = self.record.cells[index]
                 if truth_dtype and cell.status == PASSED and cell.verdict is None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from actordbg.actor.sharing import reopens
 from actordbg.config.replay_config import TINY
 from actordbg.formats.journal import TENSORS
 from actordbg.formats.law_answer import LAWS
@@ -45,8 +46,11 @@ class ActorEngine:
         return self._session.tainted or self._device_is_lost()
 
     def open(self) -> dict[str, Any]:
+        """Build the actor; where this process holds another one, in its place."""
         from actordbg.actor.session import open_actor
 
+        self._resources.close()
+        self._loaded_for = self.spec.replay_id
         defaults = defaults_of(self.root, self.spec.inputs)
         opening = open_actor(self.spec.config, defaults=defaults, model_cache=self.root / "models")
         self._session = self._resources.enter_context(opening)
@@ -54,8 +58,11 @@ class ActorEngine:
 
     def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
         """Where nothing was loaded, `load_s` is 0 and `load_shared_with` names the replay whose load it shares."""
-        self._session.switch(spec.config, defaults_of(self.root, spec.inputs))
-        self.folder, self.spec = folder, spec
+        before, self.folder, self.spec = self.spec, folder, spec
+        defaults = defaults_of(self.root, spec.inputs)
+        if reopens(before.config) and reopens(spec.config) and not self._session.takes(spec.config, defaults):
+            return self.open()
+        self._session.switch(spec.config, defaults)
         if self._session.resolved["load_s"]:
             return self._session.resolved
         return self._session.resolved | {"load_shared_with": self._loaded_for}

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
+from actordbg.actor.sharing import reopens
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.replay.launch import Group, Launched, Launcher, launch
 from actordbg.replay.work_order import announce
@@ -32,14 +33,20 @@ LEAVE_S = 15.0
 
 @dataclass
 class WarmGroups:
-    """The waiting groups, by their ranks. `started`: groups started here. `shared`: how often one was used again."""
+    """The waiting groups, by their ranks. `started`: groups started here. `shared`: how often one was used again.
+
+    reopen: groups that can (`actordbg.actor.sharing.reopens`) go on with another key too, and build that Actor in the place of
+    their own.
+    """
 
     launcher: Launcher = launch
+    reopen: bool = False
     leave_s: float = LEAVE_S
     started: int = 0
     shared: int = 0
     _key: Hashable = None
     _waiting: dict[tuple[int, ...], tuple[Launched, Path]] = field(default_factory=dict)
+    _reopening: set[tuple[int, ...]] = field(default_factory=set)
 
     def __enter__(self) -> WarmGroups:
         return self
@@ -48,14 +55,19 @@ class WarmGroups:
         self.close(at_once=error is not None)
 
     def share(self, key: Hashable) -> None:
-        """Keep groups for `key` (`actordbg.actor.sharing.host_key`) from now on. Groups of another key leave."""
+        """Keep groups for `key` (`actordbg.actor.sharing.host_key`) from now on. Groups that cannot take it leave."""
         if key != self._key:
-            self.close()
+            self._leave([ranks for ranks in self._waiting if ranks not in self._reopening])
         self._key = key
 
     def launch(self, config: ReplayConfig, group: Group, work: Path) -> Launched:
         """Give `work` to a waiting group with these ranks, or start a new group."""
         waiting = self._waiting.pop(group.ranks, None)
+        reopening = self.reopen and reopens(config)
+        if waiting is not None and reopening != (group.ranks in self._reopening):
+            waiting[0].end()
+            waiting = None
+        self._reopening = self._reopening - {group.ranks} | ({group.ranks} if reopening else set())
         if waiting is not None:
             launched, before = waiting
             if launched.process.poll() is None:
@@ -75,7 +87,10 @@ class WarmGroups:
 
         May be called again after an interruption: a group is forgotten only when it is gone.
         """
-        waiting = list(self._waiting.values())
+        self._leave(list(self._waiting), at_once=at_once)
+
+    def _leave(self, ranks_of_groups: list[tuple[int, ...]], *, at_once: bool = False) -> None:
+        waiting = [self._waiting[ranks] for ranks in ranks_of_groups]
         if not at_once:
             for _, work in waiting:
                 with contextlib.suppress(OSError):  # a full disk: then they are ended
@@ -83,6 +98,6 @@ class WarmGroups:
             deadline = time.monotonic() + self.leave_s
             while any(launched.process.poll() is None for launched, _ in waiting) and time.monotonic() < deadline:
                 time.sleep(0.02)
-        for ranks in list(self._waiting):
+        for ranks in ranks_of_groups:
             self._waiting[ranks][0].end()
             del self._waiting[ranks]

@@ -71,6 +71,15 @@ def test_three_replays_share_one_process_and_each_is_an_ordinary_replay(bench: W
     assert bench.left_running() == []
 
 
+def test_groups_that_reopen_keep_their_process_for_another_key(bench: WarmBench) -> None:
+    bench.warm.reopen = True
+    for key, settings in (("a", {}), ("b", {}), ("c", {"compile": True}), ("d", {})):
+        bench.warm.share(key)
+        bench.run(make_spec(1, **settings))
+    assert (bench.warm.started, bench.warm.shared) == (3, 1), "what was compiled is left to a process of its own"
+    assert len(bench.left_running()) == 1
+
+
 def test_another_key_ends_the_group_and_starts_a_new_one(bench: WarmBench) -> None:
     bench.warm.share("a")
     bench.run(make_spec(1))

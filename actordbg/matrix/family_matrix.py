@@ -1,0 +1,162 @@
+"""A matrix for each family of models: a small random model, small made-up dumps, every law, the truth.
+
+    for name in ("llama3", "qwen3_5"):
+        run_family(store, subject_of(name), models / name, base, USUAL_AXES, around)
+
+Every cell is an ordinary replay in the store, and can be looked at like any other. All of them run in the same worker process as
+far as that goes (`WarmGroups.reopen`), because a start takes longer than a family.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from actordbg.actor.family_models import FAMILIES, VOCABULARY, config_of_model
+from actordbg.base.errors import UsageError
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.dumps.create import create_dumps
+from actordbg.formats.matrix_record import FAILED, UNAVAILABLE, MatrixCell, MatrixRecord
+from actordbg.matrix.axes import Axes, combinations
+from actordbg.matrix.cell_outcomes import context_of
+from actordbg.matrix.cells import make_cells
+from actordbg.matrix.matrix_document import IN_PART, WRONG, verdict_word
+from actordbg.matrix.matrix_files import select
+from actordbg.matrix.run_matrix import Surroundings, new_matrix, run_matrix
+from actordbg.replay.supervise import load_spec
+from actordbg.report.law_summary import laws_of
+from actordbg.report.report_model import data_of
+from actordbg.store.layout import Store
+
+USUAL_AXES: Axes = {"dtype": ["fp32", "bf16"], "attn": ["sdpa", "eager"], "packing": [False, True]}
+"""What varies where no option says otherwise, in the order of the settings."""
+SHAPES: tuple[dict[str, Any], ...] = (
+    {"batch_size": 3, "seq_len": 24, "action_len": 8, "padding": "both"},
+    {"batch_size": 2, "seq_len": 16, "action_len": 1, "padding": "left"},
+)
+"""The dumps of each family: rows padded on both sides, and rows with an answer of one token."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is to be run: a family's name, or a folder's, and the configuration of its small model. typed: what selects it."""
+
+    name: str
+    known_as: str
+    config: dict[str, Any]
+    typed: str
+
+
+@dataclass(frozen=True)
+class FamilyFinding:
+    """What is not right in some cells of a family, in the same words. word: as in the table. cells: by name."""
+
+    word: str
+    words: str
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FamilyResult:
+    """A family that ran, or the problem with building its model."""
+
+    name: str
+    known_as: str
+    typed: str
+    model_type: str
+    model_class: str = ""
+    problem: str = ""
+    cells: tuple[MatrixCell, ...] = ()
+    findings: tuple[FamilyFinding, ...] = ()
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def good(self) -> bool:
+        """Every cell that could run is right."""
+        return any(cell.good for cell in self.cells) and not any(cell.wrong or cell.status == FAILED for cell in self.cells)
+
+
+def subject_of(name: str) -> Subject:
+    """A family by its name, or a model's folder; UsageError for neither."""
+    spelled = name.lower().replace("-", "_").replace(".", "_")
+    if spelled in FAMILIES:
+        return Subject(spelled, FAMILIES[spelled].known_as, FAMILIES[spelled].config, spelled)
+    folder = Path(name)
+    if not folder.is_dir():
+        raise UsageError(f"{name} is neither a family nor a folder", hint=f"the families: {', '.join(FAMILIES)}")
+    return Subject(folder.resolve().name, "", config_of_model(folder), str(folder))
+
+
+def not_built(subject: Subject, problem: str) -> FamilyResult:
+    """The result of a family whose small model cannot be made."""
+    return FamilyResult(subject.name, subject.known_as, subject.typed, str(subject.config["model_type"]), problem=problem)
+
+
+def make_inputs(store: Store) -> None:
+    """The dumps that every family replays."""
+    for seed, shape in enumerate(SHAPES):
+        create_dumps(store, 1, vocab_size=VOCABULARY, seed=seed, **shape)
+
+
+def run_family(
+    store: Store,
+    subject: Subject,
+    model: Path,
+    base: ReplayConfig,
+    axes: Axes,
+    around: Surroundings,
+    command: str = "",
+) -> FamilyResult:
+    """Run the matrix of one family, whose small model lies in the folder `model`, on the dumps of the store."""
+    base = replace(base, model=str(model))
+    chosen = select(store, base, None, [], "time", None, 0)
+    around = replace(around, defaults=chosen.defaults)
+    cells = make_cells(combinations(base, axes), around.facts, chosen.defaults)
+    options = {"order": "time", "oracle": "fp32", "skip_known": False, "slower": None}
+    record = run_matrix(store, new_matrix(cells, axes, chosen.rows, options, command=command), chosen.rows, around)
+    context = context_of(store, record)
+    return FamilyResult(
+        subject.name,
+        subject.known_as,
+        subject.typed,
+        str(subject.config["model_type"]),
+        str(context.resolved.get("model_class", "")),
+        cells=record.cells,
+        findings=tuple(findings_of(store, record)),
+        versions=context.versions,
+    )
+
+
+def findings_of(store: Store, record: MatrixRecord) -> list[FamilyFinding]:
+    """What is not right, each text once with its cells."""
+    found: dict[tuple[str, str], FamilyFinding] = {}
+    for cell in record.cells:
+        word = verdict_word(cell)
+        if words := _said(store, cell, word):
+            first = found.setdefault((word, words), FamilyFinding(word, words, ()))
+            found[word, words] = replace(first, cells=(*first.cells, cell.name))
+    return list(found.values())
+
+
+def _said(store: Store, cell: MatrixCell, word: str) -> str:
+    """Why a cell is not right, without what differs from machine to machine; "" where it is right."""
+    if word in (UNAVAILABLE, IN_PART):
+        return cell.reason
+    if word == FAILED:
+        return cell.error or cell.signature or FAILED
+    if word != WRONG:
+        return ""
+    broken = _broken(store, cell)
+    return "; ".join(broken) or f"no law is broken, but {cell.reason}"
+
+
+def _broken(store: Store, cell: MatrixCell) -> list[str]:
+    """The broken laws of a cell, each once, as it first showed."""
+    assert cell.replay_id is not None
+    spec = load_spec(store, cell.replay_id)
+    laws = laws_of(data_of(store, spec).results, spec.config)
+    first: dict[str, str] = {}
+    for one in laws.violations if laws else ():
+        first.setdefault(str(one["law"]), f"{one['law']} {one['verdict']}: {one['words']}")
+    return list(first.values())

@@ -1,0 +1,71 @@
+"""Families: what is known, small models of them, and the command on real workers; its words are those of the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from roots import ROOT
+
+from actordbg.actor.family_models import FAMILIES, SMALL
+from actordbg.base.errors import UsageError
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.formats.matrix_record import MatrixCell
+from actordbg.matrix.family_document import families_document
+from actordbg.matrix.family_matrix import FamilyFinding, FamilyResult, not_built, subject_of
+from actordbg.report.renderings import as_markdown
+
+
+def cell(index: int, packing: bool, dtype: str, **fields: Any) -> MatrixCell:
+    settings = {"dtype": dtype, "packing": packing}
+    return MatrixCell(index, f"{dtype}, {packing}", settings, "passed", {}, **({"verdict": "match"} | fields))
+
+
+def test_a_family_has_a_name_in_any_spelling_and_a_folder_gives_its_own_flags(tmp_path: Path) -> None:
+    assert subject_of("Qwen3.5").config == FAMILIES["qwen3_5"].config
+    own = {"model_type": "mistral", "sliding_window": 4096, "num_hidden_layers": 32, "hidden_size": 4096, "attention_bias": True}
+    (tmp_path / "config.json").write_text(json.dumps(own | {"torch_dtype": "bfloat16", "vocab_size": 32000}))
+    found = subject_of(str(tmp_path)).config
+    assert (found["hidden_size"], found["vocab_size"], found["sliding_window"]) == (SMALL["hidden_size"], SMALL["vocab_size"], 6)
+    assert found["attention_bias"] and "torch_dtype" not in found
+    with pytest.raises(UsageError, match="neither a family nor a folder"):
+        subject_of("qwen99")
+
+
+def test_the_document_says_where_a_family_is_wrong_and_how_to_see_it() -> None:
+    cells = [cell(0, False, "fp32"), cell(1, True, "fp32"), cell(2, False, "bf16"), cell(3, True, "bf16", violations=("x",))]
+    broken = FamilyFinding("WRONG", "neighbour broken: row 1 sees row 0", ("bf16, True",))
+    wrong = FamilyResult("odd", "Odd 1", "odd", "odd", cells=tuple(cells), findings=(broken,))
+    right = FamilyResult("good", "Good 2", "good", "good", cells=tuple(cells[:3]))
+    gone = not_built(subject_of("llama3"), "ValueError: no such rope")
+    assert (wrong.good, right.good, gone.good) == (False, True, False)
+    text = as_markdown(families_document([wrong, right, gone]))
+    assert "3 families: 1 right in every cell, 2 not." in text
+    assert "| odd | Odd 1 | right | WRONG (bf16) |" in text and "| good | Good 2 | right | right |" in text
+    assert "odd: WRONG, bf16, packed: neighbour broken: row 1 sees row 0" in text.replace("\\", "")
+    assert "actordbg families odd --dtype bf16 --packing on" in text
+    assert "llama3: ValueError: no such rope" in text
+
+
+@pytest.mark.slow
+def test_the_command_finds_what_the_page_says_in_one_process(tmp_path: Path) -> None:
+    page = tmp_path / "families.md"
+    command = [sys.executable, "-m", "actordbg", "families", "llama3", "qwen3.5", "--dtype", "bf16", "--attn", "sdpa"]
+    own = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "--keep", str(tmp_path / "kept"), "--write", str(page), "--json"], env=own, capture_output=True, text=True
+    )
+    assert done.returncode == 1, done.stderr
+    llama, qwen = json.loads(done.stdout)["families"]
+    assert [one["verdict"] for one in llama["cells"]] == ["match", "match"] and llama["findings"] == []
+    assert [(one["word"], one["cells"]) for one in qwen["findings"]] == [("WRONG", ["packed"])]
+    assert "neighbour broken: row 1 sees row 0" in qwen["findings"][0]["words"]
+    replays = (tmp_path / "kept" / "store" / "replays").iterdir()
+    boots = [json.loads(line)["pid"] for one in replays for line in (one / "rank0.jsonl").open() if '"boot"' in line]
+    assert len(boots) >= 8 and len(set(boots)) == 1
+    assert ReplayConfig().model not in {one["model_class"] for one in (llama, qwen)} and "| qwen3\\_5 |" in page.read_text()
