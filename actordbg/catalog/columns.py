@@ -83,6 +83,9 @@ def _all() -> Iterator[WhereColumn]:
 COLUMNS: dict[str, WhereColumn] = {column.name: column for column in _all()}
 """What `--where` knows, by name."""
 
+HEADINGS = {"S": "seq_len", "B": "batch_size", "last": "status"}
+"""Headings of `dump ls` that are no names of columns, and what stands under them."""
+
 FUNCTIONS: dict[str, str] = {
     "abs": "abs(number): its absolute value",
     "coalesce": "coalesce(a, b, ...): the first that is not null (also ifnull)",
@@ -96,9 +99,7 @@ FUNCTIONS: dict[str, str] = {
 
 OPERATORS = "= == <> != < <= > >=  and or not  is [not] null  [not] in (...)  [not] between  [not] like  + - * / %"
 
-_HINT = (
-    'an expression like "seq_len>4096 and rank=0" or "timestamp > now() - \'2h\'"; `actordbg dump ls --help` names the columns'
-)
+_HINT = 'an expression like "seq_len>4096 and rank=0" or "timestamp > now() - \'2h\'"; `actordbg dump columns` lists the columns'
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?[wdhms])+\Z")
 _PIECE = re.compile(r"(\d+(?:\.\d+)?)([wdhms])")
 _UNITS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}

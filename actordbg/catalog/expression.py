@@ -7,17 +7,20 @@ an argument that is not listed is an error, so what a newer sqlglot adds to its 
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta, timezone
 from typing import TYPE_CHECKING, Any
 
-from actordbg.base.errors import WhereError
+from actordbg.base.errors import UsageError, WhereError
+from actordbg.base.units import parse_size
 from actordbg.catalog.columns import (
     BOOL,
     COLUMNS,
     FUNCTIONS,
+    HEADINGS,
     NUMBER,
     TEXT,
     TIME,
@@ -69,7 +72,7 @@ class ExpressionWriter:
 
     def column(self, node: Any) -> Part:
         name = node.name
-        column = COLUMNS.get(name) or COLUMNS.get(name.lower())
+        column = COLUMNS.get(name) or COLUMNS.get(HEADINGS.get(name) or name.lower())
         if column is None:
             raise _unknown_column(name, bool(node.this.args.get("quoted")))
         self.columns.add(column.name)
@@ -99,13 +102,16 @@ class ExpressionWriter:
 
     def negate(self, node: Any) -> Part:
         inner = self._condition(node.this, "not")
-        return Part(f"(NOT {inner.sql})", BOOL, inner.params)
+        absent = type(node.this).__name__ in ("In", "Like")  # what is not there is in no list and like nothing
+        return Part(f"(NOT coalesce({inner.sql}, 0))" if absent else f"(NOT {inner.sql})", BOOL, inner.params)
 
     def compare(self, node: Any) -> Part:
         sign = {"EQ": "=", "NEQ": "<>", "GT": ">", "GTE": ">=", "LT": "<", "LTE": "<="}[type(node).__name__]
         left, right = self._alike(self.write(node.this), self.write(node.expression), node)
         if BOOL in (left.kind, right.kind) and (sign not in ("=", "<>") or left.bare or right.bare):
             raise refusal(f"{_sql(node)!r} compares a condition", "use parentheses, and `and`, `or`, `not`")
+        if sign == "<>" and (left.literal is not None or right.literal is not None):
+            sign = "IS NOT"  # what is not there is unequal, too
         return Part(f"({left.sql} {sign} {right.sql})", BOOL, left.params + right.params, bare=True)
 
     def is_(self, node: Any) -> Part:
@@ -146,7 +152,7 @@ class ExpressionWriter:
             raise refusal(f"a `like` pattern may have {MAX_PATTERN} characters, {MAX_WILDCARDS} of them % or _")
         sql = f"({tested.sql} LIKE ?)"
         if node.args.get("negate"):
-            sql = f"(NOT {sql})"
+            sql = f"(NOT coalesce({sql}, 0))"
         return Part(sql, BOOL, [*tested.params, pattern.literal], bare=True)
 
     def sign(self, node: Any) -> Part:
@@ -231,6 +237,8 @@ class ExpressionWriter:
             left, right = self._as_time(left), self._as_time(right)
         if BOOL in (left.kind, right.kind):
             left, right = _as_flag(left), _as_flag(right)
+        if left.kind == NUMBER or right.kind == NUMBER:
+            left, right = _as_number(left), _as_number(right)
         if left.kind != right.kind:
             raise refusal(
                 f"{_sql(node)!r} compares a {left.kind} with a {right.kind}", "text goes in 'single quotes', numbers do not"
@@ -239,13 +247,19 @@ class ExpressionWriter:
 
     def _as_time(self, part: Part) -> Part:
         if part.kind == TEXT and isinstance(part.literal, str):
-            moment = parse_moment(part.literal)
+            moment = parse_moment(part.literal) or self._day(part.literal)
             if moment is None:
                 raise refusal(
                     f"{shortened(part.literal)!r} is not a time", "'2025-06-19', '2025-06-19 05:26:08', or now() - '2h'"
                 )
             return self._moment(moment)
         return part
+
+    def _day(self, word: str) -> datetime | None:
+        """The beginning of today or yesterday, UTC."""
+        days = {"today": 0, "yesterday": 1}.get(word.lower())
+        midnight = self._now.astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
+        return None if days is None else midnight - timedelta(days=days)
 
     def _moment(self, moment: datetime) -> Part:
         text = format_timestamp(moment)
@@ -278,7 +292,7 @@ _HANDLERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "Is": ("is_", _BINARY),
     "In": ("in_", ("this", "expressions")),
     "Between": ("between", ("this", "low", "high")),
-    "Like": ("like", ("this", "expression", "negate")),
+    **dict.fromkeys(("Like", "ILike"), ("like", ("this", "expression", "negate"))),
     "Neg": ("sign", ("this",)),
     "Anonymous": ("function", ("this", "expressions")),
     **dict.fromkeys(("EQ", "NEQ", "GT", "GTE", "LT", "LTE"), ("compare", _BINARY)),
@@ -323,6 +337,15 @@ def _as_flag(part: Part) -> Part:
     return part
 
 
+def _as_number(part: Part) -> Part:
+    """A text that is a number or a size ('0', '10MB') may stand for it."""
+    if part.kind == TEXT and isinstance(part.literal, str):
+        with contextlib.suppress(UsageError):
+            value = parse_size("--where", part.literal)
+            return Part("?", NUMBER, [value], literal=value)
+    return part
+
+
 def _number(text: str) -> int | float:
     try:
         value: int | float = int(text) if text.isdecimal() and len(text) < 20 else float(text)
@@ -345,7 +368,7 @@ def _refused(node: Any) -> WhereError:
 
     if isinstance(node, exp.Func) and name not in ("And", "Or", "Case", "Cast"):
         return _unknown_function(str(node.sql_name()).lower())
-    words = {"Glob": "glob", "RegexpLike": "regexp", "ILike": "ilike", "Escape": "escape", "Tuple": "a list of values"}
+    words = {"Glob": "glob", "RegexpLike": "regexp", "Escape": "escape", "Tuple": "a list of values"}
     return refusal(f"{words.get(name, _sql(node))!r} is not allowed")
 
 
@@ -353,7 +376,7 @@ def _unknown_column(name: str, quoted: bool) -> WhereError:
     near = difflib.get_close_matches(name.lower(), COLUMNS, n=1)
     meant = f'; did you mean "{near[0]}"?' if near else ""
     hint = f"columns: {', '.join(COLUMNS)}"
-    if quoted:
+    if quoted or not near:
         hint = f"text goes in 'single quotes'; {hint}"
     return refusal(f"there is no column {shortened(name)!r}{meant}", hint)
 

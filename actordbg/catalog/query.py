@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 ORDERS = {"time": "d.timestamp, d.dump_id", "length": "d.seq_len, d.timestamp, d.dump_id"}
-_LAST_RESULT = "LEFT JOIN result AS r ON r.id = d.last_result"
+LAST_RESULT = "LEFT JOIN result AS r ON r.id = d.last_result"
 _LISTED = 5
 _AT_ONCE = 500
 """Dumps that one query names: SQLite takes 999 parameters at least."""
@@ -126,12 +126,12 @@ def _source(box: sandbox.Sandbox, condition: Condition | None, order: str) -> tu
     sorting half a million rows to show twenty would take a second.
     """
     if condition is None:
-        return f"dump AS d INDEXED BY {_INDEXES[order]} {_LAST_RESULT}", ()
-    probe = f"SELECT d.rowid FROM dump AS d {_LAST_RESULT if condition.uses_result else ''} WHERE {condition.sql} LIMIT {_PROBE}"
+        return f"dump AS d INDEXED BY {_INDEXES[order]} {LAST_RESULT}", ()
+    probe = f"SELECT d.rowid FROM dump AS d {LAST_RESULT if condition.uses_result else ''} WHERE {condition.sql} LIMIT {_PROBE}"
     found = [row[0] for row in box.rows(probe, condition.params)]
     if len(found) < _PROBE:
-        return f"dump AS d {_LAST_RESULT} WHERE d.rowid IN ({', '.join(map(str, found))})", ()
-    return f"dump AS d INDEXED BY {_INDEXES[order]} {_LAST_RESULT} WHERE {condition.sql}", condition.params
+        return f"dump AS d {LAST_RESULT} WHERE d.rowid IN ({', '.join(map(str, found))})", ()
+    return f"dump AS d INDEXED BY {_INDEXES[order]} {LAST_RESULT} WHERE {condition.sql}", condition.params
 
 
 def count_dumps(source: Store | Catalog, where: str | None = None) -> int:
@@ -142,7 +142,7 @@ def count_dumps(source: Store | Catalog, where: str | None = None) -> int:
         with _reader(catalog) as reader:
             return int(reader.execute("SELECT count(*) FROM dump").fetchone()[0])
     with sandbox.guarded(catalog.store.catalog_path) as box:
-        sql = f"SELECT count(*) FROM dump AS d {_LAST_RESULT if condition.uses_result else ''} WHERE {condition.sql}"
+        sql = f"SELECT count(*) FROM dump AS d {LAST_RESULT if condition.uses_result else ''} WHERE {condition.sql}"
         return int(next(box.rows(sql, condition.params))[0])
 
 
@@ -203,7 +203,7 @@ def get_dump(source: Store | Catalog, dump_id: str) -> DumpRow:
             newest = reader.execute(f"SELECT dump_id FROM dump ORDER BY timestamp DESC LIMIT {_LISTED}")
             ids = [row[0] for row in newest][::-1]
         found = resolve(dump_id, ids, "dump", made_by="dump enable")
-        sql = f"SELECT {_DUMP_SQL} FROM dump AS d {_LAST_RESULT} WHERE d.dump_id = ?"
+        sql = f"SELECT {_DUMP_SQL} FROM dump AS d {LAST_RESULT} WHERE d.dump_id = ?"
         return _dump_rows(reader.execute(sql, (found,)))[0]
 
 

@@ -11,7 +11,11 @@ every number, selects *every* row; here it is an error that names the column tha
 number of operators are bounded before anything recursive sees the text. `sandbox` runs the result.
 
 Times: `timestamp` compares with ISO texts ('2025-06-19', '2025-06-19 05:26', '2025-06-19T05:26:08Z', UTC unless they say
-otherwise) and with `now()`, both plus or minus a duration ('30m', '2h30m', '1d').
+otherwise), with 'today' and 'yesterday', and with `now()`, plus or minus a duration ('30m', '2h30m', '1d'). What is no SQL and
+can only mean one thing (`4k`, `10MB`, `last 2h`, `&&`) is written out first (`shorthand`).
+
+What is not there is unequal to everything: `status != 'passed'` and `status not in ('passed')` select what was never
+replayed too.
 
 Example::
 
@@ -31,6 +35,7 @@ from typing import Any
 from actordbg.base.errors import WhereError
 from actordbg.catalog.columns import BOOL, COLUMNS, refusal, shortened
 from actordbg.catalog.expression import MAX_ITEMS, ExpressionWriter
+from actordbg.catalog.shorthand import as_sql
 
 MAX_LENGTH = 20_000
 MAX_DEPTH = 16
@@ -54,6 +59,7 @@ class Condition:
 def compile_where(text: str, *, now: datetime | None = None) -> Condition:
     """Check and rewrite one expression. Raises WhereError, whose message names what is wrong. `now` is for tests."""
     _bound(text)
+    text = as_sql(text)
     writer = ExpressionWriter(now or datetime.now(timezone.utc))
     try:
         with _silent_parser():
@@ -63,6 +69,17 @@ def compile_where(text: str, *, now: datetime | None = None) -> Condition:
     if part.kind != BOOL:
         raise refusal(f"{shortened(text)!r} is a {part.kind}, not a condition", "compare it with something: seq_len > 4096")
     return Condition(part.sql, tuple(part.params), frozenset(writer.columns))
+
+
+def parts_of(text: str) -> list[str]:
+    """The conditions that `and` joins to a checked expression, as expressions; one for any other."""
+    from sqlglot import exp
+
+    compile_where(text)
+    with _silent_parser():
+        tree = _parse(as_sql(text))
+        parts = tree.flatten() if isinstance(tree, exp.And) else [tree]
+        return [part.sql(dialect="sqlite") for part in parts]
 
 
 @contextlib.contextmanager

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from actordbg.catalog.query import DumpRow, count_dumps, open_fresh, select_dumps
+from actordbg.catalog.query import Catalog, DumpRow, count_dumps, open_fresh, select_dumps
+from actordbg.catalog.why_nothing import reasons
 from actordbg.cli import output
 from actordbg.cli.index import warn_damaged
 from actordbg.cli.options import AllowEmpty, Json, Where, require_some, store_of
@@ -32,7 +33,7 @@ def ls(
 
     Columns for --where: rank, seq_len, timestamp, batch_size, tokens, padding, action_len, run, step, role, training,
     source, bytes, ... and of the last result: status, error, signature, forward_s, backward_s, peak_memory, replay.
-    docs/reference/catalog.md has them all. Exit code 5 if there is none.
+    `actordbg dump columns` has them all. Exit code 5 if there is none.
 
     Example: actordbg dump ls --where "seq_len>4096 and timestamp > now() - '2h'"
     """
@@ -41,15 +42,17 @@ def ls(
     rows = select_dumps(catalog, where, order=order, limit=limit or None)
     total = count_dumps(catalog, where) if limit and len(rows) == limit else len(rows)
     warn_damaged(catalog.summary)
-    output.emit(rows, lambda shown: _render(shown, where), as_json)
+    output.emit(rows, lambda shown: _render(shown, catalog, where), as_json)
     if total > len(rows):
         output.note(f"{total - len(rows):,} more; --limit 0 shows all")
     require_some(len(rows), allow_empty)
 
 
-def _render(rows: list[DumpRow], where: str | None) -> None:
+def _render(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None:
     if not rows:
         output.say(f"no dump matches {where}" if where else "there are no dumps in this store yet")
+        for reason in reasons(catalog, where) if where else ():
+            output.note(reason)
         return
     ids = shown_ids([row.dump_id for row in rows], _width())
     output.table(

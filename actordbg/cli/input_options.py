@@ -14,7 +14,10 @@ import typer
 from actordbg.actor.model_code import require_consent
 from actordbg.actor.weights_version import versions_of
 from actordbg.base.errors import NothingToDo, Unsupported, UsageError
-from actordbg.catalog.query import dump_extent
+from actordbg.catalog import presets
+from actordbg.catalog.presets import MOST
+from actordbg.catalog.query import dump_extent, open_fresh
+from actordbg.catalog.why_nothing import reasons
 from actordbg.cli import output
 from actordbg.cli.options import Where, command_line, settings_of, store_of
 from actordbg.config import dist_plugin
@@ -62,6 +65,20 @@ class ChosenInputs:
     allow_empty: Annotated[
         bool, typer.Option("--allow-empty", rich_help_panel=_PANEL, help="Exit code 0, not 5, if nothing is selected.")
     ] = False
+    failed: Annotated[
+        bool, typer.Option("--failed", "--lf", rich_help_panel=_PANEL, help="Only those whose last result is no pass.")
+    ] = False
+    longest: Annotated[
+        int | None, typer.Option("--longest", min=1, max=MOST, metavar="N", rich_help_panel=_PANEL, help="The N longest.")
+    ] = None
+    slowest: Annotated[
+        int | None,
+        typer.Option("--slowest", min=1, max=MOST, metavar="N", rich_help_panel=_PANEL, help="The N slowest last forwards."),
+    ] = None
+    diverse: Annotated[
+        int | None,
+        typer.Option("--diverse", min=1, max=MOST, metavar="N", rich_help_panel=_PANEL, help="N that differ most."),
+    ] = None
     random_seed: Annotated[int, typer.Option("--random-seed", rich_help_panel=_PANEL, help="Of the shuffled order.")] = 42
 
 
@@ -102,6 +119,7 @@ def opened(ctx: typer.Context, inputs: ChosenInputs, *, writes: bool = True) -> 
     A store is made for a pickle where there is none. writes: results will be written, so a store that cannot be is refused now.
     """
     files, store = inputs.input_file or [], store_of(ctx)
+    inputs = _with_preset(store, inputs)
     pickles = [path for path in files if path.suffix in PICKLES]
     if not pickles:
         return store.require_writable() if writes else store.require(), inputs
@@ -116,6 +134,20 @@ def opened(ctx: typer.Context, inputs: ChosenInputs, *, writes: bool = True) -> 
     for path, dump in dumps.items():
         output.note(f"{path} is dump {dump_id_of(str(dump))} of {store.root}")
     return store, replace(inputs, input_file=[dumps.get(path, path) for path in files])
+
+
+def _with_preset(store: Store, inputs: ChosenInputs) -> ChosenInputs:
+    """The inputs with --failed, --longest, --slowest or --diverse as part of --where: what a record keeps can be asked again."""
+    asked = {name: count for name in ("longest", "slowest", "diverse") if (count := getattr(inputs, name)) is not None}
+    if not asked and not inputs.failed:
+        return inputs
+    if len(asked) > 1 or inputs.input_file:
+        given = [f"--{name}" for name in ("input-file",) if inputs.input_file] + [f"--{name}" for name in asked]
+        raise UsageError(f"{' and '.join(given or ['--failed'])} exclude each other", hint="give one of them")
+    where = presets.joined(inputs.where, presets.FAILED) if inputs.failed else inputs.where
+    for name, count in asked.items():
+        where = getattr(presets, name)(open_fresh(store.require(), where), where, count)
+    return replace(inputs, where=where)
 
 
 def asked_for(ctx: typer.Context, flags: Mapping[str, Any]) -> Asked:
@@ -151,8 +183,9 @@ def what_there_is(store: Store, where: str | None) -> str:
     count, shortest, longest = dump_extent(store)
     if not count:
         return "the store holds no dumps: `actordbg dump enable`, `dump import` or `dump create` bring some"
-    what = f"no dump matches {where}" if where else "no dump can be replayed"
-    return f"{what}; the store holds {output.plural(count, 'dump')} with seq_len {shortest} to {longest}"
+    if where:
+        return f"no dump matches {where}; {'; '.join(reasons(open_fresh(store), where))}"
+    return f"no dump can be replayed; the store holds {output.plural(count, 'dump')} with seq_len {shortest} to {longest}"
 
 
 def nothing_to(purpose: str, store: Store, inputs: ChosenInputs) -> Exception:

@@ -24,12 +24,12 @@ NOW = datetime(2025, 6, 20, 12, 0, tzinfo=timezone.utc)
         ("rank in (0, 2) or not training", "((d.rank IN (?, ?)) OR (NOT d.training))", (0, 2)),
         ("training = true", "(d.training = 1)", ()),
         ("training=1", "(d.training = 1)", ()),
-        ("training <> 0", "(d.training <> 0)", ()),
+        ("training <> 0", "(d.training IS NOT 0)", ()),
         ("training is true", "(d.training IS 1)", ()),
         ("training", "d.training", ()),
         ("role is null", "(d.role IS NULL)", ()),
         ("role is not null", "(NOT (d.role IS NULL))", ()),
-        ("host not like 'node-%'", "(NOT (d.host LIKE ?))", ("node-%",)),
+        ("host not like 'node-%'", "(NOT coalesce((d.host LIKE ?), 0))", ("node-%",)),
         ("seq_len between 10 and 20", "(d.seq_len BETWEEN ? AND ?)", (10, 20)),
         ("seq_len not between 10 and 20", "(NOT (d.seq_len BETWEEN ? AND ?))", (10, 20)),
         ("tokens / batch_size > 1.5", "((CAST(d.tokens AS REAL) / d.batch_size) > ?)", (1.5,)),
@@ -83,7 +83,6 @@ def test_what_is_allowed_is_spelled_out_with_bound_values(text: str, sql: str, p
         ("rank = 0 limit 1", "cannot be understood"),
         ("host glob 'x*'", "glob"),
         ("host regexp '(a+)+$'", "regexp"),
-        ("host ilike 'x'", "ilike"),
         ("host like 'x' escape 'y'", "escape"),
         (f"host like '{'%a' * 50}'", "pattern"),
         ("host like 1", "like"),
@@ -111,7 +110,6 @@ def test_what_is_allowed_is_spelled_out_with_bound_values(text: str, sql: str, p
         ("rank = null", "never true"),
         ("rank = 'x'", "number with a text"),
         ("run = 1", "text with a number"),
-        ("seq_len > '4096'", "number with a text"),
         ("training > 0", "condition"),
         ("training = 2", "yes/no with a number"),
         ("rank = 0 = 1", "condition"),
@@ -127,7 +125,6 @@ def test_what_is_allowed_is_spelled_out_with_bound_values(text: str, sql: str, p
         ("count(*) > 1", "count"),
         ("min(rank, 1) = 1", "not allowed"),
         ("now('x') > timestamp", "now"),
-        ("timestamp > 'yesterday'", "yesterday"),
         ("timestamp > '2025-13-45'", "2025-13-45"),
         ("timestamp > now() - '2 fortnights'", "2 fortnights"),
         ("timestamp > now() - 2", "computes"),
@@ -258,3 +255,33 @@ def test_the_parsers_own_log_never_reaches_the_terminal(text: str, capfd: pytest
     finally:
         log.removeHandler(handler)
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("text", "sql"),
+    [
+        ("seq_len>4k && rank=0", "seq_len > 4000 and rank = 0"),
+        ("bytes > 10MB or bytes < 1.5KiB", "bytes > 10000000 or bytes < 1536"),
+        ("bytes > '10MB' and rank = '0'", "bytes > 10000000 and rank = 0"),
+        ("timestamp > now()-1h", "timestamp > now() - '1h'"),
+        ("timestamp > now() - 2h30m and rank=0", "timestamp > now() - '2h30m' and rank = 0"),
+        ("last 2h", "timestamp > now() - '2h'"),
+        ("last hour and S > 8", "timestamp > now() - '1h' and seq_len > 8"),
+        ("last 3 days", "timestamp > now() - '3d'"),
+        ("last = 'passed' and B = 2", "status = 'passed' and batch_size = 2"),
+        ("timestamp > 'yesterday'", "timestamp > '2025-06-19'"),
+        ("timestamp < 'Today'", "timestamp < '2025-06-20'"),
+        ("host ilike 'Node-%'", "host like 'Node-%'"),
+        ("model_name = '4k && last 1h'", "model_name = '4k && last 1h'"),
+    ],
+)
+def test_what_is_no_sql_and_plain_is_understood(text: str, sql: str) -> None:
+    assert compile_where(text, now=NOW) == compile_where(sql, now=NOW)
+
+
+@pytest.mark.parametrize(
+    "text", ["seq_len > 4096x", "seq_len > 'long'", "rank = 4kg", "timestamp > 'soon'", "last week or", "a4k > 1", "last"]
+)
+def test_what_could_mean_anything_is_refused(text: str) -> None:
+    with pytest.raises(WhereError):
+        compile_where(text, now=NOW)

@@ -131,7 +131,7 @@ def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its
     publish(store, 2, length=64)
     result = invoke(store, "--where", "seq_len>4096")
     assert result.exit_code == 5
-    assert "no dump matches seq_len>4096; the store holds 2 dumps with seq_len 64 to 64" in result.stdout
+    assert "no dump matches seq_len>4096; seq_len > 4096 selects none of 2: seq_len is 64 to 64" in result.stdout
     answer = json.loads(invoke(store, "--where", "seq_len>4096", "--json").stdout)
     assert (answer["replay_id"], answer["selected"]) == (None, 0)
     assert list(store.replays.glob("*")) == []

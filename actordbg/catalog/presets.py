@@ -1,0 +1,72 @@
+"""Selections that people ask for by name, as `--where` expressions: what failed last, the slowest, the longest, a diverse sample.
+
+Example::
+
+    longest(catalog, "rank=0", 3)     # "dump_id in ('...', '...', '...')"
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from actordbg.catalog.query import Catalog, DumpRow, select_dumps
+
+FAILED = "status in ('failed', 'crashed', 'hung')"
+"""What did not pass in its last replay."""
+MOST = 200
+"""Dumps that a preset may name: an expression has a longest length."""
+
+
+def joined(where: str | None, more: str) -> str:
+    """Both conditions."""
+    return more if where is None else f"({where}) and {more}"
+
+
+def longest(catalog: Catalog, where: str | None, count: int) -> str:
+    """The `count` dumps of the largest seq_len."""
+    return named(sorted(select_dumps(catalog, where), key=lambda row: (-row.seq_len, row.dump_id))[:count])
+
+
+def slowest(catalog: Catalog, where: str | None, count: int) -> str:
+    """The `count` dumps whose last forward took longest; what was never replayed is left out."""
+    timed = [(row.forward_s, row) for row in select_dumps(catalog, joined(where, "forward_s is not null"))]
+    return named(row for _, row in sorted(timed, key=lambda one: (-(one[0] or 0.0), one[1].dump_id))[:count])
+
+
+def diverse(catalog: Catalog, where: str | None, count: int) -> str:
+    """A sample of `count` dumps that differ most: in role, padding, mode, trigger, last result, rows and length.
+
+    Begins with the longest, and takes the one that is farthest from all that were taken (Gonzalez's traversal, 1985,
+    https://doi.org/10.1016/0304-3975(85)90224-5).
+    """
+    kinds: dict[tuple[object, ...], DumpRow] = {}
+    for row in sorted(select_dumps(catalog, where), key=lambda row: (-row.seq_len, row.dump_id)):
+        kinds.setdefault((*_words(row), row.batch_size, row.seq_len), row)
+    left = list(kinds.values())
+    taken: list[DumpRow] = []
+    far = [math.inf] * len(left)
+    while left and len(taken) < count:
+        best = max(range(len(left)), key=far.__getitem__)
+        if far[best] == 0:
+            break
+        taken.append(left[best])
+        far = [min(known, _distance(row, left[best])) for known, row in zip(far, left, strict=True)]
+    return named(taken)
+
+
+def named(rows: Iterable[DumpRow]) -> str:
+    """An expression that selects just these dumps."""
+    ids = ", ".join(f"'{row.dump_id}'" for row in rows)
+    return f"dump_id in ({ids})" if ids else "dump_id = ''"
+
+
+def _words(row: DumpRow) -> tuple[object, ...]:
+    return row.role, row.padding, row.training, row.triggered or row.recovered, row.status, row.action_len == 0
+
+
+def _distance(one: DumpRow, other: DumpRow) -> float:
+    """0 for dumps of one kind; 1 for each word that differs, and the logarithm (base 2) of how much longer or larger one is."""
+    words = sum(a != b for a, b in zip(_words(one), _words(other), strict=True))
+    shapes = abs(math.log2(one.seq_len / other.seq_len)) + abs(math.log2(one.batch_size / other.batch_size)) / 2
+    return words + shapes

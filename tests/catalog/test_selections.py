@@ -1,0 +1,104 @@
+"""What a selection says of what is not there, why it is empty, and the selections that have names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import catalogcases as cases
+import pytest
+from typer.testing import CliRunner
+
+from actordbg.base.errors import UsageError
+from actordbg.catalog import presets
+from actordbg.catalog.query import count_dumps, open_fresh, select_dumps
+from actordbg.catalog.why_nothing import reasons
+from actordbg.cli.app import app
+from actordbg.store.layout import Store
+
+
+@pytest.fixture
+def twelve(tmp_path: Path) -> Store:
+    """Twelve dumps; the first three were replayed, and the third failed."""
+    store = Store(tmp_path / "store").create()
+    records = cases.fill(store, 12)
+    folder = cases.write_spec(store, cases.spec("r-01", records[:3]))
+    for index, record in enumerate(records[:3]):
+        status = "failed" if index == 2 else "passed"
+        cases.append(folder / "rank0.jsonl", cases.result("r-01", record.dump_id, status, forward_s=float(index + 1)))
+    return store
+
+
+def test_what_was_never_replayed_has_not_passed(twelve: Store):
+    catalog = open_fresh(twelve)
+    assert count_dumps(catalog, "status = 'passed'") == 2
+    assert count_dumps(catalog, "status != 'passed'") == count_dumps(catalog, "status not in ('passed')") == 10
+    assert count_dumps(catalog, "status not like 'pass%'") == count_dumps(catalog, "'passed' <> status") == 10
+    assert count_dumps(catalog, "status != 'passed' and status is not null") == 1
+
+
+def test_an_empty_answer_names_the_part_that_selects_nothing_and_what_there_is(twelve: Store):
+    catalog = open_fresh(twelve)
+    assert reasons(catalog, "rank=0 and role='critic' and seq_len>4k") == [
+        "role = 'critic' selects none of 12: role is policy (8), reference (4)",
+        "seq_len > 4000 selects none of 12: seq_len is 8 to 39",
+    ]
+    (together,) = reasons(catalog, "rank=0 and rank=1")
+    assert together == "each part alone selects some: rank = 0 (3), rank = 1 (3)"
+    (status,) = reasons(catalog, "status = 'pass'")
+    assert status == "status = 'pass' selects none of 12: status is null (9), passed (2), failed (1)"
+    (moment,) = reasons(catalog, "replayed_at > now() + 1d")
+    assert "selects none of 12: replayed_at is " in moment
+    done = CliRunner().invoke(app, ["dump", "ls", "--where", "role='critic'", "--store", str(twelve.root)])
+    assert done.exit_code == 5 and "role is policy (8), reference (4)" in done.stderr
+
+
+def test_selections_by_name(twelve: Store):
+    catalog = open_fresh(twelve)
+    rows = select_dumps(catalog)
+    assert [row.status for row in select_dumps(catalog, presets.FAILED)] == ["failed"]
+    long = select_dumps(catalog, presets.longest(catalog, "rank=1", 2), order="length")
+    assert [row.seq_len for row in long] == sorted(row.seq_len for row in rows if row.rank == 1)[-2:]
+    slow = {row.forward_s for row in select_dumps(catalog, presets.slowest(catalog, None, 2))}
+    assert slow == {2.0, 3.0}
+    sample = select_dumps(catalog, presets.diverse(catalog, None, 6))
+    assert len(sample) == 6 and max(row.seq_len for row in sample) == max(row.seq_len for row in rows)
+    for name in ("role", "training", "status"):
+        assert {getattr(row, name) for row in sample} == {getattr(row, name) for row in rows}
+    assert count_dumps(catalog, presets.longest(catalog, "rank=99", 3)) == 0
+
+
+def test_a_sample_of_equal_dumps_is_one(tmp_path: Path):
+    store = Store(tmp_path / "store").create()
+    for index in range(0, 96, 32):  # every property of these repeats
+        cases.publish(store, cases.record(index, role="policy", training=True))
+    catalog = open_fresh(store)
+    assert count_dumps(catalog, presets.diverse(catalog, None, 3)) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "inputs"),
+    [(("--failed",), 1), (("--lf",), 1), (("--longest", "2"), 2), (("--diverse", "4", "--where", "rank<2"), 4)],
+)
+def test_a_replay_takes_a_selection_by_name(twelve: Store, options: tuple[str, ...], inputs: int):
+    done = CliRunner().invoke(app, ["--store", str(twelve.root), "replay", "--dry-run", "--json", *options])
+    assert done.exit_code == 0, done.exception
+    assert json.loads(done.stdout)["selected"] == inputs
+
+
+def test_two_selections_by_name_exclude_each_other(twelve: Store):
+    with pytest.raises(UsageError, match="--longest and --diverse exclude each other"):
+        CliRunner().invoke(
+            app, ["--store", str(twelve.root), "replay", "--longest", "2", "--diverse", "2"], catch_exceptions=False
+        )
+
+
+def test_the_columns_are_listed_with_their_headings():
+    answer = json.loads(CliRunner().invoke(app, ["dump", "columns", "--json"]).stdout)
+    assert {one["heading"]: one["name"] for one in answer if one["heading"]} == {
+        "S": "seq_len",
+        "B": "batch_size",
+        "last": "status",
+    }
+    shown = CliRunner().invoke(app, ["dump", "columns"]).stdout
+    assert "seq_len" in shown and "operators: =" in shown
