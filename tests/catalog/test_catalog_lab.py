@@ -66,7 +66,7 @@ def comparison(name: str, a: str, b: str | None, *, verdict: str = MISMATCH, lar
     other = SideInfo("replay" if b else "golden", b, "B's configuration", "bf16")
     return ComparisonRecord(
         name, f"2025-06-20T00:00:{name[-2:]}.000000Z", SideInfo("replay", a, "A's", "bf16"), other, {"max_abs": 0.1}, verdict,
-        dumps, "defaults", "n-01", ("a note",),
+        dumps, "defaults", noise_id="n-01", reasons=("a note",),
     )  # fmt: skip
 
 

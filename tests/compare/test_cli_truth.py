@@ -11,7 +11,7 @@ from comparecases import given, write_replay
 from replaycases import publish
 from typer.testing import CliRunner
 
-from actordbg.base.errors import ActordbgError, StoreProblem, UsageError, WhereError
+from actordbg.base.errors import ActordbgError, NothingToDo, UsageError, WhereError
 from actordbg.cli.app import app
 from actordbg.cli.lazy import filled_in
 from actordbg.compare.noise_floor import measure, save
@@ -90,7 +90,7 @@ def test_other_dtypes_are_named(store: Store) -> None:
 
 def test_noise_on_nothing_says_what_there_is(store: Store) -> None:
     publish(store, 2)
-    with pytest.raises(StoreProblem, match="the store holds 2 dumps"):
+    with pytest.raises(NothingToDo, match="selects none of 2: seq_len is"):
         invoke(store, "noise", "--where", "seq_len>4000")
     with pytest.raises(UsageError, match="contradict"):
         invoke(store, "noise", "--order", "time", "--shuffle-inputs")
