@@ -26,7 +26,7 @@ from actordbg.catalog import connections as engine
 from actordbg.config.replay_config import SETTINGS
 from actordbg.config.setting import Setting
 from actordbg.formats.journal import SPEC
-from actordbg.formats.store_files import open_regular
+from actordbg.formats.store_files import OddFile, open_regular
 from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
@@ -231,9 +231,8 @@ def locked(store: Store) -> Iterator[None]:
     try:
         descriptor = open_regular(path, os.O_CREAT | os.O_RDWR)
     except OSError as error:
-        raise UnwritableCatalog(
-            f"cannot open {path}: {error.strerror}", hint="the lock must be a file, its folder writable for you"
-        ) from None
+        kind = CatalogProblem if isinstance(error, OddFile | IsADirectoryError) else UnwritableCatalog
+        raise kind(f"cannot open {path}: {error.strerror}", hint="the lock must be a file, its folder writable for you") from None
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from actordbg.base.errors import CorruptDump, StoreProblem
+from actordbg.capture.control import Control
 from actordbg.capture.switch_file import control_dict, read_control
 from actordbg.cli.capture_options import limits_in_words
 from actordbg.cli.dump_switch import job_names
@@ -85,7 +86,8 @@ class RingRow:
 class RecordingStatus:
     """The answer of `dump status`. `total` sums the rows; `unreadable` counts counters files that were skipped.
 
-    `jobs` are the switches of jobs that have one of their own. `rings` are those on this machine.
+    `jobs` are the switches of jobs that have one of their own. `rings` are those on this machine. `damaged_switches` says which
+    cannot be read, and why.
     """
 
     store: str
@@ -96,6 +98,7 @@ class RecordingStatus:
     unreadable: int
     jobs: list[dict[str, Any]]
     rings: list[RingRow]
+    damaged_switches: list[str]
 
 
 def status(
@@ -131,8 +134,7 @@ def status(
 
 def status_of(store: Store, everything: bool) -> RecordingStatus:
     """What is known of a store's recording now."""
-    control = read_control(store)
-    jobs = [job for name in job_names(store) if (job := read_control(store, name)) is not None and job.enabled]
+    control, jobs, damaged = _switches(store)
     rows, unreadable = process_rows(store, datetime.now(timezone.utc))
     if not everything and (control is not None or jobs):
         current = {one.run for one in (control, *jobs) if one is not None}
@@ -146,7 +148,21 @@ def status_of(store: Store, everything: bool) -> RecordingStatus:
         unreadable=unreadable,
         jobs=[control_dict(job) for job in jobs],
         rings=ring_rows(store),
+        damaged_switches=damaged,
     )
+
+
+def _switches(store: Store) -> tuple[Control | None, list[Control], list[str]]:
+    """The store's switch, those of jobs that are on, and why others cannot be read; to a job such a one means off."""
+    read: list[Control | None] = []
+    damaged = []
+    for name in (None, *job_names(store)):
+        try:
+            read.append(read_control(store, name))
+        except StoreProblem as error:
+            damaged.append(error.message)
+            read.append(None)
+    return read[0], [job for job in read[1:] if job is not None and job.enabled], damaged
 
 
 def ring_rows(store: Store) -> list[RingRow]:
@@ -242,7 +258,7 @@ def _row(data: dict[str, Any], now: datetime) -> ProcessRow:
 
 def _say_status(answer: RecordingStatus) -> None:
     if answer.control is None and not answer.jobs:
-        never = "" if answer.processes else ": it was never on"
+        never = "" if answer.processes or answer.damaged_switches else ": it was never on"
         say(f"Recording is off{never} in {answer.store}")
         note("next: `actordbg dump enable`, or `actordbg run -- COMMAND`")
     if answer.control is not None:
@@ -258,6 +274,8 @@ def _say_status(answer: RecordingStatus) -> None:
         on = answer.enabled or answer.jobs
         say("No process has reported yet." if on else "No process has reported.")
     _say_rings(answer)
+    for problem in answer.damaged_switches:
+        note(f"a switch that cannot be read, which means off: {problem}")
     if answer.unreadable:
         note(f"{plural(answer.unreadable, 'counters file')} could not be read")
 

@@ -14,7 +14,7 @@ from actordbg.formats.journal import SPEC, TENSORS, Chunk, read_chunk, result_of
 from actordbg.formats.replay_record import PASSED, ReplaySpec, ResultRecord
 from actordbg.formats.store_files import OddFile, read_regular
 from actordbg.fsck.finding import Finding
-from actordbg.store.layout import Store
+from actordbg.store.layout import Store, known_regular
 
 _ID = {"comparisons": "comparison_id", "noise": "noise_id", "matrices": "matrix_id"}
 _TENSORS = ".safetensors"
@@ -83,7 +83,7 @@ def _tensors(store: Store, folder: Path, paths: list[Path], inputs: set[str], de
         if not deep:
             continue
         try:
-            payload_entries(read_regular(path, DEFAULT_CAP), path.name)
+            payload_entries(read_regular(known_regular(path, DEFAULT_CAP), DEFAULT_CAP), path.name)
         except OddFile as error:
             yield Finding(path, "odd-file", str(error.strerror))
         except OSError as error:

@@ -11,6 +11,7 @@ Example::
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from collections.abc import Iterable
@@ -18,6 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from actordbg.base.errors import ActordbgError, UnwritableCatalog
+from actordbg.base.owners import is_own
 from actordbg.catalog.indexer import refresh
 from actordbg.dumps.packing import UNPACK_LEVEL
 from actordbg.formats import dumpfile
@@ -73,6 +75,7 @@ def _mend(store: Store, one: Finding) -> str:
     """Do what the finding's kind says; what was done, in words."""
     if _is_run(store, one.place):
         raise OSError(11, "a process runs this replay")
+    _require_inside(store, one.place if one.repair is Repair.MODE else one.place.parent)
     if one.repair is Repair.FORMAT:
         return _write_format(store, one.place)
     if one.repair is Repair.SALVAGE:
@@ -89,6 +92,15 @@ def _mend(store: Store, one: Finding) -> str:
     return quarantine(store, one.place)
 
 
+def _require_inside(store: Store, path: Path) -> None:
+    """Refuse what lies behind a link of another user: it leads where he wants, and files of yours would be moved."""
+    for folder in (path, *path.parents):
+        if folder == store.root:
+            return
+        if folder.is_symlink() and not is_own(folder.lstat().st_uid):
+            raise OSError(errno.ELOOP, f"another user made {folder.relative_to(store.root)} a link")
+
+
 def quarantine(store: Store, path: Path) -> str:
     """Move a file or a folder below `quarantine/`, and say so."""
     if not os.path.lexists(path):
@@ -100,6 +112,8 @@ def quarantine(store: Store, path: Path) -> str:
 
 def _set_aside(store: Store, path: Path) -> Path:
     """Its new place; an earlier file of the same name stays beside it."""
+    for folder in (path.parent, store.root / QUARANTINE):
+        _require_inside(store, folder)
     relative = printable(os.path.relpath(path, store.root))
     target, count = store.root / QUARANTINE / relative, 0
     make_folder(target.parent)

@@ -16,9 +16,12 @@ from capturekit import Recording, SignatureA, ids
 from roots import ROOT
 from typer.testing import CliRunner
 
+from actordbg.capture.control import Control
+from actordbg.capture.switch_file import write_control
 from actordbg.cli.app import app
 from actordbg.dumps.recover import find_rings, recover
 from actordbg.formats import ringfile
+from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.recording_reading import read_counters
 from actordbg.formats.store_files import TEMPORARY, processes, temporary_name
 from actordbg.store import payload
@@ -128,3 +131,12 @@ def test_unfinished_files_of_dead_processes_go_at_once_and_no_others(store: Stor
         left = {path.name for path in folder.glob(f"{TEMPORARY}*")}
         assert left == {mine, elsewhere, f"{TEMPORARY}{dead}-aabbccdd-old"}
     assert json.loads(counters.read_bytes()) and read_counters(counters)["captured"] == 1
+
+
+def test_a_switch_that_cannot_be_read_is_named_and_the_others_are_told_of(store: Store):
+    write_control(store, Control(enabled=True, run="job", since=now_timestamp()), "job")
+    os.mkfifo(store.control_of("odd"))
+    store.control_of(None).write_text("{")
+    run = CliRunner().invoke(app, ["--store", str(store.root), "dump", "status"])
+    assert run.exit_code == 0 and "Recording is on for the job job" in run.output, run.output
+    assert "odd.json: it is a FIFO" in run.output and "control.json" in run.output

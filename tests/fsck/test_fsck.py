@@ -117,6 +117,27 @@ def test_a_replay_that_runs_is_left_alone(store: Store) -> None:
     assert (store.replays / "r-01" / "spec.json").read_text() == "junk"
 
 
+def test_a_link_of_another_user_leads_no_repair_out_of_the_store(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    (home / "rank0000").mkdir(parents=True, mode=0o755)
+    (home / "rank0000" / "mine").symlink_to("anything")
+    (home / "rank0000").chmod(0o755)
+    (store.root / QUARANTINE).symlink_to(home)
+    (store.dumps / "theirs").symlink_to(home)
+    store.control_of(None).write_text("junk")
+    before = sorted(home.rglob("*"))
+    findings = check(store, without=("catalog", "rings"))
+    monkeypatch.setattr("actordbg.fsck.repairing.is_own", lambda owner: False)
+    done, failed = repair(store, findings)
+    assert done == [] and {"damaged-control", "open-mode", "odd-file"} <= {one.kind for one, _ in failed}
+    assert {told for _, told in failed} == {f"another user made {name} a link" for name in (QUARANTINE, "dumps/theirs")}
+    assert sorted(home.rglob("*")) == before and (home / "rank0000").stat().st_mode & 0o777 == 0o755
+    monkeypatch.undo()
+    assert {one.kind for one, _ in repair(store, findings)[0]} >= {"damaged-control", "open-mode"}, "your own link is your choice"
+
+
 def test_the_command_says_what_it_found_and_repairs_when_asked(store: Store) -> None:
     runner, words = CliRunner(), ["--store", str(store.root), "fsck", "--quiet"]
     path = damages.DAMAGES["a bit of a dump's payload"].do(store)

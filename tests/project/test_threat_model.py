@@ -30,6 +30,9 @@ def test_the_table_is_found_and_has_what_people_ask_for():
         "rings",
         "backups",
         "hook",
+        "may not write",
+        "fsck --repair",
+        "kill at any system call",
     ):
         assert any(word in row for row in ROWS), word
 

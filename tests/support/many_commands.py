@@ -42,7 +42,9 @@ def run_commands(root: Path, answers: Path, lines: Sequence[str]) -> None:
     dump_id = next(iter(storecases.contents(store)), "")
     for line in lines:
         words = [{"DUMP": dump_id, "OUT": str(root.parent / "out")}.get(word, word) for word in line.split()]
-        result = CliRunner().invoke(app, ["--store", str(root), *words, *(["--json"] if "index" in line else [])])
+        result = CliRunner().invoke(
+            app, ["--store", str(root), *words, *(["--json"] if line.startswith(("index", "fsck")) else [])]
+        )
         error = result.exception
         known = error is None or isinstance(error, SystemExit | ActordbgError)
         found[line] = result.exit_code if known else repr(error), result.stdout, result.stderr
