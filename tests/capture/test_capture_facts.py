@@ -132,7 +132,7 @@ def test_a_real_openrlhf_actor_is_recorded_and_cannot_tell(store: Store, tmp_pat
     write_control(store, Control(True, "r", "2026-11-20T12:00:00.000000Z", free_floor_bytes=0, with_outputs=True))
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", OPENRLHF, str(store.root), str(tmp_path / "models")]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     digests = json.loads(done.stdout.splitlines()[-1])
     assert len({*digests["plain"], *digests["hooked"]}) == 1

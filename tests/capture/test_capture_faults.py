@@ -69,7 +69,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def wait_for(condition: Any, seconds: float = 20) -> None:
+def wait_for(condition: Any, seconds: float = 120) -> None:
     until = time.monotonic() + seconds
     while not condition() and time.monotonic() < until:
         time.sleep(0.01)
@@ -193,7 +193,7 @@ def call():
     sleep(0.02)
 
 def until(condition):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while not condition():
         assert time.monotonic() < deadline
         call()

@@ -438,7 +438,7 @@ def test_a_stuck_disk_does_not_hold_up_training(tmp_path: Any):
     actor, sequences = SignatureH(), ids(2, 100)
     for _ in range(200):
         recording.forward(actor, sequences)
-    assert store.entered.wait(5) and not store.free.is_set()
+    assert store.entered.wait(60) and not store.free.is_set()
     ledger = recording.ledgers[0]
     assert ledger.dropped["queue_full"] > 100
     assert ledger.calls == 200 == ledger.pending + ledger.dropped["queue_full"]

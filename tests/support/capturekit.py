@@ -295,12 +295,13 @@ class Recording:
         """`actor.forward(...)`, hooked."""
         return wrap(type(actor).forward, self.slot)(actor, *args, **kwargs)
 
-    def close(self, timeout: float = 5.0) -> bool:
+    def close(self, timeout: float = 60.0) -> bool:
+        """Longer than a trainer waits: no test fails because the machine is slow."""
         return self.recorder.close(timeout)
 
     def dumps(self) -> list[payload.Dump]:
         """Close, however busy the machine is, and read back everything that was recorded, in order of its calls."""
-        assert self.close(60)
+        assert self.close()
         return sorted((payload.load(path) for path in self.store.iter_dumps()), key=lambda d: d.record.monotonic_ns)
 
 
@@ -321,7 +322,7 @@ class StuckStore(Store):
 
     def publish_dump(self, record: DumpRecord, blob: bytes) -> Path:
         self.entered.set()
-        assert self.free.wait(30)
+        assert self.free.wait(300)
         return super().publish_dump(record, blob)
 
 

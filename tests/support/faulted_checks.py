@@ -9,6 +9,7 @@ nothing is held for ever (bytes of the queue, places in the ring, descriptors), 
 from __future__ import annotations
 
 import gc
+import itertools
 import json
 import multiprocessing.util
 import os
@@ -32,6 +33,11 @@ from actordbg.store.layout import Store
 
 PATIENCE_S = 30.0
 """The training takes a tenth of a second, on a busy machine some seconds; what waits for the store waits for ever."""
+
+
+COLLECT_EVERY = 20
+"""Garbage of so many runs is collected at once; after a run that left a descriptor, at once."""
+_runs = itertools.count(1)
 
 
 @dataclass
@@ -69,7 +75,8 @@ def run(root: Path, limits: dict[str, Any], wanted: list[Any], planned: tuple[Fa
     hook._slots.clear()
     multiprocessing.util._finalizer_registry.clear()
     del one, found
-    gc.collect()
+    if open_files() > descriptors or next(_runs) % COLLECT_EVERY == 0:
+        gc.collect()
     if open_files() > descriptors and not any("close" in callee for callee in callees(planned)):
         complaints.append(f"{open_files() - descriptors} descriptors left open")
     return Answer(complaints, captured, said, reached)

@@ -157,9 +157,9 @@ class Session:
         planned = plan.faults()
         self.runs += 1
         (self.root / "plan").write_text(f"{self.runs}: {plan}\n")  # for whoever finds the folder of runs that did not end
-        faulthandler.dump_traceback_later(120, exit=True)
+        if self.runs % 50 == 1:  # from here on again; it starts a thread, so not for each run
+            faulthandler.dump_traceback_later(600, exit=True)
         answer = run(self.root, CONFIGURATIONS[plan.configuration], self.wanted, planned)
-        faulthandler.cancel_dump_traceback_later()
         self.injected += sum(fault.raised for fault in planned)
         if not planned[-1].raised:
             self.unreached.append(str(plan))

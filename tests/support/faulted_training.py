@@ -74,7 +74,6 @@ def train(cls: type, switch: Callable[[bool, str], None], call: Callable[..., An
     """All that a training computes: outputs, gradients, weights, random states. `call` calls the actor; `switch` flips the switch."""
     torch.manual_seed(7)
     actor = cls()
-    optimizer = torch.optim.SGD(actor.parameters(), lr=0.1)
     ids = torch.arange(6 * 40).view(6, 40) * 7919 % 50_000
     mask = torch.ones(2, 12, dtype=torch.int64)
     seen: list[Any] = []
@@ -84,11 +83,13 @@ def train(cls: type, switch: Callable[[bool, str], None], call: Callable[..., An
             seen.append(call(actor, rows, **more))
 
     def learn(rows: torch.Tensor, **more: Any) -> None:
-        optimizer.zero_grad()
+        actor.zero_grad()
         output = call(actor, rows, **more)
         output.square().mean().backward()
         seen.extend([output.detach(), *(p.grad.clone() for p in actor.parameters())])
-        optimizer.step()
+        with torch.no_grad():  # one step of SGD: torch's own class takes longer to make than all of this
+            for parameter in actor.parameters():
+                parameter -= 0.1 * parameter.grad
 
     look(ids[:2, :12], attention_mask=mask, action_mask=mask[:, 1:].bool())
     learn(ids[:3, :20].contiguous(), return_output=False, mood="far")
@@ -254,7 +255,7 @@ class Run:
         """Let the threads end. One that could not be told to (the fault is in telling it) goes on until its process is gone."""
         found = self.recorder
         threads = [t for t in (found.watch._thread, found.writer._thread) if t is not None] if found is not None else []
-        until = time.monotonic() + 1
+        until = time.monotonic() + 10
         while found is not None and time.monotonic() < until and not all(map(closed, self.ledgers)):
             time.sleep(0.001)
         for thread in threads:

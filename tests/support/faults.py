@@ -76,7 +76,7 @@ class Fault:
 
 sites: dict[int, Site] = {}
 _armed: dict[int, Fault] = {}
-_seen: dict[int, int] = {}
+_seen: list[int] = []
 
 
 def instrument(package: str) -> None:
@@ -96,19 +96,18 @@ def armed(*faults: Fault) -> Iterator[Sequence[Fault]]:
 
 def seen() -> dict[int, int]:
     """How often each site was passed since `forget`."""
-    return dict(_seen)
+    return {number: count for number, count in enumerate(_seen) if count}
 
 
 def forget() -> None:
     """Count from zero again."""
-    _seen.clear()
+    _seen[:] = [0] * len(sites)
 
 
 def _point(number: int, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-    _seen[number] = _seen.get(number, 0) + 1
-    fault = _armed.get(number)
-    if fault is not None:
-        fault()
+    _seen[number] += 1
+    if number in _armed:
+        _armed[number]()
     return function(*args, **kwargs)
 
 
@@ -189,6 +188,7 @@ class _Instrument(ast.NodeTransformer):
     def _site(self, line: int, callee: str) -> int:
         number = len(sites)
         sites[number] = Site(number, self._module, ".".join(self._names), line, callee)
+        _seen.append(0)
         return number
 
 
