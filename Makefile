@@ -95,12 +95,12 @@ $(VENV)/.demo: pyproject.toml constraints.txt
 	@echo "installing the pinned environment into $(VENV) (about 2 GB, a few minutes) ..."
 	$(PIP) torch==2.13.0 setuptools wheel packaging ninja
 	$(ACCELERATOR) $(PIP) --no-build-isolation deepspeed==0.19.6
-	$(PIP) --editable '.[replay,demo]'
+	$(PIP) --editable '.[replay,demo,plot]'
 	$(PIP) --no-deps openrlhf==0.11.2
 	touch $@
 
 $(VENV)/.test: $(VENV)/.demo
-	$(PIP) --editable '.[replay,demo,dev]'
+	$(PIP) --editable '.[replay,demo,plot,dev]'
 	touch $@
 
 clean:

@@ -38,6 +38,7 @@ from actordbg.actor import known_failures as known
 from actordbg.actor import randomness
 from actordbg.actor.backends.backend import Place, set_seed
 from actordbg.actor.backends.opening import CompileCount, change_compilation, open_backend
+from actordbg.actor.backends.training import Training
 from actordbg.actor.forward_outcome import ForwardOutcome
 from actordbg.actor.gradient_samples import GradientKeeper
 from actordbg.actor.model_code import guard, require_consent
@@ -79,7 +80,9 @@ def open_actor(config: ReplayConfig, *, defaults: DumpRecord | None = None, mode
 class ActorSession:
     """A built actor: `resolved` says what it is, `run` replays one dump, `close` frees it. Made by `open_actor`."""
 
-    def __init__(self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path) -> None:
+    def __init__(
+        self, config: ReplayConfig, defaults: DumpRecord | None, model_cache: Path, training: Training | None = None
+    ) -> None:
         os.environ["ACTORDBG_DISABLE"] = "1"  # a replay in a patched environment must not record itself
         began = time.perf_counter()
         TRAINER.prepare_process()
@@ -88,7 +91,7 @@ class ActorSession:
         self.choices = choose(config, defaults, self._facts)
         known.refuse(config, self.choices, self._facts)
         set_seed(self.choices.seed)
-        self._backend = open_backend(config, self.choices, model_cache)
+        self._backend = open_backend(config, self.choices, model_cache, training)
         self._records = Place.from_environment().rank % config.lane_width == 0
         self.resolved: dict[str, Any] = self._describe() | {"load_s": time.perf_counter() - began}
 

@@ -41,7 +41,7 @@ def check(option: str, path: Path) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         raise EnvironmentProblem(
             f"{option} needs matplotlib, which is not installed in {sys.executable}'s environment",
-            hint="pip install 'actordbg[plot]'",
+            hint=f"{sys.executable} -m pip install matplotlib",
         )
 
 

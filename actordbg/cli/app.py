@@ -83,6 +83,12 @@ CONTENTS = (
             Command("replay", "Replay recorded inputs, without the training.", "replay:replay", optional={"resume": "last"}),
             Command("matrix", "Find the combinations of settings that work and are right.", "matrix:matrix"),
             Command("families", "Find the families of models that go through this trainer rightly.", "families:families"),
+            Command(
+                "train-check",
+                "Take optimizer steps under each configuration, and compare.",
+                "train_check:train_check",
+                optional={"resume": "last", "show": "last"},
+            ),
             Command("noise", "Measure how far a configuration moves by itself.", "noise:noise"),
             ACTOR,
         ),
@@ -95,7 +101,7 @@ CONTENTS = (
                 "compare", "Compare a replay with another one, or with the truth.", "compare:compare", optional={"noise": "last"}
             ),
             CURVE,
-            Command("compare-logs", "Compare the losses of two trainings, step by step.", "compare_logs:compare_logs"),
+            Command("compare-logs", "Compare the losses of trainings, step by step.", "compare_logs:compare_logs"),
         ),
     ),
 )

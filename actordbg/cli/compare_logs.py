@@ -1,4 +1,4 @@
-"""`actordbg compare-logs`: compares the losses of two trainings, step by step, by their logs."""
+"""`actordbg compare-logs`: compares the losses of trainings, step by step, by their logs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,22 @@ from actordbg.cli.options import Json, Limit
 from actordbg.report.blocks import Grid, number
 from actordbg.report.renderings import grid, wrap
 from actordbg.trainlogs import log_plot
-from actordbg.trainlogs.align_logs import compare_logs as compare
-from actordbg.trainlogs.log_answer import LogComparison, LogSide
+from actordbg.trainlogs.align_logs import compare_many
+from actordbg.trainlogs.exported_logs import is_exported, read_exported
+from actordbg.trainlogs.log_answer import LogComparison, LogComparisons, LogSide
 from actordbg.trainlogs.log_lines import is_loss, read_log
 
 
 def compare_logs(
-    a: Annotated[str, typer.Argument(metavar="A", help="A training's log, plain or .gz; - for standard input.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="The other training's log.")],
+    logs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="LOG LOG...",
+            help="Logs, plain or .gz; - for standard input; TensorBoard's event files or their folder; W&B's .csv (FILE#RUN for "
+            "one run of it) or .jsonl.",
+        ),
+    ],
+    each: Annotated[bool, typer.Option("--each", help="Each against each (default: all against the first).")] = False,
     metric: Annotated[
         str | None,
         typer.Option(
@@ -50,26 +58,81 @@ def compare_logs(
     limit: Limit = 10,
     as_json: Json = False,
 ) -> None:
-    """Compare the losses of two trainings, step by step.
+    """Compare the losses of trainings, step by step.
 
-    Reads the losses out of the trainings' logs, progress bars included. A relative difference is |a - b| / max(|a|, |b|). Names
-    the steps that reach --threshold, the largest first, and says whether the losses fall.
-    Exit code 1 if the rule is not met, a value is NaN or infinite, or the logs have nothing in common.
+    Reads the losses out of the trainings' logs, progress bars included, out of TensorBoard's files and W&B's exports. Any number
+    of logs: all are compared with the first. A relative difference is |a - b| / max(|a|, |b|). Names the steps that reach
+    --threshold, the largest first, and says whether the losses fall.
+    Exit code 1 if the rule is not met, a value is NaN or infinite, or the logs have fewer than three steps in common.
 
-    Example: actordbg compare-logs deepspeed.log fsdp2.log --threshold 0.05 --plot losses.png
+    Example: actordbg compare-logs deepspeed.log fsdp2.log fsdp2_tp2.log --threshold 0.05 --plot losses.png
     """
     if plot is not None:
         plotfile.check("--plot", plot)
-    if a == b == "-":
+    if len(logs) < 2:
+        raise UsageError("one log has nothing to be compared with", hint="name two or more")
+    if logs.count("-") > 1:
         raise UsageError("standard input cannot be both logs", hint="name a file for one of them")
-    logs = (read_log(a, metric), read_log(b, metric))
-    answer = compare(*logs, metric=metric, threshold=threshold, rule=rule, limit=limit)
-    output.emit(answer, _render, as_json)
+    read = [read_exported(path, metric) if is_exported(path) else read_log(path, metric) for path in logs]
+    found = compare_many(read, each=each, metric=metric, threshold=threshold, rule=rule, limit=limit)
+    answer = found[0]
+    if len(logs) == 2:
+        output.emit(answer, _render, as_json)
+    else:
+        output.emit(_together(found), _render_many, as_json)
     if plot is not None and answer.metric is not None and answer.a.steps:
-        log_plot.plot(answer, *logs, plot)
+        others = [log for log, one in zip(read[1:], found, strict=False) if one.b.steps]
+        log_plot.plot(answer, read[0], others, plot)
         output.note(f"wrote {plot}")
-    if not answer.good:
+    if not all(one.good for one in found):
         raise typer.Exit(1)
+
+
+def _together(found: list[LogComparison]) -> LogComparisons:
+    """One answer: aligned if every pair is, else the first other verdict."""
+    verdict = next((one.verdict for one in found if not one.good), found[0].verdict)
+    metric = next((one.metric for one in found if one.metric), None)
+    return LogComparisons(verdict, metric, found[0].rule, found[0].threshold, tuple(found))
+
+
+def _render_many(answer: LogComparisons) -> None:
+    """A line for each pair; reasons and worst steps only of those that differ."""
+    output.say(f"{answer.metric or 'nothing'} by step, threshold {answer.threshold:g}, rule {answer.rule}")
+    sides = {side.path: side for one in answer.comparisons for side in (one.a, one.b)}
+    letters = {path: _letter(index) for index, path in enumerate(sides)}
+    for path, letter in letters.items():
+        output.say(f"  {letter}  {path}")
+    output.say()
+    rows = [
+        (
+            letters[path],
+            _range(side) if side.steps else "-",
+            number(side.first),
+            number(side.mean),
+            number(side.last),
+            _trend(side),
+        )
+        for path, side in sides.items()
+    ]
+    output.say_lines(grid(Grid(("log", "steps", "first", "mean", "last", "trend"), tuple(rows), frozenset({"log", "trend"}))))
+    output.say()
+    pairs = [
+        (f"{letters[one.a.path]} {letters[one.b.path]}", f"{one.common:,}", *(number(value, 3) for value in (one.first, one.mean,
+         one.last, one.max_relative)), one.verdict)
+        for one in answer.comparisons
+    ]  # fmt: skip
+    columns = ("pair", "common", "first", "mean", "last", "largest", "verdict")
+    output.say_lines(grid(Grid(columns, tuple(pairs), frozenset({"pair", "verdict"}))))
+    output.say()
+    for one in answer.comparisons:
+        for reason in one.reasons:
+            output.say_lines(wrap(f"{letters[one.a.path]} {letters[one.b.path]}: {reason}", "  - ", "    "))
+    output.say(answer.verdict)
+
+
+def _letter(index: int) -> str:
+    """A, B, ... Z, then L27."""
+    return chr(ord("A") + index) if index < 26 else f"L{index + 1}"
 
 
 def _render(answer: LogComparison) -> None:

@@ -32,6 +32,8 @@ TruthDtype = Annotated[
 ]
 OldTruthDtype = Annotated[str | None, typer.Option("--oracle", help="The old name of --truth.", hidden=True)]
 _ACTOR, _AXES = "The actor", "The axes: comma lists"
+TRAINING_AXES = ("backend", "zero_stage", "tp", "ring")
+"""The settings of which `train-check` takes lists."""
 _OLD, _SHORT = "old_", "short_"
 _TRUST, _PLUGIN = "trust_remote_code", "dist_plugin"
 
@@ -64,7 +66,8 @@ def _options(command: str) -> Iterator[inspect.Parameter]:
     for one in SETTINGS.values():
         if command not in one.commands:
             continue
-        axis = command in ("matrix", "families") and one.axis is not None
+        of_training = command == "train-check" and one.name in TRAINING_AXES
+        axis = one.axis is not None and (command in ("matrix", "families") or of_training)
         yield _given(one.name, str if axis or one.named else one.kind, _axis_option(one) if axis else _option(one))
         if one.old_option:
             hidden = typer.Option(f"--{one.old_option}", help=f"The old name of {one.flag}.", hidden=True)

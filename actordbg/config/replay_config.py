@@ -36,7 +36,8 @@ TINY = "tiny"
 DEFAULT_SEED = 0
 
 _REPLAYS = ("replay", "noise", "matrix")
-_NO_CURVE = (*_REPLAYS, "actor init")
+_NO_TRAINING = (*_REPLAYS, "families", "actor init", "curve")
+_NO_CURVE = (*_REPLAYS, "actor init", "train-check")
 
 
 @dataclass(frozen=True)
@@ -146,6 +147,7 @@ class ReplayConfig:
         help="Backward too (default: where the recorded call had gradients).",
         column="whether backward ran too",
         words=("forward only", "with backward"), unset="backward as recorded", quiet=(None, False, True), cost=True,
+        commands=_NO_TRAINING,
     )  # fmt: skip
     temperature: float | None = setting(
         None,

@@ -148,8 +148,8 @@ class Trainer(Protocol):
     def summary_mask(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """Which log-probs of a captured call count: bool, [B, A] or [B, S-1]."""
 
-    def strategy(self, choices: Choices, config: ReplayConfig, world_size: int) -> Strategy:
-        """The trainer's DeepSpeed strategy for this replay."""
+    def strategy(self, choices: Choices, config: ReplayConfig, world_size: int, training: Any = None) -> Strategy:
+        """The trainer's DeepSpeed strategy for this replay. `training`: how weights are stepped, None for never."""
 
     def open_ring(self, group: Any, attn: str) -> Any:
         """Do for this process group what the trainer does for a ring; returns the group."""

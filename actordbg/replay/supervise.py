@@ -91,8 +91,10 @@ def run_replay(
     launcher: Launcher = launch,
     start_timeout_s: float = START_TIMEOUT_S,
     warm: WarmGroups | None = None,
+    folder: Path | None = None,
 ) -> ReplayOutcome:
-    """Run every input of `spec` that has no result yet. `on_tick` is called about 20 times a second.
+    """Run every input of `spec` that has no result yet. `on_tick` is called about 20 times a second. `folder`: where, instead
+    of `replays/<id>`.
 
     `warm`: groups with a loaded Actor, used instead of `launcher`; the workers go back there when they are done.
 
@@ -102,7 +104,7 @@ def run_replay(
     """
     require_consent(spec.config.model, store.models)
     dist_plugin.require(spec.config.dist_backend)
-    folder = store.replays / spec.replay_id
+    folder = folder or store.replays / spec.replay_id
     with interruptible():
         try:
             _prepare(folder, spec)

@@ -9,8 +9,9 @@ One of three rules decides, and the answer names it. A relative difference is |a
 * `compare-backends`: what the trainer's archived script `compare_backends.py` decides: first, mean and last of all values
   between 0 and 100 (both excluded), whatever their steps. It leaves the others out, and the answer says how many.
 
-Under the first two, a NaN or an infinity makes the answer bad: it agrees with nothing. Two logs with nothing to compare give
-`nothing-in-common`, which is bad too.
+Under the first two, a NaN or an infinity makes the answer bad: it agrees with nothing. Fewer than LEAST_COMMON common steps are
+`too-few-steps`: first, mean and last of one step are the same number. Two logs with nothing to compare give `nothing-in-common`.
+All of these are bad.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from actordbg.base.errors import UsageError
 from actordbg.host.trainer import TRAINER
-from actordbg.trainlogs.log_answer import ALIGNED, DIFFERENT, NOTHING, LogComparison, LogSide, Step, trend
+from actordbg.trainlogs.log_answer import ALIGNED, DIFFERENT, NOTHING, TOO_FEW_COMMON, LogComparison, LogSide, Step, trend
 from actordbg.trainlogs.log_lines import BAR, KINDS, ORDER, Series, TrainLog, is_loss, plain_name
 
 FIRST_MEAN_LAST, EVERY_STEP, COMPARE_BACKENDS = "first-mean-last", "every-step", "compare-backends"
 RULES = (FIRST_MEAN_LAST, EVERY_STEP, COMPARE_BACKENDS)
 THRESHOLD = 0.05
+LEAST_COMMON = 3
+"""Common steps below which nothing is called aligned."""
 _NAMED = 20
 
 
@@ -120,9 +124,13 @@ def compare_logs(
     known = sorted(value for value in differences if value == value)
     first, mean, last = _three(*numbers)
     reasons = _reasons(name, rule, threshold, (first, mean, last), len(over), sides)
+    verdict = DIFFERENT if reasons else ALIGNED
+    if verdict == ALIGNED and rule != COMPARE_BACKENDS and len(both.steps) < LEAST_COMMON:
+        verdict = TOO_FEW_COMMON
+        reasons = [f"{_counted(len(both.steps))} in both, and fewer than {LEAST_COMMON} say nothing about a training"]
     return LogComparison(
         a=sides[0], b=sides[1], metric=name, rule=rule, threshold=threshold,
-        verdict=DIFFERENT if reasons else ALIGNED,
+        verdict=verdict,
         reasons=tuple(reasons), notes=tuple(_notes(ours, theirs, both, sides)),
         first=first, mean=mean, last=last,
         common=len(both.steps), only_a=len(ours.steps) - len(both.steps), only_b=len(theirs.steps) - len(both.steps),
@@ -131,6 +139,19 @@ def compare_logs(
         max_relative=known[-1] if known else None,
         worst=tuple(_step(both, i, differences[i]) for i in (over if limit == 0 else over[:limit])),
     )  # fmt: skip
+
+
+def compare_many(
+    logs: Sequence[TrainLog], *, each: bool = False, metric: str | None = None, threshold: float = THRESHOLD,
+    rule: str = FIRST_MEAN_LAST, limit: int = 10,
+) -> list[LogComparison]:  # fmt: skip
+    """Every log against the first, or with `each` every one against every other."""
+    pairs = combinations(logs, 2) if each else ((logs[0], other) for other in logs[1:])
+    return [compare_logs(a, b, metric=metric, threshold=threshold, rule=rule, limit=limit) for a, b in pairs]
+
+
+def _counted(count: int) -> str:
+    return "1 step is" if count == 1 else f"{count:,} steps are"
 
 
 def _deciding(ours: Series, theirs: Series, both: Pairs, rule: str) -> tuple[list[float], list[float]]:

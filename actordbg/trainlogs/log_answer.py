@@ -52,7 +52,7 @@ def trend(values: Sequence[float]) -> Trend:
     return Trend(word, first, last, error)
 
 
-ALIGNED, DIFFERENT, NOTHING = "aligned", "different", "nothing-in-common"
+ALIGNED, DIFFERENT, NOTHING, TOO_FEW_COMMON = "aligned", "different", "nothing-in-common", "too-few-steps"
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class LogSide:
 
 @dataclass(frozen=True)
 class LogComparison:
-    """The answer of `compare-logs`. verdict: aligned, different, or nothing-in-common; `reasons`: what decided.
+    """The answer of `compare-logs`. verdict: aligned, different, too-few-steps, or nothing-in-common; `reasons`: what decided.
 
     first, mean, last: relative differences under the rule. common: steps in both; exceeding: those that differ by the
     threshold or more, `worst` the largest of them first. trend_method: how "falls" was decided.
@@ -125,3 +125,19 @@ class LogComparison:
     def good(self) -> bool:
         """Something was compared, and it agrees."""
         return self.verdict == ALIGNED
+
+
+@dataclass(frozen=True)
+class LogComparisons:
+    """The answer of `compare-logs` over more than two logs: each against the first, or each against each."""
+
+    verdict: str
+    metric: str | None
+    rule: str
+    threshold: float
+    comparisons: tuple[LogComparison, ...]
+
+    @property
+    def all_good(self) -> bool:
+        """Every pair was compared, and agrees."""
+        return all(one.good for one in self.comparisons)

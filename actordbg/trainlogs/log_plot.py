@@ -1,4 +1,4 @@
-"""A comparison of two logs as a picture: both curves above, their relative difference with the threshold below."""
+"""A comparison of logs as a picture: the curves above, their relative differences with the threshold below."""
 
 from __future__ import annotations
 
@@ -17,44 +17,52 @@ MOST_POINTS = 5000
 """More steps than this are thinned out evenly for the picture."""
 
 
-def plot(comparison: LogComparison, a: TrainLog, b: TrainLog, path: Path) -> None:
-    """Draw the compared metric of both logs into `path`. The comparison must have compared something."""
+def plot(comparison: LogComparison, a: TrainLog, others: Sequence[TrainLog], path: Path) -> None:
+    """Draw the metric of the first log and of the others into `path`, with each one's difference from the first."""
     assert comparison.metric is not None
-    ours, theirs = chosen_series(a, b, comparison.metric)
-    both = pair(ours, theirs)
     figure = plotfile.new_figure(9, 6)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    for series, log, letter, colour, width in (
-        (ours, a, "A", plotfile.COLOURS[5], 3.5),  # broad and light, so that it shows where B lies on it
-        (theirs, b, "B", plotfile.COLOURS[1], 1.0),
-    ):
-        steps, values = _thin(series)
+    drawn = [chosen_series(a, other, comparison.metric) for other in others]
+    curves = [(drawn[0][0], a, plotfile.COLOURS[5], 3.5)]  # broad and light, so that it shows where the others lie on it
+    curves += [(theirs, log, _colour(index), 1.0) for index, ((_, theirs), log) in enumerate(zip(drawn, others, strict=True))]
+    for index, (series, log, colour, width) in enumerate(curves):
+        letter, (steps, values) = chr(ord("A") + index % 26), _thin(series)
         top.plot(steps, values, color=colour, linewidth=width, label=f"{letter}: {_short(log.path)}")
         wild = [step for step, value in zip(series.steps, series.values, strict=True) if not math.isfinite(value)]
         for step in wild[:_MOST_WILD]:
             top.axvline(step, color=colour, linewidth=0.8, label=f"{letter}: NaN or infinite" if step == wild[0] else None)
     top.set_ylabel(comparison.metric)
     top.legend(frameon=False, fontsize=9)
-    top.set_title(f"{comparison.metric}: {comparison.verdict} (rule {comparison.rule})", loc="left", fontsize=11)
-    differences = [relative(x, y) for x, y in zip(both.a, both.b, strict=True)]
-    steps, shown = _thin(Series("", both.steps, array("d", differences)))
-    bottom.fill_between(steps, shown, step="mid", color="#999999", alpha=0.35, linewidth=0)
-    bottom.plot(steps, shown, color="#555555", linewidth=0.9)
-    over = [(s, d) for s, d in zip(both.steps, differences, strict=True) if d >= comparison.threshold]
-    if over:
-        bottom.plot([s for s, _ in over], [d for _, d in over], ".", color=plotfile.COLOURS[1], markersize=5)
+    title = f"{comparison.metric}: {comparison.verdict} (rule {comparison.rule})" if len(others) == 1 else comparison.metric
+    top.set_title(title, loc="left", fontsize=11)
+    largest = [comparison.threshold, 1e-12]
+    for index, (ours, theirs) in enumerate(drawn):
+        both = pair(ours, theirs)
+        differences = [relative(x, y) for x, y in zip(both.a, both.b, strict=True)]
+        largest += [one for one in differences if one == one]
+        steps, shown = _thin(Series("", both.steps, array("d", differences)))
+        if len(drawn) == 1:
+            bottom.fill_between(steps, shown, step="mid", color="#999999", alpha=0.35, linewidth=0)
+        bottom.plot(steps, shown, color="#555555" if len(drawn) == 1 else _colour(index), linewidth=0.9)
+        over = [(s, d) for s, d in zip(both.steps, differences, strict=True) if d >= comparison.threshold]
+        if over:
+            bottom.plot([s for s, _ in over], [d for _, d in over], ".", color=_colour(index), markersize=5)
     bottom.axhline(comparison.threshold, color=plotfile.COLOURS[1], linewidth=1, linestyle=":")
     bottom.annotate(
         f"threshold {comparison.threshold:g}", (1, comparison.threshold), xycoords=("axes fraction", "data"),
         xytext=(-3, 3), textcoords="offset points", ha="right", fontsize=8, color=plotfile.COLOURS[1],
         bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
     )  # fmt: skip
-    bottom.set_ylim(0, 1.25 * max(comparison.threshold, *(d for d in differences if d == d), 1e-12))
+    bottom.set_ylim(0, 1.25 * max(largest))
     bottom.set_ylabel("relative difference")
     bottom.set_xlabel("step")
     for axes in (top, bottom):
         plotfile.tidy(axes)
     plotfile.save(figure, path)
+
+
+def _colour(index: int) -> str:
+    return plotfile.COLOURS[(1, 2, 3, 0, 4, 6)[index % 6]]
 
 
 def _thin(series: Series) -> tuple[Sequence[int], Sequence[float]]:

@@ -9,9 +9,10 @@ from fuzzing import refused, work_folder
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.trainlogs import segments as pieces
+from actordbg.trainlogs.exported_logs import read_exported
 from actordbg.trainlogs.log_lines import plain_name, read_log
 
-PARSERS = (read_log, pieces.segments, plain_name)
+PARSERS = (read_log, pieces.segments, plain_name, read_exported)
 WORDS = (b"%|##| 2/24 [00:01<00:11, 1.9it/s, gpt_loss=6.21, lr=1e-5]", b"Global step 12: {'policy_loss': 0.02}", b"step=12 loss=2.1", b"\x1b[A",
          b"\r", b"(PPOTrainer pid=7085) ", b"[rank0]: ", b"loss=nan", b"inf", b"\x1f\x8b\x08", b"epoch 1: ", b"eval step 3")  # fmt: skip
 _FILE = work_folder() / "log"
@@ -23,6 +24,8 @@ def seeds() -> dict[str, bytes]:
         "sft": logcases.SFT.encode()[:1500],
         "ppo": logcases.PPO.encode()[:3000],
         "lines": lines,
+        "csv": b'"Step","a - train/gpt_loss"\n"1","2.5"\n"2","nan"\n',
+        "history": b'{"_step": 1, "train/gpt_loss": 2.5}\n{"_step": 1e99, "loss": true}\n',
         "gzip": gzip.compress(lines, mtime=0),
     }
 
@@ -37,6 +40,12 @@ def one_input(data: bytes) -> None:
                 assert list(series.steps) == sorted(set(series.steps))
         assert len(log.metrics) <= len(data) and log.segments <= len(data)
         _in_pieces(log)
+    for suffix in (".csv", ".jsonl"):
+        exported = _FILE.with_suffix(suffix)
+        exported.write_bytes(data)
+        with refused(UsageError, EnvironmentProblem):
+            for kinds in read_exported(str(exported)).series.values():
+                assert all(len(series.steps) == len(series.values) <= len(data) for series in kinds.values())
 
 
 def _in_pieces(log) -> None:

@@ -113,7 +113,7 @@ def test_without_matplotlib_the_command_that_installs_it_is_named(tmp_path: Path
     monkeypatch.setattr(plotfile.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EnvironmentProblem) as caught:
         plotfile.check("--plot", tmp_path / "x.png")
-    assert "matplotlib" in caught.value.message and "pip install 'actordbg[plot]'" in caught.value.hint
+    assert "matplotlib" in caught.value.message and f"{sys.executable} -m pip install matplotlib" in caught.value.hint
 
 
 def test_a_full_disk_is_a_message(tmp_path: Path):
@@ -130,3 +130,54 @@ def test_json_of_a_binary_file_is_an_answer(tmp_path: Path):
     (tmp_path / "x").write_bytes(io.BytesIO(bytes(range(256)) * 100).getvalue())
     done = invoke(str(tmp_path / "x"), str(tmp_path / "x"), "--json")
     assert done.exit_code == 1 and json.loads(done.stdout)["a"]["found"] == {}
+
+
+def falling_log(folder: Path, name: str, factor: float = 1.0, steps: int = 12) -> str:
+    lines = [f"Global step {step}: {{'gpt_loss': {(6 - 0.1 * step) * factor}}}" for step in range(1, steps + 1)]
+    (folder / name).write_text("\n".join(lines))
+    return str(folder / name)
+
+
+def test_any_number_of_logs_against_the_first_or_each_other(tmp_path: Path):
+    near, far = falling_log(tmp_path, "near.log", 1.01), falling_log(tmp_path, "far.log", 1.2)
+    first = falling_log(tmp_path, "first.log")
+    done = invoke(first, near, far)
+    assert done.exit_code == 1 and done.stdout.rstrip().endswith("different")
+    assert re.search(r"A B +12 .* aligned", done.stdout) and re.search(r"A C +12 .* different", done.stdout)
+    assert "B C" not in done.stdout and max(map(len, done.stdout.splitlines()[5:])) <= 80
+    answer = json.loads(invoke(first, near, far, "--each", "--json").stdout)
+    assert [one["verdict"] for one in answer["comparisons"]] == ["aligned", "different", "different"]
+    pytest.importorskip("matplotlib")
+    invoke(first, near, far, "--plot", str(tmp_path / "many.svg"))
+    assert "C: " in (tmp_path / "many.svg").read_text() or (tmp_path / "many.svg").stat().st_size > 10_000
+
+
+def test_logs_with_too_few_common_steps_are_not_called_aligned(tmp_path: Path):
+    for steps, verdict in ((1, "too-few-steps"), (2, "too-few-steps"), (3, "aligned")):
+        pair = [falling_log(tmp_path, f"{name}.log", steps=steps) for name in "ab"]
+        done = invoke(*pair, "--json")
+        assert (json.loads(done.stdout)["verdict"], done.exit_code) == (verdict, int(verdict != "aligned"))
+    assert "say nothing about a training" in invoke(falling_log(tmp_path, "one.log", steps=1), pair[0]).stdout
+
+
+def test_tensorboards_files_and_wandbs_exports_are_logs(tmp_path: Path):
+    """All of them hold the same losses, so each is aligned with a log of lines, at a difference of nothing but fp32's."""
+    losses = {step: 6 - 0.1 * step for step in range(1, 13)}
+    lines = falling_log(tmp_path, "lines.log")
+    heads = '"Step","run-a - train/gpt_loss","run-a - train/gpt_loss__MIN","run-b - train/gpt_loss"'
+    rows = [f'"{step}","{loss}","0","{2 * loss}"' for step, loss in losses.items()]
+    (tmp_path / "chart.csv").write_text("\n".join([heads, *rows]))
+    history = [json.dumps({"_step": step, "train/gpt_loss": loss, "note": "x"}) for step, loss in losses.items()]
+    (tmp_path / "history.jsonl").write_text("\n".join(history))
+    exported = [f"{tmp_path / 'chart.csv'}#run-a", str(tmp_path / "history.jsonl")]
+    summary = pytest.importorskip("torch.utils.tensorboard").SummaryWriter(str(tmp_path / "events"))
+    for step, loss in losses.items():
+        summary.add_scalar("train/gpt_loss", loss, step)
+    summary.close()
+    answer = json.loads(invoke(lines, *exported, str(tmp_path / "events"), "--json").stdout)
+    assert [(one["verdict"], one["common"]) for one in answer["comparisons"]] == [("aligned", 12)] * 3
+    assert max(one["max_relative"] for one in answer["comparisons"]) < 1e-6
+    with pytest.raises(UsageError, match="holds several runs: run-a, run-b"):
+        invoke(lines, str(tmp_path / "chart.csv"))
+    (tmp_path / "damaged.tfevents.1").write_bytes(b"\x00" * 64)
+    assert json.loads(invoke(lines, str(tmp_path / "damaged.tfevents.1"), "--json").stdout)["verdict"] == "nothing-in-common"

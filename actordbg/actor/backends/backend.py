@@ -21,7 +21,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from actordbg.actor.backends.training import Norms
 from actordbg.actor.gradient_samples import GradientKeeper, norm_of
+from actordbg.base.errors import Unsupported
 from actordbg.config import dist_plugin
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.host.trainer import TRAINER
@@ -36,7 +38,8 @@ class Backend(ABC):
     """One way of running an Actor. `actor` is callable as the trainer calls it; `device` is where its inputs go.
 
     tainted: a failure left something behind that cannot be cleared. can_train: built so that `backward` works. ring_group: the
-    process group of this rank's ring, None without ring attention: `forward` gets it as `ring_attn_group`.
+    process group of this rank's ring, None without ring attention: `forward` gets it as `ring_attn_group`. stepped_by: the
+    optimizer, in words; "" where no weight is stepped.
     """
 
     actor: Any
@@ -44,6 +47,7 @@ class Backend(ABC):
     tainted = False
     can_train = True
     ring_group: Any = None
+    stepped_by = ""
 
     @property
     def model(self) -> Any:
@@ -72,6 +76,14 @@ class Backend(ABC):
 
         With a keeper, every parameter's full gradient is handed to it. Where ranks compute together all of them give one.
         """
+
+    def accumulate(self, loss: torch.Tensor) -> None:
+        """The backward of one micro-batch of a step, in an Actor that was opened for training."""
+        raise Unsupported("this backend takes no optimizer steps", hint="another --backend")
+
+    def step(self) -> Norms:
+        """Clip, step and clear what was accumulated. Every rank has to call it."""
+        raise Unsupported("this backend takes no optimizer steps", hint="another --backend")
 
     def without_engine(self) -> contextlib.AbstractContextManager[None]:
         """Inside the block a derivative that is taken of the Actor's outputs sets nothing off in an engine around its model."""

@@ -42,6 +42,7 @@ from actordbg.actor.backends.backend import (
     rendezvous,
     timeout_of,
 )
+from actordbg.actor.backends.training import Norms, Training
 from actordbg.actor.gradient_samples import GradientKeeper
 from actordbg.base.errors import Unsupported
 from actordbg.config.choices import Choices
@@ -52,13 +53,13 @@ from actordbg.host.trainer import TRAINER
 class DeepspeedBackend(Backend):
     """An Actor whose model is a DeepSpeed engine."""
 
-    def __init__(self, path: str, choices: Choices, config: ReplayConfig, place: Place) -> None:
+    def __init__(self, path: str, choices: Choices, config: ReplayConfig, place: Place, training: Training | None = None) -> None:
         self.place = place
         self.device = place.device()
         self.can_train = choices.backward or config.zero_stage in (1, 2) or config.deepcompile
         self._deep = config.deepcompile
         self.config = config
-        self.strategy = TRAINER.strategy(choices, config, place.world_size)
+        self.strategy = TRAINER.strategy(choices, config, place.world_size, training)
         rendezvous(place)
         if config.dist_backend is not None:  # before the trainer's own set-up, which takes the group that is there
             initialise(place, self.device, config)
@@ -66,9 +67,13 @@ class DeepspeedBackend(Backend):
         self.ring_group = self.strategy.ring_group
         actor = TRAINER.build_actor(path, choices, self.strategy.ds_config(train=self.can_train))
         self.actor = self.strategy.prepare(actor, self.device, train=self.can_train)
+        self._moved = torch.zeros((), dtype=torch.float64)
         if self.can_train:
-            self.engine.basic_optimizer.step = _no_step
+            innermost = self.engine.basic_optimizer
+            innermost.step = _no_step if training is None else self._measured(innermost)
             self.engine.lr_scheduler = None
+            if training is not None:
+                self.stepped_by = f"{_full_name(innermost)} in {type(self.engine.optimizer).__name__}"
         self._step_is_open = False
         self._invalid_groups = 0
         if self.can_train:
@@ -130,13 +135,50 @@ class DeepspeedBackend(Backend):
         self._step_is_open = True
         self.strategy.backward(loss, self.actor, self.engine.optimizer)
         norm = None
-        if self.engine.optimizer is self.engine.basic_optimizer:  # stage 0 in fp32: DeepSpeed keeps no norm of its own
+        if self._own_norm:
             norm = gradient_norm(self.engine.module.parameters())
         if keeper is not None:
             self._hand_over(keeper)
         self._step_without_stepping()
         self._step_is_open = False
         return self._norm() if norm is None else norm
+
+    def accumulate(self, loss: torch.Tensor) -> None:
+        """The engine divides by the number of micro-batches itself; it is told of each but a step's last one here."""
+        self.strategy.backward(loss, self.actor, self.engine.optimizer)
+        if not self.engine.is_gradient_accumulation_boundary():
+            self.strategy.step(self.actor, self.engine.optimizer)
+
+    def step(self) -> Norms:
+        norm = gradient_norm(self.engine.module.parameters()) if self._own_norm else None
+        self._moved.zero_()
+        optimizer = self.engine.optimizer
+        if hasattr(optimizer, "_global_grad_norm"):  # a step that is skipped would keep the norm of the step before
+            optimizer._global_grad_norm = math.nan
+        self.strategy.step(self.actor, optimizer)
+        if self.place.world_size > 1 and not self._own_norm:  # each rank stepped its part
+            torch.distributed.all_reduce(self._moved)
+        return Norms(self._norm() if norm is None else norm, math.sqrt(float(self._moved)))
+
+    def _measured(self, innermost: Any) -> Any:
+        """The innermost optimizer's own step, which moves the fp32 weights of this rank; how far they moved is added up."""
+        original = innermost.step
+
+        @functools.wraps(original)
+        def step(*args: Any, **kwargs: Any) -> Any:
+            stepped = [one for group in innermost.param_groups for one in group["params"] if one.grad is not None]
+            before = [one.detach().clone() for one in stepped]
+            result = original(*args, **kwargs)
+            for now, was in zip(stepped, before, strict=True):
+                self._moved += torch.linalg.vector_norm(now.detach() - was, dtype=torch.float32).double().cpu() ** 2
+            return result
+
+        return step
+
+    @property
+    def _own_norm(self) -> bool:
+        """Stage 0 in fp32: DeepSpeed keeps no norm of its own, and every rank steps all weights."""
+        return self.engine.optimizer is self.engine.basic_optimizer
 
     @contextlib.contextmanager
     def without_engine(self) -> Iterator[None]:
@@ -221,6 +263,10 @@ class DeepspeedBackend(Backend):
         for one, name, value in before:
             with suppress(AttributeError):  # some are properties of the optimizer that read the scaler's
                 setattr(one, name, value)
+
+
+def _full_name(thing: Any) -> str:
+    return f"{type(thing).__module__.partition('.')[0]}'s {type(thing).__name__}"
 
 
 _LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")

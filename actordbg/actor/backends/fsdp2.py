@@ -13,12 +13,13 @@ What the trainer's FSDP2 branch builds, around the Actor of the installed traine
   that ("a view and is being modified inplace"); so such logits are copied first.
 * **Gradient norm** by our own sums: `clip_grad_norm_` fails where some gradients lie on the mesh (dp, tp) and others on dp.
 
-No optimizer exists, so no weight ever changes.
+No optimizer exists but in a training check, so no weight changes in a replay.
 """
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from torch.distributed.tensor import DTensor
 
 from actordbg.actor.backends.backend import Backend, Place, backend_in_use, dumps_of_lanes, initialise
 from actordbg.actor.backends.tensor_parallel import Split, split
+from actordbg.actor.backends.training import STEPPED_BY, AdamSteps, Norms, Training
 from actordbg.actor.gradient_samples import GradientKeeper
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import DTYPES, ReplayConfig
@@ -42,7 +44,7 @@ _SHARDED, _TP = "shard", "tp"
 class Fsdp2Backend(Backend):
     """An Actor whose model is sharded with `fully_shard`."""
 
-    def __init__(self, path: str, choices: Choices, config: ReplayConfig, place: Place) -> None:
+    def __init__(self, path: str, choices: Choices, config: ReplayConfig, place: Place, training: Training | None = None) -> None:
         self.place = place
         self.device = place.device()
         self.config = config
@@ -51,8 +53,13 @@ class Fsdp2Backend(Backend):
         self._mesh = _mesh(self.device, config.tp, place.world_size)
         self.ring_group = self._open_ring(choices)
         self.actor = TRAINER.build_actor(path, choices)
+        if training is not None:
+            self.actor.float()  # what is stepped is fp32; the policy below computes in the dtype
         self._split: Split | None = split(self.actor.model, self._mesh[_TP]) if config.tp > 1 else None
         self._shard(getattr(torch, DTYPES[choices.dtype]))
+        if training is not None:
+            self.stepped_by = STEPPED_BY
+            self._adam = AdamSteps(self.model.parameters(), training)
 
     def facts(self) -> dict[str, Any]:
         """Sizes as the mesh has them. `reduce_dtype`: of gradients; `zero_stage` 0: that is another library's word."""
@@ -90,6 +97,14 @@ class Fsdp2Backend(Backend):
                     keeper.take(name, _whole(parameter.grad))
         self.model.zero_grad(set_to_none=True)
         return norm
+
+    def accumulate(self, loss: torch.Tensor) -> None:
+        (loss / self._adam.training.accumulation).backward()  # type: ignore[no-untyped-call]
+
+    def step(self) -> Norms:
+        if self._split is not None:
+            self._split.sum_gradients(self.model, self._mesh[_TP].get_group())
+        return self._adam.step(self._total)
 
     def averaged_over(self, dump_id: str) -> list[str]:
         return dumps_of_lanes(dump_id, self.lane_width)
@@ -132,15 +147,18 @@ class Fsdp2Backend(Backend):
         fully_shard(self.model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
     def _norm(self) -> float:
-        """L2 norm over all gradients in fp32, each counted once: what is not cut over tp is the same on each of its ranks."""
+        """L2 norm over all gradients in fp32."""
+        return self._total((one.grad, one) for one in self.model.parameters() if one.grad is not None)
+
+    def _total(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
+        """L2 norm over tensors and ranks, each element once: what is not cut over tp is the same on each of its ranks."""
         squares = torch.zeros(2, dtype=torch.float64, device=self.device)  # cut over tp, and not
-        for parameter in self.model.parameters():
-            if parameter.grad is not None:
-                own, cut = parameter.grad, False
-                if isinstance(own, DTensor):
-                    cut = _TP in (own.device_mesh.mesh_dim_names or ())
-                    own = own.to_local()
-                squares[0 if cut else 1] += torch.linalg.vector_norm(own, dtype=torch.float32).double() ** 2
+        for tensor, _ in pairs:
+            own, cut = tensor, False
+            if isinstance(own, DTensor):
+                cut = _TP in (own.device_mesh.mesh_dim_names or ())
+                own = own.to_local()
+            squares[0 if cut else 1] += torch.linalg.vector_norm(own, dtype=torch.float32).double() ** 2
         dist.all_reduce(squares, group=self._mesh[_SHARDED].get_group())
         if self._split is not None:
             dist.all_reduce(squares[:1], group=self._mesh[_TP].get_group())

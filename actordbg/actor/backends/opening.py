@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from actordbg.actor.backends.backend import Backend, Place
+from actordbg.actor.backends.training import Training
 from actordbg.actor.models import locate
 from actordbg.base.owners import own_cache
 from actordbg.config.choices import Choices
@@ -31,15 +32,16 @@ CLASSES = {"plain": "PlainBackend", "deepspeed": "DeepspeedBackend", "fsdp2": "F
 GRAPH_LIMIT = 512
 
 
-def open_backend(config: ReplayConfig, choices: Choices, cache: Path) -> Backend:
-    """Build the Actor in its backend. `cache` receives the tiny model and truncated models."""
+def open_backend(config: ReplayConfig, choices: Choices, cache: Path, training: Training | None = None) -> Backend:
+    """Build the Actor in its backend. `cache` receives the tiny model and truncated ones. `training`: how weights are stepped."""
     dtype = DTYPES[choices.dtype] if TRAINER.loads_checkpoint_dtype(choices.dtype) else None
     path = locate(choices.model, cache, num_layers=choices.num_layers, dtype=dtype)
     compiled = config.compile or config.deepcompile
     if compiled:
         _prepare_compiler()
     module = import_module(f"actordbg.actor.backends.{config.backend}")
-    backend: Backend = getattr(module, CLASSES[config.backend])(path, choices, config, Place.from_environment())
+    opened = getattr(module, CLASSES[config.backend])
+    backend: Backend = opened(path, choices, config, Place.from_environment(), training)
     if compiled:
         backend.compile(config.compile_backend or COMPILE_BACKENDS[0])
     return backend

@@ -6,13 +6,15 @@ The shortest way from a captured call to its log-probs.
 from __future__ import annotations
 
 import gc
+import math
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from actordbg.actor.backends.backend import Backend, Place, gradient_norm
-from actordbg.actor.gradient_samples import GradientKeeper
+from actordbg.actor.backends.training import STEPPED_BY, AdamSteps, Norms, Training
+from actordbg.actor.gradient_samples import GradientKeeper, norm_of
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.host.trainer import TRAINER
@@ -21,10 +23,15 @@ from actordbg.host.trainer import TRAINER
 class PlainBackend(Backend):
     """An Actor on this rank's device."""
 
-    def __init__(self, path: str, choices: Choices, config: ReplayConfig, place: Place) -> None:
+    def __init__(self, path: str, choices: Choices, config: ReplayConfig, place: Place, training: Training | None = None) -> None:
         self.device = place.device()
         self.place = place
         self.actor = TRAINER.build_actor(path, choices).to(self.device)
+        if training is not None:
+            if training.wide:
+                self.actor.float()
+            self.stepped_by = STEPPED_BY
+            self._adam = AdamSteps(self.actor.model.parameters(), training)
 
     def facts(self) -> dict[str, Any]:
         """ZeRO stage 0: there is nothing to partition."""
@@ -45,6 +52,12 @@ class PlainBackend(Backend):
         norm = gradient_norm(self.actor.parameters())
         self.actor.zero_grad(set_to_none=True)
         return norm
+
+    def accumulate(self, loss: torch.Tensor) -> None:
+        (loss / self._adam.training.accumulation).backward()  # type: ignore[no-untyped-call]
+
+    def step(self) -> Norms:
+        return self._adam.step(lambda pairs: math.sqrt(sum(norm_of(tensor) ** 2 for tensor, _ in pairs)))
 
     def averaged_over(self, dump_id: str) -> list[str]:
         return [dump_id]

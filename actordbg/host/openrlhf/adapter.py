@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from actordbg.config.replay_config import ReplayConfig
     from actordbg.host.openrlhf.call import ReplayedCall
     from actordbg.host.openrlhf.demo_programs import DemoProgram
-    from actordbg.host.openrlhf.strategy import OpenRlhfStrategy
+    from actordbg.host.openrlhf.strategy import OpenRlhfStrategy, Steps
     from actordbg.store.payload import Dump
 
 
@@ -91,7 +91,9 @@ class OpenRlhf:
 
         return make_call(Signature.of(actor), dump, vocab_size, device, ring_group)
 
-    def strategy(self, choices: Choices, config: ReplayConfig, world_size: int) -> OpenRlhfStrategy:
+    def strategy(
+        self, choices: Choices, config: ReplayConfig, world_size: int, training: Steps | None = None
+    ) -> OpenRlhfStrategy:
         from actordbg.host.openrlhf.strategy import OpenRlhfStrategy
 
-        return OpenRlhfStrategy(choices, config, world_size)
+        return OpenRlhfStrategy(choices, config, world_size, training)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import inspect
 from datetime import timedelta
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -29,17 +29,29 @@ _OPTIMIZER = {
     "max_norm": 1.0,
     "scheduler_steps": 1,
 }
-"""What `prepare` takes since OpenRLHF 0.11. The learning rate does not matter: no weight is ever stepped."""
+"""What `prepare` takes since OpenRLHF 0.11. The learning rate does not matter where no weight is stepped."""
+
+
+class Steps(Protocol):
+    """How weights are stepped, where they are: `actordbg.actor.backends.training.Training`."""
+
+    @property
+    def adam(self) -> dict[str, Any]: ...
+    @property
+    def max_norm(self) -> float: ...
+    @property
+    def accumulation(self) -> int: ...
 
 
 class OpenRlhfStrategy:
     """A strategy for one replay. `ring_group`: this rank's ring, None without ring attention and before `set_up`."""
 
-    def __init__(self, choices: Choices, config: ReplayConfig, world_size: int) -> None:
+    def __init__(self, choices: Choices, config: ReplayConfig, world_size: int, training: Steps | None = None) -> None:
         self.ring_group: Any = None
         self._attn = choices.attn
         self._ring = config.ring > 1
-        self._strategy = _make(choices, config, world_size)
+        self._training = training
+        self._strategy = _make(choices, config, world_size, training)
 
     def set_up(self, timeout: timedelta) -> None:
         if self._ring:
@@ -62,7 +74,10 @@ class OpenRlhfStrategy:
             return self._strategy.prepare(actor)
         if hasattr(self._strategy, "create_optimizer"):
             return self._strategy.prepare((actor, self._optimizer(actor, device), None), is_rlhf=True)[0]
-        return self._strategy.prepare((actor, _OPTIMIZER))[0]
+        settings: dict[str, Any] = dict(_OPTIMIZER)
+        if self._training is not None:
+            settings |= {"adam": self._training.adam, "max_norm": self._training.max_norm}
+        return self._strategy.prepare((actor, settings))[0]
 
     def backward(self, loss: torch.Tensor, actor: Any, optimizer: Any) -> None:
         self._strategy.backward(loss, actor, optimizer)
@@ -72,12 +87,15 @@ class OpenRlhfStrategy:
 
     def _optimizer(self, actor: Any, device: torch.device) -> Any:
         """For OpenRLHF before 0.11, whose FusedAdam needs CUDA (or a minute of C++)."""
+        adam: dict[str, Any] = {"lr": 0.0, "betas": (0.9, 0.95), "weight_decay": 0.0}
+        if self._training is not None:
+            adam = self._training.adam
         if device.type == "cuda":
-            return self._strategy.create_optimizer(actor, lr=0.0, betas=(0.9, 0.95), weight_decay=0.0)
-        return torch.optim.AdamW(actor.model.parameters(), lr=0.0, weight_decay=0.0)
+            return self._strategy.create_optimizer(actor, **adam)
+        return torch.optim.AdamW(actor.model.parameters(), **adam)
 
 
-def _make(choices: Choices, config: ReplayConfig, world_size: int) -> Any:
+def _make(choices: Choices, config: ReplayConfig, world_size: int, training: Steps | None) -> Any:
     try:
         from openrlhf.utils.deepspeed import DeepspeedStrategy
     except ImportError as error:
@@ -96,9 +114,9 @@ def _make(choices: Choices, config: ReplayConfig, world_size: int) -> Any:
     )
     options = {
         "seed": choices.seed,
-        "max_norm": 1.0,
+        "max_norm": 1.0 if training is None else training.max_norm,
         "micro_train_batch_size": 1,
-        "train_batch_size": world_size // config.ring,
+        "train_batch_size": (1 if training is None else training.accumulation) * world_size // config.ring,
         "zero_stage": config.zero_stage,
         "args": args,
     }

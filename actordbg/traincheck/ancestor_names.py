@@ -1,0 +1,72 @@
+"""The environment variables of OpenRLHF's backend test suite, for `train-check`: `NUM_GPUS=4 SKIP_RING=1 actordbg train-check`.
+
+No other command reads them: `MODEL` in somebody's shell must not change a replay. A flag wins. Each that is set is told, with
+what it did, or why it does nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from actordbg.base.errors import UsageError
+
+NUMBERS = {"NUM_GPUS": "nproc", "MAX_SAMPLES": "max_inputs", "TP_SIZE": "tp", "RING_SIZE": "ring", "MAX_LEN": "max_len"}
+TEXTS = {"MODEL": "model", "LOG_DIR": "log_dir"}
+SKIPS: dict[str, dict[str, Any]] = {
+    "SKIP_DEEPSPEED": {"backend": "deepspeed"},
+    "SKIP_FSDP2": {"backend": "fsdp2", "tp": 1, "ring": 1},
+    "SKIP_FSDP2_TP": {"backend": "fsdp2", "ring": 1},
+    "SKIP_RING": {"backend": "fsdp2", "tp": 1},
+    "SKIP_COMBINED": {"backend": "fsdp2"},
+}
+IDLE = {
+    "DATASET": "inputs come from the store (--store, --where)",
+    "OUTPUT_DIR": "no checkpoint is written (--log-dir is for logs)",
+}
+
+
+@dataclass(frozen=True)
+class AncestorNames:
+    """values: by our names. skips: settings of cells to leave out. took: variables with an effect. idle: the others, and why."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    skips: tuple[dict[str, Any], ...] = ()
+    took: dict[str, str] = field(default_factory=dict)
+    idle: dict[str, str] = field(default_factory=dict)
+
+
+def read_names(environment: Mapping[str, str], given: set[str]) -> AncestorNames:
+    """What they come to, where `given` are the names that flags gave. UsageError for a number that is none."""
+    values: dict[str, Any] = {}
+    skips, took, idle = [], {}, {}
+    for name, text in ((name, environment.get(name, "")) for name in (*NUMBERS, *TEXTS, *SKIPS, *IDLE)):
+        ours = NUMBERS.get(name) or TEXTS.get(name)
+        if not text:
+            continue
+        if name in IDLE:
+            idle[name] = IDLE[name]
+        elif ours in given:
+            idle[name] = f"--{str(ours).replace('_', '-')} was given"
+        elif ours:
+            values[ours] = _number(name, text) if name in NUMBERS else text
+            took[name] = text
+        elif text == "1":
+            skips.append(SKIPS[name])
+            took[name] = text
+        else:
+            idle[name] = "only 1 skips, as in the test suite"
+    return AncestorNames(values, tuple(_whole(one, name) for name, one in SKIPS.items() if one in skips), took, idle)
+
+
+def _whole(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    """What a skip leaves out, with the degrees that it is about: more than one rank where it does not say one."""
+    more = {"SKIP_FSDP2_TP": ("tp",), "SKIP_RING": ("ring",), "SKIP_COMBINED": ("tp", "ring")}.get(name, ())
+    return settings | {f"{one} above": 1 for one in more}
+
+
+def _number(name: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) < 10**9:
+        raise UsageError(f"{name}={text!r:.40} is no number of 1 or more", hint=f"unset {name}, or give the flag")
+    return int(text)

@@ -1,0 +1,216 @@
+"""Run a training check from its first cell to its last: each cell is supervised as a replay is, in a folder of its own.
+
+    record = run_train_check(store, record, inputs)
+
+    store/trainchecks/<id>/check.json          the record, replaced after every cell
+    store/trainchecks/<id>/cell-3.1/           the first attempt at cell 3: what a replay's folder has, and training.json
+    <log dir>/fsdp2_tp2_test.log               the cell's figures, as a training prints them
+
+Cells of one launcher run in the same processes, one after another, each from its initial weights: imports are paid once. A
+training that lost an input cannot go on, so the first that does not pass ends its cell. `--resume` runs what has not finished,
+from its initial weights; what finished stays.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from actordbg.base.errors import ActordbgError, Conflict, StoreProblem
+from actordbg.base.ids import resolve
+from actordbg.base.owners import read_owned
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.formats.dump_record import is_plain_name, now_timestamp
+from actordbg.formats.journal import SPEC, read_results
+from actordbg.formats.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.formats.store_files import atomic_write, make_folder
+from actordbg.formats.train_check_record import BASELINE, BROKEN, NOISE, OPEN, TRAINED, TrainCell, TrainCheckRecord, TrainStep
+from actordbg.replay.launch import launch
+from actordbg.replay.processes import ALIVE, STOPPED, start_ticks, state_of
+from actordbg.replay.supervise import COMPLETE, INTERRUPTED, STOPPED_EARLY, Progress, interruptible, run_replay, undisturbed
+from actordbg.replay.warm_groups import WarmGroups
+from actordbg.store.layout import Store
+from actordbg.traincheck.train_engine import MODULE, STEP, TRAINING, step_of
+from actordbg.traincheck.train_plan import schedule
+from actordbg.traincheck.trainer_log import write_trainer_log
+
+CHECK = "check.json"
+RUNNER = "runner"
+Hears = Callable[[TrainCell, str], None]
+"""Told of a cell and what it did: "starts", "micro-batch", "done"."""
+
+
+class CellEnded(Exception):
+    """A micro-batch did not pass: the training is over."""
+
+    def __init__(self, record: ResultRecord) -> None:
+        super().__init__(record.error or record.status)
+        self.record = record
+
+
+@dataclass
+class TrainRun:
+    """One run of a training check. `record` always equals the file."""
+
+    store: Store
+    record: TrainCheckRecord
+    inputs: Sequence[ReplayInput]
+    on_event: Hears = lambda cell, what: None
+    on_tick: Callable[[], None] = lambda: None
+    warm: WarmGroups = field(default_factory=lambda: WarmGroups(partial(launch, module=MODULE)))
+
+    def run(self) -> TrainCheckRecord:
+        """Run every cell that has not finished. KeyboardInterrupt passes through after every process has ended."""
+        self._claim()
+        status = STOPPED_EARLY
+        try:
+            with interruptible():
+                for index in self._order():
+                    self._run_cell(index)
+            status = COMPLETE
+        except KeyboardInterrupt:
+            status = INTERRUPTED
+            raise
+        finally:
+            with undisturbed():
+                self.warm.close(at_once=status != COMPLETE)
+                options = self.record.options | {RUNNER: None}
+                self.record = replace(self.record, status=status, finished_at=now_timestamp(), options=options)
+                self._save()
+        return self.record
+
+    def _order(self) -> list[int]:
+        """The open cells, those of one launcher together."""
+        cells = [cell for cell in self.record.cells if cell.status == OPEN]
+        first = {_home(cell): cell.index for cell in reversed(cells)}
+        return [cell.index for cell in sorted(cells, key=lambda cell: (first[_home(cell)], cell.index))]
+
+    def _run_cell(self, index: int) -> None:
+        cell = self.record.cells[index]
+        self.warm.share(_home(cell))
+        cell = replace(cell, folder=self._next_folder(index), reason="")
+        self._put(cell)
+        self.on_event(cell, "starts")
+        began = time.monotonic()
+        folder = self._folder / str(cell.folder)
+        status, reason, optimizer = TRAINED, "", ""
+        try:
+            outcome = run_replay(
+                self.store, self._spec(cell), partial(self._hear, cell), on_tick=self.on_tick, warm=self.warm, folder=folder
+            )
+            optimizer = str(outcome.resolved.get("stepped_by", ""))
+        except CellEnded as ended:
+            status, reason = BROKEN, _why(ended.record)
+            self.warm.close(at_once=True)
+        except ActordbgError as error:
+            status, reason = BROKEN, error.message
+        steps = steps_of(folder, self.record.batch)
+        if status == TRAINED and len(steps) < self.record.steps:
+            status, reason = BROKEN, f"only {len(steps)} of {self.record.steps} steps have figures"
+        cell = replace(
+            cell, status=status, reason=reason, seconds=time.monotonic() - began, steps=tuple(steps), optimizer=optimizer
+        )
+        self._put(cell)
+        write_trainer_log(Path(self.record.log_dir) / cell.log_name, cell, self.record)
+        self.on_event(cell, "done")
+
+    def _spec(self, cell: TrainCell) -> ReplaySpec:
+        """What the cell's workers run; it is written beside how they step."""
+        config = ReplayConfig.from_dict(cell.config)
+        folder = self._folder / str(cell.folder)
+        make_folder(folder)
+        told = self.record.training | {"accumulation": self.record.batch // config.lanes, "wide": cell.role == BASELINE}
+        atomic_write(folder / TRAINING, json.dumps(told).encode())
+        work = schedule(self.inputs, self.record.steps, self.record.batch, reverse=cell.role == NOISE)
+        return ReplaySpec(f"{self.record.check_id}-{cell.folder}", now_timestamp(), config, work, command=self.record.command)
+
+    def _hear(self, cell: TrainCell, event: Progress) -> None:
+        if event.kind == "result" and event.result is not None:
+            if event.result.status != PASSED:
+                raise CellEnded(event.result)
+            self.on_event(cell, "micro-batch")
+
+    @property
+    def _folder(self) -> Path:
+        return folder_of(self.store, self.record.check_id)
+
+    def _next_folder(self, index: int) -> str:
+        attempt = 1
+        while (self._folder / f"cell-{index}.{attempt}").exists():
+            attempt += 1
+        return f"cell-{index}.{attempt}"
+
+    def _claim(self) -> None:
+        """Conflict while another process runs it."""
+        runner, me = self.record.options.get(RUNNER), [os.getpid(), start_ticks(os.getpid())]
+        if runner and runner != me and state_of(runner[0], runner[1])[0] in (ALIVE, STOPPED):
+            raise Conflict(f"training check {self.record.check_id} is being run by process {runner[0]}", hint="wait for it")
+        self.record = replace(self.record, status="running", options=self.record.options | {RUNNER: me})
+        self._save()
+
+    def _put(self, cell: TrainCell) -> None:
+        cells = tuple(cell if one.index == cell.index else one for one in self.record.cells)
+        self.record = replace(self.record, cells=cells)
+        self._save()
+
+    def _save(self) -> None:
+        self.store.publish_text(self._folder / CHECK, self.record.to_json())
+
+
+def run_train_check(store: Store, record: TrainCheckRecord, inputs: Sequence[ReplayInput], **heard: object) -> TrainCheckRecord:
+    """`TrainRun(...).run()`."""
+    return TrainRun(store, record, inputs, **heard).run()  # type: ignore[arg-type]
+
+
+def folder_of(store: Store, check_id: str) -> Path:
+    """The folder of a training check."""
+    return store.root / "trainchecks" / check_id
+
+
+def load_train_check(store: Store, name: str) -> tuple[TrainCheckRecord, int]:
+    """A training check by its id, a prefix of it, or "last"; and the user who wrote it: what another user wrote is confirmed.
+
+    StoreProblem or CorruptDump for a file that cannot be read.
+    """
+    ids = sorted(path.parent.name for path in (store.root / "trainchecks").glob(f"*/{CHECK}"))
+    chosen = resolve(name, ids, "training check", made_by="train-check")
+    path = folder_of(store, chosen) / CHECK
+    try:
+        data, owner = read_owned(path, links=False)
+    except OSError as error:
+        raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
+    record = TrainCheckRecord.from_json(data, str(path))
+    if record.check_id != chosen or not all(is_plain_name(cell.log_name) for cell in record.cells):
+        raise StoreProblem(f"{chosen}/{CHECK} is another check's, or names no logs", hint="remove its folder")
+    return record, owner
+
+
+def steps_of(folder: Path, batch: int) -> list[TrainStep]:
+    """The figures of each step that all of its micro-batches finished, in order, out of a cell's journals."""
+    losses: dict[int, list[float]] = {}
+    norms: dict[int, dict[str, float]] = {}
+    for name, record in read_results(folder).items() if (folder / SPEC).exists() else ():
+        step = step_of(name)
+        if record.loss is not None:
+            losses.setdefault(step, []).append(record.loss)
+        norms[step] = record.extra.get(STEP) or norms.get(step) or {}
+    whole = sorted(step for step, found in losses.items() if len(found) == batch and norms.get(step))
+    return [
+        TrainStep(step, sum(losses[step]) / batch, norms[step].get("grad_norm"), norms[step].get("update_norm")) for step in whole
+    ]
+
+
+def _home(cell: TrainCell) -> tuple[object, ...]:
+    """Cells of one home can run in the same processes."""
+    return cell.config["backend"], cell.config["nproc"], cell.config["dist_backend"]
+
+
+def _why(record: ResultRecord) -> str:
+    first = next((line.strip() for line in (record.error or record.status).splitlines() if line.strip()), record.status)
+    known = f" ({record.signature})" if record.signature else ""
+    return f"step {step_of(record.dump_id)} {record.status}: {record.error_class or ''} {first}"[:400].replace("  ", " ") + known

@@ -1,0 +1,104 @@
+"""A training check as a document: the table, where trainings part, what failed and why, the logs, and what it ran on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from actordbg.base.units import plural
+from actordbg.formats.train_check_record import ASKED, BROKEN, IMPOSSIBLE, TRAINED, TrainCell, TrainCheckRecord
+from actordbg.report.blocks import Block, Grid, Heading, Items, Paragraph, number
+from actordbg.traincheck.train_verdicts import FACTOR, FIGURES, IN_WORDS, LEAST, CellVerdict, verdicts
+
+_COLUMNS = ("configuration", "result", "first", "last", "falls", "loss", "|g|", "|dw|", "parts")
+
+_PLURAL = {"agrees": "agree", "PARTS": "PART"}
+
+
+def train_document(record: TrainCheckRecord, logs: Mapping[int, str], findings: tuple[str, ...] = ()) -> list[Block]:
+    """The whole check, top to bottom. logs: the log of each cell that has one, by index."""
+    judged = verdicts(record)
+    pairs = list(zip(record.cells, judged, strict=True))
+    parted = [_parting(cell, one) for cell, one in pairs if one.parting]
+    broken = [f"{cell.name}: {cell.reason}" for cell in record.cells if cell.status == BROKEN]
+    impossible = [f"{cell.name}: {cell.reason}" for cell in record.cells if cell.status == IMPOSSIBLE]
+    return [
+        Heading(f"training check {record.check_id}", 1),
+        Paragraph(_counted(record, judged)),
+        Grid(
+            _COLUMNS,
+            tuple(_row(cell, one) for cell, one in pairs),
+            frozenset(("configuration", "result", "falls", "parts")),
+            tuple(logs.get(cell.index, "") for cell in record.cells),
+        ),
+        Paragraph(_legend(record)),
+        *_section("Parts from the baseline", parted),
+        *_section("Failed", broken),
+        *_section("Unavailable", impossible),
+        *_section("Logs", [f"{cell.name}: {logs[cell.index]}" for cell in record.cells if cell.index in logs]),
+        *_section("What it ran on", _facts(record, findings)),
+    ]
+
+
+def _row(cell: TrainCell, one: CellVerdict) -> tuple[str, ...]:
+    losses = [step.loss for step in cell.steps]
+    ends = (number(losses[0]), number(losses[-1])) if losses else ("-", "-")
+    apart = tuple(f"{one.largest[name]:.1e}" if name in one.largest else "-" for name in FIGURES)
+    parts = f"step {one.parting.step}" if one.parting else "-"
+    return (cell.name, one.word, *ends, one.falls if cell.steps else "-", *apart, parts)
+
+
+def _counted(record: TrainCheckRecord, judged: list[CellVerdict]) -> str:
+    words = [one.word for cell, one in zip(record.cells, judged, strict=True) if cell.role == ASKED]
+    counts = ", ".join(f"{words.count(word)} {_PLURAL.get(word, word)}" for word in dict.fromkeys(words))
+    state = "" if record.status == "complete" else f" The check is {record.status}."
+    asked, steps, inputs = (
+        plural(len(words), "configuration"),
+        plural(record.steps, "step"),
+        plural(len(record.dump_ids), "input"),
+    )
+    return f"{asked}, {steps}, {record.batch} micro-batches in each, over {inputs}: {counts}.{state}"
+
+
+def _legend(record: TrainCheckRecord) -> str:
+    return (
+        "first, last: loss. falls: over the same inputs. loss, |g|, |dw|: largest relative difference from the baseline (the "
+        "plain Actor in fp32) of loss, gradient norm and update norm. parts: the first step where one of them is further away "
+        f"than {LEAST[record.dtype]:.2g} and {FACTOR:g} times what the plain Actor with its sums reordered is. "
+        f"far: first, mean or last loss is {record.threshold:g} or more away."
+    )
+
+
+def _parting(cell: TrainCell, one: CellVerdict) -> str:
+    found = one.parting
+    assert found is not None
+    hint = f". Looks like: {found.looks_like}" if found.looks_like else ""
+    return f"{cell.name}: at step {found.step} {IN_WORDS[found.figure]} is off by {found.by:.2g} (limit {found.limit:.2g}){hint}"
+
+
+def _facts(record: TrainCheckRecord, findings: tuple[str, ...]) -> list[str]:
+    told = record.training
+    clip = f"clipped to {told['max_norm']:g}" if told.get("max_norm") else "not clipped"
+    lines = [
+        f"AdamW: lr {told['lr']:g}, betas {told['betas'][0]:g} and {told['betas'][1]:g}, eps {told['eps']:g}, weight decay "
+        f"{told['weight_decay']:g}; gradients {clip}; {record.dtype}, weights stepped in fp32"
+    ]
+    stepped: dict[str, list[str]] = {}
+    for cell in record.cells:
+        if cell.optimizer:
+            stepped.setdefault(cell.optimizer, []).append(cell.name)
+    lines += [f"stepped by {who}: {'; '.join(names)}" for who, names in stepped.items()]
+    lines += list(findings)
+    if record.selection:
+        lines.append(f'selected: --where "{record.selection}"')
+    if record.names:
+        lines.append("from the environment: " + ", ".join(f"{name}={value}" for name, value in record.names.items()))
+    seconds = [
+        f"{cell.name} {cell.seconds:.0f} s" for cell in record.cells if cell.seconds is not None and cell.status == TRAINED
+    ]
+    if seconds:
+        lines.append("took: " + ", ".join(seconds))
+    return [*lines, f"command: {record.command}"] if record.command else lines
+
+
+def _section(title: str, items: list[str]) -> list[Block]:
+    return [Heading(title, 3), Items(tuple(items))] if items else []

@@ -1,0 +1,66 @@
+"""An Actor whose weights are stepped: a captured call is a micro-batch, and `accumulation` of them in each lane are a step.
+
+The loss is the replay's: the mean of -log_prob over the call's mask (`ActorSession.run`). Where the record does not say
+otherwise the Actor is in training mode. After a failure the weights are nobody's, so nothing goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from actordbg.actor import randomness
+from actordbg.actor.backends.backend import set_seed
+from actordbg.actor.backends.training import Norms, Training
+from actordbg.actor.model_code import guard, require_consent
+from actordbg.actor.session import ActorSession
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.formats.dump_record import DumpRecord
+from actordbg.host.trainer import TRAINER
+from actordbg.store.payload import Dump
+
+
+@contextlib.contextmanager
+def open_training(
+    config: ReplayConfig, training: Training, *, defaults: DumpRecord | None, model_cache: Path
+) -> Iterator[TrainingSession]:
+    """Build the Actor and its optimizer, and close both afterwards. Raises as `actordbg.actor.session.open_actor` does."""
+    require_consent(config.model, model_cache)
+    guard(config.model)
+    session = TrainingSession(config, defaults, model_cache, training)
+    try:
+        yield session
+    finally:
+        session.close()
+
+
+class TrainingSession(ActorSession):
+    """Made by `open_training`."""
+
+    @property
+    def stepped_by(self) -> str:
+        """The optimizer that ran, in words."""
+        return self._backend.stepped_by
+
+    def micro_batch(self, dump: Dump) -> tuple[float, float]:
+        """Forward and backward of one captured call, its gradient added to the step's: its loss, and the seconds it took."""
+        backend = self._backend
+        began = time.perf_counter()
+        call = TRAINER.make_call(backend.actor, dump, self.resolved["vocab_size"], backend.device, backend.ring_group)
+        self._follow(dump.record, True)
+        set_seed(self.choices.seed)
+        randomness.restore(dump, backend.device, self.config.seed)
+        with torch.enable_grad(), self._autocast(dump.record):
+            log_probs, _ = TRAINER.read_result(backend.actor(**call.arguments), call.mask)
+        chosen = call.mask.to(log_probs)
+        loss = -(log_probs * chosen).sum() / chosen.sum().clamp(min=1)
+        backend.accumulate(loss)
+        return float(loss.detach()), time.perf_counter() - began
+
+    def step(self) -> Norms:
+        """One optimizer step over what was accumulated. Every rank has to call it."""
+        return self._backend.step()

@@ -1,0 +1,168 @@
+"""Trainings' figures that another program wrote down: TensorBoard's event files, and W&B's exports as CSV or history JSONL.
+
+| Given | Read as | A step is |
+|---|---|---|
+| a file with `tfevents` in its name, or a folder that holds some | TensorBoard, by the `tensorboard` package | its step |
+| `*.csv` | columns `metric`, or `run - metric` as W&B's charts are exported | the column Step, `_step` or `global_step` |
+| `*.jsonl` | an object in each line, as W&B's history | `_step`, `step` or `global_step` |
+
+Where no column says the step, lines are counted. `__MIN` and `__MAX` columns are left out. A CSV of several runs needs a name:
+`chart.csv#run-a`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from actordbg.base.errors import EnvironmentProblem, UsageError
+from actordbg.trainlogs.log_lines import LINE, ORDER, Series, TrainLog, is_loss, plain_name
+
+EVENTS = "tfevents"
+MOST_BYTES = 2**30
+_STEPS = ("_step", "step", "global_step", "trainer/global_step", "train/global_step")
+_DERIVED = ("__MIN", "__MAX")
+_BETWEEN = " - "
+
+
+def is_exported(path: str) -> bool:
+    """Whether the name says that this is no log of lines."""
+    name, _, _ = path.partition("#")
+    return name.lower().endswith((".csv", ".jsonl")) or EVENTS in os.path.basename(name) or _holds_events(name)
+
+
+def read_exported(path: str, metric: str | None = None) -> TrainLog:
+    """One metric, or without one every loss. UsageError for what is not there or has no figures, EnvironmentProblem for a file
+    that cannot be read, or a missing `tensorboard`.
+    """
+    log = TrainLog(path)
+    wanted = plain_name(metric) if metric else None
+    name = path.partition("#")[0] if ".csv#" in path.lower() else path
+    rows = _events(name) if EVENTS in os.path.basename(name) or _holds_events(name) else _table(path, name)
+    for step, found in rows:
+        log.segments += 1
+        for raw, value in found.items():
+            _add(log, wanted, step, plain_name(raw), value)
+    for kinds in log.series.values():
+        for series in kinds.values():
+            series.settle()
+    return log
+
+
+def _add(log: TrainLog, wanted: str | None, step: int | None, name: str, value: float) -> None:
+    log.metrics[name] = log.metrics.get(name, 0) + 1
+    if name == wanted or (wanted is None and is_loss(name)):
+        kind = ORDER if step is None else LINE
+        series = log.series.setdefault(name, {}).setdefault(kind, Series(kind))
+        series.add(len(series.steps) + 1 if step is None else step, value)
+
+
+def _table(path: str, name: str) -> Iterator[tuple[int | None, dict[str, float]]]:
+    text = _text(name)
+    return _of_csv(path, text) if name.lower().endswith(".csv") else _of_json_lines(text)
+
+
+def _text(name: str) -> str:
+    path = Path(name)
+    if not path.is_file():
+        raise UsageError(f"the log {name} is {'a folder' if path.is_dir() else 'not there'}", hint="name a file")
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise EnvironmentProblem(f"{name} has more than {MOST_BYTES:,} bytes", hint="export fewer metrics")
+        return path.read_text(encoding="utf-8-sig", errors="replace")
+    except OSError as error:
+        raise EnvironmentProblem(f"cannot read {name}: {error.strerror}", hint="check its permissions") from None
+
+
+def _of_csv(path: str, text: str) -> Iterator[tuple[int | None, dict[str, float]]]:
+    run = path.rpartition("#")[2] if ".csv#" in path.lower() else None
+    try:
+        table = list(csv.reader(io.StringIO(text.replace("\0", ""), newline="")))
+    except csv.Error as error:
+        raise UsageError(f"{path} is no CSV: {error}", hint="export the chart again") from None
+    heads = table[0] if table else []
+    columns = _columns(path, heads, run)
+    at = next((index for index, head in enumerate(heads) if head.strip().lower() in _STEPS), None)
+    for row in table[1:]:
+        found = {name: value for index, name in columns.items() if (value := _number(row, index)) is not None}
+        if found:
+            yield _step(_number(row, at)), found
+
+
+def _columns(path: str, heads: list[str], run: str | None) -> dict[int, str]:
+    """The metric of each column that is one, of one run. UsageError where several runs have the same metric."""
+    found: dict[int, str] = {}
+    for index, head in enumerate(heads):
+        whose, between, metric = head.rpartition(_BETWEEN)
+        if head.endswith(_DERIVED) or (run is not None and between and whose != run):
+            continue
+        found[index] = metric if between else head
+    names = [plain_name(name) for name in found.values()]
+    if len(set(names)) < len(names):
+        runs = sorted({head.rpartition(_BETWEEN)[0] for head in heads if _BETWEEN in head})
+        raise UsageError(f"{path} holds several runs: {', '.join(runs)[:300]}", hint=f"name one: {path}#{(runs or ['RUN'])[0]}")
+    return found
+
+
+def _of_json_lines(text: str) -> Iterator[tuple[int | None, dict[str, float]]]:
+    for line in text.splitlines():
+        try:
+            row = json.loads(line) if line.strip() else None
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(row, dict):
+            numbers = {name: float(value) for name, value in row.items() if _is_number(value)}
+            step = next((numbers[name] for name in _STEPS if name in numbers), None)
+            figures = {name: value for name, value in numbers.items() if name not in _STEPS}
+            if figures:
+                yield _step(step), figures
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and (isinstance(value, float) or abs(value) < 2**63)
+
+
+def _number(row: list[str], index: int | None) -> float | None:
+    try:
+        return float(row[index]) if index is not None and row[index].strip() else None
+    except (ValueError, IndexError):
+        return None
+
+
+def _step(value: float | None) -> int | None:
+    return int(value) if value is not None and abs(value) < 2**62 and value == int(value) else None
+
+
+def _holds_events(name: str) -> bool:
+    return os.path.isdir(name) and any(EVENTS in file for file in os.listdir(name))
+
+
+def _events(name: str) -> Iterator[tuple[int | None, dict[str, float]]]:
+    """Every scalar of an event file, or of a folder's."""
+    for tag, scalars in _accumulated(name):
+        for one in scalars:
+            yield one.step, {tag: one.value}
+
+
+def _accumulated(name: str) -> Iterable[tuple[str, Iterable[Any]]]:
+    try:
+        module = import_module("tensorboard.backend.event_processing.event_accumulator")
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"{name} is TensorBoard's, and tensorboard is missing", hint="pip install tensorboard"
+        ) from error
+    if not os.path.exists(name):
+        raise UsageError(f"the log {name} is not there", hint="name an event file, or the folder that holds it")
+    reader = module.EventAccumulator(name, size_guidance={"scalars": 0})
+    try:
+        reader.Reload()
+    except Exception as error:  # noqa: BLE001 - tensorboard and protobuf raise what they like for a damaged file
+        raise EnvironmentProblem(f"{name} is damaged: {error}"[:300], hint="`tensorboard --inspect` says the same") from None
+    tags: Mapping[str, Any] = reader.Tags()
+    return [(tag, reader.Scalars(tag)) for tag in tags["scalars"]]

@@ -1,0 +1,89 @@
+"""Program: a worker of a training check with a fault in one of its cells; every other cell runs the product as it is.
+
+PLANTED holds JSON: the fault of each cell, by the cell's index. Each fault is a real one: a ring whose ranks do not reduce
+gradients is what OpenRLHF's FSDP2 branch does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from actordbg.traincheck.train_engine import TrainEngine
+
+AT = 4
+"""The step in which a state is lost."""
+
+
+def ring_without_reduction() -> None:
+    """Parameters are sharded, and gradients reduced, over dp alone."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from actordbg.actor.backends import fsdp2
+
+    original = fsdp2.Fsdp2Backend._shard
+
+    def shard(self: Any, dtype: Any) -> None:
+        whole, self._mesh = self._mesh, init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "sp"))
+        original(self, dtype)
+        self._mesh = whole
+
+    fsdp2.Fsdp2Backend._shard = shard  # type: ignore[method-assign]
+
+
+def state_of_one_shard_lost() -> None:
+    """Rank 1 forgets what its optimizer knows, once."""
+    _in_step(lambda adam, count: adam.optimizer.state.clear() if (os.environ["RANK"], count) == ("1", AT) else None)
+
+
+def learning_rate_twice() -> None:
+    """The learning rate is multiplied by two on every rank."""
+    _in_step(lambda adam, count: [group.update(lr=2 * adam.training.lr) for group in adam.optimizer.param_groups])
+
+
+def no_zero_grad() -> None:
+    """Gradients stay where they are after a step."""
+    from actordbg.actor.backends.training import AdamSteps
+
+    AdamSteps.clear = lambda self: None  # type: ignore[method-assign]
+
+
+def _in_step(before: Any) -> None:
+    from actordbg.actor.backends.training import AdamSteps
+
+    original, counts = AdamSteps.step, {}  # type: ignore[var-annotated]
+
+    def step(self: Any, total: Any) -> Any:
+        counts[id(self)] = counts.get(id(self), 0) + 1
+        before(self, counts[id(self)])
+        return original(self, total)
+
+    AdamSteps.step = step  # type: ignore[method-assign]
+
+
+class FaultyEngine(TrainEngine):
+    """The product's engine; the fault is planted when its cell is opened, and taken out when another one is."""
+
+    def open(self) -> dict[str, Any]:
+        from actordbg.actor.backends import fsdp2
+        from actordbg.actor.backends.training import AdamSteps
+
+        kept = {(kind, name): getattr(kind, name) for kind, name in _TOUCHED(fsdp2.Fsdp2Backend, AdamSteps)}
+        for (kind, name), value in self.__dict__.setdefault("_sound", kept).items():
+            setattr(kind, name, value)
+        index = self.folder.name.removeprefix("cell-").partition(".")[0]
+        fault = json.loads(os.environ["PLANTED"]).get(index)
+        if fault:
+            globals()[fault]()
+        return super().open()
+
+
+def _TOUCHED(backend: Any, adam: Any) -> list[tuple[Any, str]]:
+    return [(backend, "_shard"), (adam, "step"), (adam, "clear")]
+
+
+if __name__ == "__main__":
+    from actordbg.replay.worker import main
+
+    os._exit(main(FaultyEngine))
