@@ -8,6 +8,7 @@
     store/packs/<run>/<utc>-<sha256>.pack            many dumps in one file (`dump pack`)
     store/replays/<replay>/spec.json, rank0.jsonl, rank0.log, supervisor.jsonl, tensors/
     store/comparisons/, noise/, matrices/            one JSON file for each (`actordbg.formats.comparison_record`)
+    store/trainchecks/<check>/check.json, cell-<n>.<attempt>/, logs/
     store/events/<utc>-<pid>-<rand>.json             one immutable file for each patch and unpatch
     store/backups/<sha256>/actor.py + origin.json    the original of every patched file
     store/models/                                    models that actordbg built itself (`tiny`)

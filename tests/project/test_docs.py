@@ -14,11 +14,13 @@ from pathlib import Path
 import docpages
 import pytest
 from docpages import ROOT, Block
+from replaycases import old_pickle
+from typer.testing import CliRunner
 
 from actordbg.base import errors
 from actordbg.base.errors import ActordbgError
 from actordbg.catalog.where import compile_where
-from actordbg.cli.app import CONTENTS
+from actordbg.cli.app import CONTENTS, app
 from actordbg.cli.lazy import every_command
 from actordbg.store.layout import Store
 
@@ -139,6 +141,46 @@ def test_every_command_line_on_a_page_exists(block: Block):
     for command in block.commands:
         for arguments in docpages.invocations(command.text.replace("ID", "x")):
             docpages.parse(arguments)
+
+
+OLD_SCRIPTS = ROOT / "docs" / "how-to" / "from-the-old-scripts.md"
+
+
+def counterparts() -> list[str]:
+    """The command lines of the right column of the page's tables."""
+    rows = [line for line in OLD_SCRIPTS.read_text(encoding="utf-8").splitlines() if line.startswith("| ") and "---" not in line]
+    cells = [line.strip().strip("|").split(" | ")[-1] for line in rows]
+    return [command for cell in cells for command in re.findall(r"`([^`]*\bactordbg [^`]+)`", cell)]
+
+
+def test_each_old_command_has_a_counterpart_that_plans_what_it_says_or_names_what_is_missing_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Those that start workers are planned on real inputs (`--dry-run`); one that needs a GPU is refused with a way out."""
+    monkeypatch.chdir(tmp_path)
+    old_pickle(tmp_path, name="x.pkl")
+    old_pickle(tmp_path / "input_dumps")
+    for name in "AB":
+        (tmp_path / name).write_text("".join(f"Global step {step}: {{'gpt_loss': {6 - step / 10}}}\n" for step in range(1, 9)))
+    ended = {}
+    for command in counterparts():
+        assignments, _, line = command.rpartition("actordbg ")
+        arguments = docpages.invocations(command)[0]
+        docpages.parse(arguments)
+        plans = arguments[0] in ("replay", "matrix", "train-check")
+        if plans or arguments[0] == "compare-logs" or arguments[:2] == ["dump", "import"]:
+            with pytest.MonkeyPatch.context() as names:
+                for name, value in (one.split("=") for one in assignments.split()):
+                    names.setenv(name, value)
+                done = CliRunner().invoke(
+                    app, ["--store", "store", *line.split()[: len(arguments)], *(["--dry-run"] if plans else [])]
+                )
+            ended[command] = done.exit_code if isinstance(done.exception, SystemExit | None) else done.exception
+    refused = {command: error for command, error in ended.items() if isinstance(error, ActordbgError)}
+    assert {command for command, code in ended.items() if code != 0} == set(refused), ended
+    assert all(isinstance(error, errors.Unsupported) and error.hint for error in refused.values()), refused
+    assert all("flash_attention_2" in command or "--deepcompile" in command for command in refused), list(refused)
+    assert len(ended) >= 30
 
 
 def test_a_command_line_that_does_not_exist_is_noticed():

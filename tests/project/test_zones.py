@@ -37,7 +37,7 @@ def command(*arguments: str) -> str:
 def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, str]:
     """A store with two dumps and a finished replay of them, the id of the first dump, and a training's log beside it."""
     store = Store(tmp_path_factory.mktemp("zones") / "store").create()
-    (store.root.parent / "train.log").write_text("gpt_loss: 5.78\n")
+    (store.root.parent / "train.log").write_text("gpt_loss: 5.78\ngpt_loss: 5.7\ngpt_loss: 5.6\n")
     records = fill(store, 2)
     folder = write_spec(store, spec("r1", records, model="tiny"))
     results = [result("r1", record.dump_id, forward_s=1.0, logprob_mean=-2.0) for record in records]

@@ -1,0 +1,153 @@
+"""A training check before and after its workers: which cells, which micro-batches, whose verdict, and the ancestor's variables."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from ownercases import give_away
+from replaycases import publish
+from typer.testing import CliRunner, Result
+
+from actordbg.actor.backends.training import Training
+from actordbg.base.errors import ActordbgError, Refused, UsageError
+from actordbg.cli.app import app
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.formats.replay_record import ReplayInput
+from actordbg.formats.train_check_record import ASKED, BASELINE, NOISE, TRAINED, TrainCell, TrainCheckRecord, TrainStep
+from actordbg.fsck.checking import check
+from actordbg.store.layout import Store
+from actordbg.traincheck.ancestor_names import read_names
+from actordbg.traincheck.run_train_check import CHECK, folder_of
+from actordbg.traincheck.train_plan import batch_of, configurations, log_name, schedule
+from actordbg.traincheck.train_verdicts import is_good, verdicts
+from actordbg.traincheck.trainer_log import trainer_log
+
+FOUR = ReplayConfig(nproc=4)
+
+
+def invoke(store: Store, *arguments: str) -> Result:
+    result = CliRunner().invoke(app, ["--store", str(store.root), "train-check", *arguments])
+    if isinstance(result.exception, ActordbgError):
+        raise result.exception
+    assert isinstance(result.exception, SystemExit | None), result.exception
+    return result
+
+
+def steps(*figures: tuple[float, float, float]) -> tuple[TrainStep, ...]:
+    return tuple(TrainStep(number, *values) for number, values in enumerate(figures, 1))
+
+
+def checked(asked: tuple[TrainStep, ...], noise: float = 0.0, dtype: str = "fp32") -> TrainCheckRecord:
+    """A check of four steps with a baseline, noise that is `noise` away from it, and one configuration."""
+    base = steps(*((6.0 - 0.1 * n, 2.0, 0.5) for n in range(4)))
+    away = tuple(
+        replace(one, loss=one.loss * (1 + noise), grad_norm=2.0 * (1 + noise), update_norm=0.5 * (1 + noise)) for one in base
+    )
+    cells = [
+        TrainCell(index, role, role, ReplayConfig().to_dict(), f"{role}.log", TRAINED, steps=found)
+        for index, (role, found) in enumerate(((BASELINE, base), (NOISE, away), (ASKED, asked)))
+    ]
+    return TrainCheckRecord(
+        "20261122T080000-abcdef", "2026-11-22T08:00:00Z", "complete", tuple(cells), ("a", "b"), 4, 2, dtype, 0.05,
+        asdict(Training()) | {"betas": [0.9, 0.95]}, "/logs",
+    )  # fmt: skip
+
+
+def test_every_cell_takes_the_same_micro_batches_in_each_step_and_accumulates_what_it_has_no_lanes_for() -> None:
+    configs = configurations(FOUR, {})
+    assert [(one.backend, one.nproc, one.lanes) for one in configs] == [
+        ("plain", 1, 1), ("deepspeed", 4, 4), ("fsdp2", 4, 4), ("fsdp2", 4, 2), ("fsdp2", 4, 2), ("fsdp2", 4, 1)
+    ]  # fmt: skip
+    assert [one.packing for one in configs if one.ring > 1] == [True, True]
+    assert (batch_of(configs, 1), batch_of(configs, 3), batch_of(configs[:1], 2)) == (4, 12, 2)
+    inputs = [ReplayInput(f"d{n}", f"p{n}", 0, 2, 8, 16) for n in range(3)]
+    work = schedule(inputs, steps=2, batch=4)
+    assert [one.path for one in work] == ["p0", "p1", "p2", "p0", "p1", "p2", "p0", "p1"]
+    assert len({one.dump_id for one in work}) == 8 and work[4].dump_id == "s0002-m01-d1"
+    assert [one.path for one in schedule(inputs, 1, 4, reverse=True)] == ["p0", "p2", "p1", "p0"]
+    assert log_name(configs[-1], {2}) == "fsdp2_tp2_ring2_test.log"
+
+
+@pytest.mark.parametrize(
+    ("changed", "word", "told"),
+    [
+        ({}, "agrees", None),
+        ({0: {"loss": 6.001}}, "PARTS", (1, "loss", "forward differs")),
+        ({0: {"grad_norm": 1.0}}, "PARTS", (1, "grad_norm", "not reduced")),
+        ({0: {"update_norm": 1.0}}, "PARTS", (1, "update_norm", "twice")),
+        ({1: {"grad_norm": 3.9}}, "PARTS", (2, "grad_norm", "zero_grad")),
+        ({2: {"update_norm": 0.6}}, "PARTS", (3, "update_norm", "state")),
+        ({2: {"loss": float("nan")}}, "PARTS", (3, "loss", "")),
+        ({0: {"loss": 6.00001}}, "agrees", None),
+    ],
+)
+def test_a_training_parts_at_the_first_step_and_figure_that_is_further_away_than_rounding(
+    changed: dict[int, dict[str, float]], word: str, told: tuple[int, str, str] | None
+) -> None:
+    sound = checked(()).cells[0].steps
+    record = checked(tuple(replace(one, **changed.get(index, {})) for index, one in enumerate(sound)))
+    one = verdicts(record)[2]
+    assert (one.word, is_good(record)) == (word, word == "agrees")
+    if told:
+        assert one.parting is not None and (one.parting.step, one.parting.figure) == told[:2]
+        assert told[2] in one.parting.looks_like
+
+
+def test_what_reordering_moves_is_no_parting_and_a_loss_that_does_not_fall_is_not_good() -> None:
+    near = tuple(replace(one, loss=one.loss * 1.0003) for one in checked(()).cells[0].steps)
+    assert verdicts(checked(near))[2].word == "PARTS"
+    assert verdicts(checked(near, noise=1e-4))[2].word == "agrees"
+    assert verdicts(checked(near, dtype="bf16"))[2].word == "agrees"
+    flat = checked(steps(*[(6.0, 2.0, 0.5)] * 4))
+    level = replace(flat, cells=tuple(replace(one, steps=flat.cells[2].steps) for one in flat.cells))
+    assert [one.word for one in verdicts(level)][2] == "no fall" and not is_good(level)
+    failed = replace(flat, cells=(*flat.cells[:2], replace(flat.cells[2], status="unavailable", steps=())))
+    assert not is_good(failed), "nothing that could run is no success"
+
+
+def test_the_ancestors_script_finds_its_losses_in_the_log() -> None:
+    record = checked(checked(()).cells[0].steps)
+    lines = trainer_log(record.cells[2], record).splitlines()
+    assert lines[1].startswith("Global step 1: {'gpt_loss': 6.0, 'grad_norm': 2.0") and len(lines) == 6
+
+
+def test_the_ancestors_variables_are_taken_and_told_and_a_flag_wins(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(store, 3)
+    for name, value in {"NUM_GPUS": "2", "MAX_SAMPLES": "2", "SKIP_DEEPSPEED": "1", "SKIP_COMBINED": "1", "DATASET": "x"}.items():
+        monkeypatch.setenv(name, value)
+    done = invoke(store, "--dry-run", "--json", "--max-inputs", "3")
+    told = json.loads(done.stdout)
+    assert [one["name"] for one in told["cells"]][2:] == ["plain", "fsdp2", "fsdp2, tp 2", "fsdp2, ring 2"]
+    assert len(told["dump_ids"]) == 3 and {one["config"]["nproc"] for one in told["cells"][3:]} == {2}
+    assert told["names"] == {"NUM_GPUS": "2", "SKIP_DEEPSPEED": "1", "SKIP_COMBINED": "1"}
+    assert "MAX_SAMPLES has no effect: --max-inputs was given" in done.stderr and "DATASET has no effect" in done.stderr
+    with pytest.raises(UsageError, match="NUM_GPUS='many'"):
+        read_names({"NUM_GPUS": "many"}, set())
+    assert not (store.root / "trainchecks").exists()
+
+
+def test_a_cell_that_cannot_run_says_why_and_lists_are_axes(store: Store) -> None:
+    publish(store, 1)
+    told = json.loads(
+        invoke(
+            store, "--dry-run", "--json", "--backend", "deepspeed,fsdp2", "--zero-stage", "2,3", "--tp", "1,2", "--nproc", "3"
+        ).stdout
+    )
+    cells = {one["name"]: one for one in told["cells"][2:]}
+    assert list(cells) == ["ZeRO 2", "ZeRO 2, tp 2", "ZeRO 3", "ZeRO 3, tp 2", "fsdp2", "fsdp2, tp 2"]
+    assert cells["ZeRO 3"]["log_name"] == "deepspeed_zero3_test.log" and not cells["ZeRO 3"]["reason"]
+    assert "way out: --nproc" in cells["fsdp2, tp 2"]["reason"] and cells["fsdp2, tp 2"]["status"] == "unavailable"
+
+
+def test_going_on_with_anothers_check_is_confirmed(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    record = replace(checked(checked(()).cells[0].steps), log_dir=str(tmp_path))
+    path = folder_of(store, record.check_id) / CHECK
+    store.create().publish_text(path, record.to_json())
+    assert invoke(store, "--show", "last").exit_code == 0
+    assert [one for one in check(store) if "trainchecks" in str(one.place)] == []
+    give_away(path, monkeypatch)
+    with pytest.raises(Refused, match="wrote training check 20261122T080000-abcdef"):
+        invoke(store, "--resume", "last")
