@@ -104,9 +104,11 @@ class Watch:
         self._looked.wait(FIRST_SECONDS)
 
     def stop(self) -> None:
-        """No more looks."""
+        """No more looks, and the present one is over, for a moment at most: it may be making a ring."""
         self._ended = True
         self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(1.0)
 
     def _run(self) -> None:
         """Its steps in turn. One that fails does not stop the next ones: without this thread the switch is dead."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from typing import Any
 
 import pytest
 from capturekit import Recording, SignatureA, balanced, ids
@@ -13,6 +14,9 @@ from actordbg.base.errors import CorruptDump
 from actordbg.capture import writer
 from actordbg.capture.control import Control
 from actordbg.capture.ledger import Identity, Ledger
+from actordbg.capture.ring import Ring
+from actordbg.capture.switch_file import write_control
+from actordbg.dumps.recover import find_rings
 from actordbg.formats.recording_reading import read_counters
 from actordbg.formats.ringfile import MAX_LEDGERS
 from actordbg.store.layout import Store
@@ -134,6 +138,23 @@ def test_damaged_counters_are_refused(store: Store, text: str):
     path.write_text(text)
     with pytest.raises(CorruptDump):
         read_counters(path)
+
+
+def test_a_ring_that_is_being_made_when_the_process_ends_is_removed(store: Store, monkeypatch: pytest.MonkeyPatch):
+    making, create = threading.Event(), Ring.create
+
+    def slowly(*args: Any) -> Ring:
+        making.set()
+        time.sleep(0.2)
+        return create(*args)
+
+    recording = Recording(store)
+    monkeypatch.setattr(Ring, "create", slowly)
+    recording.recorder.watch.start()
+    recording.generation += 1
+    write_control(store, Control(True, "r", "2026-11-20T12:00:00.000000Z", 2, ring_bytes=2**20, free_floor_bytes=0))
+    assert making.wait(60) and recording.close()
+    assert find_rings(store) == [] and recording.recorder.ring is not None and recording.recorder.ring._descriptor is None
 
 
 def test_an_actor_that_is_gone_has_its_books_closed_and_leaves_room_for_others(store: Store, monkeypatch: pytest.MonkeyPatch):
