@@ -4,7 +4,8 @@ A family is what its code does: its attention, its positions, its state, its exp
 a model of two layers and a vocabulary of 256 shows it in seconds. Its configuration is its family's own, with the sizes of
 `SMALL` in the place of its own, and what `FAMILIES` adds (experts, windows, states that are as small).
 
-Weights are drawn wide (`initializer_range`), so that attention is not flat and a token that should not be seen shows.
+Weights are drawn wide (`initializer_range`), so that attention is not flat and a token that should not be seen shows. Nothing is
+dropped, so that what is left of a difference is the code's.
 
     build_families({Path("work/qwen3"): FAMILIES["qwen3"].config})
 """
@@ -126,12 +127,12 @@ FAMILIES = _table(
     ),
     ("phi", Family("phi", "Phi-1.5, Phi-2")),
     ("phi3", Family("phi3", "Phi-3, Phi-4", {"sliding_window": WINDOW})),
-    ("phimoe", Family("phimoe", "Phi-3.5-MoE", _LOCAL)),
+    ("phimoe", Family("phimoe", "Phi-3.5-MoE", _LOCAL | {"router_jitter_noise": 0.0})),
     ("olmo2", Family("olmo2", "OLMo 2")),
     ("olmo3", Family("olmo3", "OLMo 3", _ALTERNATING)),
     ("olmo_hybrid", Family("olmo_hybrid", "OLMo Hybrid")),
     ("olmoe", Family("olmoe", "OLMoE", {"num_experts": 4, "num_experts_per_tok": 2})),
-    ("gpt2", Family("gpt2", "GPT-2")),
+    ("gpt2", Family("gpt2", "GPT-2", dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0))),
     ("gpt_neox", Family("gpt_neox", "Pythia, GPT-NeoX")),
     ("opt", Family("opt", "OPT", {"ffn_dim": 64, "word_embed_proj_dim": 32, "dropout": 0.0})),
     ("bloom", Family("bloom", "BLOOM")),

@@ -33,6 +33,8 @@ from actordbg.store.payload import Dump
 _TEXT = {"sequences", "attention_mask", "action_mask"}
 _CULPRITS = 4
 """After a break, how many rows are changed one by one to find the one that reaches the others."""
+_AT_RANDOM = ("drop", "jitter")
+"""In the names of settings that make a training pass draw random numbers."""
 _CAPACITY = ("expert_capacity", "expert_capacity_factor", "capacity_factor", "moe_capacity_factor")
 
 
@@ -60,8 +62,12 @@ class LawRun:
         self._packed: bool = bool(config.packing)
         self._experts: bool = has_experts(self.session.model)
         self._drops: bool = any(
-            "drop" in name and isinstance(value, float) and value > 0 for name, value in vars(of_text).items()
-        )
+            any(word in name for word in _AT_RANDOM)
+            and not name.startswith("summary_")
+            and isinstance(value, float)
+            and value > 0
+            for name, value in vars(of_text).items()
+        ) or any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in self.session.model.modules())
         self.base = ForwardValues(self.outcome.log_probs)
 
     def run(self) -> list[LawAnswer]:
@@ -96,7 +102,7 @@ class LawRun:
         dump = self.asked
         places = changes.places(dump, self.outcome.packing, *ring_of(self.session))
         expected = Expected(places, dump.inputs["sequences"], self.outcome.temperature)
-        seed = None if self.outcome.training else self.session.choices.seed + 1
+        seed = None if self.outcome.training and self._drops else self.session.choices.seed + 1
         with watching(self.session.actor, expected):
             self.base = self._forward(dump, seed)
         first = ForwardValues(self.outcome.log_probs)

@@ -9,6 +9,8 @@ far as that goes (`WarmGroups.reopen`), because a start takes longer than a fami
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -59,7 +61,7 @@ class FamilyFinding:
 
 @dataclass(frozen=True)
 class FamilyResult:
-    """A family that ran, or the problem with building its model."""
+    """A family that ran, or the problem with building its model. config: of the small model, as transformers wrote it."""
 
     name: str
     known_as: str
@@ -70,6 +72,7 @@ class FamilyResult:
     cells: tuple[MatrixCell, ...] = ()
     findings: tuple[FamilyFinding, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
+    config: dict[str, Any] = field(default_factory=dict)
 
     @property
     def good(self) -> bool:
@@ -125,6 +128,7 @@ def run_family(
         cells=record.cells,
         findings=tuple(findings_of(store, record)),
         versions=context.versions,
+        config=json.loads((model / "config.json").read_bytes()),
     )
 
 
@@ -148,7 +152,12 @@ def _said(store: Store, cell: MatrixCell, word: str) -> str:
     if word != WRONG:
         return ""
     broken = _broken(store, cell)
-    return "; ".join(broken) or f"no law is broken, but {cell.reason}"
+    measures = ", ".join(dict.fromkeys(_ABOVE.findall(cell.reason)))
+    further = f"further from the truth than rounding explains: {measures}" if measures else cell.reason
+    return "; ".join(broken) or f"no law is broken; {further}"
+
+
+_ABOVE = re.compile(r"(\w+) [\d.e+-]+ is above")
 
 
 def _broken(store: Store, cell: MatrixCell) -> list[str]:

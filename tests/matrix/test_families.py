@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import brokenactor
 import pytest
 from roots import ROOT
 
@@ -18,6 +19,8 @@ from actordbg.formats.matrix_record import MatrixCell
 from actordbg.matrix.family_document import families_document
 from actordbg.matrix.family_matrix import FamilyFinding, FamilyResult, not_built, subject_of
 from actordbg.report.renderings import as_markdown
+
+PAGE = ROOT / "docs" / "reference" / "families.md"
 
 
 def cell(index: int, packing: bool, dtype: str, **fields: Any) -> MatrixCell:
@@ -51,20 +54,41 @@ def test_the_document_says_where_a_family_is_wrong_and_how_to_see_it() -> None:
     assert "llama3: ValueError: no such rope" in text
 
 
+def families(tmp_path: Path, *words: str, **environment: str) -> tuple[int, list[dict[str, Any]]]:
+    """The exit code and the families of the command's answer."""
+    own = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment
+    kept = ("--keep", str(tmp_path / "kept"), "--json")
+    command = [sys.executable, "-m", "actordbg", "families", *words, "--attn", "sdpa", "--dtype", "fp32,bf16", *kept]
+    done = subprocess.run(command, env=own, capture_output=True, text=True)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)["families"]
+
+
 @pytest.mark.slow
 def test_the_command_finds_what_the_page_says_in_one_process(tmp_path: Path) -> None:
     page = tmp_path / "families.md"
-    command = [sys.executable, "-m", "actordbg", "families", "llama3", "qwen3.5", "--dtype", "bf16", "--attn", "sdpa"]
-    own = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, "--keep", str(tmp_path / "kept"), "--write", str(page), "--json"], env=own, capture_output=True, text=True
-    )
-    assert done.returncode == 1, done.stderr
-    llama, qwen = json.loads(done.stdout)["families"]
-    assert [one["verdict"] for one in llama["cells"]] == ["match", "match"] and llama["findings"] == []
-    assert [(one["word"], one["cells"]) for one in qwen["findings"]] == [("WRONG", ["packed"])]
-    assert "neighbour broken: row 1 sees row 0" in qwen["findings"][0]["words"]
+    code, (llama, qwen) = families(tmp_path, "llama3", "qwen3.5", "--write", str(page))
+    assert code == 1
+    assert [one["verdict"] for one in llama["cells"]] == ["match"] * 4 and llama["findings"] == []
+    (found,) = qwen["findings"]
+    assert (found["word"], found["cells"]) == ("WRONG", ["fp32, packed", "bf16, packed"])
+    assert "neighbour broken: row 1 sees row 0" in found["words"]
+    for row in (f"| llama3 | {FAMILIES['llama3'].known_as} | right | right |", "| qwen3_5 | Qwen3.5 | right | WRONG |"):
+        assert row in page.read_text() and row in PAGE.read_text(), "run `make families`"
+    assert found["words"] in page.read_text() and found["words"] in PAGE.read_text()
     replays = (tmp_path / "kept" / "store" / "replays").iterdir()
     boots = [json.loads(line)["pid"] for one in replays for line in (one / "rank0.jsonl").open() if '"boot"' in line]
-    assert len(boots) >= 8 and len(set(boots)) == 1
-    assert "| qwen3_5 | Qwen3.5 | right | WRONG |" in page.read_text()
+    assert len(boots) >= 14 and len(set(boots)) == 1
+
+
+@pytest.mark.slow
+def test_rows_that_see_each_other_are_red_with_and_without_a_window_in_either_dtype(tmp_path: Path) -> None:
+    fault = brokenactor.environment(tmp_path / "fault", brokenactor.POSITIONS_RUN_ON)
+    fault["PYTHONPATH"] = os.pathsep.join((str(tmp_path / "fault"), str(ROOT)))
+    code, found = families(tmp_path, "llama3", "mistral", "--packing", "on", "--no-backward", **fault)
+    assert code == 1 and [one["name"] for one in found] == ["llama3", "mistral"]
+    for one in found:
+        for cell in one["cells"]:
+            assert cell["status"] == "passed"
+            broken = {text.partition(" ")[0] for text in cell["violations"]}
+            assert {"neighbour", "jacobian"} <= broken, (one["name"], cell["name"], cell["violations"])

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -87,17 +88,20 @@ def test_a_combination_that_cannot_work_is_unavailable_with_its_rule(record: Mat
 def test_wrong_gradients_are_wrong_cells(store: Store, tmp_path: Path) -> None:
     """Each rank has inputs of its own, so what fsdp2 gives is a mean over two of them. Log-probs and losses are right."""
     broken = brokenactor.environment(tmp_path / "broken", brokenactor.WRONG_GRADIENTS)
-    given = ("--backend", "plain,fsdp2", "--nproc", "2", "--packing", "off", "--backward", "--dtype", "fp32", "--attn", "sdpa",
+    given = ("--backend", "plain,fsdp2", "--nproc", "2", "--packing", "off", "--backward", "--dtype", "fp32,bf16", "--attn", "sdpa",
              "--compile", "off")  # fmt: skip
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "matrix", "--quiet", "--json", *given]
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     broken["PYTHONPATH"] = f"{tmp_path / 'broken'}{os.pathsep}{ROOT}"
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment | broken)
     assert done.returncode == 1, f"{done.stdout[-4000:]}\n{done.stderr}"
-    plain, fsdp2 = matrices.load(store, "last").cells
-    assert "(model.layers.0.self_attn.k_proj.weight)" in plain.reason and "parameter_distance 2 is above" in plain.reason
-    assert "gradient_distance 1 is above" in fsdp2.reason
-    for cell in (plain, fsdp2):
+    cells = matrices.load(store, "last").cells
+    assert [(cell.settings["backend"], cell.settings["dtype"]) for cell in cells] == list(
+        product(("plain", "fsdp2"), ("fp32", "bf16"))
+    )
+    for cell in cells:
+        flipped = "(model.layers.0.self_attn.k_proj.weight)" in cell.reason and "parameter_distance " in cell.reason
+        assert flipped if cell.settings["backend"] == "plain" else "gradient_distance " in cell.reason, cell
         record = ComparisonRecord.from_json((store.comparisons / f"{cell.comparison_id}.json").read_bytes())
         assert record.verdict == "mismatch" and record.unjudged == ()
-        assert all(dump.log_probs is not None and (dump.log_probs.max_abs or 0) < 1e-4 for dump in record.dumps)
+        assert all(dump.log_probs is not None and (dump.log_probs.max_abs or 0) < 0.1 for dump in record.dumps)
