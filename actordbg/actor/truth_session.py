@@ -39,6 +39,7 @@ from actordbg.actor.backends.backend import Place, set_seed
 from actordbg.actor.forward_outcome import ForwardOutcome
 from actordbg.actor.gradient_samples import GradientKeeper
 from actordbg.actor.models import locate
+from actordbg.actor.planted import PREFIX, planted, sizes_of
 from actordbg.base.errors import Unsupported
 from actordbg.config import consent
 from actordbg.config.choices import choose, gather_facts
@@ -103,11 +104,25 @@ class TruthSession:
         outcome.peak_memory_bytes = measure.peak_bytes(self._device)
         if keep:
             outcome.keep()
+        if keep and self.config.planted:
+            outcome.tensors |= self._with_faults(call, dump, temperature)
         return outcome
 
     def takes(self, config: ReplayConfig, defaults: DumpRecord | None) -> bool:
         """Whether `switch` can take this configuration."""
         return config.truth is not None and config.model == self.config.model
+
+    def _with_faults(self, call: Call, dump: Dump, temperature: float) -> dict[str, Tensor]:
+        """Log-probs of the same rows under each planted fault, by the name that they are kept under."""
+        return {
+            f"{PREFIX}{fault}/{size:g}": self._faulty(call, dump, temperature, fault, size)
+            for fault, sizes in sizes_of(self._model, self._dtype).items()
+            for size in sizes
+        }
+
+    def _faulty(self, call: Call, dump: Dump, temperature: float, fault: str, size: float) -> Tensor:
+        with planted(self._model, fault, size):
+            return self._rows(call, dump, False, temperature).log_probs
 
     def switch(self, config: ReplayConfig, defaults: DumpRecord | None) -> None:
         """Load the same model anew, in another dtype perhaps: this process has imported everything already."""

@@ -308,6 +308,8 @@ class ComparisonRow(TableRow):
     thresholds: dict[str, Any] = column("the thresholds by measure")
     noise_id: str | None = column("the noise floor that was applied; NULL without one")
     reasons: str | None = column("what was said about the whole, in words")
+    rounding_id: str | None = column("the replay whose rounding set the limits; NULL for flat ones")
+    excludes: dict[str, Any] = column("by fault, the smallest size that would have been a mismatch")
 
 
 @dataclass(init=False, repr=False, eq=False, match_args=False)

@@ -19,6 +19,7 @@ from actordbg.cli.options import (
     Format,
     FormatOption,
     Json,
+    Power,
     Quiet,
     TrustRemoteCode,
     Where,
@@ -99,6 +100,7 @@ def compare(
             rich_help_panel=_PANEL,
         ),
     ] = False,
+    power: Power = False,
     where: Where = None,
     limit: Annotated[int, typer.Option("--limit", min=0, help="How many of the worst dumps to show; 0 for all.")] = 10,
     format: FormatOption = None,
@@ -120,6 +122,8 @@ def compare(
     limits = (Thresholds.from_file(thresholds) if thresholds else Thresholds()).override(asdict(flags), FLAGS)
     store = store_of(ctx).require()
     silent = quiet or chosen == "json"
+    if power and (flat or b != "truth"):
+        raise UsageError("--power plants faults beside the truth", hint="compare REPLAY truth --power, without --flat-limits")
     if a in ("truth", "golden"):
         raise UsageError(f"A is the side that is judged, so it cannot be {a}", hint=f"turn them round: compare REPLAY {a}")
     judged = _meant(store, a, silent)
@@ -129,7 +133,7 @@ def compare(
     if b == "truth":
         with WarmGroups() as warm:
             b = _truth(store, judged, dtype, silent, yes, warm)
-            rounding = None if flat else _rounding(store, judged, silent, warm)
+            rounding = None if flat else _rounding(store, judged, silent, warm, power)
     elif b != "golden":
         b = _meant(store, b, silent)
     with output.progress("comparing", None, quiet=silent) as advance:
@@ -206,12 +210,13 @@ def _truth(store: Store, replay_id: str, dtype: str, quiet: bool, yes: bool, war
         return ensure_truth(store, replay_id, dtype=dtype, on_event=counting(catalog, advance), on_tick=catalog.tick, warm=warm)
 
 
-def _rounding(store: Store, replay_id: str, quiet: bool, warm: WarmGroups) -> str | None:
+def _rounding(store: Store, replay_id: str, quiet: bool, warm: WarmGroups, planted: bool) -> str | None:
     """The replay that says what the dtype costs each dump, computed now if it is not there; None for flat limits."""
     total = len(load_spec(store, replay_id).inputs)
     try:
         with replaying(store, "measuring what the dtype costs", total, quiet=quiet) as (catalog, advance):
-            return ensure_rounding(store, replay_id, on_event=counting(catalog, advance), on_tick=catalog.tick, warm=warm)
+            on_event = counting(catalog, advance)
+            return ensure_rounding(store, replay_id, planted=planted, on_event=on_event, on_tick=catalog.tick, warm=warm)
     except StoreProblem as problem:  # a store that cannot be written may have its truth
         output.note(f"what the dtype costs is not measured: {problem.message}")
         return None

@@ -19,6 +19,7 @@ from actordbg.cli.options import (
     Format,
     FormatOption,
     Json,
+    Power,
     Quiet,
     approve,
     chosen_format,
@@ -55,6 +56,7 @@ def matrix(
     no_truth: Annotated[
         bool, typer.Option("--no-truth", help="Do not compare passed cells with the truth: green then means finished.")
     ] = False,
+    power: Power = False,
     truth: TruthDtype = None,
     oracle: OldTruthDtype = None,
     baseline: Annotated[
@@ -102,6 +104,8 @@ def matrix(
     if show is not None:
         _alone(ctx, "show")
         return print_answer(_answer(store, matrices.load(store, show)), how)
+    if power and no_truth:
+        raise UsageError("--power plants faults beside the truth", hint="leave --no-truth out")
     axes = {name: str(flags.pop(name)) for name in AXES if name in flags}
     if resume is not None:
         _alone(ctx, "resume")
@@ -115,6 +119,7 @@ def matrix(
             "shuffle_seed": inputs.random_seed,
             "skip_known": skip_known,
             "slower": slower,
+            "power": power,
             "oracle": None if no_truth else truth_dtype(truth, oracle),
             "input_files": [str(path.absolute()) for path in inputs.input_file or []],
         }

@@ -36,6 +36,10 @@ FormatOption = Annotated[
     typer.Option("--format", "-f", help="How to write the answer (default: text). md can be pasted into an issue."),
 ]
 AllowEmpty = Annotated[bool, typer.Option("--allow-empty", help="Exit code 0, not 5, if nothing is selected.")]
+Power = Annotated[
+    bool,
+    typer.Option("--power", help="Plant faults of several sizes beside the truth, and say which would have been noticed."),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the answer.")]
 
 

@@ -29,8 +29,8 @@ from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.catalog import query
 from actordbg.compare import sides
 from actordbg.compare.dump_figures import measure, unlike
-from actordbg.compare.measured_limits import MOST_Z, Bias, Rounding
-from actordbg.compare.power import excluded
+from actordbg.compare.measured_limits import DTYPES, MOST_Z, Bias, Rounding
+from actordbg.compare.power import Sizes, excluded, noticed
 from actordbg.compare.sides import GOLDEN, TRUTH, GoldenSide, Side, Values
 from actordbg.compare.thresholds import Applied, Floors, Judgement, Thresholds, judge, measures, weaker
 from actordbg.formats.comparison_record import (
@@ -99,21 +99,27 @@ def compare(
     dumps = _with_token_ids(store, ours, found.sorted())
     verdicts = {dump.verdict for dump in dumps}
     shown = applied(weaker(side.info.dtype for side in (ours, theirs)))
-    bias = rounded.bias(dumps) if rounded else None
+    measured = rounded if shown.dtype in DTYPES else None
+    bias = measured.bias(dumps) if measured else None
     biased = _biased(bias)
     verdicts |= {MISMATCH} if biased else set()
     verdict = next((one for one in (MISMATCH, WITHIN_NOISE, MATCH) if one in verdicts), NOT_COMPARED)
+    excludes: Sizes = {}
+    if verdict == MATCH and theirs.info.kind == TRUTH and not noise:
+        excludes = excluded(dumps, shown.limits, bias)
+        if rounding and (lone := sides.open_replay(catalog, rounding)).spec.config.planted:
+            excludes |= noticed(lone, theirs, dumps, shown.limits, measured)
     return ComparisonRecord(
         comparison_id=new_replay_id(),
         created_at=now_timestamp(),
         a=ours.info,
         b=theirs.info,
         thresholds=shown.limits,
-        thresholds_from=_source(shown, rounded, dumps),
-        rounding_id=rounded.replay_id if rounded else None,
+        thresholds_from=_source(shown, measured, dumps),
+        rounding_id=measured.replay_id if measured else None,
         verdict=verdict,
         dumps=dumps,
-        excludes=excluded(dumps, shown.limits, bias) if verdict == MATCH and theirs.info.kind == TRUTH and not noise else {},
+        excludes=excludes,
         noise_id=noise.noise_id if noise else None,
         reasons=(*biased, *_notes(ours, theirs, dumps, blocked, noise, only)),
     )
@@ -215,7 +221,7 @@ def _one(
         return replace(dump, verdict=NOT_COMPARED, not_compared={"dump": "its mask selects no token"}), -1.0
     asked = applied(weaker([ours.dtype, theirs.dtype]))
     limits = asked.limits
-    if rounded is not None and rounded.knows(dump_id):
+    if rounded is not None and rounded.knows(dump_id) and asked.dtype in DTYPES:
         dump = rounded.limited(asked, measured)
         limits = dump.limits
     elif dump.parameter_distance is not None and "parameter_distance" in limits:

@@ -15,14 +15,14 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.weights_version import DECIDE, WEIGHTS, versions_of
 from actordbg.base.errors import ActordbgError, StoreProblem, Unsupported, UsageError
 from actordbg.compare.measured_limits import DTYPES
-from actordbg.config.replay_config import SETTINGS, ReplayConfig
+from actordbg.config.replay_config import LONE_ROWS, SETTINGS, ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, TENSORS, read_results, read_standing
 from actordbg.formats.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec, ResultRecord
@@ -66,19 +66,23 @@ def ensure_rounding(
     store: Store,
     replay_id: str,
     *,
+    planted: bool = False,
     on_event: Callable[[Progress], None] = lambda event: None,
     on_tick: Callable[[], None] = lambda: None,
     warm: WarmGroups | None = None,
 ) -> str | None:
     """The id of a finished replay with each row alone in the dtype of this replay: its distance from the truth is what that
-    dtype costs. None where it cannot be computed, and for a dtype with flat limits; under autocast that is the weights'.
+    dtype costs. planted: with faults of known sizes, in any dtype.
+
+    None where it cannot be computed, and for a dtype with flat limits; under autocast that is the weights'.
     """
     spec = load_spec(store, replay_id)
     dtype = str(read_standing(store.replays / spec.replay_id)[0].get("dtype"))
-    if dtype not in DTYPES or spec.config.truth is not None:
+    if dtype not in (LONE_ROWS if planted else DTYPES) or spec.config.truth is not None:
         return None
     command = f"what {dtype} costs replay {replay_id}"
     wanted = wanted_truth(store, spec, dtype)
+    wanted = replace(wanted, config=replace(wanted.config, planted=planted))
     try:
         return ensure_lone_rows(store, wanted, command=command, on_event=on_event, on_tick=on_tick, warm=warm)
     except Unsupported:

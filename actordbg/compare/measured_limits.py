@@ -16,12 +16,12 @@ and never needs to be nearer than fp32's flat limits.
 | clip_share | flat, or 3 times |
 
 A figure over few tokens is a matter of luck. So what rounding does to a dump is mixed with what it does to all dumps together, as
-if `FEW` tokens of all belonged to each, and a mean over `n` tokens is given 2 / sqrt(n) + 8 / n more. Where all dumps
+if `FEW` tokens of all belonged to each, and a mean over `n` tokens is given 1 / sqrt(n) + 8 / n more. Where all dumps
 have few tokens together, limits are raised towards the flat ones: by (FEW / (FEW + tokens)) squared of the way.
 
 **Experts.** Rounding may send a token to another expert, in one of both computations only. That moves this token, and a
-parameter of that expert, by any amount. So for a model with experts each limit is twice as high, and those of `BY_TOKEN` are
-never below twice the flat ones.
+parameter of that expert, by any amount. So for a model with experts each limit is twice as high, those of `BY_TOKEN` are never
+below twice the flat ones, and parameters of experts are judged together only.
 
 **Bias.** Rounding goes both ways. A wrong epsilon, temperature or bias goes one way, too little at each token to be seen. So the
 mean of the signed differences over all dumps is judged too, in units of its standard error: `z`, at most `MOST_Z`.
@@ -86,8 +86,8 @@ class Rounding:
                 limits[name] = max(limits[other], DEFAULTS["fp32"][name])
         if "clip_share" in limits and "clip_share" not in applied.own:
             limits["clip_share"] = max(limits["clip_share"], CLIPPED * measures(here.dump).get("clip_share", 0.0))
-        if measured.distances and here.distances and "parameter_distance" not in applied.own:
-            each = _of_parameters(measured.distances, here.distances)
+        each = {} if "parameter_distance" in applied.own else self._of_parameters(measured.distances, here.distances)
+        if each:
             worst = max(each, key=lambda name: measured.distances[name] / each[name])
             limits["parameter_distance"] = each[worst]
             seen = max(each[name] + measured.distances[name] for name in each)
@@ -109,6 +109,13 @@ class Rounding:
         theirs = _pooled(one.dump for one in self.found.values())
         return None if ours is None or theirs is None else Bias(ours[0], theirs[0], math.sqrt(ours[1] + theirs[1]))
 
+    def _of_parameters(self, ours: Mapping[str, float], rounding: Mapping[str, float]) -> dict[str, float]:
+        """The limit of each parameter that is judged by itself."""
+        usual = median(rounding.values()) if rounding else 0.0
+        least = DEFAULTS["fp32"]["parameter_distance"]
+        alone = [name for name in ours if rounding and not (self.experts and ".experts." in name)]
+        return {name: max(PARAMETER * max(rounding.get(name, 0.0), usual), least) for name in alone}
+
     def _rounded(self, here: Measured) -> dict[str, float]:
         """By measure what rounding does to this dump, mixed with what it does to all: see the module."""
         count = here.dump.log_probs.count if here.dump.log_probs else 0
@@ -119,7 +126,7 @@ class Rounding:
         }
         if "mean_abs" in own:
             found["mean_abs"] = (share * own["mean_abs"] + (1 - share) * all_of["mean_abs"]) * (
-                1 + 2 / math.sqrt(count) + 8 / count
+                1 + 1 / math.sqrt(count) + 8 / count
             )
         if "gradient_distance" in own:
             found["gradient_distance"] = max(own["gradient_distance"], all_of["gradient_distance"])
@@ -152,13 +159,6 @@ class Bias:
     def seen(self) -> float:
         """A shift of every log-prob by this much, either way, would have been a mismatch."""
         return MOST_Z * self.error + abs(self.ours - self.rounding)
-
-
-def _of_parameters(ours: Mapping[str, float], rounding: Mapping[str, float]) -> dict[str, float]:
-    """The limit of each parameter."""
-    usual = median(rounding.values())
-    least = DEFAULTS["fp32"]["parameter_distance"]
-    return {name: max(PARAMETER * max(rounding.get(name, 0.0), usual), least) for name in ours}
 
 
 def _pooled(dumps: Iterable[DumpComparison]) -> tuple[float, float] | None:

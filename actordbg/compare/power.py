@@ -10,16 +10,24 @@ token, dump or parameter it is, and whichever way it goes.
 | gradients | relative, all of them times 1 + e | gradient_distance or grad_norm_rel |
 | parameter | relative, the gradient of any one parameter | parameter_distance |
 
+Others depend on the model, so they are planted in it (`actordbg.actor.planted`), with each row alone in A's dtype, and judged as
+A is (`noticed`). The size is the smallest one that was tried from which on all are red. Gradients are not computed for these,
+so a smaller one may be seen by its gradient.
+
 `None` as a size: no size of this fault is known to be seen.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from actordbg.compare.measured_limits import Bias
-from actordbg.compare.thresholds import measures
-from actordbg.formats.comparison_record import GOOD, DumpComparison
+from actordbg.compare.dump_figures import measure
+from actordbg.compare.measured_limits import MOST_Z, Bias, Rounding
+from actordbg.compare.sides import ReplaySide, Side
+from actordbg.compare.thresholds import judge, measures
+from actordbg.formats.comparison_record import GOOD, MISMATCH, DumpComparison
 
 Sizes = dict[str, float | None]
 
@@ -60,3 +68,32 @@ def _all(each: Judged, name: str) -> float | None:
     """What is seen in whichever dump it is; None if a dump was not judged by it."""
     sums = _sums(each, name)
     return max(sums) if len(sums) == len(each) else None
+
+
+def noticed(
+    lone: ReplaySide, truth: Side, dumps: Sequence[DumpComparison], limits: Mapping[str, float], rounding: Rounding | None
+) -> Sizes:
+    """By fault that was planted in `lone`, the smallest size from which on each was red for these dumps."""
+    planted: dict[tuple[str, float], list[DumpComparison]] = defaultdict(list)
+    red: set[tuple[str, float]] = set()
+    for one in (dump for dump in dumps if dump.verdict in GOOD):
+        ours, theirs = lone.read(one.dump_id), truth.read(one.dump_id)
+        if isinstance(ours, str) or isinstance(theirs, str):
+            continue
+        for name, log_probs in lone.planted(one.dump_id).items():
+            fault, size = name.split("/")
+            faulty = replace(ours, log_probs=log_probs, entropy=None, loss=None, grad_norm=None, gradients=())
+            found = measure(one.dump_id, None, faulty, replace(theirs, entropy=None, loss=None, grad_norm=None, gradients=()))
+            planted[fault, float(size)].append(found.dump)
+            if judge(found.dump, one.limits or limits, {}, found.broken).verdict == MISMATCH:
+                red.add((fault, float(size)))
+    for key, found_dumps in planted.items():
+        bias = rounding.bias(found_dumps) if rounding else None
+        red |= {key} if bias is not None and abs(bias.z) > MOST_Z else set()
+    return {fault: _smallest(sorted(size for one, size in planted if one == fault), fault, red) for fault, _ in planted}
+
+
+def _smallest(sizes: Sequence[float], fault: str, red: set[tuple[str, float]]) -> float | None:
+    unseen = [place for place, size in enumerate(sizes) if (fault, size) not in red]
+    first = unseen[-1] + 1 if unseen else 0
+    return sizes[first] if first < len(sizes) else None

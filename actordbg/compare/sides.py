@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 GOLDEN, TRUTH = "golden", "truth"
+PLANTED = "planted/"
+"""What the names of log-probs under a planted fault begin with (`actordbg.actor.planted`)."""
 NON_FINITE = "non-finite-output"
 """The signature of inputs that finished with a NaN: their tensors were kept, and a NaN on both sides is a match."""
 NO_OUTPUTS = "the run's own log-probs were not recorded (`dump enable --with-outputs` records them)"
@@ -118,6 +120,15 @@ class ReplaySide:
             what = (result.signature or result.error_class or "").strip()
             return f"it {result.status}" + (f" ({what})" if what else "")
         return self._kept(dump_id, result)
+
+    def planted(self, dump_id: str) -> dict[str, Tensor]:
+        """Log-probs under each planted fault, by "fault/size"; {} where none was planted."""
+        import safetensors
+
+        path = self.store.replays / self.row.replay_id / TENSORS / f"{dump_id}.safetensors"
+        with safetensors.safe_open(known_regular(path, DEFAULT_CAP), framework="pt") as file:
+            names = [name for name in file.keys() if name.startswith(PLANTED)]  # noqa: SIM118
+            return {name.removeprefix(PLANTED): file.get_tensor(name) for name in names}
 
     def averaged(self, values: Values, over: tuple[str, ...]) -> Values:
         """These values with the mean gradient over the dumps `over`, where each of these has one of its own here.

@@ -187,6 +187,13 @@ class ReplayConfig:
         values=VARIATIONS, words="varied: {}", unset="not varied", quiet=(None,), commands=(), flag_only=True, numbers=True,
         switchable=True, decides_truth=True, resolved=None,
     )  # fmt: skip
+    planted: bool = setting(
+        False,
+        help="Plant faults of known sizes beside the lone rows, to see which would be noticed.",
+        column="whether faults of known sizes were computed too, for --power",
+        words=("no fault planted", "with planted faults"), quiet=(False,), commands=(), flag_only=True, decides_truth=True,
+        resolved=None,
+    )  # fmt: skip
     timeout_s: float = setting(
         600.0,
         help="One input may take this long, compiling included (default 600).",

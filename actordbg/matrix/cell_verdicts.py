@@ -32,14 +32,15 @@ def judged(
     store: Store,
     cell: MatrixCell,
     truth_dtype: str,
+    power: bool = False,
     on_event: Callable[[Progress], None] = lambda event: None,
     on_tick: Callable[[], None] = lambda: None,
     warm: WarmGroups | None = None,
 ) -> tuple[MatrixCell, str | None]:
     """A passed cell with its verdict against the truth in `truth_dtype`, and the truth's replay. A missing truth is run now.
 
-    `warm`: processes that computed a truth already. A truth that cannot be computed leaves the cell `not-compared`, with
-    the reason.
+    power: plant faults, to see which would be noticed. `warm`: processes that computed a truth already. A truth that cannot
+    be computed leaves the cell `not-compared`, with the reason.
     """
     from actordbg.compare.comparing import compare, save
     from actordbg.compare.find_truth import ensure_rounding, ensure_truth
@@ -47,7 +48,7 @@ def judged(
     assert cell.replay_id is not None
     try:
         truth = ensure_truth(store, cell.replay_id, dtype=truth_dtype, on_event=on_event, on_tick=on_tick, warm=warm)
-        rounding = ensure_rounding(store, cell.replay_id, on_event=on_event, on_tick=on_tick, warm=warm)
+        rounding = ensure_rounding(store, cell.replay_id, planted=power, on_event=on_event, on_tick=on_tick, warm=warm)
         record = compare(store, cell.replay_id, truth, rounding=rounding)
     except ActordbgError as problem:
         return replace(cell, verdict=NOT_COMPARED, reason=f"no truth to compare with: {problem.message}"), None

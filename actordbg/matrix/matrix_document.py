@@ -15,6 +15,7 @@ from actordbg.config.replay_config import AXES
 from actordbg.formats.comparison_record import GOOD, NOT_COMPARED
 from actordbg.formats.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 from actordbg.report.blocks import Block, Grid, Heading, Items, Paragraph, number, seconds, setting
+from actordbg.report.comparison_document import excluded
 from actordbg.report.failures import Explain, nothing_known
 from actordbg.report.law_summary import SHOWN
 
@@ -53,6 +54,7 @@ def matrix_document(record: MatrixRecord, context: MatrixContext, explain: Expla
         *_section("In part", _by_reason(cell for cell in record.cells if verdict_word(cell) in (PASSED, IN_PART))),
         *_section("Regressed", [f"{_label(c)}: {'; '.join(c.regressed)}" for c in record.cells if c.regressed]),
         *_section("Laws", _laws(record)),
+        *_section("What would have been wrong", _excluded(record) if record.options.get("power") else []),
         *_section("Failed", [line for cell in record.cells if cell.status == FAILED for line in _failure(cell, explain)]),
         *_section("Unavailable and not run", _by_reason(cell for cell in record.cells if cell.status in (UNAVAILABLE, NOT_RUN))),
         *_section("Loaded", _loaded(record, context)),
@@ -170,6 +172,12 @@ def _laws(record: MatrixRecord) -> list[str]:
             unasked.setdefault(reason, []).append(cell)
     lines = [f"{_cells(members)}: {text}" for text, members in said.items()]
     return lines + [f"{_cells(members)}: not checked: {text}" for text, members in unasked.items()]
+
+
+def _excluded(record: MatrixRecord) -> list[str]:
+    """By cell, the smallest faults that would have made it wrong."""
+    judged = [cell for cell in record.cells if cell.excludes]
+    return [f"{_label(cell)}: {excluded(cell.excludes, str(cell.config.get('dtype')))}" for cell in judged]
 
 
 def _failure(cell: MatrixCell, explain: Explain) -> list[str]:

@@ -74,7 +74,7 @@ def new_matrix(
 ) -> MatrixRecord:
     """A matrix before its first cell. `about`: selection, command, baseline.
 
-    `options`: order, shuffle_seed, slower, and oracle, the dtype of the truth (None: no truth).
+    `options`: order, shuffle_seed, slower, power, and oracle, the dtype of the truth (None: no truth).
     """
     order = make_plan(rows, ReplayConfig(), order=options.get("order", "time")).spec.inputs
     return MatrixRecord(
@@ -200,7 +200,8 @@ class MatrixRun:
                 if truth_dtype and cell.status == PASSED and cell.verdict is None:
                     self.around.on_event(MatrixEvent("truth", cell))
                     told = partial(self._tell, cell, "truth input")
-                    cell, truth = judged(self.store, cell, truth_dtype, told, self.around.on_tick, warm)
+                    power = bool(self.record.options.get("power"))
+                    cell, truth = judged(self.store, cell, truth_dtype, power, told, self.around.on_tick, warm)
                     self.record = replace(self.record, truth_id=self.record.truth_id or truth)
                     self._put(cell)
 

@@ -123,6 +123,9 @@ EXCLUDED = {
     "tokens": "all log-probs shifted by {} nats",
     "gradients": "all gradients off by {}",
     "parameter": "the gradient of any one parameter off by {}",
+    "matrix": "one weight matrix times 1 + {}",
+    "attention": "attention scores times 1 + {}",
+    "position": "the second half of each row {} positions further on",
 }
 """A fault of a size, in words (`compare.power`)."""
 
@@ -135,7 +138,13 @@ def excluded(sizes: Mapping[str, float | None], dtype: str | None) -> str:
         return ""
     parts = [words.format(f"{value:.2%}" if share else f"{value:.2g}") for words, value, share in known]
     narrow = f" What is smaller, {dtype} cannot tell from rounding: run in fp32 first." if dtype in FLAT_IS_WIDE else ""
-    return f"It would have been red for {', '.join(parts)}.{narrow}"
+    unseen = [
+        words.split(" {}")[0].removesuffix(" off by").removesuffix(" times 1 +")
+        for name, words in EXCLUDED.items()
+        if sizes.get(name, 0) is None
+    ]
+    never = f" No size that was tried would have been red for {', '.join(unseen)}." if unseen else ""
+    return f"It would have been red for {', '.join(parts)}.{never}{narrow}"
 
 
 def _configured(record: ComparisonRecord) -> str:
