@@ -141,7 +141,7 @@ def test_files_matrix_and_shared_actors_know_it(found: dict[str, Any]) -> None:
 def test_csv_and_catalog_have_its_column_without_a_migration(found: dict[str, Any], old_store: Store) -> None:
     assert "head_share" in found["csv"]
     with sqlite3.connect(old_store.catalog_path) as catalog:
-        assert catalog.execute("SELECT replay_id, head_share FROM replay").fetchall() == [("r1", None)]
+        assert catalog.execute("SELECT replay_id, head_share FROM replay").fetchall() == [("r1", 2)]
 
 
 def test_the_reference_pages_have_it(copy: Path) -> None:
