@@ -154,6 +154,9 @@ def test_a_ring_that_is_being_made_when_the_process_ends_is_removed(store: Store
     recording.generation += 1
     write_control(store, Control(True, "r", "2026-11-20T12:00:00.000000Z", 2, ring_bytes=2**20, free_floor_bytes=0))
     assert making.wait(60) and recording.close()
+    thread = recording.recorder.watch._thread
+    assert thread is not None
+    thread.join(60)
     assert find_rings(store) == [] and recording.recorder.ring is not None and recording.recorder.ring._descriptor is None
 
 
