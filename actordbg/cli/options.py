@@ -18,7 +18,7 @@ from actordbg.base.errors import NothingToDo, Refused, StoreProblem, UsageError
 from actordbg.base.fault import scrub
 from actordbg.base.owners import is_own, name_of
 from actordbg.cli import output
-from actordbg.config import consent, dist_plugin
+from actordbg.config import accelerate_file, consent, dist_plugin
 from actordbg.config.sources import Settings, load_settings
 from actordbg.store.layout import Store
 
@@ -46,6 +46,10 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only th
 TrustRemoteCode = Annotated[
     bool,
     typer.Option(consent.FLAG, help="Run the code that the model brings along. Taken from here only."),
+]
+AccelerateConfig = Annotated[
+    str | None,
+    typer.Option(accelerate_file.FLAG, metavar="PATH|default", help="Settings of an `accelerate config` file; flags win."),
 ]
 DistPlugin = Annotated[
     str | None,

@@ -19,8 +19,10 @@ from typing import Annotated, Any
 import typer
 
 from actordbg.base.errors import UsageError
-from actordbg.cli.options import DistPlugin, TrustRemoteCode, option, take_consent, takes_options
+from actordbg.cli import output
+from actordbg.cli.options import AccelerateConfig, DistPlugin, TrustRemoteCode, option, take_consent, takes_options
 from actordbg.config import dist_plugin
+from actordbg.config.accelerate_file import read_accelerate
 from actordbg.config.replay_config import SETTINGS, TRUTHS
 from actordbg.config.setting import Setting
 
@@ -35,7 +37,7 @@ _ACTOR, _AXES = "The actor", "The axes: comma lists"
 TRAINING_AXES = ("backend", "zero_stage", "tp", "ring")
 """The settings of which `train-check` takes lists."""
 _OLD, _SHORT = "old_", "short_"
-_TRUST, _PLUGIN = "trust_remote_code", "dist_plugin"
+_TRUST, _PLUGIN, _ACCELERATE = "trust_remote_code", "dist_plugin", "accelerate_config"
 
 
 def takes_settings(command: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -63,6 +65,7 @@ def truth_dtype(given: str | None, old: str | None) -> str:
 def _options(command: str) -> Iterator[inspect.Parameter]:
     yield option(_TRUST, TrustRemoteCode, False)
     yield option(_PLUGIN, DistPlugin, None)
+    yield option(_ACCELERATE, AccelerateConfig, None)
     for one in SETTINGS.values():
         if command not in one.commands:
             continue
@@ -113,7 +116,23 @@ def _merged(options: Mapping[str, Any]) -> Given:
         if given.get(one.name, other) != other:
             raise UsageError(f"{flag} and {one.flag} {given[one.name]} contradict each other", hint="give one of them")
         given[one.name] = other
-    return given
+    return _of_accelerate(options.get(_ACCELERATE), given)
+
+
+def _of_accelerate(named: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given, and below it what the file comes to; what came of the file is said."""
+    if named is None:
+        return dict(given)
+    found, idle = read_accelerate(named)
+    if "backend" in given:  # what belongs to another backend means nothing
+        found = {name: value for name, value in found.items() if not SETTINGS[name].backends}
+    told = ", ".join(
+        f"{SETTINGS[name].option} {SETTINGS[name].typed(value)}" for name, value in found.items() if name not in given
+    )
+    output.note(f"from {named}: {told or 'nothing that no flag gave'}")
+    if idle:
+        output.note(f"not honoured of {named}: {', '.join(idle)}")
+    return found | dict(given)
 
 
 def _number(one: Setting, text: str) -> Any:

@@ -196,6 +196,30 @@ def test_a_backend_of_torch_distributed_is_known_or_refused_before_anything_star
     assert not store.replays.exists()
 
 
+def test_an_accelerate_file_gives_settings_and_what_is_not_honoured_is_named(store: Store, tmp_path: Path) -> None:
+    publish(store, 2)
+    file = tmp_path / "accelerate.yaml"
+    text = (
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nnum_machines: 1\nnum_processes: 2\nmachine_rank: 0\n"
+        "mixed_precision: bf16\nmain_training_function: main\nuse_cpu: false\ngpu_ids: all\n"
+        "deepspeed_config:\n  zero_stage: 3\n  offload_optimizer_device: cpu\n"
+    )
+    file.write_text(text)
+    done = invoke(store, "--accelerate-config", str(file), "--dtype", "fp32", "--dry-run")
+    assert "2 workers (deepspeed)" in done.stdout
+    assert "backend deepspeed, nproc 2, zero-stage 3" in done.stderr and "dtype" not in done.stderr.split("not honoured")[0]
+    assert (
+        "not honoured" in done.stderr and "deepspeed_config.offload_optimizer_device" in done.stderr and "gpu_ids" in done.stderr
+    )
+    file.write_text(text.replace("num_machines: 1", "num_machines: 4"))
+    with pytest.raises(Unsupported, match="is for 4 machines") as caught:
+        invoke(store, "--accelerate-config", str(file), "--dry-run")
+    assert "--nproc" in caught.value.hint
+    file.write_text("- nonsense")
+    with pytest.raises(UsageError, match="accelerate cannot read"):
+        invoke(store, "--accelerate-config", str(file), "--dry-run")
+
+
 def test_a_worker_makes_its_process_group_with_what_the_plugin_brings() -> None:
     code = (
         "import torch, torch.distributed as dist\n"
