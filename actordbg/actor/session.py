@@ -26,10 +26,10 @@ import inspect
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -53,6 +53,25 @@ from actordbg.host.trainer import TRAINER, Call
 from actordbg.store.payload import Dump
 
 T = TypeVar("T")
+
+
+class Observer(Protocol):
+    """Who is told how far an input is, and may stop there (`actordbg.debug.replay_stops`). held_s: the time that took.
+
+    active: it wants to be told at all.
+    """
+
+    active: bool
+    held_s: float
+
+    def before(self, actor: Any, call: Mapping[str, Any], model: Any, names: Mapping[str, Any]) -> None:
+        """The Actor's forward begins with these arguments."""
+
+    def after(self, actor: Any, call: Mapping[str, Any], model: Any, names: Mapping[str, Any]) -> None:
+        """The forward is done, the backward is not."""
+
+    def failed(self, error: Exception) -> None:
+        """The input failed; its frames are still there."""
 
 
 @contextlib.contextmanager
@@ -91,6 +110,7 @@ class ActorSession:
         self.choices = choose(config, defaults, self._facts)
         known.refuse(config, self.choices, self._facts)
         set_seed(self.choices.seed)
+        self.watch: Observer | None = None
         self._backend = open_backend(config, self.choices, model_cache, training)
         self._records = Place.from_environment().rank % config.lane_width == 0
         self.resolved: dict[str, Any] = self._describe() | {"load_s": time.perf_counter() - began}
@@ -125,10 +145,16 @@ class ActorSession:
         backend = self._backend
         call = TRAINER.make_call(backend.actor, dump, self.resolved["vocab_size"], backend.device, backend.ring_group)
         settings = self._follow(dump.record, backward)
+        if self.watch is not None and self.watch.active:
+            self.watch.before(backend.actor, call.arguments, backend.model, {"mask": call.mask})
         try:
             outcome = self._run(call, settings, dump, backward)
-        except Exception:
-            self._recover()
+        except Exception as error:
+            try:
+                if self.watch is not None:
+                    self.watch.failed(error)
+            finally:
+                self._recover()
             raise
         if keep:
             outcome.keep()
@@ -214,6 +240,10 @@ class ActorSession:
         measure.release(self._backend.device)
         self.resolved = self._describe() | {"load_s": 0.0}
 
+    def gather(self, name: str) -> torch.Tensor:
+        """A copy of a parameter's full value; all ranks have to ask for it where the backend shards parameters."""
+        return self._backend.gather(name)
+
     def save(self, folder: Path) -> None:
         """Write the model as `save_pretrained` does, in the dtype that it runs in. Every rank has to call it."""
         self._backend.save(folder)
@@ -237,10 +267,14 @@ class ActorSession:
         drawn = randomness.restore(dump, device, self.config.seed)
         measure.reset_peak(device)
         compiled = CompileCount.now()
+        held = self.watch.held_s if self.watch is not None else 0.0
         began = measure.now(device)
         with torch.set_grad_enabled(backward), self._autocast(dump.record):
             log_probs, entropy = TRAINER.read_result(self._backend.actor(**call.arguments), call.mask)
-        forward_s = measure.now(device) - began
+        forward_s = measure.now(device) - began - (self.watch.held_s - held if self.watch is not None else 0.0)
+        if self.watch is not None and self.watch.active:
+            shown = {"log_probs": log_probs, "entropy": entropy, "mask": call.mask, "loss": _loss(log_probs, call.mask)}
+            self.watch.after(self._backend.actor, call.arguments, self._backend.model, shown)
         outcome = ForwardOutcome(
             forward_s=forward_s,
             randomness=drawn and randomness.check(drawn, dump, device),
@@ -264,8 +298,7 @@ class ActorSession:
     def _backward(self, log_probs: torch.Tensor, mask: torch.Tensor, outcome: ForwardOutcome, dump_id: str) -> None:
         device = self._backend.device
         began = measure.now(device)
-        chosen = mask.to(log_probs)
-        loss = -(log_probs * chosen).sum() / chosen.sum().clamp(min=1)
+        loss = _loss(log_probs, mask)
         outcome.loss = float(loss.detach())
         keeper = GradientKeeper(self._records) if self.config.keep_gradients else None
         outcome.grad_norm = self._backend.backward(loss, keeper)
@@ -315,6 +348,12 @@ class ActorSession:
 
 Session: TypeAlias = ActorSession | TruthSession
 """A built model that replays dumps."""
+
+
+def _loss(log_probs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The mean of -log_probs over the mask."""
+    chosen = mask.to(log_probs)
+    return -(log_probs * chosen).sum() / chosen.sum().clamp(min=1)
 
 
 def _first(*values: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Annotated
 
 import typer
@@ -27,7 +27,10 @@ from actordbg.cli.input_options import (
 from actordbg.cli.options import ConfirmOption, Json, Quiet, approve, require_some, takes, typed_options
 from actordbg.cli.replay_answer import ReplayAnswer, answer_of, render, shares_of
 from actordbg.cli.setting_options import NONE, Given, takes_settings
+from actordbg.cli.stop_options import StopOptions
 from actordbg.config.sources import Asked
+from actordbg.debug.replay_stops import StopOrder
+from actordbg.debug.terminal import Relay
 from actordbg.formats.journal import read_results
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.replay import supervise
@@ -36,16 +39,21 @@ from actordbg.replay.selection import defaults_of
 from actordbg.replay.supervise import Progress, spec_and_owner
 from actordbg.store.layout import Store
 
-_BESIDE_RESUME = ("resume", "trust_remote_code", "dist_plugin", "yes", "dry_run", "quiet", "as_json")
+_BESIDE_RESUME = (
+    "resume", "trust_remote_code", "dist_plugin", "yes", "dry_run", "quiet", "as_json",
+    *(one.name for one in fields(StopOptions)),
+)  # fmt: skip
 
 
 @takes("inputs", ChosenInputs)
+@takes("stopping", StopOptions)
 @takes_settings("replay")
 def replay(
     ctx: typer.Context,
     inputs: ChosenInputs = ChosenInputs(),
     shuffle_inputs: Shuffle = False,
     settings: Given = NONE,
+    stopping: StopOptions = StopOptions(),
     resume: Annotated[
         str | None,
         typer.Option(
@@ -62,8 +70,8 @@ def replay(
     Runs them through OpenRLHF's Actor under a configuration. Starts the workers itself (with deepspeed's own launcher for
     --backend deepspeed). An input that crashes or hangs a worker costs only itself. Results are kept as they come; Ctrl-C keeps
     what is done, and --resume goes on.
-    Exit code 1 if an input failed, crashed or hung, if a law is broken, or if ranks differ on the same input under --align same;
-    5 if nothing was selected.
+    --break stops in it, with a prompt. Exit code 1 if an input failed, crashed, hung or was stopped at a prompt, if a law is
+    broken, or if ranks differ on the same input under --align same; 5 if nothing was selected.
 
     Example: actordbg replay --where "seq_len>1800 and rank=0" --max-inputs 3 --backend deepspeed --zero-stage 3
     """
@@ -86,7 +94,7 @@ def replay(
     else:
         asked = asked_for(ctx, flags)
         plan = planned(store, asked.config, inputs, chosen)
-    answer, problem = _run(store, plan, dry_run=dry_run, quiet=quiet or as_json)
+    answer, problem = _run(store, plan, stopping, dry_run=dry_run, quiet=quiet or as_json)
     answer = replace(answer, settings_from={} if asked is None else asked.sources)
     output.emit(answer, render, as_json)
     if problem is not None:
@@ -98,7 +106,7 @@ def replay(
     require_some(answer.selected, inputs.allow_empty)
 
 
-def _run(store: Store, plan: Plan, *, dry_run: bool, quiet: bool) -> tuple[ReplayAnswer, Exception | None]:
+def _run(store: Store, plan: Plan, stopping: StopOptions, *, dry_run: bool, quiet: bool) -> tuple[ReplayAnswer, Exception | None]:
     """The answer, and the error that ended the replay before every input had its result, if one did."""
     spec = plan.spec
     if not spec.inputs:
@@ -119,11 +127,11 @@ def _run(store: Store, plan: Plan, *, dry_run: bool, quiet: bool) -> tuple[Repla
         return ReplayAnswer(
             None, "planned", len(spec.inputs), skipped=plan.skipped, findings=known, note=note, shares=shares
         ), None
-    answer, problem = _supervised(store, spec, quiet)
+    answer, problem = _supervised(store, spec, stopping.order(spec), quiet)
     return replace(answer, skipped=plan.skipped, findings=known), problem
 
 
-def _supervised(store: Store, spec: ReplaySpec, quiet: bool) -> tuple[ReplayAnswer, Exception | None]:
+def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder, quiet: bool) -> tuple[ReplayAnswer, Exception | None]:
     """Run it with a progress bar, and read the answer from the store, also after a Ctrl-C or a launch that went wrong.
 
     What goes wrong before anything was started (its folder cannot be written, another process runs it) is raised.
@@ -132,17 +140,24 @@ def _supervised(store: Store, spec: ReplaySpec, quiet: bool) -> tuple[ReplayAnsw
     problem: Exception | None = None
     begun = False
     restarts = 0
+    prompts = Relay() if stops.terminal and stops.debugpy is None else None
+    bare = quiet or bool(stops.at) or stops.level != StopOrder().level  # a bar would draw over prompts and lines
 
     def on_event(event: Progress) -> None:
         nonlocal begun, restarts
         begun = True
         restarts += event.kind == "attempt" and bool(event.text)
+        if event.kind == "line":
+            output.note(event.text)
+        elif event.kind == "stop" and prompts is None:
+            way = f"an editor, at 127.0.0.1:{stops.debugpy}" if stops.debugpy else f"`actordbg attach {spec.replay_id}`"
+            output.note(f"{event.text}; it waits for {way}")
         show(catalog, advance, event)
 
     try:
-        with replaying(store, "replaying", len(spec.inputs), quiet=quiet) as (catalog, advance):
+        with replaying(store, "replaying", len(spec.inputs), quiet=bare) as (catalog, advance):
             advance(done, note="starting the workers")
-            supervise.run_replay(store, spec, on_event, on_tick=catalog.tick)
+            supervise.run_replay(store, spec, on_event, on_tick=catalog.tick, stops=stops, prompts=prompts)
     except KeyboardInterrupt:
         output.note(f"interrupted; what is done is kept, `actordbg replay --resume {spec.replay_id}` goes on")
     except (ActordbgError, OSError) as error:

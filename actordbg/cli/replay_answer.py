@@ -64,6 +64,7 @@ class ReplayAnswer:
     failed: int = 0
     crashed: int = 0
     hung: int = 0
+    stopped: int = 0
     not_run: int = 0
     skipped: dict[str, int] = field(default_factory=dict)
     restarts: int = 0
@@ -96,7 +97,7 @@ class ReplayAnswer:
         """Nothing failed, nothing is missing, ranks that were to do the same (`--align same`) did, and no law is broken."""
         differ = self.asked_for_same and self.ranks is not None and bool(self.ranks.differ)
         lawful = self.laws is None or self.laws.good
-        return lawful and not (self.failed or self.crashed or self.hung or self.not_run or differ)
+        return lawful and not (self.failed or self.crashed or self.hung or self.stopped or self.not_run or differ)
 
 
 def shares_of(spec: ReplaySpec) -> tuple[ShareAnswer, ...]:
@@ -121,7 +122,7 @@ def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
         replay_id=spec.replay_id,
         status=data.status,
         selected=len(spec.inputs),
-        **{name: getattr(summary.counts, name) for name in ("passed", "failed", "crashed", "hung", "not_run")},
+        **{name: getattr(summary.counts, name) for name in ("passed", "failed", "crashed", "hung", "stopped", "not_run")},
         restarts=restarts,
         forward_median_s=summary.forward.median,
         forward_p95_s=summary.forward.p95,
@@ -160,7 +161,7 @@ def render(answer: ReplayAnswer) -> None:
             output.say(_share(share))
         return
     counted = [(answer.passed, "passed"), (answer.failed, "failed"), (answer.crashed, "crashed"), (answer.hung, "hung")]
-    counted.append((answer.not_run, "not run"))
+    counted += [(answer.stopped, "stopped by the user"), (answer.not_run, "not run")]
     output.say(
         f"replay {answer.replay_id} ({answer.status}): {output.plural(answer.selected, 'input')}, "
         + ", ".join(f"{count:,} {name}" for count, name in counted if count)

@@ -65,6 +65,9 @@ def run(
     leave_on: Annotated[
         bool, typer.Option("--leave-on", help="Do not switch recording off at the end: the job goes on elsewhere.")
     ] = False,
+    stops: Annotated[
+        bool, typer.Option("--break", help="breakpoint() in the job's code parks all ranks, for `actordbg attach`.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Say at the end as JSON, on standard error, what was recorded.")
     ] = False,
@@ -82,9 +85,11 @@ def run(
         raise LaunchProblem(f"there is no program {command[0]}", hint=hint)
     store = store_of(ctx).create()
     name = opt.checked_run_name(run) or f"{opt.default_run_name()}-{secrets.token_hex(2)}"  # jobs of the same second differ
-    environment = carried.child_environment(os.environ, str(store.root), name)
+    environment = carried.child_environment(os.environ, str(store.root), name, stops=stops)
     known = {_key(row) for row in process_rows(store, datetime.now(timezone.utc))[0]}
     _start_recording(store, name, options)
+    if stops:
+        note(f"actordbg: at a breakpoint() all ranks of this machine park; from another terminal: actordbg attach {name}")
     goes_on = False
     try:
         end = run_in_foreground(ray_submit.rewritten(command, carried.carried(environment)), environment)

@@ -4,7 +4,8 @@ A replay lives in `store/replays/<replay_id>/`:
 
 * `spec.json`: one ReplaySpec. Written once, before anything starts.
 * `rank<N>.jsonl`: what worker N appended and fsynced, one JSON object a line, `event` says which:
-  `ready` (pid, attempt, resolved configuration), `start` (dump_id, slot, attempt), `end` (a ResultRecord), `done`.
+  `ready` (pid, attempt, resolved configuration), `start` (dump_id, slot, attempt), `end` (a ResultRecord), `done`;
+  `stop` and `go` around a prompt, during which no clock runs.
 * `supervisor.jsonl`: what the supervisor found out: `end` for inputs that killed or hung a worker, and for those that
   several ranks ran together once all of them answered, `resolved`, and
   `finished` with the replay's status ("complete", "interrupted", "failed").
@@ -12,7 +13,8 @@ A replay lives in `store/replays/<replay_id>/`:
 Results are read from these files alone, so the catalog can always be rebuilt. For one dump the *last* `end` counts.
 
 A result's status: `passed`, forward (and backward) ran and every log-prob is finite; `failed`, an exception or a
-non-finite output; `crashed`, the worker process died in it; `hung`, it did not finish within the timeout.
+non-finite output; `crashed`, the worker process died in it; `hung`, it did not finish within the timeout; `stopped`, the
+user ended it at a prompt.
 
 Standard library only: this is read at the desk without torch.
 """
@@ -36,6 +38,7 @@ PASSED = "passed"
 FAILED = "failed"
 CRASHED = "crashed"
 HUNG = "hung"
+STOPPED = "stopped"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
     ACTORDBG_STORE=/shared/actordbg       where to record
     ACTORDBG_RUN=ppo-7b                   the run's name, and so its switch (store/controls/ppo-7b.json)
     ACTORDBG_RING_DIR=/scratch            only if the user set it
+    PYTHONBREAKPOINT=actordbg.debug...    only under `run --break`: `breakpoint()` stops all ranks, for `actordbg attach`
     PYTHONPATH=<FOLDER>:...               the folder with our sitecustomize in front, the user's entries behind
 
 Children get them from `child_environment`. Ray's workers get them through a *runtime environment* (`merged`), which Ray puts
@@ -22,7 +23,8 @@ from typing import Any
 
 from actordbg.base.errors import EnvironmentProblem
 
-NAMES = ("ACTORDBG_STORE", "ACTORDBG_RUN", "ACTORDBG_RING_DIR")
+NAMES = ("ACTORDBG_STORE", "ACTORDBG_RUN", "ACTORDBG_RING_DIR", "ACTORDBG_STOP_DIR")
+BREAKPOINT = {"PYTHONBREAKPOINT": "actordbg.debug.breakpoint"}
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pythonpath")
 _OURS = tuple(os.path.join("actordbg", room, "pythonpath") for room in ("install", "attach"))
 """How the folder ends, now and in the copies of earlier versions."""
@@ -30,19 +32,24 @@ _NODES_OWN = "${PYTHONPATH}"
 """Ray replaces this by the value that the worker's node has."""
 
 
-def child_environment(environ: Mapping[str, str], store: str, run: str) -> dict[str, str]:
-    """The environment of COMMAND. Raises EnvironmentProblem where our folder cannot stand in PYTHONPATH."""
+def child_environment(environ: Mapping[str, str], store: str, run: str, *, stops: bool = False) -> dict[str, str]:
+    """The environment of COMMAND. Raises EnvironmentProblem where our folder cannot stand in PYTHONPATH.
+
+    stops: `breakpoint()` is ours in it.
+    """
     if os.pathsep in FOLDER:
         raise EnvironmentProblem(
             f"{FOLDER} cannot stand in PYTHONPATH: its name holds {os.pathsep!r}", hint="install actordbg elsewhere"
         )
     path = _in_front(environ.get("PYTHONPATH") or None, None)
-    return {**environ, "ACTORDBG_STORE": store, "ACTORDBG_RUN": run, "PYTHONPATH": path}
+    ours = {"ACTORDBG_STORE": store, "ACTORDBG_RUN": run, "PYTHONPATH": path}
+    return {**environ, **ours, **(BREAKPOINT if stops else {})}
 
 
 def carried(environ: Mapping[str, str]) -> dict[str, str]:
     """Of an environment, what is ours to hand on."""
-    return {name: environ[name] for name in NAMES if environ.get(name)}
+    ours = {name: environ[name] for name in NAMES if environ.get(name)}
+    return ours | {name: value for name, value in BREAKPOINT.items() if environ.get(name) == value}
 
 
 def merged(runtime_env: dict[str, Any] | None, ours: Mapping[str, str]) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from actordbg.actor.sharing import reopens
 from actordbg.config.replay_config import TINY
+from actordbg.debug import stops
+from actordbg.debug.replay_stops import ReplayStops
 from actordbg.formats.journal import TENSORS
 from actordbg.formats.law_answer import LAWS
 from actordbg.formats.replay_record import ReplayInput, ReplaySpec
@@ -54,6 +56,7 @@ class ActorEngine:
         defaults = defaults_of(self.root, self.spec.inputs)
         opening = open_actor(self.spec.config, defaults=defaults, model_cache=self.root / "models")
         self._session = self._resources.enter_context(opening)
+        self._watched()
         return self._session.resolved
 
     def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
@@ -87,6 +90,19 @@ class ActorEngine:
         if on_law is not None and self.spec.config.vary is None:
             fields["extra"][LAWS] = self._ask(loaded, outcome, on_law)
         return fields
+
+    def _watched(self) -> None:
+        """Let the worker's stops know the actor, and the actor them."""
+        from actordbg.actor.backends.fsdp2 import decoder_layers
+        from actordbg.actor.session import ActorSession
+
+        watch, session = stops.in_replay, self._session
+        if isinstance(watch, ReplayStops) and isinstance(session, ActorSession):
+            modules = {name: one for name, one in session.model.named_modules() if name}
+            layers = decoder_layers(session.model)
+            named = {name: one for name, one in modules.items() if any(one is layer for layer in layers)}
+            session.watch = watch
+            watch.fit(session, named, modules, compiled=self.spec.config.compile or self.spec.config.deepcompile)
 
     def _ask(self, dump: Dump, outcome: ForwardOutcome, on_law: Callable[[str], None]) -> list[dict[str, Any]]:
         """The laws' answers for an input that was run, as plain data. They never fail it."""

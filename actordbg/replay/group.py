@@ -23,6 +23,7 @@ from pathlib import Path
 
 from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError, LaunchProblem, error_named
+from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import Event
 from actordbg.formats.replay_record import CRASHED, HUNG, PASSED, ReplaySpec, ResultRecord
@@ -74,7 +75,7 @@ class GroupRun:
     starts the processes of an attempt, or gives its work to a group that waits; `keep`, if there is one, takes over a group that
     finished its work and waits for another replay's. `on_event` hears of what the workers write ("ready", "start", "end", and
     "filled" by followers), `on_attempt` of each start and its reason (empty the first time), `on_verdict` of an input that
-    killed or hung its worker.
+    killed or hung its worker. `stops`: where the workers are to stop.
     """
 
     folder: Path
@@ -88,6 +89,7 @@ class GroupRun:
     on_verdict: Callable[[ResultRecord], None]
     attempt: int = 0
     start_timeout_s: float = START_TIMEOUT_S
+    stops: StopOrder = field(default_factory=StopOrder)
     finished: bool = False
     _views: list[RankView] = field(default_factory=list)
     _launched: Launched | None = None
@@ -134,6 +136,8 @@ class GroupRun:
             self._again(f"rank {asked.rank}: {asked.restart}")
         elif self._launcher_is_gone():
             self._judge_death([view.seen() for view in self._views])
+        elif any(view.held_since is not None for view in self._views):
+            pass  # somebody is at a prompt: no clock runs
         elif late := self._overdue(seen):
             self._judge_hang(late)
         else:
@@ -157,6 +161,7 @@ class GroupRun:
         slots = [list(slot) for slot in slots_for(config, lanes, self.pending, len(self.spec.inputs))]
         me = os.getpid()
         order = WorkOrder(self.attempt, ranks, slots, (me, start_ticks(me)), config.lane_width, self.keep is not None)
+        order = replace(order, stops=self.stops.to_dict())
         path = self.folder / f"work-{self.group.ranks[0]}-{self.attempt}.json"
         atomic_write(path, order.to_json().encode())
         return path

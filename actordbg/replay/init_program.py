@@ -21,6 +21,8 @@ from typing import Any
 from actordbg.actor.signatures import signature_of
 from actordbg.config import consent
 from actordbg.config.replay_config import ReplayConfig
+from actordbg.debug import stops
+from actordbg.debug.replay_stops import ReplayStops, StopOrder
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if order.supervisor is not None:
         pid, ticks = order.supervisor  # a list, as JSON has it
         end_with((pid, ticks))
+    stops.in_replay = ReplayStops(options.work.parent, "", 0, StopOrder(), lambda *_, **__: None)  # nobody is at a prompt here
     result = InitResult(rank=int(os.environ.get("RANK", "0")))
     failure = guarded(lambda: try_actor(order, result))
     if failure is not None:

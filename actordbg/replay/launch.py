@@ -45,6 +45,8 @@ _ELASTIC = "TORCHELASTIC_"
 MARK = "ACTORDBG_GROUP"
 """The variable that all processes of a group have with the same value, and no other process."""
 
+BREAKPOINT = "actordbg.debug.breakpoint"
+"""What a `breakpoint()` in the actor's or the model's code does: a worker has no terminal of its own."""
 HUB_TIMEOUTS = {"HF_HUB_ETAG_TIMEOUT": "3", "HF_HUB_DOWNLOAD_TIMEOUT": "10"}
 """How long a worker waits for the hub, in seconds, unless the user said: a cached model of ten files must not cost minutes."""
 _CAREFUL = {**NOT_FROM_HERE, "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
@@ -137,6 +139,8 @@ def child_environment(config: ReplayConfig, base: Mapping[str, str]) -> dict[str
         kept.setdefault("DS_ACCELERATOR", "cpu")
     for name, seconds in HUB_TIMEOUTS.items():
         kept.setdefault(name, seconds)
+    if kept.get("PYTHONBREAKPOINT") != "0":
+        kept["PYTHONBREAKPOINT"] = BREAKPOINT
     kept["PYTHONUNBUFFERED"] = "1"
     kept |= _CAREFUL
     home = str(Path(__file__).resolve().parents[2])

@@ -23,7 +23,7 @@ class RankView:
     """Put together event by event (`poll`). `doing` is the `start` or `fill` that has not ended; `since` the last news.
 
     `log_at`: where the log of what it is doing begins. `collective`: whether it needs its peers for an input, as far as is
-    known. `restart`: why it asked for one, "" if it did not.
+    known. `restart`: why it asked for one, "" if it did not. `held_since`: since when it is at a prompt; no clock runs meanwhile.
     """
 
     folder: Path
@@ -39,6 +39,7 @@ class RankView:
     collective: bool = True
     restart: str = ""
     broken: Event | None = None
+    held_since: float | None = None
 
     @classmethod
     def begin(cls, folder: Path, rank: int) -> RankView:
@@ -65,6 +66,8 @@ class RankView:
 
     def _take(self, event: Event) -> None:
         kind = event["event"]
+        if kind in ("stop", "go", "line"):
+            return self._hold(kind)
         self.since = time.monotonic()
         if kind == "boot":
             self.identity = (event["pid"], event["ticks"])
@@ -82,6 +85,15 @@ class RankView:
             self.broken = event
         elif kind == "done":
             self.done = True
+        return None
+
+    def _hold(self, kind: str) -> None:
+        """At a prompt the clock stands still."""
+        now = time.monotonic()
+        if kind == "stop":
+            self.held_since = now
+        elif kind == "go" and self.held_since is not None:
+            self.since, self.held_since = self.since + now - self.held_since, None
 
     def seen(self) -> Seen:
         """This moment, with the process's state from /proc."""

@@ -30,6 +30,8 @@ from actordbg.base.errors import Conflict, CorruptDump, StoreProblem
 from actordbg.base.ids import LAST, is_own, resolve
 from actordbg.base.owners import read_owned
 from actordbg.config import dist_plugin
+from actordbg.debug.replay_stops import StopOrder
+from actordbg.debug.terminal import Relay, clear_away
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Event, Journal, rank_journal, read_events, read_results, result_of
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
@@ -52,7 +54,7 @@ STOPPED_EARLY = "failed"
 
 @dataclass(frozen=True)
 class Progress:
-    """One event of a running replay. kind: "attempt", "ready", "start" or "result". `text`: the same in words."""
+    """One event of a running replay. kind: "attempt", "ready", "start", "stop", "line" or "result". `text`: the same in words."""
 
     kind: str
     text: str = ""
@@ -92,11 +94,14 @@ def run_replay(
     start_timeout_s: float = START_TIMEOUT_S,
     warm: WarmGroups | None = None,
     folder: Path | None = None,
+    stops: StopOrder = StopOrder(),
+    prompts: Relay | None = None,
 ) -> ReplayOutcome:
     """Run every input of `spec` that has no result yet. `on_tick` is called about 20 times a second. `folder`: where, instead
     of `replays/<id>`.
 
-    `warm`: groups with a loaded Actor, used instead of `launcher`; the workers go back there when they are done.
+    `warm`: groups with a loaded Actor, used instead of `launcher`; the workers go back there when they are done. `stops`: where
+    workers are to stop; `prompts`: the user's terminal, which is put to each prompt that opens.
 
     Raises UnsafeInput for a model with code of its own, without consent; StoreProblem when its folder cannot be written;
     LaunchProblem, or the worker's own error, when the actor cannot be built. KeyboardInterrupt passes through after every
@@ -109,6 +114,7 @@ def run_replay(
         try:
             _prepare(folder, spec)
             supervisor = Supervisor(folder, spec, on_event, on_tick, warm.launch if warm else launcher, start_timeout_s, warm)
+            supervisor.take_stops(stops, prompts)
         except OSError as error:
             raise StoreProblem(
                 f"cannot write the replay's folder {folder}: {error.strerror or error}",
@@ -169,7 +175,15 @@ class Supervisor:
         self._book = LaneBook(spec.replay_id, spec.config.lane_width, done.values())
         self.journal = Journal(folder / SUPERVISOR)
         self._go_on_with_lanes()
+        self._prompts, self._attended = Relay(), False
         self._groups = [self._group(group, set(done), start_timeout_s) for group in groups_of(spec.config)]
+
+    def take_stops(self, stops: StopOrder, prompts: Relay | None) -> None:
+        """Say where workers stop, and whose terminal goes to their prompts."""
+        self._prompts = prompts or Relay()
+        self._attended = prompts is not None
+        for group in self._groups:
+            group.stops = stops
 
     def run(self) -> ReplayOutcome:
         """Run until nothing is pending or an error stops it. Afterwards no process is left in either case."""
@@ -182,15 +196,18 @@ class Supervisor:
                 for group in running:
                     group.step()
                 self._on_tick()
-                wait_for_any([fd for group in running for fd in group.watched()], POLL_S)
+                wait_for_any([*self._prompts.descriptors(), *(fd for group in running for fd in group.watched())], POLL_S)
+                self._prompts.step()
             self.outcome.status = COMPLETE
         except KeyboardInterrupt:
             self.outcome.status = INTERRUPTED
             raise
         finally:
+            self._prompts.close()
             with undisturbed():
                 for group in self._groups:
                     group.stop()
+                clear_away(self.folder)
                 self.journal.append("finished", status=self.outcome.status, finished_at=now_timestamp())
                 self.journal.close()
                 self._on_tick()
@@ -233,6 +250,12 @@ class Supervisor:
             record = result_of(event)
             self._tell(record)
             self._amend(self._book.take_result(record))
+        elif event["event"] == "stop":
+            self._on_event(Progress("stop", f"rank {event['rank']} stops {event['place']}"))
+            if self._attended:
+                self._prompts.call(self.folder, event["rank"])
+        elif event["event"] == "line":
+            self._on_event(Progress("line", event["text"]))
         elif event["event"] == "filled" and event.get("follows"):
             self._amend(self._book.take_answer(event))
 

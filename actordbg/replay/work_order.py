@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 from actordbg.formats.store_files import atomic_write, read_regular
 
@@ -49,6 +50,7 @@ class WorkOrder:
     ranks: the group, which lives and dies together. width: how many neighbouring ranks are a lane, that is, run the same input.
     slots: by slot and lane, an index into `spec.inputs`, or None for a filler; lanes beyond a slot's end do nothing in it.
     supervisor: its pid and start time; workers end when it does. stay: after the last input, wait for another order.
+    stops: where to stop, a `StopOrder` as plain data.
     """
 
     attempt: int
@@ -57,6 +59,7 @@ class WorkOrder:
     supervisor: tuple[int, int]
     width: int = 1
     stay: bool = False
+    stops: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -86,6 +89,11 @@ class WorkOrder:
         """The ranks that have something to do in a slot."""
         busy = self._lanes()[: len(self.slots[slot])]
         return [rank for rank in self.ranks if rank // self.width in busy]
+
+    def lead_of(self, slot: int, index: int) -> int | None:
+        """The first rank of the lane that has this input in the slot; None if no lane has."""
+        lanes = self._lanes()
+        return next((lanes[column] * self.width for column, one in enumerate(self.slots[slot]) if one == index), None)
 
     def _lanes(self) -> list[int]:
         return sorted({rank // self.width for rank in self.ranks})

@@ -46,9 +46,12 @@ from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError
 from actordbg.base.fault import scrub
 from actordbg.config import consent, dist_plugin
+from actordbg.debug import stops
+from actordbg.debug.prompt import StoppedByUser
+from actordbg.debug.replay_stops import ReplayStops, StopOrder
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, Journal, rank_journal, rank_log
-from actordbg.formats.replay_record import FAILED, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.formats.replay_record import FAILED, STOPPED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.formats.store_files import open_regular, read_regular
 from actordbg.laws.law_choice import chosen
 from actordbg.replay.lanes import answer_fields
@@ -108,18 +111,20 @@ class Failure:
     error: str
     hint: str
     trace: str
+    status: str = FAILED
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         hint = error.hint if isinstance(error, ActordbgError) else ""
-        return cls(name, scrub(str(error)), scrub(hint), scrub("".join(traceback.format_exception(error))))
+        status = STOPPED if isinstance(error, StoppedByUser) else FAILED
+        return cls(name, scrub(str(error)), scrub(hint), scrub("".join(traceback.format_exception(error))), status)
 
     def fields(self) -> dict[str, Any]:
         """The ResultRecord fields of an input that failed with it."""
         return {
-            "status": FAILED,
+            "status": self.status,
             "error_class": self.error_class,
             "error": self.error[:2000],
             "signature": signature_of(self.error_class, self.error, self.trace),
@@ -166,6 +171,10 @@ class Worker:
         self.peers = [RankView.of_peer(folder, other) for other in others]
         self._longest_s = 0.0
         self._asked = chosen(spec.inputs, spec.config.laws)
+        self._order = StopOrder(**order.stops)
+        self.stops = ReplayStops(folder, spec.replay_id, rank, self._order, self._write)
+        stops.in_replay = self.stops
+        stops.take_over_pdb()
 
     def run(self, switch_to: Path | None = None) -> int:
         """Run all inputs; returns the exit code. `switch_to`: the folder of another replay, to run on the loaded actor."""
@@ -247,11 +256,25 @@ class Worker:
         return started_at
 
     def _run(self, task: Task, loaded: Any, *, recorded: bool) -> dict[str, Any] | Failure:
-        began, item = time.monotonic(), self.spec.inputs[task.index]
+        began, held_s, item = time.monotonic(), self.stops.held_s, self.spec.inputs[task.index]
         on_law = self._on_law(task)
+        self._may_stop(task)
         fields = guarded(lambda: self.engine.run(item, loaded, recorded=recorded, on_law=on_law))
-        self._longest_s = max(self._longest_s, time.monotonic() - began)
+        self.stops.end()
+        self._longest_s = max(self._longest_s, time.monotonic() - began - (self.stops.held_s - held_s))
         return fields
+
+    def _may_stop(self, task: Task) -> None:
+        """Say which input begins: ranks that compute together stop if the input to stop at runs on any of them."""
+        together = self.engine.collective
+        ranks = self.order.ranks_in(task.slot) if together else [self.rank]
+        wanted = next((one for one, item in enumerate(self.spec.inputs) if item.dump_id == self._order.dump), None)
+        lead = self.order.lead_of(task.slot, wanted) if wanted is not None else None
+        chosen_one = self._order.dump is None or (lead is not None if together else wanted == task.index)
+        rank = self._order.rank if self._order.rank is not None else lead or 0
+        if not together:
+            chosen_one = chosen_one and self._order.rank in (None, self.rank)
+        self.stops.begin(self.spec.inputs[task.index].dump_id, ranks, rank, chosen_one)
 
     def _on_law(self, task: Task) -> Callable[[str], None] | None:
         """Where ranks compute together, the laws are asked of every input of a slot if they are asked of one of them.

@@ -153,7 +153,7 @@ def _selected(one: ReplaySummary) -> str:
 def counted(counts: Counts) -> str:
     """ "3 passed, 1 hung of 4": what is zero is left out, except when nothing passed."""
     names = (("passed", counts.passed), ("failed", counts.failed), ("crashed", counts.crashed), ("hung", counts.hung),
-             ("not run", counts.not_run))  # fmt: skip
+             ("stopped", counts.stopped), ("not run", counts.not_run))  # fmt: skip
     shown = [f"{count:,} {name}" for name, count in names if count or name == "passed"]
     return f"{', '.join(shown)} of {counts.inputs:,}"
 

@@ -42,7 +42,7 @@ def data_of(store: Store, spec: ReplaySpec) -> ReplayData:
 
 @dataclass(frozen=True)
 class Counts:
-    """How many inputs a replay has, and how they ended. The last five add up to `inputs`."""
+    """How many inputs a replay has, and how they ended. The last six add up to `inputs`."""
 
     inputs: int
     passed: int
@@ -50,6 +50,7 @@ class Counts:
     crashed: int
     hung: int
     not_run: int
+    stopped: int = 0
 
 
 @dataclass(frozen=True)

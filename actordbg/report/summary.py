@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 
-from actordbg.formats.replay_record import CRASHED, FAILED, HUNG, PASSED, ReplayInput, ResultRecord
+from actordbg.formats.replay_record import CRASHED, FAILED, HUNG, PASSED, STOPPED, ReplayInput, ResultRecord
 from actordbg.report.agreement import agreement_of, generators_of, golden_of, not_compared_of
 from actordbg.report.arithmetic import (
     PERCENTILE_DEFINITION,
@@ -146,10 +146,10 @@ def _inputs(inputs: Sequence[ReplayInput]) -> Inputs:
 
 
 def _counts(inputs: Sequence[ReplayInput], results: Sequence[ResultRecord]) -> Counts:
-    of = {status: sum(one.status == status for one in results) for status in (PASSED, FAILED, CRASHED, HUNG)}
+    of = {status: sum(one.status == status for one in results) for status in (PASSED, FAILED, CRASHED, HUNG, STOPPED)}
     done = {one.dump_id for one in results}
     not_run = sum(one.dump_id not in done for one in inputs)
-    return Counts(not_run + len(results), of[PASSED], of[FAILED], of[CRASHED], of[HUNG], not_run)
+    return Counts(not_run + len(results), of[PASSED], of[FAILED], of[CRASHED], of[HUNG], not_run, of[STOPPED])
 
 
 def _tokens(one: ResultRecord, by_id: dict[str, ReplayInput]) -> int | None:

@@ -26,10 +26,12 @@ from actordbg.actor.gradient_samples import GradientKeeper, norm_of
 from actordbg.base.errors import Unsupported
 from actordbg.config import dist_plugin
 from actordbg.config.replay_config import ReplayConfig
+from actordbg.debug import stops
 from actordbg.host.trainer import TRAINER
 
 LEAST_TIMEOUT_S = 3600.0
 """Collectives give up no earlier than this (the trainer's own): a hang is for the replay's supervisor to find."""
+PAUSE_S = 30 * 86400.0
 COMPILE_OPTIONS = {"dynamic": True}
 """What `module.compile` is given, by every backend."""
 
@@ -93,6 +95,10 @@ class Backend(ABC):
     def averaged_over(self, dump_id: str) -> list[str]:
         """After a backward: whose gradients are in the average, one dump id for each lane. Collective where backward is."""
 
+    def gather(self, name: str) -> torch.Tensor:
+        """A copy of a parameter's full value. Where parameters are sharded all ranks have to ask for it at the same time."""
+        return self.model.get_parameter(name).detach().clone()  # type: ignore[no-any-return]
+
     @abstractmethod
     def recover(self) -> None:
         """After a failed input: drop what it left behind, or set `tainted` when that is not possible."""
@@ -143,8 +149,9 @@ def gradient_norm(parameters: Any) -> float:
 
 
 def timeout_of(config: ReplayConfig) -> timedelta:
-    """After how long a collective gives up."""
-    return timedelta(seconds=max(LEAST_TIMEOUT_S, 2 * config.timeout_s))
+    """After how long a collective gives up: never, practically, where a rank may be at a prompt meanwhile."""
+    least = PAUSE_S if getattr(stops.in_replay, "may_pause", False) else LEAST_TIMEOUT_S
+    return timedelta(seconds=max(least, 2 * config.timeout_s))
 
 
 def rendezvous(place: Place) -> None:

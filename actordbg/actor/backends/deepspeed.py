@@ -193,6 +193,19 @@ class DeepspeedBackend(Backend):
     def averaged_over(self, dump_id: str) -> list[str]:
         return dumps_of_lanes(dump_id, self.config.ring)
 
+    def gather(self, name: str) -> torch.Tensor:
+        """Under ZeRO-3 not while DeepSpeed gathers it itself: partitioning it then would take it away from the engine."""
+        parameter: torch.Tensor = self.model.get_parameter(name)
+        status = str(getattr(getattr(parameter, "ds_status", None), "name", "AVAILABLE"))
+        if status == "AVAILABLE":
+            return parameter.detach().clone()
+        if status != "NOT_AVAILABLE":
+            raise Unsupported(f"DeepSpeed is gathering {name} ahead", hint="stop before the forward, or before another layer")
+        import deepspeed
+
+        with deepspeed.zero.GatheredParameters([parameter]):
+            return parameter.detach().clone()
+
     def recover(self) -> None:
         """A failed forward leaves nothing at stages 0 to 2; within a backward, or at stage 3, DeepSpeed is lost."""
         gc.collect()

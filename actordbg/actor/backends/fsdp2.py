@@ -109,6 +109,9 @@ class Fsdp2Backend(Backend):
     def averaged_over(self, dump_id: str) -> list[str]:
         return dumps_of_lanes(dump_id, self.lane_width)
 
+    def gather(self, name: str) -> torch.Tensor:
+        return _whole(self.model.get_parameter(name).detach()).clone()
+
     def recover(self) -> None:
         """Since torch 2.13 FSDP can be brought back after a forward or backward that raised; before, it is lost.
 

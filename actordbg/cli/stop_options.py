@@ -1,0 +1,118 @@
+"""The options of `replay` that stop in it, or watch it: no settings, since nothing that comes out depends on them."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from actordbg.base.errors import EnvironmentProblem, Unsupported, UsageError
+from actordbg.base.ids import resolve
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.debug.replay_stops import AFTER, BEFORE, ERROR, LEVELS, StopOrder
+from actordbg.formats.replay_record import ReplaySpec
+
+_PANEL = "Stopping and watching"
+_ATTACH = "or --break-wait 600, and then `actordbg attach` from another terminal; or --debugpy PORT, for an editor"
+
+
+@dataclass(frozen=True)
+class StopOptions:
+    """Where to stop and what to tell, as typed."""
+
+    break_at: Annotated[
+        str | None,
+        typer.Option(
+            "--break", metavar="before|after|error|LAYER", rich_help_panel=_PANEL,
+            help="Stop all ranks before the forward, after it, where it failed, or before a layer; one has a prompt.",
+        ),
+    ] = None  # fmt: skip
+    break_rank: Annotated[
+        int | None,
+        typer.Option(
+            "--break-rank", min=0, metavar="N", rich_help_panel=_PANEL,
+            help="Which rank has the prompt (default: 0; the one with --break-input; with error the one that failed).",
+        ),
+    ] = None  # fmt: skip
+    break_input: Annotated[
+        str | None,
+        typer.Option("--break-input", metavar="ID", rich_help_panel=_PANEL, help="Stop only at this input."),
+    ] = None
+    break_wait: Annotated[
+        float | None,
+        typer.Option(
+            "--break-wait", min=0, metavar="SECONDS", rich_help_panel=_PANEL,
+            help="At each stop wait so long for `actordbg attach`, instead of using this terminal; then go on.",
+        ),
+    ] = None  # fmt: skip
+    debugpy: Annotated[
+        int | None,
+        typer.Option("--debugpy", min=1, metavar="PORT", rich_help_panel=_PANEL, help="Stop for an editor, at 127.0.0.1:PORT."),
+    ] = None
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose", "-v", rich_help_panel=_PANEL,
+            help="A line of each rank before and after each forward: shapes, dtype, device, mode, loss.",
+        ),
+    ] = False  # fmt: skip
+    log_level: Annotated[
+        str | None,
+        typer.Option(
+            "--log-level", metavar="|".join(LEVELS), rich_help_panel=_PANEL,
+            help="info is --verbose, debug has a line for each layer too (default: warning, no lines).",
+        ),
+    ] = None  # fmt: skip
+    expect_eval: Annotated[
+        bool,
+        typer.Option("--expect-eval", rich_help_panel=_PANEL, help="Fail an input whose module is not in eval mode."),
+    ] = False
+
+    def order(self, spec: ReplaySpec) -> StopOrder:
+        """What this asks of the workers of a replay; what cannot be is refused before they start."""
+        wanted = self.break_at or ""
+        terminal = sys.stdin.isatty() and sys.stderr.isatty()
+        if wanted and not terminal and self.break_wait is None and self.debugpy is None:
+            raise UsageError(
+                "--break needs a terminal for its prompt, and this command has none", hint=f"run it in one; {_ATTACH}"
+            )
+        if self.break_input is not None and not wanted:
+            raise UsageError("--break-input alone does not say where to stop", hint="add --break before, after, error or LAYER")
+        if self.debugpy is not None and find_spec("debugpy") is None:
+            raise EnvironmentProblem(
+                f"--debugpy needs the package debugpy, which is not installed in {sys.executable}'s environment",
+                hint="pip install debugpy; or leave --debugpy out, for a prompt in the terminal",
+            )
+        _fits(wanted, self.break_rank, spec.config)
+        dump = None
+        if self.break_input is not None:
+            ids = [item.dump_id for item in spec.inputs]
+            dump = resolve(self.break_input, ids, "input of this replay", made_by="dump ls", error=UsageError)
+        level = self.log_level or (LEVELS[1] if self.verbose else LEVELS[0])
+        if level not in LEVELS:
+            raise UsageError(f"--log-level {level} is not known", hint=f"one of: {', '.join(LEVELS)}")
+        return StopOrder(
+            wanted,
+            self.break_rank,
+            dump,
+            self.break_wait,
+            terminal and self.break_wait is None,
+            self.debugpy,
+            level,
+            self.expect_eval,
+        )
+
+
+def _fits(wanted: str, rank: int | None, config: ReplayConfig) -> None:
+    """Refuse what this configuration has no place for."""
+    if rank is not None and rank >= config.nproc:
+        raise UsageError(f"--break-rank {rank}: this replay has ranks 0 to {config.nproc - 1}", hint="a rank of the replay")
+    if wanted and config.truth is not None:
+        raise UsageError("--break and --truth contradict each other: the truth has no Actor", hint="leave one of them out")
+    if wanted not in ("", BEFORE, AFTER, ERROR) and (config.compile or config.deepcompile):
+        raise Unsupported(
+            f"--break {wanted}: compiled code has no layers to stop at", hint="--no-compile; or --break before, after or error"
+        )

@@ -1,0 +1,28 @@
+"""Stops: one rank at a prompt, the others parked outside of any collective. In training code as in a replay's workers.
+
+    from actordbg.debug import breakpoint
+    breakpoint(rank=0)                  # `actordbg attach RUN`, from another terminal of this machine, gets the prompt
+
+`PYTHONBREAKPOINT=actordbg.debug.breakpoint` does the same for Python's own `breakpoint()`; the workers of a replay have it, and
+`actordbg run --break` sets it. Nothing is imported before a stop is reached.
+"""
+
+from __future__ import annotations
+
+import sys
+
+
+def breakpoint(rank: int | None = None, *, timeout: float = 300.0) -> None:
+    """Park every rank that comes here; `rank` (0, or what --break-rank says) gets the prompt.
+
+    In a live job ranks wait at most `timeout` seconds for each other, and as long for somebody to attach. Then all go on.
+    """
+    from actordbg.debug import stops
+
+    here = sys._getframe(1)
+    if stops.in_replay is not None:
+        stops.in_replay.reached(here, rank)
+        return
+    from actordbg.debug import live_job
+
+    live_job.stop(here, rank or 0, timeout)

@@ -1,0 +1,283 @@
+"""The stops of a replay's worker: before and after a forward, before a layer, where an input failed, and the user's own.
+
+The worker says which input begins and which ranks run with it (`begin`), the session says how far it is (`before`, `after`,
+`failed`), hooks say which layer comes. Ranks that compute together stop together: where all of them pass for certain, or not at
+all. The worker's journal tells the supervisor, whose clock stands still meanwhile:
+
+    stop    a prompt can be connected to: its rank, where it stands
+    go      that rank went on
+    line    a line of --verbose for the user's terminal
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from actordbg.base.fault import Unsupported
+from actordbg.debug import inspecting
+from actordbg.debug.meeting import DETACH
+from actordbg.debug.prompt import LAYER, Prompt, StoppedByUser
+from actordbg.debug.stops import Site, Stop, hold, in_a_frame
+
+BEFORE, AFTER, ERROR = "before", "after", "error"
+LEVELS = ("warning", "info", "debug")
+ARRIVAL_S = 60.0
+"""How long ranks wait for each other at a `breakpoint()` of the user's, which need not be on the way of all of them."""
+
+
+class NotInEvalMode(Exception):
+    """--expect-eval: a module was in training mode."""
+
+
+@dataclass(frozen=True)
+class StopOrder:
+    """What the user asked for, as the work order carries it.
+
+    at: before, after, error, a layer, or "". rank: which gets the prompt; None: 0, or the one with the input, or that failed.
+    dump: stop only where this dump runs. wait_s: wait so long for `actordbg attach`. terminal: the command has one of its own.
+    """
+
+    at: str = ""
+    rank: int | None = None
+    dump: str | None = None
+    wait_s: float | None = None
+    terminal: bool = False
+    debugpy: int | None = None
+    level: str = LEVELS[0]
+    expect_eval: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+
+class ReplayStops:
+    """See the module. `tell(event, **values)` writes into the worker's journal. held_s: seconds spent in stops so far.
+
+    may_pause: somebody may sit at a prompt. active: the session has something to tell.
+    """
+
+    def __init__(self, folder: Path, replay_id: str, rank: int, order: StopOrder, tell: Callable[..., None]) -> None:
+        self._folder, self._replay_id, self._rank, self._order, self._tell = folder, replay_id, rank, order, tell
+        self._ranks: tuple[int, ...] = (rank,)
+        self._leader = rank
+        self._engaged = bool(order.at)
+        self._detached, self._forwarding = False, False
+        self._asked_layer: str | None = None
+        self._next_layer: str | None = None  # "" for whichever comes
+        self._layers: dict[str, Any] = {}
+        self._open: Prompt | None = None
+        self._since: float | None = None
+        self._session: Any = None
+        self._dump_id = ""
+        self.held_s = 0.0
+        self.may_pause = bool(order.at) or order.terminal or order.wait_s is not None or order.debugpy is not None
+        self.active = bool(order.at) or order.level != LEVELS[0] or order.expect_eval
+
+    # ---- what the worker says
+
+    def fit(self, session: Any, layers: Mapping[str, Any], others: Mapping[str, Any], compiled: bool) -> None:
+        """Take a built actor. layers: where all ranks stop for certain; others: modules at which only a rank alone may stop."""
+        self._session = session
+        wanted = self._order.at
+        if wanted and not compiled:
+            self._layers = dict(layers)
+            if wanted not in (BEFORE, AFTER, ERROR):
+                known = {**(others if not session.is_collective else {}), **layers}
+                self._asked_layer = _module_called(wanted, known, others)
+                self._layers[self._asked_layer] = known[self._asked_layer]
+        if not compiled and (wanted or self._order.level == "debug"):
+            for name, module in (self._layers or dict(layers)).items():
+                module.register_forward_pre_hook(self._hook(name), prepend=True, with_kwargs=True)
+
+    def begin(self, dump_id: str, ranks: Sequence[int], leader: int, chosen: bool) -> None:
+        """An input begins, on these ranks together; `chosen`: it is one to stop at."""
+        self._dump_id, self._ranks = dump_id, tuple(ranks)
+        self._leader = leader if leader in ranks else ranks[0]
+        self._engaged = bool(self._order.at) and chosen and not self._detached
+        self._next_layer = self._asked_layer
+
+    def end(self) -> None:
+        """The input is over: a rank that was still stepping goes on."""
+        self._forwarding = False
+        if self._open is not None:
+            prompt, self._open = self._open, None
+            if self._since is not None:
+                prompt.end()
+
+    # ---- what the session says
+
+    def before(self, actor: Any, call: Mapping[str, Any], model: Any, names: Mapping[str, Any]) -> None:
+        """The forward of the Actor begins: StoppedByUser, NotInEvalMode."""
+        training = [name or type(model).__name__ for name, one in model.named_modules() if one.training]
+        if self._order.level != LEVELS[0]:
+            tensors = "; ".join(f"{name} {inspecting.form(one)}" for name, one in inspecting.tensors_in(call).items())
+            mode = "eval" if not training else "training"
+            self._line(f"before forward: {tensors}; {mode} mode, {_weights(model)}, input {self._dump_id}")
+        if self._order.expect_eval and training:
+            raise NotInEvalMode(
+                f"{len(training)} modules are in training mode ({', '.join(training[:3])}, ...): dropout may be on"
+            )
+        call = {**inspecting.tensors_in(call), **call}  # tensors first
+        if self._engaged and self._order.at == BEFORE:
+            text = f"actor({', '.join(call)})"
+            self._at_frame(
+                "before Actor.forward", text, {**call, **names, "arguments": dict(call), "actor": actor, "module": model}
+            )
+        self._forwarding = True
+
+    def after(self, actor: Any, call: Mapping[str, Any], model: Any, names: Mapping[str, Any]) -> None:
+        """The forward is done, and no backward yet. names: log_probs, entropy, mask, loss."""
+        self._forwarding = False
+        if self._order.level != LEVELS[0]:
+            tensors = "; ".join(
+                f"{name} {inspecting.form(one)}" for name, one in inspecting.tensors_in(names).items() if name != "loss"
+            )
+            self._line(f"after forward: {tensors}; loss {float(names['loss']):.6g}")
+        if self._engaged and (self._order.at == AFTER or self._next_layer in ("", AFTER)):
+            shown = {**call, **names, "arguments": dict(call), "actor": actor, "module": model}
+            self._at_frame("after Actor.forward", "log_probs, entropy = actor(...)", shown)
+
+    def failed(self, error: Exception) -> None:
+        """An input failed: the post mortem, while the frames are there."""
+        self._forwarding = False
+        if not (self._engaged and self._order.at == ERROR) or _is_the_end(error):
+            return
+        leads = self._order.rank in (None, self._rank)
+        stop = Stop(
+            "where the input failed", None, self._names({"error": error, "module": self._model}), trace=error.__traceback__,
+            gathers=self._gathers, banner=f" ({type(error).__name__}: {error!s:.200})",
+        )  # fmt: skip
+        if len(self._ranks) > 1:
+            stop.refusal = "after a failure they need not have come as far"
+        self._hold(stop, self._rank if leads else self._leader, arrival_s=5.0)
+
+    # ---- what the user's code says
+
+    def reached(self, frame: FrameType, rank: int | None) -> None:
+        """A `breakpoint()`: refused where nobody can come to the prompt."""
+        if self._detached:
+            return
+        place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        if not self.may_pause:
+            raise Unsupported(
+                f"breakpoint() at {place} was reached, and nobody can come to its prompt: this command has no terminal",
+                hint="`actordbg replay` in a terminal; or `replay --break-wait 600`, then `actordbg attach` from another one",
+            )
+        leader = self._leader if rank is None or rank not in self._ranks else rank
+        names = self._names({"model": self._model})
+        stop = Stop(f"at breakpoint(), {place}", frame, names, gathers=self._gathers, banner=f", in {frame.f_code.co_name}")
+        self._hold(stop, leader, arrival_s=ARRIVAL_S)
+
+    # ---- the rest
+
+    def _hook(self, name: str) -> Callable[..., None]:
+        def before_layer(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if not self._forwarding:
+                return
+            if self._order.level == "debug":
+                first = next(iter([*args, *kwargs.values()]), None)
+                self._line(f"before {name}: {inspecting.stats(first)}")
+            if self._engaged and self._next_layer in ("", name):
+                call = _bound(module, args, kwargs)
+                names = {**call, "arguments": call, "module": module, "model": self._model}
+                self._at_frame(f"before {name}", f"{name}({', '.join(call)})", names)
+
+        return before_layer
+
+    def _at_frame(self, place: str, code: str, names: Mapping[str, Any]) -> None:
+        known = self._names(names)
+
+        def stop_at(frame: FrameType) -> None:
+            self._hold(Stop(place, frame, known, gathers=self._gathers, banner=f", input {self._dump_id}"), self._leader, None)
+
+        in_a_frame(place, code, known, stop_at)
+
+    def _hold(self, stop: Stop, leader: int, arrival_s: float | None) -> None:
+        self._since = time.monotonic()
+        stop.layers = (*self._layers, AFTER) if self._layers else ()
+        attach_s = None if self._order.terminal and self._order.wait_s is None else self._order.wait_s
+        site = Site(
+            self._folder, self._rank, self._ranks, leader, arrival_s, attach_s, self._opened, self._ended,
+            debugpy=self._order.debugpy,
+        )  # fmt: skip
+        self._open = hold(stop, site)
+
+    def _opened(self, place: str, missing: list[int]) -> None:
+        self._tell("stop", place=place, missing=missing)
+
+    def _ended(self, word: str, layer: str) -> None:
+        if self._since is not None:
+            self.held_s += time.monotonic() - self._since
+            self._since = None
+        self._tell("go", word=word)
+        self._detached = self._detached or word == DETACH
+        self._engaged = self._engaged and not self._detached
+        if word == LAYER:
+            self._engaged, self._next_layer = True, layer
+        elif self._next_layer == "":
+            self._next_layer = None
+
+    def _names(self, names: Mapping[str, Any]) -> dict[str, Any]:
+        return {**names, "rank": self._rank, "world_size": self._world_size, "dump_id": self._dump_id}
+
+    @property
+    def _world_size(self) -> int:
+        return int(self._session.resolved.get("world_size", len(self._ranks))) if self._session else len(self._ranks)
+
+    @property
+    def _model(self) -> Any:
+        return self._session.model if self._session is not None else None
+
+    @property
+    def _gathers(self) -> Callable[[str], Any] | None:
+        return self._session.gather if self._session is not None else None
+
+    def _line(self, text: str) -> None:
+        print(f"[rank {self._rank}] {text}", file=sys.stderr, flush=True)  # noqa: T201 - the worker's log
+        self._tell("line", text=f"[rank {self._rank}] {text}")
+
+
+def _is_the_end(error: Exception) -> bool:
+    return isinstance(error, StoppedByUser | NotInEvalMode)
+
+
+def _bound(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a layer's call by name."""
+    try:
+        found = inspect.signature(module.forward).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return {**{f"argument_{place}": one for place, one in enumerate(args)}, **kwargs}
+    flat: dict[str, Any] = {}
+    for name, value in found.arguments.items():
+        many = found.signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        flat |= value if many else {name: value}
+    return flat
+
+
+def _module_called(name: str, known: Mapping[str, Any], others: Mapping[str, Any]) -> str:
+    """The full name of a module by its end; Unsupported where there is none, or not one alone, or not where all ranks stop."""
+    found = [name] if name in known else [one for one in known if one.endswith(f".{name}")]
+    if len(found) == 1:
+        return found[0]
+    at = ", ".join(list(known)[:4])
+    if not found and any(one == name or one.endswith(f".{name}") for one in others):
+        raise Unsupported(
+            f"--break {name}: ranks that compute together stop before a layer, where all of them come, and not inside of one",
+            hint=f"one of: {at}, ...; or --backend plain, where any module will do",
+        )
+    what = f"fits {len(found)} modules" if found else "is no layer of this model"
+    raise Unsupported(f"--break {name} {what}", hint=f"before, after, error, or one of: {', '.join(found[:4]) or at}, ...")
+
+
+def _weights(model: Any) -> str:
+    """The dtype and the device of the first parameter."""
+    one = next(iter(model.parameters()), None)
+    return "no weights" if one is None else f"weights {str(one.dtype).removeprefix('torch.')} on {one.device}"

@@ -1,0 +1,56 @@
+"""`breakpoint()` in a running training: its ranks park, another terminal has the prompt, and nobody waits for ever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import stopcases
+from stopcases import AtTerminal, live_job
+
+from actordbg.store.layout import Store
+
+pytestmark = pytest.mark.slow
+
+
+def test_all_ranks_park_and_another_terminal_has_the_prompt(store: Store, tmp_path: Path):
+    with live_job(tmp_path, ranks=3, steps=4, ACTORDBG_RUN="ppo") as (first, *others):
+        assert first.stderr is not None
+        assert "actordbg attach ppo" in first.stderr.readline()
+        terminal = AtTerminal(store, "attach", "ppo", ACTORDBG_STOP_DIR=str(tmp_path))
+        assert "ranks 1, 2 parked" in terminal.prompt()
+        assert all(line in terminal.type('everywhere("secret")') for line in ("rank 0: 0", "rank 1: 10", "rank 2: 20"))
+        assert "alone while the other ranks are parked" in terminal.type("step")
+        assert "refused" in terminal.type('gather("x")')
+        assert "parked" in terminal.type("continue") and "1" in terminal.type("p step")
+        terminal.child.sendline("detach")  # in the second step; the others are gone through
+        ends = [process.communicate(timeout=stopcases.PATIENCE_S)[0] for process in (first, *others)]
+        for rank, said in enumerate(ends):
+            assert [f"rank {rank} did step {step}" in said for step in range(4)] == [True] * 4
+            assert "'actordbg.debug.stops'" in said and "catalog" not in said and "replay" not in said.replace("replay_", "")
+        terminal.child.sendintr()
+        assert terminal.leave()[0] == 130
+
+
+def test_a_rank_that_does_not_come_is_named_and_nobody_hangs(tmp_path: Path):
+    with live_job(tmp_path, ranks=2, steps=3, PATIENCE="1", MISSES="1") as started:
+        (said, errors), (other, _) = (process.communicate(timeout=stopcases.PATIENCE_S) for process in started)
+    assert "rank 0 did step 2" in said and "rank 1 did step 2" in other
+    assert errors.count("without rank 1, which did not come") == 3
+
+
+def test_a_leader_that_does_not_come_is_replaced_and_a_rank_that_dies_is_told_of(store: Store, tmp_path: Path):
+    with live_job(tmp_path, ranks=3, steps=1, PATIENCE="3", MISSES="0", ACTORDBG_RUN="sft") as started:
+        ends = [process.communicate(timeout=stopcases.PATIENCE_S) for process in started]
+    assert "without rank 0, which did not come" in ends[1][1] + ends[2][1]
+
+    with live_job(tmp_path, ranks=2, steps=1, ACTORDBG_RUN="sft") as (first, second):
+        assert first.stderr is not None
+        first.stderr.readline()
+        terminal = AtTerminal(store, "attach", "sft", ACTORDBG_STOP_DIR=str(tmp_path))
+        terminal.prompt()
+        second.kill()
+        terminal.child.expect("rank 1 is gone")
+        assert "rank 0 did step 0" in first.communicate(timeout=stopcases.PATIENCE_S)[0]
+        terminal.child.sendintr()
+        terminal.leave()
