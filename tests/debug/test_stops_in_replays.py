@@ -11,6 +11,7 @@ from pathlib import Path
 import brokenactor
 import pytest
 import stopcases
+from replaycases import publish
 from stopcases import AtTerminal, actordbg, events, figures, newest, nobody_is_left, results, status
 
 from actordbg.store.layout import Store
@@ -29,7 +30,7 @@ WEIGHT = "model.layers.1.mlp.up_proj.weight"
 def test_a_forward_is_gone_through_and_what_comes_out_is_the_same_to_the_bit(store: Store, name: str):
     replay = ("replay", *BACKENDS[name], "--backward", "--dtype", "fp32")
     together = name != "plain"
-    actordbg(store, "dump", "create", "--count", "2", "--batch-size", "2", "--seq-len", "48")
+    publish(store, 2, length=48)
     assert actordbg(store, *replay, "--quiet").returncode == 0
     undisturbed = figures(newest(store))
 
@@ -67,46 +68,48 @@ def test_a_forward_is_gone_through_and_what_comes_out_is_the_same_to_the_bit(sto
 @pytest.fixture
 def faulty(store: Store, tmp_path: Path) -> dict[str, str]:
     """Two inputs with a breakpoint() in the Actor, two at which it raises; the environment in which it does."""
-    for length in ("40", "33"):
-        actordbg(store, "dump", "create", "--count", "2", "--batch-size", "2", "--seq-len", length)
+    publish(store, 2, length=40)
+    publish(store, 2, length=33, first=2)
     return brokenactor.environment(tmp_path / "fault", stopcases.FAULT)
 
 
-@pytest.mark.parametrize("name", ["fsdp2", "plain"])
-def test_a_breakpoint_of_the_users_and_a_post_mortem(store: Store, faulty: dict[str, str], name: str):
-    terminal = AtTerminal(store, "replay", *BACKENDS[name], "--break", "error", "--expect-eval", "-v", **faulty)
-    said = terminal.prompt()
-    assert "[rank 0] before forward: sequences [2, 40] int64 cpu" in said and "[rank 1] before forward" in said
-    assert "eval mode, weights float32 on cpu" in said and "at breakpoint()" in said
+def test_a_breakpoint_of_the_users_and_a_post_mortem(store: Store, faulty: dict[str, str]):
+    terminal = AtTerminal(store, "replay", *BACKENDS["fsdp2"], "--break", "error", "--expect-eval", "-v", **faulty)
+    assert "at breakpoint()" in terminal.prompt()
     assert "40" in terminal.type("p marked") and "forward" in terminal.type("where")
+    assert "1: 40" in terminal.type('everywhere("marked")')
     said = terminal.type("continue")
-    while "breakpoint()" in said:  # of the other rank, where each computes alone
-        said = terminal.type("continue")
-    assert "where the input failed (ValueError: boom)" in said and "raise ValueError" in said
+    assert "where the input failed (ValueError: boom)" in said and 'raise ValueError("boom")' in said
     assert "33" in terminal.type("p sequences.shape[1]") and "boom" in terminal.type("p error")
-    if name == "plain":
-        assert "(ValueError: boom)" in terminal.type("continue")  # the other rank's
-    assert "refused" in terminal.type(f"gather({WEIGHT!r})") or name == "plain"
+    assert "refused" in terminal.type(f"gather({WEIGHT!r})")
     code, said = terminal.leave("quit")
-    assert code == 1 and "stopped by the user" in said
-    assert "after forward" in (newest(store) / "rank1.log").read_text()
-    found = {record.status: record for record in results(newest(store)).values()}
-    assert found["stopped"].error == "stopped by the user" and found.keys() <= {"passed", "failed", "stopped"}
-    assert nobody_is_left(newest(store))
+    folder = newest(store)
+    assert (code, "2 passed, 2 stopped by the user" in said) == (1, True)
+    stopped = [record for record in results(folder).values() if record.status == "stopped"]
+    assert [record.error for record in stopped] == ["stopped by the user"] * 2
+    for rank in (0, 1):
+        told = [event["text"] for event in events(folder, "line") if event["rank"] == rank]
+        assert f"[rank {rank}] before forward" in told[0] and "sequences [2, 40] int64 cpu" in told[0]
+        assert (
+            "eval mode, weights float32 on cpu" in told[0]
+            and "loss" in told[1]
+            and told[1] in (folder / f"rank{rank}.log").read_text()
+        )
+    assert nobody_is_left(folder)
 
 
 def test_without_a_terminal_a_stop_is_refused_with_the_way_to_attach(store: Store, faulty: dict[str, str]):
     said = actordbg(store, "replay", "--break", "before")
     assert said.returncode == 2 and "--break-wait" in said.stderr and "actordbg attach" in said.stderr
-    assert not list(store.replays.iterdir()) if store.replays.exists() else True
-    replayed = actordbg(store, "replay", "--where", "seq_len=40", "--max-inputs", "1", "--json", **faulty)
+    assert not store.replays.exists()
+    replayed = actordbg(store, "replay", "--where", "seq_len=40", "--max-inputs", "1", "--expect-eval", "--json", **faulty)
     assert replayed.returncode == 1
     (record,) = results(newest(store)).values()
     assert "nobody can come to its prompt" in (record.error or "") and "Unsupported" in (record.error_class or "")
 
 
 def test_who_dies_at_a_stop_releases_the_others_and_leaves_nothing(store: Store):
-    actordbg(store, "dump", "create", "--count", "2", "--batch-size", "2", "--seq-len", "48")
+    publish(store, 2, length=48)
     terminal = AtTerminal(store, "replay", *BACKENDS["fsdp2"], "--break", "layers.1", "--timeout", "20")
     terminal.prompt()
     folder = newest(store)
@@ -116,22 +119,18 @@ def test_who_dies_at_a_stop_releases_the_others_and_leaves_nothing(store: Store)
     died = [record for record in results(folder).values() if record.status == "crashed"]
     assert [(one.worker, "SIGKILL" in (one.error or "")) for one in died] == [(1, True)]
 
-    terminal.child.close(force=False)  # the terminal is closed: a hang-up
-    assert nobody_is_left(folder)
-    deadline = time.monotonic() + stopcases.PATIENCE_S
-    while status(folder) == "none" and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert status(folder) == "interrupted"
+    assert terminal.hang_up()
+    assert nobody_is_left(folder) and status(folder) == "interrupted"
 
 
 def test_attaching_from_another_terminal_and_closing_it(store: Store):
-    actordbg(store, "dump", "create", "--count", "1", "--batch-size", "2", "--seq-len", "48")
+    publish(store, 1, length=48)
     replaying = AtTerminal(store, "replay", *BACKENDS["fsdp2"], "--break", "after", "--break-wait", "200", "--align", "same")
     replaying.child.expect("actordbg attach ([0-9a-zA-Z-]+)")
     other = AtTerminal(store, "attach", replaying.child.match.group(1))
     other.prompt()
     assert "KeyboardInterrupt" in _interrupted(other)
-    other.child.close(force=False)
+    assert other.hang_up()
     code, said = replaying.leave()
     assert code == 1 and "1 stopped by the user" in said
     (record,) = results(newest(store)).values()

@@ -171,6 +171,7 @@ def test_json_is_the_whole_summary():
         "crashed": 0,
         "hung": 0,
         "not_run": 1,
+        "stopped": 0,
     }
     assert data["replays"][0]["resolved"]["attn"] == "sdpa"
     assert data["comparison"]["rows"][1]["differs"] == {"attn": "eager"}

@@ -5,7 +5,6 @@ Patience is far longer than anything takes: a test that fails says what was show
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -84,10 +83,17 @@ class AtTerminal:
         self.child.close()
         return int(self.child.exitstatus), str(self.child.before)
 
-
-def only_replay(store: Store) -> Path:
-    (folder,) = store.replays.iterdir()
-    return folder
+    def hang_up(self) -> bool:
+        """Close the terminal, as a lost connection does; whether the command then ended."""
+        process = self.child.ptyproc
+        process.fileobj.close()
+        process.closed = self.child.closed = True
+        deadline = time.monotonic() + PATIENCE_S
+        while os.waitpid(process.pid, os.WNOHANG) == (0, 0):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
 
 
 def newest(store: Store) -> Path:
@@ -157,8 +163,3 @@ def live_job(folder: Path, ranks: int, steps: int, **extra: str) -> Iterator[lis
         for process in started:
             process.kill()
             process.communicate()
-
-
-def as_json(text: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(text)
-    return found
