@@ -140,6 +140,7 @@ def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder, quiet: bool) -
     problem: Exception | None = None
     begun = False
     restarts = 0
+    lines: list[str] = []
     prompts = Relay() if stops.terminal and stops.debugpy is None else None
     bare = quiet or bool(stops.at) or stops.level != StopOrder().level  # a bar would draw over prompts and lines
 
@@ -148,16 +149,22 @@ def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder, quiet: bool) -
         begun = True
         restarts += event.kind == "attempt" and bool(event.text)
         if event.kind == "line":
-            output.note(event.text)
+            lines.append(event.text)
         elif event.kind == "stop" and prompts is None:
             way = f"an editor, at 127.0.0.1:{stops.debugpy}" if stops.debugpy else f"`actordbg attach {spec.replay_id}`"
             output.note(f"{event.text}; it waits for {way}")
         show(catalog, advance, event)
 
+    def on_tick() -> None:
+        """Lines wait until no prompt is on the screen."""
+        while lines and (prompts is None or prompts.at is None):
+            output.note(lines.pop(0))
+        catalog.tick()
+
     try:
         with replaying(store, "replaying", len(spec.inputs), quiet=bare) as (catalog, advance):
             advance(done, note="starting the workers")
-            supervise.run_replay(store, spec, on_event, on_tick=catalog.tick, stops=stops, prompts=prompts)
+            supervise.run_replay(store, spec, on_event, on_tick=on_tick, stops=stops, prompts=prompts)
     except KeyboardInterrupt:
         output.note(f"interrupted; what is done is kept, `actordbg replay --resume {spec.replay_id}` goes on")
     except (ActordbgError, OSError) as error:

@@ -53,7 +53,7 @@ class Wire:
     def __init__(self, connection: socket.socket, others: Leading | None) -> None:
         self._connection, self._others = connection, others
         self._buffer = b""
-        self.ended_by = ""
+        self.ended_by, self.prompt = "", ""
 
     def readline(self) -> str:
         """The next line that was typed; "" at its end, and `ended_by` says why."""
@@ -62,7 +62,7 @@ class Wire:
             mine = self._connection.fileno()
             readable, _, _ = select.select([mine, *watched], [], [])
             if self._others and (news := self._others.step([one for one in readable if one in watched])):
-                self.write(f"\n--- {news}\n")
+                self.write(f"\n--- {news}\n{self.prompt}")
                 if self._others.gone:
                     self.ended_by = news
                     return ""
@@ -135,7 +135,7 @@ class Prompt(pdb.Pdb):
     ) -> None:  # fmt: skip
         super().__init__(stdin=wire, stdout=wire, skip=_SKIPPED, nosigint=True, readrc=False)  # type: ignore[arg-type]
         self.wire, self.names, self._alone, self._layers, self._on_end = wire, names, alone, layers, on_end
-        self.prompt = f"(rank {rank}) "
+        self.prompt = wire.prompt = f"(rank {rank}) "
         self._word, self._layer = CONTINUE, ""
         self._steps = False
 

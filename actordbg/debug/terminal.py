@@ -70,8 +70,8 @@ class Relay:
             return
         folder, rank = self._waiting.pop(0)
         self._connection = meeting.connect(folder, socket_of(rank))
-        if self._connection is None:
-            return
+        if self._connection is None:  # somebody else is there, or it went on
+            return self._next()
         if not meeting.is_mine(self._connection):
             self._connection.close()
             self._connection = None
@@ -79,6 +79,7 @@ class Relay:
         self.at, self._interrupts, self._reads = rank, 0, True
         with contextlib.suppress(ValueError):
             self._before = signal.signal(signal.SIGINT, self._interrupt)
+        return None
 
     def _type(self) -> None:
         """A line from the terminal; its end (Ctrl-D, or nobody there any more) is the end of what is typed."""
