@@ -27,7 +27,8 @@ def attach(
     """Take the prompt of a rank that stopped.
 
     For replays under --break-wait, and for training code with `actordbg.debug.breakpoint()` (or any breakpoint() under `actordbg
-    run --break`), from another terminal of the machine where the rank runs. Waits for the next stop; ends with the replay, or with Ctrl-C.
+    run --break`), from another terminal of the machine where the rank runs. Waits for the next stop. Ends with the replay, or
+    with Ctrl-C.
 
     Example: actordbg attach ppo-7b
     """
