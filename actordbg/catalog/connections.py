@@ -26,6 +26,7 @@ import re
 import sqlite3
 import stat
 from collections.abc import Iterator
+from contextvars import ContextVar
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -113,9 +114,31 @@ def connect_writable(path: Path) -> sqlite3.Connection:
     return connection
 
 
+_READER: ContextVar[tuple[Path, sqlite3.Connection] | None] = ContextVar("_READER", default=None)
+
+
 @contextlib.contextmanager
-def connect_readonly(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that can only read; closed at the end of the block. sqlite3's errors become CatalogProblem."""
+def one_reader(path: Path) -> Iterator[None]:
+    """Within the block, whoever reads this catalog shares a connection: opening one costs SQLite a look at the whole schema."""
+    with connect_readonly(path, alone=True) as connection:
+        token = _READER.set((path, connection))
+        try:
+            yield
+        finally:
+            _READER.reset(token)
+
+
+@contextlib.contextmanager
+def connect_readonly(path: Path, *, alone: bool = False) -> Iterator[sqlite3.Connection]:
+    """A connection that can only read, closed at the end of the block, or of that of `one_reader`. Errors become CatalogProblem.
+
+    alone: not one that others use too.
+    """
+    shared = _READER.get()
+    if shared is not None and shared[0] == path and not alone:
+        with catalog_errors(path):
+            yield shared[1]
+        return
     _refuse_odd(path)
     with catalog_errors(path):
         uri = f"file:{quote(str(path))}?mode=ro{'&immutable=1' if never_changes(path) else ''}"

@@ -117,14 +117,14 @@ def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> Index
         migrate.ensure(store)
     summary = IndexSummary()
     path = store.catalog_path
-    with engine.held_open(path) if engine.is_writable(path) else contextlib.nullcontext():
+    with engine.held_open(path) if engine.is_writable(path) else contextlib.nullcontext(), engine.one_reader(path):
         _refresh_dumps(store, summary, on_progress)
         _refresh_replays(store, summary)
         _refresh_events(store, summary)
         summary.lab = comparison_index.refresh_records(store, SETTLED_NS)
-    with engine.connect_readonly(store.catalog_path) as reader:
-        summary.damaged += read_damaged(reader)
-        summary.dumps = reader.execute("SELECT count(*) FROM dump").fetchone()[0]
+        with engine.connect_readonly(path) as reader:
+            summary.damaged += read_damaged(reader)
+            summary.dumps = reader.execute("SELECT count(*) FROM dump").fetchone()[0]
     return summary
 
 

@@ -151,12 +151,16 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _state(catalog: Path) -> dict[str, tuple[int, int, int]]:
-    """Inode, modification time and size of the catalog and of its journals; empty without a catalog."""
+    """Inode, modification time and size of the catalog and of its journals; empty without a catalog.
+
+    An empty journal is left out: whoever only reads makes one.
+    """
     found = {}
     for suffix in _PARTS:
         with contextlib.suppress(FileNotFoundError):
             seen = os.lstat(f"{catalog}{suffix}")
-            found[suffix] = (seen.st_ino, seen.st_mtime_ns, seen.st_size)
+            if seen.st_size or not suffix:
+                found[suffix] = (seen.st_ino, seen.st_mtime_ns, seen.st_size)
     return found if "" in found else {}
 
 

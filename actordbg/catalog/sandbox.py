@@ -86,7 +86,7 @@ class Sandbox:
 @contextlib.contextmanager
 def guarded(path: Path, time_limit_s: float = TIME_LIMIT_S) -> Iterator[Sandbox]:
     """A sandbox on the catalog at `path`, closed at the end of the block."""
-    with engine.connect_readonly(path) as connection:
+    with engine.connect_readonly(path, alone=True) as connection:
         yield Sandbox(connection, time_limit_s)
 
 
