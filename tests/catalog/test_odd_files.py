@@ -76,7 +76,7 @@ ODD: dict[str, Callable[[Path], None]] = {
 }
 COMMANDS = (
     "index", "index --rebuild", "dump ls --limit 50", "dump show last", "dump verify", "dump export DUMP --out OUT",
-    "dump prune --where rank=9 --yes", "dump pack --where rank=1", "dump unpack --where rank=1", "replay --dry-run", "report all",
+    "dump prune --where rank=9 --yes --allow-empty", "dump pack --where rank=1", "dump unpack --where rank=1", "replay --dry-run", "report all",
     "compare r-02 r-01", "dump status", "dump status --all", "doctor --quick", "fsck",
 )  # fmt: skip
 
