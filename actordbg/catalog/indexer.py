@@ -122,9 +122,9 @@ def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> Index
         _refresh_replays(store, summary)
         _refresh_events(store, summary)
         summary.lab = comparison_index.refresh_records(store, SETTLED_NS)
-        with engine.connect_readonly(path) as reader:
-            summary.damaged += read_damaged(reader)
-            summary.dumps = reader.execute("SELECT count(*) FROM dump").fetchone()[0]
+    with engine.connect_readonly(path) as reader:  # the last to close leaves empty journals, without which others cannot read
+        summary.damaged += read_damaged(reader)
+        summary.dumps = reader.execute("SELECT count(*) FROM dump").fetchone()[0]
     return summary
 
 
