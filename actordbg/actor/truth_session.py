@@ -228,6 +228,7 @@ class TruthSession:
             **describe(self._model, self.choices, self._device),
             "oracle": self.config.truth,
             "experts": has_experts(self._model),
+            "undropped": self._dropout,
             "dtype": self.choices.dtype,
             "packing": False,
             "temperature": self.choices.temperature,

@@ -45,7 +45,8 @@ class Values:
     """One side's values of one dump. log_probs: float [B, A] or [B, S-1]. mask (bool) and entropy have the same shape.
 
     `gradients`: the safetensors files whose mean the gradients are; () if none were kept. `gradient_over`: the dumps whose
-    gradients were averaged into them. `dtype`: the one that computed.
+    gradients were averaged into them. `dtype`: the one that computed. `trained`: in training mode. `undropped`: the share
+    that the model drops in training mode, where this side, a truth, drops nothing.
     """
 
     log_probs: Tensor
@@ -58,6 +59,8 @@ class Values:
     dtype: str | None = None
     folded: bool | None = None
     temperature: float | None = None
+    trained: bool = False
+    undropped: float = 0.0
 
 
 class Side(Protocol):
@@ -172,6 +175,8 @@ class ReplaySide:
             dtype=self.dtype_of(dump_id),
             folded=result.folded_ids,
             temperature=result.extra.get("temperature"),
+            trained=bool(result.extra.get("training")),
+            undropped=float((self.row.resolved or {}).get("undropped") or 0.0),
         )
 
 

@@ -46,6 +46,18 @@ def reasons_of(record: ComparisonRecord) -> dict[str, str]:
     return {one.dump_id: one.not_compared["dump"] for one in record.dumps if "dump" in one.not_compared}
 
 
+def test_what_dropout_drew_is_not_compared_with_a_truth_that_drops_nothing(store: Store) -> None:
+    both = lambda index: {"extra": {"training": index < 2, "temperature": 1.0}}  # noqa: E731
+    write_replay(store, "r-01", INPUTS, result=both, change=moved({0: 1.2, 1: -0.7}))
+    write_replay(store, "r-02", INPUTS, truth="fp32", resolved={"undropped": 0.1})
+    write_replay(store, "r-03", INPUTS, truth="fp32", resolved={"undropped": 0.0})
+    record = compare(store, "r-01", "r-02")
+    reason = "A ran in training mode, where its model drops 0.1 at random; the truth drops nothing"
+    assert reasons_of(record) == dict.fromkeys((INPUTS[0].dump_id, INPUTS[1].dump_id), reason)
+    assert {one.verdict for one in record.dumps if not one.not_compared} == {MATCH}
+    assert compare(store, "r-01", "r-03").verdict == MISMATCH, "a model that drops nothing has no such excuse"
+
+
 class TestTwoReplays:
     def test_the_same_values_match(self, store: Store) -> None:
         write_replay(store, "r-01", INPUTS)
