@@ -30,9 +30,7 @@ def unlike(a: Values, b: Values) -> str | None:
         return f"A's temperature is {a.temperature:g}, B's {b.temperature:g}"
     for name, one, other in (("A", a, b), ("B", b, a)):
         if one.trained and other.undropped:
-            return (
-                f"{name} ran in training mode, where its model drops {other.undropped:g} at random; the truth drops nothing"
-            )
+            return f"{name} ran in training mode, where its model drops {other.undropped:g} at random; the truth drops nothing"
     return None
 
 
