@@ -83,7 +83,7 @@ CONTENTS = (
             Command("replay", "Replay recorded inputs, without the training.", "replay:replay", optional={"resume": "last"}),
             Command("attach", "Take the prompt of a rank that stopped.", "attach:attach"),
             Command("matrix", "Find the combinations of settings that work and are right.", "matrix:matrix"),
-            Command("families", "Find the families of models that go through this trainer rightly.", "families:families"),
+            Command("families", "Try a small model of each family through laws and the truth.", "families:families"),
             Command(
                 "train-check",
                 "Take optimizer steps under each configuration, and compare.",

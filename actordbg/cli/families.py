@@ -68,7 +68,7 @@ def families(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Find the families of models that go through this trainer rightly.
+    """Try a small model of each family through laws and the truth.
 
     Builds a small random model of each family, without a network, and runs a matrix on small made-up inputs: fp32 and bf16, sdpa
     and eager, packed and not. Every cell is asked for its laws and compared with the truth. A folder's config.json gives a small
