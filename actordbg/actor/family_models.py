@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from actordbg.actor.model_code import guard, own_code
 from actordbg.actor.tiny import once
 from actordbg.base.errors import Unsupported, UsageError
 
@@ -214,8 +215,8 @@ def config_of_model(folder: Path) -> dict[str, Any]:
         kind = own["model_type"]
     except (OSError, ValueError, KeyError, TypeError):
         raise UsageError(f"{path} is no model's configuration", hint="name a folder with a config.json, or a family") from None
-    if own.get("auto_map"):
-        raise Unsupported(f"{folder} brings code along", hint="families are built from transformers' own code")
+    if (found := next(own_code(str(folder)), None)) is not None:
+        raise Unsupported(f"{folder} brings code along: {found}", hint="families are built from transformers' own code")
     family = next((one for one in FAMILIES.values() if one.model_type == kind), Family(kind, kind))
     small = {name: value for name, value in family.config.items() if name in own or name in family.adds or name in _ALWAYS}
     return {name: value for name, value in own.items() if name not in _OF_WEIGHTS} | small
@@ -260,6 +261,7 @@ def _build(folder: Path, config: dict[str, Any]) -> None:
 
 def _run_as_program() -> None:
     for name, config in json.loads(sys.stdin.read()):
+        guard(name)  # a configuration may name a kernel of the hub
         why = ""
         try:
             once(Path(name), partial(_build, config=config))

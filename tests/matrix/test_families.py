@@ -14,7 +14,7 @@ import pytest
 from roots import ROOT
 
 from actordbg.actor.family_models import FAMILIES, SMALL
-from actordbg.base.errors import UsageError
+from actordbg.base.errors import Unsupported, UsageError
 from actordbg.formats.matrix_record import MatrixCell
 from actordbg.matrix.family_document import families_document
 from actordbg.matrix.family_matrix import FamilyFinding, FamilyResult, not_built, subject_of
@@ -37,6 +37,13 @@ def test_a_family_has_a_name_in_any_spelling_and_a_folder_gives_its_own_flags(tm
     assert found["attention_bias"] and "torch_dtype" not in found
     with pytest.raises(UsageError, match="neither a family nor a folder"):
         subject_of("qwen99")
+
+
+@pytest.mark.parametrize("own", [{"auto_map": {"AutoModel": "own.M"}}, {"text_config": {"auto_map": {"AutoModel": "own.M"}}}])
+def test_a_folder_that_brings_code_is_no_family(tmp_path: Path, own: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | own))
+    with pytest.raises(Unsupported, match="brings code along"):
+        subject_of(str(tmp_path))
 
 
 def test_the_document_says_where_a_family_is_wrong_and_how_to_see_it() -> None:
