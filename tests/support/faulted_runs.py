@@ -1,8 +1,8 @@
-"""Every call that the recorder makes fails, in turn: `python faulted_runs.py MODE [ONLY]`.
+"""Every call that the recorder makes fails, in turn: `python faulted_runs.py MODE [ONLY [PART/PARTS]]`.
 
 MODE is `quick` (each site, in one of the configurations that pass it, fails with each kind of error, once and from then on; where it
 is passed often, several kinds share a run) or `all` (in each configuration, every kind of error in a run of its own: once, at the first
-and at the last passing, and from the first one on). ONLY, a regular expression, selects sites (`capture.ring:.*open`).
+and at the last passing, and from the first one on). ONLY, a regular expression, selects sites (`capture.ring:.*open`); PART/PARTS, from 0/3 to 2/3, every third of them.
 
 Code that only runs after a failure is found when it runs, and is made to fail, too, together with the failure that led there.
 
@@ -76,7 +76,8 @@ class Plan:
 class Session:
     """All runs."""
 
-    def __init__(self, configurations: list[str], everywhere: bool, only: str) -> None:
+    def __init__(self, configurations: list[str], everywhere: bool, only: str, part: str) -> None:
+        self.part, self.parts = (int(number) for number in part.split("/"))
         self.only = re.compile(only)
         self.everywhere = everywhere
         self.root = Path(tempfile.mkdtemp(prefix="faults-", dir=os.environ.get("FAULTS_DIR") or _memory()))
@@ -102,7 +103,7 @@ class Session:
         """Every site: in each of its configurations, or in one of them."""
         began = time.monotonic()
         sites = sorted(site for site in set().union(*self.base.values()) if self.only.search(str(faults.sites[site])))
-        for place, site in enumerate(sites):
+        for place, site in list(enumerate(sites))[self.part :: self.parts]:
             homes = [name for name, found in self.base.items() if site in found]
             for home in homes if self.everywhere else [homes[place % len(homes)]]:
                 self.first_order(home, site, place)
@@ -112,7 +113,7 @@ class Session:
         for place, site in enumerate(later):
             self.second_order(site, place)
         print(json.dumps({
-            "configurations": list(self.base), "sites": len(sites), "sites_after_a_fault": len(later), "runs": self.runs,
+            "configurations": list(self.base), "sites": len(sites[self.part :: self.parts]), "sites_after_a_fault": later, "runs": self.runs,
             "runs_with_two_faults": self.runs - first, "errors": self.injected, "unreached": self.unreached,
             "complaints": self.complaints, "seconds": round(time.monotonic() - began, 1),
         }))  # fmt: skip
@@ -184,4 +185,5 @@ if __name__ == "__main__":
     hasten()
     gc.freeze()
     gc.disable()
-    Session(list(CONFIGURATIONS), sys.argv[1] == "all", sys.argv[2] if len(sys.argv) > 2 else "").all()
+    mode, only, part = (*sys.argv[1:], *("quick", "", "0/1")[len(sys.argv) - 1 :])
+    Session(list(CONFIGURATIONS), mode == "all", only, part).all()
