@@ -110,7 +110,7 @@ class ExpressionWriter:
         left, right = self._alike(self.write(node.this), self.write(node.expression), node)
         if BOOL in (left.kind, right.kind) and (sign not in ("=", "<>") or left.bare or right.bare):
             raise refusal(f"{_sql(node)!r} compares a condition", "use parentheses, and `and`, `or`, `not`")
-        if sign == "<>" and (left.literal is not None or right.literal is not None):
+        if sign == "<>":
             sign = "IS NOT"  # what is not there is unequal, too
         return Part(f"({left.sql} {sign} {right.sql})", BOOL, left.params + right.params, bare=True)
 

@@ -11,7 +11,7 @@ from actordbg.base.errors import UsageError
 from actordbg.catalog.tables import Damaged
 from actordbg.cli import output
 from actordbg.cli.index import damage_line
-from actordbg.cli.options import AllowEmpty, Json, OfRun, Quiet, Where, require_some, store_of
+from actordbg.cli.options import AllowEmpty, Json, OfRun, Quiet, Where, require_selected, store_of
 from actordbg.dumps.packing import PackSummary, UnpackSummary, pack_dumps, unpack_dumps
 
 SHOWN = 20
@@ -55,19 +55,20 @@ def pack(
 
     Packs compress rows of many dumps together. Without --where, takes all dumps that are files of their own. Nothing is lost:
     each pack is read again and the SHA-256 of every dump verified before a file is removed. The next run finishes one that
-    was killed. Every command reads packed dumps like others. Exit code 1 if a damaged dump stays a file, 5 if there is
-    nothing to pack.
+    was killed. Every command reads packed dumps like others. Exit code 1 if a damaged dump stays a file, 5 if
+    --where selects none.
 
     Example: actordbg dump pack --where "timestamp < now() - '1d'"
     """
     store = store_of(ctx).require_writable()
+    store = store_of(ctx)
     with output.progress("packing", None, quiet=quiet or as_json) as advance:
         summary = pack_dumps(store, where, run, level, on_progress=lambda done, total: advance(1, total=total))
     answer = _packed(summary)
     output.emit(answer, _say_packed, as_json)
     if answer.kept:
         raise typer.Exit(1)
-    require_some(answer.dumps + answer.finished, allow_empty)
+    require_selected(store, where, answer.dumps + answer.finished, allow_empty)
 
 
 def unpack(
@@ -83,19 +84,20 @@ def unpack(
     """Take dumps out of their packs, byte for byte.
 
     Each dump becomes a file of its own again, with the same record and payload. The file is read again and verified before its
-    pack is written without it. Exit code 1 if a dump could not be taken out, 5 if none was selected.
+    pack is written without it. Exit code 1 if a dump could not be taken out, 5 if --where selects none.
 
     Example: actordbg dump unpack --where "seq_len>1800 and rank=0"
     """
     if where is None and run is None and not all_:
         raise UsageError("say which dumps: --where, --run or --all", hint="see --help")
     store = store_of(ctx).require_writable()
+    store = store_of(ctx)
     with output.progress("unpacking", None, quiet=quiet or as_json) as advance:
         summary = unpack_dumps(store, where, run, level, on_progress=lambda done, total: advance(1, total=total))
     output.emit(summary, _say_unpacked, as_json)
     if summary.kept:
         raise typer.Exit(1)
-    require_some(summary.dumps, allow_empty)
+    require_selected(store, where, summary.dumps, allow_empty)
 
 
 def _packed(summary: PackSummary) -> PackAnswer:

@@ -12,7 +12,7 @@ from actordbg.base.units import parse_size
 from actordbg.catalog.columns import parse_duration
 from actordbg.catalog.query import open_fresh
 from actordbg.cli import output
-from actordbg.cli.options import AllowEmpty, Json, OfRun, Where, Yes, require_some, store_of
+from actordbg.cli.options import AllowEmpty, Json, OfRun, Where, Yes, require_selected, store_of
 from actordbg.dumps import prune as pruning
 from actordbg.dumps.prune import PrunePlan
 
@@ -39,7 +39,7 @@ def prune(
 
     Without --yes it only says what it would remove. A dump goes if it meets every condition given. The pack of a packed dump is
     written again without it. Pinned dumps (kept by a trigger, or recovered) stay unless --pinned is given. Unfinished files
-    that dead writers left more than an hour ago go too. Results of replays stay. Exit code 5 if there is nothing to remove.
+    that dead writers left more than an hour ago go too. Results of replays stay. Exit code 5 if --where selects none.
 
     Example: actordbg dump prune --older-than 7d --keep 10GB --yes
     """
@@ -72,7 +72,7 @@ def prune(
     output.emit(plan, _render, as_json)
     if plan.failed:
         raise typer.Exit(1)
-    require_some(len(plan.files), allow_empty)
+    require_selected(catalog.store, where, len(plan.files), allow_empty)
 
 
 def _render(plan: PrunePlan) -> None:

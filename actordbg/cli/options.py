@@ -147,6 +147,14 @@ def require_some(count: int, allow_empty: bool) -> None:
         raise typer.Exit(NothingToDo.exit_code)
 
 
+def require_selected(store: Store, where: str | None, done: int, allow_empty: bool) -> None:
+    """The same of a command that brings a store into a state: nothing to do is good, a `where` that no dump meets is not."""
+    if not done and where is not None and not allow_empty:
+        from actordbg.catalog.query import count_dumps
+
+        require_some(count_dumps(store, where), allow_empty)
+
+
 def settings_of(ctx: typer.Context) -> Settings:
     """The merged settings of this invocation (`actordbg --store DIR COMMAND` comes first)."""
     root = ctx.find_root()

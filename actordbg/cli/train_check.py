@@ -126,7 +126,7 @@ def train_check(
     Real steps of AdamW over recorded inputs: the same initial weights, the same micro-batches in each step, gradients clipped.
     Without a list: the plain Actor, ZeRO 2, fsdp2, and fsdp2 with tensor parallelism, with a ring, with both. Each is judged at
     every step by loss, gradient norm and update norm, against the plain Actor in fp32. Takes NUM_GPUS, MODEL, TP_SIZE, SKIP_RING
-    and the other variables of OpenRLHF's backend test suite; a flag wins.
+    and the other variables of the trainer's backend test suite; a flag wins.
     Exit code 1 if a configuration fails, parts from the baseline, or its loss does not fall, or if none could run.
 
     Example: actordbg train-check --where "seq_len<512" --steps 20 --backend deepspeed,fsdp2 --zero-stage 2 --tp 1,2 --nproc 4

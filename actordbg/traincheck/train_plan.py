@@ -33,7 +33,7 @@ ANCESTORS: tuple[dict[str, Any], ...] = (
     {"backend": "fsdp2", "ring": 2},
     {"backend": "fsdp2", "tp": 2, "ring": 2},
 )
-"""What runs where no axis is given: the plain Actor, and the five configurations of OpenRLHF's backend test suite."""
+"""What runs where no axis is given: the plain Actor, and the five configurations of the trainer's backend test suite."""
 _BASELINE_LOG, _NOISE_LOG = "baseline_fp32_test.log", "plain_reordered_test.log"
 
 

@@ -98,19 +98,21 @@ def _numbers() -> st.SearchStrategy[tuple[str, Evaluate]]:
 
 def _comparisons() -> st.SearchStrategy[tuple[str, Evaluate]]:
     signs = {
-        "=": lambda x, y: x == y, "<>": lambda x, y: x != y, "<": lambda x, y: x < y, "<=": lambda x, y: x <= y,
+        "=": lambda x, y: x == y, "<": lambda x, y: x < y, "<=": lambda x, y: x <= y,
         ">": lambda x, y: x > y, ">=": lambda x, y: x >= y,
     }  # fmt: skip
 
     def build(item: tuple[tuple[str, Evaluate], str, tuple[str, Evaluate]]) -> tuple[str, Evaluate]:
         (a, fa), sign, (b, fb) = item
+        if sign == "<>":  # what is not there is unequal to what is
+            return f"{a} <> {b}", lambda row: fa(row) != fb(row)
         return f"{a} {sign} {b}", lambda row: None if None in (fa(row), fb(row)) else signs[sign](fa(row), fb(row))
 
     texts = st.sampled_from(TEXTS).map(lambda name: (name, lambda row: getattr(row, name)))
     words = st.sampled_from(["ppo-1", "policy", "node-1", "it's", "ü", ""]).map(
         lambda word: ("'" + word.replace("'", "''") + "'", lambda row: word)
     )
-    sign = st.sampled_from(sorted(signs))
+    sign = st.sampled_from(sorted([*signs, "<>"]))
     nulls = st.sampled_from(NUMBERS + TEXTS).map(lambda name: (f"{name} is null", lambda row: getattr(row, name) is None))
     return st.tuples(_numbers(), sign, _numbers()).map(build) | st.tuples(texts, sign, words).map(build) | nulls
 

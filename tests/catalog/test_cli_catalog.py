@@ -187,11 +187,11 @@ def test_prune_only_says_what_it_would_do_until_told(store: Store) -> None:
 def test_prune_by_age_and_size_takes_the_oldest(store: Store) -> None:
     records = cases.fill(store, 6)
     assert "would remove 6 files" in run(store, "prune", "--older-than", "7d").stdout
-    assert "nothing to remove" in run(store, "prune", "--older-than", "99999d", code=5).stdout
+    assert "nothing to remove" in run(store, "prune", "--older-than", "99999d").stdout
     sizes = [store.dump_path(r).stat().st_size for r in records]
     run(store, "prune", "--keep", f"{sum(sizes[2:])}B", "--yes")
     assert [r for r in records if store.dump_path(r).exists()] == records[2:]
-    assert "nothing to remove" in run(store, "prune", "--keep", "1GB", code=5).stdout
+    assert "nothing to remove" in run(store, "prune", "--keep", "1GB").stdout
 
 
 def test_prune_by_run(store: Store) -> None:

@@ -21,6 +21,8 @@ ALLOWED = {
     "replay/processes.py": "/proc",
     "replay/init_program.py": "the folder that `actor init` made for itself",
     "cli/actor_init.py": "the folder that it made for itself",
+    "trainlogs/exported_logs.py": "an exported log that the user names",
+    "matrix/family_matrix.py": "the small model that `families` made for itself",
     "trainlogs/segments.py": "a log that the user names, a pipe of the shell too",
     "doctor/check.py": "a module of this package",
     "doctor/machine_check.py": "/proc",

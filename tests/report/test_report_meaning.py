@@ -23,13 +23,17 @@ PADDED = side("r-02", dtype="fp32", packing=False)
 TRUTH = SideInfo("truth", "r-03", "tiny, the truth in fp32 of bf16 weights", "fp32")
 
 
-def said(a: SideInfo, b: SideInfo, verdict: str, noise: str | None = None) -> str:
-    return meaning(ComparisonRecord("c-01", "", a, b, {}, verdict, (), noise_id=noise))
+FLAT = "A is within what bf16 does to any model; whether it is within what bf16 does to this one is not known."
+
+
+def said(a: SideInfo, b: SideInfo, verdict: str, noise: str | None = None, rounding: str | None = "r-04") -> str:
+    return meaning(ComparisonRecord("c-01", "", a, b, {}, verdict, (), noise_id=noise, rounding_id=rounding))
 
 
 @pytest.mark.parametrize("verdict", [MATCH, WITHIN_NOISE])
 def test_beside_the_truth_a_good_verdict_says_that_it_is_right(verdict: str) -> None:
     assert said(PACKED, TRUTH, verdict) == "A is as near the truth as bf16 allows."
+    assert said(PACKED, TRUTH, verdict, rounding=None) == FLAT, "only what was measured is claimed"
 
 
 def test_beside_the_truth_a_mismatch_is_more_than_rounding() -> None:
@@ -44,7 +48,7 @@ def test_thresholds_of_somebodys_own_are_not_taken_for_what_the_dtype_allows() -
 
     assert own(MATCH) == "A is as near the truth as the thresholds ask."
     assert own(MISMATCH) == "A is further from the truth than the thresholds allow."
-    assert own(WITHIN_NOISE) == "A is as near the truth as bf16 allows."
+    assert own(WITHIN_NOISE) == FLAT
 
 
 def test_two_replays_are_told_apart_by_their_settings() -> None:

@@ -185,7 +185,7 @@ HALF = ["--where", "rank < 2"]
 COMMANDS = {
     "pack": Command(["dump", "pack", "--level", "1"], _loose),
     "unpack": Command(["dump", "unpack", *HALF, "--level", "1"], _packed),
-    "prune": Command(["dump", "prune", *HALF, "--yes"], _packed, removes=True),
+    "prune": Command(["dump", "prune", *HALF, "--yes", "--allow-empty"], _packed, removes=True),
     "index": Command(["index"], _changed),
     "index-new": Command(["index"], _without_catalog),
     "index-rebuild": Command(["index", "--rebuild"], _changed),
