@@ -80,6 +80,7 @@ CONTENTS = (
     Section(
         "Replay",
         (
+            Command("check", "Check a sample of your own dumps: do they run, and right?", "first_check:check"),
             Command("replay", "Replay recorded inputs, without the training.", "replay:replay", optional={"resume": "last"}),
             Command("attach", "Take the prompt of a rank that stopped.", "attach:attach"),
             Command("matrix", "Find the combinations of settings that work and are right.", "matrix:matrix"),

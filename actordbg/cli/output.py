@@ -12,8 +12,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 import shutil
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +38,8 @@ PIPE_WIDTH = 200
 """Columns that a table may take when standard output is not a terminal."""
 CELL_WIDTH = 1000
 """Characters of a value that a table shows; folding a longer one takes seconds, and nobody reads it there."""
+_QUOTED, _HELD = re.compile(r"`[^`]*`"), "\x00"
+"""A command in a text, and what stands for its blanks while lines are broken: `in_line` leaves no such character."""
 _answered = False
 """Whether JSON went to standard output already: an error then does not, which would be a second document."""
 
@@ -73,9 +77,24 @@ def say_lines(text: str, style: Callable[[str], str] | None = None) -> None:
     typer.echo(style(shown) if style is not None else shown)
 
 
+def say_wrapped(text: str, rest: str = "") -> None:
+    """A paragraph of the answer: in a terminal broken between words, `rest` in front of what follows the first line."""
+    typer.echo(_wrapped(in_line(text), sys.stdout, rest))
+
+
 def note(text: str) -> None:
     """A line about the answer, on standard error, so that a pipe gets only the answer."""
-    typer.echo(in_line(text), err=True)
+    typer.echo(_wrapped(in_line(text), sys.stderr), err=True)
+
+
+def _wrapped(text: str, stream: Any, rest: str = "  ") -> str:
+    """`text` in lines of a terminal, broken between words; a command in backticks stays whole, so that it can be pasted."""
+    if not stream.isatty():
+        return text
+    held = _QUOTED.sub(lambda found: found[0].replace(" ", _HELD), text)
+    width = shutil.get_terminal_size().columns
+    lines = textwrap.wrap(held, width, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace(_HELD, " ")
 
 
 def agreed(text: str) -> bool:
@@ -89,7 +108,7 @@ def say_error(error: ActordbgError) -> None:
     Where JSON was asked for and no answer was given, standard output has it as JSON.
     """
     first, *rest = in_lines(error.message).split("\n")
-    lines = [f"error[{error.code}]: {first}", *(f"  | {line}" for line in rest)]
+    lines = [_wrapped(f"error[{error.code}]: {first}", sys.stderr), *(f"  | {line}" for line in rest)]
     typer.echo("\n".join(lines), err=True)
     if error.hint:
         note(f"hint: {error.hint}")

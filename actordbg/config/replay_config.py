@@ -35,7 +35,8 @@ USUAL_LAWS, ALL_LAWS = 2, 10**6
 TINY = "tiny"
 DEFAULT_SEED = 0
 
-_REPLAYS = ("replay", "noise", "matrix")
+_REPLAYS = ("replay", "check", "noise", "matrix")
+_JUDGES = ("replay", "check", "matrix")
 _NO_TRAINING = (*_REPLAYS, "families", "actor init", "curve")
 _NO_CURVE = (*_REPLAYS, "actor init", "train-check")
 
@@ -210,20 +211,20 @@ class ReplayConfig:
         False,
         help="Keep each parameter's gradient too, whole or a fixed sample.",
         column="whether each parameter's gradient was kept there too",
-        words=("gradients not kept", "gradients kept"), switchable=True, commands=("replay", "matrix"), resolved=None,
+        words=("gradients not kept", "gradients kept"), switchable=True, commands=_JUDGES, resolved=None,
     )  # fmt: skip
     laws: int = setting(
         0,
         help=f"Ask N inputs for their laws ({USUAL_LAWS} without a number): does what must not matter change anything?",
         metavar="[N|all]", column="of how many inputs the laws were asked",
         least=0, named={"all": ALL_LAWS}, bare=str(USUAL_LAWS), shorthand=("no-laws", 0), words="laws of {} inputs",
-        switchable=True, commands=("replay", "matrix"), resolved=None, beside_truth=(0,),
+        switchable=True, commands=_JUDGES, resolved=None, beside_truth=(0,),
     )  # fmt: skip
     accept: str | None = setting(
         None,
         help="A verdict of the laws that is no failure here.",
         metavar="|".join(ACCEPTABLE), column="the verdict of the laws that was accepted; NULL for none",
-        values=ACCEPTABLE, words="{} accepted", switchable=True, commands=("replay", "matrix", "families"), resolved=None,
+        values=ACCEPTABLE, words="{} accepted", switchable=True, commands=(*_JUDGES, "families"), resolved=None,
     )  # fmt: skip
 
     @property

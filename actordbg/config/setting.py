@@ -21,7 +21,7 @@ from actordbg.base.errors import UsageError
 
 ENVIRONMENT = "ACTORDBG_REPLAY_"
 """What the environment variable of a setting begins with."""
-COMMANDS = ("replay", "noise", "matrix", "families", "actor init", "curve", "train-check")
+COMMANDS = ("replay", "check", "noise", "matrix", "families", "actor init", "curve", "train-check")
 """The commands that take settings."""
 _SWITCH = {"on": True, "off": False, "yes": True, "no": False, "true": True, "false": False, "1": True, "0": False}
 

@@ -20,6 +20,7 @@ ALLOWED = {
     "catalog/connections.py": "the list of mounts",
     "replay/processes.py": "/proc",
     "replay/init_program.py": "the folder that `actor init` made for itself",
+    "cli/first_check.py": "the summary page of a GitHub workflow, which its runner names",
     "cli/actor_init.py": "the folder that it made for itself",
     "trainlogs/exported_logs.py": "an exported log that the user names",
     "matrix/family_matrix.py": "the small model that `families` made for itself",

@@ -1,0 +1,166 @@
+"""A check in words: one sentence that says first what is wrong and what was not judged, three figures, the next command.
+
+answer = answer_of_check(found, of=257, recorded="meta-llama/Llama-3.1-8B")
+answer.sentence       # "RIGHT: 8 of 257 dumps run, and are as near the truth as bf16 allows; not judged: ..."
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from actordbg.actor.signatures import explain
+from actordbg.base.foreign_text import in_shell
+from actordbg.base.units import human_bytes, plural
+from actordbg.check.run_check import CheckFound
+from actordbg.config.as_ran import as_ran, label
+from actordbg.config.replay_config import TINY
+from actordbg.formats.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord
+from actordbg.formats.law_answer import answers_of, violations
+from actordbg.report.blocks import Block, Heading, Items, Paragraph, number, rate, seconds
+from actordbg.report.comparison_document import flat_where_it_matters
+from actordbg.report.law_summary import violation_in_words
+from actordbg.report.report_model import ReplaySummary
+from actordbg.report.summary import summarise
+
+RIGHT, WRONG, FAILED, UNJUDGED = "RIGHT", "WRONG", "FAILED", "NOT JUDGED"
+TOY = "TOY MODEL"
+CAUSE_CHARS = 200
+
+
+@dataclass(frozen=True)
+class CheckAnswer:
+    """What `actordbg check` prints. word: RIGHT, WRONG, FAILED or NOT JUDGED; `sentence` begins with it and names in
+    `not_judged` what it is not about. max_abs: the largest difference of a log-prob from the truth, nats. next: a command.
+    """
+
+    word: str
+    good: bool
+    sentence: str
+    replay_id: str
+    comparison_id: str | None
+    dumps: int
+    of: int
+    configuration: str
+    toy_model: bool
+    not_judged: tuple[str, ...]
+    max_abs: float | None
+    forward_median_s: float | None
+    tokens_per_s: float | None
+    peak_memory_bytes: int | None
+    next: str
+    page: str | None = None
+
+
+def answer_of_check(found: CheckFound, *, of: int, recorded: str | None = None) -> CheckAnswer:
+    """The answer. of: how many dumps the sample was drawn from. recorded: the model that the dumps name."""
+    one = summarise([found.data], selection="", now="", explain=explain).replays[0]
+    values = as_ran(found.data.spec.config, found.data.resolved)
+    toy = values["model"] == TINY
+    word, said = _verdict(found, one, f"{one.counts.inputs:,} of {plural(of, 'dump')}")
+    left = tuple(_not_judged(found, one, toy)) if word in (RIGHT, WRONG) else ()
+    forward = one.forward if one.forward.count else one.warm_up.first_forward
+    return CheckAnswer(
+        word=word,
+        good=word == RIGHT,
+        sentence=f"{word}{f' ({TOY})' if toy else ''}: {said}" + (f"; not judged: {'; '.join(left)}" if left else ""),
+        replay_id=found.data.spec.replay_id,
+        comparison_id=found.comparison.comparison_id if found.comparison else None,
+        dumps=len(found.data.spec.inputs),
+        of=of,
+        configuration=label(values),
+        toy_model=toy,
+        not_judged=left,
+        max_abs=_largest(found.comparison),
+        forward_median_s=forward.median,
+        tokens_per_s=one.tokens_per_s.median,
+        peak_memory_bytes=one.peak_memory_bytes,
+        next=_next(found, word, toy, recorded),
+    )
+
+
+def check_document(answer: CheckAnswer) -> list[Block]:
+    """The answer as a document."""
+    return [Heading(answer.sentence, 1), Items(tuple(figures(answer))), Paragraph(f"next: {answer.next}")]
+
+
+def figures(answer: CheckAnswer) -> Iterator[str]:
+    """The three figures in words: how far from the truth, how fast, how much memory; and what they are of."""
+    toy = f" of a {TOY}" if answer.toy_model else ""
+    known = answer.max_abs is not None
+    yield f"from the truth: {number(answer.max_abs, 2)} nats, the largest of a log-prob" if known else "from the truth: unknown"
+    if answer.forward_median_s is not None:
+        speed = f", {rate(answer.tokens_per_s)} tokens/s in one worker" if answer.tokens_per_s is not None else " (warming up)"
+        yield f"forward: {seconds(answer.forward_median_s)} s{speed}{toy}"
+    if answer.peak_memory_bytes is not None:
+        yield f"peak memory: {human_bytes(answer.peak_memory_bytes)} in one worker{toy}"
+    yield f"configuration: {answer.configuration}"
+
+
+def _verdict(found: CheckFound, one: ReplaySummary, dumps: str) -> tuple[str, str]:
+    """The word, and what it is about."""
+    compared, bad = found.comparison, one.counts.inputs - one.counts.passed
+    if bad:
+        why = f": {_in_brief(one.failures[0].name, one.failures[0].cause)}" if one.failures else ""
+        return FAILED, f"{bad:,} of {plural(one.counts.inputs, 'dump')} did not pass{why}"
+    if one.laws is not None and not one.laws.good:
+        return WRONG, violation_in_words(one.laws.violations[0])
+    if compared is None or compared.verdict == NOT_COMPARED:
+        why = (
+            found.no_truth or next((why for dump in compared.dumps for why in dump.not_compared.values()), "") if compared else ""
+        )
+        return UNJUDGED, f"{dumps} run, and nothing could be compared with the truth{f': {why}' if why else ''}"
+    dtype = compared.a.dtype or "its dtype"
+    far = sum(dump.verdict == MISMATCH for dump in compared.dumps)
+    if not compared.good:
+        return WRONG, f"{far:,} of {plural(len(compared.dumps), 'dump')} further from the truth than {dtype} explains"
+    if compared.verdict == WITHIN_NOISE:
+        return RIGHT, f"{dumps} run, no further from the truth than noise moves them"
+    return RIGHT, f"{dumps} run, as near the truth as {dtype} allows"
+
+
+def _in_brief(name: str, cause: str) -> str:
+    """A failure in one line: its name, and the first line of what it said."""
+    first = cause.strip().split("\n")[0][:CAUSE_CHARS]
+    return first if not first or first.startswith(name) else f"{name}, {first}"
+
+
+def _not_judged(found: CheckFound, one: ReplaySummary, toy: bool) -> Iterator[str]:
+    """What the verdict says nothing about."""
+    if toy:
+        yield "your model"
+    if found.comparison is not None:
+        yield from found.comparison.unjudged
+        if flat_where_it_matters(found.comparison):
+            yield "what rounding does to these inputs, so the limits are flat"
+    if not any(result.grad_norm is not None for result in found.data.results):
+        yield "gradients (--backward)"
+    if one.laws is None or not one.laws.inputs:
+        yield "the laws"
+    elif one.laws.not_checked:
+        unasked = sorted({why.partition(":")[0] for why in one.laws.not_checked})
+        yield f"the {'law' if len(unasked) == 1 else 'laws'} {', '.join(unasked)}"
+
+
+def _largest(record: ComparisonRecord | None) -> float | None:
+    found = (dump.log_probs.max_abs for dump in (record.dumps if record else ()) if dump.log_probs is not None)
+    return max((value for value in found if value is not None), default=None)
+
+
+def _next(found: CheckFound, word: str, toy: bool, recorded: str | None) -> str:
+    """The command that comes next. It repeats the configuration of this one."""
+    spec = found.data.spec
+    if word in (FAILED, UNJUDGED):
+        return f"actordbg report {spec.replay_id}"
+    if word == WRONG:
+        return f"actordbg matrix --where {in_shell(_worst(found))} --model {in_shell(spec.config.model)}"
+    if toy:
+        return f"actordbg check --model {in_shell(recorded) if recorded else 'PATH'}"
+    return f"actordbg matrix --where {in_shell(spec.where or 'rank=0')} --max-inputs 3 --model {in_shell(spec.config.model)}"
+
+
+def _worst(found: CheckFound) -> str:
+    """The dump to look at: one that broke a law, else the one that is furthest from the truth."""
+    lawless = (one.dump_id for one in found.data.results if violations(answers_of(one.extra), found.data.spec.config.accept))
+    furthest = (dump.dump_id for dump in (found.comparison.dumps if found.comparison else ()))
+    return f"dump_id = '{next(lawless, None) or next(furthest)}'"
