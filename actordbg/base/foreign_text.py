@@ -9,16 +9,18 @@ journals. It may hold what a terminal obeys (escape sequences), what turns text 
 | a terminal, a log | `in_lines`, and `in_line` where line breaks are ours | hidden characters are written out: `\x1b`, `\u202e` |
 | JSON | `in_json` | the same as JSON's own escapes, so that a program reads what was there |
 | Markdown | `in_markdown`, `fenced` | nothing becomes a link, mention, image, HTML, a heading, or the end of a table or fence |
+| HTML, SVG | `in_html`, `in_script` | nothing is a tag, an entity, or the end of an attribute or a script |
 | CSV | `in_csv` | no cell is a formula |
 | a command to paste | `in_shell` | one word, whatever is in it |
 
-Invariant: what these return holds no hidden character, and doing it twice changes nothing more, but for Markdown, CSV and shell.
+Invariant: what these return holds no hidden character. Doing it twice changes no more, but for Markdown, HTML, CSV, shell.
 What output goes through calls them (`actordbg.cli.output`, `actordbg.report.renderings`, `actordbg.report.tabular`), so that a
 command cannot forget it. Backslashes of the text itself stay as they are: it is shown to people, and `--json` is exact.
 """
 
 from __future__ import annotations
 
+import html
 import re
 import shlex
 import unicodedata
@@ -76,6 +78,16 @@ def fenced(text: str) -> str:
     shown = in_lines(text)
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", shown)), default=0))
     return f"{fence}text\n{shown}\n{fence}"
+
+
+def in_html(text: str) -> str:
+    """`text` in an element or an attribute of a page, its line breaks kept."""
+    return html.escape(in_lines(text))
+
+
+def in_script(document: str) -> str:
+    """A JSON document inside of a page's script element, which nothing in it can end. It says the same to a parser."""
+    return in_json(document).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def in_csv(text: str) -> str:

@@ -29,8 +29,8 @@ Where = Annotated[
 ]
 OfRun = Annotated[str | None, typer.Option("--run", metavar="NAME", help="Only dumps of this training run.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it; without this the command only says what it would do.")]
-Format = Literal["text", "md", "json", "csv"]
-"""How an answer is written; only a report is written as CSV."""
+Format = Literal["text", "md", "json", "csv", "html"]
+"""How an answer is written; only a report is written as CSV. A page of HTML goes into a file."""
 FormatOption = Annotated[
     Literal["text", "md", "json"] | None,
     typer.Option("--format", "-f", help="How to write the answer (default: text). md can be pasted into an issue."),

@@ -13,13 +13,24 @@ from actordbg.cli.options import Format, Where, chosen_format, store_of
 from actordbg.cli.output import note, say_lines
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.store_files import atomic_write
+from actordbg.pages.page import as_html
 from actordbg.report import tabular
 from actordbg.report.load_replays import Material, load
 from actordbg.report.renderings import as_markdown, as_text
-from actordbg.report.replay_document import document
+from actordbg.report.replay_charts import replay_charts
+from actordbg.report.replay_document import Pictures, document
+from actordbg.report.report_model import Summary
 from actordbg.report.summary import summarise
 
-_BY_SUFFIX: dict[str, Format] = {".txt": "text", ".md": "md", ".markdown": "md", ".json": "json", ".csv": "csv"}
+_BY_SUFFIX: dict[str, Format] = {
+    ".txt": "text",
+    ".md": "md",
+    ".markdown": "md",
+    ".json": "json",
+    ".csv": "csv",
+    ".html": "html",
+    ".htm": "html",
+}
 
 
 def report(
@@ -67,8 +78,15 @@ def _written(material: Material, chosen: Format, slowest: int) -> str:
         notes=material.notes,
     )
     if chosen == "json":
-        return tabular.render_json(summary)
+        return tabular.render_json(summary, document(summary, _pictures(material, summary)))
+    if chosen == "html":
+        return as_html(document(summary, _pictures(material, summary)))
     return (as_markdown if chosen == "md" else as_text)(document(summary))
+
+
+def _pictures(material: Material, summary: Summary) -> Pictures:
+    pairs = zip(summary.replays, material.replays, strict=True)
+    return {one.label: replay_charts(data) for one, data in pairs}
 
 
 def _by_suffix(path: Path, said: bool) -> Format | None:

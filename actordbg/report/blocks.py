@@ -2,11 +2,15 @@
 
 Reports, comparisons, matrices and curves are lists of blocks. Cells of a table are strings already, in the units that their
 heading names, so a renderer (`actordbg.report.renderings`) only lays them out. "-" stands for what nobody measured.
+
+Banner, Chart and Cells are for pages (`actordbg.pages`). Text and Markdown leave them out, because the blocks beside them say the
+same. JSON has them as data: `as_data`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 
@@ -52,7 +56,70 @@ class Grid:
     links: tuple[str, ...] = ()
 
 
-Block = Heading | Paragraph | Items | Code | Grid
+GOOD_TONE, BAD_TONE, PART_TONE, NO_TONE = "good", "bad", "part", "none"
+"""What a verdict is to whoever looks only at its colour: right, wrong, in part or not judged, nothing ran."""
+
+
+@dataclass(frozen=True)
+class Banner:
+    """The verdict, for whoever reads nothing else: a word, a sentence, a few figures by name, and what was not judged."""
+
+    word: str
+    sentence: str
+    tone: str
+    figures: tuple[tuple[str, str], ...] = ()
+    unjudged: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture as data: a Vega-Lite specification with its values inside, and a table of the same figures.
+
+    says: what the picture shows, in a sentence or two, for whoever does not see it. note: what was left out or put together.
+    """
+
+    title: str
+    says: str
+    specification: dict[str, Any]
+    table: Grid
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One field of a heat map: its words, why it is so, and the command that shows more."""
+
+    text: str
+    figure: str = ""
+    tone: str = NO_TONE
+    why: str = ""
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A heat map whose fields can be pointed at, reached by keyboard and clicked. None: no such combination."""
+
+    title: str
+    says: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    cells: tuple[tuple[Cell | None, ...], ...]
+    specification: dict[str, Any]
+
+
+Picture = Banner | Chart | Cells
+Block = Heading | Paragraph | Items | Code | Grid | Picture
+
+
+def as_data(blocks: Iterable[Block]) -> dict[str, Any]:
+    """What JSON has of a document beside its figures: the verdict, and the charts as Vega-Lite specifications."""
+    found = list(blocks)
+    charts = [one for one in found if isinstance(one, Chart | Cells)]
+    return {
+        "verdict": next((asdict(one) for one in found if isinstance(one, Banner)), None),
+        "charts": [{"title": one.title, "says": one.says, "specification": one.specification} for one in charts],
+    }
 
 
 def number(value: float | None, digits: int = 4) -> str:

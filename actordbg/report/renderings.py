@@ -1,4 +1,4 @@
-"""The two ways to show a document: plain text of at most 80 columns, and GitHub's Markdown.
+"""A document as plain text of at most 80 columns, and as GitHub's Markdown. `actordbg.pages.page` has it as HTML.
 
 Text has no colour and no box, so it looks the same in a terminal, a pipe and an issue. A table that is too wide gets narrower
 gaps first; then its text columns are cut in the middle, never its figures.
@@ -16,17 +16,25 @@ from dataclasses import replace
 from urllib.parse import quote
 
 from actordbg.base.foreign_text import fenced, in_line, in_lines, in_markdown
-from actordbg.report.blocks import Block, Code, Grid, Heading, Items, Paragraph
+from actordbg.report.blocks import Block, Code, Grid, Heading, Items, Paragraph, Picture
 
 WIDTH = 80
 
 
 def as_text(blocks: Iterable[Block]) -> str:
     """A document as text that ends with a line break."""
-    return "\n".join(_text_block(block) for block in blocks).strip("\n") + "\n"
+    return "\n".join(_text_block(block) for block in _written(blocks)).strip("\n") + "\n"
 
 
-def _text_block(block: Block) -> str:
+Written = Heading | Paragraph | Items | Code | Grid
+"""Blocks that are words and figures."""
+
+
+def _written(blocks: Iterable[Block]) -> Iterable[Written]:
+    return (block for block in blocks if not isinstance(block, Picture))
+
+
+def _text_block(block: Written) -> str:
     if isinstance(block, Heading):
         return _heading(replace(block, text=_running(block.text)))
     if isinstance(block, Paragraph):
@@ -98,10 +106,10 @@ def shorten(text: str, width: int) -> str:
 
 def as_markdown(blocks: Iterable[Block]) -> str:
     """A document as Markdown that ends with a line break."""
-    return "\n\n".join(_markdown_block(block) for block in blocks) + "\n"
+    return "\n\n".join(_markdown_block(block) for block in _written(blocks)) + "\n"
 
 
-def _markdown_block(block: Block) -> str:
+def _markdown_block(block: Written) -> str:
     if isinstance(block, Heading):
         return f"{'#' * block.level} {_flowing(block.text)}"
     if isinstance(block, Paragraph):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from actordbg.base.foreign_text import in_shell
@@ -14,24 +15,33 @@ from actordbg.config.replay_config import SETTINGS
 from actordbg.replay.hang import in_brief
 from actordbg.report.agreement import against_the_run, ranks_in_words
 from actordbg.report.arithmetic import Spread
-from actordbg.report.blocks import Block, Code, Grid, Heading, Items, Paragraph, number, rate, ratio, seconds
+from actordbg.report.blocks import Block, Chart, Code, Grid, Heading, Items, Paragraph, number, rate, ratio, seconds
 from actordbg.report.law_summary import laws_in_words
 from actordbg.report.report_model import Against, Counts, FailureGroup, ReplaySummary, Summary
+from actordbg.report.verdict_banner import banner
 
 _FACTS = ("parameters", "device_name")
 """What workers report, and a reader looks for beside the settings."""
 
 
-def document(summary: Summary) -> list[Block]:
+Pictures = Mapping[str, Sequence[Chart]]
+"""Charts of replays, by the replay's label."""
+
+
+def document(summary: Summary, pictures: Pictures = MappingProxyType({})) -> list[Block]:
     """The whole report, top to bottom."""
-    blocks: list[Block] = [Heading("actordbg report", 1), Paragraph(f"{summary.selection}; {summary.generated_at}")]
+    blocks: list[Block] = [
+        Heading("actordbg report", 1),
+        Paragraph(f"{summary.selection}; {summary.generated_at}"),
+        banner(summary),
+    ]
     if not summary.replays:
         unread = any("is left out" in note for note in summary.notes)
         return [*blocks, *map(Paragraph, summary.notes), *([] if unread else [Paragraph(NOTHING)])]
     if summary.comparison:
         blocks += _side_by_side(summary)
     for replay in summary.replays:
-        blocks += _replay(replay)
+        blocks += _replay(replay, pictures.get(replay.label, ()))
     return [
         *blocks,
         *map(Paragraph, summary.notes),
@@ -114,9 +124,10 @@ def _configured(one: ReplaySummary, against: Against) -> str:
     return f"{text}; mean log-prob of an input moved by at most {number(against.mean_moved, 3)} nats"
 
 
-def _replay(one: ReplaySummary) -> list[Block]:
+def _replay(one: ReplaySummary, charts: Sequence[Chart]) -> list[Block]:
     blocks: list[Block] = [Heading(f"{one.label}  {one.replay_id}", 2), Items(tuple(_facts(one)))]
     blocks += _failures(one)
+    blocks += charts
     blocks += _timing(one)
     blocks += _slowest(one)
     blocks += _numbers(one)

@@ -11,7 +11,7 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from actordbg.base.foreign_text import in_csv, in_json
@@ -20,6 +20,7 @@ from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.law_answer import NOT_CHECKED, answers_of, violations
 from actordbg.formats.replay_record import ReplayInput, ResultRecord
 from actordbg.report.arithmetic import warm_up_of
+from actordbg.report.blocks import Block, as_data
 from actordbg.report.report_model import ReplayData, Summary
 
 CONFIGURATION = (
@@ -44,9 +45,10 @@ COLUMNS = (*RESULT, *INPUT, "warm_up", *CONFIGURATION, *LATER, *(SETTINGS[name].
 """Every column of the CSV, in order."""
 
 
-def render_json(summary: Summary) -> str:
-    """The Summary field by field, as indented JSON that ends with a line break."""
-    return in_json(json.dumps(dataclasses.asdict(summary), indent=2, ensure_ascii=False, allow_nan=False, default=str)) + "\n"
+def render_json(summary: Summary, blocks: Iterable[Block] = ()) -> str:
+    """The Summary field by field, with the verdict and the charts of its document: indented JSON that ends with a line break."""
+    told = dataclasses.asdict(summary) | as_data(blocks)
+    return in_json(json.dumps(told, indent=2, ensure_ascii=False, allow_nan=False, default=str)) + "\n"
 
 
 def render_csv(replays: Sequence[ReplayData]) -> str:

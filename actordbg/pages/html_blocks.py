@@ -1,0 +1,169 @@
+"""Blocks of a document as HTML. Every string of a block goes through `_inline` or `in_html`, specifications through `in_script`.
+
+Elements say what they are, so that a screen reader, a printer and a browser without JavaScript have all of it: a chart is a
+figure with its picture and its table, a heat map is a table of buttons. No element has a style attribute: the page's policy
+forbids it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from urllib.parse import quote
+
+from actordbg.base.foreign_text import in_html, in_script
+from actordbg.pages.static_picture import as_svg
+from actordbg.report.blocks import Banner, Block, Cell, Cells, Chart, Code, Grid, Heading, Items, Paragraph
+
+_CODE = re.compile("`([^`\n]+)`")
+_FACT = re.compile(r"^([A-Za-z][A-Za-z' ,|-]{0,38}): +(?=\S)")
+_COMMANDS = ("command", "repeat", "next")
+_TONES = {
+    "passed": "good", "match": "good", "agrees": "good", "kept": "good", "within-rounding": "good", "within-noise": "part",
+    "in part": "part", "unavailable": "part", "not run": "part", "not-compared": "part", "not compared": "part",
+    "failed": "bad", "crashed": "bad", "hung": "bad", "WRONG": "bad", "mismatch": "bad", "PARTS": "bad", "broken": "bad",
+    "BROKEN": "bad", "REGRESSED": "bad", "far": "bad", "nondeterministic": "bad",
+}  # fmt: skip
+"""Words of verdicts that have a colour beside their text."""
+Folded = frozenset({"Logs", "How to read the figures", "Loaded"})
+"""Headings whose part is closed until somebody opens it."""
+
+
+def as_body(blocks: Sequence[Block]) -> str:
+    """All blocks in order; parts that few read are closed."""
+    parts: list[str] = []
+    folded = False
+    for number, block in enumerate(blocks):
+        if isinstance(block, Heading):
+            parts += ["</details>"] * folded
+            folded = block.level == 3 and block.text in Folded
+            parts.append(f"<details><summary>{_inline(block.text)}</summary>" if folded else _heading(block, number))
+        else:
+            parts.append(_block(block, number))
+    return "\n".join([*parts, *["</details>"] * folded])
+
+
+def contents(blocks: Sequence[Block]) -> str:
+    """Links to the parts of level 2, where there are several."""
+    found = [(number, one) for number, one in enumerate(blocks) if isinstance(one, Heading) and one.level == 2]
+    if len(found) < 3:
+        return ""
+    links = "".join(f'<li><a href="#part-{number}">{in_html(one.text)}</a></li>' for number, one in found)
+    return f'<nav aria-label="Contents"><ul>{links}</ul></nav>'
+
+
+def has_charts(blocks: Iterable[Block]) -> bool:
+    """Whether the page needs vega."""
+    return any(isinstance(one, Chart) for one in blocks)
+
+
+def _heading(block: Heading, number: int) -> str:
+    return f'<h{block.level} id="part-{number}">{_inline(block.text)}</h{block.level}>'
+
+
+def _block(block: Block, number: int) -> str:
+    if isinstance(block, Paragraph):
+        return f"<p>{_inline(block.text)}</p>"
+    if isinstance(block, Items):
+        return f"<ul>{''.join(_item(one) for one in block.items)}</ul>"
+    if isinstance(block, Code):
+        return f'<pre tabindex="0">{in_html(block.text)}</pre>'
+    if isinstance(block, Grid):
+        return _grid(block)
+    if isinstance(block, Banner):
+        return _banner(block)
+    if isinstance(block, Cells):
+        return _cells(block)
+    assert isinstance(block, Chart)
+    return _chart(block, number)
+
+
+def _inline(text: str) -> str:
+    """Running text; what stands between backticks is code."""
+    return _CODE.sub(r"<code>\1</code>", in_html(text))
+
+
+def _item(text: str) -> str:
+    """One item; a fact ("inputs: 3 dumps") has its name apart, and a command can be copied."""
+    found = _FACT.match(text)
+    if found is None:
+        return f"<li>{_inline(text)}</li>"
+    rest = text[found.end() :]
+    value = _copied(rest) if found[1] in _COMMANDS else _inline(rest)
+    return f'<li class="fact"><b>{in_html(found[1])}</b><span>{value}</span></li>'
+
+
+def _copied(command: str) -> str:
+    shown = in_html(command)
+    return f'<code>{shown}</code> <button type="button" class="copy" data-copy="{shown}">copy</button>'
+
+
+def _grid(table: Grid) -> str:
+    heads = "".join(f'<th scope="col"{_left(name, table)}>{_inline(name.strip())}</th>' for name in table.columns)
+    heads += '<th scope="col" class="left">log</th>' if any(table.links) else ""
+    links = table.links or ("",) * len(table.rows)
+    rows = "".join(f"<tr>{_row(row, table)}{_log(link, table)}</tr>" for row, link in zip(table.rows, links, strict=True))
+    whole = f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
+    return f'<div class="wide" tabindex="0" role="region" aria-label="Table">{whole}</div>'
+
+
+def _row(row: Sequence[str], table: Grid) -> str:
+    cells = []
+    for text, name in zip(row, table.columns, strict=True):
+        tone = _TONES.get(text.strip()) or _TONES.get(text.strip().partition(" ")[0]) if name in table.left else None
+        shown = f'<span class="tone {tone}">{_inline(text.strip())}</span>' if tone else _inline(text.strip())
+        cells.append(f"<td{_left(name, table)}>{shown}</td>")
+    return "".join(cells)
+
+
+def _left(name: str, table: Grid) -> str:
+    return ' class="left"' if name in table.left else ""
+
+
+def _log(link: str, table: Grid) -> str:
+    if not any(table.links):
+        return ""
+    return f'<td class="left"><a href="{in_html(quote(link))}">log</a></td>' if link else "<td></td>"
+
+
+def _banner(one: Banner) -> str:
+    figures = "".join(f"<div><dt>{in_html(name)}</dt><dd>{in_html(value)}</dd></div>" for name, value in one.figures)
+    unjudged = "".join(f"<li>{_inline(text)}</li>" for text in one.unjudged)
+    said = f'<p class="verdict"><strong>{in_html(one.word)}</strong> {_inline(one.sentence)}</p>'
+    rest = f'<div class="unjudged"><b>Not judged</b><ul>{unjudged}</ul></div>' if unjudged else ""
+    told = said + (f"<dl>{figures}</dl>" if figures else "") + rest
+    return f'<section class="banner {in_html(one.tone)}" aria-label="Verdict">{told}</section>'
+
+
+def _chart(one: Chart, number: int) -> str:
+    note = f'<p class="note">{_inline(one.note)}</p>' if one.note else ""
+    specification = in_script(json.dumps(one.specification, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
+    return (
+        f'<figure class="chart" id="chart-{number}"><figcaption><b>{in_html(one.title)}</b> {_inline(one.says)}</figcaption>'
+        f'<div class="live" hidden></div><div class="static">{as_svg(one.specification, one.says)}</div>'
+        f'<script type="application/json">{specification}</script>{note}'
+        f"<details><summary>The same as a table</summary>{_grid(one.table)}</details></figure>"
+    )
+
+
+def _cells(one: Cells) -> str:
+    heads = "".join(f'<th scope="col">{in_html(name)}</th>' for name in one.columns)
+    rows = "".join(
+        f'<tr><th scope="row">{in_html(name)}</th>{"".join(_cell(cell) for cell in cells)}</tr>'
+        for name, cells in zip(one.rows, one.cells, strict=True)
+    )
+    return (
+        f'<figure class="heat"><figcaption><b>{in_html(one.title)}</b> {_inline(one.says)}</figcaption><div class="wide"><table>'
+        f'<thead><tr><td></td>{heads}</tr></thead><tbody>{rows}</tbody></table></div><p class="why" role="status"></p></figure>'
+    )
+
+
+def _cell(cell: Cell | None) -> str:
+    if cell is None:
+        return "<td></td>"
+    why = in_html(cell.why or cell.text)
+    return (
+        f'<td><button type="button" class="cell {in_html(cell.tone)}" data-copy="{in_html(cell.command)}" data-why="{why}" '
+        f'title="{why}"><b>{in_html(cell.text)}</b><span>{in_html(cell.figure)}</span></button></td>'
+    )

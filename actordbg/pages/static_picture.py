@@ -1,0 +1,226 @@
+"""A chart as SVG without JavaScript, drawn from the same Vega-Lite specification that vega draws in a page.
+
+It knows what `actordbg.report.specifications` can say and no more. Colours of meaning come from the specification; all others are
+classes (`h0` to `h8` for heat, `c0` to `c6` for names), which the page's style gives for a light and for a dark ground.
+Foreign text goes through `in_html`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from actordbg.base.foreign_text import in_html
+from actordbg.pages.scales import Bands, Numbers, short
+
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 70, 14, 26, 44
+HEAT, COLOURS = 9, 7
+Drawn = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Layer:
+    mark: Drawn
+    values: list[Drawn]
+    channels: Drawn
+
+
+def as_svg(specification: Drawn, says: str) -> str:
+    """The picture; `says` describes it to whoever does not see it."""
+    layers = _layers(specification)
+    height = int(specification.get("height", 240))
+    x = _scale("x", layers, LEFT, WIDTH - RIGHT)
+    y = _scale("y", layers, TOP + height, TOP)
+    parts = [*_axis_x(x, layers, height), *_axis_y(y, layers, height)]
+    for one in layers:
+        parts += _marks(one, x, y)
+    parts += _legend(layers)
+    box = f"0 0 {WIDTH} {TOP + height + BOTTOM}"
+    return f'<svg viewBox="{box}" role="img" aria-label="{in_html(says)}">{"".join(parts)}</svg>'
+
+
+def _layers(spec: Drawn) -> list[_Layer]:
+    shared, values = spec.get("encoding", {}), spec.get("data", {}).get("values", [])
+    return [
+        _Layer(one["mark"], one.get("data", {}).get("values", values), shared | one.get("encoding", {}))
+        for one in spec.get("layer", [])
+    ]
+
+
+def _scale(channel: str, layers: Sequence[_Layer], start: float, end: float) -> Numbers | Bands:
+    said: Drawn = next((one.channels[channel] for one in layers if "type" in one.channels.get(channel, {})), {})
+    found: list[Any] = [value for one in layers for value in _values(one, channel)]
+    if said.get("type") in ("nominal", "ordinal"):
+        return Bands(list(dict.fromkeys(map(str, found))), *((end, start) if channel == "y" else (start, end)))
+    scale = said.get("scale", {})
+    domain = scale.get("domain")
+    low, high = domain or _extent(found)
+    if scale.get("zero", True) and not domain and scale.get("type") != "log":
+        low, high = min(low, 0.0), max(high, 0.0)
+    return Numbers(low, high, start, end, scale.get("type", "linear"))
+
+
+def _values(one: _Layer, channel: str) -> Iterable[Any]:
+    for name in (channel, f"{channel}2"):
+        said = one.channels.get(name, {})
+        if "datum" in said:
+            yield said["datum"]
+        elif "field" in said:
+            yield from (value[said["field"]] for value in one.values if value.get(said["field"]) is not None)
+
+
+def _extent(found: Sequence[Any]) -> tuple[float, float]:
+    known = [float(value) for value in found if isinstance(value, int | float) and math.isfinite(value)]
+    return (min(known), max(known)) if known else (0.0, 1.0)
+
+
+def _axis_x(x: Numbers | Bands, layers: Sequence[_Layer], height: int) -> Iterable[str]:
+    bottom = TOP + height
+    yield f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>'
+    for at, text in x.ticks(8):
+        yield f'<text x="{at:.1f}" y="{bottom + 15}" text-anchor="middle">{in_html(short(text, 16))}</text>'
+    title = _title("x", layers)
+    yield f'<text class="title" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{bottom + 34}" text-anchor="middle">{in_html(title)}</text>'
+
+
+def _axis_y(y: Numbers | Bands, layers: Sequence[_Layer], height: int) -> Iterable[str]:
+    for at, text in y.ticks(5):
+        if isinstance(y, Numbers):
+            yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
+        yield f'<text x="{LEFT - 6}" y="{at + 3.5:.1f}" text-anchor="end">{in_html(short(text, 12))}</text>'
+    title, middle = _title("y", layers), TOP + height / 2
+    yield f'<text class="title" transform="translate(12 {middle}) rotate(-90)" text-anchor="middle">{in_html(title)}</text>'
+
+
+def _title(channel: str, layers: Sequence[_Layer]) -> str:
+    return next((str(t) for one in layers if (t := one.channels.get(channel, {}).get("title"))), "")
+
+
+def _marks(one: _Layer, x: Numbers | Bands, y: Numbers | Bands) -> Iterable[str]:
+    painted = _painter(one)
+    if one.mark["type"] == "line":
+        yield from _lines(one, x, y, painted)
+        return
+    draw = _DRAWN[one.mark["type"]]
+    for value in one.values or [{}]:
+        found = draw(_place(one, value, x, "x"), _place(one, value, y, "y"), one, value)
+        if found:
+            look = painted(value, one.mark["type"] == "rule")
+            yield found.replace("/>", f" {look}/>", 1) if found.endswith("/>") else found
+    return
+
+
+def _place(one: _Layer, value: Drawn, scale: Numbers | Bands, channel: str) -> tuple[float, float] | None:
+    """Where a mark begins and ends along a channel; None where it has no place."""
+    ends = []
+    for name in (channel, f"{channel}2"):
+        said = one.channels.get(name)
+        found = None if said is None else said["datum"] if "datum" in said else value.get(said.get("field"))
+        ends.append(None if found is None else scale.place(found))
+    first, last = ends
+    if first is None:
+        return None
+    if last is None:
+        return first if one.mark["type"] != "bar" or isinstance(scale, Bands) else (scale.place(0)[0], first[0])
+    return first[0], last[0]
+
+
+def _rect(x: tuple[float, float] | None, y: tuple[float, float] | None, one: _Layer, value: Drawn) -> str:
+    if x is None or y is None:
+        return ""
+    left, width, top, height = min(x), abs(x[1] - x[0]), min(y), abs(y[1] - y[0])
+    if one.mark["type"] == "bar":
+        width = max(width, 1.0)
+        top, height = (
+            (top + 0.12 * height, 0.76 * height) if height and one.channels["y"].get("type") == "nominal" else (top, height)
+        )
+    return f'<rect x="{left:.1f}" y="{top:.1f}" width="{width + 0.3:.1f}" height="{height:.1f}"/>'
+
+
+def _point(x: tuple[float, float] | None, y: tuple[float, float] | None, one: _Layer, value: Drawn) -> str:
+    if x is None or y is None:
+        return ""
+    radius = math.sqrt(one.mark.get("size", 30) / math.pi)
+    return f'<circle cx="{sum(x) / 2:.1f}" cy="{sum(y) / 2:.1f}" r="{radius:.1f}"/>'
+
+
+def _rule(x: tuple[float, float] | None, y: tuple[float, float] | None, one: _Layer, value: Drawn) -> str:
+    x = x or (LEFT, WIDTH - RIGHT)
+    if y is None:
+        return ""
+    ends = (x[0], x[1], sum(y) / 2, sum(y) / 2) if x[0] != x[1] and "x2" not in one.channels else (x[0], x[1], y[0], y[1])
+    return '<line x1="{:.1f}" x2="{:.1f}" y1="{:.1f}" y2="{:.1f}"/>'.format(*ends)
+
+
+def _text(x: tuple[float, float] | None, y: tuple[float, float] | None, one: _Layer, value: Drawn) -> str:
+    if x is None or y is None:
+        return ""
+    said = one.channels.get("text", {})
+    text = said.get("value", value.get(said.get("field"), ""))
+    return f'<text x="{sum(x) / 2 + 4:.1f}" y="{sum(y) / 2 - 5:.1f}">{in_html(short(str(text), 40))}</text>'
+
+
+_DRAWN: dict[str, Callable[..., str]] = {"rect": _rect, "bar": _rect, "point": _point, "rule": _rule, "text": _text}
+
+
+def _lines(one: _Layer, x: Numbers | Bands, y: Numbers | Bands, painted: Callable[[Drawn, bool], str]) -> Iterable[str]:
+    groups: dict[Any, list[Drawn]] = {}
+    by = one.channels.get("color", {}).get("field")
+    for value in one.values:
+        groups.setdefault(value.get(by), []).append(value)
+    for members in groups.values():
+        places = [(_place(one, value, x, "x"), _place(one, value, y, "y")) for value in members]
+        points = " ".join(f"{a[0]:.1f},{b[0]:.1f}" for a, b in places if a is not None and b is not None)
+        yield f'<polyline points="{points}" {painted(members[0], True)}/>'
+
+
+def _painter(one: _Layer) -> Callable[[Drawn, bool], str]:
+    """What gives a mark its colour: attributes, or a class of the page's style. stroked: its line has it, nothing is filled."""
+    said = one.channels.get("color", {})
+    scale = said.get("scale", {})
+    found = [value.get(said.get("field")) for value in one.values]
+    named = list(dict.fromkeys(map(str, scale.get("domain") or found)))
+    low, high = scale.get("domain") or _extent(found)[:2] if said.get("type") == "quantitative" else (0, 1)
+    dashes = ' stroke-dasharray="5 4"' if one.mark.get("strokeDash") else ""
+    more = f' opacity="{one.mark["opacity"]}"' if "opacity" in one.mark else ""
+
+    def paint(value: Drawn, stroked: bool) -> str:
+        hollow = stroked or one.mark.get("filled") is False
+        colour = said.get("value") or one.mark.get("color")
+        if colour is None and said.get("type") == "quantitative":
+            share = Numbers(low, high, 0, HEAT - 1, scale.get("type", "linear")).place(value.get(said["field"]) or 0)[0]
+            return f'class="h{min(HEAT - 1, max(0, round(share)))}"{more}'
+        if colour is None:
+            at = named.index(str(value.get(said.get("field")))) if said.get("field") else 0
+            if not scale.get("range"):
+                return f'class="{"s" if hollow else "c"}{at % COLOURS}"{more}{dashes}'
+            colour = scale["range"][at % len(scale["range"])]
+        attributes = f'fill="none" stroke="{in_html(colour)}" stroke-width="1.6"' if hollow else f'fill="{in_html(colour)}"'
+        return attributes + more + dashes
+
+    return paint
+
+
+def _legend(layers: Sequence[_Layer]) -> Iterable[str]:
+    """Names and their colours, in the line above the picture; a heat's ends."""
+    at, seen = float(LEFT), set()
+    for one in layers:
+        said = one.channels.get("color", {})
+        if "field" not in said or said["field"] in seen or said.get("legend", True) is None:
+            continue
+        seen.add(said["field"])
+        painted = _painter(one)
+        for name, look in _entries(one, said, painted):
+            yield f'<rect x="{at:.0f}" y="6" width="10" height="10" {look}/>'
+            yield f'<text x="{at + 14:.0f}" y="15">{in_html(short(name, 40))}</text>'
+            at += 28 + 6.2 * min(len(name), 40)
+
+
+def _entries(one: _Layer, said: Drawn, painted: Callable[[Drawn, bool], str]) -> Iterable[tuple[str, str]]:
+    if said.get("type") == "quantitative":
+        low, high = said.get("scale", {}).get("domain") or _extent([value.get(said["field"]) for value in one.values])
+        return [(f"{said.get('title')}: {low:.2g}", 'class="h0"'), (f"{high:.2g}", f'class="h{HEAT - 1}"')]
+    names = said.get("scale", {}).get("domain") or list(dict.fromkeys(str(value.get(said["field"])) for value in one.values))
+    return [(name, painted({said["field"]: name}, False)) for name in names[:8]]

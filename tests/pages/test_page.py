@@ -1,0 +1,111 @@
+"""A report as one HTML file: whole, small, quiet, and with nothing in it that somebody else could make run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hostilestore import HOSTILE, forbidden
+from pagecases import OURS, Read, hashed
+from reportcases import given, replay, result
+
+from actordbg.pages.page import as_html
+from actordbg.pages.static_picture import as_svg
+from actordbg.report.blocks import Banner, Block, Cell, Cells, Chart, Code, Grid, Heading, Items, Paragraph
+from actordbg.report.replay_charts import replay_charts
+from actordbg.report.replay_document import document
+from actordbg.report.specifications import MOST_MARKS, layer, layered, names, quantity
+from actordbg.report.summary import summarise
+
+POINTS = layered([{"x": 1, "y": 2, "k": HOSTILE}, {"x": 3, "y": 4, "k": "b"}], layer("point", color=names("k", HOSTILE)),
+                 x=quantity("x", HOSTILE), y=quantity("y", "y"))  # fmt: skip
+HOSTILE_BLOCKS: list[Block] = [
+    Heading(HOSTILE, 1), Banner(HOSTILE, HOSTILE, HOSTILE, ((HOSTILE, HOSTILE),), (HOSTILE,)), Heading(HOSTILE, 2), Heading(HOSTILE, 3),
+    Paragraph(HOSTILE), Items((HOSTILE, f"command: {HOSTILE}", f"a: {HOSTILE}")), Code(HOSTILE),
+    Grid(("a", HOSTILE), ((HOSTILE, "1"),), frozenset({"a"}), (HOSTILE,)), Chart(HOSTILE, HOSTILE, POINTS, Grid((HOSTILE,), ((HOSTILE,),)), HOSTILE),
+    Cells(HOSTILE, HOSTILE, (HOSTILE,), (HOSTILE,), ((Cell(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),),), POINTS),
+]  # fmt: skip
+
+
+def page_of(count: int) -> str:
+    inputs = [given(i, 200 + i % 900) for i in range(count)]
+    results = [
+        result(
+            i,
+            started_at=f"2025-06-19T05:{i // 3600 % 60:02d}:{i % 60:02d}.000000Z",
+            finished_at="2025-06-19T06:00:00.000000Z",
+        )
+        for i in range(count)
+    ]
+    data = replay(inputs, results)
+    summary = summarise([data], selection="the last replay", now="now")
+    return as_html(document(summary, {"A": replay_charts(data)}))
+
+
+def test_nothing_that_others_wrote_becomes_an_element_an_attribute_or_a_script():
+    page = as_html(HOSTILE_BLOCKS)
+    found = Read(page)
+    assert {tag for tag, _ in found.elements} <= OURS
+    assert not [name for _, attributes in found.elements for name in attributes if name.startswith("on") or name == "style"]
+    assert forbidden(page) == []
+    assert "<script>alert(1)</script>" in "".join(found.texts), "it is shown as text"
+    (data,) = (text for attributes, text in found.scripts if "type" in attributes)
+    assert json.loads(data) == POINTS, "a program still reads what was there"
+
+
+def test_the_policy_allows_exactly_the_scripts_and_the_style_of_the_page():
+    found = Read(as_html(HOSTILE_BLOCKS))
+    allowed = dict(part.split(" ", 1) for part in found.policy.split("; "))
+    assert allowed["default-src"] == "'none'" and "unsafe" not in found.policy and "http" not in found.policy
+    assert allowed["script-src"].split() == [hashed(text) for text in found.running]
+    addresses = [*found.having("src"), *found.having("href")]
+    assert all(
+        one.startswith(("#", "data:image/svg+xml;base64,")) for one in addresses if one not in {a for _, a in log_links(found)}
+    )
+
+
+def log_links(found: Read) -> list[tuple[str, str]]:
+    """Links to logs are relative, percent-encoded paths beside the page."""
+    links = [str(a["href"]) for tag, a in found.elements if tag == "a" and not str(a["href"]).startswith("#")]
+    assert all(re.fullmatch(r"[\w%/.~-]+", one) for one in links)
+    return [("a", one) for one in links]
+
+
+def test_a_page_is_small_and_only_one_with_charts_has_vega():
+    assert len(as_html([Heading("a", 1), Paragraph("b")]).encode()) < 40_000
+    assert 800_000 < len(page_of(3).encode()) < 1_200_000
+
+
+def test_every_chart_has_a_picture_and_a_table_for_whoever_has_no_javascript():
+    found = Read(page_of(3))
+    charts = sum(a.get("class") == "chart" for _, a in found.elements)
+    pictures = [a for tag, a in found.elements if tag == "svg"]
+    assert charts == len(pictures) == 4 and all(len(str(one["aria-label"])) > 20 for one in pictures)
+    assert "The same as a table" in found.texts
+
+
+def test_5000_inputs_are_thinned_and_the_page_says_so():
+    page = page_of(5000)
+    assert len(page.encode()) < 3_000_000
+    assert f"{MOST_MARKS:,} of 5,000 are drawn" in page
+
+
+def test_the_banner_says_what_was_not_judged_and_that_the_model_is_a_toy():
+    told = " ".join("".join(Read(page_of(3)).texts).split())
+    assert "PASSED, NOT JUDGED 3 of 3 inputs passed" in told
+    assert "actordbg compare r1 truth" in told and "tokens/s (toy model)" in told
+
+
+@pytest.mark.parametrize("scale", ["linear", "log", "symlog"])
+def test_a_static_picture_keeps_its_marks_inside(scale: str):
+    values = [{"x": x, "y": y} for x, y in ((1e-9, 1e-7), (2.0, 5.0), (3000.0, 9e6))]
+    spec = layered(values, layer("point"), x=quantity("x", "x"), y=quantity("y", "y", scale={"type": scale}))
+    places = [float(one) for one in re.findall(r'c[xy]="([-\d.]+)"', as_svg(spec, "three points"))]
+    assert len(places) == 6 and all(0 <= place <= 720 for place in places)
+
+
+def test_a_static_picture_of_nothing_and_of_one_value_is_a_picture(tmp_path: Path):
+    for values in ([], [{"x": 0, "y": 0}]):
+        assert as_svg(layered(values, layer("bar"), x=quantity("x", "x"), y=names("y", "y")), "nothing").startswith("<svg")
