@@ -153,8 +153,10 @@ def _listener(touch: Callable[[], None], tick: Callable[[], None], advance: Call
             touch()
             done[stage] += 1
             advance(1)
-        elif event.kind == "attempt" and event.text:
-            advance(0, note=f"starting again: {event.text[:100]}")
+        elif event.kind == "attempt":
+            advance(0, note=f"{stage}: {f'starting again: {event.text[:100]}' if event.text else 'starting the workers'}")
+        elif event.kind == "start":
+            advance(0, note=f"{stage}: {event.text}")
 
     return CheckListener(on_stage, on_event, tick)
 

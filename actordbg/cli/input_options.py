@@ -217,22 +217,16 @@ def settle(store: Store, catalog: LiveCatalog) -> None:
 
 
 def counting(catalog: LiveCatalog, advance: Callable[..., None]) -> Callable[[Progress], None]:
-    """What to do with a replay's news where each result is a step of the bar."""
-
-    def on_event(event: Progress) -> None:
-        if event.kind == "result":
-            catalog.touch()
-            advance(1)
-
-    return on_event
+    """What to do with a replay's news: each result is a step of the bar, and beside it stands what goes on."""
+    return lambda event: show(catalog, advance, event)
 
 
 def show(catalog: LiveCatalog, advance: Callable[..., None], event: Progress) -> None:
-    """The same, and beside the bar how the replay goes."""
-    if event.kind == "attempt" and event.text:
-        advance(0, note=f"starting again: {event.text[:100]}")
-    elif event.kind == "ready":
-        advance(0, note="running")
+    """The same for one event."""
+    if event.kind == "attempt":
+        advance(0, note=f"starting again: {event.text[:100]}" if event.text else "starting the workers")
+    elif event.kind in ("start", "leaving"):
+        advance(0, note=event.text)
     elif event.kind == "result":
         catalog.touch()
-        advance(1, note="running" if event.text == "passed" else f"last: {event.text}")
+        advance(1, note="" if event.text == "passed" else f"last: {event.text}")

@@ -13,7 +13,7 @@ from actordbg.actor.model_code import require_consent
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
 from actordbg.cli.input_options import ChosenInputs, asked_for, chosen_order, is_left_to_rank_0, nothing_to, opened, replaying
-from actordbg.cli.matrix_answer import MatrixAnswer, MatrixPlan, follow, print_answer, print_plan
+from actordbg.cli.matrix_answer import MatrixAnswer, MatrixPlan, follow, print_answer, print_plan, steps_of
 from actordbg.cli.options import (
     ConfirmOption,
     Format,
@@ -212,12 +212,11 @@ def _run(
         return
     if held is not None:
         require_common(store, held, record.cells, record.dump_ids)
-    total = len(record.dump_ids) * sum(is_open(cell) for cell in record.cells)
     interrupted = False
     try:
-        with replaying(store, "matrix", total, quiet=quiet) as (catalog, advance):
+        with replaying(store, "matrix", steps_of(record), quiet=quiet) as (catalog, advance):
             around.on_tick = catalog.tick
-            around.on_event = follow(catalog, advance, len(record.cells))
+            around.on_event = follow(catalog, advance, record)
             run_matrix(store, record, chosen.rows, around, held)
     except KeyboardInterrupt:
         interrupted = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,7 +13,8 @@ import typer
 from actordbg.actor.signatures import explain
 from actordbg.cli import output
 from actordbg.cli.options import Format
-from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
+from actordbg.formats.matrix_record import PASSED, MatrixCell, MatrixRecord
+from actordbg.matrix.cells import is_open
 from actordbg.matrix.matrix_document import MatrixContext, matrix_document
 from actordbg.matrix.run_matrix import MatrixEvent
 from actordbg.replay.live_catalog import LiveCatalog
@@ -56,20 +58,31 @@ def _coloured_line(line: str) -> str:
     return _WORD.sub(lambda found: typer.style(found[0], fg=_COLOURS[found[0]]), line)
 
 
-def follow(catalog: LiveCatalog, advance: Callable[..., None], cells: int) -> Callable[[MatrixEvent], None]:
-    """What to do with a running matrix's news: catalog it, move the bar on, and say which cell it is."""
+def steps_of(record: MatrixRecord) -> int:
+    """Steps of a matrix's bar: the inputs of each cell that must still run, and its comparison with the truth."""
+    return (len(record.dump_ids) + bool(record.options.get("oracle"))) * sum(map(is_open, record.cells))
+
+
+def follow(catalog: LiveCatalog, advance: Callable[..., None], record: MatrixRecord) -> Callable[[MatrixEvent], None]:
+    """What to do with a running matrix's news: catalog it, move the bar on, and say which cell it is and what it does."""
+    inputs, truth = len(record.dump_ids), bool(record.options.get("oracle"))
+    done: Counter[int] = Counter()
 
     def on_event(event: MatrixEvent) -> None:
         catalog.touch()
-        name = f"#{event.cell.index} of {cells}: {event.cell.name}"
-        if event.kind == "cell":
-            advance(0, note=name)
-        elif event.kind == "input":
+        cell = event.cell
+        name = f"#{cell.index} {cell.name}"
+        if event.kind == "input":
+            done[cell.index] += 1
             advance(1, note=name if event.text == "passed" else f"{name}: {event.text}")
+        elif event.kind == "done":  # what did not run and what is not compared is passed over
+            advance(inputs - done[cell.index] + (truth and cell.status != PASSED), note=f"{name}: {cell.status}")
+        elif event.kind == "judged":
+            advance(1, note=f"{name}: {cell.verdict}")
         elif event.kind in ("truth", "truth input"):
-            advance(0, note=f"#{event.cell.index}: comparing with the truth")
-        elif event.kind == "load":
-            advance(0, note=f"{name}: {event.text[:60]}")
+            advance(0, note=f"#{cell.index}: comparing with the truth")
+        else:
+            advance(0, note=f"{name}: {event.text[:80]}" if event.text else name)
 
     return on_event
 

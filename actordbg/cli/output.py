@@ -178,20 +178,14 @@ def progress(label: str, total: int | None, *, quiet: bool = False) -> Iterator[
     if quiet:
         yield lambda n=1, note="", total=None: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from actordbg.cli.progress_bar import Bar
 
-    bar = Progress(
-        TextColumn("{task.description}", markup=False), BarColumn(20), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("{task.fields[note]}", markup=False), console=Console(stderr=True, highlight=False),
-    )  # fmt: skip
-    with bar:
-        task = bar.add_task(in_line(label), total=total, note="")
+    bar = Bar(in_line(label), total)
 
-        def advance(n: float = 1, note: str = "", total: float | None = None) -> None:
-            fields: dict[str, Any] = {"note": in_line(note)} if note else {}
-            bar.update(task, advance=n, total=total, **fields)
+    def advance(n: float = 1, note: str = "", total: float | None = None) -> None:
+        bar.advance(n, in_line(note), total)
 
+    with bar.drawn:
         yield advance
 
 

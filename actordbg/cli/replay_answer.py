@@ -189,8 +189,12 @@ def _share(share: ShareAnswer) -> str:
 
 def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
     lines = []
-    if answer.first_forward_s is not None:
+    if answer.first_forward_s is not None and answer.forward_median_s is not None:
         lines.append(("first forward", f"{answer.first_forward_s:.3f} s, not in the figures below (compiling, warming up)"))
+    elif answer.first_forward_s is not None:
+        why = "warming up: none is steady, since each input was a worker's first"
+        lines.append(("forward", f"{answer.first_forward_s:.3f} s, {why}"))
+        lines.append(("", "more inputs than workers give a steady one (--max-inputs)"))
     if answer.forward_median_s is not None:
         lines.append(("forward", f"median {answer.forward_median_s:.3f} s, p95 {answer.forward_p95_s or 0:.3f} s"))
     if answer.backward_median_s is not None:

@@ -138,6 +138,12 @@ def read_standing(folder: Path) -> tuple[dict[str, Any], str]:
     return news.get("resolved", {}).get("resolved", {}), news.get("finished", {}).get("status", "unfinished")
 
 
+def read_why(folder: Path) -> str:
+    """Why a replay ended before every input had its result, with the end of its log; "" where nothing stopped it."""
+    ended = [event for event in read_events(folder / SUPERVISOR) if event["event"] == "finished"]
+    return str(ended[-1].get("why") or "") if ended else ""
+
+
 def last_results(records: Iterable[ResultRecord]) -> dict[str, ResultRecord]:
     """Of each dump the result that counts: the one that finished last, of a later attempt where times are equal."""
     results: dict[str, ResultRecord] = {}

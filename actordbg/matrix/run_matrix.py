@@ -49,8 +49,8 @@ from actordbg.store.layout import Store
 
 @dataclass(frozen=True)
 class MatrixEvent:
-    """News of a cell. kind: "cell" (it starts), "input" (an input has a result), "load" (its workers start again), "truth" (its
-    comparison starts), "truth input", "done". `text`: in words.
+    """News of a cell. kind: "cell" (it starts), "input" (an input has a result), "load" (its workers start again), "done";
+    "truth" (its comparison starts), "truth input", "judged"; "doing", what it does now. `text`: in words.
     """
 
     kind: str
@@ -204,12 +204,16 @@ class MatrixRun:
                     cell, truth = judged(self.store, cell, truth_dtype, power, told, self.around.on_tick, warm)
                     self.record = replace(self.record, truth_id=self.record.truth_id or truth)
                     self._put(cell)
+                    self.around.on_event(MatrixEvent("judged", cell))
 
     def _tell(self, cell: MatrixCell, kind: str, event: Progress) -> None:
         if event.kind == "result":
             self.around.on_event(MatrixEvent(kind, cell, event.text))
         elif event.kind == "attempt" and event.text:
             self.around.on_event(MatrixEvent("load", cell, f"starting again: {event.text}"))
+        elif event.kind in ("start", "leaving"):
+            computing = "the truth of " if kind == "truth input" and event.kind == "start" else ""
+            self.around.on_event(MatrixEvent("doing", cell, computing + event.text))
 
     def _put(self, cell: MatrixCell) -> None:
         cells = tuple(cell if one.index == cell.index else one for one in self.record.cells)

@@ -26,7 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.actor.model_code import require_consent
-from actordbg.base.errors import Conflict, CorruptDump, StoreProblem
+from actordbg.actor.sharing import compiles
+from actordbg.base.errors import ActordbgError, Conflict, CorruptDump, StoreProblem
+from actordbg.base.fault import scrub
 from actordbg.base.ids import LAST, is_own, resolve
 from actordbg.base.owners import read_owned
 from actordbg.config import dist_plugin
@@ -54,7 +56,9 @@ STOPPED_EARLY = "failed"
 
 @dataclass(frozen=True)
 class Progress:
-    """One event of a running replay. kind: "attempt", "ready", "start", "stop", "line" or "result". `text`: the same in words."""
+    """One event of a running replay. kind: "attempt", "ready", "start" (of an input), "stop", "line", "result", or
+    "leaving": every input has its result, and the workers stop. `text`: the same in words.
+    """
 
     kind: str
     text: str = ""
@@ -176,6 +180,7 @@ class Supervisor:
         self.journal = Journal(folder / SUPERVISOR)
         self._go_on_with_lanes()
         self._prompts, self._attended = Relay(), False
+        self._fresh, self._leaving = True, False
         self._groups = [self._group(group, set(done), start_timeout_s) for group in groups_of(spec.config)]
 
     def take_stops(self, stops: StopOrder, prompts: Relay | None) -> None:
@@ -189,12 +194,14 @@ class Supervisor:
         """Run until nothing is pending or an error stops it. Afterwards no process is left in either case."""
         self.journal.append("supervisor", pid=_me()[0], ticks=_me()[1])
         self.outcome.status = STOPPED_EARLY
+        why = ""
         try:
             for group in self._groups:
                 group.start()
             while running := [group for group in self._groups if not group.finished]:
                 for group in running:
                     group.step()
+                self._say_what_remains()
                 self._on_tick()
                 wait_for_any([*self._prompts.descriptors(), *(fd for group in running for fd in group.watched())], POLL_S)
                 self._prompts.step()
@@ -202,16 +209,31 @@ class Supervisor:
         except KeyboardInterrupt:
             self.outcome.status = INTERRUPTED
             raise
+        except ActordbgError as error:
+            why = error.message
+            raise
         finally:
             self._prompts.close()
             with undisturbed():
                 for group in self._groups:
                     group.stop()
                 clear_away(self.folder)
-                self.journal.append("finished", status=self.outcome.status, finished_at=now_timestamp())
+                said = {"why": scrub(why)} if why else {}
+                self.journal.append("finished", status=self.outcome.status, finished_at=now_timestamp(), **said)
                 self.journal.close()
                 self._on_tick()
         return self.outcome
+
+    def _begun(self, dump_id: str) -> str:
+        """An input in words: its length and its dump. The first one of a start under torch.compile compiles."""
+        length = next((item.seq_len for item in self.spec.inputs if item.dump_id == dump_id), None)
+        compiling = "compiling: " if compiles(self.spec.config) and self._fresh else ""
+        return f"{compiling}S {length}, {dump_id}"
+
+    def _say_what_remains(self) -> None:
+        if not self._leaving and len(self.outcome.results) == self.outcome.total:
+            self._leaving = True
+            self._on_event(Progress("leaving", "stopping the workers"))
 
     def _go_on_with_lanes(self) -> None:
         """Take in what followers wrote in earlier runs of the replay."""
@@ -235,6 +257,7 @@ class Supervisor:
     def _on_attempt(self, group: Group, attempt: int, reason: str) -> None:
         self.journal.append("attempt", attempt=attempt, ranks=list(group.ranks), reason=reason)
         self.outcome.restarts += bool(reason)
+        self._fresh = True
         self._on_event(Progress("attempt", reason))
 
     def _on_news(self, event: Event) -> None:
@@ -245,7 +268,7 @@ class Supervisor:
                 self.journal.append("resolved", resolved=event["resolved"])
             self._on_event(Progress("ready", f"rank {event['rank']}"))
         elif event["event"] == "start":
-            self._on_event(Progress("start", event["dump_id"]))
+            self._on_event(Progress("start", self._begun(event["dump_id"])))
         elif event["event"] == "end":
             record = result_of(event)
             self._tell(record)
@@ -271,6 +294,7 @@ class Supervisor:
 
     def _tell(self, record: ResultRecord) -> None:
         """Tell of a result, unless it replaces an earlier one."""
+        self._fresh = False
         known = record.dump_id in self.outcome.results
         self.outcome.results[record.dump_id] = record
         if not known:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from actordbg.base.errors import StoreProblem
 from actordbg.catalog import query
-from actordbg.formats.journal import SPEC
+from actordbg.formats.journal import SPEC, read_why
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.report.report_model import ReplayData
 from actordbg.report.summary import restrict
@@ -70,7 +70,8 @@ def _read(catalog: query.Catalog, row: query.ReplayRow) -> ReplayData:
     spec = ReplaySpec.from_file(catalog.store.replays / row.replay_id / SPEC)
     results = query.results_for(catalog, row.replay_id)
     compared = tuple(query.comparisons(catalog, row.replay_id))
-    return ReplayData(spec, row.resolved or {}, row.status, tuple(results), compared)
+    why = read_why(catalog.store.replays / row.replay_id)
+    return ReplayData(spec, row.resolved or {}, row.status, tuple(results), compared, why)
 
 
 def _selection(names: Sequence[str], count: int) -> str:

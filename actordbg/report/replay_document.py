@@ -20,6 +20,7 @@ from actordbg.report.law_summary import laws_in_words
 from actordbg.report.report_model import Against, Counts, FailureGroup, ReplaySummary, Summary
 from actordbg.report.verdict_banner import banner
 
+_LOG_LINES = 12
 _FACTS = ("parameters", "device_name")
 """What workers report, and a reader looks for beside the settings."""
 
@@ -126,6 +127,7 @@ def _configured(one: ReplaySummary, against: Against) -> str:
 
 def _replay(one: ReplaySummary, charts: Sequence[Chart]) -> list[Block]:
     blocks: list[Block] = [Heading(f"{one.label}  {one.replay_id}", 2), Items(tuple(_facts(one)))]
+    blocks += _stopped(one)
     blocks += _failures(one)
     blocks += charts
     blocks += _timing(one)
@@ -142,7 +144,7 @@ def _facts(one: ReplaySummary) -> Iterable[str]:
         yield f"ran as: {on_machine(one.asked, one.resolved)}"
     else:
         yield f"no worker became ready; asked for: {label(as_ran(one.asked))}"
-        yield f"why: the logs in the store's replays/{one.replay_id}/"
+        yield f"logs: the store's replays/{one.replay_id}/"
     if one.command:
         words, mark = consent.words_of(one.command)
         yield f"command: {' '.join(map(in_shell, words)) or 'its record has none of actordbg'}{mark}"
@@ -167,6 +169,14 @@ def counted(counts: Counts) -> str:
              ("stopped", counts.stopped), ("not run", counts.not_run))  # fmt: skip
     shown = [f"{count:,} {name}" for name, count in names if count or name == "passed"]
     return f"{', '.join(shown)} of {counts.inputs:,}"
+
+
+def _stopped(one: ReplaySummary) -> list[Block]:
+    """What ended it early: the error, and the last lines of the log."""
+    if not one.why:
+        return []
+    first, *log = one.why.strip().splitlines()
+    return [Heading("What stopped it", 3), Paragraph(first), *([Code("\n".join(log[-_LOG_LINES:]))] if log else [])]
 
 
 def _failures(one: ReplaySummary) -> list[Block]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actordbg.catalog.tables import ComparisonRow
-from actordbg.formats.journal import read_results, read_standing
+from actordbg.formats.journal import read_results, read_standing, read_why
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 from actordbg.report.arithmetic import Spread
 from actordbg.report.law_summary import LawSummary
@@ -23,7 +23,7 @@ class ReplayData:
 
     `resolved` is the configuration that the workers reported (empty if none became ready), `status` is
     "complete", "interrupted", "failed" or "unfinished". `results` holds at most one result for each dump, `comparisons` the
-    newest one with each other side.
+    newest one with each other side. `why`: what stopped it early, and the end of its log.
     """
 
     spec: ReplaySpec
@@ -31,13 +31,15 @@ class ReplayData:
     status: str
     results: tuple[ResultRecord, ...]
     comparisons: tuple[ComparisonRow, ...] = ()
+    why: str = ""
 
 
 def data_of(store: Store, spec: ReplaySpec) -> ReplayData:
     """The replay from its own files, without its comparisons."""
     folder = store.replays / spec.replay_id
     results = read_results(folder)
-    return ReplayData(spec, *read_standing(folder), tuple(results[i.dump_id] for i in spec.inputs if i.dump_id in results))
+    found = tuple(results[i.dump_id] for i in spec.inputs if i.dump_id in results)
+    return ReplayData(spec, *read_standing(folder), found, why=read_why(folder))
 
 
 @dataclass(frozen=True)
@@ -226,7 +228,8 @@ class Compiled:
 class ReplaySummary:
     """One replay: its inputs, the configuration that ran, and its results.
 
-    `comparisons`: the newest one of it (as A) with each other replay, the truth and the run's own results.
+    `comparisons`: the newest one of it (as A) with each other replay, the truth and the run's own results. `why`: what
+    stopped it, and the end of its log.
     """
 
     label: str
@@ -260,6 +263,7 @@ class ReplaySummary:
     comparisons: tuple[ComparisonRow, ...] = ()
     ranks: RankAgreement | None = None
     laws: LawSummary | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True)

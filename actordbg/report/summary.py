@@ -132,6 +132,7 @@ def _replay(data: ReplayData, name: str, slowest: int, explain: Explain) -> Repl
         comparisons=data.comparisons,
         ranks=agreement_of(results, spec.config),
         laws=laws_of(results, spec.config),
+        why=data.why,
     )
 
 

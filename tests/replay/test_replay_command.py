@@ -106,6 +106,9 @@ class TestAReplayThatIsGivenUp:
         with sqlite3.connect(store.catalog_path) as catalog:
             rows = catalog.execute("SELECT status FROM result ORDER BY status").fetchall()
         assert rows == [("crashed",), ("passed",)]
+        reported = CliRunner().invoke(app, ["--store", str(store.root), "report"]).stdout
+        stopped = reported.partition("What stopped it")[2].partition("Failures")[0]
+        assert "3 attempts in a row ended without a result" in stopped and "    | --- launcher.log" in stopped
 
 
 def test_folded_ids_are_said_with_the_number_of_inputs(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,6 +121,17 @@ def test_folded_ids_are_said_with_the_number_of_inputs(store: Store, capsys: pyt
     assert answer.folded_ids == 2
     render(answer)
     assert "token ids of 2 inputs into the model's vocabulary" in capsys.readouterr().out
+
+
+def test_figures_of_warming_up_are_shown_where_no_input_is_steady(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    spec = written_spec(store)
+    journal = Journal(store.replays / spec.replay_id / "rank0.jsonl")
+    for rank, item in enumerate(spec.inputs):
+        journal.append("end", **ResultRecord(spec.replay_id, item.dump_id, "passed", worker=rank, forward_s=0.133).to_dict())
+    render(answer_of(store, spec, 0))
+    said = capsys.readouterr().out
+    assert "forward        0.133 s, warming up: none is steady, since each input was a worker's first" in said
+    assert "more inputs than workers give a steady one" in said and "figures below" not in said
 
 
 def test_a_condition_selects_and_max_inputs_cuts(store: Store) -> None:

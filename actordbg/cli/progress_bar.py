@@ -1,0 +1,90 @@
+"""The bar while something runs: how far it is, a clock that never stops, when it may end, and what is being done since when.
+
+    checking ━━━━━━━━━━━━━━━━━━━━  7/16 0:01:23 eta 0:01:40 [12 s] compiling: S 1861, 20250619T0...
+
+Steps are often long and few, so the time that is left follows from all of them, the first one left out: it waited for workers.
+The clock runs on behind the last step, because stopping workers and judging take time as well. Imported when a bar is drawn.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Column
+from rich.text import Text
+
+WIDE = 110
+"""Columns of a terminal from which on the bar is long."""
+_TOLD_AFTER_S = 3.0
+"""From when on it is said how long something has been going on."""
+
+
+class Clock(ProgressColumn):
+    """Time since the bar began; it stops with the bar, not with the last step."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        return Text(_told(task.elapsed or 0.0), style="progress.elapsed")
+
+
+class TimeLeft(ProgressColumn):
+    """About how long the steps that are left will take; nothing before the second step."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        left = time_left(task.fields["steps"], task.get_time(), task.completed, task.total)
+        return Text("" if left is None else f"eta {_told(left)}", style="progress.remaining")
+
+
+class Note(ProgressColumn):
+    """What is being done, and for how long."""
+
+    def render(self, task: Task) -> Text:
+        note, since = task.fields["note"]
+        lasts = task.get_time() - since
+        return Text(f"[{lasts:.0f} s] {note}" if note and lasts >= _TOLD_AFTER_S else note)
+
+
+class Bar:
+    """A bar with one line. `advance` says how many steps are done, what begins, and how many there are in all."""
+
+    def __init__(self, label: str, total: float | None, console: Console | None = None) -> None:
+        console = console or Console(stderr=True, highlight=False)
+        self.drawn = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(20 if console.width >= WIDE else 10),
+            MofNCompleteColumn(),
+            Clock(),
+            TimeLeft(),
+            Note(table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+            console=console,
+            expand=True,
+        )
+        self._steps: list[float] = []  # when the first step and the last one ended
+        now = self.drawn.get_time()
+        self._task = self.drawn.add_task(label, total=total, note=("", now), steps=self._steps)
+
+    def advance(self, n: float = 1, note: str = "", total: float | None = None) -> None:
+        """`n` steps are done; `note`: what begins now."""
+        now, task = self.drawn.get_time(), self.drawn.tasks[0]
+        if n:
+            self._steps[:] = [*self._steps[:2], now, task.completed + n][-4:] if self._steps else [now, task.completed + n]
+        fields: dict[str, Any] = {"note": (note, now)} if note and note != task.fields["note"][0] else {}
+        self.drawn.update(self._task, advance=n, total=total, **fields)
+
+
+def time_left(steps: list[float], now: float, completed: float, total: float | None) -> float | None:
+    """Seconds that are left, by the pace between the first step and the last one: [when, which, when, which]."""
+    if len(steps) < 4 or total is None or completed >= total or steps[3] <= steps[1]:
+        return None
+    pace = (steps[2] - steps[0]) / (steps[3] - steps[1])
+    return max(pace * (total - completed) - (now - steps[2]), 0.0)
+
+
+def _told(seconds: float) -> str:
+    return str(timedelta(seconds=int(seconds)))

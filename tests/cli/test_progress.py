@@ -1,0 +1,84 @@
+"""The bar: its clock runs while work goes on, it says what is done and since when, and it ends where the work does."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from matrixcases import Bench
+from rich.console import Console
+from roots import SUPPORT
+from supervised import Bench as Replays
+from supervised import make_spec
+
+from actordbg.cli.input_options import counting
+from actordbg.cli.matrix_answer import follow, steps_of
+from actordbg.cli.progress_bar import Bar
+from actordbg.formats.matrix_record import FAILED, PASSED
+from actordbg.matrix.run_matrix import MatrixEvent
+from actordbg.replay.live_catalog import LiveCatalog
+from actordbg.store.layout import Store
+
+
+class Clocked:
+    """A bar in a terminal of so many columns, at a time that the test sets."""
+
+    def __init__(self, total: float, width: int) -> None:
+        self.now, self.screen = 0.0, io.StringIO()
+        self.console = Console(file=self.screen, width=width, force_terminal=True, color_system=None, get_time=lambda: self.now)
+        self.bar = Bar("replaying", total, self.console)
+
+    def at(self, seconds: float, n: float = 0, note: str = "") -> str:
+        self.now = seconds
+        self.bar.advance(n, note)
+        with self.console.capture() as shown:
+            self.console.print(self.bar.drawn)
+        return shown.get().strip()
+
+
+@pytest.fixture(autouse=True)
+def fake_worker_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_the_clock_runs_behind_the_last_step_and_says_what_takes_so_long(width: int) -> None:
+    bar = Clocked(3, width)
+    assert "0/3 0:00:04" in bar.at(4, note="starting the workers")
+    bar.at(20, 1, "compiling: S 1861, 20250619T052608.430740Z-000000-4711-9f3a2c1b-and-more-than-fits")
+    shown = bar.at(32, 1)
+    assert "2/3 0:00:32 eta 0:00:12 [12 s] compiling: S 18" in shown and len(shown) <= width
+    assert "3/3 0:00:40" in bar.at(40, 1, "stopping the workers")
+    assert "3/3 0:01:40  [60 s] stopping the workers" in bar.at(100)
+
+
+def test_a_replays_bar_says_the_input_that_compiles_and_that_workers_stop(store: Store) -> None:
+    notes: list[str] = []
+    counted = counting(LiveCatalog(store), lambda n=1, note="": notes.append(f"{n} {note}".strip()))
+    Replays(store).run(make_spec(2, compile=True), {}, on_event=counted)
+    assert notes == [
+        "0 starting the workers", "0 compiling: S 8, d0", "1", "0 S 8, d1", "1", "0 stopping the workers",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def bench(store: Store) -> Iterator[Bench]:
+    yield (made := Bench(store))
+    assert made.left_running() == []
+
+
+def test_a_matrix_counts_the_truth_as_a_step_and_ends_where_its_work_does(bench: Bench, store: Store) -> None:
+    record = bench.new({"attn": "sdpa,eager", "packing": "off"}, inputs=2)
+    judged = replace(record, options=record.options | {"oracle": "fp32"})
+    assert (steps_of(record), steps_of(judged)) == (4, 6)
+    steps: list[tuple[float, str]] = []
+    on_event = follow(LiveCatalog(store), lambda n=1, note="": steps.append((n, note)), judged)
+    bench.run(record, lambda config: {"d1": "fail"} if config.attn == "eager" else {}, on_event=on_event)
+    cells = [replace(cell, status=status) for cell, status in zip(record.cells, (PASSED, FAILED), strict=True)]
+    assert sum(n for n, _ in steps) == 5 and "stopping the workers" in steps[-2][1]
+    on_event(MatrixEvent("doing", cells[0], "the truth of S 8, d0"))
+    on_event(MatrixEvent("judged", replace(cells[0], verdict="match")))
+    assert sum(n for n, _ in steps) == 6 and steps[-2:] == [(0, "#0 sdpa: the truth of S 8, d0"), (1, "#0 sdpa: match")]
