@@ -73,9 +73,10 @@ FIGURES_OF ?= .
 figures: $(VENV)/.test
 	$(BIN)/python tests/project/figures.py $(FIGURES_OF)
 
-# Which families of models come out right, on small random models: half a minute of one core for each.
+# Which families of models come out right, on small random models: half a minute of one core for each. What was ended goes on.
 families: $(VENV)/.test
-	$(BIN)/actordbg families --write docs/reference/families.md || test $$? -eq 1
+	$(BIN)/actordbg families --keep .families --write docs/reference/families.md || test $$? -eq 1
+	rm -rf .families
 
 # A store to play with, in examples/store; examples/README.md is the tour.
 examples: $(VENV)/.demo

@@ -20,7 +20,7 @@ from collections.abc import Hashable
 from dataclasses import asdict
 
 from actordbg.config.choices import Choices
-from actordbg.config.replay_config import SETTINGS, ReplayConfig
+from actordbg.config.replay_config import LAUNCHERS, SETTINGS, ReplayConfig
 
 CHANGEABLE = tuple(name for name, one in SETTINGS.items() if one.switchable)
 """The settings that a loaded Actor can be switched to."""
@@ -47,13 +47,16 @@ def host_key(config: ReplayConfig, choices: Choices) -> Hashable:
     return tuple(sorted(fixed.items(), key=lambda item: item[0]))
 
 
-def reopens(config: ReplayConfig) -> bool:
-    """Whether a process that holds this Actor can build another one in its place, where that one says the same of itself.
+def reopens(config: ReplayConfig) -> Hashable | None:
+    """What kind of process this Actor is built in: one that holds an Actor can build any of the same kind in its place.
 
-    A plain process can: it is in no process group, and nothing outlives its Actor. What it has imported stays, and that is most
-    of a start's time for a small model. What torch.compile leaves behind is a reason for another process.
+    A kind is a launcher and a number of processes that compute together, with their process group, which stays. So do imports,
+    and those are most of a start's time for a small model. torch.compile leaves too much behind: None.
     """
-    return config.backend == "plain" and not config.compile
+    if config.compile or config.deepcompile:
+        return None
+    launcher = LAUNCHERS[config.backend]
+    return launcher, config.nproc if launcher != "python" else 1, config.dist_backend
 
 
 def compiles(config: ReplayConfig) -> bool:

@@ -91,6 +91,7 @@ def _noise_floor(record: NoiseRecord) -> Row:
 
 def _cell(matrix_id: str, cell: MatrixCell) -> Row:
     made = {"reason": cell.reason or None, "regressed": "; ".join(cell.regressed) or None}
+    made |= {"laws": cell.laws or None, "violations": "; ".join(cell.violations) or None}
     return _same(cell, tables.CellRow) | made | {"matrix_id": matrix_id, "cell": cell.index}
 
 

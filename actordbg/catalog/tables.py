@@ -404,12 +404,15 @@ class CellRow(TableRow):
     status: str = column("passed, failed, unavailable or not run")
     verdict: str | None = column("against the truth: match, within-noise, mismatch, not-compared; NULL if not asked for")
     replay_id: str | None = column("its replay; NULL if nothing was started")
-    reason: str | None = column("why it is unavailable, or was not run")
+    reason: str | None = column("why it is unavailable, was not run, is wrong, or was judged in part only")
     signature: str | None = column("signature of the first failure")
     max_abs: float | None = column("largest difference of a log-prob from the truth, nats")
     load_s: float | None = column("seconds to build the Actor; 0 if another cell's was used")
     regressed: str | None = column("what got worse than the baseline; NULL if nothing did")
     settings: dict[str, Any] = column("the combination by axis")
+    laws: str | None = column("what the laws said, in a line; NULL if none was asked")
+    violations: str | None = column("which laws are broken, and how it first showed; NULL if none is")
+    excludes: dict[str, Any] = column("by fault, the smallest size that would have been WRONG")
 
 
 @dataclass(init=False, repr=False, eq=False, match_args=False)

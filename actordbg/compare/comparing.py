@@ -105,10 +105,10 @@ def compare(
     verdicts |= {MISMATCH} if biased else set()
     verdict = next((one for one in (MISMATCH, WITHIN_NOISE, MATCH) if one in verdicts), NOT_COMPARED)
     excludes: Sizes = {}
-    if verdict == MATCH and theirs.info.kind == TRUTH and not noise:
-        excludes = excluded(dumps, shown.limits, bias)
+    if verdict in GOOD and theirs.info.kind == TRUTH:
+        excludes = excluded(dumps, shown.limits, bias, floors)
         if rounding and (lone := sides.open_replay(catalog, rounding)).spec.config.planted:
-            excludes |= noticed(lone, theirs, dumps, shown.limits, measured)
+            excludes |= noticed(lone, theirs, dumps, shown.limits, measured, floors)
     return ComparisonRecord(
         comparison_id=new_replay_id(),
         created_at=now_timestamp(),

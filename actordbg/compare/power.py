@@ -26,27 +26,41 @@ from dataclasses import replace
 from actordbg.compare.dump_figures import measure
 from actordbg.compare.measured_limits import MOST_Z, Bias, Rounding
 from actordbg.compare.sides import ReplaySide, Side
-from actordbg.compare.thresholds import judge, measures
+from actordbg.compare.thresholds import Floors, judge, measures
 from actordbg.formats.comparison_record import GOOD, MISMATCH, DumpComparison
 
 Sizes = dict[str, float | None]
 
 
-def excluded(dumps: Sequence[DumpComparison], limits: Mapping[str, float], bias: Bias | None) -> Sizes:
-    """Sizes by fault over the dumps that were judged and are good. `limits`: of dumps that have none of their own."""
-    each = [(one.limits or limits, measures(one)) for one in dumps if one.verdict in GOOD]
+def excluded(dumps: Sequence[DumpComparison], limits: Mapping[str, float], bias: Bias | None, floors: Floors) -> Sizes:
+    """Sizes by fault over the dumps that were judged and are good. `limits`: of dumps that have none of their own.
+
+    floors: the noise that excuses what is above a limit, so it hides a fault of that size.
+    """
+    each = [(_wider(one.limits or limits, floors.of(one.dump_id)), measures(one)) for one in dumps if one.verdict in GOOD]
     if not each:
         return {}
     shifts = _sums(each, "mean_abs") + ([bias.seen] if bias else [])
     found: Sizes = {"token": _all(each, "max_abs"), "tokens": min(shifts, default=None)}
     if any("grad_norm_rel" in values or "gradient_distance" in values for _, values in each):
-        parameters = [one.parameter_seen for one in dumps if one.verdict in GOOD]
+        parameters = [_parameter_seen(one, floors.of(one.dump_id)) for one in dumps if one.verdict in GOOD]
         known = [one for one in parameters if one is not None]
         found["gradients"] = min(
             (one for name in ("grad_norm_rel", "gradient_distance") for one in _scales(each, name)), default=None
         )
         found["parameter"] = max(known, default=None) if len(known) == len(parameters) else None
     return found
+
+
+def _wider(limits: Mapping[str, float], floor: Mapping[str, float]) -> dict[str, float]:
+    """What a measure must be above to be a mismatch: its limit, and the noise."""
+    return {name: max(limit, floor.get(name, 0.0)) for name, limit in limits.items()}
+
+
+def _parameter_seen(one: DumpComparison, floor: Mapping[str, float]) -> float | None:
+    if one.parameter_seen is None:
+        return None
+    return max(one.parameter_seen, floor.get("parameter_distance", 0.0) + (one.parameter_distance or 0.0))
 
 
 Judged = Sequence[tuple[Mapping[str, float], Mapping[str, float]]]
@@ -71,7 +85,12 @@ def _all(each: Judged, name: str) -> float | None:
 
 
 def noticed(
-    lone: ReplaySide, truth: Side, dumps: Sequence[DumpComparison], limits: Mapping[str, float], rounding: Rounding | None
+    lone: ReplaySide,
+    truth: Side,
+    dumps: Sequence[DumpComparison],
+    limits: Mapping[str, float],
+    rounding: Rounding | None,
+    floors: Floors,
 ) -> Sizes:
     """By fault that was planted in `lone`, the smallest size from which on each was red for these dumps."""
     planted: dict[tuple[str, float], list[DumpComparison]] = defaultdict(list)
@@ -85,7 +104,7 @@ def noticed(
             faulty = replace(ours, log_probs=log_probs, entropy=None, loss=None, grad_norm=None, gradients=())
             found = measure(one.dump_id, None, faulty, replace(theirs, entropy=None, loss=None, grad_norm=None, gradients=()))
             planted[fault, float(size)].append(found.dump)
-            if judge(found.dump, one.limits or limits, {}, found.broken).verdict == MISMATCH:
+            if judge(found.dump, one.limits or limits, floors.of(one.dump_id), found.broken).verdict == MISMATCH:
                 red.add((fault, float(size)))
     for key, found_dumps in planted.items():
         bias = rounding.bias(found_dumps) if rounding else None

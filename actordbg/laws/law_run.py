@@ -110,9 +110,11 @@ class LawRun:
         again = ForwardValues(self.base.log_probs[:, -width:])
         if "action_mask" in self.dump.inputs:
             again = ForwardValues(again.log_probs * self.dump.inputs["action_mask"].float())
-        moved = change(again, first, self.outcome.mask)
+        left_out = self.outcome.mask & (first.log_probs == 0) & (again.log_probs != 0)
+        moved = change(again, first, self.outcome.mask & ~left_out)
         self._noise = moved.size
-        self._take(rerun_answer(moved, dump.inputs["sequences"]))
+        masked = answer("rerun", change(again, first, left_out), dump.inputs["sequences"], OTHER_MASK)
+        self._take(masked if masked.verdict == BROKEN else rerun_answer(moved, dump.inputs["sequences"]))
         self._take(judge_normalisation(self.base, expected, self.tokens))  # in a ring: of this rank's part
 
     def _neighbours(self) -> None:
@@ -251,6 +253,7 @@ class LawRun:
 
 
 ONE_ROW = "the input has one row"
+OTHER_MASK = "log-probs of selected tokens are 0, and not without an action mask: the Actor masks other tokens than were selected"
 _RANDOM = "the call draws random numbers, and other shapes draw others"
 
 

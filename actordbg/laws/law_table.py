@@ -38,7 +38,7 @@ LAWS = {
             "rerun",
             "nothing; the generators get another seed where nothing is dropped",
             "every log-prob and entropy",
-            "kernels that are not deterministic, random noise, uninitialised memory",
+            "kernels that are not deterministic, random noise, uninitialised memory; an action mask that is applied shifted",
             True,
         ),
         Law(

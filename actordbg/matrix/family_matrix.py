@@ -13,13 +13,13 @@ import json
 import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-from actordbg.actor.family_models import FAMILIES, VOCABULARY, config_of_model
+from actordbg.actor.family_models import FAMILIES, config_of_model
 from actordbg.base.errors import UsageError
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.dumps.create import create_dumps
 from actordbg.formats.matrix_record import FAILED, UNAVAILABLE, MatrixCell, MatrixRecord
+from actordbg.formats.stored_record import StoredRecord
 from actordbg.matrix.axes import Axes, combinations
 from actordbg.matrix.cell_outcomes import context_of
 from actordbg.matrix.cells import make_cells
@@ -60,8 +60,13 @@ class FamilyFinding:
 
 
 @dataclass(frozen=True)
-class FamilyResult:
-    """A family that ran, or the problem with building its model. config: of the small model, as transformers wrote it."""
+class FamilyResult(StoredRecord):
+    """A family that ran, or the problem with building its model. config: of the small model, as transformers wrote it.
+
+    asked: a hash of what was asked of it (`actordbg.matrix.family_folder`).
+    """
+
+    what: ClassVar[str] = "family"
 
     name: str
     known_as: str
@@ -73,6 +78,7 @@ class FamilyResult:
     findings: tuple[FamilyFinding, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
     config: dict[str, Any] = field(default_factory=dict)
+    asked: str = ""
 
     @property
     def good(self) -> bool:
@@ -94,12 +100,6 @@ def subject_of(name: str) -> Subject:
 def not_built(subject: Subject, problem: str) -> FamilyResult:
     """The result of a family whose small model cannot be made."""
     return FamilyResult(subject.name, subject.known_as, subject.typed, str(subject.config["model_type"]), problem=problem)
-
-
-def make_inputs(store: Store) -> None:
-    """The dumps that every family replays."""
-    for seed, shape in enumerate(SHAPES):
-        create_dumps(store, 1, vocab_size=VOCABULARY, seed=seed, **shape)
 
 
 def run_family(

@@ -15,7 +15,7 @@ from actordbg.config.replay_config import AXES
 from actordbg.formats.comparison_record import GOOD, NOT_COMPARED
 from actordbg.formats.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 from actordbg.report.blocks import Block, Grid, Heading, Items, Paragraph, number, seconds, setting
-from actordbg.report.comparison_document import excluded
+from actordbg.report.comparison_document import FLAT_IS_WIDE, excluded
 from actordbg.report.failures import Explain, nothing_known
 from actordbg.report.law_summary import SHOWN
 
@@ -137,7 +137,10 @@ def _legend(record: MatrixRecord) -> str:
             f" {record.options.get('oracle', 'fp32')})"
         )
     if any(cell.excludes for cell in record.cells):
-        told.append("sees: the smallest error of any one log-prob that would have been WRONG, in nats")
+        narrow = {str(cell.config.get("dtype")) for cell in record.cells if cell.good and cell.excludes} & set(FLAT_IS_WIDE)
+        wide = any(cell.config.get("dtype") in ("fp32", "fp64") for cell in record.cells)
+        more = f"; less {' and '.join(sorted(narrow))} cannot tell from rounding, --dtype fp32 can" if narrow and not wide else ""
+        told.append(f"sees: the smallest error of any one log-prob that would have been WRONG, in nats{more}")
     if not record.options.get("oracle"):
         told.append("passed: it finished with finite numbers; they were not compared with the truth (--no-truth)")
     told.append('fwd, bwd: median of steady inputs ("-": none was: first and compiling ones do not count)')

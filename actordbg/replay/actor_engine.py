@@ -63,7 +63,8 @@ class ActorEngine:
         """Where nothing was loaded, `load_s` is 0 and `load_shared_with` names the replay whose load it shares."""
         before, self.folder, self.spec = self.spec, folder, spec
         defaults = defaults_of(self.root, spec.inputs)
-        if reopens(before.config) and reopens(spec.config) and not self._session.takes(spec.config, defaults):
+        same_kind = reopens(spec.config) is not None and reopens(before.config) == reopens(spec.config)
+        if same_kind and not self._session.takes(spec.config, defaults):
             return self.open()
         self._session.switch(spec.config, defaults)
         if self._session.resolved["load_s"]:

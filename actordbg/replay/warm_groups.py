@@ -35,8 +35,8 @@ LEAVE_S = 15.0
 class WarmGroups:
     """The waiting groups, by their ranks. `started`: groups started here. `shared`: how often one was used again.
 
-    reopen: groups that can (`actordbg.actor.sharing.reopens`) go on with another key too, and build that Actor in the place of
-    their own.
+    reopen: groups that can (`actordbg.actor.sharing.reopens`) go on with another key of their kind too, and build that Actor in
+    the place of their own.
     """
 
     launcher: Launcher = launch
@@ -46,7 +46,7 @@ class WarmGroups:
     shared: int = 0
     _key: Hashable = None
     _waiting: dict[tuple[int, ...], tuple[Launched, Path]] = field(default_factory=dict)
-    _reopening: set[tuple[int, ...]] = field(default_factory=set)
+    _reopening: dict[tuple[int, ...], Hashable] = field(default_factory=dict)
 
     def __enter__(self) -> WarmGroups:
         return self
@@ -63,11 +63,12 @@ class WarmGroups:
     def launch(self, config: ReplayConfig, group: Group, work: Path) -> Launched:
         """Give `work` to a waiting group with these ranks, or start a new group."""
         waiting = self._waiting.pop(group.ranks, None)
-        reopening = self.reopen and reopens(config)
-        if waiting is not None and reopening != (group.ranks in self._reopening):
+        kind = reopens(config) if self.reopen else None
+        if waiting is not None and kind != self._reopening.get(group.ranks):
             waiting[0].end()
             waiting = None
-        self._reopening = self._reopening - {group.ranks} | ({group.ranks} if reopening else set())
+        self._reopening.pop(group.ranks, None)
+        self._reopening |= {} if kind is None else {group.ranks: kind}
         if waiting is not None:
             launched, before = waiting
             if launched.process.poll() is None:

@@ -119,7 +119,12 @@ def test_everything_becomes_rows_and_again_after_a_rebuild(replayed: Store) -> N
     write(replayed, noise("n-01"))
     write(
         replayed,
-        matrix("m-01", "complete", cell(0, verdict=MATCH, replay_id="r-01", max_abs=0.1), cell(1, status="failed")),
+        matrix(
+            "m-01",
+            "complete",
+            cell(0, verdict=MATCH, replay_id="r-01", max_abs=0.1, excludes={"token": 0.3}),
+            cell(1, violations=("x", "y")),
+        ),
     )
     assert refresh(replayed).lab == 6, "two comparisons are read once more for their dumps"
     found = contents(replayed)
@@ -152,9 +157,9 @@ def test_everything_becomes_rows_and_again_after_a_rebuild(replayed: Store) -> N
     ]
     made = matrices(replayed)
     assert [(m.matrix_id, m.status, m.axes, m.loads) for m in made] == [("m-01", "complete", {"attn": ["sdpa"]}, 1)]
-    assert [(c.name, c.status, c.verdict, c.max_abs) for c in cells_of(replayed)] == [
-        ("cell 0", "passed", MATCH, 0.1),
-        ("cell 1", "failed", None, None),
+    assert [(c.name, c.status, c.verdict, c.max_abs, c.excludes, c.violations) for c in cells_of(replayed)] == [
+        ("cell 0", "passed", MATCH, 0.1, {"token": 0.3}, None),
+        ("cell 1", "passed", None, None, {}, "x; y"),
     ]
 
 

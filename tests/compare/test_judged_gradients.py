@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
 import pytest
 import torch
 from comparecases import Tensors, given, write_replay
+from typer.testing import CliRunner
 
+from actordbg.cli.app import app
 from actordbg.compare.comparing import compare
 from actordbg.formats.comparison_record import MATCH, MISMATCH
 from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
@@ -147,9 +150,11 @@ def test_a_value_that_is_not_finite_outside_the_mask_is_no_match(store: Store, v
 
     write_replay(store, "r-01", INPUTS[:1], truth="fp32")
     write_replay(store, "r-02", INPUTS[:1], change=odd)
-    one = compare(store, "r-02", "r-01").dumps[0]
-    assert one.verdict == MISMATCH
-    assert one.reasons == ("1 log-probs outside the mask are not finite on one side only: a product with the mask keeps them",)
+    result = CliRunner().invoke(app, ["--store", str(store.root), "compare", "r-02", "r-01", "--json"])
+    assert result.exit_code == 1
+    (one,) = json.loads(result.stdout)["dumps"]
+    assert one["verdict"] == MISMATCH
+    assert one["reasons"] == ["1 log-probs outside the mask are not finite on one side only: a product with the mask keeps them"]
 
 
 def test_a_replay_whose_log_probs_are_not_finite_outside_the_mask_fails() -> None:

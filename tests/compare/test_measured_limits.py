@@ -21,6 +21,7 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.comparison_record import MATCH, MISMATCH, ComparisonRecord
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
+from actordbg.formats.noise_record import NoiseRecord
 from actordbg.formats.replay_record import ReplayInput, ReplaySpec
 from actordbg.matrix.cell_verdicts import judged
 from actordbg.matrix.matrix_document import MatrixContext, matrix_document
@@ -86,6 +87,9 @@ def test_what_a_green_verdict_excludes_would_really_have_been_red(store: Store, 
     assert token is not None and tokens is not None and tokens < token < 0.2
     assert f"any one log-prob off by {token:.2g} nats" in first_lines(record)
     assert "run in fp32 first" in first_lines(record)
+    noise = NoiseRecord("n-1", "", "r-03", {}, "label", "bf16", (), (), {"max_abs": 0.5})
+    excused = compare(store, "r-03", "r-01", rounding="r-02", noise=noise)
+    assert (excused.excludes["token"] or 0) > 0.5 and excused.excludes["tokens"] == tokens, "what noise excuses is not excluded"
     for sign in (1, -1):
         shifted = written(Store(tmp_path / f"shifted{sign}").create(), shift=sign * 1.01 * tokens)
         assert shifted.verdict == MISMATCH
@@ -137,6 +141,7 @@ def test_a_cell_of_a_matrix_shows_the_smallest_error_of_a_token_that_it_sees(sto
     assert cell.good and cell.reason == "" and cell.excludes["token"]
     record = MatrixRecord("m-01", "", "complete", {}, (cell,), tuple(one.dump_id for one in INPUTS), options={"power": True})
     text = as_text(matrix_document(record, MatrixContext()))
+    assert "bf16 cannot tell from rounding, --dtype fp32 can" in " ".join(text.split())
     assert "sees" in text.splitlines()[5] and f"any one log-prob off by {cell.excludes['token']:.2g} nats" in " ".join(
         text.split()
     )

@@ -79,6 +79,20 @@ for _ in range(3):
     strategy.optimizer_step(optimizer, plain, None)
 facts["loss fell by"] = float(before + log_probs(plain)[inside].mean())
 facts["mesh"] = strategy.ds_device_mesh.device_type
+import deepspeed.runtime.zero.partition_parameters as zero
+class Later(N):
+    def wait(self):
+        self.out.copy_(self.given)
+def held(number):
+    shard = torch.full((4,), float(number))
+    shard.ds_numel = 4
+    return N(ds_tensor=shard, ds_numel=4, ds_shape=(4,), dtype=shard.dtype, data=None)
+params = [held(1), held(2), held(3)]
+fake = N(_partition_world_size=lambda p: 2, local_device="cpu", use_all_gather_into_tensor=True, get_partition_dp_group=lambda p: None)
+gather = lambda out, given, group, async_op: Later(out=out, given=torch.cat((given, given)))
+zero.dist.all_gather_into_tensor = gather
+zero.Init._allgather_params_coalesced(fake, params)
+facts["gathered"] = [one.data.tolist() for one in params]
 facts["compiled"] = os.listdir(os.environ["TORCH_EXTENSIONS_DIR"])
 print("FACTS" + json.dumps(facts))
 """
@@ -138,6 +152,11 @@ def test_the_current_device_is_the_cpu_and_formats_as_an_index(facts: dict[str, 
 
 def test_openrlhfs_actor_runs_in_fp32(facts: dict[str, Any]) -> None:
     assert facts["dtype"] == "torch.float32"
+
+
+def test_parameters_that_zero_3_gathers_together_are_all_there_when_it_says_so(facts: dict[str, Any]) -> None:
+    """Each stand-in for a collective is done when it is waited for, and not before, as gloo's may be."""
+    assert facts["gathered"] == [[float(number)] * 4 for number in (1, 2, 3)]
 
 
 def test_the_training_clis_flash_attention_becomes_sdpa(facts: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ WAITED_FOR = {
     "padding": {"padding", "jacobian"},
     "future": {"future", "jacobian"},
     "gradients left over": {"additivity"},
+    "mask shifted": {"rerun"},
 }
 
 
@@ -51,7 +52,12 @@ def test_a_fault_breaks_the_laws_that_it_violates(broken: dict[str, Any], fault:
         assert {law for law, one in answers.items() if one["verdict"] in BAD} >= WAITED_FOR[fault]
 
 
-@pytest.mark.parametrize("fault", ["log-softmax in bf16", "temperature", "gradients left over"])
+def test_a_mask_that_is_shifted_is_not_taken_for_noise(broken: dict[str, Any]) -> None:
+    found = broken["mask shifted bf16"]["rerun"]
+    assert found["verdict"] == "broken" and "the Actor masks other tokens than were selected" in found["words"]
+
+
+@pytest.mark.parametrize("fault", ["log-softmax in bf16", "temperature", "gradients left over", "mask shifted"])
 def test_a_fault_breaks_no_law_that_it_has_nothing_to_do_with(broken: dict[str, Any], fault: str) -> None:
     assert {law for law, one in broken[f"{fault} bf16"].items() if one["verdict"] in BAD} == WAITED_FOR[fault]
 
@@ -74,7 +80,7 @@ def test_ranks_that_compute_together_stay_in_step_whatever_their_inputs_can_answ
             assert healthy["jacobian"]["verdict"] == "kept" and not found[f"{name}, tainted"]
             if rank == 0:
                 assert healthy["additivity"]["verdict"] == "within-rounding"
-            if rank == 0 and "ring" not in name:
+            if rank == 0 and f"{name}, positions_run_on" in found:
                 broken = found[f"{name}, positions_run_on"]
                 assert broken["neighbour"]["verdict"] == broken["jacobian"]["verdict"] == "broken"
     assert found["ZeRO 3, nothing"]["neighbour"]["words"] == "the input has one row"

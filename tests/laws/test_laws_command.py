@@ -14,6 +14,7 @@ from typing import Any
 import brokenactor
 import lawcases
 import pytest
+import torch
 from actorcases import run_scenario
 from replaycases import publish
 from roots import ROOT
@@ -143,12 +144,25 @@ def store_ids(store: Store) -> list[str]:
     return [dump.record.dump_id for dump in map(payload.load, store.iter_dumps())]
 
 
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return run_scenario("built", tmp_path_factory.mktemp("models"), program=lawcases.__file__)[0]
+
+
 @pytest.mark.slow
-def test_a_matrix_is_red_for_a_packed_qwen3_5_in_bf16_and_green_unpacked(store: Store, tmp_path: Path) -> None:
-    model = run_scenario("built", tmp_path, program=lawcases.__file__)[0]["qwen3_5"]
+def test_a_mask_of_floats_that_a_packed_gpt2_cannot_take_is_explained(store: Store, models: dict[str, str]) -> None:
+    publish(store, 1, length=32, mask=torch.float32)
+    ran = actordbg(store, "replay", "--model", models["gpt2"], "--packing", "--dtype", "fp32", "--no-backward")
+    assert ran.returncode == 1, ran.stderr
+    said = actordbg(store, "report").stdout
+    assert "positions-of-a-float-mask" in said and "--no-packing" in said, said
+
+
+@pytest.mark.slow
+def test_a_matrix_is_red_for_a_packed_qwen3_5_in_bf16_and_green_unpacked(store: Store, models: dict[str, str]) -> None:
     publish(store, 1, length=32)
     ran = actordbg(
-        store, "matrix", "--model", model, "--dtype", "bf16", "--attn", "sdpa", "--compile", "off", "--packing", "off,on",
+        store, "matrix", "--model", models["qwen3_5"], "--dtype", "bf16", "--attn", "sdpa", "--compile", "off", "--packing", "off,on",
         "--no-backward", "--no-truth",
     )  # fmt: skip
     assert ran.returncode == 1, ran.stderr

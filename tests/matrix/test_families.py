@@ -14,9 +14,11 @@ import pytest
 from roots import ROOT
 
 from actordbg.actor.family_models import FAMILIES, SMALL
-from actordbg.base.errors import Unsupported, UsageError
+from actordbg.base.errors import Conflict, Unsupported, UsageError
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.matrix_record import MatrixCell
 from actordbg.matrix.family_document import families_document
+from actordbg.matrix.family_folder import FamilyFolder, open_folder
 from actordbg.matrix.family_matrix import FamilyFinding, FamilyResult, not_built, subject_of
 from actordbg.report.renderings import as_markdown
 
@@ -61,6 +63,23 @@ def test_the_document_says_where_a_family_is_wrong_and_how_to_see_it() -> None:
     assert "llama3: ValueError: no such rope" in text
 
 
+def test_what_was_done_is_taken_only_where_the_same_was_asked(tmp_path: Path) -> None:
+    subject, axes = subject_of("llama3"), {"dtype": ["fp32"]}
+    before = FamilyFolder(open_folder(tmp_path / "work"), ReplayConfig(), axes)
+    assert before.done(subject) is None
+    before.keep(subject, FamilyResult("llama3", "Llama 3", "llama3", "llama", cells=(cell(0, True, "fp32"),)))
+    again = FamilyFolder(open_folder(tmp_path / "work"), ReplayConfig(model="elsewhere"), axes)
+    found = again.done(subject)
+    assert found is not None and found.good and found.cells == (cell(0, True, "fp32"),)
+    assert FamilyFolder(again.folder, ReplayConfig(backward=False), axes).done(subject) is None
+    assert FamilyFolder(again.folder, ReplayConfig(), {"dtype": ["bf16"]}).done(subject) is None
+    with again.locked(), pytest.raises(Conflict), before.locked():
+        pass
+    (tmp_path / "work" / "other").touch()
+    with pytest.raises(UsageError, match="is not empty, and not of"):
+        open_folder(tmp_path / "work")
+
+
 def families(tmp_path: Path, *words: str, **environment: str) -> tuple[int, list[dict[str, Any]]]:
     """The exit code and the families of the command's answer."""
     own = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment
@@ -86,6 +105,9 @@ def test_the_command_finds_what_the_page_says_in_one_process(tmp_path: Path) -> 
     replays = (tmp_path / "kept" / "store" / "replays").iterdir()
     boots = [json.loads(line)["pid"] for one in replays for line in (one / "rank0.jsonl").open() if '"boot"' in line]
     assert len(boots) >= 14 and len(set(boots)) == 1
+    wrote = page.read_text()
+    assert families(tmp_path, "llama3", "qwen3.5", "--write", str(page)) == (1, [llama, qwen]) and page.read_text() == wrote
+    assert len(list((tmp_path / "kept" / "store" / "replays").iterdir())) == len(boots), "what was done is not run again"
 
 
 @pytest.mark.slow

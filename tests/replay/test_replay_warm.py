@@ -12,6 +12,8 @@ import pytest
 from roots import SUPPORT
 from supervised import group_launcher, make_spec, plain_launcher, statuses
 
+from actordbg.actor.sharing import reopens
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.journal import read_events
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.formats.store_files import make_folder
@@ -78,6 +80,16 @@ def test_groups_that_reopen_keep_their_process_for_another_key(bench: WarmBench)
         bench.run(make_spec(1, **settings))
     assert (bench.warm.started, bench.warm.shared) == (3, 1), "what was compiled is left to a process of its own"
     assert len(bench.left_running()) == 1
+
+
+def test_a_process_takes_any_actor_of_its_launcher_and_number_of_processes() -> None:
+    def kind(**settings: Any) -> Any:
+        return reopens(ReplayConfig(**settings))
+
+    assert kind(backend="deepspeed", nproc=2, zero_stage=2) == kind(backend="deepspeed", nproc=2, zero_stage=3, dtype="bf16")
+    assert kind(backend="fsdp2", nproc=2, tp=2) == kind(backend="fsdp2", nproc=2, ring=2) is not None
+    kinds = [kind(), *(kind(backend=one, nproc=n) for one in ("deepspeed", "fsdp2") for n in (2, 4)), kind(compile=True)]
+    assert len(set(kinds)) == len(kinds) and kinds[-1] is None
 
 
 def test_another_key_ends_the_group_and_starts_a_new_one(bench: WarmBench) -> None:

@@ -6,6 +6,7 @@ python lawcases.py SCENARIO MODEL_CACHE       prints what the scenario found, as
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -54,8 +55,9 @@ def model_of(cache: Path, family: str) -> Path:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    folder = cache / family
-    if not folder.exists():
+    from actordbg.actor.tiny import once
+
+    def build(folder: Path) -> None:
         named = dict(FAMILIES[family])
         kind = named.pop("model_type")
         shape = (
@@ -65,12 +67,13 @@ def model_of(cache: Path, family: str) -> Path:
         )
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **(shape | named))).save_pretrained(folder)
-    return folder
+
+    return once(cache / family, build)
 
 
 def built(cache: Path) -> dict[str, str]:
     """Folders of models, by family."""
-    return {"qwen3_5": str(model_of(cache, "qwen3_5"))}
+    return {family: str(model_of(cache, family)) for family in ("qwen3_5", "gpt2")}
 
 
 def ask(session: Any, dump: Any, backward: bool = False, together: bool = False) -> dict[str, dict[str, Any]]:
@@ -164,6 +167,7 @@ def broken(cache: Path) -> dict[str, Any]:
 TOGETHER: dict[str, dict[str, Any]] = {
     "ZeRO 2": {"backend": "deepspeed", "zero_stage": 2},
     "ZeRO 3": {"backend": "deepspeed", "zero_stage": 3},
+    "ZeRO 3, experts": {"backend": "deepspeed", "zero_stage": 3},
     "fsdp2, tp": {"backend": "fsdp2", "tp": 2},
     "fsdp2, ring": {"backend": "fsdp2", "ring": 2},
 }
@@ -179,10 +183,11 @@ def together(cache: Path) -> dict[str, Any]:
     rank = int(os.environ["RANK"])
     found: dict[str, Any] = {}
     for name, settings in TOGETHER.items():
-        config = ReplayConfig(model=str(model_of(cache, "llama")), dtype="bf16", nproc=2, packing=True, backward=True, **settings)
+        model = str(model_of(cache, "mixtral" if "experts" in name else "llama"))
+        config = ReplayConfig(model=model, dtype="bf16", nproc=2, packing=True, backward=True, **settings)
         own = dump_of("both") if config.lanes == 1 else (dump_of("left", rows=3), dump_of("right", rows=1))[rank]
         with open_actor(config, defaults=own.record, model_cache=cache) as session:
-            for fault in (nothing, positions_run_on) if config.ring == 1 else (nothing,):
+            for fault in (nothing,) if "ring" in name or "experts" in name else (nothing, positions_run_on):
                 with fault():
                     found[f"{name}, {fault.__name__}"] = ask(session, own, backward=True, together=True)
                 found[f"{name}, tainted"] = session.tainted
@@ -195,16 +200,21 @@ def nothing() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def patched(name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """A function of the trainer's module of the Actor, replaced by what `make` makes of it."""
-    import openrlhf.models.actor as module
-
-    original = getattr(module, name)
-    setattr(module, name, make(original))
+def changed(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Inside the block the owner's attribute is another one."""
+    original = getattr(owner, name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        setattr(module, name, original)
+        setattr(owner, name, original)
+
+
+def patched(name: str, make: Callable[[Any], Any]) -> Any:
+    """A function of the trainer's module of the Actor, replaced by what `make` makes of it."""
+    import openrlhf.models.actor as module
+
+    return changed(module, name, make(getattr(module, name)))
 
 
 def positions_run_on() -> Any:
@@ -298,6 +308,20 @@ def gradients_left_over() -> Iterator[None]:
         torch.nn.Module.zero_grad = original
 
 
+def mask_is_shifted() -> Any:
+    """The Actor multiplies by the action mask of the token before."""
+    import openrlhf.models.actor as module
+
+    original = module.Actor.forward
+
+    @functools.wraps(original)
+    def forward(self: Any, sequences: Any, action_mask: Any = None, *args: Any, **kwargs: Any) -> Any:
+        shifted = None if action_mask is None else action_mask.roll(1, 1)
+        return original(self, sequences, shifted, *args, **kwargs)
+
+    return changed(module.Actor, "forward", forward)
+
+
 FAULTS: dict[str, tuple[str, bool, Callable[[], Any], dict[str, Any]]] = {
     "qwen3.5 packed": ("qwen3_5", True, nothing, {}),
     "positions run on, llama": ("llama", True, positions_run_on, {}),
@@ -309,6 +333,7 @@ FAULTS: dict[str, tuple[str, bool, Callable[[], Any], dict[str, Any]]] = {
     "padding": ("llama", False, padding_is_seen, {}),
     "future": ("llama", False, future_is_seen, {}),
     "gradients left over": ("llama", False, gradients_left_over, {"backward": True}),
+    "mask shifted": ("llama", True, mask_is_shifted, {}),
 }
 
 IN_BOTH = ("qwen3.5 packed", "positions run on, llama", "positions run on, mistral", "log-softmax in bf16")

@@ -37,15 +37,19 @@ class PlannedRow:
     return_output: bool | None = None
 
 
-def publish(store: Store, count: int, batch: int = 2, length: int = 96, first: int = 0, **record: Any) -> list[ReplayInput]:
+def publish(
+    store: Store, count: int, batch: int = 2, length: int = 96, first: int = 0, mask: torch.dtype = torch.int64, **record: Any
+) -> list[ReplayInput]:
     """`count` dumps of [batch, length] with left padding and an action mask over the second half; `first` is their number."""
     generator = torch.Generator().manual_seed(first)
-    return [_publish(store, index, batch, length, generator, record) for index in range(first, first + count)]
+    return [_publish(store, index, batch, length, generator, mask, record) for index in range(first, first + count)]
 
 
-def _publish(store: Store, index: int, batch: int, length: int, generator: torch.Generator, extra: dict[str, Any]) -> ReplayInput:
+def _publish(
+    store: Store, index: int, batch: int, length: int, generator: torch.Generator, mask: torch.dtype, extra: dict[str, Any]
+) -> ReplayInput:
     sequences = torch.randint(0, 4000, (batch, length), generator=generator)
-    attention = torch.ones(batch, length, dtype=torch.int64)
+    attention = torch.ones(batch, length, dtype=mask)
     attention[0, : length // 4] = 0
     action = torch.ones(batch, length // 2, dtype=torch.bool)
     action[:, -3:] = False

@@ -24,7 +24,7 @@ import contextlib
 import functools
 import gc
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -183,10 +183,11 @@ class DeepspeedBackend(Backend):
     @contextlib.contextmanager
     def without_engine(self) -> Iterator[None]:
         """The Actor calls the module itself: the engine would take the derivative for a training step's backward, and reduce."""
-        module = self.engine.module
+        module, hooks = self.engine.module, getattr(self.engine.optimizer, "_leaf_module_hooks", ())
         vars(self.actor)["model"] = module
         try:
-            yield
+            with _without_hooks(hooks):
+                yield
         finally:
             del vars(self.actor)["model"]
 
@@ -288,3 +289,17 @@ _LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 def _no_step(*_args: Any, **_kwargs: Any) -> None:
     """Stands for the innermost optimizer's step: a replay changes no weights."""
+
+
+@contextlib.contextmanager
+def _without_hooks(handles: Iterable[Any]) -> Iterator[None]:
+    """Inside the block these hooks do not run.
+
+    ZeRO 3 reduces the gradients of experts in hooks that any derivative through them runs, and gives zeros to those without one.
+    """
+    taken = [(hooks, one.id, hooks.pop(one.id)) for one in handles if one.id in (hooks := one.hooks_dict_ref() or {})]
+    try:
+        yield
+    finally:
+        for hooks, key, hook in taken:
+            hooks[key] = hook

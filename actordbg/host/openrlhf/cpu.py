@@ -15,6 +15,7 @@ it OpenRLHF's own Actor, DeepspeedStrategy, `train_sft` and `train_ppo_ray` run 
 | `param_dtype="fp32"` refused by `convert_to_torch_dtype` | accepted | fp32 is exact, and faster than bf16 on a CPU |
 | DeepSpeed's shared-memory operator | off | compiles C++ for 30 to 60 s at the first `init_distributed` |
 | the Adam of OpenRLHF's strategy | torch's (`torch_adam`) | DeepSpeed's compiles C++ for a minute |
+| ZeRO 3 gathers several parameters at once | one by one | it waits for the last only: over gloo weights came out as garbage |
 
 Not replaced, on purpose: `torch.cuda.get_device_properties` (inductor's cache key relies on its raising), `torch.empty` and
 `Tensor.to` (wrapping them breaks transformers' meta-device initialisation: rotary `inv_freq` stays zero and the loss is
@@ -57,6 +58,7 @@ def install_cpu_support() -> bool:
         _quiet_cuda(torch)
         _cpu_device_mesh()
         after_import("deepspeed.ops", _without_shared_memory_operator)
+        after_import("deepspeed.runtime.zero.partition_parameters", _waiting_for_each)
         after_import("openrlhf.utils.deepspeed.deepspeed", _with_torch_adam)
         allow_fp32_actor()
     return True
@@ -132,6 +134,22 @@ def _cpu_device_mesh() -> None:
 def _without_shared_memory_operator(ops: Any) -> None:
     """DeepSpeed's collectives over gloo are enough; its C++ ones would be compiled in every fresh environment."""
     ops.__compatible_ops__["deepspeed_shm_comm"] = False
+
+
+def _waiting_for_each(partition_parameters: Any) -> None:
+    """Gather parameters one at a time. DeepSpeed starts all and waits for the last one, which is enough in a CUDA stream only.
+
+    Over gloo the others go on, and may overwrite what `from_pretrained` has just put there with what was gathered before.
+    """
+    init = partition_parameters.Init
+    original = init._allgather_params_coalesced
+
+    @functools.wraps(original)
+    def _allgather_params_coalesced(self: Any, param_list: Any, *args: Any, **kwargs: Any) -> None:
+        for one in param_list:
+            original(self, [one], *args, **kwargs)
+
+    init._allgather_params_coalesced = _allgather_params_coalesced
 
 
 def _with_torch_adam(strategy_module: Any) -> None:
