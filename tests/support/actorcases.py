@@ -408,18 +408,17 @@ def run_scenario(
         place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         command = [sys.executable, str(Path(program).resolve()), name, str(cache)]
         started.append(subprocess.Popen(command, env=base | place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    return [finished(process) for process in started]
+    said = [finished(process) for process in started]
+    assert not any(process.returncode for process in started), "\n".join(err[-4000:] for _, err in said)
+    return [json.loads(out.splitlines()[-1]) for out, _ in said]
 
 
-def finished(process: subprocess.Popen[str]) -> dict[str, Any]:
+def finished(process: subprocess.Popen[str]) -> tuple[str, str]:
     try:
-        out, err = process.communicate(timeout=400)
+        return process.communicate(timeout=400)
     except subprocess.TimeoutExpired:
         process.kill()
         raise
-    assert process.returncode == 0, err[-4000:]
-    found: dict[str, Any] = json.loads(out.splitlines()[-1])
-    return found
 
 
 def main(arguments: Sequence[str], scenarios: dict[str, Any] | None = None) -> None:
