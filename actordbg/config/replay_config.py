@@ -98,6 +98,13 @@ class ReplayConfig:
         words="over {}", unset="no process group", quiet=(None, "gloo", "nccl"), backends=TOGETHER,
         numbers=True, cost=True,
     )  # fmt: skip
+    launcher: str = setting(
+        "direct",
+        help="What starts the ranks: actordbg, as the launcher would (default), or deepspeed or torchrun itself.",
+        metavar="direct|real", column="direct, or real: deepspeed's launcher or torchrun",
+        values=("direct", "real"), words="{} launcher", quiet=("direct",),
+        backends=TOGETHER, needs="--backend deepspeed or fsdp2", idle="direct", resolved=None,
+    )  # fmt: skip
     dtype: str | None = setting(
         None,
         help="Parameters' dtype (default: the recorded one; else bf16, or fp32 for `tiny` on a CPU).",

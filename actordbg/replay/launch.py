@@ -1,8 +1,8 @@
-"""Start a replay's workers with real launchers, each in a session of its own.
+"""Start a replay's workers, each group in a session of its own.
 
-Workers come in *groups* that live and die together (`groups_of`). With deepspeed or fsdp2, all ranks are one group, started by
-`deepspeed` or torchrun. With the plain backend every rank computes alone, so each is a group of one, and a crash of one
-does not touch the others.
+Workers come in *groups* that live and die together (`groups_of`). With deepspeed or fsdp2, all ranks are one group, started
+as `deepspeed` or torchrun starts them (`rank_launcher`), or by these themselves (`--launcher real`). With the plain backend every
+rank computes alone, so each is a group of one, and a crash of one does not touch the others.
 
 Traps that this module avoids:
 
@@ -99,6 +99,8 @@ def launch(config: ReplayConfig, group: Group, work: Path, module: str = WORKER_
     if LAUNCHERS[config.backend] == "python":
         command = [sys.executable, "-m", module, "--work", str(work), *handed_on(config)]
         environment |= _rank_environment(group.ranks[0], config.nproc)
+    elif config.launcher == "direct":
+        command = direct_command(config, environment, module, work)
     elif LAUNCHERS[config.backend] == "torchrun":
         command = torchrun_command(config, module, work)
     else:
@@ -106,12 +108,21 @@ def launch(config: ReplayConfig, group: Group, work: Path, module: str = WORKER_
     return _start(command, environment, work.parent / "launcher.log")
 
 
+def direct_command(config: ReplayConfig, environment: Mapping[str, str], module: str, work: Path) -> list[str]:
+    """The command line that starts all ranks on this machine with the variables of the backend's launcher."""
+    like = LAUNCHERS[config.backend]
+    command = [sys.executable, "-m", "actordbg.replay.rank_launcher", f"--like={like}", f"--nproc={config.nproc}"]
+    command.append(f"--port={free_port()}")
+    if like == "deepspeed" and (devices := _devices(config, environment)):
+        command.append(f"--devices={','.join(devices)}")
+    return [*command, module, "--work", str(work), *handed_on(config)]
+
+
 def deepspeed_command(config: ReplayConfig, environment: Mapping[str, str], module: str, work: Path) -> list[str]:
     """The `deepspeed` command line for all ranks on this machine."""
     command = [sys.executable, "-m", "deepspeed.launcher.runner", "--hostfile=/dev/null"]
-    visible = [part.strip() for part in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
-    if visible and environment.get("DS_ACCELERATOR") != "cpu":
-        command.append("--include=localhost:" + ",".join(_first_devices(visible, config.nproc)))
+    if devices := _devices(config, environment):
+        command.append("--include=localhost:" + ",".join(devices))
     else:
         command.append(f"--num_accelerators={config.nproc}")
     command += [f"--master_port={free_port()}", "--module", module, "--work", str(work)]
@@ -175,6 +186,12 @@ def free_port() -> int:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
         return port
+
+
+def _devices(config: ReplayConfig, environment: Mapping[str, str]) -> Sequence[str]:
+    """The devices of CUDA_VISIBLE_DEVICES that a deepspeed group takes; () where the variable names none."""
+    visible = [part.strip() for part in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if part.strip()]
+    return _first_devices(visible, config.nproc) if visible and environment.get("DS_ACCELERATOR") != "cpu" else ()
 
 
 def _first_devices(visible: Sequence[str], nproc: int) -> Sequence[str]:

@@ -56,8 +56,8 @@ def run(command: list[str], timeout: float) -> str:
 def test_zero_3_on_two_processes_gives_what_a_plain_script_gives(store: Store, shared_dumps: Path, tmp_path: Path) -> None:
     import_paths(store, sorted(shared_dumps.glob("actor_inputs_rank0_*.pkl"))[:24], run="real")
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "replay", "--where", WHERE]
-    command += ["--max-inputs", "3", "--backend", "deepspeed", "--zero-stage", "3", "--nproc", "2"]
-    answer = json.loads(run([*command, "--no-backward", "--no-packing", "--dtype", "fp32", "--keep-tensors", "--json"], 240))
+    command += ["--max-inputs", "3", "--backend", "deepspeed", "--zero-stage", "3", "--nproc", "2", "--launcher", "real"]
+    answer = json.loads(run([*command, "--no-backward", "--no-packing", "--dtype", "fp32", "--keep-tensors", "--json"], 900))
     assert (answer["passed"], answer["status"]) == (3, "complete")
     assert (answer["resolved"]["zero_stage"], answer["resolved"]["world_size"]) == (3, 2)
     results = results_for(store, answer["replay_id"])
@@ -70,7 +70,7 @@ def test_zero_3_on_two_processes_gives_what_a_plain_script_gives(store: Store, s
     script = tmp_path / "plain.py"
     script.write_text(PLAIN_SCRIPT)
     model = str(ensure_tiny(store.models))
-    run([sys.executable, str(script), model, str(tmp_path / "inputs.pt"), str(tmp_path / "outputs.pt")], 120)
+    run([sys.executable, str(script), model, str(tmp_path / "inputs.pt"), str(tmp_path / "outputs.pt")], 600)
     for record, expected in zip(results, torch.load(tmp_path / "outputs.pt", weights_only=True), strict=True):
         kept = load_file(Path(answer["folder"]) / TENSORS / f"{record.dump_id}.safetensors")
         mask = kept["mask"].bool()

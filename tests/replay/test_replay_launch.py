@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from actordbg.base.errors import Unsupported
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.replay.launch import child_environment, deepspeed_command, groups_of, surrounding_launcher
+from actordbg.replay.launch import child_environment, deepspeed_command, direct_command, groups_of, launch, surrounding_launcher
 
 DEEPSPEED = ReplayConfig(backend="deepspeed", nproc=2)
 WORK = Path("/store/replays/r/work-0-1.json")
@@ -36,6 +38,47 @@ def test_visible_devices_are_named_because_deepspeed_would_take_the_first_ones()
         deepspeed_command(DEEPSPEED, {"CUDA_VISIBLE_DEVICES": "3"}, "m", WORK)
     with pytest.raises(Unsupported, match="device numbers"):
         deepspeed_command(DEEPSPEED, {"CUDA_VISIBLE_DEVICES": "GPU-aa,GPU-bb"}, "m", WORK)
+
+
+def test_ranks_started_directly_are_given_the_same_devices() -> None:
+    command = direct_command(DEEPSPEED, {"CUDA_VISIBLE_DEVICES": "3, 5,6"}, "m", WORK)
+    assert command[1:3] == ["-m", "actordbg.replay.rank_launcher"] and "--devices=3,5" in command
+    assert not any("--devices" in part for part in direct_command(DEEPSPEED, {"DS_ACCELERATOR": "cpu"}, "m", WORK))
+
+
+SHOWN = """
+import json, os, sys
+from pathlib import Path
+folder = Path(sys.argv[sys.argv.index("--work") + 1]).parent
+about = {"environ": dict(os.environ), "words": sys.argv[1:]}
+(folder / f"rank{os.environ['RANK']}.json").write_text(json.dumps(about))
+"""
+BY_THE_REAL_ALONE = {
+    "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_ERROR_FILE",
+    "PYTORCH_NVML_BASED_CUDA_CHECK", "TORCHINDUCTOR_CACHE_DIR",
+}  # fmt: skip
+"""What serves the talk of torchrun's agent with its workers, and what importing deepspeed sets, which a worker does as well."""
+DIFFERENT = {"MASTER_PORT", "ACTORDBG_GROUP", "TORCHELASTIC_RUN_ID", "KINETO_LOG_LEVEL"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["deepspeed", "fsdp2"])
+def test_a_rank_that_is_started_directly_cannot_tell_it_from_the_real_launcher(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "shows_itself.py").write_text(SHOWN)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    seen: dict[str, list[dict[str, Any]]] = {}
+    for kind in ("direct", "real"):
+        config = ReplayConfig(backend=backend, nproc=2, launcher=kind)
+        (work := tmp_path / kind / "work.json").parent.mkdir()
+        assert launch(config, groups_of(config)[0], work, "shows_itself").process.wait(600) == 0
+        seen[kind] = [json.loads((work.parent / f"rank{rank}.json").read_text()) for rank in (0, 1)]
+    for direct, real in zip(seen["direct"], seen["real"], strict=True):
+        ours, theirs = ({k: v for k, v in one["environ"].items() if k not in DIFFERENT} for one in (direct, real))
+        assert ours == {name: value for name, value in theirs.items() if name not in BY_THE_REAL_ALONE}
+        words = [[word for word in one["words"] if "work.json" not in word] for one in (direct, real)]
+        assert words[0] == words[1]
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from actordbg.replay.supervise import run_replay
 from actordbg.replay.worker_logs import reported_by_launcher
 from actordbg.store.layout import Store
 
-CONFIG = ReplayConfig(backend="fsdp2", nproc=2, timeout_s=4.0)
+CONFIG = ReplayConfig(backend="fsdp2", nproc=2, timeout_s=4.0, launcher="real")
 
 
 def test_all_ranks_are_one_group_of_this_interpreters_torchrun() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from roots import SUPPORT
-from supervised import group_launcher, make_spec, plain_launcher, statuses
+from supervised import fake_launcher, make_spec, statuses
 
 from actordbg.actor.sharing import reopens
 from actordbg.config.replay_config import ReplayConfig
@@ -29,10 +29,10 @@ TESTS = SUPPORT
 class WarmBench:
     """Runs scripted replays one after another over the same warm groups."""
 
-    def __init__(self, store: Store, *, grouped: bool = False) -> None:
+    def __init__(self, store: Store) -> None:
         self.store = store
         self.sessions: list[int] = []
-        self.warm = WarmGroups((group_launcher if grouped else plain_launcher)(self.sessions))
+        self.warm = WarmGroups(fake_launcher(self.sessions))
 
     def run(self, spec: ReplaySpec, script: dict[str, Any] | None = None, **options: Any) -> ReplayOutcome:
         folder = self.store.replays / spec.replay_id
@@ -200,7 +200,7 @@ class TestRanksThatComputeTogether:
     @pytest.fixture
     def bench(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> WarmBench:
         monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
-        bench = WarmBench(store, grouped=True)
+        bench = WarmBench(store)
         yield bench
         bench.warm.close()
 

@@ -12,9 +12,6 @@
 
 `"open"` in the script makes opening the actor do that, `"open again"` opening it a second time. `"collective": true` makes every input end in a barrier of all ranks:
 like a real one, it is left only when every rank has come, and its frame has the file name of torch's collectives.
-
-Started as a program it is a worker; with `--as-launcher N` it is a launcher that, like deepspeed's, starts N workers, looks at
-them now and then, and ends all of them once one has failed.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -80,7 +76,8 @@ class ScriptedEngine:
             self._act(action)
         if self.collective:
             world = int(os.environ["WORLD_SIZE"])
-            _namespace["barrier"](self.folder, f"barrier-{os.environ['ATTEMPT']}-{self._calls}", self.rank, world)
+            attempt = Path(sys.argv[-1]).stem.rpartition("-")[2]  # of the work order
+            _namespace["barrier"](self.folder, f"barrier-{attempt}-{self._calls}", self.rank, world)
         self._act(action)
         time.sleep(self.script.get("takes", 0))
         digest = f"{item.dump_id} on {self.rank}" if action == "differ" else item.dump_id
@@ -103,20 +100,5 @@ class ScriptedEngine:
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 
-def as_launcher(count: int, arguments: list[str]) -> int:
-    environment = os.environ | {"WORLD_SIZE": str(count), "ATTEMPT": Path(arguments[-1]).stem.rpartition("-")[2]}
-    command = [sys.executable, "-m", "fake_worker", *arguments]
-    workers = [subprocess.Popen([*command, f"--local_rank={n}"], env=environment | {"RANK": str(n)}) for n in range(count)]
-    while any(worker.poll() is None for worker in workers):
-        if any(worker.poll() for worker in workers):
-            for worker in workers:
-                worker.terminate()
-            return 1
-        time.sleep(0.3)
-    return 0
-
-
 if __name__ == "__main__":
-    if sys.argv[1] == "--as-launcher":
-        sys.exit(as_launcher(int(sys.argv[2]), sys.argv[3:]))
     os._exit(main(ScriptedEngine))

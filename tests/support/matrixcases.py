@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from replaycases import PlannedRow
-from supervised import plain_launcher
+from supervised import fake_launcher
 
 from actordbg.config.choices import Facts
 from actordbg.config.replay_config import ReplayConfig
@@ -67,7 +67,7 @@ class Bench:
         baseline: Baseline | None = None,
         on_event: Callable[[MatrixEvent], None] = lambda event: None,
     ) -> MatrixRecord:
-        self.warm = ScriptedGroups(plain_launcher(self.sessions), script=script)
+        self.warm = ScriptedGroups(fake_launcher(self.sessions), script=script)
         around = Surroundings(None, LAPTOP, on_event, warm=self.warm)
         return run_matrix(self.store, record, self.rows(len(record.dump_ids)), around, baseline)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,7 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.replay_record import ReplayInput, ReplaySpec
 from actordbg.formats.store_files import make_folder
-from actordbg.replay.launch import Group, Launched, _start, child_environment, launch
+from actordbg.replay.launch import Group, Launched, launch
 from actordbg.replay.plan import new_replay_id
 from actordbg.replay.processes import session_members
 from actordbg.replay.supervise import Progress, ReplayOutcome, run_replay
@@ -29,21 +27,11 @@ def make_spec(count: int, **settings: Any) -> ReplaySpec:
     return ReplaySpec(new_replay_id(), now_timestamp(), ReplayConfig(**({"timeout_s": 30.0} | settings)), inputs)
 
 
-def plain_launcher(sessions: list[int]) -> Callable[[ReplayConfig, Group, Path], Launched]:
+def fake_launcher(sessions: list[int]) -> Callable[[ReplayConfig, Group, Path], Launched]:
+    """Starts scripted workers as `launch` starts real ones, and remembers their sessions."""
+
     def start(config: ReplayConfig, group: Group, work: Path) -> Launched:
         launched = launch(config, group, work, "fake_worker")
-        sessions.append(launched.session)
-        return launched
-
-    return start
-
-
-def group_launcher(sessions: list[int]) -> Callable[[ReplayConfig, Group, Path], Launched]:
-    """A launcher of all ranks at once that behaves like deepspeed's, without the seconds that importing it takes."""
-
-    def start(config: ReplayConfig, group: Group, work: Path) -> Launched:
-        command = [sys.executable, "-m", "fake_worker", "--as-launcher", str(len(group.ranks)), "--work", str(work)]
-        launched = _start(command, child_environment(config, os.environ), work.parent / "launcher.log")
         sessions.append(launched.session)
         return launched
 
@@ -62,9 +50,8 @@ class Bench:
         folder = self.store.replays / spec.replay_id
         make_folder(folder)
         (folder / "script.json").write_text(json.dumps(script))
-        kind = plain_launcher if spec.config.backend == "plain" else group_launcher
         on_event = options.pop("on_event", self.news.append)
-        return run_replay(self.store, spec, on_event, launcher=kind(self.sessions), **options)
+        return run_replay(self.store, spec, on_event, launcher=fake_launcher(self.sessions), **options)
 
     def left_running(self) -> list[int]:
         return [pid for session in self.sessions for pid in session_members(session)]
