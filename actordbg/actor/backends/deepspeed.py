@@ -43,7 +43,7 @@ from actordbg.actor.backends.backend import (
     timeout_of,
 )
 from actordbg.actor.backends.training import Norms, Training
-from actordbg.actor.gradient_samples import GradientKeeper
+from actordbg.actor.gradient_samples import GradientKeeper, norm_of
 from actordbg.base.errors import Unsupported
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import ReplayConfig
@@ -170,7 +170,7 @@ class DeepspeedBackend(Backend):
             before = [one.detach().clone() for one in stepped]
             result = original(*args, **kwargs)
             for now, was in zip(stepped, before, strict=True):
-                self._moved += torch.linalg.vector_norm(now.detach() - was, dtype=torch.float32).double().cpu() ** 2
+                self._moved += norm_of(now - was) ** 2
             return result
 
         return step

@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 from actordbg.actor.backends.backend import Backend, Place, backend_in_use, dumps_of_lanes, initialise
 from actordbg.actor.backends.tensor_parallel import Split, split
 from actordbg.actor.backends.training import STEPPED_BY, AdamSteps, Norms, Training
-from actordbg.actor.gradient_samples import GradientKeeper
+from actordbg.actor.gradient_samples import GradientKeeper, norm_of
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import DTYPES, ReplayConfig
 from actordbg.host.built_model import text_config
@@ -150,7 +150,7 @@ class Fsdp2Backend(Backend):
         fully_shard(self.model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
 
     def _norm(self) -> float:
-        """L2 norm over all gradients in fp32."""
+        """L2 norm over all gradients."""
         return self._total((one.grad, one) for one in self.model.parameters() if one.grad is not None)
 
     def _total(self, pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float:
@@ -161,7 +161,7 @@ class Fsdp2Backend(Backend):
             if isinstance(own, DTensor):
                 cut = _TP in (own.device_mesh.mesh_dim_names or ())
                 own = own.to_local()
-            squares[0 if cut else 1] += torch.linalg.vector_norm(own, dtype=torch.float32).double() ** 2
+            squares[0 if cut else 1] += norm_of(own) ** 2
         dist.all_reduce(squares, group=self._mesh[_SHARDED].get_group())
         if self._split is not None:
             dist.all_reduce(squares[:1], group=self._mesh[_TP].get_group())
