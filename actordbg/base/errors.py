@@ -27,6 +27,9 @@ Exit codes: 0 good, 1 the answer is bad (mismatch, failed replay), 2 usage, 3 re
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+
 from actordbg.base.fault import ActordbgError, EnvironmentProblem, NewerFormat, Refused, StoreProblem, Unsupported
 
 __all__ = [
@@ -100,3 +103,12 @@ def error_named(error_class: str, message: str, hint: str = "") -> ActordbgError
     module, _, name = error_class.rpartition(".")
     kind = globals().get(name) if module in (__name__, "actordbg.errors") else None
     return kind(message, hint=hint) if isinstance(kind, type) and issubclass(kind, ActordbgError) else None
+
+
+def require_package(who: str, name: str) -> None:
+    """EnvironmentProblem, with the way to install it, where an optional package is not installed."""
+    if importlib.util.find_spec(name) is None:
+        raise EnvironmentProblem(
+            f"{who} needs {name}, which is not installed in {sys.executable}'s environment",
+            hint=f"{sys.executable} -m pip install {name}",
+        )

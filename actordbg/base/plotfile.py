@@ -12,13 +12,11 @@ Example::
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from actordbg.base.errors import EnvironmentProblem, UsageError
+from actordbg.base.errors import EnvironmentProblem, UsageError, require_package
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -38,11 +36,7 @@ def check(option: str, path: Path) -> None:
         )
     if path.is_dir() or not path.parent.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise EnvironmentProblem(f"cannot write {path}", hint="name a file in a folder that is there and may be written")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise EnvironmentProblem(
-            f"{option} needs matplotlib, which is not installed in {sys.executable}'s environment",
-            hint=f"{sys.executable} -m pip install matplotlib",
-        )
+    require_package(option, "matplotlib")
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
-from actordbg.base.errors import EnvironmentProblem, Unsupported, UsageError
+from actordbg.base.errors import Unsupported, UsageError, require_package
 from actordbg.base.ids import resolve
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.debug.replay_stops import AFTER, BEFORE, ERROR, LEVELS, StopOrder
@@ -73,46 +72,46 @@ class StopOptions:
 
     def order(self, spec: ReplaySpec) -> StopOrder:
         """What this asks of the workers of a replay; what cannot be is refused before they start."""
-        wanted = self.break_at or ""
         terminal = sys.stdin.isatty() and sys.stderr.isatty()
+        self._refuse(terminal, spec.config)
+        return StopOrder(
+            at=self.break_at or "",
+            rank=self.break_rank,
+            dump=self._dump(spec),
+            wait_s=self.break_wait,
+            terminal=terminal and self.break_wait is None,
+            debugpy=self.debugpy,
+            level=self.log_level or LEVELS[self.verbose],
+            expect_eval=self.expect_eval,
+        )
+
+    def _refuse(self, terminal: bool, config: ReplayConfig) -> None:
+        """What makes no sense here, or has no place in this configuration."""
+        wanted = self.break_at or ""
         if wanted and not terminal and self.break_wait is None and self.debugpy is None:
             raise UsageError(
                 "--break needs a terminal for its prompt, and this command has none", hint=f"run it in one; {_ATTACH}"
             )
         if self.break_input is not None and not wanted:
             raise UsageError("--break-input alone does not say where to stop", hint="add --break before, after, error or LAYER")
-        if self.debugpy is not None and find_spec("debugpy") is None:
-            raise EnvironmentProblem(
-                f"--debugpy needs the package debugpy, which is not installed in {sys.executable}'s environment",
-                hint="pip install debugpy; or leave --debugpy out, for a prompt in the terminal",
+        if self.debugpy is not None:
+            require_package("--debugpy", "debugpy")
+        if self.log_level is not None and self.log_level not in LEVELS:
+            raise UsageError(f"--log-level {self.log_level} is not known", hint=f"one of: {', '.join(LEVELS)}")
+        if self.break_rank is not None and self.break_rank >= config.nproc:
+            ranks = f"--break-rank {self.break_rank}: this replay has ranks 0 to {config.nproc - 1}"
+            raise UsageError(ranks, hint="a rank of the replay")
+        if wanted and config.truth is not None:
+            raise UsageError("--break and --truth contradict each other: the truth has no Actor", hint="leave one of them out")
+        if wanted not in ("", BEFORE, AFTER, ERROR) and (config.compile or config.deepcompile):
+            raise Unsupported(
+                f"--break {wanted}: compiled code has no layers to stop at",
+                hint="--no-compile; or --break before, after or error",
             )
-        _fits(wanted, self.break_rank, spec.config)
-        dump = None
-        if self.break_input is not None:
-            ids = [item.dump_id for item in spec.inputs]
-            dump = resolve(self.break_input, ids, "input of this replay", made_by="dump ls", error=UsageError)
-        level = self.log_level or (LEVELS[1] if self.verbose else LEVELS[0])
-        if level not in LEVELS:
-            raise UsageError(f"--log-level {level} is not known", hint=f"one of: {', '.join(LEVELS)}")
-        return StopOrder(
-            wanted,
-            self.break_rank,
-            dump,
-            self.break_wait,
-            terminal and self.break_wait is None,
-            self.debugpy,
-            level,
-            self.expect_eval,
-        )
 
-
-def _fits(wanted: str, rank: int | None, config: ReplayConfig) -> None:
-    """Refuse what this configuration has no place for."""
-    if rank is not None and rank >= config.nproc:
-        raise UsageError(f"--break-rank {rank}: this replay has ranks 0 to {config.nproc - 1}", hint="a rank of the replay")
-    if wanted and config.truth is not None:
-        raise UsageError("--break and --truth contradict each other: the truth has no Actor", hint="leave one of them out")
-    if wanted not in ("", BEFORE, AFTER, ERROR) and (config.compile or config.deepcompile):
-        raise Unsupported(
-            f"--break {wanted}: compiled code has no layers to stop at", hint="--no-compile; or --break before, after or error"
-        )
+    def _dump(self, spec: ReplaySpec) -> str | None:
+        """The only input to stop at; None for each."""
+        if self.break_input is None:
+            return None
+        ids = [item.dump_id for item in spec.inputs]
+        return resolve(self.break_input, ids, "input of this replay", made_by="dump ls", error=UsageError)

@@ -14,30 +14,46 @@ is refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from actordbg.base.errors import EnvironmentProblem, Unsupported, UsageError
+from actordbg.base.errors import Unsupported, UsageError, require_package
 from actordbg.config.replay_config import COMPILE_BACKENDS
 
 FLAG = "--accelerate-config"
+_BACKENDS = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp2"}
 _DTYPES = {"bf16": "bf16", "fp16": "fp16", "no": "fp32"}
 _SILENT = {"compute_environment", "debug", "num_machines", "machine_rank", "rdzv_backend", "main_training_function", "use_cpu"}
 """Keys that mean nothing for one machine, and what accelerate writes into every file."""
+
+
+def _backend(kind: Any) -> dict[str, Any]:
+    return {"backend": _BACKENDS.get(str(getattr(kind, "value", kind)).upper(), "plain")}
+
+
+def _compiled(dynamo: Any) -> dict[str, Any]:
+    name = str(dynamo).lower()
+    return {"compile": True, "compile_backend": name} if name in COMPILE_BACKENDS else {}
+
+
+_TAKEN: dict[str, Callable[[Any], dict[str, Any]]] = {
+    "distributed_type": _backend,
+    "num_processes": lambda count: {"nproc": count} if isinstance(count, int) and count > 0 else {},
+    "deepspeed_config.zero_stage": lambda stage: {"zero_stage": stage} if isinstance(stage, int) else {},
+    "mixed_precision": lambda name: {"dtype": _DTYPES[str(name)]} if str(name) in _DTYPES else {},
+    "dynamo_config.dynamo_backend": _compiled,
+}
+"""The settings that the value of a key comes to."""
 
 
 def read_accelerate(named: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     """(settings by name, keys that are not honoured). UsageError for a file that accelerate does not read, EnvironmentProblem
     without accelerate, Unsupported for several machines.
     """
-    try:
-        loader = import_module("accelerate.commands.config.config_args")
-    except ImportError as error:
-        raise EnvironmentProblem(
-            f"{FLAG} needs accelerate, which cannot be imported: {error}", hint="pip install accelerate"
-        ) from None
+    require_package(FLAG, "accelerate")
+    loader = import_module("accelerate.commands.config.config_args")
     path = Path(loader.default_config_file) if named == "default" else Path(named)
     if not path.is_file():
         raise UsageError(
@@ -54,35 +70,23 @@ def read_accelerate(named: str) -> tuple[dict[str, Any], tuple[str, ...]]:
             f"{path} is for {machines} machines, and a replay runs on one",
             hint="run it on one machine with --nproc as many as its GPUs; `num_machines: 1` in a copy of the file",
         )
-    return _settings(told), tuple(_not_honoured(told))
+    return _mapped({"distributed_type": None, **dict(_flat(told))})
 
 
-def _settings(told: Mapping[str, Any]) -> dict[str, Any]:
-    kind = str(getattr(told.get("distributed_type"), "value", told.get("distributed_type"))).upper()
-    settings: dict[str, Any] = {"backend": {"DEEPSPEED": "deepspeed", "FSDP": "fsdp2"}.get(kind, "plain")}
-    if isinstance(told.get("num_processes"), int) and told["num_processes"] > 0:
-        settings["nproc"] = told["num_processes"]
-    stage = (told.get("deepspeed_config") or {}).get("zero_stage")
-    if settings["backend"] == "deepspeed" and isinstance(stage, int):
-        settings["zero_stage"] = stage
-    if (dtype := _DTYPES.get(str(told.get("mixed_precision")))) is not None:
-        settings["dtype"] = dtype
-    dynamo = str((told.get("dynamo_config") or {}).get("dynamo_backend", "")).lower()
-    if dynamo in COMPILE_BACKENDS:
-        settings |= {"compile": True, "compile_backend": dynamo}
-    return settings
+def _mapped(told: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    settings: dict[str, Any] = {}
+    for key in told.keys() & _TAKEN.keys():
+        settings |= _TAKEN[key](told[key])
+    if settings["backend"] != "deepspeed":
+        settings.pop("zero_stage", None)
+    unheeded = (key for key, value in told.items() if value is not None and key not in _TAKEN and key not in _SILENT)
+    return settings, tuple(unheeded)
 
 
-def _not_honoured(told: Mapping[str, Any]) -> Iterator[str]:
-    taken = {
-        "distributed_type",
-        "num_processes",
-        "mixed_precision",
-        "deepspeed_config.zero_stage",
-        "dynamo_config.dynamo_backend",
-    }
+def _flat(told: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Keys of sections with the section's name before them; at the top level, what says nothing is left out."""
     for key, value in told.items():
         if isinstance(value, Mapping):
-            yield from (f"{key}.{name}" for name, one in value.items() if f"{key}.{name}" not in taken and one is not None)
-        elif key not in taken | _SILENT and value not in (None, False, {}, [], ""):
-            yield key
+            yield from ((f"{key}.{name}", one) for name, one in value.items())
+        elif value not in (None, False, [], ""):
+            yield key, value

@@ -201,6 +201,8 @@ class ReplayStops:
         in_a_frame(place, code, known, stop_at)
 
     def _hold(self, stop: Stop, leader: int, arrival_s: float | None) -> None:
+        if self._order.debugpy and leader == self._rank != (self._order.rank or 0) and len(self._ranks) == 1:
+            return  # an editor is at one rank, and others that run alone do not wait for it
         self._since = time.monotonic()
         stop.layers = (*self._layers, AFTER) if self._layers else ()
         attach_s = None if self._order.terminal and self._order.wait_s is None else self._order.wait_s

@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from actordbg.base.errors import EnvironmentProblem, UsageError
+from actordbg.base.errors import EnvironmentProblem, UsageError, require_package
 from actordbg.trainlogs.log_lines import LINE, ORDER, Series, TrainLog, is_loss, plain_name
 
 EVENTS = "tfevents"
@@ -64,8 +64,13 @@ def _add(log: TrainLog, wanted: str | None, step: int | None, name: str, value: 
 
 
 def _table(path: str, name: str) -> Iterator[tuple[int | None, dict[str, float]]]:
+    """Each row's step, if a column says it, and its figures."""
     text = _text(name)
-    return _of_csv(path, text) if name.lower().endswith(".csv") else _of_json_lines(text)
+    for row in _of_csv(path, text) if name.lower().endswith(".csv") else _of_json_lines(text):
+        steps = [value for name, value in row.items() if name.strip().lower() in _STEPS]
+        figures = {name: value for name, value in row.items() if name.strip().lower() not in _STEPS}
+        if figures:
+            yield _step(steps[0] if steps else None), figures
 
 
 def _text(name: str) -> str:
@@ -80,19 +85,15 @@ def _text(name: str) -> str:
         raise EnvironmentProblem(f"cannot read {name}: {error.strerror}", hint="check its permissions") from None
 
 
-def _of_csv(path: str, text: str) -> Iterator[tuple[int | None, dict[str, float]]]:
+def _of_csv(path: str, text: str) -> Iterator[dict[str, float]]:
     run = path.rpartition("#")[2] if ".csv#" in path.lower() else None
     try:
         table = list(csv.reader(io.StringIO(text.replace("\0", ""), newline="")))
     except csv.Error as error:
         raise UsageError(f"{path} is no CSV: {error}", hint="export the chart again") from None
-    heads = table[0] if table else []
-    columns = _columns(path, heads, run)
-    at = next((index for index, head in enumerate(heads) if head.strip().lower() in _STEPS), None)
+    columns = _columns(path, table[0] if table else [], run)
     for row in table[1:]:
-        found = {name: value for index, name in columns.items() if (value := _number(row, index)) is not None}
-        if found:
-            yield _step(_number(row, at)), found
+        yield {name: value for index, name in columns.items() if (value := _number(row, index)) is not None}
 
 
 def _columns(path: str, heads: list[str], run: str | None) -> dict[int, str]:
@@ -110,27 +111,23 @@ def _columns(path: str, heads: list[str], run: str | None) -> dict[int, str]:
     return found
 
 
-def _of_json_lines(text: str) -> Iterator[tuple[int | None, dict[str, float]]]:
+def _of_json_lines(text: str) -> Iterator[dict[str, float]]:
     for line in text.splitlines():
         try:
             row = json.loads(line) if line.strip() else None
         except (ValueError, RecursionError):
             continue
         if isinstance(row, dict):
-            numbers = {name: float(value) for name, value in row.items() if _is_number(value)}
-            step = next((numbers[name] for name in _STEPS if name in numbers), None)
-            figures = {name: value for name, value in numbers.items() if name not in _STEPS}
-            if figures:
-                yield _step(step), figures
+            yield {name: float(value) for name, value in row.items() if _is_number(value)}
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and (isinstance(value, float) or abs(value) < 2**63)
 
 
-def _number(row: list[str], index: int | None) -> float | None:
+def _number(row: list[str], index: int) -> float | None:
     try:
-        return float(row[index]) if index is not None and row[index].strip() else None
+        return float(row[index]) if row[index].strip() else None
     except (ValueError, IndexError):
         return None
 
@@ -151,12 +148,8 @@ def _events(name: str) -> Iterator[tuple[int | None, dict[str, float]]]:
 
 
 def _accumulated(name: str) -> Iterable[tuple[str, Iterable[Any]]]:
-    try:
-        module = import_module("tensorboard.backend.event_processing.event_accumulator")
-    except ImportError as error:
-        raise EnvironmentProblem(
-            f"{name} is TensorBoard's, and tensorboard is missing", hint="pip install tensorboard"
-        ) from error
+    require_package(f"{name} is TensorBoard's, and", "tensorboard")
+    module = import_module("tensorboard.backend.event_processing.event_accumulator")
     if not os.path.exists(name):
         raise UsageError(f"the log {name} is not there", hint="name an event file, or the folder that holds it")
     reader = module.EventAccumulator(name, size_guidance={"scalars": 0})

@@ -1,4 +1,4 @@
-"""Stops inside of distributed replays, driven through a terminal: every rank parks, and afterwards everything is as if nothing was."""
+"""Stops inside of replays, driven through a terminal: ranks park, nothing is disturbed, and who dies or leaves takes nobody along."""
 
 from __future__ import annotations
 
@@ -27,105 +27,111 @@ WEIGHT = "model.layers.1.mlp.up_proj.weight"
 
 
 @pytest.mark.parametrize("name", BACKENDS)
-def test_a_forward_is_gone_through_and_what_comes_out_is_the_same_to_the_bit(store: Store, name: str):
+def test_stops_disturb_nothing_and_deaths_and_closed_terminals_end_in_a_verdict(store: Store, tmp_path: Path, name: str):
+    """Two replays of the same two inputs: one goes by them, and has a breakpoint and an error behind; the other stops in them."""
+    publish(store, 2, length=47)
+    publish(store, 2, length=40, first=2)
+    publish(store, 2, length=33, first=4)
+    publish(store, 3, length=48, first=6)
     replay = ("replay", *BACKENDS[name], "--backward", "--dtype", "fp32")
     together = name != "plain"
-    publish(store, 2, length=48)
-    assert actordbg(store, *replay, "--quiet").returncode == 0
-    undisturbed = figures(newest(store))
+    faulty = brokenactor.environment(tmp_path / "fault", stopcases.FAULT)
+    passed_by = AtTerminal(store, *replay, "--where", "seq_len<48", "--break", "error", "-v", **faulty)
+    undisturbed = _a_breakpoint_of_the_users_and_a_post_mortem(store, passed_by, together)
+    stopping = AtTerminal(store, *replay, "--where", "seq_len>=47", "--break", "before", "--break-rank", "1" if together else "0")
+    assert _gone_through(store, stopping, together) == undisturbed
 
-    rank = 1 if together else 0
-    terminal = AtTerminal(store, *replay, "--break", "before", "--break-rank", str(rank))
+
+def _a_breakpoint_of_the_users_and_a_post_mortem(store: Store, terminal: AtTerminal, together: bool) -> dict[str, object]:
+    """Then the terminal is closed. What came of the inputs at which nothing stops."""
+    stops = []
     said = terminal.prompt()
-    assert terminal.rank == rank and "before Actor.forward" in said
-    assert ("rank 0 parked" in said) is together
-    assert "sequences                [2, 48] int64 cpu" in terminal.type("shapes()")
+    while True:
+        stops.append("error" if "where the input failed" in said else "breakpoint")
+        if stops[-1] == "error":
+            assert "(ValueError: boom)" in said and 'raise ValueError("boom")' in said
+            if "no other rank is parked" in said:
+                assert "is parked at where the input failed" in terminal.prompt()
+            assert "33" in terminal.type("p sequences.shape[1]") and "boom" in terminal.type("p error")
+            assert ("refused" in terminal.type(f"gather({WEIGHT!r})")) is together
+        else:
+            assert "at breakpoint()" in said and "40" in terminal.type("p marked") and "forward" in terminal.type("where")
+            assert all(
+                f"{rank}: 40" in terminal.type('everywhere("marked")') for rank in ((0, 1) if together else (terminal.rank,))
+            )
+        if sorted(stops) == ["breakpoint", "error"] * together or len(stops) == 4:
+            break
+        said = terminal.type("continue")
+    folder = newest(store)
+    assert terminal.hang_up() and nobody_is_left(folder) and status(folder) == "interrupted"
+    for rank in (0, 1):
+        told = [event["text"] for event in events(folder, "line") if event["rank"] == rank]
+        assert f"[rank {rank}] before forward" in told[0] and "sequences [2, 47] int64 cpu" in told[0]
+        assert "training mode, weights float32 on cpu" in told[0] and "loss" in told[1]
+        assert told[1] in (folder / f"rank{rank}.log").read_text()
+    return {dump: one for dump, one in figures(folder).items() if _is_first(dump)}
+
+
+def _gone_through(store: Store, terminal: AtTerminal, together: bool) -> dict[str, object]:
+    """Through the first inputs layer by layer, out of the second two, and in the last one a rank is killed. Then all has ended."""
+    said = terminal.prompt()
+    folder = newest(store)
+    assert terminal.rank == int(together) and "before Actor.forward" in said and ("rank 0 parked" in said) is together
+    assert "sequences                [2, 47] int64 cpu" in terminal.type("shapes()")
     assert "weight of a" in terminal.type("import torch; torch.rand(3); print('weight', 'of', 'a model')")
     assert "1.9" in terminal.type("stats(torch.tensor([1.9, float('nan')]))") and "'model.embed" not in said
     assert "[128, 64] float32 cpu" in terminal.type(f"stats(gather({WEIGHT!r}))")
-    folder = newest(store)
     assert [stat.S_IMODE(path.stat().st_mode) for path in folder.glob("stop-*.sock")] == [0o600] * together
-
     assert "before model.layers.0" in terminal.type("layer")
-    assert "rank 1: torch.Size([2, 48, 64])" in terminal.type('everywhere("hidden_states.shape")') or not together
+    assert ("rank 1: torch.Size([2, 47, 64])" in terminal.type('everywhere("hidden_states.shape")')) is together
     assert "[128, 64] float32 cpu" in terminal.type(f"stats(gather({WEIGHT!r}))")
-    assert "no attribute" in terminal.type("gather('model.layers.7.weight')")
-    if together:
-        assert "hang in the next collective" in terminal.type("next")
-    else:
-        assert "modeling_llama.py" in terminal.type("step")
-    assert "no layer nonsense" in terminal.type("layer nonsense") or not together
-    assert "after Actor.forward" in terminal.type("layer after") or not together
-    if together:
-        assert "min" in terminal.type("stats(log_probs)") and "tensor(" in terminal.type("p loss")
-    code, said = terminal.leave("continue")
-    assert (code, "2 inputs, 2 passed" in said) == (0, True)
-    assert figures(newest(store)) == undisturbed
-    assert all(record.forward_s < 60 for record in results(folder).values() if record.forward_s is not None)
-    assert nobody_is_left(folder) and not list(folder.glob("*.sock*"))
+    assert "no attribute" in terminal.type("gather('model.layers.7.weight')") and "no layer" in terminal.type("layer nonsense")
+    assert ("hang in the next collective" if together else "modeling_llama.py") in terminal.type("next" if together else "step")
+    assert "after Actor.forward" in terminal.type("layer after")
+    assert "min" in terminal.type("stats(log_probs)") and "tensor(" in terminal.type("p loss")
+    assert "before Actor.forward" in terminal.type("continue") and "[2, 48]" in terminal.type("shapes()")
+    assert "before Actor.forward" in terminal.type("quit")
+    (victim,) = {event["pid"] for event in events(folder, "boot") if event["rank"] == 0}  # parked; alone, at its prompt
+    os.kill(victim, signal.SIGKILL)
+    code, said = terminal.leave()
+    assert nobody_is_left(folder) and not list(folder.glob("*.sock*")) and status(folder) == "complete"
+    found = results(folder)
+    stopped = [one.error for one in found.values() if one.status == "stopped"]
+    assert (code, stopped) == (1, ["stopped by the user"] * (2 if together else 1))
+    assert [(one.worker, "SIGKILL" in (one.error or "")) for one in found.values() if one.status == "crashed"] == [(0, True)]
+    assert all(one.forward_s < 60 for one in found.values() if one.forward_s is not None)
+    return {dump: one for dump, one in figures(folder).items() if _is_first(dump)}
 
 
-@pytest.fixture
-def faulty(store: Store, tmp_path: Path) -> dict[str, str]:
-    """Two inputs with a breakpoint() in the Actor, two at which it raises; the environment in which it does."""
-    publish(store, 2, length=40)
-    publish(store, 2, length=33, first=2)
-    return brokenactor.environment(tmp_path / "fault", stopcases.FAULT)
+def _is_first(dump_id: str) -> bool:
+    return dump_id.endswith(("-00000000", "-00000001"))
 
 
-def test_a_breakpoint_of_the_users_and_a_post_mortem(store: Store, faulty: dict[str, str]):
-    terminal = AtTerminal(store, "replay", *BACKENDS["fsdp2"], "--break", "error", "--expect-eval", "-v", **faulty)
-    assert "at breakpoint()" in terminal.prompt()
-    assert "40" in terminal.type("p marked") and "forward" in terminal.type("where")
-    assert "1: 40" in terminal.type('everywhere("marked")')
-    said = terminal.type("continue")
-    assert "where the input failed (ValueError: boom)" in said and 'raise ValueError("boom")' in said
-    assert "33" in terminal.type("p sequences.shape[1]") and "boom" in terminal.type("p error")
-    assert "refused" in terminal.type(f"gather({WEIGHT!r})")
-    code, said = terminal.leave("quit")
-    folder = newest(store)
-    assert (code, "2 passed, 2 stopped by the user" in said) == (1, True)
-    stopped = [record for record in results(folder).values() if record.status == "stopped"]
-    assert [record.error for record in stopped] == ["stopped by the user"] * 2
-    for rank in (0, 1):
-        told = [event["text"] for event in events(folder, "line") if event["rank"] == rank]
-        assert f"[rank {rank}] before forward" in told[0] and "sequences [2, 40] int64 cpu" in told[0]
-        assert (
-            "eval mode, weights float32 on cpu" in told[0]
-            and "loss" in told[1]
-            and told[1] in (folder / f"rank{rank}.log").read_text()
-        )
-    assert nobody_is_left(folder)
-
-
-def test_without_a_terminal_a_stop_is_refused_with_the_way_to_attach(store: Store, faulty: dict[str, str]):
+def test_without_a_terminal_a_stop_is_refused_with_the_way_to_attach(store: Store, tmp_path: Path):
+    publish(store, 1, length=40)
     said = actordbg(store, "replay", "--break", "before")
     assert said.returncode == 2 and "--break-wait" in said.stderr and "actordbg attach" in said.stderr
     assert not store.replays.exists()
-    replayed = actordbg(store, "replay", "--where", "seq_len=40", "--max-inputs", "1", "--expect-eval", "--json", **faulty)
-    assert replayed.returncode == 1
+    faulty = brokenactor.environment(tmp_path / "fault", stopcases.FAULT)
+    assert actordbg(store, "replay", "--expect-eval", "--no-backward", **faulty).returncode == 1
     (record,) = results(newest(store)).values()
     assert "nobody can come to its prompt" in (record.error or "") and "Unsupported" in (record.error_class or "")
 
 
-def test_who_dies_at_a_stop_releases_the_others_and_leaves_nothing(store: Store):
-    publish(store, 2, length=48)
-    terminal = AtTerminal(store, "replay", *BACKENDS["fsdp2"], "--break", "layers.1", "--timeout", "20")
-    terminal.prompt()
-    folder = newest(store)
-    (parked,) = (event["pid"] for event in events(folder, "boot") if event["rank"] == 1)
-    os.kill(parked, signal.SIGKILL)
-    assert "model.layers.1" in terminal.prompt()  # of the next attempt, with the input that is left
-    died = [record for record in results(folder).values() if record.status == "crashed"]
-    assert [(one.worker, "SIGKILL" in (one.error or "")) for one in died] == [(1, True)]
-
-    assert terminal.hang_up()
-    assert nobody_is_left(folder) and status(folder) == "interrupted"
+def test_expect_eval_fails_a_module_in_training_mode_and_debug_lines_name_each_layer(store: Store):
+    publish(store, 1, length=48)
+    said = actordbg(store, "replay", "--backward", "--expect-eval", "--log-level", "debug")
+    (record,) = results(newest(store)).values()
+    assert said.returncode == 1 and "NotInEvalMode" in (record.error_class or "") and "dropout may be on" in (record.error or "")
+    assert actordbg(store, "replay", "--no-backward", "--expect-eval", "--log-level", "debug").returncode == 0
+    told = [event["text"].removeprefix("[rank 0] ") for event in events(newest(store), "line")]
+    wanted = ("before forward", "before model.layers.0: [2, 48, 64]", "before model.layers.1: [2, 48, 64]", "after forward")
+    assert [line.startswith(start) for line, start in zip(told, wanted, strict=True)] == [True] * 4
 
 
 def test_attaching_from_another_terminal_and_closing_it(store: Store):
     publish(store, 1, length=48)
-    replaying = AtTerminal(store, "replay", *BACKENDS["fsdp2"], "--break", "after", "--break-wait", "200", "--align", "same")
+    replaying = AtTerminal(store, "replay", "--break", "after", "--break-wait", "200")
     replaying.child.expect("actordbg attach ([0-9a-zA-Z-]+)")
     other = AtTerminal(store, "attach", replaying.child.match.group(1))
     other.prompt()
