@@ -75,7 +75,7 @@ def read_accelerate(named: str) -> tuple[dict[str, Any], tuple[str, ...]]:
 
 def _mapped(told: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
     settings: dict[str, Any] = {}
-    for key in told.keys() & _TAKEN.keys():
+    for key in (one for one in _TAKEN if one in told):
         settings |= _TAKEN[key](told[key])
     if settings["backend"] != "deepspeed":
         settings.pop("zero_stage", None)

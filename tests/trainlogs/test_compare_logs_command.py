@@ -110,7 +110,7 @@ def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_read(tmp
 
 
 def test_without_matplotlib_the_command_that_installs_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(plotfile.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(EnvironmentProblem) as caught:
         plotfile.check("--plot", tmp_path / "x.png")
     assert "matplotlib" in caught.value.message and f"{sys.executable} -m pip install matplotlib" in caught.value.hint
