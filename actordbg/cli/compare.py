@@ -29,6 +29,7 @@ from actordbg.cli.options import (
     take_consent,
     takes,
 )
+from actordbg.cli.page_file import HtmlFile, check_page, write_page
 from actordbg.cli.setting_options import OldTruthDtype, TruthDtype, truth_dtype
 from actordbg.compare.comparing import compare as compare_sides
 from actordbg.compare.comparing import save
@@ -43,6 +44,8 @@ from actordbg.formats.noise_record import NoiseRecord
 from actordbg.replay.live_catalog import LiveCatalog
 from actordbg.replay.supervise import load_spec, spec_and_owner
 from actordbg.replay.warm_groups import WarmGroups
+from actordbg.report.blocks import Block, as_data
+from actordbg.report.comparison_charts import comparison_charts
 from actordbg.report.comparison_document import document
 from actordbg.report.renderings import as_markdown, as_text
 from actordbg.store.layout import Store
@@ -104,6 +107,7 @@ def compare(
     where: Where = None,
     limit: Annotated[int, typer.Option("--limit", min=0, help="How many of the worst dumps to show; 0 for all.")] = 10,
     format: FormatOption = None,
+    html: HtmlFile = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -119,6 +123,7 @@ def compare(
     """
     take_consent(trust_remote_code)
     chosen, dtype = chosen_format(format, as_json), truth_dtype(truth, oracle)
+    check_page(html)
     limits = (Thresholds.from_file(thresholds) if thresholds else Thresholds()).override(asdict(flags), FLAGS)
     store = store_of(ctx).require()
     silent = quiet or chosen == "json"
@@ -146,7 +151,13 @@ def compare(
         )
     path = _kept(store, record)
     settle(store, LiveCatalog(store))
-    output.emit(record, lambda one: _render(one, chosen, limit, path), chosen == "json")
+    charts = (
+        comparison_charts(store, record, floor=floor.floor.get("max_abs") if floor else None) if html or chosen == "json" else []
+    )
+    blocks = document(record, limit, charts)
+    write_page(html, blocks)
+    told = vars(record) | as_data(blocks) if chosen == "json" else record
+    output.emit(told, lambda _: _render(blocks, chosen, path), chosen == "json")
     if not record.good:
         raise typer.Exit(1)
 
@@ -222,8 +233,7 @@ def _rounding(store: Store, replay_id: str, quiet: bool, warm: WarmGroups, plant
         return None
 
 
-def _render(record: ComparisonRecord, chosen: Format, limit: int, path: Path | None) -> None:
-    blocks = document(record, limit)
+def _render(blocks: list[Block], chosen: Format, path: Path | None) -> None:
     output.say_lines(as_markdown(blocks) if chosen == "md" else as_text(blocks))
     if path is not None:
         output.note(f"kept as {path}")

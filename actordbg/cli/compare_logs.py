@@ -12,13 +12,16 @@ from actordbg.base import plotfile
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
 from actordbg.cli.options import Json, Limit
+from actordbg.cli.page_file import HtmlFile, check_page, write_page
 from actordbg.report.blocks import Grid, number
+from actordbg.report.other_pages import logs_page
 from actordbg.report.renderings import grid, wrap
+from actordbg.report.step_charts import Curve
 from actordbg.trainlogs import log_plot
-from actordbg.trainlogs.align_logs import compare_many
+from actordbg.trainlogs.align_logs import chosen_series, compare_many, pair, relative
 from actordbg.trainlogs.exported_logs import is_exported, read_exported
 from actordbg.trainlogs.log_answer import LogComparison, LogComparisons, LogSide
-from actordbg.trainlogs.log_lines import is_loss, read_log
+from actordbg.trainlogs.log_lines import TrainLog, is_loss, read_log
 
 
 def compare_logs(
@@ -55,6 +58,7 @@ def compare_logs(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw both curves, too: .png, .svg or .pdf.")
     ] = None,
+    html: HtmlFile = None,
     limit: Limit = 10,
     as_json: Json = False,
 ) -> None:
@@ -67,6 +71,7 @@ def compare_logs(
 
     Example: actordbg compare-logs deepspeed.log fsdp2.log fsdp2_tp2.log --threshold 0.05 --plot losses.png
     """
+    check_page(html)
     if plot is not None:
         plotfile.check("--plot", plot)
     if len(logs) < 2:
@@ -80,12 +85,31 @@ def compare_logs(
         output.emit(answer, _render, as_json)
     else:
         output.emit(_together(found), _render_many, as_json)
+    write_page(html, logs_page(found, *_curves(found, read)) if html else ())
     if plot is not None and answer.metric is not None and answer.a.steps:
         others = [log for log, one in zip(read[1:], found, strict=False) if one.b.steps]
         log_plot.plot(answer, read[0], others, plot)
         output.note(f"wrote {plot}")
     if not all(one.good for one in found):
         raise typer.Exit(1)
+
+
+def _curves(found: list[LogComparison], read: list[TrainLog]) -> tuple[dict[str, Curve], dict[str, Curve]]:
+    """Values by log, and relative differences by pair, step by step, of what was compared."""
+    logs = {log.path: log for log in read}
+    letters = {path: _letter(index) for index, path in enumerate(logs)}
+    values: dict[str, Curve] = {}
+    apart: dict[str, Curve] = {}
+    for one in found:
+        if one.metric is None or not one.common:
+            continue
+        ours, theirs = chosen_series(logs[one.a.path], logs[one.b.path], one.metric)
+        for path, series in ((one.a.path, ours), (one.b.path, theirs)):
+            values[f"{letters[path]}: {Path(path).name}"] = list(zip(series.steps, series.values, strict=True))
+        both = pair(ours, theirs)
+        gaps = (relative(a, b) for a, b in zip(both.a, both.b, strict=True))
+        apart[f"{letters[one.a.path]} {letters[one.b.path]}"] = list(zip(both.steps, gaps, strict=True))
+    return values, apart
 
 
 def _together(found: list[LogComparison]) -> LogComparisons:

@@ -28,16 +28,19 @@ from actordbg.cli.options import (
     store_of,
     takes,
 )
+from actordbg.cli.page_file import HtmlFile, check_page, write_page
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.config.as_ran import as_ran, costs
 from actordbg.config.replay_config import SETTINGS, TINY, validate
 from actordbg.curve import curve_plot
+from actordbg.curve.curve_chart import curve_banner, curve_chart
 from actordbg.curve.curve_document import document
 from actordbg.curve.curves import answer
 from actordbg.curve.measure_lengths import plan_lengths, settled
 from actordbg.curve.measurements import gather, left_out_replays
 from actordbg.matrix import matrix_files as matrices
 from actordbg.replay.supervise import run_replay, spec_and_owner
+from actordbg.report.blocks import as_data
 from actordbg.report.load_replays import load
 from actordbg.report.renderings import as_markdown, as_text
 from actordbg.store.layout import Store
@@ -76,6 +79,7 @@ class Question:
     ] = None
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the curves, too: .png, .svg or .pdf.")] = None
     limit: Annotated[int, typer.Option("--limit", min=0, help="At most this many lengths of each curve; 0 for all.")] = 24
+    html: HtmlFile = None
     format: FormatOption = None
     yes: ConfirmOption = False
     quiet: Quiet = False
@@ -138,6 +142,7 @@ def _answer(
 ) -> None:
     """Answer for memory (`budget` in bytes) or time (in seconds, of the `passes`)."""
     chosen = chosen_format(asked.format, asked.as_json)
+    check_page(asked.html)
     if asked.plot is not None:
         plotfile.check("--plot", asked.plot)
     store = store_of(ctx)
@@ -154,7 +159,11 @@ def _answer(
     measured, lengths, count = gather(material.replays, asked.by), sorted(set(asked.at or [])), len(material.replays) - others
     found = answer(measured, quantity, asked.by, passes=passes, budget=budget, at=lengths, replays=count, notes=notes)
     written = as_markdown if chosen == "md" else as_text
-    output.emit(found, lambda _: output.say_lines(written(document(found, asked.limit))), chosen == "json")
+    blocks = document(found, asked.limit)
+    blocks[2:2] = [curve_banner(found), *([chart] if (chart := curve_chart(found)) else [])]
+    write_page(asked.html, blocks)
+    told = vars(found) | as_data(blocks) if chosen == "json" else found
+    output.emit(told, lambda _: output.say_lines(written(blocks)), chosen == "json")
     if asked.plot is not None and any(one.values for one in found.curves):
         curve_plot.plot(found, asked.plot)
         output.note(f"wrote {asked.plot}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,6 +28,7 @@ from actordbg.cli.options import (
     takes,
     typed_options,
 )
+from actordbg.cli.page_file import HtmlFile, check_page
 from actordbg.cli.setting_options import NONE, Given, OldTruthDtype, TruthDtype, takes_settings, truth_dtype
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import AXES, TINY, USUAL_LAWS, ReplayConfig
@@ -81,6 +83,7 @@ def matrix(
     yes: ConfirmOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells and run nothing.")] = False,
     format: FormatOption = None,
+    html: HtmlFile = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -101,9 +104,10 @@ def matrix(
         return None
     store, inputs = opened(ctx, inputs, writes=not dry_run and show is None)
     how = chosen_format(format, as_json)
+    check_page(html)
     if show is not None:
         _alone(ctx, "show")
-        return print_answer(_answer(store, matrices.load(store, show)), how)
+        return print_answer(_answer(store, matrices.load(store, show)), how, html)
     if power and no_truth:
         raise UsageError("--power plants faults beside the truth", hint="leave --no-truth out")
     axes = {name: str(flags.pop(name)) for name in AXES if name in flags}
@@ -124,7 +128,7 @@ def matrix(
             "input_files": [str(path.absolute()) for path in inputs.input_file or []],
         }
         record = _new(base, axes, chosen, options, inputs.where, held)
-    _run(store, record, chosen, held, how, quiet=quiet or as_json, dry_run=dry_run)
+    _run(store, record, chosen, held, how, html, quiet=quiet or as_json, dry_run=dry_run)
     return None
 
 
@@ -140,7 +144,7 @@ def kept(asked: Asked, flags: Mapping[str, Any]) -> ReplayConfig:
 def _alone(ctx: typer.Context, option: str) -> None:
     """Refuse what was typed beside --resume or --show and would have no effect."""
     means = {"yes", "trust_remote_code", "dist_plugin"} if option == "resume" else set()
-    if named := typed_options(ctx, {option, "quiet", "as_json", "format", *means}):
+    if named := typed_options(ctx, {option, "quiet", "as_json", "format", "html", *means}):
         raise UsageError(
             f"--{option} takes a matrix as it is, so {named} cannot be given", hint="leave it out, or start a new matrix"
         )
@@ -200,7 +204,15 @@ def _answer(store: Store, record: MatrixRecord) -> MatrixAnswer:
 
 
 def _run(
-    store: Store, record: MatrixRecord, chosen: Selection, held: Baseline | None, how: Format, *, quiet: bool, dry_run: bool
+    store: Store,
+    record: MatrixRecord,
+    chosen: Selection,
+    held: Baseline | None,
+    how: Format,
+    html: Path | None,
+    *,
+    quiet: bool,
+    dry_run: bool,
 ) -> None:
     """Run the cells that are open and print the matrix, after an interruption too; exit code 1 for a bad one."""
     around = Surroundings(chosen.defaults)
@@ -222,7 +234,7 @@ def _run(
         interrupted = True
         output.note(f"interrupted; what is done is kept, `actordbg matrix --resume {record.matrix_id}` goes on")
     answer = _answer(store, matrices.load(store, record.matrix_id))
-    print_answer(answer, how)
+    print_answer(answer, how, html)
     if interrupted:
         raise typer.Exit(130)
     if not answer.good:

@@ -7,17 +7,20 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import typer
 
 from actordbg.actor.signatures import explain
 from actordbg.cli import output
 from actordbg.cli.options import Format
+from actordbg.cli.page_file import write_page
 from actordbg.formats.matrix_record import PASSED, MatrixCell, MatrixRecord
 from actordbg.matrix.cells import is_open
 from actordbg.matrix.matrix_document import MatrixContext, matrix_document
 from actordbg.matrix.run_matrix import MatrixEvent
 from actordbg.replay.live_catalog import LiveCatalog
+from actordbg.report.blocks import as_data
 from actordbg.report.renderings import as_markdown, as_text
 
 _COLOURS = {
@@ -35,12 +38,13 @@ class MatrixAnswer:
     context: MatrixContext
 
 
-def print_answer(answer: MatrixAnswer, how: Format) -> None:
-    """Print it in one of the formats."""
-    if how == "json":
-        output.emit(answer, lambda _: None, True)
-        return
+def print_answer(answer: MatrixAnswer, how: Format, html: Path | None = None) -> None:
+    """Print it in one of the formats, and write its page where one was asked for."""
     blocks = matrix_document(answer.matrix, answer.context, explain)
+    write_page(html, blocks)
+    if how == "json":
+        output.emit(vars(answer) | as_data(blocks), lambda _: None, True)
+        return
     if how == "md":
         output.say_lines(as_markdown(blocks))
     else:

@@ -13,6 +13,7 @@ from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.cli import input_options as inputs
 from actordbg.cli import output
 from actordbg.cli.options import Json, Quiet, takes
+from actordbg.cli.page_file import HtmlFile, check_page, write_page
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.compare.noise_floor import ROUNDING, ROUNDING_MARGIN, measure_noise
 from actordbg.compare.thresholds import MEASURES
@@ -20,6 +21,7 @@ from actordbg.config.replay_config import VARIATIONS
 from actordbg.formats.noise_record import NoiseRecord, NoiseVariant
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.replay.selection import defaults_of
+from actordbg.report.other_pages import noise_page
 from actordbg.store.layout import Store
 
 ANSWERS = {
@@ -61,6 +63,7 @@ def noise(
     chosen: inputs.ChosenInputs = inputs.ChosenInputs(),
     shuffle_inputs: inputs.Shuffle = False,
     settings: Given = NONE,
+    html: HtmlFile = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -72,6 +75,7 @@ def noise(
 
     Example: actordbg noise --max-inputs 5 --dtype bf16 --packing
     """
+    check_page(html)
     flags = dict(settings)
     if inputs.is_left_to_rank_0(flags):
         return
@@ -82,7 +86,9 @@ def noise(
     plan = inputs.planned(store, config, chosen, order)
     if not plan.spec.inputs:
         raise inputs.nothing_to("measure noise on", store, chosen)
-    answer = answer_of(run(store, plan.spec, quiet=quiet or as_json), plan.skipped)
+    record = run(store, plan.spec, quiet=quiet or as_json)
+    answer = answer_of(record, plan.skipped)
+    write_page(html, noise_page(record, answer.deterministic, answer.conclusion))
     output.emit(answer, render, as_json)
 
 

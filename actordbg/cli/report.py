@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Annotated
 
@@ -10,17 +11,18 @@ import typer
 from actordbg.actor.signatures import explain
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.cli.options import Format, Where, chosen_format, store_of
-from actordbg.cli.output import note, say_lines
+from actordbg.cli.output import say_lines
+from actordbg.cli.page_file import open_page, write_file
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.store_files import atomic_write
 from actordbg.pages.page import as_html
 from actordbg.report import tabular
 from actordbg.report.load_replays import Material, load
+from actordbg.report.pictures import pictures
 from actordbg.report.renderings import as_markdown, as_text
-from actordbg.report.replay_charts import replay_charts
 from actordbg.report.replay_document import Pictures, document
 from actordbg.report.report_model import Summary
 from actordbg.report.summary import summarise
+from actordbg.store.layout import Store
 
 _BY_SUFFIX: dict[str, Format] = {
     ".txt": "text",
@@ -47,6 +49,9 @@ def report(
     ] = None,
     where: Where = None,
     slowest: Annotated[int, typer.Option("--slowest", min=0, help="How many of the slowest inputs to name per replay.")] = 5,
+    opened: Annotated[
+        bool, typer.Option("--open", help="Show the page in the browser (without --output a temporary file).")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
     """Report what passed, what failed and why, time and memory.
@@ -57,16 +62,21 @@ def report(
     Example: actordbg report last --format md --output report.md
     """
     by_suffix = _by_suffix(output, format is not None or as_json) if output else None
-    chosen = chosen_format(format, as_json, by_suffix or "text")
+    chosen = chosen_format(format, as_json, by_suffix or ("html" if opened else "text"))
+    if opened and chosen != "html":
+        raise UsageError(f"--open shows a page, and this is {chosen}", hint="end --output in .html, or leave --format out")
     names = [*(replays or []), *(["all"] if everything else [])]
-    text = _written(load(store_of(ctx), names, where), chosen, slowest)
-    if output is None:
+    store = store_of(ctx)
+    text = _written(store, load(store, names, where), chosen, slowest)
+    if output is None and not opened:
         say_lines(text)
-    else:
-        _write(output, text)
+    elif output is not None:
+        write_file(output, text)
+    if opened:
+        open_page(output or _of_its_own(text))
 
 
-def _written(material: Material, chosen: Format, slowest: int) -> str:
+def _written(store: Store, material: Material, chosen: Format, slowest: int) -> str:
     if chosen == "csv":
         return tabular.render_csv(material.replays)
     summary = summarise(
@@ -78,15 +88,15 @@ def _written(material: Material, chosen: Format, slowest: int) -> str:
         notes=material.notes,
     )
     if chosen == "json":
-        return tabular.render_json(summary, document(summary, _pictures(material, summary)))
+        return tabular.render_json(summary, document(summary, _pictures(store, material, summary)))
     if chosen == "html":
-        return as_html(document(summary, _pictures(material, summary)))
+        return as_html(document(summary, _pictures(store, material, summary)))
     return (as_markdown if chosen == "md" else as_text)(document(summary))
 
 
-def _pictures(material: Material, summary: Summary) -> Pictures:
+def _pictures(store: Store, material: Material, summary: Summary) -> Pictures:
     pairs = zip(summary.replays, material.replays, strict=True)
-    return {one.label: replay_charts(data) for one, data in pairs}
+    return {one.label: pictures(store, data) for one, data in pairs}
 
 
 def _by_suffix(path: Path, said: bool) -> Format | None:
@@ -102,11 +112,8 @@ def _by_suffix(path: Path, said: bool) -> Format | None:
     return found
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        atomic_write(path, text.encode(), mode=0o644)
-    except OSError as error:
-        raise EnvironmentProblem(
-            f"cannot write {path}: {error.strerror}", hint="name a file in a folder that you may write"
-        ) from None
-    note(f"wrote {path}")
+def _of_its_own(text: str) -> Path:
+    """The page in a temporary folder that only this user can look into; the browser reads it after this command ended."""
+    path = Path(tempfile.mkdtemp(prefix="actordbg-")) / "report.html"
+    write_file(path, text)
+    return path

@@ -30,6 +30,7 @@ from actordbg.cli.options import (
     takes,
     typed_options,
 )
+from actordbg.cli.page_file import HtmlFile, check_page, write_page
 from actordbg.cli.setting_options import NONE, TRAINING_AXES, Given, takes_settings
 from actordbg.config.choices import choose, gather_facts
 from actordbg.config.replay_config import AXES, ReplayConfig
@@ -39,6 +40,7 @@ from actordbg.formats.train_check_record import OPEN, TrainCell, TrainCheckRecor
 from actordbg.matrix.axes import Axes
 from actordbg.replay.plan import new_replay_id
 from actordbg.replay.selection import defaults_of
+from actordbg.report.blocks import as_data
 from actordbg.report.renderings import as_markdown, as_text
 from actordbg.store.layout import Store
 from actordbg.traincheck.ancestor_names import AncestorNames, read_names
@@ -106,6 +108,7 @@ def train_check(
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw losses and differences, too: .png, .svg or .pdf.")
     ] = None,
+    html: HtmlFile = None,
     log_dir: Annotated[
         Path | None, typer.Option("--log-dir", metavar="DIR", help="Where each configuration's log goes (default: in the store).")
     ] = None,
@@ -135,6 +138,7 @@ def train_check(
     if is_left_to_rank_0(flags):
         return
     form = chosen_format(format, as_json)
+    check_page(html)
     if plot is not None:
         plotfile.check("--plot", plot)
     if show is not None or resume is not None:
@@ -142,7 +146,7 @@ def train_check(
         store = store_of(ctx).require()
         record, owner = load_train_check(store, str(show or resume))
         if show is not None:
-            return _print(record, form, plot)
+            return _print(record, form, Pictured(plot, html))
         models = ", ".join(sorted({repr(cell.config.get("model")) for cell in record.cells}))
         approve(f"training check {record.check_id}, whose model is {models} and whose logs go to {record.log_dir}", owner, yes)
         chosen = _inputs_again(store, record)
@@ -153,13 +157,13 @@ def train_check(
     if dry_run:
         output.emit(record, _say_plan, form == "json")
         return None
-    _run(store, record, chosen, form, plot, quiet=quiet or as_json)
+    _run(store, record, chosen, form, Pictured(plot, html), quiet=quiet or as_json)
     return None
 
 
 def _alone(ctx: typer.Context, option: str) -> None:
     """Refuse what was typed beside --resume or --show and would have no effect."""
-    beside = {option, "quiet", "as_json", "format", "plot", "yes", "dry_run", "trust_remote_code", "dist_plugin"}
+    beside = {option, "quiet", "as_json", "format", "plot", "html", "yes", "dry_run", "trust_remote_code", "dist_plugin"}
     if named := typed_options(ctx, beside):
         raise UsageError(
             f"--{option} takes a check as it is, so {named} cannot be given", hint="leave it out, or start a new one"
@@ -263,8 +267,16 @@ def _inputs_again(store: Store, record: TrainCheckRecord) -> tuple[ReplayInput, 
     return tuple(ReplayInput(**item) for item in record.options.get("inputs", []))
 
 
+@dataclass(frozen=True)
+class Pictured:
+    """Where pictures of the answer go, as typed."""
+
+    plot: Path | None = None
+    html: Path | None = None
+
+
 def _run(
-    store: Store, record: TrainCheckRecord, chosen: tuple[ReplayInput, ...], form: Format, plot: Path | None, *, quiet: bool
+    store: Store, record: TrainCheckRecord, chosen: tuple[ReplayInput, ...], form: Format, drawn: Pictured, *, quiet: bool
 ) -> None:
     open_cells = sum(cell.status == OPEN for cell in record.cells)
     interrupted = False
@@ -278,9 +290,9 @@ def _run(
             f"interrupted; finished trainings are kept, `actordbg train-check --resume {record.check_id}` runs the others"
         )
     if interrupted:
-        _print(record, form, plot, judge=False)
+        _print(record, form, drawn, judge=False)
         raise typer.Exit(130)
-    _print(record, form, plot)
+    _print(record, form, drawn)
 
 
 @contextmanager
@@ -294,19 +306,20 @@ def _following(total: int, quiet: bool) -> Iterator[tuple[Callable[[TrainCell, s
         yield on_event, lambda: None
 
 
-def _print(record: TrainCheckRecord, form: Format, plot: Path | None, *, judge: bool = True) -> None:
+def _print(record: TrainCheckRecord, form: Format, drawn: Pictured, *, judge: bool = True) -> None:
     """The answer in one of the formats, and the picture; exit code 1 for a bad one."""
     paths = {cell.index: Path(record.log_dir) / cell.log_name for cell in record.cells if cell.steps}
     logs = {index: os.path.relpath(path) for index, path in paths.items() if path.is_file()}
     answer = TrainAnswer(record, is_good(record), verdicts(record), logs)
     blocks = train_document(record, logs)
     if form == "json":
-        output.emit(answer, lambda _: None, True)
+        output.emit(vars(answer) | as_data(blocks), lambda _: None, True)
     else:
         output.say_lines(as_markdown(blocks) if form == "md" else as_text(blocks))
-    if plot is not None:
-        plot_check(record, plot)
-        output.note(f"wrote {plot}")
+    write_page(drawn.html, blocks)
+    if drawn.plot is not None:
+        plot_check(record, drawn.plot)
+        output.note(f"wrote {drawn.plot}")
     if judge and not answer.good:
         raise typer.Exit(1)
 

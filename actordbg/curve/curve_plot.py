@@ -29,7 +29,7 @@ def plot(answer: CurvesAnswer, path: Path) -> None:
     drawn = [one for one in answer.curves if one.values]
     figure = plotfile.new_figure(9, 5 + _LEGEND_LINE * len(drawn))
     axes = figure.subplots()
-    end = _end(answer)
+    end = drawn_until(answer)
     for index, one in enumerate(drawn):
         again, colour = divmod(index, len(plotfile.COLOURS))
         _draw(axes, one, plotfile.COLOURS[colour], _MARKERS[again % len(_MARKERS)], scale, end)
@@ -71,7 +71,7 @@ def _scale(answer: CurvesAnswer) -> float:
     return 2.0**30 if answer.quantity == MEMORY else 1.0
 
 
-def _end(answer: CurvesAnswer) -> float:
+def drawn_until(answer: CurvesAnswer) -> float:
     """How far to draw: past everything measured or asked for, and to where the budget is reached, within reason."""
     measured = [n for one in answer.curves for n, _ in one.values]
     most = max(measured, default=1)

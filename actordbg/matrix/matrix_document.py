@@ -14,6 +14,7 @@ from actordbg.base.units import human_bytes, plural
 from actordbg.config.replay_config import AXES
 from actordbg.formats.comparison_record import GOOD, NOT_COMPARED
 from actordbg.formats.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
+from actordbg.matrix.matrix_picture import heat_map, matrix_banner
 from actordbg.report.blocks import Block, Grid, Heading, Items, Paragraph, number, seconds, setting
 from actordbg.report.comparison_document import FLAT_IS_WIDE, excluded
 from actordbg.report.failures import Explain, nothing_known
@@ -48,6 +49,8 @@ def matrix_document(record: MatrixRecord, context: MatrixContext, explain: Expla
     return [
         Heading(f"matrix {record.matrix_id}", 1),
         Paragraph(f"{_counted(record)}." + ("" if record.status == "complete" else f" The matrix is {record.status}.")),
+        matrix_banner(record, _counted(record)),
+        *([heat] if (heat := heat_map(record, verdict_word)) else []),
         _table(record, context),
         Paragraph(_legend(record)),
         *_section("Wrong", [_wrong(cell) for cell in record.cells if verdict_word(cell) == WRONG]),

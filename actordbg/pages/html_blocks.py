@@ -17,7 +17,7 @@ from actordbg.pages.static_picture import as_svg
 from actordbg.report.blocks import Banner, Block, Cell, Cells, Chart, Code, Grid, Heading, Items, Paragraph
 
 _CODE = re.compile("`([^`\n]+)`")
-_FACT = re.compile(r"^([A-Za-z][A-Za-z' ,|-]{0,38}): +(?=\S)")
+_FACT = re.compile(r"^([A-Za-z][A-Za-z' ,|`()-]{0,44}): +(?=\S)")
 _COMMANDS = ("command", "repeat", "next")
 _TONES = {
     "passed": "good", "match": "good", "agrees": "good", "kept": "good", "within-rounding": "good", "within-noise": "part",
@@ -33,15 +33,18 @@ Folded = frozenset({"Logs", "How to read the figures", "Loaded"})
 def as_body(blocks: Sequence[Block]) -> str:
     """All blocks in order; parts that few read are closed."""
     parts: list[str] = []
-    folded = False
+    folded = paired = False
     for number, block in enumerate(blocks):
+        pair = isinstance(block, Chart) and block.half
+        parts += ['<div class="pair">'] * (pair and not paired) + ["</div>"] * (paired and not pair)
+        paired = pair
         if isinstance(block, Heading):
             parts += ["</details>"] * folded
             folded = block.level == 3 and block.text in Folded
             parts.append(f"<details><summary>{_inline(block.text)}</summary>" if folded else _heading(block, number))
         else:
             parts.append(_block(block, number))
-    return "\n".join([*parts, *["</details>"] * folded])
+    return "\n".join([*parts, *["</div>"] * paired, *["</details>"] * folded])
 
 
 def contents(blocks: Sequence[Block]) -> str:
@@ -91,7 +94,7 @@ def _item(text: str) -> str:
         return f"<li>{_inline(text)}</li>"
     rest = text[found.end() :]
     value = _copied(rest) if found[1] in _COMMANDS else _inline(rest)
-    return f'<li class="fact"><b>{in_html(found[1])}</b><span>{value}</span></li>'
+    return f'<li class="fact"><b>{_inline(found[1])}</b><span>{value}</span></li>'
 
 
 def _copied(command: str) -> str:

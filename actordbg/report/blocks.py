@@ -76,6 +76,7 @@ class Chart:
     """A picture as data: a Vega-Lite specification with its values inside, and a table of the same figures.
 
     says: what the picture shows, in a sentence or two, for whoever does not see it. note: what was left out or put together.
+    half: two of these stand side by side where there is room.
     """
 
     title: str
@@ -83,6 +84,7 @@ class Chart:
     specification: dict[str, Any]
     table: Grid
     note: str = ""
+    half: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,20 @@ from actordbg.formats.comparison_record import (
     Figures,
     SideInfo,
 )
-from actordbg.report.blocks import Block, Grid, Heading, Items, Paragraph, number
+from actordbg.report.blocks import (
+    BAD_TONE,
+    GOOD_TONE,
+    NO_TONE,
+    PART_TONE,
+    Banner,
+    Block,
+    Chart,
+    Grid,
+    Heading,
+    Items,
+    Paragraph,
+    number,
+)
 
 WORDS = {
     MATCH: "A agrees with B within the thresholds",
@@ -35,19 +48,40 @@ _TOKENS, _PARAMETERS = 10, 10
 _EXAMPLES = 3
 
 
-def document(record: ComparisonRecord, limit: int) -> list[Block]:
+def document(record: ComparisonRecord, limit: int, charts: Sequence[Chart] = ()) -> list[Block]:
     """The whole comparison with its `limit` worst dumps; 0: all of them."""
     shown = [one for one in record.dumps if one.verdict != NOT_COMPARED]
     shown = shown[: limit or None]
     left = f"; not judged: {'; '.join(record.unjudged)}" if record.good and record.unjudged else ""
     flat = "; flat limits: what rounding does was not measured" if flat_where_it_matters(record) else ""
     blocks: list[Block] = [Heading(f"{record.verdict}: {WORDS[record.verdict]}{flat}{left}", 1), Paragraph(conclusion(record))]
+    blocks.append(comparison_banner(record))
     blocks += [Paragraph(said)] if (said := excluded(record.excludes, record.a.dtype)) else []
     blocks.append(Items(tuple(_facts(record))))
+    blocks += charts
     blocks += _dumps(record, shown)
     blocks += _tokens(shown)
     blocks += _parameters(shown)
     return [*blocks, *_not_compared(record)]
+
+
+_TONES = {MATCH: (GOOD_TONE, "RIGHT", "AGREES"), WITHIN_NOISE: (GOOD_TONE, "RIGHT", "AGREES"),
+          MISMATCH: (BAD_TONE, "WRONG", "DIFFERS"), NOT_COMPARED: (NO_TONE, "NOT JUDGED", "NOT COMPARED")}  # fmt: skip
+
+
+def comparison_banner(record: ComparisonRecord) -> Banner:
+    """The verdict in a sentence: RIGHT or WRONG against the truth, AGREES or DIFFERS against anything else."""
+    tone, against_truth, otherwise = _TONES[record.verdict]
+    known = [one.log_probs.max_abs for one in record.dumps if one.log_probs and one.log_probs.max_abs is not None]
+    compared = sum(one.verdict != NOT_COMPARED for one in record.dumps)
+    figures = (
+        ("dumps compared", f"{compared:,} / {len(record.dumps):,}"),
+        ("largest difference", f"{number(max(known, default=None), 3)} nats"),
+    )
+    said = conclusion(record)
+    if record.verdict == MATCH and flat_where_it_matters(record):
+        tone = PART_TONE
+    return Banner(against_truth if record.b.kind == "truth" else otherwise, said, tone, figures, record.unjudged)
 
 
 def conclusion(record: ComparisonRecord) -> str:

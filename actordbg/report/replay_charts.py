@@ -87,7 +87,7 @@ def _scatter(rows: Values, title: str, axis: str, unit: str, says: str) -> Chart
     spec = layered(kept, points, x=quantity("n", "seq_len"), y=quantity("v", axis), color=coloured("k", None, kinds))
     steady = [one["v"] for one in rows if one["k"] == "steady"]
     middle = f" Median of {plural(len(steady), 'steady input')}: {number(median(steady))} {unit}." if steady else ""
-    return Chart(title, says + middle, spec, _by_n(rows, unit), _left_out(kept, rows))
+    return Chart(title, says + middle, spec, _by_n(rows, unit), _left_out(kept, rows), half=True)
 
 
 def _by_n(rows: Values, unit: str) -> Grid:

@@ -23,7 +23,8 @@ Spec = dict[str, Any]
 def layered(values: Sequence[dict[str, Any]], *layers: Spec, height: int = 240, **channels: Any) -> Spec:
     """A specification of layers that share the channels; `values` are those of layers without data of their own."""
     spec = {"$schema": SCHEMA, "width": "container", "height": height, "data": {"values": list(values)}}
-    return spec | ({"encoding": channels} if channels else {}) | {"layer": list(layers)}
+    spec |= {"encoding": channels} if channels else {}
+    return spec | {"layer": list(layers), "resolve": {"scale": {"color": "independent"}}}
 
 
 def layer(mark: str, values: Sequence[dict[str, Any]] | None = None, look: Spec | None = None, **channels: Any) -> Spec:
@@ -38,6 +39,11 @@ def quantity(name: str, title: str, *, zero: bool = True, **more: Any) -> Spec:
     if scale.get("type") == "log":
         scale.pop("zero")
     return {"field": name, "type": "quantitative", "title": title, "scale": scale} | more
+
+
+def small(most: float) -> Spec:
+    """How an axis or a legend writes figures that are at most so large: with an exponent where zeros would be counted."""
+    return {"format": "~e"} if 0 < most < 1e-3 else {"format": "~g"}
 
 
 def names(name: str, title: str | None, **more: Any) -> Spec:

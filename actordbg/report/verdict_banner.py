@@ -1,7 +1,7 @@
 """The verdict of a report in one sentence, and what it does not judge. Pure.
 
 Green needs both: every input passed, and what it computed was compared with the truth and agrees. An input that merely finished
-with finite numbers is "passed, not judged". Figures of the embedded toy model are said to be such.
+with finite numbers is "not judged". Figures of the embedded toy model are said to be such.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _judged(one: ReplaySummary) -> tuple[str, str, str]:
     if not c.passed:
         return "NOTHING PASSED", f"None of {plural(c.inputs, 'input')} has a result; the replay is {one.status}.", BAD_TONE
     if laws is not None and not laws.good:
-        return "BROKEN LAW", f"{laws.headline}.", BAD_TONE
+        return "WRONG", f"A law is broken: {laws.headline}.", BAD_TONE
     if truth is not None and truth.verdict == MISMATCH:
         what = f"{truth.mismatches:,} of {plural(truth.compared, 'input')}"
         return "WRONG", f"The numbers of {what} are not the truth's: off by up to {number(truth.max_abs, 2)} nats.", BAD_TONE
@@ -71,7 +71,7 @@ def _good(one: ReplaySummary, truth: ComparisonRow | None) -> tuple[str, str, st
         known = f"the log-probs of {truth.compared:,} are {near}"
         return "RIGHT", f"{passed}, and {known}.", GOOD_TONE if not left else PART_TONE
     laws = ", and no law that was asked is broken" if one.laws is not None and one.laws.inputs else ""
-    return "PASSED, NOT JUDGED", f"{passed} with finite numbers{laws}; whether they are right was not asked.", PART_TONE
+    return "NOT JUDGED", f"{passed} with finite numbers{laws}; whether they are right was not asked.", PART_TONE
 
 
 def _unjudged(one: ReplaySummary, toy: bool) -> Sequence[str]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from actordbg.base.units import plural
 from actordbg.formats.train_check_record import ASKED, BROKEN, IMPOSSIBLE, TRAINED, TrainCell, TrainCheckRecord
 from actordbg.report.blocks import Block, Grid, Heading, Items, Paragraph, number
+from actordbg.traincheck.train_chart import train_banner, train_charts
 from actordbg.traincheck.train_verdicts import FACTOR, FIGURES, IN_WORDS, LEAST, CellVerdict, verdicts
 
 _COLUMNS = ("configuration", "result", "first", "last", "falls", "loss", "|g|", "|dw|", "parts")
@@ -24,6 +25,8 @@ def train_document(record: TrainCheckRecord, logs: Mapping[int, str], findings: 
     return [
         Heading(f"training check {record.check_id}", 1),
         Paragraph(_counted(record, judged)),
+        train_banner(record, judged, _counted(record, judged)),
+        *train_charts(record),
         Grid(
             _COLUMNS,
             tuple(_row(cell, one) for cell, one in pairs),

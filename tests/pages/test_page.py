@@ -94,7 +94,7 @@ def test_5000_inputs_are_thinned_and_the_page_says_so():
 
 def test_the_banner_says_what_was_not_judged_and_that_the_model_is_a_toy():
     told = " ".join("".join(Read(page_of(3)).texts).split())
-    assert "PASSED, NOT JUDGED 3 of 3 inputs passed" in told
+    assert "NOT JUDGED 3 of 3 inputs passed" in told
     assert "actordbg compare r1 truth" in told and "tokens/s (toy model)" in told
 
 

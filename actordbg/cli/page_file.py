@@ -1,0 +1,59 @@
+"""The page of an answer as a file: looked at before the work, written after it, opened where somebody asks for that."""
+
+from __future__ import annotations
+
+import webbrowser
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from actordbg.base.errors import EnvironmentProblem
+from actordbg.cli.output import note
+from actordbg.formats.store_files import atomic_write
+from actordbg.report.blocks import Block
+
+HtmlFile = Annotated[
+    Path | None, typer.Option("--html", metavar="FILE", help="Write the answer as a page, too: one HTML file with its charts.")
+]
+
+
+def check_page(path: Path | None) -> None:
+    """Whether a page could be written there. Asked before the work, which may take minutes."""
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise EnvironmentProblem(f"cannot write {path}: {path.parent} is no folder", hint="make it first, or name another one")
+    if path.is_dir():
+        raise EnvironmentProblem(f"cannot write {path}: it is a folder", hint="name a file in it")
+
+
+def write_page(path: Path | None, blocks: Iterable[Block]) -> None:
+    """Write the page of a document, where one was asked for."""
+    if path is not None:
+        from actordbg.pages.page import as_html
+
+        write_file(path, as_html(blocks))
+
+
+def write_file(path: Path, text: str) -> None:
+    """Write a file that the user named, whole or not at all, and say so."""
+    try:
+        atomic_write(path, text.encode(), mode=0o644)
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"cannot write {path}: {error.strerror}", hint="name a file in a folder that you may write"
+        ) from None
+    note(f"wrote {path}")
+
+
+def open_page(path: Path) -> None:
+    """Show a file in the browser of this machine; where there is none, say where it lies."""
+    address = path.resolve().as_uri()
+    try:
+        opened = webbrowser.open(address)
+    except (webbrowser.Error, OSError):
+        opened = False
+    if not opened:
+        note(f"no browser here; open {address}")

@@ -1,0 +1,101 @@
+"""Pictures of a comparison: its worst dump's tokens, A against B, differences counted, gradients by parameter and layer.
+
+Figures come from the comparison's record; tokens from what both replays kept, where it is still there. Of many dumps the worst
+are read, since a page holds a few thousand marks and no reader looks at more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from actordbg.base.units import plural
+from actordbg.formats.comparison_record import NOT_COMPARED, ComparisonRecord, DumpComparison
+from actordbg.formats.journal import SPEC
+from actordbg.formats.replay_record import ReplaySpec
+from actordbg.report.blocks import Chart, Grid, number
+from actordbg.report.kept_values import kept_rows, token_rows
+from actordbg.report.specifications import MOST_MARKS, hints, layer, layered, names, quantity
+from actordbg.report.token_charts import Texts, TokenPair, histogram_chart, scatter_chart, tokens_chart
+from actordbg.store.layout import Store
+
+MOST_DUMPS = 24
+"""Dumps whose tokens are read."""
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+_OUTSIDE = "-"
+
+
+def comparison_charts(
+    store: Store, record: ComparisonRecord, texts: Texts | None = None, floor: float | None = None
+) -> list[Chart]:
+    """Every picture of a comparison that there is something to show in. floor: the noise floor of a log-prob, nats."""
+    pairs = list(_pairs(store, record))
+    limits = [pair.limit for pair in pairs if pair.limit is not None]
+    made = (
+        tokens_chart(pairs[0], texts) if pairs else None,
+        scatter_chart(pairs, max(limits, default=None), floor),
+        histogram_chart(pairs),
+        gradients_chart(record.dumps),
+    )
+    return [chart for chart in made if chart is not None]
+
+
+def _pairs(store: Store, record: ComparisonRecord) -> Iterable[TokenPair]:
+    """The worst dumps that both sides kept."""
+    ours, theirs = record.a.replay_id, record.b.replay_id
+    if ours is None or theirs is None:
+        return
+    paths = _paths(store, ours)
+    for dump in [one for one in record.dumps if one.verdict != NOT_COMPARED and one.log_probs][:MOST_DUMPS]:
+        a, b = kept_rows(store, ours, dump.dump_id), kept_rows(store, theirs, dump.dump_id)
+        if a is None or b is None or [len(row) for row in a.mask] != [len(row) for row in b.log_probs]:
+            continue
+        limit = dump.limits.get("max_abs", record.thresholds.get("max_abs"))
+        tokens = token_rows(store, paths[dump.dump_id]) if dump.dump_id in paths else None
+        yield TokenPair(dump.dump_id, a, b, tokens, limit)
+
+
+def _paths(store: Store, replay_id: str) -> dict[str, str]:
+    try:
+        return {one.dump_id: one.path for one in ReplaySpec.from_file(store.replays / replay_id / SPEC).inputs}
+    except Exception:  # noqa: BLE001  whatever is wrong with it, the picture has no prompt and no text, and the report is there
+        return {}
+
+
+def gradients_chart(dumps: Sequence[DumpComparison]) -> Chart | None:
+    """By kind of parameter and layer, the largest |a - b| / |b| of a gradient over the worst dumps."""
+    worst: dict[tuple[str, str], tuple[float, str]] = {}
+    for dump in dumps:
+        for item in dump.parameters:
+            if item.figures.distance is not None:
+                place = place_of(item.name)
+                worst[place] = max(worst.get(place, (-1.0, "")), (item.figures.distance, dump.dump_id))
+    if not worst:
+        return None
+    layers = sorted({at for _, at in worst}, key=lambda at: (at == _OUTSIDE, at.zfill(6)))
+    rows: list[dict[str, Any]] = [
+        {"p": kind, "l": at, "v": float(f"{value:.4g}"), "d": dump_id}
+        for (kind, at), (value, dump_id) in sorted(worst.items(), key=lambda one: (layers.index(one[0][1]), one[0][0]))
+    ][:MOST_MARKS]  # fmt: skip
+    shown = hints(("p", "gradient of"), ("l", "layer"), ("v", "|a-b| / |b|"), ("d", "dump"))
+    field = layer("rect", tooltip=shown, color=quantity("v", "|a-b| / |b|"))
+    kinds = len({one["p"] for one in rows})
+    spec = layered(rows, field, height=max(70, min(520, 24 * kinds)), x=names("l", "layer"), y=names("p", None))
+    (kind, at), (value, dump_id) = max(worst.items(), key=lambda one: one[1])
+    where = kind if at == _OUTSIDE else f"{kind} of layer {at}"
+    says = f"The furthest is {where}: {number(value, 3)} in {dump_id}. Of each dump the record names its worst parameters."
+    table = Grid(
+        ("gradient of", "layer", "|a-b|/|b|"),
+        tuple((o["p"], o["l"], number(o["v"], 3)) for o in rows),
+        frozenset({"gradient of"}),
+    )
+    return Chart(f"Gradients by parameter and layer: {plural(len(worst), 'parameter')}", says, spec, table)
+
+
+def place_of(name: str) -> tuple[str, str]:
+    """A parameter's kind and layer: "model.layers.3.mlp.up_proj.weight" is ("mlp.up_proj.weight", "3")."""
+    found = _LAYER.search(name)
+    if found is None:
+        return name.removeprefix("model."), _OUTSIDE
+    return name[found.end() :], found[1]

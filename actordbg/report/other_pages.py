@@ -1,0 +1,90 @@
+"""Answers that are printed without a document, as pages: how far a configuration moves by itself, and logs compared. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from actordbg.formats.noise_record import NoiseRecord
+from actordbg.report.blocks import BAD_TONE, GOOD_TONE, NO_TONE, PART_TONE, Banner, Block, Chart, Grid, Heading, Items, number
+from actordbg.report.specifications import ACCENT, hints, layer, layered, names, quantity
+from actordbg.report.step_charts import Curve, apart_chart, values_chart
+from actordbg.trainlogs.log_answer import NOTHING, LogComparison
+
+_FIGURES = {"max_abs": "largest", "p99_abs": "99th percentile", "mean_abs": "mean"}
+
+
+def noise_page(record: NoiseRecord, deterministic: bool | None, conclusion: Sequence[str]) -> list[Block]:
+    """A noise floor: whether the same call repeats, what moves it, and by how much."""
+    word = {True: "DETERMINISTIC", False: "NOT DETERMINISTIC", None: "UNKNOWN"}[deterministic]
+    tone = {True: GOOD_TONE, False: PART_TONE, None: NO_TONE}[deterministic]
+    floor = record.floor.get("max_abs")
+    figures = (("the floor of a log-prob", f"{number(floor, 3)} nats"), ("inputs", str(len(record.dumps))))
+    grid = Grid(
+        ("measure", "the floor"), tuple((name, number(value, 3)) for name, value in record.floor.items()), frozenset({"measure"})
+    )
+    chart = _moved(record)
+    next_ones = [line for line in conclusion if line.startswith("next: ")]
+    return [
+        Heading(f"noise {record.noise_id}", 1),
+        Banner(word, " ".join(line for line in conclusion if not line.startswith("next: ")), tone, figures),
+        *([chart] if chart else []),
+        Heading("The floor", 3),
+        grid,
+        Items((f"ran as: {record.label}", f"replay: {record.replay_id}", *next_ones, *record.reasons[:8])),
+    ]  # fmt: skip
+
+
+def _moved(record: NoiseRecord) -> Chart | None:
+    rows = [
+        {"v": one.name, "m": words, "x": float(f"{value:.4g}")}
+        for one in record.variants if one.log_probs is not None
+        for name, words in _FIGURES.items() if (value := getattr(one.log_probs, name)) is not None
+    ]  # fmt: skip
+    if not rows:
+        return None
+    shown = hints(("v", "variation"), ("m", "figure"), ("x", "nats"))
+    largest = [row for row in rows if row["m"] == _FIGURES["max_abs"]]
+    bars = layer("bar", largest, {"color": ACCENT}, tooltip=shown)
+    spec = layered([], bars, height=32 * len(largest), x=quantity("x", "a log-prob moves by up to, nats"), y=names("v", None))
+    table = Grid(
+        ("variation", "figure", "nats"),
+        tuple((str(r["v"]), str(r["m"]), number(float(str(r["x"])), 3)) for r in rows),
+        frozenset({"variation", "figure"}),
+    )
+    return Chart(
+        "What moves it",
+        "Each variation changes what must not matter; rounding is the dtype by itself, each row alone.",
+        spec,
+        table,
+    )
+
+
+def logs_page(answers: Sequence[LogComparison], curves: Mapping[str, Curve], apart: Mapping[str, Curve]) -> list[Block]:
+    """Logs compared. curves: values by log, apart: relative differences by pair, both by step."""
+    bad = [one for one in answers if not one.good]
+    word = "ALIGNED" if not bad else bad[0].verdict.upper().replace("-", " ")
+    tone = GOOD_TONE if not bad else NO_TONE if bad[0].verdict == NOTHING else BAD_TONE
+    first = answers[0]
+    said = (
+        "; ".join(dict.fromkeys(reason for one in bad for reason in one.reasons))
+        or f"{first.metric} agrees by the rule {first.rule}"
+    )
+    figures = (
+        ("common steps", f"{first.common:,}"),
+        ("largest difference", "-" if first.max_relative is None else f"{first.max_relative:.2%}"),
+    )
+    steps = sorted({step for curve in apart.values() for step, _ in curve})
+    limits = [(step, first.threshold) for step in (steps[0], steps[-1])] if steps else []
+    charts = (
+        values_chart("The trainings", first.metric or "", curves),
+        apart_chart("How far apart", first.metric or "", apart, limits),
+    )
+    rows = tuple((one.a.path, one.b.path, f"{one.common:,}", number(one.max_relative, 3), one.verdict) for one in answers)
+    return [
+        Heading("compare-logs", 1),
+        Banner(word, f"{said}.", tone, figures),
+        *(chart for chart in charts if chart is not None),
+        Heading("Pairs", 3),
+        Grid(("A", "B", "common", "largest", "verdict"), rows, frozenset({"A", "B", "verdict"})),
+        *([Items(tuple(note for one in answers for note in one.notes))] if any(one.notes for one in answers) else []),
+    ]

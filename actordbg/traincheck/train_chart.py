@@ -1,0 +1,44 @@
+"""A training check as pictures: the losses, and how far each figure is from the baseline. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from actordbg.formats.train_check_record import ASKED, BASELINE, BROKEN, TRAINED, TrainCheckRecord
+from actordbg.report.blocks import BAD_TONE, GOOD_TONE, NO_TONE, Banner, Chart
+from actordbg.report.step_charts import apart_chart, values_chart
+from actordbg.traincheck.train_verdicts import FIGURES, IN_WORDS, CellVerdict, gaps_of, limits_of
+
+
+def train_banner(record: TrainCheckRecord, judged: Sequence[CellVerdict], counted: str) -> Banner:
+    """The verdict over all configurations that were asked for."""
+    asked = [(cell, one) for cell, one in zip(record.cells, judged, strict=True) if cell.role == ASKED]
+    trained = [one for cell, one in asked if cell.status == TRAINED]
+    bad = [
+        f"{cell.name}: {one.word}"
+        for cell, one in asked
+        if cell.status == BROKEN or (cell.status == TRAINED and one.word != "agrees")
+    ]
+    if not trained:
+        return Banner("NOTHING TRAINED", counted, NO_TONE)
+    figures = (("configurations that agree", f"{len(asked) - len(bad)} / {len(asked)}"), ("steps", str(record.steps)))
+    return Banner("AGREES" if not bad else "PARTS", counted, GOOD_TONE if not bad else BAD_TONE, figures, ())
+
+
+def train_charts(record: TrainCheckRecord) -> list[Chart]:
+    """Losses, and each figure's distance from the baseline."""
+    trained = [one for one in record.cells if one.status == TRAINED]
+    losses = {one.name: [(step.step, _real(step.loss)) for step in one.steps] for one in trained}
+    made = [values_chart("Losses", "loss", losses)]
+    baseline = next((one for one in trained if one.role == BASELINE), None)
+    for name in FIGURES if baseline is not None else ():
+        others = [one for one in trained if one.role != BASELINE]
+        gaps = {one.name: list(enumerate(gaps_of(one.steps, baseline.steps if baseline else (), name), 1)) for one in others}
+        limits = list(enumerate(limits_of(record, name), 1))
+        made.append(apart_chart(f"{IN_WORDS[name]}, from the baseline", IN_WORDS[name], gaps, limits))
+    return [chart for chart in made if chart is not None]
+
+
+def _real(value: float | None) -> float:
+    return math.nan if value is None else value
