@@ -154,6 +154,15 @@ def dump_extent(source: Store | Catalog) -> tuple[int, int, int]:
     return count, shortest, longest
 
 
+def frequent_values(source: Store | Catalog, name: str, most: int = 50) -> list[tuple[Any, int]]:
+    """The values of a column of `--where`, and of how many dumps: the most frequent first."""
+    column = COLUMNS[name]
+    found = f"FROM dump AS d {LAST_RESULT if column.of_result else ''}"
+    with sandbox.guarded(_catalog(source).store.catalog_path) as box:
+        rows = box.rows(f"SELECT {column.sql}, count(*) {found} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {most}")
+        return [(value, int(count)) for value, count in rows]
+
+
 def dump_bytes(source: Store | Catalog) -> int:
     """What all dumps of the store take, in bytes."""
     with _reader(_catalog(source)) as reader:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from actordbg.catalog import sandbox
 from actordbg.catalog.columns import COLUMNS, NUMBER, TIME, shortened
-from actordbg.catalog.query import LAST_RESULT, Catalog, count_dumps
+from actordbg.catalog.query import LAST_RESULT, Catalog, count_dumps, frequent_values
 from actordbg.catalog.where import compile_where, parts_of
 
 _SHOWN = 5
@@ -35,10 +35,10 @@ def _held(catalog: Catalog, name: str) -> str:
     """The values of a column: from the least to the largest, or the most frequent ones with their numbers of dumps."""
     column = COLUMNS[name]
     found = f"FROM dump AS d {LAST_RESULT if column.of_result else ''}"
-    with sandbox.guarded(catalog.store.catalog_path) as box:
-        if column.kind in (NUMBER, TIME):
+    if column.kind in (NUMBER, TIME):
+        with sandbox.guarded(catalog.store.catalog_path) as box:
             ((least, largest),) = box.rows(f"SELECT min({column.sql}), max({column.sql}) {found}")
-            return f"{name} is null everywhere" if least is None else f"{name} is {least} to {largest}"
-        rows = list(box.rows(f"SELECT {column.sql}, count(*) {found} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {_SHOWN + 1}"))
+        return f"{name} is null everywhere" if least is None else f"{name} is {least} to {largest}"
+    rows = frequent_values(catalog, name, _SHOWN + 1)
     values = [f"{'null' if value is None else value} ({count:,})" for value, count in rows[:_SHOWN]]
     return f"{name} is {', '.join(values)}{', ...' if len(rows) > _SHOWN else ''}"

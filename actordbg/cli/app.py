@@ -99,6 +99,7 @@ CONTENTS = (
         "Judge",
         (
             Command("report", "Report what passed, what failed and why, time and memory.", "report:report"),
+            Command("ui", "Look at the store in a browser on this machine.", "ui:ui"),
             Command(
                 "compare", "Compare a replay with another one, or with the truth.", "compare:compare", optional={"noise": "last"}
             ),

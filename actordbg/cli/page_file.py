@@ -52,7 +52,7 @@ def open_page(path: Path) -> None:
     """Show a file in the browser of this machine; where there is none, say where it lies."""
     address = path.resolve().as_uri()
     try:
-        opened = webbrowser.open(address)
+        opened = webbrowser.open_new_tab(address)
     except (webbrowser.Error, OSError):
         opened = False
     if not opened:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 from urllib.parse import quote
 
-from actordbg.base.foreign_text import in_html, in_script
+from actordbg.base.foreign_text import in_html, in_line, in_script
 from actordbg.pages.static_picture import as_svg
 from actordbg.report.blocks import Banner, Block, Cell, Cells, Chart, Code, Grid, Heading, Items, Paragraph
 
@@ -34,6 +35,8 @@ def as_body(blocks: Sequence[Block]) -> str:
     """All blocks in order; parts that few read are closed."""
     parts: list[str] = []
     folded = paired = False
+    said = {one.sentence for one in blocks if isinstance(one, Banner)}
+    blocks = [one for one in blocks if not (isinstance(one, Paragraph) and one.text in said)]
     for number, block in enumerate(blocks):
         pair = isinstance(block, Chart) and block.half
         parts += ['<div class="pair">'] * (pair and not paired) + ["</div>"] * (paired and not pair)
@@ -141,13 +144,22 @@ def _banner(one: Banner) -> str:
 
 def _chart(one: Chart, number: int) -> str:
     note = f'<p class="note">{_inline(one.note)}</p>' if one.note else ""
-    specification = in_script(json.dumps(one.specification, ensure_ascii=False, allow_nan=False, separators=(",", ":")))
+    specification = in_script(json.dumps(_visible(one.specification), ensure_ascii=False, allow_nan=False, separators=(",", ":")))
     return (
         f'<figure class="chart" id="chart-{number}"><figcaption><b>{in_html(one.title)}</b> {_inline(one.says)}</figcaption>'
         f'<div class="live" hidden></div><div class="static">{as_svg(one.specification, one.says)}</div>'
         f'<script type="application/json">{specification}</script>{note}'
         f"<details><summary>The same as a table</summary>{_grid(one.table)}</details></figure>"
     )
+
+
+def _visible(value: Any) -> Any:
+    """A specification whose texts hide nothing: vega draws them as they are."""
+    if isinstance(value, str):
+        return in_line(value)
+    if isinstance(value, dict):
+        return {name: _visible(item) for name, item in value.items()}
+    return [_visible(item) for item in value] if isinstance(value, list) else value
 
 
 def _cells(one: Cells) -> str:

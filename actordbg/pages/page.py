@@ -25,12 +25,13 @@ from actordbg.report.blocks import Banner, Block, Heading
 
 VEGA = ("vega.min.js", "vega-lite.min.js", "vega-embed.min.js")
 """In this order: each needs the one before."""
+_SELF, _NONE = "'self'", "'none'"
 _ENDS = re.compile(r"</(?:script|style)|<!--", re.IGNORECASE)
 _ICONS = {"good": "2a9d6f", "bad": "d1495b", "part": "d99a1c", "none": "8d99a6"}
 
 
-def as_html(blocks: Iterable[Block], *, above: str = "") -> str:
-    """The page. above: HTML of our own before the document, such as the links of `actordbg ui`."""
+def as_html(blocks: Iterable[Block], *, above: str = "", below: str = "", forms: bool = False) -> str:
+    """The page. above, below: HTML of our own around the document (`actordbg ui`). forms: may be sent to its own server."""
     found = list(blocks)
     heading = next((one for one in found if isinstance(one, Heading)), Heading("actordbg", 1))
     banner = next((one for one in found if isinstance(one, Banner)), None)
@@ -41,14 +42,14 @@ def as_html(blocks: Iterable[Block], *, above: str = "") -> str:
         [
             "<!doctype html>",
             '<html lang="en"><head><meta charset="utf-8">',
-            f'<meta http-equiv="Content-Security-Policy" content="{policy(style, scripts)}">',
+            f'<meta http-equiv="Content-Security-Policy" content="{policy(style, scripts, forms)}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<meta name="color-scheme" content="light dark"><meta name="referrer" content="no-referrer">',
             f'<meta name="generator" content="actordbg {in_html(__version__)}"><title>{in_html(title)}</title>',
             f'<link rel="icon" href="{_icon(banner.tone if banner else "none")}">',
             f"<style>{style}</style></head><body>",
             '<a class="skip" href="#main">To the content</a>',
-            f'{above}<main id="main">{contents(found)}{as_body(found)}</main>',
+            f'{above}<main id="main">{contents(found)}{as_body(found)}{below}</main>',
             f"<footer>actordbg {in_html(__version__)}</footer>",
             *(f"<script>{script}</script>" for script in scripts),
             "</body></html>\n",
@@ -56,11 +57,11 @@ def as_html(blocks: Iterable[Block], *, above: str = "") -> str:
     )
 
 
-def policy(style: str, scripts: Iterable[str]) -> str:
+def policy(style: str, scripts: Iterable[str], forms: bool = False) -> str:
     """What a page may do: its own style and scripts, pictures inside of it, and nothing else."""
     allowed = " ".join(_hashed(script) for script in scripts)
     inside = f"script-src {allowed}; style-src {_hashed(style)}; img-src data:"
-    return f"default-src 'none'; {inside}; base-uri 'none'; form-action 'none'"
+    return f"default-src 'none'; {inside}; base-uri 'none'; form-action {_SELF if forms else _NONE}"
 
 
 @cache

@@ -119,7 +119,7 @@ def as_data(blocks: Iterable[Block]) -> dict[str, Any]:
     found = list(blocks)
     charts = [one for one in found if isinstance(one, Chart | Cells)]
     return {
-        "verdict": next((asdict(one) for one in found if isinstance(one, Banner)), None),
+        "banner": next((asdict(one) for one in found if isinstance(one, Banner)), None),
         "charts": [{"title": one.title, "says": one.says, "specification": one.specification} for one in charts],
     }
 

@@ -80,14 +80,14 @@ def _kind(one: ResultRecord, first: set[str], compiling: set[str]) -> str:
 def _scatter(rows: Values, title: str, axis: str, unit: str, says: str) -> Chart | None:
     if not rows:
         return None
-    kept = _kept(rows, lambda one: one["k"] == "did not pass")
+    kept = kept_marks(rows, lambda one: one["k"] == "did not pass")
     kinds = {name: colour for name, colour in _KINDS.items() if any(one["k"] == name for one in kept)}
     shown = hints(("d", "dump"), ("n", "seq_len"), ("b", "batch size"), ("v", axis), ("k", "input"))
     points = layer("point", look={"size": 42, "opacity": 0.75, "filled": True}, tooltip=shown)
     spec = layered(kept, points, x=quantity("n", "seq_len"), y=quantity("v", axis), color=coloured("k", None, kinds))
     steady = [one["v"] for one in rows if one["k"] == "steady"]
     middle = f" Median of {plural(len(steady), 'steady input')}: {number(median(steady))} {unit}." if steady else ""
-    return Chart(title, says + middle, spec, _by_n(rows, unit), _left_out(kept, rows), half=True)
+    return Chart(title, says + middle, spec, _by_n(rows, unit), left_out(kept, rows), half=True)
 
 
 def _by_n(rows: Values, unit: str) -> Grid:
@@ -111,7 +111,7 @@ def timeline(data: ReplayData) -> Chart | None:
     rows.sort(key=lambda one: (one["w"], one["a"]))
     lanes = list(dict.fromkeys(one["w"] for one in rows))
     shown = [one for one in rows if one["w"] in lanes[:_MOST_LANES]]
-    kept = _kept(shown, lambda one: one["s"] != PASSED)
+    kept = kept_marks(shown, lambda one: one["s"] != PASSED)
     for one in kept:
         one["l"] = f"worker {one['w']}"
     length = {"field": "n", "type": "quantitative", "title": "seq_len"}
@@ -121,8 +121,8 @@ def timeline(data: ReplayData) -> Chart | None:
         at = {"field": "z", "type": "quantitative"}
         colours = coloured("s", None, dict.fromkeys((one["s"] for one in bad), BAD))
         layers.append(layer("point", bad, {"size": 90, "filled": True}, x=at, y=lane, color=colours, tooltip=_SHOWN))
-    spec = layered(kept, *layers, height=_lanes_high(min(len(lanes), _MOST_LANES)))
-    return Chart("The replay over time", _said(rows, lanes), spec, _lanes(rows, lanes), _left_out(kept, rows))
+    spec = layered(kept, *layers, height=lanes_high(min(len(lanes), _MOST_LANES)))
+    return Chart("The replay over time", _said(rows, lanes), spec, _lanes(rows, lanes), left_out(kept, rows))
 
 
 _SHOWN = hints(("d", "dump"), ("n", "seq_len"), ("t", "seconds"), ("s", "status"))
@@ -172,7 +172,7 @@ def spent(data: ReplayData) -> Chart | None:
         return None
     total = sum(one["s"] for one in rows)
     bars = layer("bar", look={"color": ACCENT}, tooltip=hints(("p", "part"), ("s", "seconds")))
-    spec = layered(rows, bars, height=_lanes_high(len(rows)), x=quantity("s", "seconds of all workers"), y=names("p", None))
+    spec = layered(rows, bars, height=lanes_high(len(rows)), x=quantity("s", "seconds of all workers"), y=names("p", None))
     largest = max(rows, key=lambda one: one["s"])
     says = f"{seconds(total)} s in all workers; {largest['s'] / total:.0%} of it: {largest['p']}."
     table = Grid(
@@ -208,16 +208,16 @@ def laws(data: ReplayData) -> Chart | None:
     shown = hints(("l", "law"), ("v", "verdict"), ("d", "dump"), ("n", "seq_len"), ("w", "why"))
     kinds = {name: colour for name, colour in _LAWS.items() if any(one["v"] == name for one in kept)}
     cells = layer("rect", look={"opacity": 0.9}, tooltip=shown)
-    high = _lanes_high(len({one["l"] for one in kept}))
+    high = lanes_high(len({one["l"] for one in kept}))
     spec = layered(kept, cells, height=high, x=names("i", "input"), y=names("l", None), color=coloured("v", None, kinds))
     bad = sum(one["v"] in (BROKEN, NONDETERMINISTIC) for one in rows)
     says = f"{plural(len(rows), 'answer')}, {bad} of them against a law; what must not matter was changed in each input."
     table = Grid(("law", *kinds), tuple((law, *(str(sum(o["l"] == law and o["v"] == v for o in rows)) for v in kinds))
                  for law in dict.fromkeys(one["l"] for one in rows)), frozenset({"law"}))  # fmt: skip
-    return Chart("Laws", says, spec, table, _left_out(kept, rows))
+    return Chart("Laws", says, spec, table, left_out(kept, rows))
 
 
-def _kept(rows: Values, special: Callable[[dict[str, Any]], bool]) -> Values:
+def kept_marks(rows: Values, special: Callable[[dict[str, Any]], bool]) -> Values:
     """What a picture can hold: everything special, and the rest thinned."""
     if len(rows) <= MOST_MARKS:
         return rows
@@ -225,11 +225,11 @@ def _kept(rows: Values, special: Callable[[dict[str, Any]], bool]) -> Values:
     return odd + thinned([one for one in rows if not special(one)], MOST_MARKS - len(odd))
 
 
-def _left_out(kept: Sequence[Any], rows: Sequence[Any]) -> str:
+def left_out(kept: Sequence[Any], rows: Sequence[Any]) -> str:
     return f"{len(kept):,} of {len(rows):,} are drawn, spread evenly; what did not pass first." if len(kept) < len(rows) else ""
 
 
-def _lanes_high(lanes: int) -> int:
+def lanes_high(lanes: int) -> int:
     return max(60, min(640, 26 * lanes))
 
 

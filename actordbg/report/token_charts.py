@@ -89,7 +89,7 @@ def _drawn(fields: Sequence[dict[str, Any]], worst: tuple[float, int, int], heig
     shown = hints(where, ("s", "|A - B|, nats"), ("w", "text"))
     heat = layer("rect", compared, x2=end, color=quantity("v", "|A - B|, nats", legend=small(apart)), tooltip=shown)
     mark = {"a": position + 0.5, "r": f"row {row}", "t": _where(row, position, 1), "s": number(apart, 3)}
-    look = {"size": 130, "filled": False, "strokeWidth": 2.5, "color": BAD}
+    look = {"size": 150, "filled": False, "strokeWidth": 2.5, "color": "#1e90ff"}
     ring = layer("point", [mark], look, tooltip=hints(("t", "the worst"), ("s", "|A - B|, nats")))
     return layered([], ground, heat, ring, height=height, x=quantity("a", "position"), y=names("r", None))
 

@@ -1,4 +1,4 @@
-"""Pages read back as a browser's parser has them: elements, texts, addresses and scripts, and what a page's policy allows."""
+"""Pages made up, and read back as a browser's parser has them: elements, texts, addresses, scripts, and what a policy allows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,21 @@ import base64
 import hashlib
 import re
 from html.parser import HTMLParser
+from itertools import product
+
+from hostilestore import HOSTILE
+from reportcases import given, replay, result
+
+from actordbg.formats.comparison_record import DumpComparison, Figures, ParameterFigures
+from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
+from actordbg.pages.page import as_html
+from actordbg.report.blocks import Heading, Paragraph
+from actordbg.report.comparison_charts import gradients_chart
+from actordbg.report.kept_values import KeptRows, TokenRows
+from actordbg.report.replay_charts import replay_charts
+from actordbg.report.replay_document import document
+from actordbg.report.summary import summarise
+from actordbg.report.token_charts import TokenPair, histogram_chart, scatter_chart, tokens_chart
 
 OURS = frozenset(
     re.findall(
@@ -59,3 +74,56 @@ class Read(HTMLParser):
 
 def hashed(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def page_of(count: int) -> str:
+    inputs = [given(i, 200 + i % 900) for i in range(count)]
+    results = [
+        result(
+            i,
+            started_at=f"2025-06-19T05:{i // 3600 % 60:02d}:{i % 60:02d}.000000Z",
+            finished_at="2025-06-19T06:00:00.000000Z",
+        )
+        for i in range(count)
+    ]
+    data = replay(inputs, results)
+    summary = summarise([data], selection="the last replay", now="now")
+    return as_html(document(summary, {"A": replay_charts(data)}))
+
+
+def tokens_page() -> str:
+    """A dump of 2 x 12 tokens: 5 of prompt, then 7 answers; the first row is padded in front, row 1's fourth answer is far off."""
+    a = [[-1.0 - at / 10 for at in range(7)] for _ in range(2)]
+    b = [[value + 1e-3 * (at - 3) for at, value in enumerate(row)] for row in a]
+    b[1][4] = a[1][4] - 0.5
+    mask = [[1.0] * 7 for _ in range(2)]
+    tokens = TokenRows([[float(at) for at in range(12)] for _ in range(2)], [[0.0, 0.0] + [1.0] * 10, [1.0] * 12], mask)
+    pair = TokenPair(HOSTILE, KeptRows(a, mask), KeptRows(b, mask), tokens, 0.4)
+    found = [
+        ParameterFigures(f"model.layers.{layer}.{HOSTILE}.weight", Figures(3, distance=0.1 * layer + 0.01)) for layer in range(3)
+    ]
+    charts = (
+        tokens_chart(pair, lambda ids: f"{HOSTILE} {len(ids)}"), scatter_chart([pair], 0.4), histogram_chart([pair]),
+        gradients_chart([DumpComparison(HOSTILE, "mismatch", parameters=tuple(found))]),
+    )  # fmt: skip
+    return as_html([Heading("tokens", 1), Paragraph(HOSTILE), *(one for one in charts if one is not None)])
+
+
+def _cells() -> tuple[MatrixCell, ...]:
+    made = []
+    for index, (attn, packing, dtype, layers) in enumerate(
+        product(("sdpa", "eager"), (False, True), ("fp32", "bf16"), range(1, 6))
+    ):
+        settings = {"attn": attn, "packing": packing, "dtype": dtype, "nproc": layers}
+        status, verdict = ("failed", None) if index % 7 == 3 else ("passed", "mismatch" if index % 5 == 2 else "match")
+        made.append(MatrixCell(index, f"{dtype}, {attn}", settings, status, {"model": "tiny", "backend": "plain", "compile": False} | settings,
+                               f"r{index}", "" if index else HOSTILE, verdict=verdict, max_abs=1e-5 * index, forward_s=0.1))  # fmt: skip
+    return tuple(made)
+
+
+MATRIX_OF_40 = MatrixRecord(
+    "m40", "2025-06-19T05:30:00.000000Z", "complete",
+    {"dtype": ["fp32", "bf16"], "attn": ["sdpa", "eager"], "packing": [False, True], "nproc": [1, 2, 3, 4, 5]}, _cells(), ("d1", "d2"),
+    selection="seq_len<600", options={"oracle": "fp32"},
+)  # fmt: skip
+"""Forty cells, some wrong, some failed."""

@@ -1,0 +1,36 @@
+"""`actordbg ui`: the store in the browser of this machine, read-only."""
+
+from __future__ import annotations
+
+import webbrowser
+from typing import Annotated
+
+import typer
+
+from actordbg.cli import output
+from actordbg.cli.options import store_of
+
+
+def ui(
+    ctx: typer.Context,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="The port to listen on (default: a free one).")] = 0,
+    opened: Annotated[bool, typer.Option("--open/--no-open", help="Show it in the browser.")] = True,
+) -> None:
+    """Look at the store in a browser on this machine.
+
+    Shows runs, dumps with facets and the command that selects them, replays, matrices and comparisons. Listens on 127.0.0.1 alone
+    and answers only who has the printed address, which holds a token. It changes nothing. From another machine:
+    ssh -L 8700:127.0.0.1:8700 HOST, and --port 8700 there. Ctrl-C ends it.
+
+    Example: actordbg ui --port 8700 --no-open
+    """
+    from actordbg.pages.ui_server import UiServer
+
+    server = UiServer(store_of(ctx).require(), port)
+    output.say(server.address)
+    if opened and not webbrowser.open_new_tab(server.address):
+        output.note("no browser here: open that address")
+    try:
+        server.serve()
+    except KeyboardInterrupt:
+        output.note("ended")

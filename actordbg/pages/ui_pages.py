@@ -1,0 +1,238 @@
+"""The pages of `actordbg ui`: lists with links around the documents that commands write. Reads the store, writes nothing.
+
+Facets are turned into one `--where`, which is shown with the command to type, so that what was found here can be done there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from actordbg.actor.signatures import explain
+from actordbg.base.errors import ActordbgError, UsageError
+from actordbg.base.foreign_text import in_html, in_shell
+from actordbg.base.units import human_bytes, plural
+from actordbg.catalog import query
+from actordbg.catalog.tables import Matrix
+from actordbg.config.as_ran import as_ran, label
+from actordbg.formats.comparison_record import ComparisonRecord
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.matrix_record import MatrixRecord
+from actordbg.matrix.cell_outcomes import context_of
+from actordbg.matrix.matrix_document import matrix_document
+from actordbg.pages.page import as_html
+from actordbg.report.blocks import Block, Heading, Items, Paragraph, number, seconds
+from actordbg.report.comparison_charts import comparison_charts
+from actordbg.report.comparison_document import document as comparison_page
+from actordbg.report.load_replays import load
+from actordbg.report.pictures import floor_of, pictures
+from actordbg.report.replay_document import document as replay_page
+from actordbg.report.run_timeline import calls_of, quoted, run_timeline
+from actordbg.report.summary import summarise
+from actordbg.store.layout import Store
+
+SHOWN = 200
+"""Rows of a list; the rest is counted."""
+FACETS = ("run", "rank", "role", "status", "triggered", "source")
+Asked = Mapping[str, str]
+Link = tuple[str, str]
+"""A text and an address in this server."""
+_PARTS = (
+    ("/", "store"),
+    ("/dumps", "dumps"),
+    ("/replays", "replays"),
+    ("/matrices", "matrices"),
+    ("/comparisons", "comparisons"),
+)
+
+
+def store_page(store: Store) -> str:
+    """What the store has, the newest first."""
+    catalog = query.open_fresh(store)
+    runs = query.frequent_values(catalog, "run")
+    replays = query.list_replays(catalog, limit=10)
+    blocks: list[Block] = [
+        Heading(f"store {store.root}", 1),
+        Paragraph(f"{plural(query.count_dumps(catalog), 'dump')}, {human_bytes(query.dump_bytes(catalog))}"),
+    ]
+    links = "".join(
+        f"<li>{_a(str(name), f'/runs/{_part(str(name))}')}: {in_html(plural(count, 'dump'))}</li>" for name, count in runs
+    )
+    below = f"<h2>Runs</h2><ul>{links}</ul><h2>Newest replays</h2>{_replays(replays)}"
+    return _page(blocks, below)
+
+
+def dumps_page(store: Store, asked: Asked) -> str:
+    """Dumps by facets, with the condition that they come to."""
+    where = condition_of(asked)
+    catalog = query.open_fresh(store, where)
+    count = query.count_dumps(catalog, where)
+    rows = query.select_dumps(catalog, where, limit=SHOWN)
+    words = ["actordbg", "replay", *(["--where", where] if where else [])]
+    told = f"{plural(count, 'dump')}" + (f", the first {SHOWN} of them below" if count > SHOWN else "")
+    blocks: list[Block] = [Heading("dumps", 1), Paragraph(told), Items((f"command: {' '.join(map(in_shell, words))}",))]
+    columns = ("dump", "run", "rank", "B", "S", "tokens", "role", "status", "kept for", "bytes")
+    cells = [_dump_cells(row) for row in rows]
+    return _page(blocks, _form(catalog, asked) + linked_table(columns, cells))
+
+
+def _dump_cells(row: query.DumpRow) -> list[str | Link]:
+    named: list[str | Link] = [(row.dump_id, f"/dumps/{_part(row.dump_id)}"), (row.run, f"/runs/{_part(row.run)}")]
+    figures = [str(row.rank), str(row.batch_size), f"{row.seq_len:,}", f"{row.tokens:,}"]
+    return [*named, *figures, row.role or "-", row.status or "not replayed", row.triggered or "-", human_bytes(row.bytes)]
+
+
+def condition_of(asked: Asked) -> str | None:
+    """The `--where` of what was chosen; None where nothing was."""
+    parts = [f"{name} = {_quoted(value)}" for name in FACETS if (value := asked.get(name, "").strip()) and value != "-"]
+    parts += [f"{name} is null" for name in FACETS if asked.get(name) == "-"]
+    for name, sign in (("shortest", ">="), ("longest", "<=")):
+        if (value := asked.get(name, "").strip()).isdecimal():
+            parts.append(f"seq_len {sign} {int(value)}")
+    more = asked.get("where", "").strip()
+    parts += [f"({more})" if parts else more] if more else []
+    return " and ".join(parts) or None
+
+
+def dump_page(store: Store, dump_id: str) -> str:
+    """One dump: what its row says, and what every replay made of it."""
+    catalog = query.open_fresh(store)
+    row = query.get_dump(catalog, dump_id)
+    facts = tuple(
+        f"{name.replace('_', ' ')}: {value}" for name, value in vars(row).items() if value is not None and name != "dump_id"
+    )
+    command = f"command: actordbg replay --where {in_shell(f'dump_id={_quoted(row.dump_id)}')}"
+    blocks: list[Block] = [Heading(f"dump {row.dump_id}", 1), Items((command, *facts)), Heading("Replayed", 2)]
+    cells: list[list[str | Link]] = [
+        [_to_replay(one.replay_id), one.status, seconds(one.forward_s), human_bytes(one.peak_memory_bytes), one.signature or "-"]
+        for one in query.results_of_dump(catalog, row.dump_id)[:SHOWN]
+    ]
+    return _page(blocks, linked_table(("replay", "status", "fwd s", "peak mem", "failure"), cells))
+
+
+def run_page(store: Store, run: str) -> str:
+    """A training run over time, and its longest dumps."""
+    catalog = query.open_fresh(store)
+    rows = calls_of(catalog, run)
+    chart = run_timeline(run, rows)
+    blocks: list[Block] = [Heading(f"run {run}", 1), Paragraph(plural(len(rows), "dump")), *([chart] if chart else [])]
+    return _page(blocks, f"<p>{_a('its dumps', '/dumps?' + urlencode({'run': run}))}</p>")
+
+
+def replays_page(store: Store) -> str:
+    """All replays, the newest first."""
+    rows = query.list_replays(query.open_fresh(store), limit=SHOWN)
+    return _page([Heading("replays", 1), Paragraph(f"the newest {len(rows)}")], _replays(rows))
+
+
+def replay_report(store: Store, replay_id: str) -> str:
+    """The same page as `actordbg report` writes."""
+    material = load(store, [replay_id])
+    summary = summarise(
+        material.replays, selection=material.selection, now=now_timestamp(), explain=explain, notes=material.notes
+    )
+    charts = {one.label: pictures(store, data) for one, data in zip(summary.replays, material.replays, strict=True)}
+    return _page(replay_page(summary, charts))
+
+
+def matrices_page(store: Store) -> str:
+    """All matrices, the newest first."""
+    rows = query.table_rows(store, Matrix, f"1 ORDER BY created_at DESC LIMIT {SHOWN}")
+    cells = [
+        ((one.matrix_id, f"/matrices/{_part(one.matrix_id)}"), one.status, str(one.inputs), one.command or "-") for one in rows
+    ]
+    return _page([Heading("matrices", 1)], linked_table(("matrix", "status", "dumps", "command"), cells))
+
+
+def matrix_page(store: Store, matrix_id: str) -> str:
+    """The same page as `actordbg matrix --show` writes."""
+    rows = query.table_rows(store, Matrix, "matrix_id = ?", (matrix_id,))
+    record = MatrixRecord.from_file(store.matrices / f"{rows[0].matrix_id}.json") if rows else None
+    if record is None:
+        raise UsageError(f"no matrix {matrix_id!r:.60}", hint="the list has those that are there")
+    return _page(matrix_document(record, context_of(store, record), explain))
+
+
+def comparisons_page(store: Store) -> str:
+    """The newest comparison of each pair."""
+    rows = query.comparisons(store)[:SHOWN]
+    cells = [
+        ((one.comparison_id, f"/comparisons/{_part(one.comparison_id)}"), _to_replay(one.replay_id),
+         f"{one.against_kind} {one.against}", one.verdict, f"{one.compared}/{one.dumps}", number(one.max_abs, 3))
+        for one in rows
+    ]  # fmt: skip
+    return _page([Heading("comparisons", 1)], linked_table(("comparison", "A", "B", "verdict", "dumps", "largest, nats"), cells))
+
+
+def comparison_report(store: Store, comparison_id: str) -> str:
+    """The same page as `actordbg compare` writes."""
+    known = {one.comparison_id for one in query.comparisons(store)}
+    if comparison_id not in known:
+        raise UsageError(f"no comparison {comparison_id!r:.60}", hint="the list has those that are there")
+    record = ComparisonRecord.from_file(store.comparisons / f"{comparison_id}.json")
+    return _page(comparison_page(record, 50, comparison_charts(store, record, floor=floor_of(store, record))))
+
+
+def error_page(error: ActordbgError) -> str:
+    """What went wrong, and what to do next."""
+    return _page([Heading("not shown", 1), Paragraph(error.message), Paragraph(error.hint or "")])
+
+
+def linked_table(columns: Sequence[str], rows: Iterable[Sequence[str | Link]]) -> str:
+    """A table whose cells may lead to other pages."""
+    heads = "".join(f'<th scope="col" class="left">{in_html(name)}</th>' for name in columns)
+    body = "".join(f"<tr>{''.join(_td(cell) for cell in row)}</tr>" for row in rows)
+    whole = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="wide" tabindex="0" role="region" aria-label="Table">{whole}</div>'
+
+
+def _td(cell: str | Link) -> str:
+    return f'<td class="left">{in_html(cell) if isinstance(cell, str) else _a(*cell)}</td>'
+
+
+def _replays(rows: Iterable[query.ReplayRow]) -> str:
+    cells: list[list[str | Link]] = [
+        [_to_replay(row.replay_id), row.status, f"{row.passed}/{row.inputs}", label(as_ran(row.config, row.resolved))]
+        for row in rows
+    ]
+    return linked_table(("replay", "status", "passed", "configuration"), cells)
+
+
+def _to_replay(replay_id: str) -> Link:
+    return replay_id, f"/replays/{_part(replay_id)}"
+
+
+def _form(catalog: query.Catalog, asked: Asked) -> str:
+    fields = "".join(
+        _choice(name, [value for value, _ in query.frequent_values(catalog, name)], asked.get(name, "")) for name in FACETS
+    )
+    for name, says in (("shortest", "S from"), ("longest", "S to"), ("where", "and")):
+        fields += f'<label>{says}<input name="{name}" value="{in_html(asked.get(name, ""))}" autocomplete="off"></label>'
+    return f'<form class="facets" method="get" action="/dumps">{fields}<button class="copy" type="submit">show</button></form>'
+
+
+def _choice(name: str, values: Sequence[Any], chosen: str) -> str:
+    options = [("", "any"), *((str(value), str(value)) if value is not None else ("-", "none") for value in values)]
+    said = "".join(
+        f'<option value="{in_html(v)}"{" selected" if v == chosen else ""}>{in_html(text)}</option>' for v, text in options
+    )
+    return f'<label>{in_html(name)}<select name="{name}">{said}</select></label>'
+
+
+def _page(blocks: Sequence[Block], below: str = "") -> str:
+    bar = "".join(f"<span>{_a(text, address)}</span>" for address, text in _PARTS)
+    return as_html(blocks, above=f'<nav class="bar" aria-label="Store">{bar}</nav>', below=below, forms=True)
+
+
+def _a(text: str, address: str) -> str:
+    return f'<a href="{in_html(address)}">{in_html(text)}</a>'
+
+
+def _part(name: str) -> str:
+    return quote(name, safe="")
+
+
+def _quoted(text: str) -> str:
+    """`text` as a value of a condition: a number as it is, everything else between quotes."""
+    return text if text.isdecimal() and len(text) < 10 else quoted(text)

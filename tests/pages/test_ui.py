@@ -1,0 +1,103 @@
+"""`actordbg ui`: who gets in, what is shown, and that nothing is changed by looking."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Iterator
+
+import pytest
+from hostilestore import HOSTILE, forbidden, hostile_store
+from pagecases import OURS, Read
+
+from actordbg.pages.ui_pages import condition_of
+from actordbg.pages.ui_server import HOST, UiServer
+from actordbg.store.layout import Store
+
+
+class Visitor:
+    """Somebody who asks a running server, with headers of his own."""
+
+    def __init__(self, server: UiServer) -> None:
+        self.server = server
+
+    def get(self, path: str, *, method: str = "GET", **headers: str) -> tuple[int, str, dict[str, str]]:
+        connection = http.client.HTTPConnection(HOST, self.server.port, timeout=60)
+        connection.request(method, path, headers=headers)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        return answer.status, text, {name.lower(): value for name, value in answer.getheaders()}
+
+    def admitted(self, path: str) -> tuple[int, str]:
+        status, text, _ = self.get(path, Cookie=f"actordbg-{self.server.port}={self.server.token}")
+        return status, text
+
+
+@pytest.fixture(scope="module")
+def visitor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Visitor]:
+    server = UiServer(hostile_store(tmp_path_factory.mktemp("ui") / "store"))
+    thread = threading.Thread(target=server.serve)
+    thread.start()
+    yield Visitor(server)
+    server.close()
+    thread.join()
+
+
+def test_only_who_has_the_token_gets_in_and_the_token_leaves_the_address(visitor: Visitor):
+    token, port = visitor.server.token, visitor.server.port
+    assert visitor.get("/")[0] == visitor.get("/?token=wrong")[0] == visitor.get("/", Cookie=f"actordbg-{port}=wrong")[0] == 403
+    status, _, headers = visitor.get(f"/replays?token={token}")
+    assert status == 303 and headers["location"].endswith("/replays")
+    assert all(word in headers["set-cookie"].lower() for word in ("httponly", "samesite=strict"))
+    assert visitor.admitted("/")[0] == 200
+    assert visitor.server.address == f"http://127.0.0.1:{port}/?token={token}"
+
+
+def test_a_foreign_name_of_this_machine_and_any_other_method_are_refused(visitor: Visitor):
+    cookie = f"actordbg-{visitor.server.port}={visitor.server.token}"
+    assert visitor.get("/", Host=f"e.vil:{visitor.server.port}", Cookie=cookie)[0] == 421
+    assert visitor.get("/", method="POST", Cookie=cookie)[0] == 405
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/dumps",
+        "/dumps?rank=0&shortest=1",
+        "/dumps/20250619",
+        "/runs/ppo-1",
+        "/replays",
+        "/replays/evil-01",
+        "/matrices",
+        "/matrices/matrix-1",
+        "/comparisons",
+    ],
+)
+def test_every_page_shows_a_hostile_store_as_text(visitor: Visitor, path: str):
+    status, page = visitor.admitted(path)
+    found = Read(page)
+    assert status in (200, 400), page[:400]
+    assert {tag for tag, _ in found.elements} <= OURS and forbidden(page) == []
+    assert not [name for _, attributes in found.elements for name in attributes if name.startswith("on") or name == "style"]
+    addresses = [one for one in found.having("href") if not one.startswith(("#", "data:image", "/"))]
+    assert all(one.startswith("..") or "%" in one for one in addresses), "logs beside the store"
+
+
+def test_what_is_not_there_is_said_and_what_leads_out_is_not_followed(visitor: Visitor):
+    assert visitor.admitted("/replays/nothing")[0] == 400
+    assert visitor.admitted("/comparisons/..%2f..%2fsecret")[0] in (400, 404)
+    assert visitor.admitted("/matrices/..%2fcontrol")[0] in (400, 404)
+    status, page = visitor.admitted("/dumps?where=nonsense%3E1")
+    assert status == 400 and "nonsense" in page
+
+
+def test_facets_become_a_condition_that_can_be_typed(store: Store):
+    assert (
+        condition_of({"rank": "3", "role": "policy", "shortest": "128", "where": "tokens>5"})
+        == "rank = 3 and role = 'policy' and seq_len >= 128 and (tokens>5)"
+    )
+    assert condition_of({"run": "it's", "status": "-", "longest": "x"}) == "run = 'it''s' and status is null"
+    assert condition_of({"run": " ", "where": ""}) is None
+    assert HOSTILE.replace("'", "''") in str(condition_of({"role": HOSTILE.strip()}))
