@@ -26,7 +26,6 @@ ALLOWED = {
     "matrix/family_matrix.py": "the small model that `families` made for itself",
     "trainlogs/segments.py": "a log that the user names, a pipe of the shell too",
     "doctor/check.py": "a module of this package",
-    "pages/page.py": "a file of this package",
     "doctor/machine_check.py": "/proc",
 }
 """By module what it opens that is no file of a store."""
