@@ -10,9 +10,9 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # DeepSpeed's sdist asks at build time which accelerator there is.
 ACCELERATOR := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo DS_ACCELERATOR=cpu)
 
-.PHONY: demo matrix-demo check test lint types imports fast pytest kills fuzz bench soak figures families examples docs hooks clean
-# A file's tests share what they build, so a file stays with one process. Rooms run in the order of the alphabet, which begins with
-# the heavy ones (actor, capture) and ends with light ones (report, store, trainlogs): so both processes end at about the same time.
+.PHONY: demo matrix-demo check test whole lint types imports fast pytest kills fuzz bench soak figures families examples docs hooks clean
+# A file's tests share what they build, so a file stays with one process. The files that take longest come first
+# (tests/support/heavy.py), the others in the order of the alphabet: so both processes end at about the same time.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 demo: $(VENV)/.demo
@@ -25,6 +25,12 @@ BRING := $(if $(REAL_DUMPS),import $(REAL_DUMPS),create --count 3 --batch-size 2
 matrix-demo: $(VENV)/.demo
 	store=$$(mktemp -d)/store && $(BIN)/actordbg --store $$store dump $(BRING) && \
 	$(BIN)/actordbg --store $$store matrix --where "batch_size*seq_len<1500" --max-inputs 3 --no-backward
+
+# Of kills, forks, faults and demos `make test` takes a sample; this takes them all.
+whole: export WHOLE := 1
+whole: export FAULTS := each
+whole: export DEMO := all
+whole: lint types imports pytest
 
 check: lint types imports fast
 

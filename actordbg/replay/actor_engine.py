@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from actordbg.actor.sharing import reopens
+from actordbg.base.imports import without_collecting
 from actordbg.config.replay_config import TINY
 from actordbg.debug import stops
 from actordbg.debug.replay_stops import ReplayStops
@@ -49,7 +50,8 @@ class ActorEngine:
 
     def open(self) -> dict[str, Any]:
         """Build the actor; where this process holds another one, in its place."""
-        from actordbg.actor.session import open_actor
+        with without_collecting("torch"):
+            from actordbg.actor.session import open_actor
 
         self._resources.close()
         self._loaded_for = self.spec.replay_id

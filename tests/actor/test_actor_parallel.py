@@ -51,6 +51,11 @@ def test_two_inputs_at_a_time_share_the_mean_gradient_and_the_result_says_whose(
 
 
 @pytest.mark.parametrize("name", list(parallelcases.BACKENDS))
+def test_the_same_input_gives_the_same_bits_whatever_ran_between(ranks: list[Facts], name: str):
+    assert [rank[name]["again"] for rank in ranks] == [True, True]
+
+
+@pytest.mark.parametrize("name", list(parallelcases.BACKENDS))
 def test_a_call_from_another_ring_says_so(ranks: list[Facts], name: str):
     said = "had 4 ranks when recorded, and has 2" if "ring" in name else "of 4 ranks left out"
     assert [said in note for note in ranks[0][name]["notes"]] == [True]

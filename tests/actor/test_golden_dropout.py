@@ -66,8 +66,27 @@ def default(recorded: Recorded) -> tuple[dict[str, Any], dict[str, ResultRecord]
     return recorded.replay("--model", recorded.model)
 
 
+CONDITIONS = {
+    "with_rng and rng_match = false": {"other states"},
+    "golden_max_abs > 0.01": set(OFF),
+    "golden_entropy_max_abs > 0.1": {"other entropies"},
+    "not with_rng": {"without states"},
+}
+
+
+@pytest.fixture(scope="module")
+def selected(recorded: Recorded, default: tuple[dict[str, Any], dict[str, ResultRecord]]) -> dict[str, set[str]]:
+    """What conditions on the last result of each dump select, while that is the default's."""
+    listed = {one: json.loads(recorded.command("dump", "ls", "--where", one, "--json")) for one in CONDITIONS}
+    return {condition: {row["dump_id"] for row in rows} for condition, rows in listed.items()}
+
+
 def test_the_runs_calls_drew_random_numbers_in_training_mode_only(recorded: Recorded) -> None:
     assert recorded.drawn == [True, True, True, False]
+
+
+def test_where_finds_what_is_off(recorded: Recorded, selected: dict[str, set[str]]) -> None:
+    assert selected == {condition: {recorded.ids[name] for name in names} for condition, names in CONDITIONS.items()}
 
 
 def test_restored_states_give_the_runs_log_probs_and_entropies_bit_for_bit(
@@ -146,18 +165,6 @@ def test_the_answer_the_report_and_the_catalog_tell(
             ("golden-entropy", result.golden_entropy_count, result.golden_entropy_max_abs),
         )
     }
-
-
-def test_where_finds_what_is_off(recorded: Recorded, default: tuple[dict[str, Any], dict[str, ResultRecord]]) -> None:
-    recorded.replay("--model", recorded.model)
-    for condition, names in (
-        ("with_rng and rng_match = false", {"other states"}),
-        ("golden_max_abs > 0.01", set(OFF)),
-        ("golden_entropy_max_abs > 0.1", {"other entropies"}),
-        ("not with_rng", {"without states"}),
-    ):
-        rows = json.loads(recorded.command("dump", "ls", "--where", condition, "--json"))
-        assert {row["dump_id"] for row in rows} == {recorded.ids[name] for name in names}, condition
 
 
 def _assert_as_recorded(facts: dict[str, Any], kind: str) -> None:

@@ -1,7 +1,7 @@
 """Faults in the hook and the writer: the training never notices, and the books are exact.
 
 - Every call that the recorder makes fails in turn, once and from then on, with each kind of error (`faulted_runs`, in a process
-  of its own, because there the package is loaded with fault points): a third of the calls each day, all of them with `FAULTS=each`.
+  of its own, because there the package is loaded with fault points): one in twelve of the calls each day, all with `FAULTS=each`.
   `FAULTS=all` runs them one error at a time, in every configuration: about an hour.
 - A store on a file system of 300 kB: full, free again, full again.
 - A disk that falls asleep in one write: while the training runs, and while it ends.
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -31,25 +32,28 @@ from actordbg.store import payload
 from actordbg.store.layout import Store
 
 TESTS = SUPPORT
-PARTS = 6
-"""Shares of the sites. `make test` takes two of them, others each day; `FAULTS=each` takes all (about five minutes), and so does `FAULTS=all`."""
+PARTS = 12
+"""Shares of the sites. `make test` takes one of them, another each day; `FAULTS=each` takes all, two at a time (about five minutes), and
+so does `FAULTS=all`."""
 
 
 # --- every call fails in turn ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_every_call_of_the_recorder_may_fail_once_or_for_ever(tmp_path: Path):
+def run_part(part: int, folder: Path) -> int:
+    """One share of the sites, in a process of its own; its exit code."""
     mode = "all" if os.environ.get("FAULTS") == "all" else "quick"
     environment = {**os.environ, "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
-    today = date.today().toordinal() % 3
-    chosen = range(PARTS) if "FAULTS" in os.environ else range(2 * today, 2 * today + 2)
-    running = []
-    for part in chosen:
-        command = [sys.executable, str(TESTS / "faulted_runs.py"), mode, "", f"{part}/{PARTS}"]
-        with open(tmp_path / f"{part}.out", "w") as out, open(tmp_path / f"{part}.err", "w") as errors:
-            running.append(subprocess.Popen(command, env=environment, stdout=out, stderr=errors))
-    codes = [one.wait() for one in running]
+    command = [sys.executable, str(TESTS / "faulted_runs.py"), mode, "", f"{part}/{PARTS}"]
+    with open(folder / f"{part}.out", "w") as out, open(folder / f"{part}.err", "w") as errors:
+        return subprocess.run(command, env=environment, stdout=out, stderr=errors).returncode
+
+
+@pytest.mark.slow
+def test_every_call_of_the_recorder_may_fail_once_or_for_ever(tmp_path: Path):
+    chosen = range(PARTS) if "FAULTS" in os.environ else [date.today().toordinal() % PARTS]
+    with ThreadPoolExecutor(2) as pool:
+        codes = list(pool.map(lambda part: run_part(part, tmp_path), chosen))
     assert not any(codes), "".join((tmp_path / f"{part}.err").read_text()[-4000:] for part in chosen)
     lines = [json.loads(line) for part in chosen for line in (tmp_path / f"{part}.out").read_text().splitlines()]
     complaints, parts = [line for line in lines if "fault" in line], [line for line in lines if "runs" in line]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import zstandard
+from amounts import amount
 from roots import ROOT, SUPPORT
 
 from actordbg.capture.control import Control
@@ -128,7 +129,8 @@ def test_a_killed_process_leaves_only_whole_files(store: Store):
     assert {dump.record.seq_len for dump in dumps} == {1000}
 
 
-def test_two_hundred_forks_while_the_queue_is_busy(store: Store):
+def test_forks_while_the_queue_is_busy(store: Store):
+    """Fifty; in `make whole` two hundred."""
     switch(store)
     body = """
 import threading
@@ -151,14 +153,14 @@ def child():
     assert slot.recorder.faults == 0 and slot.recorder.ring.path != mine
     return slot.recorder.close(20) and not slot.recorder.ring.path.exists()
 children = {}
-for n in range(200):
+for n in range(FORKS):
     pid = os.fork()
     if pid == 0:
         code = 3
         try: code = 0 if child() else 4
         finally: os._exit(code)
     children[pid] = time.monotonic() + 60
-    while len(children) > (3 if n < 199 else 0):
+    while len(children) > (3 if n < FORKS - 1 else 0):
         for pid in list(children):
             done, status = os.waitpid(pid, os.WNOHANG)
             if done:
@@ -173,7 +175,8 @@ stop.set()
 for thread in threads: thread.join()
 assert slot.recorder.close(100)
 """
-    finish(start(store, body.replace("ROOT", repr(str(store.root)))), timeout=240)
+    body = body.replace("ROOT", repr(str(store.root))).replace("FORKS", str(amount(50, 200)))
+    finish(start(store, body), timeout=240)
     books = counters(store)
     children = [data for data in books if data["calls"] == data["captured"] == 3]
     assert len(books) == 201 and len(children) == 200

@@ -509,15 +509,15 @@ only = set(sys.argv[2].split(","))
 assert compare(store, "r-02", "r-01", only=only).verdict == "match"
 few = peak()
 record = compare(store, "r-02", "r-01")
-assert record.verdict == "match" and len(record.dumps) == 1000
+assert record.verdict == "match" and len(record.dumps) == 400
 print(peak() - few)
 """
 
 
 @pytest.mark.slow
-def test_a_thousand_dumps_take_no_more_memory_than_ten(store: Store) -> None:
-    """Each side of each dump has 80 kB of tensors, 160 MB in all: links to one file, so that the disk has them once."""
-    inputs = [given(index) for index in range(1000)]
+def test_hundreds_of_dumps_take_no_more_memory_than_ten(store: Store) -> None:
+    """Each side of each dump has 80 kB of tensors, 64 MB in all: links to one file, so that the disk has them once."""
+    inputs = [given(index) for index in range(400)]
     big = {"log_probs": -torch.rand(4, 4096), "mask": torch.ones(4, 4096, dtype=torch.bool)}
     for name in ("r-01", "r-02"):
         write_replay(store, name, inputs, change=lambda index, _: big if index == 0 else None)
@@ -529,7 +529,7 @@ def test_a_thousand_dumps_take_no_more_memory_than_ten(store: Store) -> None:
     command = [sys.executable, "-c", _MEMORY, str(store.root), ten]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    assert int(done.stdout) < 40_000, "kilobytes"
+    assert int(done.stdout) < 25_000, "kilobytes"
     shutil.rmtree(store.root)
 
 

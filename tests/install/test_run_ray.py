@@ -1,10 +1,11 @@
 """`actordbg run` with real clusters: Ray's workers are recorded wherever they run, and the user's own hooks still run.
 
-Each cluster has ports, a temporary folder and a session of its own, and ends with its test.
+Each cluster has ports, a temporary folder and a session of its own, and ends with the tests that use it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -87,10 +88,18 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
+    with short_folder() as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def short_folder() -> Iterator[Path]:
     """A folder with a short name: Ray's socket paths must stay below 107 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="adbg-", dir="/tmp"))
-    yield folder
-    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass
@@ -101,9 +110,15 @@ class Head:
     environment: dict[str, str]
 
 
-@pytest.fixture
-def head(temporary: Path) -> Iterator[Head]:
-    """A Ray head on this host that knows nothing of actordbg, alone in its session, which ends with the test."""
+@pytest.fixture(scope="module")
+def head() -> Iterator[Head]:
+    """A Ray head on this host that knows nothing of actordbg, alone in its session, which ends with this module's tests."""
+    with short_folder() as temporary, head_in(temporary) as started:
+        yield started
+
+
+@contextlib.contextmanager
+def head_in(temporary: Path) -> Iterator[Head]:
     port, dashboard, agent, client = (free_port() for _ in range(4))
     words = [
         "start", "--head", "--block", "--node-ip-address=127.0.0.1", f"--port={port}", "--dashboard-host=127.0.0.1",

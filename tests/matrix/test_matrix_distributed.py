@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow
 GIVEN = (
-    "--backend", "plain,deepspeed,fsdp2", "--zero-stage", "3", "--tp", "1,2", "--nproc", "2", "--packing", "both", "--align", "same",
+    "--backend", "deepspeed,fsdp2", "--zero-stage", "3", "--tp", "1,2", "--nproc", "2", "--packing", "both", "--align", "same",
     "--backward", "--dtype", "fp32", "--attn", "sdpa", "--compile", "off", "--timeout", "900",
 )  # fmt: skip
 
@@ -53,9 +52,7 @@ def ran(record: MatrixRecord) -> list[MatrixCell]:
 def test_what_ran_agrees_with_the_truth_on_log_probs_and_gradients(store: Store, record: MatrixRecord) -> None:
     seen = [(c.settings["backend"], c.settings["tp"], c.settings["packing"]) for c in ran(record)]
     assert seen == [
-        (backend, tp, packing)
-        for backend, tp in (("plain", None), ("deepspeed", 1), ("fsdp2", 1), ("fsdp2", 2))
-        for packing in (False, True)
+        (backend, tp, packing) for backend, tp in (("deepspeed", 1), ("fsdp2", 1), ("fsdp2", 2)) for packing in (False, True)
     ]
     for cell in ran(record):
         assert (cell.status, cell.verdict, cell.counts) == ("passed", "match", {"passed": 3}), cell
@@ -70,7 +67,7 @@ def test_what_ran_agrees_with_the_truth_on_log_probs_and_gradients(store: Store,
 
 def test_packed_and_not_packed_share_a_load_and_every_rank_ran_what_was_asked(store: Store, record: MatrixRecord) -> None:
     cells = ran(record)
-    assert [cell.loads for cell in cells] == [2, 0, 1, 0, 1, 0, 1, 0], "two plain ranks are two Actors"
+    assert [cell.loads for cell in cells] == [1, 0, 1, 0, 1, 0]
     assert [cell.shared_with for cell in cells] == [x for c in cells[::2] for x in (None, c.index)]
     for cell in cells:
         for rank in (0, 1):
@@ -88,17 +85,14 @@ def test_a_combination_that_cannot_work_is_unavailable_with_its_rule(record: Mat
 def test_wrong_gradients_are_wrong_cells(store: Store, tmp_path: Path) -> None:
     """Each rank has inputs of its own, so what fsdp2 gives is a mean over two of them. Log-probs and losses are right."""
     broken = brokenactor.environment(tmp_path / "broken", brokenactor.WRONG_GRADIENTS)
-    given = ("--backend", "plain,fsdp2", "--nproc", "2", "--packing", "off", "--backward", "--dtype", "fp32,bf16", "--attn", "sdpa",
-             "--compile", "off")  # fmt: skip
+    given = ("--backend", "plain,fsdp2", "--nproc", "2", "--packing", "off", "--backward", "--dtype", "bf16", "--attn", "sdpa", "--compile", "off")  # fmt: skip
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "matrix", "--quiet", "--json", *given]
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
     broken["PYTHONPATH"] = f"{tmp_path / 'broken'}{os.pathsep}{ROOT}"
     done = subprocess.run(command, capture_output=True, text=True, timeout=900, env=environment | broken)
     assert done.returncode == 1, f"{done.stdout[-4000:]}\n{done.stderr}"
     cells = matrices.load(store, "last").cells
-    assert [(cell.settings["backend"], cell.settings["dtype"]) for cell in cells] == list(
-        product(("plain", "fsdp2"), ("fp32", "bf16"))
-    )
+    assert [cell.settings["backend"] for cell in cells] == ["plain", "fsdp2"]
     for cell in cells:
         flipped = "(model.layers.0.self_attn.k_proj.weight)" in cell.reason and "parameter_distance " in cell.reason
         assert flipped if cell.settings["backend"] == "plain" else "gradient_distance " in cell.reason, cell

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from actordbg.base.errors import Unsupported
+from actordbg.config import consent
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.replay.launch import child_environment, deepspeed_command, direct_command, groups_of, launch, surrounding_launcher
 
 DEEPSPEED = ReplayConfig(backend="deepspeed", nproc=2)
+CODED = ReplayConfig(backend="deepspeed", nproc=2, model="/models/mine")
 WORK = Path("/store/replays/r/work-0-1.json")
 
 
@@ -81,13 +84,21 @@ def test_a_rank_that_is_started_directly_cannot_tell_it_from_the_real_launcher(
         assert words[0] == words[1]
 
 
+@pytest.fixture
+def consented() -> Iterator[list[str]]:
+    """Consent to the code of the model of CODED, and what a worker has of it in its argument list."""
+    consent.give(CODED.model)
+    yield [consent.FLAG, CODED.model]
+    consent.withhold()
+
+
 @pytest.mark.slow
-def test_the_workers_options_are_not_taken_for_the_launchers() -> None:
+def test_the_workers_options_are_not_taken_for_the_launchers(consented: list[str]) -> None:
     from deepspeed.launcher.runner import parse_args
 
-    command = deepspeed_command(DEEPSPEED, {"DS_ACCELERATOR": "cpu"}, "some.module", WORK)
+    command = deepspeed_command(CODED, {"DS_ACCELERATOR": "cpu"}, "some.module", WORK)
     parsed = parse_args(command[3:])
-    assert parsed.user_script == "some.module" and parsed.user_args == ["--work", str(WORK)]
+    assert parsed.user_script == "some.module" and parsed.user_args == ["--work", str(WORK), *consented]
     assert parsed.num_gpus == 2 and parsed.module
 
 

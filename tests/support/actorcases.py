@@ -207,7 +207,7 @@ def one_configuration(cache: Path, ran: list[str], **fields: Any) -> dict[str, A
 
 
 def zero(cache: Path) -> dict[str, Any]:
-    """All ZeRO stages, one after the other in this process (or these two): forward, backward, and the same input again."""
+    """All ZeRO stages, one after the other in this process: forward, backward, and the same input again."""
     return {str(stage): one_stage(cache, stage) for stage in range(4)}
 
 

@@ -131,7 +131,7 @@ def comparable(line: str) -> list[str]:
 def run_blocks(blocks: Iterable[Block], work: Path, **variables: str) -> None:
     """Execute the commands of blocks in `work`, with this checkout's `actordbg`; each has to end well and show what its page shows."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("ACTORDBG_")}
-    environment |= {"PATH": _programs(work.with_name("bin")), "COLUMNS": "200", "OMP_NUM_THREADS": "2", "NO_COLOR": "1"}
+    environment |= {"PATH": _programs(work.with_name("bin")), "COLUMNS": "200", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
     for command in (command for block in blocks for command in block.commands):
         done = subprocess.run(
             ["bash", "-c", command.text], cwd=work, env=environment | variables, capture_output=True, text=True, timeout=300

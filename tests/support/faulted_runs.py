@@ -2,7 +2,7 @@
 
 MODE is `quick` (each site, in one of the configurations that pass it, fails with each kind of error, once and from then on; where it
 is passed often, several kinds share a run) or `all` (in each configuration, every kind of error in a run of its own: once, at the first
-and at the last passing, and from the first one on). ONLY, a regular expression, selects sites (`capture.ring:.*open`); PART/PARTS, from 0/3 to 2/3, every third of them.
+and at the last passing, and from the first one on). ONLY, a regular expression, selects sites (`capture.ring:.*open`); PART/PARTS, from 0/12 to 11/12, every twelfth of them.
 
 Code that only runs after a failure is found when it runs, and is made to fail, too, together with the failure that led there.
 

@@ -76,12 +76,14 @@ def one_backend(cache: Path, rank: int, settings: dict[str, Any], plain: Mapping
         facts["collective"] = session.is_collective
         facts["raised at once"] = raising_at_once(session)
         names = ("packed", "warm") if config.ring > 1 else ("unpacked", "packed", "warm")
-        for name in names:
-            facts[name] = beside(session.run(dumps()[name], backward=True, keep=True), plain[name])
+        runs = {name: session.run(dumps()[name], backward=True, keep=True) for name in names}
+        first = numbers(runs["packed"])
+        facts |= {name: beside(run, plain[name]) for name, run in runs.items()}
         facts["notes"] = list(session.run(of_a_ring_of_four(), backward=True).notes)
         if config.lanes == 2:
             mine = session.run(dumps()[("left", "right")[rank]], backward=True, keep=True)
             facts["two inputs"] = averaged(mine, plain["left"], plain["right"], rank)
+        facts["again"] = numbers(session.run(dumps()["packed"], backward=True)) == first
         if config.backend == "fsdp2":
             before = numbers(session.run(dumps()["packed"], backward=True))
             facts["failed"] = failing_in_a_layer(session)

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from actordbg.base.errors import EnvironmentProblem, Unsupported
+from actordbg.base.imports import without_collecting
 from actordbg.config.choices import Choices
 from actordbg.host.built_model import change_attention, check
 
@@ -26,7 +27,8 @@ from actordbg.host.built_model import change_attention, check
 def import_actor() -> type[Any]:
     """OpenRLHF's Actor class; EnvironmentProblem, with the module that is missing, when it cannot be imported."""
     try:
-        from openrlhf.models import Actor
+        with without_collecting("openrlhf.models"):
+            from openrlhf.models import Actor
     except ImportError as error:
         raise EnvironmentProblem(
             f"OpenRLHF cannot be imported here: {error}",

@@ -1,0 +1,27 @@
+"""The files that take longest, which two test processes begin with: else one of them might be left over for the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from roots import ROOT
+
+TESTS = ROOT / "tests"
+FILES = (
+    "demo/test_demo_steps.py", "traincheck/test_train_check.py", "matrix/test_matrix_distributed.py",
+    "compare/test_truth_end_to_end.py", "install/test_run_ray.py", "capture/test_capture_deaths.py", "laws/test_laws.py",
+    "debug/test_stops_in_replays.py", "project/test_docs.py", "project/test_examples.py", "actor/test_golden_dropout.py",
+    "actor/test_actor_session.py", "matrix/test_families.py", "replay/test_replay_plain.py", "matrix/test_matrix_command.py",
+    "laws/test_laws_command.py", "replay/test_replay_align_real.py", "replay/test_replay_deepspeed.py",
+    "actor/test_actor_parallel.py", "dumps/test_killed_anywhere.py", "fuzz/test_fuzz.py", "install/test_run.py",
+    "compare/test_measured_limits.py", "catalog/test_private_catalog.py", "actor/test_model_code.py",
+    "capture/test_capture_faults.py", "actor/test_actor_deepspeed.py",
+)  # fmt: skip
+"""Each takes twenty seconds or more, the longest first. A name that is no more, or is missing here, costs a minute at most."""
+
+
+def first(items: list[pytest.Item]) -> None:
+    """Put the tests of these files before all others, and leave the order as it is otherwise."""
+    place = {TESTS / name: number for number, name in enumerate(FILES)}
+    items.sort(key=lambda item: place.get(Path(item.path), len(place)))
