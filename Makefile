@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # DeepSpeed's sdist asks at build time which accelerator there is.
 ACCELERATOR := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo DS_ACCELERATOR=cpu)
 
-.PHONY: demo matrix-demo check test whole lint types imports fast pytest kills fuzz bench soak figures families examples docs hooks clean
+.PHONY: demo matrix-demo check test whole lint types imports fast pytest bytecode kills fuzz bench soak figures families examples docs hooks clean
 # A file's tests share what they build, so a file stays with one process. The files that take longest come first
 # (tests/support/heavy.py), the others in the order of the alphabet: so both processes end at about the same time.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
@@ -47,11 +47,15 @@ imports: $(VENV)/.test
 	$(BIN)/lint-imports
 
 # Without what a test marked `slow` does: start workers, Ray or torch in another process, or take two seconds.
-fast: $(VENV)/.test
+fast: $(VENV)/.test bytecode
 	$(PYTEST) -m "not slow"
 
-pytest: $(VENV)/.test
+pytest: $(VENV)/.test bytecode
 	$(PYTEST)
+
+# The tests start a thousand processes, and where PYTHONDONTWRITEBYTECODE is set each would compile what it imports.
+bytecode: $(VENV)/.test
+	$(BIN)/python -m compileall -q actordbg
 
 # Each parser under mutated inputs for FUZZ_SECONDS. For some of them only: make fuzz FUZZ="where pickle"
 FUZZ_SECONDS ?= 60

@@ -19,11 +19,15 @@ SHARED_DUMPS = Path(__file__).resolve().parents[2] / "shared" / "data" / "input_
 
 
 def pytest_configure() -> None:
-    """Signals as a terminal has them: a test run in the background inherits an ignored SIGINT (nohup: SIGHUP), and so would
-    the commands that tests interrupt, which leave ignored signals alone."""
+    """One thread for each process, and signals as a terminal has them.
+
+    A test run in the background inherits an ignored SIGINT (nohup: SIGHUP), and so would the commands that tests interrupt, which
+    leave ignored signals alone.
+    """
     for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, usual)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # two test processes share two cores
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

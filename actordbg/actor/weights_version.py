@@ -18,6 +18,7 @@ import os
 from pathlib import Path
 
 from actordbg.config.choices import installed_versions, is_local
+from actordbg.config.replay_config import TINY
 
 WEIGHTS = "weights"
 WHOLE = 2**25
@@ -34,7 +35,7 @@ def versions_of(model: str) -> dict[str, str]:
 
 def weights_version(model: str) -> str | None:
     """The hash of a model's files, 16 hex digits; None where the name stands for no files on this machine."""
-    folder = Path(model).expanduser() if is_local(model) else _cached(model)
+    folder = Path(model).expanduser() if is_local(model) else None if model == TINY else _cached(model)
     if folder is None:
         return None
     total = hashlib.sha256()

@@ -147,7 +147,7 @@ RAY = [sys.executable, "-m", "ray.scripts.scripts"]
 
 
 def wait_until_it_answers(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline and process.poll() is None:
         try:
             urllib.request.urlopen(url, timeout=5).close()
