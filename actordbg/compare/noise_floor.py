@@ -262,10 +262,11 @@ def _rounding(
     if narrow not in WIDER:
         return None
     found = []
-    for dtype in (narrow, WIDER[narrow]):
-        wanted = wanted_truth(store, side.spec, dtype)
-        command = f"the rounding of replay {unchanged}, in {dtype}"
-        found.append(ensure_lone_rows(store, wanted, command=command, on_event=on_event, on_tick=on_tick))
+    with WarmGroups() as warm:
+        for dtype in (narrow, WIDER[narrow]):
+            wanted = wanted_truth(store, side.spec, dtype)
+            command = f"the rounding of replay {unchanged}, in {dtype}"
+            found.append(ensure_lone_rows(store, wanted, command=command, on_event=on_event, on_tick=on_tick, warm=warm))
     return found[0], found[1]
 
 
