@@ -25,13 +25,20 @@ def plain(cache: Path) -> Facts:
 
 
 @pytest.fixture(scope="module")
-def configurations(cache: Path) -> Facts:
-    return run_scenario("configurations", cache)[0]
+def changed(cache: Path) -> Facts:
+    return run_scenario("compiled,configurations", cache, TORCHINDUCTOR_COMPILE_THREADS="1")[0]
 
 
 @pytest.fixture(scope="module")
-def compiled(cache: Path) -> Facts:
-    return run_scenario("compiled", cache, TORCHINDUCTOR_COMPILE_THREADS="1")[0]
+def configurations(changed: Facts) -> Facts:
+    found: Facts = changed["configurations"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def compiled(changed: Facts) -> Facts:
+    found: Facts = changed["compiled"]
+    return found
 
 
 def furthest(left: list[list[float]], right: list[list[float]]) -> float:

@@ -129,13 +129,14 @@ def test_the_tiny_model_is_not_compared_and_the_answer_says_why(recorded: Record
 
 
 def test_a_deepspeed_engine_gives_the_same(recorded: Recorded, default: tuple[dict[str, Any], dict[str, ResultRecord]]) -> None:
-    engine = ("--backend", "deepspeed", "--zero-stage", "2")
-    answer, results = recorded.replay("--model", recorded.model, *engine)
-    assert (answer["resolved"]["backend"], answer["resolved"]["zero_stage"]) == ("deepspeed", 2)
+    found = run_scenario("engine", recorded.store.root.parent, program=goldencases.__file__, **WITHOUT_DYNAMO)[0]
+    assert found["resolved"] == {"backend": "deepspeed", "zero_stage": 2}
+    results = {name: found["results"][dump_id] for name, dump_id in recorded.ids.items()}
     for name in AS_RECORDED:
-        assert (results[name].golden_max_abs, results[name].rng_match) == (0.0, True), name
-    digests = [{name: result.output_digest for name, result in found.items()} for found in (results, default[1])]
-    assert digests[0] == digests[1]
+        assert (results[name]["golden_max_abs"], results[name]["rng_match"]) == (0.0, True), name
+    assert {name: one["output_digest"] for name, one in results.items()} == {
+        name: result.output_digest for name, result in default[1].items()
+    }
 
 
 def test_the_answer_the_report_and_the_catalog_tell(

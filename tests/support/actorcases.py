@@ -2,7 +2,7 @@
 
     python actorcases.py SCENARIO MODEL_CACHE       prints what the scenario found, as JSON, on the last line
 
-The tests read that. Log-probs travel as lists; inputs are made from seeds, so every process makes the same.
+Several scenarios, separated by commas, run one after another in one process; then what each found stands under its name. The tests read that. Log-probs travel as lists; inputs are made from seeds, so every process makes the same.
 """
 
 from __future__ import annotations
@@ -392,7 +392,7 @@ def spy(ran: list[str], name: str, original: Callable[..., Any]) -> Callable[...
 def run_scenario(
     name: str, cache: Path, *, world: int | None = None, program: str = __file__, **environment: str
 ) -> list[dict[str, Any]]:
-    """Run a scenario of `program` in `world` processes (None: one, without rank variables), and return what each found."""
+    """Run a scenario (or several: see above) of `program` in `world` processes (None: one, without rank variables), and return what each found."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -422,8 +422,9 @@ def finished(process: subprocess.Popen[str]) -> tuple[str, str]:
 
 
 def main(arguments: Sequence[str], scenarios: dict[str, Any] | None = None) -> None:
-    name, cache = arguments
-    print("\n" + json.dumps((scenarios or globals())[name](Path(cache))), flush=True)
+    names, cache = arguments
+    found = {name: (scenarios or globals())[name](Path(cache)) for name in names.split(",")}
+    print("\n" + json.dumps(found if "," in names else found[names]), flush=True)
     os._exit(0)
 
 

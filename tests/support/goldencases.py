@@ -120,6 +120,27 @@ def sessions(cache: Path) -> dict[str, Any]:
     return facts
 
 
+def engine(cache: Path) -> dict[str, Any]:
+    """What `dropout` recorded, replayed in a DeepSpeed engine in this process: fields of the results, by dump."""
+    from actordbg.actor.session import open_actor
+    from actordbg.config.replay_config import ReplayConfig
+    from actordbg.replay.output_figures import against_golden, summarise
+    from actordbg.store import payload
+    from actordbg.store.layout import Store
+
+    dumps = [payload.load(path) for path in Store(cache / "store").iter_dumps()]
+    first = next(dump.record for dump in dumps if dump.record.grad_enabled)
+    config = ReplayConfig(model=str(cache / "gpt2"), backend="deepspeed", zero_stage=2)
+    found = {}
+    with open_actor(config, defaults=first, model_cache=cache) as session:
+        facts = {name: session.resolved[name] for name in ("backend", "zero_stage")}
+        for dump in dumps:
+            outcome = session.run(dump, backward=session.backward_for(dump.record))
+            checked = against_golden(dump, outcome, own_model=True)
+            found[dump.record.dump_id] = checked.fields | summarise(outcome.log_probs, outcome.mask, outcome.entropy)
+    return {"resolved": facts, "results": found}
+
+
 def _replayed(model: Path, cache: Path, dump: Dump, **config: Any) -> dict[str, Any]:
     from actordbg.actor.session import open_actor
     from actordbg.config.replay_config import ReplayConfig
