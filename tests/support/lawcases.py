@@ -182,8 +182,9 @@ def together(cache: Path) -> dict[str, Any]:
 
     rank = int(os.environ["RANK"])
     found: dict[str, Any] = {}
+    dense, experts = (str(model_of(cache, family)) for family in ("llama", "mixtral"))  # before ZeRO 3 takes what is built
     for name, settings in TOGETHER.items():
-        model = str(model_of(cache, "mixtral" if "experts" in name else "llama"))
+        model = experts if "experts" in name else dense
         config = ReplayConfig(model=model, dtype="bf16", nproc=2, packing=True, backward=True, **settings)
         own = dump_of("both") if config.lanes == 1 else (dump_of("left", rows=3), dump_of("right", rows=1))[rank]
         with open_actor(config, defaults=own.record, model_cache=cache) as session:
