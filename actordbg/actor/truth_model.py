@@ -80,18 +80,6 @@ def in_double(dtype: torch.dtype = torch.float64) -> AbstractContextManager[Any]
     return _InDouble() if dtype is torch.float64 else nullcontext()
 
 
-_AT_RANDOM = ("dropout", "pdrop", "dropout_prob", "jitter_noise")
-
-
-def dropout_of(model: Any) -> float:
-    """The largest share that the model would drop, or jitter its routing by, in training mode; 0.0 where it does not."""
-    shares = [module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)]
-    configured = model.config.to_dict()
-    configured |= configured.get("text_config") or {}
-    shares += [value for key, value in configured.items() if key.endswith(_AT_RANDOM)]
-    return max((float(share) for share in shares if isinstance(share, int | float)), default=0.0)
-
-
 class Narrowed(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts, by operation and dtype, the results that are floats narrower than `dtype`."""
 

@@ -45,7 +45,7 @@ from actordbg.config import consent
 from actordbg.config.choices import choose, gather_facts
 from actordbg.config.replay_config import DTYPES, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.host.built_model import describe, has_experts
+from actordbg.host.built_model import describe, drawn_share, has_experts
 from actordbg.host.trainer import TRAINER, Call
 from actordbg.store.payload import Dump
 
@@ -76,7 +76,7 @@ class TruthSession:
         self._model = truth_model.load(
             path, weights=weights, dtype=self._dtype, device=self._device, trust=consent.is_given(config.model)
         )
-        self._dropout = truth_model.dropout_of(self._model)
+        self._dropout = drawn_share(self._model)
         self.resolved: dict[str, Any] = self._describe() | {
             "versions": dict(facts.versions),
             "load_s": time.perf_counter() - began,

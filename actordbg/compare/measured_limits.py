@@ -20,8 +20,9 @@ if `FEW` tokens of all belonged to each, and a mean over `n` tokens is given 1 /
 have few tokens together, limits are raised towards the flat ones: by (FEW / (FEW + tokens)) squared of the way.
 
 **Experts.** Rounding may send a token to another expert, in one of both computations only. That moves this token, and a
-parameter of that expert, by any amount. So for a model with experts each limit is twice as high, those of `BY_TOKEN` are never
-below twice the flat ones, and parameters of experts are judged together only.
+parameter of that expert, by any amount. So for a model with experts each limit is twice as high, and those of `BY_TOKEN` are
+never below twice the flat ones. That of a parameter is `LOST` then, if not more: a gradient that is lost is 1 away. Parameters
+of all experts in one tensor are judged so over `SOME` tokens or more, those of a single expert together only.
 
 **Bias.** Rounding goes both ways. A wrong epsilon, temperature or bias goes one way, too little at each token to be seen. So the
 mean of the signed differences over all dumps is judged too, in units of its standard error: `z`, at most `MOST_Z`.
@@ -34,6 +35,7 @@ Example:
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
@@ -47,10 +49,12 @@ DTYPES = ("bf16", "fp16")
 FACTORS = {"mean_abs": 1.5, "p99_abs": 2.0, "max_abs": 3.0, "entropy_max_abs": 3.0, "gradient_distance": 1.5}
 PARAMETER = CLIPPED = 3.0
 BY_TOKEN = ("p99_abs", "max_abs", "entropy_max_abs", "clip_share", "parameter_distance")
-FEW = 64
+FEW, SOME = 64, 16
+LOST = 0.9
 MOST_Z = 5.0
 LEAST_TOKENS = 30
 """Fewer tokens say nothing about a bias."""
+_ONE_EXPERT = re.compile(r"\.experts\.\d")
 FOLLOWS = {"grad_norm_rel": "gradient_distance", "loss_abs": "mean_abs"}
 """Measures that cannot be larger than another one, whose limit they have."""
 
@@ -86,17 +90,15 @@ class Rounding:
                 limits[name] = max(limits[other], DEFAULTS["fp32"][name])
         if "clip_share" in limits and "clip_share" not in applied.own:
             limits["clip_share"] = max(limits["clip_share"], CLIPPED * measures(here.dump).get("clip_share", 0.0))
-        each = {} if "parameter_distance" in applied.own else self._of_parameters(measured.distances, here.distances)
+        if self.experts:
+            least = {name: 2 * value for name, value in applied.limits.items() if name in BY_TOKEN}
+            limits |= {name: max(2 * value, least.get(name, 0.0)) for name, value in limits.items() if name not in applied.own}
+        each = {} if "parameter_distance" in applied.own else self._of_parameters(measured, here, applied.limits)
         if each:
             worst = max(each, key=lambda name: measured.distances[name] / each[name])
             limits["parameter_distance"] = each[worst]
             seen = max(each[name] + measured.distances[name] for name in each)
             dump = replace(dump, worst_parameter=worst, parameter_distance=measured.distances[worst], parameter_seen=seen)
-        if self.experts:
-            least = {name: value for name, value in applied.limits.items() if name in BY_TOKEN}
-            limits |= {name: 2 * max(value, least.get(name, 0.0)) for name, value in limits.items() if name not in applied.own}
-            if dump.parameter_seen is not None and "parameter_distance" in least:
-                dump = replace(dump, parameter_seen=2 * (dump.parameter_seen + least["parameter_distance"]))
         return replace(dump, limits=limits)
 
     @property
@@ -109,12 +111,18 @@ class Rounding:
         theirs = _pooled(one.dump for one in self.found.values())
         return None if ours is None or theirs is None else Bias(ours[0], theirs[0], math.sqrt(ours[1] + theirs[1]))
 
-    def _of_parameters(self, ours: Mapping[str, float], rounding: Mapping[str, float]) -> dict[str, float]:
+    def _of_parameters(self, ours: Measured, here: Measured, flat: Mapping[str, float]) -> dict[str, float]:
         """The limit of each parameter that is judged by itself."""
-        usual = median(rounding.values()) if rounding else 0.0
-        least = DEFAULTS["fp32"]["parameter_distance"]
-        alone = [name for name in ours if rounding and not (self.experts and ".experts." in name)]
-        return {name: max(PARAMETER * max(rounding.get(name, 0.0), usual), least) for name in alone}
+        if not here.distances:
+            return {}
+        usual = median(here.distances.values())
+        factor, least = PARAMETER, DEFAULTS["fp32"]["parameter_distance"]
+        alone = list(ours.distances)
+        if self.experts:
+            factor, least = 2 * PARAMETER, min(LOST, 2 * flat.get("parameter_distance", LOST))
+            some = ours.dump.log_probs is not None and ours.dump.log_probs.count >= SOME
+            alone = [name for name in alone if ".experts." not in name or (some and not _ONE_EXPERT.search(name))]
+        return {name: max(factor * max(here.distances.get(name, 0.0), usual), least) for name in alone}
 
     def _rounded(self, here: Measured) -> dict[str, float]:
         """By measure what rounding does to this dump, mixed with what it does to all: see the module."""

@@ -54,6 +54,24 @@ def resolved_dtype(model: Any) -> str:
     return next((short for short, name in DTYPES.items() if name == full), full)
 
 
+_AT_RANDOM = ("drop", "jitter")
+_OF_OTHER_HEADS = ("summary_", "classifier_")
+
+
+def drawn_share(model: Any) -> float:
+    """The largest share that the model drops, or jitters its routing by, in training mode; 0.0 where it draws nothing.
+
+    Settings of heads that a language model does not have (GPT-2's `summary_first_dropout` of 0.1) drop nothing.
+    """
+    import torch
+
+    shares = [float(module.p) for module in model.modules() if isinstance(module, torch.nn.Dropout)]
+    for name, value in text_config(model).to_dict().items():
+        if any(word in name for word in _AT_RANDOM) and not name.startswith(_OF_OTHER_HEADS) and isinstance(value, float):
+            shares.append(value)
+    return max(shares, default=0.0)
+
+
 def text_config(model: Any) -> Any:
     """The configuration of the text model: where vocabulary size and layers are."""
     return model.config.get_text_config() if hasattr(model.config, "get_text_config") else model.config

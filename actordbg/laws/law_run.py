@@ -20,7 +20,7 @@ from actordbg.actor.forward_outcome import ForwardOutcome
 from actordbg.actor.gradient_samples import PREFIX, GradientKeeper
 from actordbg.actor.session import ActorSession
 from actordbg.formats.law_answer import BROKEN, LawAnswer
-from actordbg.host.built_model import has_experts, text_config
+from actordbg.host.built_model import drawn_share, has_experts, text_config
 from actordbg.laws import changes
 from actordbg.laws.additivity import halves, judge_additivity
 from actordbg.laws.jacobian import ring_of, support
@@ -33,8 +33,6 @@ from actordbg.store.payload import Dump
 _TEXT = {"sequences", "attention_mask", "action_mask"}
 _CULPRITS = 4
 """After a break, how many rows are changed one by one to find the one that reaches the others."""
-_AT_RANDOM = ("drop", "jitter")
-"""In the names of settings that make a training pass draw random numbers."""
 _CAPACITY = ("expert_capacity", "expert_capacity_factor", "capacity_factor", "moe_capacity_factor")
 
 
@@ -57,17 +55,11 @@ class LawRun:
         self._rows = len(self.real)
         self._waiting: dict[str, tuple[Change, str]] = {}
         self._noise = self._limit = 0.0
-        config, of_text = self.session.config, text_config(self.session.model)
+        config = self.session.config
         self._compiled: bool = config.compile or config.deepcompile
         self._packed: bool = bool(config.packing)
         self._experts: bool = has_experts(self.session.model)
-        self._drops: bool = any(
-            any(word in name for word in _AT_RANDOM)
-            and not name.startswith("summary_")
-            and isinstance(value, float)
-            and value > 0
-            for name, value in vars(of_text).items()
-        ) or any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in self.session.model.modules())
+        self._drops: bool = drawn_share(self.session.model) > 0
         self.base = ForwardValues(self.outcome.log_probs)
 
     def run(self) -> list[LawAnswer]:

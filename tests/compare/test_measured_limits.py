@@ -120,6 +120,38 @@ def test_few_tokens_are_judged_by_wider_limits(store: Store) -> None:
     assert record.verdict == MATCH and 0.1 < record.dumps[0].limits["max_abs"] <= 0.5
 
 
+SIZES = {"embed": 2**18, "q_proj": 64, "mlp.experts.down_proj": 64, "mlp.experts.3.w1": 64}
+
+
+def gradients(index: int, size: float = 0.01, **factors: float) -> dict[str, torch.Tensor]:
+    """Gradients that rounding has moved by `size`, relative, and of these parameters only a share that is left."""
+    made, noise = (torch.Generator().manual_seed(seed + index) for seed in (7, int(1e6 * size)))
+    right = {name: torch.randn(count, generator=made) for name, count in SIZES.items()}
+    moved = {name: one * (1 + size * torch.randn(one.shape, generator=noise)) for name, one in right.items()}
+    return {name: one * factors.get(name.rpartition(".")[2], 1.0) for name, one in moved.items()}
+
+
+@pytest.mark.parametrize(("lost", "verdict"), [("q_proj", MISMATCH), ("down_proj", MISMATCH), ("w1", MATCH), ("nothing", MATCH)])
+def test_a_lost_gradient_is_seen_in_a_model_with_experts_and_one_of_an_exchanged_expert_is_none(
+    store: Store, lost: str, verdict: str
+) -> None:
+    """Half of a parameter's gradient is what rounding may exchange; all of it is not, but for a single expert's."""
+
+    def written(name: str, size: float, **settings: Any) -> None:
+        def made(index: int) -> dict[str, torch.Tensor]:
+            exchanged = {} if settings else {"q_proj": 0.5, "down_proj": 0.5, lost: 0.0}
+            return gradients(index, size, **exchanged)
+
+        norm = {"grad_norm": 90.0, "loss": 2.0}
+        resolved = {"experts": True}
+        write_replay(store, name, INPUTS, gradients=made, result=lambda _: norm, resolved=resolved, dtype="bf16", **settings)
+
+    for name, size, settings in (("r-01", 1e-9, {"truth": "fp32"}), ("r-02", 0.01, {"truth": "bf16"}), ("r-03", 0.011, {})):
+        written(name, size, **settings)
+    record = compare(store, "r-03", "r-01", rounding="r-02")
+    assert record.verdict == verdict, record.dumps[0].reasons
+
+
 def test_planted_faults_say_which_size_would_have_been_noticed(store: Store) -> None:
     def with_faults(index: int, made: Tensors) -> Tensors:
         made = off(ROUNDING, 1)(index, made)

@@ -14,7 +14,7 @@ from actorcases import make_dump
 
 from actordbg.base.errors import Unsupported
 from actordbg.config.choices import Choices
-from actordbg.host.built_model import resolved_attention, resolved_dtype
+from actordbg.host.built_model import drawn_share, resolved_attention, resolved_dtype
 from actordbg.host.openrlhf.build import actor_arguments, init_parameters, loads_checkpoint_dtype
 from actordbg.host.openrlhf.call import Signature, make_call, read_result, summary_mask
 
@@ -190,3 +190,18 @@ def test_a_result_of_another_shape_is_an_error_and_not_a_number():
         read_result(torch.zeros(2, 4), mask)
     with pytest.raises(Unsupported, match="not log-probs"):
         read_result({"logits": 1}, mask)
+
+
+@pytest.mark.parametrize(
+    ("settings", "share"),
+    [
+        ({"attn_pdrop": 0.1, "resid_pdrop": 0.0}, 0.1),
+        ({"router_jitter_noise": 0.01}, 0.01),
+        ({"summary_first_dropout": 0.1, "classifier_dropout": 0.1, "drop_tokens": True, "attn_pdrop": 0.0}, 0.0),
+    ],
+)
+def test_only_what_a_language_model_drops_counts(settings: dict[str, object], share: float) -> None:
+    """GPT-2 and GPT-NeoX have settings for heads that are not there: taken for dropout, a healthy cell was not compared."""
+    config = SimpleNamespace(to_dict=lambda: settings)
+    assert drawn_share(SimpleNamespace(config=config, modules=lambda: [torch.nn.Linear(2, 2)])) == share
+    assert drawn_share(SimpleNamespace(config=config, modules=lambda: [torch.nn.Dropout(0.5)])) == 0.5
