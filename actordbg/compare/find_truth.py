@@ -162,12 +162,12 @@ def find_truth(store: Store, wanted: Wanted) -> str | None:
     for path in sorted(store.replays.glob(f"*/{SPEC}"), reverse=True):
         try:
             spec = load_spec(store, path.parent.name)
-            results = read_results(path.parent)
+            current = all(spec.versions.get(name) == wanted.versions.get(name) for name in DECIDE)
+            same = current and _is_the_same(spec.config, wanted.config)
+            if same and _covers(path.parent, read_results(path.parent), wanted):
+                return spec.replay_id
         except ActordbgError:
             continue  # damaged, or of a newer version: other commands report it
-        current = all(spec.versions.get(name) == wanted.versions.get(name) for name in DECIDE)
-        if current and _is_the_same(spec.config, wanted.config) and _covers(path.parent, results, wanted):
-            return spec.replay_id
     return None
 
 

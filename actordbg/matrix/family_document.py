@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
+from actordbg.actor.family_models import FAMILIES
 from actordbg.base.units import plural
 from actordbg.config.replay_config import AXES
 from actordbg.formats.matrix_record import PASSED, MatrixCell
@@ -30,6 +31,8 @@ def families_document(results: Sequence[FamilyResult]) -> list[Block]:
     versions = next((one.versions for one in results if one.versions), {})
     ran_on = ", ".join(f"{name} {versions[name]}" for name in _SAID if name in versions)
     families = "1 family" if len(results) == 1 else f"{len(results)} families"
+    if 1 < len(results) < len(FAMILIES) and all(one.name in FAMILIES for one in results):
+        families = f"{len(results)} of the {len(FAMILIES)} families that the command knows"
     counted = f"{families}: {good} right in every cell, {len(results) - good} not. {ran_on}."
     return [
         Heading("Families", 1),
