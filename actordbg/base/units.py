@@ -9,6 +9,7 @@ Only the standard library is used here, so any zone may import it.
 from __future__ import annotations
 
 import re
+from datetime import datetime, timezone
 
 from actordbg.base.errors import UsageError
 
@@ -49,6 +50,28 @@ def human_bytes(count: float | None) -> str:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} GiB"
+
+
+def in_time(seconds: float) -> str:
+    """12 as "12 s", 95 as "1 min 35 s", 4000 as "1 h 7 min"."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def ago(moment: str, now: datetime | None = None) -> str:
+    """How long ago a UTC time was: "12 s ago", "3 h ago", "5 d ago"; "-" for what is no time."""
+    try:
+        then = datetime.fromisoformat(moment.replace("Z", "+00:00"))
+        seconds = ((now or datetime.now(timezone.utc)) - then).total_seconds()
+    except (ValueError, TypeError):
+        return "-"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {unit} ago"
+    return f"{max(seconds, 0):.0f} s ago"
 
 
 def plural(count: int, noun: str) -> str:

@@ -28,6 +28,7 @@ from actordbg.catalog import connections as engine
 from actordbg.catalog import indexer as index
 from actordbg.catalog import sandbox
 from actordbg.catalog.columns import COLUMNS
+from actordbg.catalog.handles import is_handle, replay_of
 from actordbg.catalog.tables import ComparisonRow, Damaged, DumpColumns, Replay, columns_of
 from actordbg.catalog.where import Condition, compile_where
 from actordbg.formats.dump_record import SUFFIX
@@ -39,14 +40,18 @@ if TYPE_CHECKING:
     from actordbg.formats.noise_record import NoiseRecord
 
 T = TypeVar("T")
-ORDERS = {"time": "d.timestamp, d.dump_id", "length": "d.seq_len, d.timestamp, d.dump_id"}
+ORDERS = {
+    "time": "d.timestamp, d.dump_id",
+    "newest": "d.timestamp DESC, d.dump_id DESC",
+    "length": "d.seq_len, d.timestamp, d.dump_id",
+}
 LAST_RESULT = "LEFT JOIN result AS r ON r.id = d.last_result"
 _LISTED = 5
 _AT_ONCE = 500
 """Dumps that one query names: SQLite takes 999 parameters at least."""
 _PROBE = 1000
 """A condition with fewer matches has few."""
-_INDEXES = {"time": "ix_dump_timestamp", "length": "ix_dump_seq_len"}
+_INDEXES = {"time": "ix_dump_timestamp", "newest": "ix_dump_timestamp", "length": "ix_dump_seq_len"}
 
 
 @dataclass(frozen=True)
@@ -222,6 +227,17 @@ def list_replays(source: Store | Catalog, limit: int | None = None) -> list[Repl
         return _replay_rows(reader, "1", (), -1 if limit is None else limit)
 
 
+def list_own_replays(source: Store | Catalog) -> list[ReplayRow]:
+    """The replays that `@1`, `@2`, ... mean, the newest first: this user's, without truths, variations and cells of a matrix.
+
+    Other commands run those by themselves. Where this user has none they are anybody's.
+    """
+    catalog = _catalog(source)
+    rows = [row for row in list_replays(catalog) if not _by_product(row)]
+    own = [row for row in rows if not _is_cell(row) and is_own(catalog.store.replays / row.replay_id)]
+    return own or rows
+
+
 def newest_configuration(source: Store | Catalog, *, typed: bool = False) -> ReplayRow | None:
     """The replay that "last" means: the newest of this user that is no truth, no variation of `noise`'s and no cell of a matrix.
 
@@ -231,12 +247,16 @@ def newest_configuration(source: Store | Catalog, *, typed: bool = False) -> Rep
     """
     catalog = _catalog(source)
     rows = [row for row in list_replays(catalog) if not _by_product(row) or (typed and _was_typed(row))]
-    own = (row for row in rows if not (row.command or "").startswith(_CELL) and is_own(catalog.store.replays / row.replay_id))
+    own = (row for row in rows if not _is_cell(row) and is_own(catalog.store.replays / row.replay_id))
     return next(own, None) or next(iter(rows), None)
 
 
 _CELL = "matrix "
 """How the command of a matrix's cell begins (`matrix.run_matrix`)."""
+
+
+def _is_cell(row: ReplayRow) -> bool:
+    return (row.command or "").startswith(_CELL)
 
 
 def _by_product(row: ReplayRow) -> bool:
@@ -255,11 +275,22 @@ def get_configuration(source: Store | Catalog, name: str) -> ReplayRow:
 
 
 def get_replay(source: Store | Catalog, replay_id: str) -> ReplayRow:
-    """The replay of this id, or the only one whose id begins so, or the newest for "last"; UsageError otherwise."""
-    with _reader(_catalog(source)) as reader:
+    """The replay of this id, or the only one whose id begins so, or of this name or handle (`catalog.handles`), or the newest
+    for "last"; UsageError otherwise."""
+    catalog = _catalog(source)
+    replay_id = replay_named(catalog, replay_id)
+    with _reader(catalog) as reader:
         ids = [row[0] for row in reader.execute("SELECT replay_id FROM replay ORDER BY created_at, replay_id")]
         found = resolve(replay_id, ids, "replay", made_by="replay")
         return _replay_rows(reader, "p.replay_id = ?", (found,), 1)[0]
+
+
+def replay_named(source: Store | Catalog, name: str) -> str:
+    """The id of a replay that a handle or a name means; anything else as it is."""
+    if name == LAST or not (is_handle(name) or name[:1].isalpha()):
+        return name
+    catalog = _catalog(source)
+    return replay_of(list_replays(catalog), list_own_replays(catalog), name) or name
 
 
 def results_for(source: Store | Catalog, replay_id: str) -> list[ResultRecord]:

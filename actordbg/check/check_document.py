@@ -14,7 +14,7 @@ from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes, plural
 from actordbg.check.run_check import CheckFound
 from actordbg.config.as_ran import as_ran, label
-from actordbg.config.replay_config import TINY
+from actordbg.config.replay_config import TINY, TOY_MODEL
 from actordbg.formats.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord
 from actordbg.formats.law_answer import answers_of, violations
 from actordbg.report.blocks import Block, Heading, Items, Paragraph, number, rate, seconds
@@ -24,7 +24,6 @@ from actordbg.report.report_model import ReplaySummary
 from actordbg.report.summary import summarise
 
 RIGHT, WRONG, FAILED, UNJUDGED = "RIGHT", "WRONG", "FAILED", "NOT JUDGED"
-TOY = "TOY MODEL"
 CAUSE_CHARS = 200
 
 
@@ -63,7 +62,7 @@ def answer_of_check(found: CheckFound, *, of: int, recorded: str | None = None) 
     return CheckAnswer(
         word=word,
         good=word == RIGHT,
-        sentence=f"{word}{f' ({TOY})' if toy else ''}: {said}" + (f"; not judged: {'; '.join(left)}" if left else ""),
+        sentence=f"{word}{f' ({TOY_MODEL})' if toy else ''}: {said}" + (f"; not judged: {'; '.join(left)}" if left else ""),
         replay_id=found.data.spec.replay_id,
         comparison_id=found.comparison.comparison_id if found.comparison else None,
         dumps=len(found.data.spec.inputs),
@@ -86,7 +85,7 @@ def check_document(answer: CheckAnswer) -> list[Block]:
 
 def figures(answer: CheckAnswer) -> Iterator[str]:
     """The three figures in words: how far from the truth, how fast, how much memory; and what they are of."""
-    toy = f" of a {TOY}" if answer.toy_model else ""
+    toy = f" of a {TOY_MODEL}" if answer.toy_model else ""
     known = answer.max_abs is not None
     yield f"from the truth: {number(answer.max_abs, 2)} nats, the largest of a log-prob" if known else "from the truth: unknown"
     if answer.forward_median_s is not None:

@@ -29,7 +29,7 @@ DUMP = CommandGroup(
         Command("recover", "Turn what dead processes had in hand into dumps.", "dump_recover:recover"),
         Command("import", "Import pickles of the old recorder; execute nothing in them.", "dump_import:import_"),
         Command("create", "Make random inputs of chosen shapes.", "dump_import:create"),
-        Command("ls", "List dumps, the oldest first.", "dump_ls:ls"),
+        Command("ls", "List dumps, the newest first.", "dump_ls:ls"),
         Command("columns", "List the columns, functions and operators of --where.", "dump_columns:columns"),
         Command("show", "Show one dump: its record, its tensors, its results.", "dump_show:show"),
         Command("verify", "Check dump files for damage.", "index:verify"),
@@ -82,6 +82,7 @@ CONTENTS = (
         (
             Command("check", "Check a sample of your own dumps: do they run, and right?", "first_check:check"),
             Command("replay", "Replay recorded inputs, without the training.", "replay:replay", optional={"resume": "last"}),
+            Command("replays", "List replays, the newest first, with a short handle.", "replays:replays"),
             Command("attach", "Take the prompt of a rank that stopped.", "attach:attach"),
             Command("matrix", "Find the combinations of settings that work and are right.", "matrix:matrix"),
             Command("families", "Try a small model of each family through laws and the truth.", "families:families"),

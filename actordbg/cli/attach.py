@@ -12,6 +12,7 @@ import typer
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.base.ids import LAST
 from actordbg.cli import output
+from actordbg.cli.completion import complete_replays
 from actordbg.cli.options import store_of
 from actordbg.debug import live_job
 from actordbg.debug.terminal import attend
@@ -22,7 +23,12 @@ from actordbg.store.layout import Store
 
 def attach(
     ctx: typer.Context,
-    name: Annotated[str, typer.Argument(metavar="[REPLAY|RUN]", help="A replay's id, `last`, or the name of a run.")] = LAST,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="[REPLAY|RUN]", help="A replay's id, `last`, or the name of a run.", autocompletion=complete_replays
+        ),
+    ] = LAST,
 ) -> None:
     """Take the prompt of a rank that stopped.
 

@@ -13,6 +13,7 @@ from actordbg.base.foreign_text import in_shell
 from actordbg.base.ids import LAST
 from actordbg.catalog.query import get_configuration, open_fresh, read_noise, select_dumps
 from actordbg.cli import output
+from actordbg.cli.completion import complete_others, complete_replays
 from actordbg.cli.input_options import counting, replaying, settle
 from actordbg.cli.options import (
     ConfirmOption,
@@ -75,9 +76,19 @@ class LimitOptions:
 @takes("flags", LimitOptions)
 def compare(
     ctx: typer.Context,
-    a: Annotated[str, typer.Argument(metavar="A", help="The replay that is judged: an id, the beginning of one, or `last`.")],
+    a: Annotated[
+        str,
+        typer.Argument(
+            metavar="A", help="The replay that is judged: an id, a name, `@1` or `last`.", autocompletion=complete_replays
+        ),
+    ],
     b: Annotated[
-        str, typer.Argument(metavar="B", help="Another replay, `truth`, or `golden`: what the training run itself got.")
+        str,
+        typer.Argument(
+            metavar="B",
+            help="Another replay, `truth`, or `golden`: what the training run itself got.",
+            autocompletion=complete_others,
+        ),
     ],
     noise: Annotated[
         str | None,

@@ -15,6 +15,7 @@ from actordbg.base.errors import UsageError
 from actordbg.base.units import parse_seconds, parse_size
 from actordbg.catalog.query import newest_configuration, open_fresh
 from actordbg.cli import output
+from actordbg.cli.completion import complete_replays
 from actordbg.cli.input_options import replaying, show
 from actordbg.cli.options import (
     ConfirmOption,
@@ -51,7 +52,10 @@ class Question:
     """What both commands take."""
 
     replays: Annotated[
-        list[str] | None, typer.Argument(metavar="[REPLAY...|last|all]", help="Replays by id or its beginning (default: all).")
+        list[str] | None,
+        typer.Argument(
+            metavar="[REPLAY...|last|all]", help="Replays by id, name or @1 (default: all).", autocompletion=complete_replays
+        ),
     ] = None
     matrix: Annotated[str | None, typer.Option("--matrix", metavar="ID|last", help="The replays of this matrix's cells.")] = None
     where: Where = None

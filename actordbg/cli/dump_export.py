@@ -13,6 +13,7 @@ from actordbg.base.errors import Conflict, StoreProblem, UsageError
 from actordbg.catalog.query import select_dumps
 from actordbg.catalog.tables import Damaged
 from actordbg.cli import output
+from actordbg.cli.completion import complete_dumps
 from actordbg.cli.options import AllowEmpty, Json, Limit, Quiet, Where, require_some, store_of
 from actordbg.store.layout import Store
 from actordbg.store.places import dump_id_of, places_of
@@ -39,7 +40,8 @@ class ExportAnswer:
 def export(
     ctx: typer.Context,
     dump_ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[DUMP_ID]...", help="Dumps, by id or the beginning of one.")
+        list[str] | None,
+        typer.Argument(metavar="[DUMP_ID]...", help="Dumps, by id or the beginning of one.", autocompletion=complete_dumps),
     ] = None,
     where: Where = None,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to write into.")] = Path(),

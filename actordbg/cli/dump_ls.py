@@ -22,14 +22,14 @@ _WIDE = 100
 def ls(
     ctx: typer.Context,
     where: Where = None,
-    order: Annotated[str, typer.Option("--order", help="Sort by time, or by length (shortest first).")] = "time",
+    order: Annotated[str, typer.Option("--order", help="newest (first), time (oldest first), or length.")] = "newest",
     limit: Annotated[
         int | None, typer.Option("--limit", min=0, help="At most this many rows; 0 for all (default: 50; with --json all).")
     ] = None,
     allow_empty: AllowEmpty = False,
     as_json: Json = False,
 ) -> None:
-    """List dumps, the oldest first.
+    """List dumps, the newest first.
 
     Columns for --where: rank, seq_len, timestamp, batch_size, tokens, padding, action_len, run, step, role, training,
     source, bytes, ... and of the last result: status, error, signature, forward_s, backward_s, peak_memory, replay.

@@ -10,6 +10,7 @@ import typer
 
 from actordbg.catalog.query import get_dump, open_fresh, results_of_dump
 from actordbg.cli import output
+from actordbg.cli.completion import complete_dumps
 from actordbg.cli.options import Json, store_of
 from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX, DumpRecord
 from actordbg.formats.replay_record import ResultRecord
@@ -48,7 +49,9 @@ class DumpAnswer:
 
 def show(
     ctx: typer.Context,
-    dump_id: Annotated[str, typer.Argument(metavar="ID", help="The dump's id, or the beginning of it.")],
+    dump_id: Annotated[
+        str, typer.Argument(metavar="ID", help="The dump's id, or the beginning of it.", autocompletion=complete_dumps)
+    ],
     values: Annotated[bool, typer.Option("--values", help="Read the tensors too: min, max, non-zero (needs torch).")] = False,
     as_json: Json = False,
 ) -> None:

@@ -14,7 +14,7 @@ import typer
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.base.errors import EnvironmentProblem
-from actordbg.catalog.query import count_dumps, open_fresh, select_dumps
+from actordbg.catalog.query import count_dumps, open_fresh
 from actordbg.check.check_document import CheckAnswer, answer_of_check, check_document, figures
 from actordbg.check.junit import workflow_commands, write_junit
 from actordbg.check.run_check import ROUNDING, TRUTH, CheckFound, CheckListener, run_check
@@ -27,6 +27,7 @@ from actordbg.cli.input_options import (
     nothing_to,
     opened,
     planned,
+    recorded_model,
     replaying,
 )
 from actordbg.cli.matrix import kept
@@ -85,7 +86,7 @@ def check(
         raise nothing_to("check", store, inputs)
     of = len(plan.spec.inputs) if inputs.input_file else count_dumps(open_fresh(store), of_all)
     found = _run(store, plan.spec, quiet=quiet or how == "json")
-    recorded = _recorded(store, plan.spec) if "model" not in flags.keys() | asked.sources.keys() else None
+    recorded = recorded_model(store, plan.spec) if "model" not in flags.keys() | asked.sources.keys() else None
     answer = answer_of_check(found, of=of, recorded=recorded)
     _print(found, answer, how)
     if junit is not None:
@@ -111,14 +112,6 @@ def _require_torch() -> None:
                 f"a check replays, and this environment has no {name}",
                 hint="run it in the training environment, or: pip install 'actordbg[replay]'",
             )
-
-
-def _recorded(store: Store, spec: ReplaySpec) -> str | None:
-    """The model that these dumps name, where they name one."""
-    ids = ", ".join(f"'{item.dump_id}'" for item in spec.inputs[:50])
-    rows = select_dumps(open_fresh(store), f"dump_id in ({ids}) and model_name is not null")
-    names = {row.model_name for row in rows}
-    return names.pop() if len(names) == 1 else None
 
 
 def _run(store: Store, spec: ReplaySpec, *, quiet: bool) -> CheckFound:

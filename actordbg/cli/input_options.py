@@ -16,13 +16,14 @@ from actordbg.actor.weights_version import versions_of
 from actordbg.base.errors import NothingToDo, Unsupported, UsageError
 from actordbg.catalog import presets
 from actordbg.catalog.presets import MOST
-from actordbg.catalog.query import dump_extent, open_fresh
+from actordbg.catalog.query import dump_extent, open_fresh, select_dumps
 from actordbg.catalog.why_nothing import reasons
 from actordbg.cli import output
 from actordbg.cli.options import Where, command_line, settings_of, store_of
 from actordbg.config import dist_plugin
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import Asked, build_config
+from actordbg.formats.replay_record import ReplaySpec
 from actordbg.replay.launch import surrounding_launcher
 from actordbg.replay.live_catalog import LiveCatalog
 from actordbg.replay.plan import ORDERS, Plan, make_plan
@@ -176,6 +177,14 @@ def planned(store: Store, config: ReplayConfig, inputs: ChosenInputs, order: str
         command=command_line(),
         versions=versions_of(config.model),
     )
+
+
+def recorded_model(store: Store, spec: ReplaySpec) -> str | None:
+    """The model that the dumps of a plan name, where they name one."""
+    ids = ", ".join(f"'{item.dump_id}'" for item in spec.inputs[:MOST])
+    rows = select_dumps(open_fresh(store), f"dump_id in ({ids}) and model_name is not null") if ids else []
+    names = {row.model_name for row in rows}
+    return names.pop() if len(names) == 1 else None
 
 
 def what_there_is(store: Store, where: str | None) -> str:

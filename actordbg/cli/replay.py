@@ -11,7 +11,10 @@ from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.actor.model_code import require_consent
 from actordbg.base.errors import ActordbgError, UsageError
+from actordbg.base.units import in_time
+from actordbg.catalog.query import open_fresh
 from actordbg.cli import output
+from actordbg.cli.completion import complete_replays
 from actordbg.cli.input_options import (
     ChosenInputs,
     Shuffle,
@@ -20,6 +23,7 @@ from actordbg.cli.input_options import (
     is_left_to_rank_0,
     opened,
     planned,
+    recorded_model,
     replaying,
     show,
     what_there_is,
@@ -28,17 +32,21 @@ from actordbg.cli.options import ConfirmOption, Json, Quiet, approve, require_so
 from actordbg.cli.replay_answer import ReplayAnswer, answer_of, render, shares_of
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.cli.stop_options import StopOptions
+from actordbg.config.replay_config import TINY
 from actordbg.config.sources import Asked
 from actordbg.debug.replay_stops import StopOrder
 from actordbg.debug.terminal import Relay
 from actordbg.formats.journal import read_results
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.replay import supervise
+from actordbg.replay.estimate import estimated
 from actordbg.replay.plan import Plan
 from actordbg.replay.selection import defaults_of
 from actordbg.replay.supervise import Progress, spec_and_owner
 from actordbg.store.layout import Store
 
+MOST_UNASKED = 50
+"""Inputs that are replayed without a question where nothing selects them."""
 _BESIDE_RESUME = (
     "resume", "trust_remote_code", "dist_plugin", "yes", "dry_run", "quiet", "as_json",
     *(one.name for one in fields(StopOptions)),
@@ -54,10 +62,16 @@ def replay(
     shuffle_inputs: Shuffle = False,
     settings: Given = NONE,
     stopping: StopOptions = StopOptions(),
+    everything: Annotated[
+        bool, typer.Option("--all", rich_help_panel="The inputs", help=f"Every dump, where they are more than {MOST_UNASKED}.")
+    ] = False,
     resume: Annotated[
         str | None,
         typer.Option(
-            "--resume", metavar="[REPLAY|last]", help="Go on with a replay where it stopped, under its own configuration."
+            "--resume",
+            metavar="[REPLAY|last]",
+            help="Go on with a replay where it stopped, under its own configuration.",
+            autocompletion=complete_replays,
         ),
     ] = None,
     yes: ConfirmOption = False,
@@ -94,8 +108,13 @@ def replay(
     else:
         asked = asked_for(ctx, flags)
         plan = planned(store, asked.config, inputs, chosen)
+        if not (dry_run or everything or _narrowed(inputs)):
+            _ask_for_all(store, plan.spec)
     answer, problem = _run(store, plan, stopping, dry_run=dry_run, quiet=quiet or as_json)
-    answer = replace(answer, settings_from={} if asked is None else asked.sources)
+    if asked is not None:
+        given = flags.keys() | asked.sources.keys()
+        own = recorded_model(store, plan.spec) if asked.config.model == TINY and "model" not in given else None
+        answer = replace(answer, settings_from=asked.sources, recorded_model=own)
     output.emit(answer, render, as_json)
     if problem is not None:
         raise problem
@@ -104,6 +123,30 @@ def replay(
     if not answer.good and not dry_run:
         raise typer.Exit(1)
     require_some(answer.selected, inputs.allow_empty)
+
+
+def _narrowed(inputs: ChosenInputs) -> bool:
+    """Whether an option says which dumps, or how many."""
+    return inputs.where is not None or bool(inputs.max_inputs or inputs.input_file)
+
+
+def _ask_for_all(store: Store, spec: ReplaySpec) -> None:
+    """Replay a whole store only if somebody wants that: UsageError where nobody can be asked."""
+    count = len(spec.inputs)
+    if count <= MOST_UNASKED or output.agreed(f"This replays all {count:,} dumps of the store{_lasts(store, spec)}"):
+        return
+    raise UsageError(
+        f"nothing selects among {count:,} dumps",
+        hint="`--diverse 8` takes those that differ most, --where and --max-inputs some, --all every one",
+    )
+
+
+def _lasts(store: Store, spec: ReplaySpec) -> str:
+    """How long it may take, in words."""
+    found = estimated(open_fresh(store), spec)
+    if found is None:
+        return "; nothing was replayed under these settings yet, so how long it takes is unknown"
+    return f"; about {in_time(found.seconds)}, by {output.plural(found.results, 'result')} under these settings"
 
 
 def _run(store: Store, plan: Plan, stopping: StopOptions, *, dry_run: bool, quiet: bool) -> tuple[ReplayAnswer, Exception | None]:
@@ -123,7 +166,7 @@ def _run(store: Store, plan: Plan, stopping: StopOptions, *, dry_run: bool, quie
         output.note(f"left out {output.plural(count, 'dump')}: {reason}")
     known = tuple(asdict(finding) for finding in findings)
     if dry_run:
-        note, shares = _plan_text(spec), shares_of(spec)
+        note, shares = f"{_plan_text(spec)}{_lasts(store, spec)}", shares_of(spec)
         return ReplayAnswer(
             None, "planned", len(spec.inputs), skipped=plan.skipped, findings=known, note=note, shares=shares
         ), None

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from actordbg.actor.signatures import explain
+from actordbg.base.foreign_text import in_shell
 from actordbg.cli import output
-from actordbg.config.as_ran import on_machine
+from actordbg.config.as_ran import on_machine, toy
 from actordbg.formats.journal import TENSORS
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.report.agreement import against_the_run, ranks_in_words
@@ -52,6 +54,7 @@ class ReplayAnswer:
     `generators` say how far what came out is from what the run itself recorded (None: nothing to compare),
     `not_compared` what was recorded and could not be compared. `ranks`: whether the ranks that ran an input together
     agree, None where each runs its own; `settings_from`: settings that no flag gave, and the variable or file that did.
+    `recorded_model`: the model that the dumps name, where none was asked for.
     `asked_for_same`: --align same asked just that. `laws`: what they said, None where none was
     to be asked. `shares`: of a plan, what each group of ranks gets. `folder` has the
     journals and logs, and `kept_bytes` of log-probs, entropies and gradients.
@@ -88,6 +91,7 @@ class ReplayAnswer:
     resolved: dict[str, Any] = field(default_factory=dict)
     configuration: str = ""
     settings_from: dict[str, str] = field(default_factory=dict)
+    recorded_model: str | None = None
     folder: str | None = None
     kept_bytes: int = 0
     note: str = ""
@@ -183,12 +187,15 @@ def _share(share: ShareAnswer) -> str:
     who = ("rank " if len(share.ranks) == 1 else "ranks ") + ", ".join(map(str, share.ranks))
     if not share.dumps:
         return f"  {who}: nothing"
-    lengths = ", ".join(map(str, share.seq_lens[:8])) + (", ..." if len(share.seq_lens) > 8 else "")
+    runs = [(length, len(list(same))) for length, same in groupby(share.seq_lens)]
+    lengths = ", ".join(f"{length} x {count}" if count > 1 else str(length) for length, count in runs[:8])
+    lengths += ", ..." if len(runs) > 8 else ""
     return f"  {who}: {output.plural(len(share.dumps), 'input')}, seq_len {lengths}"
 
 
 def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
     lines = []
+    of_toy = toy(answer.resolved.get("model"), ", of a ")
     if answer.first_forward_s is not None and answer.forward_median_s is not None:
         lines.append(("first forward", f"{answer.first_forward_s:.3f} s, not in the figures below (compiling, warming up)"))
     elif answer.first_forward_s is not None:
@@ -200,13 +207,15 @@ def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
     if answer.backward_median_s is not None:
         lines.append(("backward", f"median {answer.backward_median_s:.3f} s"))
     if answer.tokens_per_s is not None:
-        lines.append(("tokens/s", f"{answer.tokens_per_s:,.0f} in one worker, forward"))
+        lines.append(("tokens/s", f"{answer.tokens_per_s:,.0f} in one worker, forward{of_toy}"))
     if answer.peak_memory_bytes is not None:
-        lines.append(("peak memory", output.human_bytes(answer.peak_memory_bytes)))
+        lines.append(("peak memory", f"{output.human_bytes(answer.peak_memory_bytes)}{of_toy}"))
     if answer.restarts:
         lines.append(("restarts", str(answer.restarts)))
     if answer.configuration:
         lines.append(("configuration", answer.configuration))
+    if answer.recorded_model:
+        lines.append(("your model", f"the dumps recorded it: --model {in_shell(answer.recorded_model)}"))
     if answer.folded_ids:
         lines.append(("ids folded", f"token ids of {output.plural(answer.folded_ids, 'input')} into the model's vocabulary"))
     own = against_the_run(answer.golden, answer.golden_entropy, answer.generators, answer.not_compared)

@@ -10,6 +10,7 @@ import typer
 
 from actordbg.actor.signatures import explain
 from actordbg.base.errors import EnvironmentProblem, UsageError
+from actordbg.cli.completion import complete_replays
 from actordbg.cli.options import Format, Where, chosen_format, store_of
 from actordbg.cli.output import say_lines
 from actordbg.cli.page_file import open_page, write_file
@@ -38,7 +39,10 @@ _BY_SUFFIX: dict[str, Format] = {
 def report(
     ctx: typer.Context,
     replays: Annotated[
-        list[str] | None, typer.Argument(metavar="[REPLAY...|last|all]", help="Replays by id or its beginning (default: last).")
+        list[str] | None,
+        typer.Argument(
+            metavar="[REPLAY...|last|all]", help="Replays by id, name or @1 (default: last).", autocompletion=complete_replays
+        ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="The whole store: every replay, the oldest first.")] = False,
     format: Annotated[

@@ -20,6 +20,7 @@ import typer
 
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
+from actordbg.cli.completion import of_values
 from actordbg.cli.options import AccelerateConfig, DistPlugin, TrustRemoteCode, option, take_consent, takes_options
 from actordbg.config import dist_plugin
 from actordbg.config.accelerate_file import read_accelerate
@@ -87,7 +88,8 @@ def _given(name: str, kind: Any, declared: Any) -> inspect.Parameter:
 
 def _option(one: Setting) -> Any:
     named = f"{one.flag}/--no-{one.option}" if one.kind is bool else one.flag
-    return typer.Option(named, help=one.help, metavar=one.metavar, rich_help_panel=_ACTOR)
+    offered = of_values(one.values) if one.values else None
+    return typer.Option(named, help=one.help, metavar=one.metavar, rich_help_panel=_ACTOR, autocompletion=offered)
 
 
 def _axis_option(one: Setting) -> Any:
@@ -96,7 +98,8 @@ def _axis_option(one: Setting) -> Any:
     text = f"{one.help.partition(' (')[0].rstrip('.')}: {of}" if one.kind is bool else f"Of {of}"
     note = f" ({one.axis.note})" if one.axis.note else ""
     metavar = "off,on" if one.kind is bool else "LIST"
-    return typer.Option(one.flag, help=f"{text}{note}.", metavar=metavar, rich_help_panel=_AXES)
+    offered = of_values(one.values or (("on", "off", "both") if one.kind is bool else ()))
+    return typer.Option(one.flag, help=f"{text}{note}.", metavar=metavar, rich_help_panel=_AXES, autocompletion=offered)
 
 
 def _merged(options: Mapping[str, Any]) -> Given:

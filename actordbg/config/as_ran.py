@@ -4,7 +4,7 @@ Workers report how open settings came out (`resolved`); what they do not report 
 table of settings, so two commands cannot say different things of the same two replays::
 
     ours, theirs = as_ran(config, resolved), as_ran(other, resolved_there)
-    label(ours)                      # "tiny bf16 sdpa, packed, deepspeed ZeRO 3, 2 processes"
+    label(ours)                      # "TOY MODEL (tiny) bf16 sdpa, packed, deepspeed ZeRO 3, 2 processes"
     apart(ours, theirs)              # ("compiled", "not compiled"); ("", "") where nothing differs
     repeat_options(ours)             # ["--model", "tiny", "--backend", "plain", "--no-packing"]
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from actordbg.config.replay_config import SETTINGS, TRUTHS, ReplayConfig, has
+from actordbg.config.replay_config import SETTINGS, TINY, TOY_MODEL, TRUTHS, ReplayConfig, has
 from actordbg.config.setting import Setting
 
 Values = dict[str, Any]
@@ -36,14 +36,20 @@ def as_ran(config: ReplayConfig | Mapping[str, Any], resolved: Mapping[str, Any]
 
 
 def label(values: Mapping[str, Any]) -> str:
-    """A configuration in words: "tiny bf16 sdpa, packed, deepspeed ZeRO 3, 2 processes"."""
+    """A configuration in words: "TOY MODEL (tiny) bf16 sdpa, packed, deepspeed ZeRO 3, 2 processes"."""
     if values["truth"]:
         what = "the truth" if values["truth"] in TRUTHS else "each row alone"
+        model = SETTINGS["model"].in_words(values["model"])
         weights = f" of {values['dtype']} weights" if values["dtype"] else ""
-        return ", ".join([f"{values['model']}, {what} in {values['truth']}{weights}", *_words(values, _beside_truth())])
+        return ", ".join([f"{model}, {what} in {values['truth']}{weights}", *_words(values, _beside_truth())])
     parts = [" ".join(_words(values, _HEAD)), *_words(values, ("packing",)), " ".join(_words(values, _ENGINE))]
     rest = [one.name for one in _telling() if one.name not in (*_HEAD, *_ENGINE, "packing")]
     return ", ".join([*parts, *_words(values, rest)])
+
+
+def toy(model: object, before: str = "") -> str:
+    """What to put behind a figure of the embedded toy model: " of a TOY MODEL" with `before` " of a "; "" for any other model."""
+    return f"{before}{TOY_MODEL}" if model == TINY else ""
 
 
 def on_machine(config: ReplayConfig | Mapping[str, Any], resolved: Mapping[str, Any]) -> str:
@@ -111,7 +117,7 @@ def repeat_options(values: Mapping[str, Any], command: str = "replay") -> list[s
     words: list[str] = []
     for one in SETTINGS.values():
         value = values[one.name]
-        if command not in one.commands or not has(one, ReplayConfig(**_deciding(values))):
+        if one.name == "name" or command not in one.commands or not has(one, ReplayConfig(**_deciding(values))):
             continue
         words += [one.flag, str(value)] if one.name in _ALWAYS_TYPED else one.options(value)
     return words

@@ -7,6 +7,7 @@ stands first slowest.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +34,13 @@ ACCEPTABLE = ("nondeterministic",)
 USUAL_LAWS, ALL_LAWS = 2, 10**6
 """Of how many inputs `matrix`, and `--laws` without a number, asks the laws; and what `--laws all` stands for."""
 TINY = "tiny"
+TOY_MODEL = "TOY MODEL"
+"""What `tiny` is called wherever a figure of it stands: its speed and its memory say nothing of anybody's model."""
 DEFAULT_SEED = 0
+NAME = re.compile(r"[A-Za-z][\w.+-]{0,63}\Z")
+"""What a replay may be called: ids begin with a digit."""
+NOT_NAMES = ("last", "all", "truth", "golden")
+"""Words that mean other things where a replay is named."""
 
 _REPLAYS = ("replay", "check", "noise", "matrix")
 _JUDGES = ("replay", "check", "matrix")
@@ -49,7 +56,7 @@ class ReplayConfig:
         TINY,
         help="A model's folder, a hub name, or `tiny`, a random Llama that actordbg builds (default).",
         metavar="NAME|PATH|tiny", column="model: tiny, a path or a hub name",
-        words="{}", numbers=True, cost=True, decides_truth=True, commands=_NO_CURVE,
+        words={TINY: f"{TOY_MODEL} ({TINY})"}, numbers=True, cost=True, decides_truth=True, commands=_NO_CURVE,
     )  # fmt: skip
     num_layers: int | None = setting(
         None,
@@ -227,6 +234,12 @@ class ReplayConfig:
         least=0, named={"all": ALL_LAWS}, bare=str(USUAL_LAWS), shorthand=("no-laws", 0), words="laws of {} inputs",
         switchable=True, commands=_JUDGES, resolved=None, beside_truth=(0,),
     )  # fmt: skip
+    name: str | None = setting(
+        None,
+        help="Call this replay so: `report NAME`, `compare NAME truth` (the newest of that name counts).",
+        metavar="NAME", column="what the replay was called; NULL without --name",
+        words="called {}", switchable=True, commands=("replay", "check"), flag_only=True, resolved=None,
+    )  # fmt: skip
     accept: str | None = setting(
         None,
         help="A verdict of the laws that is no failure here.",
@@ -280,6 +293,9 @@ def validate(config: ReplayConfig) -> None:
         if not one.allows(value):
             wrong = "is not known" if one.values else "is too small"
             raise UsageError(f"{one.flag} {one.typed(value)} {wrong}", hint=f"{one.flag}: {one.hint}")
+    if config.name is not None and (NAME.match(config.name) is None or config.name in NOT_NAMES):
+        hint = f"a letter, then letters, digits and . _ + -, and none of {', '.join(NOT_NAMES)}"
+        raise UsageError(f"--name {config.name!r:.40} cannot name a replay", hint=hint)
     _only_the_truth(config)
     _together(config)
 

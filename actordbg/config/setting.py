@@ -44,7 +44,7 @@ class Setting:
     stands for one value, (option, value).
     named: numbers that have a name, such as all.
     values: all that it can be; least: the smallest number; above: what the number must exceed.
-    words: its words in a label: a format of the value, or those for off and on. brief: the same where room is short.
+    words: its words in a label: a format of the value, those for off and on, or by value. brief: the same where room is short.
     unset: the words for None. quiet: values that a label leaves out.
     backends: those that have it, () for all. needs: the options without which it means nothing. idle: its value there.
     commands: those that have its option; axis: how `matrix` varies it. flag_only: it is never taken from a file or a variable.
@@ -68,7 +68,7 @@ class Setting:
     values: tuple[Any, ...] = ()
     least: int | None = None
     above: float | None = None
-    words: str | tuple[str, str] | None = None
+    words: str | tuple[str, str] | Mapping[str, str] | None = None
     brief: str | Mapping[Any, str] | None = None
     unset: str | None = None
     quiet: tuple[Any, ...] = ()
@@ -169,6 +169,8 @@ class Setting:
         shape = self.brief if brief and isinstance(self.brief, str) else self.words
         if isinstance(shape, tuple):
             return shape[bool(value)]
+        if isinstance(shape, Mapping):
+            return shape.get(value, str(value))
         return shape.format(value) if shape else f"{self.plain_name} {self.typed(value)}"
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import plural
-from actordbg.config.as_ran import complete, label, repeat_options
+from actordbg.config.as_ran import complete, label, repeat_options, toy
 from actordbg.curve.curves import MEASURED, MEMORY, At, CurveAnswer, CurvesAnswer, Longest, value_of
 from actordbg.curve.fit import LEAST, Curve
 from actordbg.curve.measurements import BY, PADDED, SEQ_LEN, Measurements, Point
@@ -38,9 +38,9 @@ def document(answer: CurvesAnswer, rows: int = MOST_ROWS) -> list[Block]:
 
 
 def title(one: CurveAnswer) -> str:
-    """A curve's heading: "A  tiny fp32 sdpa, batch size 2"."""
+    """A curve's heading: "A  TOY MODEL fp32 sdpa, batch size 2"."""
     of, batch = one.measurements.settings, one.measurements.batch_size
-    model = str(of["model"] or "-").rstrip("/").rpartition("/")[2]
+    model = toy(of["model"]) or str(of["model"] or "-").rstrip("/").rpartition("/")[2]
     rows = "" if batch is None else f", batch size {batch}"
     return f"{one.label}  {model:.40} {of['dtype'] or '-'} {of['attn'] or '-'}{rows}"
 

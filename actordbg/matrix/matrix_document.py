@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from actordbg.base.units import human_bytes, plural
+from actordbg.config.as_ran import toy
 from actordbg.config.replay_config import AXES
 from actordbg.formats.comparison_record import GOOD, NOT_COMPARED
 from actordbg.formats.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
@@ -47,7 +48,7 @@ class MatrixContext:
 def matrix_document(record: MatrixRecord, context: MatrixContext, explain: Explain = nothing_known) -> list[Block]:
     """The whole matrix, top to bottom."""
     return [
-        Heading(f"matrix {record.matrix_id}", 1),
+        Heading(f"matrix {record.matrix_id}{_of_toy(record)}", 1),
         Paragraph(f"{_counted(record)}." + ("" if record.status == "complete" else f" The matrix is {record.status}.")),
         matrix_banner(record, _counted(record)),
         *([heat] if (heat := heat_map(record, verdict_word)) else []),
@@ -64,6 +65,10 @@ def matrix_document(record: MatrixRecord, context: MatrixContext, explain: Expla
         *_section("Logs", [f"{_label(cell)}: {context.logs[cell.index]}" for cell in record.cells if cell.index in context.logs]),
         *_section("What it ran on", list(_facts(record, context))),
     ]
+
+
+def _of_toy(record: MatrixRecord) -> str:
+    return next((said for cell in record.cells if (said := toy(cell.config.get("model"), ", of a "))), "")
 
 
 def verdict_word(cell: MatrixCell) -> str:

@@ -144,6 +144,10 @@ def load_spec(store: Store, name: str) -> ReplaySpec:
 def spec_and_owner(store: Store, name: str) -> tuple[ReplaySpec, int]:
     """The same, and the user who wrote it: what another user wrote is confirmed before it runs."""
     ids = sorted(path.parent.name for path in store.replays.glob(f"*/{SPEC}"))
+    if name != LAST and not any(one.startswith(name) for one in ids):
+        from actordbg.catalog.query import replay_named  # for a handle; an id needs no catalog
+
+        name = replay_named(store, name)
     if name == LAST:
         ids = [one for one in ids if is_own(store.replays / one)] or ids
     chosen = resolve(name, ids, "replay", made_by="replay", error=StoreProblem)

@@ -65,9 +65,12 @@ def wrap(text: str, first: str = "", rest: str = "") -> str:
 
 
 def grid(table: Grid, width: int = WIDTH, *, tight: bool = False, fold: bool = False, indent: str = "  ") -> str:
-    """The table with its heading underlined, at most `width` columns wide: gaps narrow to one, then text columns lose their
-    middle, or with `fold` go on in the next line, so that an id can be copied. `tight`: narrow gaps, and no line below."""
+    """The table with its heading underlined, at most `width` columns wide: gaps narrow to one, ids of dumps lose their end
+    (every command takes the beginning), then text columns lose their middle, or with `fold` go on in the next line. `tight`:
+    narrow gaps, and no line below."""
     lines = [tuple(in_line(text) for text in line) for line in (table.columns, *table.rows)]
+    if sum(max(len(line[i].strip()) for line in lines) + 1 for i in range(len(table.columns))) > width - len(indent):
+        lines = _with_short_ids(lines)
     widths = [max(len(line[i].strip()) for line in lines) for i in range(len(table.columns))]
     room = width - len(indent)
     gap = 1 if tight or sum(widths) + 2 * (len(widths) - 1) > room else 2
@@ -84,11 +87,25 @@ def grid(table: Grid, width: int = WIDTH, *, tight: bool = False, fold: bool = F
     )
 
 
+_DUMP_ID = re.compile(r"(\d{8}T\d{6}\.\d{6}Z-\d{6})-[\w-]+\Z")
+"""Time and number of the call, and what makes the id unique everywhere."""
+
+
+def _with_short_ids(lines: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """The lines with dump ids cut to a beginning that can be pasted, in columns where these still differ."""
+    columns = [list(column) for column in zip(*lines, strict=True)]
+    for column in columns:
+        found = {text: match[1] for text in column if (match := _DUMP_ID.match(text.strip()))}
+        if len(set(found.values())) == len(found):
+            column[:] = [found.get(text, text) for text in column]
+    return list(zip(*columns, strict=True))
+
+
 def _line(line: tuple[str, ...], table: Grid, widths: list[int], gap: int, fold: bool) -> list[str]:
     cells = []
     for text, width in zip(line, widths, strict=True):
         whole = text.strip()
-        cells.append([whole[at : at + width] for at in range(0, len(whole), width)] if fold else [shorten(whole, width)])
+        cells.append(textwrap.wrap(whole, width, break_on_hyphens=False) if fold else [shorten(whole, width)])
     height = max(1, *(len(parts) for parts in cells))
     padded = [parts + [""] * (height - len(parts)) for parts in cells]
     sides = [(str.ljust if name in table.left else str.rjust) for name in table.columns]

@@ -10,7 +10,7 @@ from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import human_bytes, plural
 from actordbg.catalog.tables import ComparisonRow
 from actordbg.config import consent
-from actordbg.config.as_ran import as_ran, in_words, label, meant, on_machine
+from actordbg.config.as_ran import as_ran, in_words, label, meant, on_machine, toy
 from actordbg.config.replay_config import SETTINGS
 from actordbg.replay.hang import in_brief
 from actordbg.report.agreement import against_the_run, ranks_in_words
@@ -207,7 +207,8 @@ def _failure(group: FailureGroup) -> list[Block]:
 
 
 def _timing(one: ReplaySummary) -> list[Block]:
-    blocks: list[Block] = [Heading("Time and memory by seq_len", 3)]
+    model = as_ran(one.asked, one.resolved)["model"]
+    blocks: list[Block] = [Heading(f"Time and memory by seq_len{toy(model, ', of a ')}", 3)]
     if not one.buckets:
         return [*blocks, Paragraph("No input has a result.")]
     columns = ("seq_len", "n", "steady", "fwd", "p95", "bwd", "p95", "tok/s", "all", "peak mem")

@@ -50,7 +50,7 @@ def test_compare_says_which_one_it_took(shared: Store) -> None:
     result = CliRunner().invoke(app, ["--store", str(shared.root), "compare", "last", "20250619T050000-000001"])
     assert result.exit_code == 0, result.output
     said = " ".join(result.stderr.split())
-    assert "last is 20250619T050000-000002: tiny fp32 sdpa" in said and "actordbg replay --packing" in said
+    assert "last is 20250619T050000-000002: TOY MODEL (tiny) fp32 sdpa" in said and "actordbg replay --packing" in said
 
 
 def test_where_one_has_none_it_is_the_newest_of_anybody_and_named(shared: Store, monkeypatch: pytest.MonkeyPatch) -> None:

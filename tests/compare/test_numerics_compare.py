@@ -67,7 +67,7 @@ class TestTwoReplays:
         assert record.thresholds_from == "defaults for fp32"
         assert {one.log_probs and one.log_probs.max_abs for one in record.dumps} == {0.0}
         assert (record.a.replay_id, record.b.replay_id) == ("r-02", "r-01")
-        assert record.a.label == "tiny fp32 sdpa, not packed, plain"
+        assert record.a.label == "TOY MODEL (tiny) fp32 sdpa, not packed, plain"
 
     def test_where_no_threshold_judges_anything_nothing_was_compared(self, store: Store) -> None:
         write_replay(store, "r-01", INPUTS)

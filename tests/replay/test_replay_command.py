@@ -160,11 +160,36 @@ def test_a_plan_says_what_each_rank_gets(store: Store) -> None:
     shares = planned(store, "--nproc", "2", "--align", "shuffle")["shares"]
     assert [(share["ranks"], len(share["dumps"])) for share in shares] == [([0], 2), ([1], 1)]
     same = invoke(store, "--nproc", "2", "--align", "same", "--dry-run")
-    assert "each on all ranks" in same.stdout and "ranks 0, 1: 3 inputs, seq_len 96, 96, 96" in same.stdout
+    assert "each on all ranks" in same.stdout and "ranks 0, 1: 3 inputs, seq_len 96 x 3" in same.stdout
     with pytest.raises(UsageError, match="no call is whole for 2 processes"):
         invoke(store, "--nproc", "2", "--align", "rank", "--dry-run")
     alone = invoke(store, "--align", "rank", "--dry-run")
     assert "aligns nothing" in alone.stderr
+
+
+def test_a_plan_says_how_long_it_may_take_by_what_was_replayed_like_it(store: Store) -> None:
+    spec = written_spec(store)
+    assert "how long it takes is unknown" in invoke(store, "--dry-run").stdout
+    journal = Journal(store.replays / spec.replay_id / "rank0.jsonl")
+    for item in spec.inputs:
+        record = ResultRecord(
+            spec.replay_id, item.dump_id, "passed", forward_s=10.0, tokens=item.tokens, finished_at=now_timestamp()
+        )
+        journal.append("end", **record.to_dict())
+    ended = Journal(store.replays / spec.replay_id / "supervisor.jsonl")
+    ended.append("finished", status="complete", finished_at=now_timestamp())
+    assert "about 30 s, by 3 results under these settings" in invoke(store, "--dry-run").stdout
+
+
+def test_a_whole_store_is_replayed_only_if_that_was_asked_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(store, 51, model_name="org/model")
+    with pytest.raises(UsageError, match="nothing selects among 51 dumps") as caught:
+        invoke(store)
+    assert "--all every one" in str(caught.value.hint) and not store.replays.exists()
+    monkeypatch.setattr(supervise, "run_replay", lambda *given, **more: None)
+    for way in (["--all"], ["--max-inputs", "51"], ["--where", "rank=0"], ["--diverse", "60"]):
+        assert "your model     the dumps recorded it: --model org/model" in invoke(store, *way).stdout
+    assert "your model" not in invoke(store, "--all", "--model", "tiny").stdout
 
 
 def test_dumps_that_cannot_be_replayed_are_left_out_and_counted(store: Store) -> None:

@@ -20,7 +20,7 @@ def side(replay_id: str, **settings: Any) -> SideInfo:
 
 PACKED = side("r-01", dtype="bf16", packing=True)
 PADDED = side("r-02", dtype="fp32", packing=False)
-TRUTH = SideInfo("truth", "r-03", "tiny, the truth in fp32 of bf16 weights", "fp32")
+TRUTH = SideInfo("truth", "r-03", "TOY MODEL (tiny), the truth in fp32 of bf16 weights", "fp32")
 
 
 FLAT = "A is within what bf16 does to any model; whether it is within what bf16 does to this one is not known."
@@ -63,5 +63,7 @@ def test_two_replays_are_told_apart_by_their_settings() -> None:
 
 def test_a_comparison_of_an_earlier_version_has_labels_only() -> None:
     old, other = replace(PACKED, settings={}), replace(PADDED, settings={})
-    assert said(old, other, MATCH).startswith("A is tiny bf16 sdpa, packed, plain; B is tiny fp32 sdpa, not packed, plain;")
+    assert said(old, other, MATCH).startswith(
+        "A is TOY MODEL (tiny) bf16 sdpa, packed, plain; B is TOY MODEL (tiny) fp32 sdpa, not packed, plain;"
+    )
     assert said(old, old, MATCH).startswith("Both are configured alike;")

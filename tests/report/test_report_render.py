@@ -61,7 +61,7 @@ A  r1
   result: 2 passed, 1 hung, 1 not run of 4 (the replay is interrupted)
   inputs: 4 dumps by time, --where "seq_len>100"; seq_len 200 to 2000 (median
       350); 2,900 tokens
-  ran as: tiny fp32 sdpa, not packed, plain, on an unknown device
+  ran as: TOY MODEL (tiny) fp32 sdpa, not packed, plain, on an unknown device
   command: actordbg replay --where 'seq_len>100'
   versions: torch 2.13.0
 
@@ -71,7 +71,7 @@ Failures
   first cause: no answer in 600 s
   for example: {dump_id(2)}
 
-Time and memory by seq_len
+Time and memory by seq_len, of a TOY MODEL
 
   seq_len  n  steady   fwd   p95   bwd   p95  tok/s  all  peak mem
   ----------------------------------------------------------------

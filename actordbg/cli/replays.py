@@ -1,0 +1,98 @@
+"""`actordbg replays`: what was replayed, the newest first, with a short handle for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from actordbg.base.units import ago
+from actordbg.catalog.query import Catalog, ReplayRow, comparisons, list_own_replays, list_replays, open_fresh
+from actordbg.cli import output
+from actordbg.cli.options import AllowEmpty, Json, require_some, store_of
+from actordbg.config.as_ran import as_ran, label
+
+_ROWS = 20
+
+
+@dataclass
+class ListedReplay:
+    """A replay of the list. handle: `@1` for the newest; None for what another command ran. truth: the newest verdict there."""
+
+    handle: str | None
+    replay_id: str
+    name: str | None
+    created_at: str
+    status: str
+    inputs: int
+    passed: int
+    truth: str | None
+    configuration: str
+    command: str | None
+
+
+def replays(
+    ctx: typer.Context,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Truths, variations, cells of a matrix and other users' replays, too.")
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=0, help="At most this many; 0 for all (default: 20; with --json all).")
+    ] = None,
+    allow_empty: AllowEmpty = False,
+    as_json: Json = False,
+) -> None:
+    """List replays, the newest first, with a short handle.
+
+    @1 is the newest, @2 the one before. Wherever a replay is named, a handle will do, or a name from `replay --name`, an id, or
+    the beginning of one. Truths and cells of a matrix have no handle, because other commands ran them.
+    Exit code 5 if there is none.
+
+    Example: actordbg replays --limit 5
+    """
+    catalog = open_fresh(store_of(ctx).require())
+    rows = _listed(catalog, everything)
+    shown = rows[: (0 if as_json else _ROWS) if limit is None else limit] or rows
+    output.emit(shown, _render, as_json)
+    if len(rows) > len(shown):
+        output.note(f"{len(rows) - len(shown):,} more; --limit 0 shows all")
+    require_some(len(rows), allow_empty)
+
+
+def _listed(catalog: Catalog, everything: bool) -> list[ListedReplay]:
+    own = list_own_replays(catalog)
+    handles = {row.replay_id: f"@{number}" for number, row in enumerate(own, 1)}
+    verdicts = {row.replay_id: row.verdict for row in comparisons(catalog) if row.against_kind == "truth"}
+    return [
+        _answer(row, handles.get(row.replay_id), verdicts.get(row.replay_id))
+        for row in (list_replays(catalog) if everything else own)
+    ]
+
+
+def _answer(row: ReplayRow, handle: str | None, verdict: str | None) -> ListedReplay:
+    name = row.config.get("name")
+    return ListedReplay(
+        handle, row.replay_id, str(name) if name else None, row.created_at, row.status, row.inputs, row.passed, verdict,
+        label(as_ran(row.config, row.resolved)), row.command,
+    )  # fmt: skip
+
+
+def _passed(row: ListedReplay) -> str:
+    return f"{row.passed}/{row.inputs}" + ("" if row.status == "complete" else f" {row.status}")
+
+
+def _render(rows: list[ListedReplay]) -> None:
+    if not rows:
+        output.say("nothing was replayed yet: `actordbg check` replays a sample of your dumps")
+        return
+    named = any(row.name for row in rows)
+    columns = ("", "replay", *(["name"] if named else []), "when", "passed", "truth", "configuration")
+    cells = [
+        (
+            row.handle or "", row.replay_id, *([row.name or ""] if named else []), ago(row.created_at), _passed(row),
+            row.truth or "-", row.configuration,
+        )
+        for row in rows
+    ]  # fmt: skip
+    output.table(columns, cells, tight=True)

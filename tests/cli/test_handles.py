@@ -1,0 +1,122 @@
+"""Short ways to name a replay, wherever one is named; the list that shows them; and what a shell offers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import Result
+from comparecases import given, write_replay
+from replaycases import publish
+from typer.testing import CliRunner
+
+from actordbg.base.errors import ActordbgError, UsageError
+from actordbg.cli.app import app
+from actordbg.cli.completion import complete_dumps, complete_others, complete_replays
+from actordbg.replay.supervise import load_spec
+from actordbg.report.blocks import Grid
+from actordbg.report.renderings import grid
+from actordbg.store.layout import Store
+
+INPUTS = [given(0), given(1)]
+
+
+@pytest.fixture()
+def three(store: Store) -> Store:
+    """Two replays, the first with a name, and the truth of it, which is the newest."""
+    write_replay(store, "20250619T050000-000001", INPUTS, name="packed", packing=True, command="actordbg replay --name packed")
+    write_replay(store, "20250619T060000-000002", INPUTS, command="actordbg replay")
+    write_replay(store, "20250619T070000-000003", INPUTS, truth="fp32", command="the truth of replay 20250619T050000-000001")
+    return store
+
+
+def invoke(store: Store, *arguments: str) -> Result:
+    result = CliRunner().invoke(app, ["--store", str(store.root), *arguments])
+    if isinstance(result.exception, ActordbgError):
+        raise result.exception
+    assert isinstance(result.exception, SystemExit | None), result.exception
+    return result
+
+
+def reported(store: Store, *names: str) -> list[str]:
+    found = json.loads(invoke(store, "report", *names, "--json").stdout)["replays"]
+    return [one["replay_id"][-1] for one in found]
+
+
+def test_a_handle_and_a_name_mean_a_replay_in_every_command(three: Store) -> None:
+    assert reported(three, "@1") == reported(three, "@last") == reported(three, "last") == ["2"]
+    assert reported(three, "@2", "packed") == ["1"]
+    assert invoke(three, "compare", "packed", "@1", "--quiet", "--json").exit_code == 0
+    assert load_spec(three, "@1").replay_id.endswith("2") and load_spec(three, "packed").replay_id.endswith("1")
+    with pytest.raises(UsageError, match="no replay is @3") as caught:
+        invoke(three, "report", "@3")
+    assert "there are @1 to @2" in str(caught.value.hint)
+    for name in ("20250619", "-x", "truth", "a b"):
+        with pytest.raises(UsageError, match="cannot name a replay"):
+            invoke(three, "replay", "--name", name)
+
+
+def test_the_list_has_the_newest_first_and_what_became_of_each(three: Store) -> None:
+    invoke(three, "compare", "packed", "truth", "--quiet")
+    rows = invoke(three, "replays").stdout.splitlines()
+    assert [row.split()[:3] for row in rows[1:]] == [
+        ["@1", "20250619T060000-000002", rows[1].split()[2]],
+        ["@2", "20250619T050000-000001", "packed"],
+    ]
+    assert "2/2" in rows[2] and "match" in rows[2] and "TOY MODEL (tiny) fp32 sdpa, packed, plain" in rows[2]
+    every = json.loads(invoke(three, "replays", "--all", "--json").stdout)
+    assert [(row["handle"], row["replay_id"][-1]) for row in every] == [(None, "3"), ("@1", "2"), ("@2", "1")]
+    assert invoke(Store(three.root.parent / "new").create(), "replays").exit_code == 5
+
+
+def test_an_id_that_a_table_shows_can_be_pasted(three: Store) -> None:
+    columns, row = ("dump", *(f"figure{n}" for n in range(5))), ("1.2345",) * 5
+    shown = grid(Grid(columns, tuple((one.dump_id, *row) for one in INPUTS), frozenset({"dump"}))).splitlines()
+    printed = [line.split()[0] for line in shown[2:]]
+    assert all(one.dump_id.startswith(text) for one, text in zip(INPUTS, printed, strict=True)) and len(set(printed)) == 2
+    alike = [INPUTS[0].dump_id, INPUTS[0].dump_id[:-1] + "f"]  # the beginning would not tell them apart
+    cut = grid(Grid(columns, tuple((dump_id, *row) for dump_id in alike), frozenset({"dump"}))).splitlines()[2:]
+    assert all(".." in line for line in cut)
+
+
+def offered(store: Store, typed: str) -> list[str]:
+    words = f"actordbg {typed}"
+    asked = {"_ACTORDBG_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+    program = "import sys; sys.argv[0] = 'actordbg'\nfrom actordbg.cli.app import main; main()"
+    environment = os.environ | asked | {"ACTORDBG_STORE": str(store.root)}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        ("report @", ["@1", "@2"]),
+        ("replay --resume 20250619T05", ["20250619T050000-000001"]),
+        ("matrix --attn sdpa,e", ["sdpa,eager"]),
+    ],
+)
+def test_a_shell_completes_replays_and_values(three: Store, typed: str, found: list[str]) -> None:
+    assert offered(three, typed) == found
+
+
+def test_ids_and_names_are_offered_the_newest_first_and_nothing_without_a_store(three: Store, tmp_path: Path) -> None:
+    dumps = [one.dump_id for one in publish(three, 2)]
+
+    def context(store: Store) -> Any:
+        root = SimpleNamespace(params={"store": store.root})
+        return SimpleNamespace(find_root=lambda: root)
+
+    ids = ["20250619T070000-000003", "20250619T060000-000002", "20250619T050000-000001"]
+    assert complete_replays(context(three), "") == ["last", "packed", *ids]
+    assert complete_others(context(three), "t") == ["truth"]
+    assert complete_dumps(context(three), "") == sorted(dumps, reverse=True)
+    assert complete_dumps(context(three), dumps[0]) == [dumps[0]]
+    nowhere = context(Store(tmp_path / "nowhere"))
+    assert complete_replays(nowhere, "") == complete_dumps(nowhere, "") == []
