@@ -19,7 +19,7 @@ from time import perf_counter
 
 import torch
 
-from actordbg.dumps.create import Shape, make_inputs
+from actordbg.dumps.create import Draws, Shape, make_inputs
 from actordbg.legacy.importer import import_paths
 from actordbg.store import payload
 from actordbg.store.layout import Store
@@ -97,10 +97,11 @@ def _seconds(call: Callable[[], object]) -> float:
 def _generate(folder: Path, count: int = 64) -> Path:
     """Pickles as the old recorder wrote them, of shapes that the real ones have (random ids compress less than text)."""
     folder.mkdir()
-    generator = torch.Generator().manual_seed(0)
+    generator = Draws(0)
     for number in range(count):
         length = 128 + 30 * number
-        tensors = make_inputs(Shape(2 + 2 * (number % 2), length, length // 2), generator)
+        made = make_inputs(Shape(2 + 2 * (number % 2), length, length // 2), generator)
+        tensors = {name: torch.from_numpy(values) for name, values in made.items()}
         facts = {"timestamp": f"20250619_0526{number % 60:02d}_{number:06d}", "rank": number % 4}
         path = folder / f"actor_inputs_rank{facts['rank']}_{facts['timestamp']}.pkl"
         path.write_bytes(pickle.dumps({**tensors, "return_output": False, "packed_seq_lens": None, **facts}))

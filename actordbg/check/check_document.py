@@ -29,13 +29,15 @@ CAUSE_CHARS = 200
 
 @dataclass(frozen=True)
 class CheckAnswer:
-    """What `actordbg check` prints. word: RIGHT, WRONG, FAILED or NOT JUDGED; `sentence` begins with it and names in
-    `not_judged` what it is not about. max_abs: the largest difference of a log-prob from the truth, nats. next: a command.
+    """What `actordbg check` prints. word: RIGHT, WRONG, FAILED or NOT JUDGED; `sentence` is this, what is `said`, and what it is
+    not about. max_abs: the largest difference of a log-prob from the truth, nats. figures: the three in words, by name. next: a
+    command. page: the HTML file.
     """
 
     word: str
     good: bool
     sentence: str
+    said: str
     replay_id: str
     comparison_id: str | None
     dumps: int
@@ -47,6 +49,7 @@ class CheckAnswer:
     forward_median_s: float | None
     tokens_per_s: float | None
     peak_memory_bytes: int | None
+    figures: tuple[tuple[str, str], ...]
     next: str
     page: str | None = None
 
@@ -63,6 +66,7 @@ def answer_of_check(found: CheckFound, *, of: int, recorded: str | None = None) 
         word=word,
         good=word == RIGHT,
         sentence=f"{word}{f' ({TOY_MODEL})' if toy else ''}: {said}" + (f"; not judged: {'; '.join(left)}" if left else ""),
+        said=said,
         replay_id=found.data.spec.replay_id,
         comparison_id=found.comparison.comparison_id if found.comparison else None,
         dumps=len(found.data.spec.inputs),
@@ -74,26 +78,30 @@ def answer_of_check(found: CheckFound, *, of: int, recorded: str | None = None) 
         forward_median_s=forward.median,
         tokens_per_s=one.tokens_per_s.median,
         peak_memory_bytes=one.peak_memory_bytes,
+        figures=tuple(_figures(one, _largest(found.comparison), toy)),
         next=_next(found, word, toy, recorded),
     )
 
 
 def check_document(answer: CheckAnswer) -> list[Block]:
     """The answer as a document."""
-    return [Heading(answer.sentence, 1), Items(tuple(figures(answer))), Paragraph(f"next: {answer.next}")]
+    return [
+        Heading(answer.sentence, 1),
+        Items(tuple(f"{name}: {text}" for name, text in answer.figures)),
+        Paragraph(f"next: {answer.next}"),
+    ]
 
 
-def figures(answer: CheckAnswer) -> Iterator[str]:
-    """The three figures in words: how far from the truth, how fast, how much memory; and what they are of."""
-    toy = f" of a {TOY_MODEL}" if answer.toy_model else ""
-    known = answer.max_abs is not None
-    yield f"from the truth: {number(answer.max_abs, 2)} nats, the largest of a log-prob" if known else "from the truth: unknown"
-    if answer.forward_median_s is not None:
-        speed = f", {rate(answer.tokens_per_s)} tokens/s in one worker" if answer.tokens_per_s is not None else " (warming up)"
-        yield f"forward: {seconds(answer.forward_median_s)} s{speed}{toy}"
-    if answer.peak_memory_bytes is not None:
-        yield f"peak memory: {human_bytes(answer.peak_memory_bytes)} in one worker{toy}"
-    yield f"configuration: {answer.configuration}"
+def _figures(one: ReplaySummary, furthest: float | None, is_toy: bool) -> Iterator[tuple[str, str]]:
+    """How far from the truth, how fast, how much memory."""
+    toy = f", of a {TOY_MODEL}" if is_toy else ""
+    yield "from the truth", "unknown" if furthest is None else f"{number(furthest, 2)} nats, the largest of a log-prob"
+    if one.forward.median is not None:
+        yield "forward", f"{seconds(one.forward.median)} s, {rate(one.tokens_per_s.median)} tokens/s in one worker{toy}"
+    elif one.warm_up.first_forward.median is not None:
+        yield "forward", f"{seconds(one.warm_up.first_forward.median)} s while warming up{toy}"
+    if one.peak_memory_bytes is not None:
+        yield "peak memory", f"{human_bytes(one.peak_memory_bytes)} in one worker{toy}"
 
 
 def _verdict(found: CheckFound, one: ReplaySummary, dumps: str) -> tuple[str, str]:

@@ -60,7 +60,7 @@ CONTENTS = (
             Command("demo", "Record and replay a real training of a tiny model.", "demo:demo"),
             Command("patch", "Append the capture hook to OpenRLHF's actor.py.", "patch:patch"),
             Command("unpatch", "Take the capture hook out again, byte for byte.", "patch:unpatch"),
-            Command("status", "Say whether actor.py is patched and dumping is enabled.", "patch:status"),
+            Command("status", "Say how patch, switch, dumps and replays stand.", "status:status"),
         ),
     ),
     Section(

@@ -10,9 +10,10 @@ from typing import Annotated
 import typer
 
 from actordbg.cli.options import Json, store_of
-from actordbg.cli.output import emit, note, say_lines
+from actordbg.cli.output import emit, progress, say, say_lines
 from actordbg.doctor.check import Check
 from actordbg.doctor.checkup import examine, exit_code
+from actordbg.doctor.missing import install_command, missing_packages
 from actordbg.host.trainer import TRAINER
 
 WIDTH = 80
@@ -48,16 +49,28 @@ def doctor(
     """
     checks: list[Check] = []
     executable = str(python) if python is not None else sys.executable
-    for check in examine(store_of(ctx), executable, quick=quick, timeout=timeout):
-        checks.append(check)
-        if not as_json:
-            say_lines(render(check))
-    if as_json:
-        emit(checks, lambda _: None, as_json)
-    else:
-        counts = {level: sum(one.status.value == level for one in checks) for level in ("ok", "warn", "bad")}
-        note(", ".join(f"{count} {level}" for level, count in counts.items()))
+    with progress("examining", None, quiet=as_json or not sys.stderr.isatty()) as advance:
+        for check in examine(store_of(ctx), executable, quick=quick, timeout=timeout):
+            checks.append(check)
+            advance(1, note=check.name)
+    emit(checks, _render_all, as_json)
     raise typer.Exit(exit_code(checks))
+
+
+def _render_all(checks: list[Check]) -> None:
+    """How many are bad, then these, the warnings, one command for all that is missing, and last what is all right."""
+    levels = ("bad", "warn", "ok")
+    say(", ".join(f"{sum(one.status.value == level for one in checks)} {level}" for level in levels))
+    missing, others = missing_packages(checks)
+    for level in levels:
+        for group in missing:
+            if group.level == level:
+                say_lines(_wrapped(f"not installed: {', '.join(group.names)}; {group.why}", f"{level:<4}  "))
+        for check in others:
+            if check.status.value == level:
+                say_lines(render(check))
+        if level == "warn" and missing:
+            say_lines(f"to install what is missing:\n  {install_command(missing)}")
 
 
 def _wrapped(text: str, head: str) -> str:

@@ -79,20 +79,15 @@ def export(
 
 def _export(paths: list[Path], out: Path, format: str, advance: Callable[..., None]) -> ExportAnswer:
     from actordbg.dumps import export as exporting
-    from actordbg.store import payload
 
     exported: list[Exported] = []
     damaged: list[Damaged] = []
     for path in paths:
         try:
-            dump = payload.load(path)
-            if dump.record.dump_id != dump_id_of(path):  # its export would take another dump's name
-                raise StoreProblem(f"{path}: its record is of dump {dump.record.dump_id}", hint="move the file there")
+            written = exporting.export_dump(path, out, format, overwrite=True)
+            exported.append(Exported(dump_id_of(path), str(written), written.stat().st_size))
         except StoreProblem as error:
             damaged.append(Damaged(str(path), error.code, error.message))
-        else:
-            written = exporting.export_dump(dump, out, format, overwrite=True)
-            exported.append(Exported(dump.record.dump_id, str(written), written.stat().st_size))
         advance(1)
     return ExportAnswer(str(out), exported, damaged)
 

@@ -15,7 +15,8 @@ from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.base.errors import EnvironmentProblem
 from actordbg.catalog.query import count_dumps, open_fresh
-from actordbg.check.check_document import CheckAnswer, answer_of_check, check_document, figures
+from actordbg.check.check_document import CheckAnswer, answer_of_check, check_document
+from actordbg.check.check_page import check_blocks
 from actordbg.check.junit import workflow_commands, write_junit
 from actordbg.check.run_check import ROUNDING, TRUTH, CheckFound, CheckListener, run_check
 from actordbg.cli import output
@@ -25,17 +26,24 @@ from actordbg.cli.input_options import (
     chosen_order,
     is_left_to_rank_0,
     nothing_to,
-    opened,
     planned,
     recorded_model,
     replaying,
 )
+from actordbg.cli.input_options import (
+    opened as open_inputs,
+)
 from actordbg.cli.matrix import kept
 from actordbg.cli.options import Format, FormatOption, Json, Quiet, chosen_format, takes
+from actordbg.cli.page_file import open_page
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.formats.replay_record import ReplaySpec
+from actordbg.formats.store_files import atomic_write, make_folder
+from actordbg.pages.page import as_html
 from actordbg.replay.selection import defaults_of
 from actordbg.replay.supervise import Progress
+from actordbg.report.load_replays import load
+from actordbg.report.pictures import pictures
 from actordbg.report.renderings import as_markdown
 from actordbg.store.layout import Store
 
@@ -56,6 +64,10 @@ def check(
     github: Annotated[
         bool, typer.Option("--github", rich_help_panel=_FOR, help="Annotate the GitHub workflow that runs this.")
     ] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Where the page goes (default: into the store's reports/).")
+    ] = None,
+    opened: Annotated[bool, typer.Option("--open", help="Show the page in the browser.")] = False,
     format: FormatOption = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -64,7 +76,7 @@ def check(
 
     Picks dumps that differ most (lengths, padding, roles, triggers; 8 unless told otherwise), replays them, asks the laws, and
     compares with the truth: each row alone, unpadded, eager, in fp32. Ends in one sentence that says what was not judged,
-    three figures, and the command that comes next. The replay stays in the store, for `report` and `compare`.
+    three figures, the command that comes next, and a page to forward. The replay stays in the store.
     Exit code 1 if something is wrong or nothing could be judged, 5 if no dump was selected.
 
     Example: actordbg check --where "rank=0" --model /models/llama-3.1-8b --packing
@@ -74,10 +86,9 @@ def check(
         return
     how = chosen_format(format, as_json)
     _require_torch()
-    if junit is not None and not junit.absolute().parent.is_dir():
-        raise EnvironmentProblem(f"cannot write {junit}: {junit.parent} is no folder", hint="make it first, or name another one")
+    _require_folders(junit, html)
     of_all = inputs.where
-    store, inputs = opened(ctx, _sampled(inputs))
+    store, inputs = open_inputs(ctx, _sampled(inputs))
     asked = asked_for(ctx, flags)
     plan = planned(store, kept(asked, flags), inputs, chosen_order(inputs.order, False))
     for reason, count in plan.skipped.items():
@@ -88,10 +99,13 @@ def check(
     found = _run(store, plan.spec, quiet=quiet or how == "json")
     recorded = recorded_model(store, plan.spec) if "model" not in flags.keys() | asked.sources.keys() else None
     answer = answer_of_check(found, of=of, recorded=recorded)
+    answer = replace(answer, page=str(_write_page(store, found, answer, html)))
     _print(found, answer, how)
     if junit is not None:
         write_junit(junit, found, answer)
         output.note(f"wrote {junit}")
+    if opened:
+        open_page(Path(str(answer.page)))
     if github:
         _annotate(found, answer, how)
     if not answer.good:
@@ -103,6 +117,14 @@ def _sampled(inputs: ChosenInputs) -> ChosenInputs:
     if inputs.longest or inputs.slowest or inputs.diverse or inputs.input_file:
         return inputs
     return replace(inputs, diverse=inputs.max_inputs or SAMPLE)
+
+
+def _require_folders(*paths: Path | None) -> None:
+    """Before minutes of work: whether each file that was named has a folder to lie in."""
+    for path in paths:
+        if path is not None and not path.absolute().parent.is_dir():
+            hint = "make it first, or name another one"
+            raise EnvironmentProblem(f"cannot write {path}: {path.parent} is no folder", hint=hint)
 
 
 def _require_torch() -> None:
@@ -154,6 +176,17 @@ def _listener(touch: Callable[[], None], tick: Callable[[], None], advance: Call
     return CheckListener(on_stage, on_event, tick)
 
 
+def _write_page(store: Store, found: CheckFound, answer: CheckAnswer, named: Path | None) -> Path:
+    """The page, where it was asked for, else in the store."""
+    path = named or store.reports / f"check-{answer.replay_id}.html"
+    if named is None:
+        make_folder(store.reports)
+    (data,) = load(store, [answer.replay_id]).replays
+    page = as_html(check_blocks(found, answer, pictures(store, data)))
+    atomic_write(path, page.encode(), mode=0o644 if named else 0o600)
+    return path
+
+
 def _print(found: CheckFound, answer: CheckAnswer, how: Format) -> None:
     if how == "json":
         output.emit(answer, lambda _: None, True)
@@ -161,9 +194,10 @@ def _print(found: CheckFound, answer: CheckAnswer, how: Format) -> None:
         output.say_lines(as_markdown(check_document(answer)))
     else:
         output.say_wrapped(answer.sentence, rest="  ")
-        for line in figures(answer):
-            output.say_wrapped(f"  {line}", rest="    ")
+        for name, text in (*answer.figures, ("configuration", answer.configuration)):
+            output.say_wrapped(f"  {name:<14}  {text}", rest=" " * 18)
         output.say(f"next: {answer.next}")
+        output.say(f"page: {answer.page}")
 
 
 def _annotate(found: CheckFound, answer: CheckAnswer, how: Format) -> None:

@@ -1,6 +1,6 @@
-"""`actordbg patch`, `unpatch` and `status`: put the capture hook into the trainer's actor.py, take it out, and look for it.
+"""`actordbg patch` and `unpatch`: put the capture hook into the trainer's actor.py, and take it out.
 
-All three find the file in the same way: by --target, in the environment of --python, or in this interpreter's.
+Both find the file, as `status` does, in the same way: by --target, in the environment of --python, or in this interpreter's.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from typing import Annotated
 import typer
 
 from actordbg.cli.options import Json, store_of
-from actordbg.cli.output import cell, emit, note, say, say_lines
+from actordbg.cli.output import emit, note, say, say_lines
 from actordbg.install import patching as operate
-from actordbg.install.patch_state import Status, inspect_target
 from actordbg.install.patch_target import find_target
 from actordbg.install.patching import Outcome
 
@@ -57,16 +56,6 @@ def unpatch(
     emit(operate.unpatch(find_target(python, target), store_of(ctx), dry_run=dry_run), _say_outcome, as_json)
 
 
-def status(ctx: typer.Context, python: Python = None, target: TargetFile = None, as_json: Json = False) -> None:
-    """Say whether actor.py is patched and dumping is enabled.
-
-    Also names the interpreter, the version of OpenRLHF and the store that the hook captures into.
-
-    Example: actordbg status --json
-    """
-    emit(inspect_target(find_target(python, target), store_of(ctx)), _say_status, as_json)
-
-
 def _say_outcome(outcome: Outcome) -> None:
     """The outcome of patch or unpatch as text: the diff (dry run), one line, details, notes on standard error."""
     if outcome.diff:
@@ -84,26 +73,4 @@ def _say_outcome(outcome: Outcome) -> None:
         say(f"  sha256    {outcome.sha256_before}")
         say(f"         -> {outcome.sha256_after}")
     for line in outcome.notes:
-        note(f"note: {line}")
-
-
-def _say_status(answer: Status) -> None:
-    """One line for the state, one for each fact; notes on standard error."""
-    say(f"{answer.state.value}: {answer.file}")
-    if answer.reason:
-        say(f"  {answer.reason}")
-    facts = {
-        "openrlhf": answer.openrlhf_version,
-        "python": answer.python,
-        "sha256": answer.sha256,
-        "original": answer.original_sha256,
-        "store": answer.store,
-        "patched at": answer.patched_at,
-        "hook seen": answer.hooked,
-        "dumping": "enabled" if answer.enabled else "disabled",
-        "capture": "armed" if answer.armed else "off",
-    }
-    for name, value in facts.items():
-        say(f"  {name:<10}  {cell(value)}")
-    for line in answer.notes:
         note(f"note: {line}")

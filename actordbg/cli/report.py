@@ -12,7 +12,7 @@ from actordbg.actor.signatures import explain
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.cli.completion import complete_replays
 from actordbg.cli.options import Format, Where, chosen_format, store_of
-from actordbg.cli.output import say_lines
+from actordbg.cli.output import note, say_lines
 from actordbg.cli.page_file import open_page, write_file
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.pages.page import as_html
@@ -20,9 +20,10 @@ from actordbg.report import tabular
 from actordbg.report.load_replays import Material, load
 from actordbg.report.pictures import pictures
 from actordbg.report.renderings import as_markdown, as_text
-from actordbg.report.replay_document import Pictures, document
+from actordbg.report.replay_document import Pictures, brief_document, document, explanations
 from actordbg.report.report_model import Summary
 from actordbg.report.summary import summarise
+from actordbg.report.trackers import send
 from actordbg.store.layout import Store
 
 _BY_SUFFIX: dict[str, Format] = {
@@ -56,6 +57,11 @@ def report(
     opened: Annotated[
         bool, typer.Option("--open", help="Show the page in the browser (without --output a temporary file).")
     ] = False,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="KIND:WHERE", help="Send the figures: tensorboard:DIR, wandb:PROJECT, mlflow:ADDRESS."),
+    ] = None,
+    explain_figures: Annotated[bool, typer.Option("--explain", help="Say what the figures mean, and nothing else.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
     """Report what passed, what failed and why, time and memory.
@@ -65,13 +71,20 @@ def report(
 
     Example: actordbg report last --format md --output report.md
     """
+    if explain_figures:
+        return say_lines(as_text(explanations()))
     by_suffix = _by_suffix(output, format is not None or as_json) if output else None
     chosen = chosen_format(format, as_json, by_suffix or ("html" if opened else "text"))
     if opened and chosen != "html":
         raise UsageError(f"--open shows a page, and this is {chosen}", hint="end --output in .html, or leave --format out")
     names = [*(replays or []), *(["all"] if everything else [])]
     store = store_of(ctx)
-    text = _written(store, load(store, names, where), chosen, slowest)
+    material = load(store, names, where)
+    if to is not None:
+        for said in send(to, material.replays):
+            note(said)
+        return None
+    text = _written(store, material, chosen, slowest)
     if output is None and not opened:
         say_lines(text)
     elif output is not None:
@@ -95,7 +108,7 @@ def _written(store: Store, material: Material, chosen: Format, slowest: int) -> 
         return tabular.render_json(summary, document(summary, _pictures(store, material, summary)))
     if chosen == "html":
         return as_html(document(summary, _pictures(store, material, summary)))
-    return (as_markdown if chosen == "md" else as_text)(document(summary))
+    return as_markdown(document(summary)) if chosen == "md" else as_text(brief_document(summary))
 
 
 def _pictures(store: Store, material: Material, summary: Summary) -> Pictures:

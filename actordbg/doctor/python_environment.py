@@ -62,7 +62,7 @@ def _missing(env: Environment, package: Package) -> Check:
         remedy += " (its flash-attn cannot be built without CUDA)"
     needed = {
         Need.REPLAY: "replay and actor init need it" if package.name != "torch" else
-        "replay, actor init, dump create, import and export need it",
+        "replay, actor init, check and export as .pt need it",
     }  # fmt: skip
     detail = f"not installed; {needed.get(package.need, f'{package.need.value} needs it')}"
     vital = package.need in (Need.CAPTURE, Need.DESK) or (package.need is Need.REPLAY and not env.desk_only)

@@ -3,7 +3,7 @@
 Each rank gets `count` calls of `sequences` [B, S] (int64), `attention_mask` [B, S] (int64) and `action_mask` [B, A]
 (bool), as a trainer's experience maker passes them: the actions are the last A positions, a prompt is padded on the left,
 a response that ended early on the right. Every row keeps at least one prompt token and one action. The same seed gives
-the same tensors; ids and timestamps are new, so creating twice adds twice.
+the same tensors, those that torch's generator gives; ids and timestamps are new, so creating twice adds twice.
 
 Example::
 
@@ -18,12 +18,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
+import numpy as np
 
 from actordbg.base.errors import UsageError
 from actordbg.formats.dump_record import DumpRecord, is_plain_name, make_dump_id, now_timestamp
-from actordbg.store import payload
 from actordbg.store.layout import Store
+from actordbg.store.plain_tensors import Array, PlainTensor, encode_plain
 
 PADDINGS = ("left", "right", "both", "none")
 LLAMA_VOCABULARY = 128_256
@@ -84,38 +84,51 @@ def create_dumps(
     if count < 1 or ranks < 1 or not is_plain_name(run):
         raise UsageError(f"cannot create {count} dumps for {ranks} ranks of run {run!r:.80}", hint="see --help")
     store.create()
-    generator = torch.Generator().manual_seed(seed)
+    generator = Draws(seed)
     paths = []
     for call in range(count):
         for rank in range(ranks):
             tensors = make_inputs(shape, generator)
             record = _record(run, rank, ranks, call, shape, seed, tokens=int(tensors["attention_mask"].sum()))
-            paths.append(store.put_dump(*payload.encode(record, tensors), hint="make room, or name another store"))
+            plain = {name: PlainTensor.of(values) for name, values in tensors.items()}
+            paths.append(store.put_dump(*encode_plain(record, plain), hint="make room, or name another store"))
             if on_progress is not None:
                 on_progress(len(paths), count * ranks)
     return paths
 
 
-def make_inputs(shape: Shape, generator: torch.Generator) -> dict[str, torch.Tensor]:
+class Draws:
+    """Whole numbers as `torch.randint` draws them on a CPU from a generator with this seed: MT19937, and a remainder."""
+
+    def __init__(self, seed: int) -> None:
+        self._twister = np.random.RandomState(seed & 0xFFFFFFFF)
+
+    def between(self, low: int, high: int, shape: tuple[int, ...]) -> Array:
+        """int64 values from `low` to below `high`."""
+        drawn = self._twister.randint(0, 2**32, size=shape, dtype=np.uint32)
+        return drawn.astype(np.int64) % (high - low) + low
+
+
+def make_inputs(shape: Shape, generator: Draws) -> dict[str, Array]:
     """Random inputs of one call: `sequences`, `attention_mask` int64 [B, S], `action_mask` bool [B, A] unless A is 0."""
     batch, length, actions = shape.batch_size, shape.seq_len, shape.actions
     response = actions or length // 2
     left = _pads(shape.padding in ("left", "both"), length - response - 1, batch, generator)
     right = _pads(shape.padding in ("right", "both"), response - 1, batch, generator)
-    position = torch.arange(length)
+    position = np.arange(length)
     shown = (position >= left) & (position < length - right)
-    ids = torch.randint(1, shape.vocab_size, (batch, length), generator=generator)
-    tensors = {"sequences": torch.where(shown, ids, PAD_ID), "attention_mask": shown.long()}
+    ids = generator.between(1, shape.vocab_size, (batch, length))
+    tensors = {"sequences": np.where(shown, ids, PAD_ID), "attention_mask": shown.astype(np.int64)}
     if actions:
-        tensors["action_mask"] = shown[:, -actions:].contiguous()
+        tensors["action_mask"] = np.ascontiguousarray(shown[:, -actions:])
     return tensors
 
 
-def _pads(wanted: bool, most: int, batch: int, generator: torch.Generator) -> torch.Tensor:
+def _pads(wanted: bool, most: int, batch: int, generator: Draws) -> Array:
     """How many positions each row is padded on one side, [B, 1]: 0 to `most`, 0 throughout unless wanted."""
     if not wanted:
-        return torch.zeros(batch, 1, dtype=torch.long)
-    return torch.randint(0, most + 1, (batch, 1), generator=generator)
+        return np.zeros((batch, 1), np.int64)
+    return generator.between(0, most + 1, (batch, 1))
 
 
 def _record(run: str, rank: int, ranks: int, call: int, shape: Shape, seed: int, tokens: int) -> DumpRecord:
@@ -139,5 +152,4 @@ def _record(run: str, rank: int, ranks: int, call: int, shape: Shape, seed: int,
             **({} if shape.actions else {"action_mask": None}),
         },
         origin={"seed": seed, "padding": shape.padding, "vocab_size": shape.vocab_size},
-        versions={"torch": torch.__version__},
     )

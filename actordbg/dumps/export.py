@@ -9,8 +9,10 @@
 
 Example::
 
-    path = export_dump(payload.load(dump_path), Path("exported"), "pt")
+    path = export_dump(dump_path, Path("exported"), "pt")
     torch.load(path, weights_only=True)["sequences"]
+
+Only `.pt` needs torch.
 """
 
 from __future__ import annotations
@@ -19,12 +21,10 @@ import io
 import os
 from pathlib import Path
 
-import safetensors.torch
-import torch
-
-from actordbg.base.errors import Conflict, EnvironmentProblem, UsageError
+from actordbg.base.errors import Conflict, EnvironmentProblem, StoreProblem, UsageError
 from actordbg.formats.store_files import atomic_write
-from actordbg.store.payload import Dump
+from actordbg.store.places import dump_id_of
+from actordbg.store.plain_tensors import load_plain, plain_safetensors
 
 SUFFIXES = {"safetensors": ".safetensors", "pt": ".pt"}
 
@@ -36,15 +36,19 @@ def export_path(dump_id: str, folder: Path, format: str) -> Path:
     return folder / f"{dump_id}{SUFFIXES[format]}"
 
 
-def export_dump(dump: Dump, folder: Path, format: str = "safetensors", *, overwrite: bool = False) -> Path:
-    """Write one dump into `folder` (made if needed), whole or not at all, and return the file's path.
+def export_dump(place: Path, folder: Path, format: str = "safetensors", *, overwrite: bool = False) -> Path:
+    """Write the dump that lies in a place into `folder` (made if needed), whole or not at all, and return the file's path.
 
-    Raises UsageError for an unknown format, Conflict if the file exists, EnvironmentProblem if it cannot be written.
+    Raises UsageError for an unknown format, Conflict if the file exists, EnvironmentProblem if it cannot be written, StoreProblem
+    if the dump cannot be read or is another one than its place says.
     """
-    path = export_path(dump.record.dump_id, folder, format)
+    dump_id = dump_id_of(place)
+    path = export_path(dump_id, folder, format)
     if path.exists() and not overwrite:
         raise Conflict(f"{path} exists", hint="choose another folder, or overwrite it with --force")
-    data = to_safetensors(dump) if format == "safetensors" else to_pt(dump)
+    of, data = to_safetensors(place) if format == "safetensors" else to_pt(place)
+    if of != dump_id:  # its export would take another dump's name
+        raise StoreProblem(f"{place}: its record is of dump {of}", hint="move the file there")
     try:
         atomic_write(Path(os.path.abspath(path)), data, mode=0o644)
     except OSError as error:
@@ -52,17 +56,22 @@ def export_dump(dump: Dump, folder: Path, format: str = "safetensors", *, overwr
     return path
 
 
-def to_safetensors(dump: Dump) -> bytes:
-    """The bytes of a plain safetensors file."""
-    tensors = {name: tensor.contiguous().clone() for name, tensor in dump.tensors.items()}
-    data: bytes = safetensors.torch.save(tensors, metadata={"actordbg": dump.record.to_json()})
-    return data
+def to_safetensors(place: Path) -> tuple[str, bytes]:
+    """A dump's id, and the bytes of a plain safetensors file."""
+    record, tensors = load_plain(place)
+    entries = {name: (tensor.dtype, tensor.values) for name, tensor in tensors.items()}
+    return record.dump_id, plain_safetensors(entries, {"actordbg": record.to_json()})
 
 
-def to_pt(dump: Dump) -> bytes:
-    """The bytes of a `.pt` file that holds one flat dict of tensors and plain values."""
+def to_pt(place: Path) -> tuple[str, bytes]:
+    """A dump's id, and the bytes of a `.pt` file that holds one flat dict of tensors and plain values."""
+    import torch
+
+    from actordbg.store import payload
+
+    dump = payload.load(place)
     record = dump.record
     facts = {name: getattr(record, name) for name in ("dump_id", "run", "rank", "timestamp", "batch_size", "seq_len")}
     buffer = io.BytesIO()
     torch.save({**record.arguments, **dump.tensors, **facts, "record": record.to_json()}, buffer)
-    return buffer.getvalue()
+    return record.dump_id, buffer.getvalue()

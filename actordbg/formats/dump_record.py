@@ -214,6 +214,11 @@ def reach_of(shape: Sequence[int], strides: Sequence[int]) -> int | None:
     return reach
 
 
+def stored_layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides to store: windows that overlap (`unfold`) come back as a contiguous tensor of the same values."""
+    return contiguous_strides(shape) if reach_of(shape, strides) is None else strides
+
+
 def framed(line: bytes) -> bytes:
     """The skippable frame that a dump file begins with, from the record's line of JSON."""
     header = b"%b\n%08x" % (line, zlib.crc32(line))

@@ -29,10 +29,9 @@ from actordbg.formats.dump_record import (
     DumpRecord,
     TensorSpec,
     checked_line,
-    contiguous_strides,
     framed,
     label,
-    reach_of,
+    stored_layout,
 )
 
 DTYPES = {name: getattr(torch, name) for name, _ in SAFETENSORS_DTYPES.values()}
@@ -72,7 +71,7 @@ def serialize(
     entries: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         stored, parts = _narrow(tensor)
-        layout = _layout(tuple(tensor.shape), known.get(name, tuple(tensor.stride())))
+        layout = stored_layout(tuple(tensor.shape), known.get(name, tuple(tensor.stride())))
         specs[name] = spec = TensorSpec(dtype_name(tensor.dtype), tuple(tensor.shape), layout, stored)
         for (key, _), part in zip(spec.parts(name), parts, strict=True):
             if key in entries:
@@ -123,8 +122,3 @@ def _narrow_ids(tensor: torch.Tensor, low: int, high: int) -> tuple[str, tuple[t
     if low >= -(2**31) and high < 2**31:
         return "int32", (tensor.int(),)
     return dtype_name(tensor.dtype), (tensor,)
-
-
-def _layout(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides to store: windows that overlap (`unfold`) come back as a contiguous tensor of the same values."""
-    return contiguous_strides(shape) if reach_of(shape, strides) is None else strides

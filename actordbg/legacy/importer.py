@@ -9,8 +9,8 @@ pickle; the file's name (`actor_inputs_rank3_20250619_052608_430740.pkl`) only h
 
 The record says nothing that the pickle does not say. Unknown there, and so None or empty here: role, training and grad
 mode, model, host and pid. `world_size` is the smallest that the ranks seen allow. `origin` keeps the pickle's file
-name. An import has time, so it compresses harder (`LEVEL`) than a training process does; reading costs the same. torch is
-loaded once there is something to add.
+name. An import has time, so it compresses harder (`LEVEL`) than a training process does; reading costs the same. No torch is
+needed.
 
 Example::
 
@@ -36,7 +36,7 @@ from actordbg.store.layout import Store
 from actordbg.store.places import dump_id_of, places_of
 
 if TYPE_CHECKING:
-    import torch
+    from actordbg.store.plain_tensors import PlainTensor
 
 LEVEL = 12
 """zstd level of imported dumps: 2.4% smaller than level 3 for 1 ms more each; level 19 gives 1.5% more for 3 ms more."""
@@ -205,8 +205,8 @@ def _world_sizes(store: Store, files: list[Path], run: str | None) -> dict[str, 
     return worlds
 
 
-def to_tensors(data: bytes, dump: LegacyDump) -> dict[str, torch.Tensor]:
-    """The tensors of a decoded pickle (CPU; dtype, shape and strides as pickled), copied out of the file's bytes."""
+def to_tensors(data: bytes, dump: LegacyDump) -> dict[str, PlainTensor]:
+    """The tensors of a decoded pickle (dtype, shape and strides as pickled), over the file's bytes."""
     return {name: _tensor(name, data, tensor) for name, tensor in dump.tensors.items()}
 
 
@@ -229,25 +229,20 @@ def to_record(dump: LegacyDump, dump_id: str, run: str, world_size: int, origin:
     )
 
 
-def to_file(record: DumpRecord, tensors: dict[str, torch.Tensor]) -> tuple[DumpRecord, bytes]:
+def to_file(record: DumpRecord, tensors: dict[str, PlainTensor]) -> tuple[DumpRecord, bytes]:
     """The finished record and the bytes of its dump file; `tokens` becomes the positions that the attention mask shows."""
-    import torch
-
-    from actordbg.store import payload
+    from actordbg.store.plain_tensors import encode_plain
 
     mask = tensors.get("attention_mask")
     if mask is not None:
-        record = replace(record, tokens=int(torch.count_nonzero(mask)))
-    return payload.encode(record, tensors, level=LEVEL)
+        record = replace(record, tokens=mask.nonzero)
+    return encode_plain(record, tensors, level=LEVEL)
 
 
-def _tensor(name: str, data: bytes, tensor: LegacyTensor) -> torch.Tensor:
-    import torch
+def _tensor(name: str, data: bytes, tensor: LegacyTensor) -> PlainTensor:
+    from actordbg.store.plain_tensors import PlainTensor
 
-    dtype = getattr(torch, tensor.dtype)
-    if tensor.span == 0:
-        return torch.empty_strided(tensor.shape, tensor.strides, dtype=dtype)
-    raw = bytearray(data[tensor.start : tensor.start + tensor.span * tensor.itemsize])
-    if dtype is torch.bool and max(raw) > 1:
+    raw = data[tensor.start : tensor.start + tensor.span * tensor.itemsize]
+    if tensor.dtype == "bool" and raw and max(raw) > 1:
         raise CorruptDump(f"{name} is boolean and holds something other than 0 and 1", hint=CORRUPT_HINT)
-    return torch.frombuffer(raw, dtype=dtype).as_strided(tensor.shape, tensor.strides)
+    return PlainTensor.strided(tensor.dtype, raw, tensor.shape, tensor.strides)

@@ -79,12 +79,12 @@ def dummy_input(batch_size: int, seq_len: int, vocab_size: int, seed: int) -> An
     """A dump in memory: random ids, prompts padded on the left, responses on the right, the second half actions."""
     import torch
 
-    from actordbg.dumps.create import Shape, make_inputs
+    from actordbg.dumps.create import Draws, Shape, make_inputs
     from actordbg.formats.dump_record import DumpRecord, make_dump_id, now_timestamp
     from actordbg.store.payload import Dump
 
     shape = Shape(batch_size, seq_len, vocab_size=vocab_size).check()
-    tensors = make_inputs(shape, torch.Generator().manual_seed(seed))
+    tensors = {name: torch.from_numpy(values) for name, values in make_inputs(shape, Draws(seed)).items()}
     moment = now_timestamp()
     record = DumpRecord(
         dump_id=make_dump_id(moment, 0, os.getpid(), "00000000"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +15,7 @@ from actordbg.config.as_ran import as_ran, in_words, label, meant, on_machine, t
 from actordbg.config.replay_config import SETTINGS
 from actordbg.replay.hang import in_brief
 from actordbg.report.agreement import against_the_run, ranks_in_words
-from actordbg.report.arithmetic import Spread
+from actordbg.report.arithmetic import PERCENTILE_DEFINITION, Spread
 from actordbg.report.blocks import Block, Chart, Code, Grid, Heading, Items, Paragraph, number, rate, ratio, seconds
 from actordbg.report.law_summary import laws_in_words
 from actordbg.report.report_model import Against, Counts, FailureGroup, ReplaySummary, Summary
@@ -29,7 +30,33 @@ Pictures = Mapping[str, Sequence[Chart]]
 """Charts of replays, by the replay's label."""
 
 
-def document(summary: Summary, pictures: Pictures = MappingProxyType({})) -> list[Block]:
+BRIEF_FROM = 4
+"""Replays side by side from which on a terminal gets what differs and what failed, and not each one's tables."""
+
+
+def brief_document(summary: Summary) -> list[Block]:
+    """The report for a terminal: of many replays what differs and what failed; where the figures are explained is said."""
+    if len(summary.replays) < BRIEF_FROM:
+        return [*document(summary, explained=False), Paragraph(_EXPLAINED)]
+    blocks = document(replace(summary, replays=()), explained=False)[:2]
+    blocks += [banner(summary), *_side_by_side(summary)]
+    for one in summary.replays:
+        if bad := _stopped(one) + _failures(one):
+            blocks += [Heading(f"{one.label}  {one.replay_id}", 2), *bad]
+    each = "Each in full: `actordbg report ID`, or all of them with --format md or -o report.html."
+    return [*blocks, *map(Paragraph, summary.notes), Paragraph(f"{each} {_EXPLAINED}")]
+
+
+def explanations(summary: Summary | None = None) -> list[Block]:
+    """What the figures of a report mean; of a summary only those that it has."""
+    every = _definitions(summary) if summary else (*_FIGURES, _COMPARED)
+    return [Heading("How to read the figures", 3), Items(every)]
+
+
+_EXPLAINED = "How to read the figures: `actordbg report --explain`."
+
+
+def document(summary: Summary, pictures: Pictures = MappingProxyType({}), *, explained: bool = True) -> list[Block]:
     """The whole report, top to bottom."""
     blocks: list[Block] = [
         Heading("actordbg report", 1),
@@ -43,35 +70,27 @@ def document(summary: Summary, pictures: Pictures = MappingProxyType({})) -> lis
         blocks += _side_by_side(summary)
     for replay in summary.replays:
         blocks += _replay(replay, pictures.get(replay.label, ()))
-    return [
-        *blocks,
-        *map(Paragraph, summary.notes),
-        Heading("How to read the figures", 3),
-        Items(_definitions(summary)),
-    ]
+    return [*blocks, *map(Paragraph, summary.notes), *(explanations(summary) if explained else ())]
 
 
 NOTHING = "Nothing has been replayed yet. `actordbg replay --max-inputs 3` replays three dumps."
 
 
+_FIGURES = (
+    "Steady times leave out the first measured input of each worker start and inputs that compiled a graph.",
+    f"p95: {PERCENTILE_DEFINITION}; with fewer than 20 inputs it is close to the largest.",
+    "tok/s: real tokens (attention mask, no padding) per second of forward in one worker process, the median over"
+    " inputs; all: all tokens by all seconds.",
+    "seq_len counts padding. peak mem is one worker process's, the largest of the inputs.",
+)
+_COMPARED = (
+    "Compared: the newest `actordbg compare` with each other side; max, mean: absolute differences of log-probs in nats,"
+    " clip: tokens whose ratio leaves 0.8 to 1.2, |g| rel: relative difference of the gradient norms."
+)
+
+
 def _definitions(summary: Summary) -> tuple[str, ...]:
-    return (
-        "Steady times leave out the first measured input of each worker start and inputs that compiled a graph.",
-        f"p95: {summary.percentile}; with fewer than 20 inputs it is close to the largest.",
-        "tok/s: real tokens (attention mask, no padding) per second of forward in one worker process, the median over"
-        " inputs; all: all tokens by all seconds.",
-        "seq_len counts padding. peak mem is one worker process's, the largest of the inputs.",
-        *_of_comparisons(summary),
-    )
-
-
-def _of_comparisons(summary: Summary) -> tuple[str, ...]:
-    if not any(one.comparisons for one in summary.replays):
-        return ()
-    return (
-        "Compared: the newest `actordbg compare` with each other side; max, mean: absolute differences of log-probs in nats,"
-        " clip: tokens whose ratio leaves 0.8 to 1.2, |g| rel: relative difference of the gradient norms.",
-    )
+    return (*_FIGURES, *([_COMPARED] if any(one.comparisons for one in summary.replays) else ()))
 
 
 def _side_by_side(summary: Summary) -> list[Block]:

@@ -29,7 +29,9 @@ def test_the_version_is_one_line():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [("dump", "create"), ("dump", "export", "--where", "rank=0")])
+@pytest.mark.parametrize(
+    "command", [("dump", "show", "last", "--values"), ("dump", "export", "--where", "rank=0", "--format", "pt")]
+)
 def test_without_torch_a_command_that_needs_it_says_so(tmp_path: Path, command: tuple[str, ...]):
     store = str(tmp_path / "store")
     actordbg("--store", store, "dump", "create", "--quiet", "--seq-len", "8")
@@ -48,7 +50,7 @@ def test_a_store_that_cannot_be_made_is_a_message(tmp_path: Path):
 
 def test_an_oserror_that_nobody_expected_is_a_message(tmp_path: Path):
     code = """
-import actordbg.cli.patch as module
+import actordbg.cli.status as module
 def broken(): raise PermissionError(13, "Permission denied", "/somewhere")
 module.status = broken
 """

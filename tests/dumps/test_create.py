@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 
 from actordbg.base.errors import UsageError
 from actordbg.cli import dump_import
-from actordbg.dumps.create import PADDINGS, Shape, create_dumps, make_inputs
+from actordbg.dumps.create import PADDINGS, Draws, Shape, create_dumps, make_inputs
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
 
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
+def made(shape: Shape, seed: int = 0) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(values) for name, values in make_inputs(shape, Draws(seed)).items()}
 
 
 @settings(max_examples=150, deadline=None)
@@ -36,7 +36,7 @@ def generator(seed: int = 0) -> torch.Generator:
 def test_every_input_is_one_that_an_actor_accepts(batch, length, data, padding, vocabulary, seed):
     actions = data.draw(st.integers(0, length - 1))
     shape = Shape(batch, length, actions, padding, vocabulary).check()
-    tensors = make_inputs(shape, generator(seed))
+    tensors = made(shape, seed)
     sequences, attention = tensors["sequences"], tensors["attention_mask"]
     assert sequences.shape == attention.shape == (batch, length)
     assert sequences.dtype == attention.dtype == torch.int64
@@ -54,7 +54,7 @@ def test_every_input_is_one_that_an_actor_accepts(batch, length, data, padding, 
 
 @pytest.mark.parametrize(("padding", "left", "right"), [("none", 0, 0), ("left", 1, 0), ("right", 0, 1), ("both", 1, 1)])
 def test_padding_is_where_it_was_asked_for(padding: str, left: int, right: int):
-    mask = make_inputs(Shape(64, 32, 16, padding), generator())["attention_mask"]
+    mask = made(Shape(64, 32, 16, padding))["attention_mask"]
     assert bool((mask[:, 0] == 0).any()) == bool(left)
     assert bool((mask[:, -1] == 0).any()) == bool(right)
 
@@ -125,3 +125,11 @@ def test_the_command_makes_dumps_and_names_them(tmp_path: Path):
 def test_the_command_says_how_to_see_them(tmp_path: Path):
     done = cli("--store", tmp_path / "s", "create", "--quiet")
     assert done.exit_code == 0 and "made 1 dump in run created (" in done.stdout and "run='created'" in done.stdout
+
+
+def test_the_same_seed_draws_what_torch_draws():
+    for seed in (0, 7, 2**31, 2**40 + 3):
+        theirs, ours = torch.Generator().manual_seed(seed), Draws(seed)
+        for low, high, shape in ((1, 128_256, (4, 700)), (0, 5, (4, 1)), (0, 2, (3, 3))):
+            drawn = torch.randint(low, high, shape, generator=theirs)
+            assert torch.equal(torch.from_numpy(ours.between(low, high, shape)), drawn)

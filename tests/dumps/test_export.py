@@ -25,7 +25,7 @@ from actordbg.store.payload import Dump
 
 
 @pytest.fixture
-def dump(store: Store) -> Dump:
+def place(store: Store) -> Path:
     """A dump with a strided tensor, every kind of plain argument, and an awkward dtype."""
     record = DumpRecord(
         dump_id="d1", run="r", rank=2, timestamp="2025-06-19T05:26:08.430740Z", batch_size=2, seq_len=5, tokens=10,
@@ -38,11 +38,16 @@ def dump(store: Store) -> Dump:
         "rng.cpu": torch.get_rng_state(),
     }
     finished, blob = payload.encode(record, tensors)
-    return payload.load(store.publish_dump(finished, blob))
+    return store.publish_dump(finished, blob)
 
 
-def test_safetensors_holds_logical_dtypes_and_the_record(dump: Dump, tmp_path: Path):
-    path = export_dump(dump, tmp_path / "new" / "folder", "safetensors")
+@pytest.fixture
+def dump(place: Path) -> Dump:
+    return payload.load(place)
+
+
+def test_safetensors_holds_logical_dtypes_and_the_record(dump: Dump, place: Path, tmp_path: Path):
+    path = export_dump(place, tmp_path / "new" / "folder", "safetensors")
     assert path == tmp_path / "new" / "folder" / "d1.safetensors"
     exported = load_file(path)
     assert exported.keys() == dump.tensors.keys() >= {"output.log_probs", "rng.cpu"}
@@ -52,8 +57,8 @@ def test_safetensors_holds_logical_dtypes_and_the_record(dump: Dump, tmp_path: P
         assert parse_record(file.metadata()["actordbg"]) == dump.record
 
 
-def test_pt_opens_with_weights_only_and_keeps_strides(dump: Dump, tmp_path: Path):
-    content = torch.load(export_dump(dump, tmp_path, "pt"), weights_only=True)
+def test_pt_opens_with_weights_only_and_keeps_strides(dump: Dump, place: Path, tmp_path: Path):
+    content = torch.load(export_dump(place, tmp_path, "pt"), weights_only=True)
     for name, tensor in dump.tensors.items():
         assert content[name].dtype == tensor.dtype and content[name].stride() == tensor.stride()
         assert torch.equal(content[name], tensor)
@@ -63,24 +68,24 @@ def test_pt_opens_with_weights_only_and_keeps_strides(dump: Dump, tmp_path: Path
 
 
 @pytest.mark.parametrize("format", ["safetensors", "pt"])
-def test_an_existing_file_is_not_overwritten_unasked(dump: Dump, tmp_path: Path, format: str):
-    path = export_dump(dump, tmp_path, format)
+def test_an_existing_file_is_not_overwritten_unasked(place: Path, tmp_path: Path, format: str):
+    path = export_dump(place, tmp_path, format)
     before = path.stat().st_mtime_ns
     with pytest.raises(Conflict):
-        export_dump(dump, tmp_path, format)
+        export_dump(place, tmp_path, format)
     assert path.stat().st_mtime_ns == before
-    assert export_dump(dump, tmp_path, format, overwrite=True) == path
+    assert export_dump(place, tmp_path, format, overwrite=True) == path
 
 
-def test_an_unknown_format_is_a_usage_error(dump: Dump, tmp_path: Path):
+def test_an_unknown_format_is_a_usage_error(place: Path, tmp_path: Path):
     with pytest.raises(UsageError, match="pickle"):
-        export_dump(dump, tmp_path, "pickle")
+        export_dump(place, tmp_path, "pickle")
 
 
-def test_a_folder_that_cannot_be_written_is_an_environment_problem(dump: Dump, tmp_path: Path):
+def test_a_folder_that_cannot_be_written_is_an_environment_problem(place: Path, tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(EnvironmentProblem):
-        export_dump(dump, tmp_path / "file")
+        export_dump(place, tmp_path / "file")
 
 
 def cli(*words: object):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from plainkit import as_torch
 
 from actordbg.base.errors import ActordbgError, CorruptDump, UnsafeInput
 from actordbg.legacy import decode_child as wire
@@ -38,7 +39,7 @@ def inputs(**changes: object) -> dict[str, object]:
 
 
 def tensors_of(data: bytes) -> dict[str, torch.Tensor]:
-    return to_tensors(data, decode(data))
+    return {name: as_torch(one) for name, one in to_tensors(data, decode(data)).items()}
 
 
 def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
@@ -60,7 +61,7 @@ def test_tensors_and_arguments_come_out_as_pickled(protocol: int):
     content = inputs(packed_seq_lens=[7, 3])
     data = pickle.dumps(content, protocol=protocol)
     dump = decode(data)
-    for name, tensor in to_tensors(data, dump).items():
+    for name, tensor in tensors_of(data).items():
         assert_same(tensor, content[name])  # type: ignore[arg-type]
     assert dump.arguments == {key: content[key] for key in content if key.startswith(("return", "allg", "packed"))}
     assert (dump.rank, dump.timestamp) == (3, "2025-06-19T05:26:08.430740Z")
@@ -207,7 +208,7 @@ def test_the_real_dumps_equal_what_torch_reads(shared_dumps: Path):
         data = path.read_bytes()
         theirs = pickle.load(io.BytesIO(data))
         dump = decode(data)
-        ours = to_tensors(data, dump)
+        ours = tensors_of(data)
         assert ours.keys() == {key for key, value in theirs.items() if isinstance(value, torch.Tensor)}
         for name, tensor in ours.items():
             assert_same(tensor, theirs[name])

@@ -13,7 +13,7 @@ import tomllib
 from roots import ROOT
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-HEAVY = {"torch", "deepspeed", "transformers", "openrlhf", "flash-attn", "ray", "vllm", "numpy", "accelerate", "peft"}
+HEAVY = {"torch", "deepspeed", "transformers", "openrlhf", "flash-attn", "ray", "vllm", "accelerate", "peft"}
 
 
 def names(requirements: list[str]) -> set[str]:

@@ -1,0 +1,44 @@
+"""The page of a check: its banner and the command that comes next, the comparison with the truth, the replay's report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from actordbg.actor.signatures import explain
+from actordbg.check.check_document import RIGHT, UNJUDGED, CheckAnswer
+from actordbg.check.run_check import CheckFound
+from actordbg.report.blocks import BAD_TONE, GOOD_TONE, PART_TONE, Banner, Block, Chart, Heading, Items, Paragraph
+from actordbg.report.comparison_document import document as comparison_blocks
+from actordbg.report.replay_document import document
+from actordbg.report.summary import summarise
+
+_WORST = 10
+
+
+def check_blocks(found: CheckFound, answer: CheckAnswer, charts: Sequence[Chart]) -> list[Block]:
+    """The page as a document. charts: of the replay and its comparison."""
+    summary = summarise([found.data], selection=answer.replay_id, now=found.data.spec.created_at, explain=explain)
+    of_replay = document(summary, {one.label: charts for one in summary.replays})
+    at = next(index for index, block in enumerate(of_replay) if isinstance(block, Banner))
+    return [
+        Heading("actordbg check", 1),
+        Paragraph(f"{found.data.spec.command}; {found.data.spec.created_at}"),
+        _banner(answer),
+        Items((f"next: {answer.next}", f"configuration: {answer.configuration}")),
+        *_compared(found),
+        *of_replay[at + 1 :],
+    ]
+
+
+def _banner(answer: CheckAnswer) -> Banner:
+    tone = GOOD_TONE if answer.word == RIGHT else PART_TONE if answer.word == UNJUDGED else BAD_TONE
+    return Banner(answer.word, answer.said, tone, answer.figures, answer.not_judged)
+
+
+def _compared(found: CheckFound) -> list[Block]:
+    if found.comparison is None:
+        return []
+    first, *rest = comparison_blocks(found.comparison, _WORST)
+    assert isinstance(first, Heading)
+    return [replace(first, level=2, text=f"Against the truth: {first.text}"), *rest]

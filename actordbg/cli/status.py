@@ -1,0 +1,116 @@
+"""`actordbg status`: the patch, the switch, and what the store holds, with the command that each asks for. It changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+from actordbg.base.errors import EnvironmentProblem
+from actordbg.base.units import ago
+from actordbg.catalog.holdings import Holdings, holdings
+from actordbg.catalog.query import open_fresh
+from actordbg.cli.options import Json, store_of
+from actordbg.cli.output import cell, emit, human_bytes, note, plural, say
+from actordbg.cli.patch import Python, TargetFile
+from actordbg.install.patch_state import Status, inspect_target
+from actordbg.install.patch_target import find_target
+from actordbg.store.layout import Store
+
+
+@dataclass
+class StatusAnswer:
+    """patch: None where this environment has no trainer, and `no_patch` says why. holds: None where there is no store yet."""
+
+    patch: Status | None
+    no_patch: str
+    holds: Holdings | None
+
+
+def status(ctx: typer.Context, python: Python = None, target: TargetFile = None, as_json: Json = False) -> None:
+    """Say how patch, switch, dumps and replays stand.
+
+    Names the interpreter, the version of OpenRLHF and the store that the hook captures into; then what this store holds, what
+    was replayed last, what failed, and what to do about it.
+
+    Example: actordbg status --json
+    """
+    store = store_of(ctx)
+    patch, why = None, ""
+    try:
+        patch = inspect_target(find_target(python, target), store)
+    except EnvironmentProblem as problem:
+        if python is not None or target is not None or not store.exists():
+            raise
+        why = problem.message
+    answer = StatusAnswer(patch, why, _held(store))
+    emit(_plain(answer), lambda _: _say(answer), as_json)
+
+
+def _held(store: Store) -> Holdings | None:
+    return holdings(open_fresh(store)) if store.exists() else None
+
+
+def _plain(answer: StatusAnswer) -> dict[str, Any]:
+    """The patch's facts by their own names, as scripts know them, and beside them what the store holds."""
+    return (vars(answer.patch) if answer.patch else {"state": None, "reason": answer.no_patch}) | {"holds": answer.holds}
+
+
+def _say(answer: StatusAnswer) -> None:
+    if answer.patch is not None:
+        _say_patch(answer.patch)
+    else:
+        say(f"no patch to look at: {answer.no_patch}")
+    if answer.holds is None:
+        note("there is no store here yet: `actordbg dump enable`, `dump import` or `dump create` makes one")
+    else:
+        say()
+        for name, text in _held_in_words(answer.holds):
+            say(f"  {name:<10}  {text}")
+    for line in answer.patch.notes if answer.patch else ():
+        note(f"note: {line}")
+
+
+def _say_patch(answer: Status) -> None:
+    """One line for the state, one for each fact."""
+    say(f"{answer.state.value}: {answer.file}")
+    if answer.reason:
+        say(f"  {answer.reason}")
+    facts = {
+        "openrlhf": answer.openrlhf_version,
+        "python": answer.python,
+        "sha256": answer.sha256,
+        "original": answer.original_sha256,
+        "store": answer.store,
+        "patched at": answer.patched_at,
+        "hook seen": answer.hooked,
+        "dumping": "enabled" if answer.enabled else "disabled",
+        "capture": "armed" if answer.armed else "off",
+    }
+    for name, value in facts.items():
+        say(f"  {name:<10}  {cell(value)}")
+
+
+def _held_in_words(one: Holdings) -> Iterator[tuple[str, str]]:
+    """What the store holds, and what each line asks for."""
+    yield "store", one.store
+    newest = f", the newest {ago(one.newest)}" if one.newest else ""
+    yield "dumps", f"{one.dumps:,} in {human_bytes(one.bytes)}{newest}" + (f"; {one.in_packs:,} in packs" if one.in_packs else "")
+    loose = one.dumps - one.in_packs
+    if loose >= 100:
+        yield "unpacked", f"{plural(loose, 'dump')} in files of their own: `actordbg dump pack` makes them much smaller"
+    if one.damaged:
+        yield "damaged", f"{plural(one.damaged, 'file')}: `actordbg fsck` names each"
+    others = f", and {one.other_replays:,} that other commands ran" if one.other_replays else ""
+    yield "replays", f"{one.replays:,}{others}" + (": `actordbg replays`" if one.replays else "")
+    if one.last:
+        ended = "" if one.last_status == "complete" else f", {one.last_status}: `actordbg replay --resume {one.last}`"
+        yield "last", f"{one.last}, {ago(one.last_at or '')}, {one.last_passed} of {one.last_inputs} passed{ended}"
+    if one.failed:
+        yield "failed", f"{plural(one.failed, 'dump')} in the last replay of each: `actordbg replay --failed`"
+    if one.dumps and one.never_replayed == one.dumps:
+        yield "next", "actordbg check"
+    elif one.never_replayed:
+        yield "not yet", f"{plural(one.never_replayed, 'dump')} never replayed"

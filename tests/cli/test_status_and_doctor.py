@@ -1,0 +1,72 @@
+"""`status` says how the store stands and what each line asks for; `doctor` begins with what is wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from click.testing import Result
+from comparecases import write_replay
+from replaycases import publish
+from typer.testing import CliRunner
+
+from actordbg.base.errors import EnvironmentProblem
+from actordbg.cli import doctor as command
+from actordbg.cli import status as standing
+from actordbg.cli.app import app
+from actordbg.doctor.check import bad, ok, warn
+from actordbg.store.layout import Store
+
+
+def invoke(store: Store, *arguments: str) -> Result:
+    result = CliRunner().invoke(app, ["--store", str(store.root), *arguments])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def no_trainer(*given: Any) -> Any:
+    raise EnvironmentProblem("there is no OpenRLHF here", hint="name its interpreter with --python")
+
+
+def test_status_is_about_the_store_also_where_no_trainer_is(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standing, "find_target", no_trainer)
+    assert "next        actordbg check" not in invoke(store, "status").stdout
+    inputs = publish(store, 3)
+    assert "next        actordbg check" in invoke(store, "status").stdout
+    write_replay(store, "r-01", inputs[:2], result=lambda index: {"status": "failed"} if index else {}, status="interrupted")
+    said = invoke(store, "status").stdout
+    for line in (
+        "no patch to look at: there is no OpenRLHF here", "1 of 2 passed, interrupted: `actordbg replay --resume r-01`",
+        "failed      1 dump in the last replay of each: `actordbg replay --failed`", "not yet     1 dump never replayed",
+    ):  # fmt: skip
+        assert line in said, said
+    held = json.loads(invoke(store, "status", "--json").stdout)
+    assert (held["state"], held["holds"]["dumps"], held["holds"]["failed"], held["holds"]["last"]) == (None, 3, 1, "r-01")
+    with pytest.raises(EnvironmentProblem):
+        invoke(store, "status", "--python", "/nope")
+
+
+def test_doctor_begins_with_what_is_wrong_and_has_one_command_for_what_is_missing(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def checks(*given: Any, **more: Any) -> Any:
+        yield ok("python", "3.11")
+        yield warn("torch", "not installed; replay needs it", "python -m pip install torch==2.13.0")
+        yield bad("compiler", "none found", "install g++")
+        yield warn(
+            "openrlhf", "not installed; replay needs it", "python -m pip install --no-deps openrlhf==0.11.2 (its flash-attn)"
+        )
+        yield warn("peft", "not installed; replay needs it", "python -m pip install peft==0.21.2")
+        yield bad("zstandard", "not installed; capture needs it", "python -m pip install zstandard")
+
+    monkeypatch.setattr(command, "examine", checks)
+    done = invoke(store, "doctor")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "2 bad, 3 warn, 1 ok" and done.exit_code == 4
+    assert lines[1] == "bad   not installed: zstandard; capture needs it" and lines[2].startswith("bad   compiler")
+    assert "warn  not installed: torch, openrlhf, peft; replay needs it" in lines and lines[-1].startswith("ok    python")
+    expected = "python -m pip install torch==2.13.0 peft==0.21.2 zstandard && python -m pip install --no-deps openrlhf==0.11.2"
+    pip = next(line for line in lines if "-m pip install" in line)
+    assert sorted(pip.split()) == sorted(expected.split())
