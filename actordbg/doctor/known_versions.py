@@ -42,6 +42,8 @@ PACKAGES = (
     Package("alembic", None, Need.DESK),
     Package("sqlglot", None, Need.DESK),
     Package("msgspec", None, Need.DESK),
+    Package("numpy", None, Need.DESK),
+    Package("bottle", None, Need.DESK),
     Package("torch", "2.13.0", Need.REPLAY),
     Package(TRAINER.package, TRAINER.known_version, Need.REPLAY),
     Package("deepspeed", "0.19.6", Need.REPLAY),

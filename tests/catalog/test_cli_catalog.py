@@ -58,7 +58,11 @@ def test_index_says_what_it_did_and_names_the_damaged(store: Store) -> None:
 def test_ls_lists_and_says_how_many_more_there_are(store: Store) -> None:
     records = cases.fill(store, 7)
     result = run(store, "ls", "--limit", "3")
-    assert [line.split()[0] for line in result.stdout.splitlines()[1:4]] == [r.dump_id for r in records[:3]]
+    assert [line.split()[0] for line in result.stdout.splitlines()[1:4]] == [r.dump_id for r in records[:-4:-1]], (
+        "the newest first"
+    )
+    oldest = run(store, "ls", "--limit", "3", "--order", "time").stdout.splitlines()
+    assert [line.split()[0] for line in oldest[1:4]] == [r.dump_id for r in records[:3]]
     assert "4 more; --limit 0 shows all" in result.stderr
     assert len(run(store, "ls", "--limit", "0").stdout.strip().splitlines()) == 8
 
@@ -74,8 +78,8 @@ def test_ls_json_is_not_cut_in_silence(store: Store) -> None:
 def test_ls_json_is_an_array_of_rows(store: Store) -> None:
     records = cases.fill(store, 7)
     rows = json.loads(run(store, "ls", "--where", "rank=1", "--json").stdout)
-    assert [row["dump_id"] for row in rows] == [r.dump_id for r in records if r.rank == 1]
-    assert rows[0]["path"] == store.relative(store.dump_path(records[1]))
+    assert [row["dump_id"] for row in rows] == [r.dump_id for r in reversed(records) if r.rank == 1]
+    assert rows[-1]["path"] == store.relative(store.dump_path(records[1]))
     assert rows[0]["training"] is True
     assert json.loads(run(store, "ls", "--where", "rank=9", "--json", code=5).stdout) == []
 
