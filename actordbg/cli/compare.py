@@ -30,7 +30,7 @@ from actordbg.cli.options import (
     take_consent,
     takes,
 )
-from actordbg.cli.page_file import HtmlFile, check_page, write_page
+from actordbg.cli.page_file import HtmlFile, TokenizerFile, check_page, texts_of, write_page
 from actordbg.cli.setting_options import OldTruthDtype, TruthDtype, truth_dtype
 from actordbg.compare.comparing import compare as compare_sides
 from actordbg.compare.comparing import save
@@ -119,6 +119,7 @@ def compare(
     limit: Annotated[int, typer.Option("--limit", min=0, help="How many of the worst dumps to show; 0 for all.")] = 10,
     format: FormatOption = None,
     html: HtmlFile = None,
+    tokenizer: TokenizerFile = None,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -135,6 +136,7 @@ def compare(
     take_consent(trust_remote_code)
     chosen, dtype = chosen_format(format, as_json), truth_dtype(truth, oracle)
     check_page(html)
+    texts = texts_of(tokenizer)
     limits = (Thresholds.from_file(thresholds) if thresholds else Thresholds()).override(asdict(flags), FLAGS)
     store = store_of(ctx).require()
     silent = quiet or chosen == "json"
@@ -162,9 +164,8 @@ def compare(
         )
     path = _kept(store, record)
     settle(store, LiveCatalog(store))
-    charts = (
-        comparison_charts(store, record, floor=floor.floor.get("max_abs") if floor else None) if html or chosen == "json" else []
-    )
+    moves = floor.floor.get("max_abs") if floor else None
+    charts = comparison_charts(store, record, texts, moves) if html or chosen == "json" else []
     blocks = document(record, limit, charts)
     write_page(html, blocks)
     told = vars(record) | as_data(blocks) if chosen == "json" else record

@@ -3,20 +3,47 @@
 from __future__ import annotations
 
 import webbrowser
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from actordbg.base.errors import EnvironmentProblem
+from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.cli.output import note
 from actordbg.formats.store_files import atomic_write
 from actordbg.report.blocks import Block
+from actordbg.report.token_charts import Texts
 
 HtmlFile = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Write the answer as a page, too: one HTML file with its charts.")
 ]
+
+
+TokenizerFile = Annotated[
+    Path | None,
+    typer.Option("--tokenizer", metavar="PATH", help="A model's folder or tokenizer.json: token charts get text."),
+]
+
+
+def texts_of(path: Path | None) -> Texts | None:
+    """The text of token ids by a tokenizer on disk; None without one. Nothing is fetched, and no code of a model is run."""
+    if path is None:
+        return None
+    from tokenizers import Tokenizer
+
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if not file.is_file():
+        raise UsageError(f"--tokenizer {path}: there is no {file}", hint="name a folder with a tokenizer.json, or that file")
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # noqa: BLE001  the library raises Exception itself
+        raise UsageError(f"--tokenizer {path}: {error}", hint="name a tokenizer.json of the tokenizers library") from None
+
+    def texts(ids: Sequence[int]) -> str:
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    return texts
 
 
 def check_page(path: Path | None) -> None:

@@ -13,7 +13,7 @@ from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.cli.completion import complete_replays
 from actordbg.cli.options import Format, Where, chosen_format, store_of
 from actordbg.cli.output import note, say_lines
-from actordbg.cli.page_file import open_page, write_file
+from actordbg.cli.page_file import TokenizerFile, open_page, texts_of, write_file
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.pages.page import as_html
 from actordbg.report import tabular
@@ -23,6 +23,7 @@ from actordbg.report.renderings import as_markdown, as_text
 from actordbg.report.replay_document import Pictures, brief_document, document, explanations
 from actordbg.report.report_model import Summary
 from actordbg.report.summary import summarise
+from actordbg.report.token_charts import Texts
 from actordbg.report.trackers import send
 from actordbg.store.layout import Store
 
@@ -54,6 +55,7 @@ def report(
     ] = None,
     where: Where = None,
     slowest: Annotated[int, typer.Option("--slowest", min=0, help="How many of the slowest inputs to name per replay.")] = 5,
+    tokenizer: TokenizerFile = None,
     opened: Annotated[
         bool, typer.Option("--open", help="Show the page in the browser (without --output a temporary file).")
     ] = False,
@@ -84,7 +86,7 @@ def report(
         for said in send(to, material.replays):
             note(said)
         return None
-    text = _written(store, material, chosen, slowest)
+    text = _written(store, material, chosen, slowest, texts_of(tokenizer))
     if output is None and not opened:
         say_lines(text)
     elif output is not None:
@@ -93,7 +95,7 @@ def report(
         open_page(output or _of_its_own(text))
 
 
-def _written(store: Store, material: Material, chosen: Format, slowest: int) -> str:
+def _written(store: Store, material: Material, chosen: Format, slowest: int, texts: Texts | None) -> str:
     if chosen == "csv":
         return tabular.render_csv(material.replays)
     summary = summarise(
@@ -105,15 +107,15 @@ def _written(store: Store, material: Material, chosen: Format, slowest: int) -> 
         notes=material.notes,
     )
     if chosen == "json":
-        return tabular.render_json(summary, document(summary, _pictures(store, material, summary)))
+        return tabular.render_json(summary, document(summary, _pictures(store, material, summary, texts)))
     if chosen == "html":
-        return as_html(document(summary, _pictures(store, material, summary)))
+        return as_html(document(summary, _pictures(store, material, summary, texts)))
     return as_markdown(document(summary)) if chosen == "md" else as_text(brief_document(summary))
 
 
-def _pictures(store: Store, material: Material, summary: Summary) -> Pictures:
+def _pictures(store: Store, material: Material, summary: Summary, texts: Texts | None) -> Pictures:
     pairs = zip(summary.replays, material.replays, strict=True)
-    return {one.label: pictures(store, data) for one, data in pairs}
+    return {one.label: pictures(store, data, texts) for one, data in pairs}
 
 
 def _by_suffix(path: Path, said: bool) -> Format | None:

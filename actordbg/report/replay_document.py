@@ -18,10 +18,13 @@ from actordbg.report.agreement import against_the_run, ranks_in_words
 from actordbg.report.arithmetic import PERCENTILE_DEFINITION, Spread
 from actordbg.report.blocks import Block, Chart, Code, Grid, Heading, Items, Paragraph, number, rate, ratio, seconds
 from actordbg.report.law_summary import laws_in_words
+from actordbg.report.renderings import shorten
 from actordbg.report.report_model import Against, Counts, FailureGroup, ReplaySummary, Summary
 from actordbg.report.verdict_banner import banner
 
 _LOG_LINES = 12
+_MOST_WHERE = 160
+"""Characters of a condition that a report shows; the list of ids that `--diverse` chose is longer, and in `--json`."""
 _FACTS = ("parameters", "device_name")
 """What workers report, and a reader looks for beside the settings."""
 
@@ -174,7 +177,7 @@ def _facts(one: ReplaySummary) -> Iterable[str]:
 def _selected(one: ReplaySummary) -> str:
     text = f"{plural(one.counts.inputs, 'dump')} by {one.order}"
     if one.where:
-        text += f', --where "{one.where}"'
+        text += f', --where "{shorten(one.where, _MOST_WHERE)}"'
     if one.inputs.seq_len_min is not None:
         low, mid, high = one.inputs.seq_len_min, one.inputs.seq_len_median, one.inputs.seq_len_max
         lengths = f"{low}" if low == high else f"{low} to {high} (median {mid:g})"

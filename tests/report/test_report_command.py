@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import webbrowser
 from dataclasses import replace
 from pathlib import Path
 from typing import get_args
+from urllib.parse import urlsplit
 
 import pytest
 import typer
@@ -194,3 +196,22 @@ def test_a_known_failure_comes_with_its_explanation_and_ways_out(store: Store):
     text = " ".join(invoke(store).stdout.split())
     assert f"why: {known.explanation}" in text
     assert known.ways_out[0] in text
+
+
+def test_open_shows_a_page_in_a_folder_that_nobody_else_can_look_into(replayed: Store, monkeypatch: pytest.MonkeyPatch):
+    shown: list[str] = []
+    monkeypatch.setattr(webbrowser, "open_new_tab", lambda address: bool(shown.append(address)))
+    done = invoke(replayed, "--open")
+    path = Path(urlsplit(shown[0]).path)
+    assert done.exit_code == 0 and done.stdout == "" and "no browser here" in done.stderr
+    assert path.read_text().startswith("<!doctype html>") and path.parent.stat().st_mode & 0o77 == 0
+    with pytest.raises(UsageError):
+        invoke(replayed, "--open", "--format", "md")
+
+
+def test_text_of_tokens_comes_from_a_file_that_must_be_there(replayed: Store, tmp_path: Path):
+    with pytest.raises(UsageError, match=r"there is no .*tokenizer\.json"):
+        invoke(replayed, "--format", "html", "--tokenizer", str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UsageError):
+        invoke(replayed, "--format", "html", "--tokenizer", str(tmp_path))

@@ -16,7 +16,7 @@
         labelFontSize: 11, titleFontSize: 11.5, titleFontWeight: 600, labelLimit: 150, titlePadding: 8 },
       axisX: { grid: false, labelAngle: 0, labelOverlap: true }, axisBand: { grid: false },
       legend: { labelColor: of("soft"), titleColor: of("soft"), orient: "top", titleFontSize: 11, labelFontSize: 11, labelLimit: 260,
-        symbolType: "circle", gradientLength: 140, offset: 6, titleOrient: "left" },
+        symbolType: "circle", gradientLength: window.innerWidth < 640 ? 64 : 140, offset: 6, titleOrient: "left" },
       range: { category: all("c", 7), heatmap: all("h", 9), ramp: all("h", 9) },
       text: { color: of("soft"), fontSize: 11 }
     };
