@@ -173,9 +173,11 @@ class Prompt(pdb.Pdb):
             self.error(f"{command} means nothing in a rank")
             return False
         if command in _ALONE and not self._alone:
+            ways = (
+                "`layer` goes on to the next layer on all ranks, `continue` to the end" if self._layers else "`continue` goes on"
+            )
             self.error(
-                f"{command} would run on alone while the other ranks are parked, and hang in the next collective.\n"
-                "    `layer` goes on to the next layer on all ranks, `continue` to the end"
+                f"{command} would run on alone while the other ranks are parked, and hang in the next collective.\n    {ways}"
             )
             return False
         self._steps = self._steps or command in _STEPS

@@ -147,8 +147,12 @@ def start_training(program: Program, workdir: Path, package_dir: Path) -> Traini
     assets = build_assets(workdir, prompts=program.rows, conversations=program.rows)
     data = assets.prompts if program.data == "prompts" else assets.conversations
     command = program.command(assets.model, data, workdir / "checkpoint", free_port())
+    return start_job(program, command, workdir, workdir / f"{program.name}.log", package_dir)
+
+
+def start_job(program: Program, command: list[str], workdir: Path, log: Path, package_dir: Path | None = None) -> TrainingJob:
+    """Start a command of `program`'s in a session of its own; return at once. `package_dir`: a copy of the trainer's package."""
     temporary = _short_temporary_directory()
-    log = workdir / f"{program.name}.log"
     empty = workdir / "cwd"  # `python -m` puts the working directory on sys.path: let there be nothing in it
     empty.mkdir(exist_ok=True)
     with log.open("wb") as stream:
@@ -177,10 +181,10 @@ def copy_trainer(destination: Path) -> Path:
     return destination / TRAINER.actor_file
 
 
-def _environment(package_dir: Path, extra: Mapping[str, str]) -> dict[str, str]:
+def _environment(package_dir: Path | None, extra: Mapping[str, str]) -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     ours = Path(actordbg.__file__).resolve().parent.parent
-    paths = [str(package_dir), str(ours), *filter(None, [env.get("PYTHONPATH")])]
+    paths = [*([str(package_dir)] if package_dir else []), str(ours), *filter(None, [env.get("PYTHONPATH")])]
     return {**env, **_QUIET, "PYTHONPATH": os.pathsep.join(paths), **extra}
 
 

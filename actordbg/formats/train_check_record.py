@@ -11,8 +11,9 @@ from typing import Any, ClassVar
 
 from actordbg.formats.stored_record import StoredRecord
 
-BASELINE, NOISE, ASKED = "baseline", "noise", "asked"
-"""What a cell is for: what the others are held against; what rounding alone does; what was asked for."""
+BASELINE, NOISE, ASKED, SFT_BASELINE, SFT = "baseline", "noise", "asked", "sft baseline", "sft"
+"""What a cell is for: what the others are held against; what rounding alone does; what was asked for. The trainer's own program,
+too: on one process, and as asked for."""
 TRAINED, BROKEN, IMPOSSIBLE, OPEN = "trained", "failed", "unavailable", "not run"
 """What becomes of a training: all steps done, ended before, cannot run here, not yet."""
 

@@ -8,7 +8,7 @@ modules and arguments, how its Actor is built and called, how its log looks: all
 | install, `run`, `doctor` | the module that holds the Actor, its package, the versions that are supported |
 | `replay`, `actor init` | a process made ready, an Actor built, a captured call made again, its log-probs read |
 | the deepspeed backend | the trainer's own DeepSpeed strategy |
-| `demo` | real training programs, and how their logs tell progress |
+| `demo`, `train-check --trainer sft` | real training programs, and how their logs tell progress |
 
 Another trainer is another class with these members, in a room of its own beside `host/openrlhf/`. What a member needs (torch, the
 trainer) it imports when it is called: this module is loaded in training processes and by every command.
@@ -22,6 +22,7 @@ trainer) it imports when it is called: this module is loaded in training process
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -97,6 +98,33 @@ class Program(Protocol):
         """What lines of its log say: ("starting" or "loading", 0, words) or ("step", number, "reward 0.395")."""
 
 
+@dataclass(frozen=True)
+class SftOrder:
+    """A supervised training by the trainer's own program. keys: of a row, what is asked and what is answered.
+
+    batch: rows of a step, over all processes; micro_batch: of a micro-batch, in each process. samples: rows that are used.
+    """
+
+    model: Path
+    data: Path
+    keys: tuple[str, str]
+    processes: int
+    zero_stage: int
+    tp: int
+    ring: int
+    dtype: str
+    attn: str
+    batch: int
+    micro_batch: int
+    samples: int
+    epochs: int
+    max_len: int
+    lr: float
+    weight_decay: float
+    max_norm: float
+    seed: int
+
+
 class Trainer(Protocol):
     """What a trainer provides.
 
@@ -123,6 +151,12 @@ class Trainer(Protocol):
     @property
     def programs(self) -> Mapping[str, Program]:
         """The demo's trainings, by name."""
+
+    def sft_command(self, order: SftOrder, output: Path, port: int) -> list[str]:
+        """The command line of a supervised training; `port` of this host is free, `output` a folder that may be written."""
+
+    def sft_lacks(self, backend: str) -> str:
+        """Why the trainer's own program cannot train so; "" if it can."""
 
     def support_cpu(self) -> bool:
         """Make the trainer importable and runnable without CUDA; whether that was needed. Before it is imported."""

@@ -13,7 +13,7 @@ from typing import Any
 from actordbg.base.errors import UsageError
 
 NUMBERS = {"NUM_GPUS": "nproc", "MAX_SAMPLES": "max_inputs", "TP_SIZE": "tp", "RING_SIZE": "ring", "MAX_LEN": "max_len"}
-TEXTS = {"MODEL": "model", "LOG_DIR": "log_dir"}
+TEXTS = {"MODEL": "model", "LOG_DIR": "log_dir", "DATASET": "dataset"}
 SKIPS: dict[str, dict[str, Any]] = {
     "SKIP_DEEPSPEED": {"backend": "deepspeed"},
     "SKIP_FSDP2": {"backend": "fsdp2", "tp": 1, "ring": 1},
@@ -21,10 +21,8 @@ SKIPS: dict[str, dict[str, Any]] = {
     "SKIP_RING": {"backend": "fsdp2", "tp": 1},
     "SKIP_COMBINED": {"backend": "fsdp2"},
 }
-IDLE = {
-    "DATASET": "inputs come from the store (--store, --where)",
-    "OUTPUT_DIR": "no checkpoint is written (--log-dir is for logs)",
-}
+IDLE = {"OUTPUT_DIR": "no checkpoint is kept (--log-dir is for logs)"}
+WITHOUT_ROWS = {"DATASET": "inputs come from the store (--store, --where); --trainer sft takes it"}
 
 
 @dataclass(frozen=True)
@@ -37,16 +35,20 @@ class AncestorNames:
     idle: dict[str, str] = field(default_factory=dict)
 
 
-def read_names(environment: Mapping[str, str], given: set[str]) -> AncestorNames:
-    """What they come to, where `given` are the names that flags gave. UsageError for a number that is none."""
+def read_names(environment: Mapping[str, str], given: set[str], *, trains_on_rows: bool = False) -> AncestorNames:
+    """What they come to, where `given` are the names that flags gave. UsageError for a number that is none.
+
+    trains_on_rows: the trainer's own program runs too.
+    """
+    without = IDLE if trains_on_rows else IDLE | WITHOUT_ROWS
     values: dict[str, Any] = {}
     skips, took, idle = [], {}, {}
     for name, text in ((name, environment.get(name, "")) for name in (*NUMBERS, *TEXTS, *SKIPS, *IDLE)):
         ours = NUMBERS.get(name) or TEXTS.get(name)
         if not text:
             continue
-        if name in IDLE:
-            idle[name] = IDLE[name]
+        if name in without:
+            idle[name] = without[name]
         elif ours in given:
             idle[name] = f"--{str(ours).replace('_', '-')} was given"
         elif ours:

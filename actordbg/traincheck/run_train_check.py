@@ -29,12 +29,24 @@ from actordbg.formats.dump_record import is_plain_name, now_timestamp
 from actordbg.formats.journal import SPEC, read_results
 from actordbg.formats.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.formats.store_files import atomic_write, make_folder
-from actordbg.formats.train_check_record import BASELINE, BROKEN, NOISE, OPEN, TRAINED, TrainCell, TrainCheckRecord, TrainStep
+from actordbg.formats.train_check_record import (
+    BASELINE,
+    BROKEN,
+    NOISE,
+    OPEN,
+    SFT,
+    SFT_BASELINE,
+    TRAINED,
+    TrainCell,
+    TrainCheckRecord,
+    TrainStep,
+)
 from actordbg.replay.launch import launch
 from actordbg.replay.processes import ALIVE, STOPPED, start_ticks, state_of
 from actordbg.replay.supervise import COMPLETE, INTERRUPTED, STOPPED_EARLY, Progress, interruptible, run_replay, undisturbed
 from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store
+from actordbg.traincheck.sft_cells import run_sft
 from actordbg.traincheck.train_engine import MODULE, STEP, TRAINING, step_of
 from actordbg.traincheck.train_plan import schedule
 from actordbg.traincheck.trainer_log import write_trainer_log
@@ -93,10 +105,17 @@ class TrainRun:
     def _run_cell(self, index: int) -> None:
         cell = self.record.cells[index]
         self.warm.share(_home(cell))
-        cell = replace(cell, folder=self._next_folder(index), reason="")
+        own = cell.role in (SFT, SFT_BASELINE)
+        cell = replace(cell, folder=None if own else self._next_folder(index), reason="")
         self._put(cell)
         self.on_event(cell, "starts")
         began = time.monotonic()
+        if own:
+            self._finish(cell, began, *run_sft(cell, self.record, self._log(cell), lambda: self.on_event(cell, "micro-batch")))
+        else:
+            self._train(cell, began)
+
+    def _train(self, cell: TrainCell, began: float) -> None:
         folder = self._folder / str(cell.folder)
         status, reason, optimizer = TRAINED, "", ""
         try:
@@ -112,12 +131,18 @@ class TrainRun:
         steps = steps_of(folder, self.record.batch)
         if status == TRAINED and len(steps) < self.record.steps:
             status, reason = BROKEN, f"only {len(steps)} of {self.record.steps} steps have figures"
-        cell = replace(
-            cell, status=status, reason=reason, seconds=time.monotonic() - began, steps=tuple(steps), optimizer=optimizer
-        )
+        cell = self._finish(cell, began, status, reason, tuple(steps), optimizer)
+        write_trainer_log(self._log(cell), cell, self.record)
+
+    def _finish(
+        self, cell: TrainCell, began: float, status: str, reason: str, steps: tuple[TrainStep, ...], optimizer: str = ""
+    ) -> TrainCell:
+        """Write down what became of a cell."""
+        seconds = time.monotonic() - began
+        cell = replace(cell, status=status, reason=reason, seconds=seconds, steps=steps, optimizer=optimizer)
         self._put(cell)
-        write_trainer_log(Path(self.record.log_dir) / cell.log_name, cell, self.record)
         self.on_event(cell, "done")
+        return cell
 
     def _spec(self, cell: TrainCell) -> ReplaySpec:
         """What the cell's workers run; it is written beside how they step."""
@@ -134,6 +159,9 @@ class TrainRun:
             if event.result.status != PASSED:
                 raise CellEnded(event.result)
             self.on_event(cell, "micro-batch")
+
+    def _log(self, cell: TrainCell) -> Path:
+        return log_of(self.record, cell)
 
     @property
     def _folder(self) -> Path:
@@ -172,6 +200,11 @@ def folder_of(store: Store, check_id: str) -> Path:
     return store.root / "trainchecks" / check_id
 
 
+def log_of(record: TrainCheckRecord, cell: TrainCell) -> Path:
+    """Where a cell's log is; those of the trainer's own program have a folder of their own, since names are the same."""
+    return Path(record.log_dir) / ("sft" if cell.role in (SFT, SFT_BASELINE) else "") / cell.log_name
+
+
 def load_train_check(store: Store, name: str) -> tuple[TrainCheckRecord, int]:
     """A training check by its id, a prefix of it, or "last"; and the user who wrote it: what another user wrote is confirmed.
 
@@ -206,7 +239,9 @@ def steps_of(folder: Path, batch: int) -> list[TrainStep]:
 
 
 def _home(cell: TrainCell) -> tuple[object, ...]:
-    """Cells of one home can run in the same processes."""
+    """Cells of one home can run in the same processes; the trainer's own program is in none of them, and last."""
+    if cell.role in (SFT, SFT_BASELINE):
+        return (SFT,)
     return cell.config["backend"], cell.config["nproc"], cell.config["dist_backend"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from actordbg.formats.train_check_record import ASKED, BASELINE, BROKEN, TRAINED, TrainCheckRecord
+from actordbg.formats.train_check_record import ASKED, BASELINE, BROKEN, NOISE, SFT, TRAINED, TrainCheckRecord
 from actordbg.report.blocks import BAD_TONE, GOOD_TONE, NO_TONE, Banner, Chart
 from actordbg.report.step_charts import apart_chart, values_chart
 from actordbg.traincheck.train_verdicts import FIGURES, IN_WORDS, CellVerdict, gaps_of, limits_of
@@ -13,7 +13,7 @@ from actordbg.traincheck.train_verdicts import FIGURES, IN_WORDS, CellVerdict, g
 
 def train_banner(record: TrainCheckRecord, judged: Sequence[CellVerdict], counted: str) -> Banner:
     """The verdict over all configurations that were asked for."""
-    asked = [(cell, one) for cell, one in zip(record.cells, judged, strict=True) if cell.role == ASKED]
+    asked = [(cell, one) for cell, one in zip(record.cells, judged, strict=True) if cell.role in (ASKED, SFT)]
     trained = [one for cell, one in asked if cell.status == TRAINED]
     bad = [
         f"{cell.name}: {one.word}"
@@ -27,8 +27,8 @@ def train_banner(record: TrainCheckRecord, judged: Sequence[CellVerdict], counte
 
 
 def train_charts(record: TrainCheckRecord) -> list[Chart]:
-    """Losses, and each figure's distance from the baseline."""
-    trained = [one for one in record.cells if one.status == TRAINED]
+    """Losses, and each figure's distance from the baseline. The trainer's own program has other rows, and is not in them."""
+    trained = [one for one in record.cells if one.status == TRAINED and one.role in (BASELINE, NOISE, ASKED)]
     losses = {one.name: [(step.step, _real(step.loss)) for step in one.steps] for one in trained}
     made = [values_chart("Losses", "loss", losses)]
     baseline = next((one for one in trained if one.role == BASELINE), None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from actordbg.base.units import plural
-from actordbg.formats.train_check_record import ASKED, BROKEN, IMPOSSIBLE, TRAINED, TrainCell, TrainCheckRecord
+from actordbg.formats.train_check_record import ASKED, BROKEN, IMPOSSIBLE, SFT, TRAINED, TrainCell, TrainCheckRecord
 from actordbg.report.blocks import Block, Grid, Heading, Items, Paragraph, number
 from actordbg.traincheck.train_chart import train_banner, train_charts
 from actordbg.traincheck.train_verdicts import FACTOR, FIGURES, IN_WORDS, LEAST, CellVerdict, verdicts
@@ -21,7 +21,10 @@ def train_document(record: TrainCheckRecord, logs: Mapping[int, str], findings: 
     pairs = list(zip(record.cells, judged, strict=True))
     parted = [_parting(cell, one) for cell, one in pairs if one.parting]
     broken = [f"{cell.name}: {cell.reason}" for cell in record.cells if cell.status == BROKEN]
-    impossible = [f"{cell.name}: {cell.reason}" for cell in record.cells if cell.status == IMPOSSIBLE]
+    impossible: dict[str, list[str]] = {}
+    for cell in record.cells:
+        if cell.status == IMPOSSIBLE:
+            impossible.setdefault(cell.reason, []).append(cell.name)
     return [
         Heading(f"training check {record.check_id}", 1),
         Paragraph(_counted(record, judged)),
@@ -36,7 +39,7 @@ def train_document(record: TrainCheckRecord, logs: Mapping[int, str], findings: 
         Paragraph(_legend(record)),
         *_section("Parts from the baseline", parted),
         *_section("Failed", broken),
-        *_section("Unavailable", impossible),
+        *_section("Unavailable", [f"{'; '.join(names)}: {reason}" for reason, names in impossible.items()]),
         *_section("Logs", [f"{cell.name}: {logs[cell.index]}" for cell in record.cells if cell.index in logs]),
         *_section("What it ran on", _facts(record, findings)),
     ]
@@ -52,22 +55,30 @@ def _row(cell: TrainCell, one: CellVerdict) -> tuple[str, ...]:
 
 def _counted(record: TrainCheckRecord, judged: list[CellVerdict]) -> str:
     words = [one.word for cell, one in zip(record.cells, judged, strict=True) if cell.role == ASKED]
-    counts = ", ".join(f"{words.count(word)} {_PLURAL.get(word, word)}" for word in dict.fromkeys(words))
+    own = [one.word for cell, one in zip(record.cells, judged, strict=True) if cell.role == SFT]
+    also = f" train_sft: {_in_words(own)}." if own else ""
     state = "" if record.status == "complete" else f" The check is {record.status}."
     asked, steps, inputs = (
         plural(len(words), "configuration"),
         plural(record.steps, "step"),
         plural(len(record.dump_ids), "input"),
     )
-    return f"{asked}, {steps}, {record.batch} micro-batches in each, over {inputs}: {counts}.{state}"
+    return f"{asked}, {steps}, {record.batch} micro-batches in each, over {inputs}: {_in_words(words)}.{also}{state}"
+
+
+def _in_words(words: list[str]) -> str:
+    counts = {word: words.count(word) for word in dict.fromkeys(words)}
+    return ", ".join(f"{count} {_PLURAL.get(word, word) if count > 1 else word}" for word, count in counts.items())
 
 
 def _legend(record: TrainCheckRecord) -> str:
+    own = any(cell.role == SFT for cell in record.cells)
     return (
         "first, last: loss. falls: over the same inputs. loss, |g|, |dw|: largest relative difference from the baseline (the "
         "plain Actor in fp32) of loss, gradient norm and update norm. parts: the first step where one of them is further away "
         f"than {LEAST[record.dtype]:.2g} and {FACTOR:g} times what the plain Actor with its sums reordered is. "
         f"far: first, mean or last loss is {record.threshold:g} or more away."
+        + (" train_sft: the trainer's own program over rows of text, against itself on one process." if own else "")
     )
 
 

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from actordbg.base import plotfile
-from actordbg.formats.train_check_record import BASELINE, NOISE, TRAINED, TrainCheckRecord
+from actordbg.formats.train_check_record import ASKED, BASELINE, NOISE, TRAINED, TrainCheckRecord
 from actordbg.traincheck.train_verdicts import FIGURES, IN_WORDS, gaps_of, limits_of, verdicts
 
 _LOWEST = 1e-9
@@ -14,9 +14,9 @@ _LOWEST = 1e-9
 
 
 def plot_check(record: TrainCheckRecord, path: Path) -> None:
-    """Draw every cell that was trained, and nothing where no baseline was."""
+    """Draw every cell that was trained on recorded inputs."""
     baseline = next((one for one in record.cells if one.role == BASELINE and one.status == TRAINED), None)
-    trained = [one for one in record.cells if one.status == TRAINED and one.role != BASELINE]
+    trained = [one for one in record.cells if one.status == TRAINED and one.role in (ASKED, NOISE)]
     figure = plotfile.new_figure(10, 6.5)
     grid = figure.add_gridspec(2, 3, height_ratios=(3, 2))
     top = figure.add_subplot(grid[0, :])
@@ -45,6 +45,7 @@ def plot_check(record: TrainCheckRecord, path: Path) -> None:
     top.legend(frameon=False, fontsize=8, ncols=2)
     for axes in (top, *below):
         plotfile.tidy(axes)
+        axes.locator_params(axis="x", integer=True)
     plotfile.save(figure, path)
 
 

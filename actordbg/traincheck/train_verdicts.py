@@ -6,7 +6,8 @@ The stricter one looks at every step and at three figures: loss, gradient norm, 
 training *parts* at the first step where one of them is further from the baseline than FACTOR times the floor and LEAST of its
 dtype. The floor is how far the plain Actor in the same dtype, its sums reordered, is from the baseline up to that step.
 
-Which figure parts first says where to look: `looks_like`.
+Which figure parts first says where to look: `looks_like`. Of the trainer's own program only losses are known: the ancestor's
+criteria judge it, against that program on one process.
 """
 
 from __future__ import annotations
@@ -15,7 +16,18 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from actordbg.formats.train_check_record import ASKED, BASELINE, NOISE, TRAINED, TrainCell, TrainCheckRecord, TrainStep
+from actordbg.formats.train_check_record import (
+    ASKED,
+    BASELINE,
+    IMPOSSIBLE,
+    NOISE,
+    SFT,
+    SFT_BASELINE,
+    TRAINED,
+    TrainCell,
+    TrainCheckRecord,
+    TrainStep,
+)
 from actordbg.trainlogs.align_logs import relative
 from actordbg.trainlogs.log_answer import FALLS, RISES, trend
 
@@ -61,32 +73,38 @@ class CellVerdict:
 
 def verdicts(record: TrainCheckRecord) -> list[CellVerdict]:
     """One for each cell, in order; the baseline and the noise are judged as well, and count for nothing."""
-    baseline = next((one for one in record.cells if one.role == BASELINE and one.status == TRAINED), None)
-    noise = next((one for one in record.cells if one.role == NOISE and one.status == TRAINED), None)
-    return [_verdict(record, cell, baseline, noise) for cell in record.cells]
+    baseline, alone = trained(record, BASELINE), trained(record, SFT_BASELINE)
+    return [_verdict(record, cell, alone if cell.role in (SFT, SFT_BASELINE) else baseline) for cell in record.cells]
+
+
+def trained(record: TrainCheckRecord, role: str) -> TrainCell | None:
+    """The first cell of this role, if it was trained."""
+    return next((one for one in record.cells if one.role == role and one.status == TRAINED), None)
 
 
 def is_good(record: TrainCheckRecord) -> bool:
     """Something was trained, and every cell that could be trained agrees."""
-    asked = [one for cell, one in zip(record.cells, verdicts(record), strict=True) if cell.role == ASKED]
-    ran = [one for one in asked if one.word != "unavailable"]
+    asked = [one for cell, one in zip(record.cells, verdicts(record), strict=True) if cell.role in (ASKED, SFT)]
+    ran = [one for one in asked if one.word != IMPOSSIBLE]
     return bool(ran) and all(one.good for one in ran)
 
 
-def _verdict(record: TrainCheckRecord, cell: TrainCell, baseline: TrainCell | None, noise: TrainCell | None) -> CellVerdict:
+def _verdict(record: TrainCheckRecord, cell: TrainCell, baseline: TrainCell | None) -> CellVerdict:
     if cell.status != TRAINED:
         return CellVerdict(cell.index, cell.status, NO)
-    falls = falling(cell.steps, record)
+    own = cell.role in (SFT, SFT_BASELINE)
+    falls = _by_trend(cell.steps) if own else falling(cell.steps, record)
     if baseline is None:
         return CellVerdict(cell.index, "not judged", YES, falls)
-    gaps = {figure: gaps_of(cell.steps, baseline.steps, figure) for figure in FIGURES}
+    known = FIGURES[:1] if own else FIGURES
+    gaps = {figure: gaps_of(cell.steps, baseline.steps, figure) for figure in known}
     largest = {figure: max((one for one in found if one == one), default=math.nan) for figure, found in gaps.items()}
     within = YES if _aligned(cell.steps, baseline.steps, record.threshold) else NO
-    parting = None if cell.role == BASELINE else _parting(gaps, record, cell, baseline, noise)
-    word = cell.role
-    if cell.role == ASKED:
+    parting = _parting(gaps, record, cell, baseline) if cell.role == ASKED else None
+    word = cell.role.rpartition(" ")[2]
+    if cell.role in (ASKED, SFT):
         word = PARTS if parting else FAR if within == NO else NO_FALL if falls == NO else AGREES
-    return CellVerdict(cell.index, word, YES, falls, within, largest, parting if cell.role == ASKED else None)
+    return CellVerdict(cell.index, word, YES, falls, within, largest, parting)
 
 
 def gaps_of(steps: Sequence[TrainStep], baseline: Sequence[TrainStep], figure: str) -> list[float]:
@@ -97,8 +115,7 @@ def gaps_of(steps: Sequence[TrainStep], baseline: Sequence[TrainStep], figure: s
 
 def limits_of(record: TrainCheckRecord, figure: str) -> list[float]:
     """How far a figure may be from the baseline, step by step."""
-    baseline = next((one for one in record.cells if one.role == BASELINE), None)
-    noise = next((one for one in record.cells if one.role == NOISE and one.status == TRAINED), None)
+    baseline, noise = trained(record, BASELINE), trained(record, NOISE)
     floor, limits = 0.0, []
     gaps = gaps_of(noise.steps, baseline.steps, figure) if noise and baseline else []
     for step in range(record.steps):
@@ -114,7 +131,11 @@ def falling(steps: Sequence[TrainStep], record: TrainCheckRecord) -> str:
     period = count // math.gcd(count, record.batch)
     if len(losses) >= 2 * period:
         return YES if math.fsum(losses[-period:]) < math.fsum(losses[:period]) else NO
-    return {FALLS: YES, RISES: NO}.get(trend(losses).word, UNKNOWN)
+    return _by_trend(steps)
+
+
+def _by_trend(steps: Sequence[TrainStep]) -> str:
+    return {FALLS: YES, RISES: NO}.get(trend([_number(one.loss) for one in steps]).word, UNKNOWN)
 
 
 def _aligned(steps: Sequence[TrainStep], baseline: Sequence[TrainStep], threshold: float) -> bool:
@@ -124,9 +145,7 @@ def _aligned(steps: Sequence[TrainStep], baseline: Sequence[TrainStep], threshol
     return all(relative(a, b) < threshold for a, b in zip(*three, strict=True))
 
 
-def _parting(
-    gaps: dict[str, list[float]], record: TrainCheckRecord, cell: TrainCell, baseline: TrainCell, noise: TrainCell | None
-) -> Parting | None:
+def _parting(gaps: dict[str, list[float]], record: TrainCheckRecord, cell: TrainCell, baseline: TrainCell) -> Parting | None:
     limits = {figure: limits_of(record, figure) for figure in FIGURES}
     for index in range(len(gaps["loss"])):
         over = [figure for figure in FIGURES if not gaps[figure][index] <= limits[figure][index]]

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import signal
 import stat
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import brokenactor
 import pytest
 import stopcases
+from editorcases import Editor
 from replaycases import publish
 from stopcases import AtTerminal, actordbg, events, figures, newest, nobody_is_left, results, status
 
+from actordbg.replay.launch import free_port
 from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow
@@ -127,6 +131,22 @@ def test_expect_eval_fails_a_module_in_training_mode_and_debug_lines_name_each_l
     told = [event["text"].removeprefix("[rank 0] ") for event in events(newest(store), "line")]
     wanted = ("before forward", "before model.layers.0: [2, 48, 64]", "before model.layers.1: [2, 48, 64]", "after forward")
     assert [line.startswith(start) for line, start in zip(told, wanted, strict=True)] == [True] * 4
+
+
+def test_an_editor_stops_looks_and_goes_on(store: Store):
+    publish(store, 2, length=48)
+    port = free_port()
+    options = ("replay", "--nproc", "2", "--break", "before", "--debugpy", str(port))
+    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *options]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, env=stopcases.environment(), **pipes) as replaying:
+        editor = Editor(port)
+        thread = editor.event("stopped")["threadId"]
+        assert editor.evaluate("sequences.shape[1]", thread, "<module>") == "48"
+        editor.ask("continue", threadId=thread)
+        said, told = replaying.communicate(timeout=stopcases.PATIENCE_S)
+    assert "2 inputs, 2 passed" in said and told.count(f"an editor, at 127.0.0.1:{port}") == 1
+    assert nobody_is_left(newest(store))
 
 
 def test_attaching_from_another_terminal_and_closing_it(store: Store):

@@ -17,13 +17,14 @@ from actordbg.cli.app import app
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.train_check_record import ASKED, TrainCheckRecord
+from actordbg.formats.train_check_record import ASKED, SFT, TrainCheckRecord
 from actordbg.replay.launch import launch
 from actordbg.replay.plan import new_replay_id
 from actordbg.replay.processes import session_members
 from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store
 from actordbg.traincheck.run_train_check import run_train_check
+from actordbg.traincheck.sft_cells import sft_cells
 from actordbg.traincheck.train_plan import configurations, make_train_cells
 from actordbg.traincheck.train_verdicts import FIGURES, verdicts
 
@@ -101,3 +102,25 @@ def _printed_again(store: Store, folder: Path) -> None:
     assert "no_zero_grad: at step 2 the gradient norm is off by" in " ".join(shown.stdout.split())
     again = CliRunner().invoke(app, ["--store", str(store.root), "train-check", "--resume", "last", "--json"])
     assert json.loads(again.stdout)["check"]["status"] == "complete"
+
+
+@pytest.mark.slow
+def test_the_trainers_own_sft_is_run_under_zero_2_and_on_one_process_and_agrees(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OpenRLHF's `train_sft`, its own data loader, optimizer and log; a step's rows are the same in both."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    base = ReplayConfig(nproc=2)
+    cells = sft_cells([replace(base, backend="deepspeed", zero_stage=2), replace(base, backend="fsdp2")], base, 0)
+    options = {SFT: {"data": None, "accumulation": 1, "max_len": None, "dtype": "bf16", "attn": "sdpa"}}
+    record = TrainCheckRecord(
+        new_replay_id(), now_timestamp(), "not run", tuple(cells), (), 6, 2, "bf16", 0.05, asdict(Training(lr=1e-3)),
+        str(tmp_path / "logs"), options=options,
+    )  # fmt: skip
+    done = run_train_check(store, record, [])
+    assert [(cell.status, len(cell.steps)) for cell in done.cells] == [("trained", 6), ("trained", 6), ("unavailable", 0)]
+    alone, zero, _ = verdicts(done)
+    assert (alone.word, zero.word) == ("baseline", "agrees") and zero.largest["loss"] < 0.01
+    pair = [str(tmp_path / "logs/sft" / cell.log_name) for cell in done.cells[:2]]
+    assert pair[1].endswith("sft/deepspeed_test.log")
+    assert "gpt_loss" in CliRunner().invoke(app, ["compare-logs", *pair]).stdout

@@ -16,7 +16,17 @@ from actordbg.base.errors import ActordbgError, Refused, UsageError
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.replay_record import ReplayInput
-from actordbg.formats.train_check_record import ASKED, BASELINE, NOISE, TRAINED, TrainCell, TrainCheckRecord, TrainStep
+from actordbg.formats.train_check_record import (
+    ASKED,
+    BASELINE,
+    NOISE,
+    SFT,
+    SFT_BASELINE,
+    TRAINED,
+    TrainCell,
+    TrainCheckRecord,
+    TrainStep,
+)
 from actordbg.fsck.checking import check
 from actordbg.store.layout import Store
 from actordbg.traincheck.ancestor_names import read_names
@@ -151,3 +161,35 @@ def test_going_on_with_anothers_check_is_confirmed(store: Store, monkeypatch: py
     give_away(path, monkeypatch)
     with pytest.raises(Refused, match="wrote training check 20261122T080000-abcdef"):
         invoke(store, "--resume", "last")
+
+
+def test_the_trainers_own_program_is_planned_beside_and_held_against_itself(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(store, 1)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "2 + 2?", "response": "4"}\n')
+    monkeypatch.setenv("DATASET", str(rows))
+    done = invoke(store, "--trainer", "sft", "--backend", "deepspeed,fsdp2", "--nproc", "2", "--dry-run", "--json")
+    told = json.loads(done.stdout)
+    cells = {one["name"]: one for one in told["cells"] if one["role"] in (SFT, SFT_BASELINE)}
+    assert list(cells) == ["train_sft, 1 process", "train_sft, ZeRO 0", "train_sft, fsdp2"]
+    assert [one["status"] for one in cells.values()] == ["not run", "not run", "unavailable"]
+    assert (
+        "no fsdp2 backend" in cells["train_sft, fsdp2"]["reason"]
+        and cells["train_sft, ZeRO 0"]["log_name"] == "deepspeed_test.log"
+    )
+    assert told["options"][SFT]["data"] == str(rows) and told["names"]["DATASET"] == str(rows)
+    with pytest.raises(UsageError, match="no known pair of texts"):
+        rows.write_text('{"text": "2 + 2 = 4"}\n')
+        invoke(store, "--trainer", "sft", "--dry-run")
+
+    sound = checked(checked(()).cells[0].steps)
+    losses = tuple(TrainStep(step, 7.0 - 0.3 * step, None, None) for step in range(1, 9))
+    far = tuple(replace(one, loss=(one.loss or 0) * 1.06) for one in losses)
+    for ours, word in ((losses, "agrees"), (far, "far")):
+        alone = TrainCell(3, "alone", SFT_BASELINE, ReplayConfig().to_dict(), "a.log", TRAINED, steps=losses)
+        record = replace(sound, cells=(*sound.cells, alone, replace(alone, index=4, role=SFT, steps=ours)))
+        assert [one.word for one in verdicts(record)][2:] == ["agrees", "baseline", word] and is_good(record) is (
+            word == "agrees"
+        )

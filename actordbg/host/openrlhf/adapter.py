@@ -65,6 +65,8 @@ class OpenRlhf:
 
         return PROGRAMS
 
+    sft_command = _of("demo_programs", "sft_command")
+    sft_lacks = _of("demo_programs", "sft_lacks")
     support_cpu = _of("cpu", "install_cpu_support")
     build_actor = _of("build", "build_actor")
     text_call = _of("call", "text_call")

@@ -21,6 +21,7 @@ import sys
 from actordbg.host.importhook import before_import
 from actordbg.host.openrlhf.cpu import install_cpu_support, map_flash_attention_to_sdpa
 
+_RING = "--ds.ring_attn_size"
 RAY_TEMP_VARIABLE = "ACTORDBG_DEMO_RAY_TEMP"
 ON_CPU = {
     "sft": "on the CPU: OpenRLHF as installed, with actordbg's CPU support",
@@ -38,6 +39,10 @@ def main(argv: list[str] | None = None) -> None:
     if not runs_on_cuda(trainer):
         sys.stdout.write(ON_CPU[trainer] + "\n")
         support_cpu()
+        if _RING in given and given[given.index(_RING) + 1] != "1":
+            from actordbg.host.openrlhf.ring_attention import prepare_ring
+
+            prepare_ring("sdpa")
     module = {"ppo": "openrlhf.cli.train_ppo_ray", "sft": "openrlhf.cli.train_sft"}[trainer]
     if trainer == "ppo":
         _start_ray()

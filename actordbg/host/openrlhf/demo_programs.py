@@ -1,4 +1,4 @@
-"""The demo's two trainings: OpenRLHF's own programs, with real command lines for a tiny model.
+"""OpenRLHF's own programs as commands: the demo's two trainings of a tiny model, and the SFT of a training check.
 
 Both train for real, long enough that dumping can be switched on after the first step and still sees plenty of calls: on two
 cores eight PPO steps take about 8 s and make 48 forward calls, the SFT run makes 120 in about 7 s. Start-up, that is importing
@@ -8,6 +8,8 @@ torch, transformers and deepspeed in five processes, is most of the time either 
 |---|---|
 | ppo | `train_ppo_ray`: one policy rank, its reference model, one sampling engine; reinforce_baseline, two samples a prompt |
 | sft | `train_sft` on one rank under the deepspeed launcher |
+
+`train-check --trainer sft` runs `train_sft` under a configuration of its own (`sft_command`), as far as this release has it.
 """
 
 from __future__ import annotations
@@ -79,7 +81,6 @@ class DemoProgram:
 
     def command(self, model: Path, data: Path, output: Path, port: int) -> list[str]:
         """The demo driver with OpenRLHF's options; for SFT the deepspeed launcher, which listens on `port`, in front of it."""
-        places = {"ckpt.output_dir": output, "ckpt.path": output / "checkpoints"}
         if self.name == "ppo":
             reward = importlib.util.find_spec("actordbg.host.openrlhf.demo_reward")
             assert reward is not None and reward.origin is not None
@@ -87,11 +88,9 @@ class DemoProgram:
             options = {"actor.model_name_or_path": model, "data.prompt_dataset": data, "reward.remote_url": reward.origin}
             options |= _PPO
         else:
-            start = ["-m", "deepspeed.launcher.runner", "--num_gpus", "1", "--master_port", str(port), "--module", _DRIVER]
-            start.append("sft")
+            start = _launcher(1, port)
             options = {"model.model_name_or_path": model, "data.dataset": data} | _SFT
-        words = [(f"--{name}", value) for name, value in (options | _BOTH | places).items()]
-        return [sys.executable, *start, "--", *(str(one) for pair in words for one in pair if one is not None)]
+        return _words(start, options | _BOTH | _places(output))
 
     def environment(self, temporary: Path) -> dict[str, str]:
         """Where Ray keeps its files, for the driver."""
@@ -121,6 +120,62 @@ class DemoProgram:
             elif found := _SFT_STEP.search(line):
                 epoch, done, of = int(found[1]), int(found[2]), int(found[3])
                 yield "step", epoch * of + done, f"loss {float(found[4]):.3f}"
+
+
+def sft_command(order: Any, output: Path, port: int) -> list[str]:
+    """`train_sft` as a `SftOrder` (`actordbg.host.trainer`) says, under the deepspeed launcher, which listens on `port`."""
+    options: dict[str, Any] = {
+        "model.model_name_or_path": order.model,
+        "data.dataset": order.data,
+        "data.input_key": order.keys[0],
+        "data.output_key": order.keys[1],
+        "data.max_len": order.max_len,
+        "data.max_samples": order.samples,
+        "train.max_epochs": order.epochs,
+        "train.batch_size": order.batch,
+        "train.micro_batch_size": order.micro_batch,
+        "train.seed": order.seed,
+        "adam.lr": order.lr,
+        "adam.weight_decay": order.weight_decay,
+        "max_norm": order.max_norm,
+        "lr_scheduler": "constant",
+        "ds.zero_stage": order.zero_stage,
+        "ds.tensor_parallel_size": order.tp,
+        "ds.ring_attn_size": order.ring,
+        "ds.param_dtype": order.dtype,
+        "ds.attn_implementation": "flash_attention_2" if order.ring > 1 else order.attn,
+        "logger.logging_steps": 1,
+    }
+    packed = {"ds.packing_samples": None} if order.ring > 1 else {}
+    return _words(_launcher(order.processes, port), options | packed | _places(output))
+
+
+def sft_lacks(backend: str) -> str:
+    """Why `train_sft` of this release cannot run so; "" if it can."""
+    return "" if backend == "deepspeed" else f"train_sft of this OpenRLHF has no {backend} backend: no release of it has"
+
+
+def _launcher(processes: int, port: int) -> list[str]:
+    return [
+        "-m",
+        "deepspeed.launcher.runner",
+        "--num_gpus",
+        str(processes),
+        "--master_port",
+        str(port),
+        "--module",
+        _DRIVER,
+        "sft",
+    ]
+
+
+def _places(output: Path) -> dict[str, Any]:
+    return {"ckpt.output_dir": output, "ckpt.path": output / "checkpoints"}
+
+
+def _words(start: list[str], options: Mapping[str, Any]) -> list[str]:
+    words = [(f"--{name}", value) for name, value in options.items()]
+    return [sys.executable, *start, "--", *(str(one) for pair in words for one in pair if one is not None)]
 
 
 PROGRAMS: Mapping[str, DemoProgram] = {
