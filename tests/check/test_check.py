@@ -104,8 +104,12 @@ def test_own_dumps_come_to_a_verdict_in_one_command(store: Store, tmp_path: Path
     said = actordbg("--max-inputs", "2", "--junit", "junit.xml", "--github", "--dtype", "bf16", "--quiet").stdout
     assert said.startswith("RIGHT (TOY MODEL): 2 of 4 dumps run, as near the truth as bf16 allows; not judged: your model")
     assert (
-        "peak memory: " in said and "next: actordbg check --model PATH" in said and "::notice title=actordbg check::RIGHT" in said
+        "  peak memory     " in said
+        and "next: actordbg check --model PATH" in said
+        and "::notice title=actordbg check::RIGHT" in said
     )
+    (page,) = store.reports.iterdir()
+    assert "as near the truth as bf16 allows" in page.read_text() and "Against the truth" in page.read_text()
     suite = ElementTree.parse(tmp_path / "junit.xml").getroot()[0]
     assert {case.get("classname") for case in suite.iter("testcase")} == {"actordbg.replay", "actordbg.laws", "actordbg.truth"}
     assert (tmp_path / "summary.md").read_text().startswith("# RIGHT (TOY MODEL)")
