@@ -22,7 +22,7 @@ def values_chart(title: str, what: str, curves: Mapping[str, Curve]) -> Chart | 
         return None
     odd = sum(not math.isfinite(value) for curve in curves.values() for _, value in curve)
     shown = hints(("c", "training"), ("s", "step"), ("v", what))
-    line = layer("line", look={"strokeWidth": 1.6, "point": {"size": 14, "opacity": 0.01}}, tooltip=shown)
+    line = layer("line", look={"strokeWidth": 1.6}, tooltip=shown)
     spec = layered(
         rows, line, height=260, x=quantity("s", "step", zero=False), y=quantity("v", what, zero=False), color=names("c", None)
     )
@@ -39,7 +39,10 @@ def apart_chart(title: str, what: str, curves: Mapping[str, Curve], limits: Curv
     rows = [row for name, curve in raised.items() for row in _rows(name, curve)]
     if not rows:
         return None
-    x, y = quantity("s", "step", zero=False), quantity("v", f"{what}, relative", scale={"type": "log"})
+    x, y = (
+        quantity("s", "step", zero=False),
+        quantity("v", f"{what}, relative", scale={"type": "log"}, axis={"tickCount": 5, "format": "~e"}),
+    )
     line = layer("line", rows, x=x, y=y, color=names("c", None), tooltip=hints(("c", "training"), ("s", "step"), ("v", what)))
     limit = layer(
         "line", _rows("limit", [(step, max(floor, v)) for step, v in limits]), {"color": BAD, "strokeDash": [5, 4]}, x=x, y=y
