@@ -1,4 +1,4 @@
-"""The environment variables of OpenRLHF's backend test suite, for `train-check`: `NUM_GPUS=4 SKIP_RING=1 actordbg train-check`.
+"""Variables of the trainer's backend test suite, for `train-check`: `NUM_GPUS=4 SKIP_RING=1 actordbg train-check`.
 
 No other command reads them: `MODEL` in somebody's shell must not change a replay. A flag wins. Each that is set is told, with
 what it did, or why it does nothing here.
