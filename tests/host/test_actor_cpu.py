@@ -36,6 +36,8 @@ try:
 except ImportError:
     facts["kernels"] = False
 facts["flash attention 2 available"] = is_flash_attn_2_available()
+names = sys.modules["transformers.utils.import_utils"].PACKAGE_DISTRIBUTION_MAPPING
+facts["as transformers 5.7 asks"] = "flash-attn" in [name.replace("_", "-") for name in names["flash_attn"]]
 facts["cuda available"] = torch.cuda.is_available()
 try:
     torch.cuda.get_device_properties(0)
@@ -181,3 +183,4 @@ def test_the_stand_in_has_no_kernels_and_is_not_taken_for_flash_attention(facts:
     if facts["real flash-attn"]:
         pytest.skip("the real flash-attn is installed here, and the stand-in is never used beside it")
     assert facts["kernels"] is False and facts["flash attention 2 available"] is False
+    assert facts["as transformers 5.7 asks"] is False

@@ -110,6 +110,15 @@ def stand_in_for_flash_attn() -> None:
         from actordbg.host.openrlhf import flash_attn_standin
 
         flash_attn_standin.register()
+        after_import("transformers.utils.import_utils", _knows_no_distribution)
+
+
+def _knows_no_distribution(import_utils: ModuleType) -> None:
+    """Some releases of transformers (5.7 is one) look a module's distribution up and end in a KeyError where it has none.
+
+    It gets one that is not installed: then flash attention is not available, as it should be.
+    """
+    getattr(import_utils, "PACKAGE_DISTRIBUTION_MAPPING", {}).setdefault("flash_attn", ["stand-in-of-actordbg"])
 
 
 def _quiet_cuda(torch: ModuleType) -> None:
