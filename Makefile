@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # DeepSpeed's sdist asks at build time which accelerator there is.
 ACCELERATOR := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo DS_ACCELERATOR=cpu)
 
-.PHONY: demo matrix-demo check test whole lint types imports fast pytest bytecode kills fuzz bench soak figures families examples docs pictures site hooks clean
+.PHONY: demo matrix-demo check test whole lint types imports fast pytest bytecode kills fuzz bench soak figures families examples docs pictures site compat hooks clean
 # A file's tests share what they build, so a file stays with one process. The files that take longest come first
 # (tests/support/heavy.py), the others in the order of the alphabet: so both processes end at about the same time.
 PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
@@ -104,6 +104,10 @@ PICTURES_OF ?= $(REAL_DUMPS)
 
 pictures: $(VENV)/.test
 	PYTHONPATH=$(CURDIR) $(BIN)/python docs/pictures.py $(PICTURES_OF)
+
+# Patch, record, replay and compare under five pairs of OpenRLHF and transformers: docs/reference/versions.md. 15 minutes.
+compat: $(VENV)/.test
+	$(BIN)/python tests/project/compat.py
 
 # The docs as a site, in build/site/index.html; a link or an anchor that leads nowhere is an error.
 site: $(VENV)/.test

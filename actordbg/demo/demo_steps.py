@@ -119,7 +119,7 @@ class Demo:
         self._actordbg("dump", "ls", "--where", QUERY, "--limit", "5")
 
     def _replay_under_deepspeed(self) -> None:
-        self._heading("4/7", f"replay: what a query selects, through {TRAINER.name}'s Actor under the deepspeed launcher")
+        self._heading("4/7", f"replay: what a query selects, through {TRAINER.name}'s Actor under DeepSpeed")
         self._replay("--max-inputs", "4", "--backend", "deepspeed", "--zero-stage", "2")
 
     def _replay_compiled(self) -> None:

@@ -1,8 +1,9 @@
 """Reading the project's Markdown: pages, links, headings, and the blocks of code that tests run.
 
 A block ```console holds what a user types (after `$ `) and what may come back. In a page, the comment
-`<!-- run: NAME -->` before a block means that the tests execute it: blocks of one name run in order, in one temporary
-folder, and what the page shows as output is compared with what came (figures aside, see `comparable`).
+`<!-- run: NAME -->` before a block means that the tests execute it; with a blank line and text after it, all console blocks below.
+Blocks of one name run in order, in one temporary folder, and what the page shows as output is compared with what came (figures aside,
+see `comparable`). A command whose output begins with `error[` has to fail.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from roots import ROOT
 
 SHELL_WORDS = {"|", "||", "&&", ";", ">", ">>", "<", "2>", "2>&1", "&"}
 _BLOCK = re.compile(r"(?:<!--\s*(run(?:-python)?):\s*(\S+)\s*-->\s*\n+)?^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_FROM_HERE = re.compile(r"^<!--\s*run:\s*(\S+)\s*-->\s*\n+(?!```)", re.MULTILINE)
 _LINK = re.compile(r"(?<!!)\[[^\]\n]*\]\(([^)\s]+)\)")
 
 
@@ -65,7 +67,13 @@ def pages() -> list[Path]:
 def blocks(page: Path) -> list[Block]:
     """Every fenced block of a page."""
     text = page.read_text(encoding="utf-8")
-    return [Block(page, m[3], m[4], m[1] or "", m[2] or "") for m in _BLOCK.finditer(text)]
+    below = _FROM_HERE.search(text)
+    found = []
+    for m in _BLOCK.finditer(text):
+        everything = below is not None and m.start() > below.start() and m[3] == "console"
+        mode, name = ("run", below[1]) if below and everything else (m[1] or "", m[2] or "")
+        found.append(Block(page, m[3], m[4], mode, name))
+    return found
 
 
 def prose() -> str:
@@ -134,9 +142,10 @@ def run_blocks(blocks: Iterable[Block], work: Path, **variables: str) -> None:
     environment |= {"PATH": _programs(work.with_name("bin")), "COLUMNS": "200", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
     for command in (command for block in blocks for command in block.commands):
         done = subprocess.run(
-            ["bash", "-c", command.text], cwd=work, env=environment | variables, capture_output=True, text=True, timeout=300
+            ["bash", "-c", command.text], cwd=work, env=environment | variables, capture_output=True, text=True, timeout=900
         )  # fmt: skip
-        assert done.returncode == 0, f"$ {command.text}\n{done.stdout}{done.stderr}"
+        fails = bool(command.output) and command.output[0].startswith("error[")
+        assert bool(done.returncode) == fails, f"$ {command.text}\n{done.stdout}{done.stderr}"
         came = comparable(done.stdout + done.stderr)
         expected = [word for line in command.output for word in comparable(line)]
         assert [word for word in expected if word not in came] == [], f"$ {command.text}\n{done.stdout}"
