@@ -1,6 +1,6 @@
 """Watch other processes through /proc, and end whole sessions of them. Linux only, standard library only.
 
-A replay's workers are often not our children: with `--launcher real` deepspeed starts them two levels down, reaps them and kills them.
+A replay's workers are often not our children: a launcher starts them, reaps them and kills them.
 To learn which worker died *first*, and of what, we read /proc a few times a second. A dead process that its parent has not
 reaped is a zombie, and its exit status can still be read.
 
