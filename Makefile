@@ -30,9 +30,9 @@ matrix-demo: $(VENV)/.demo
 whole: export WHOLE := 1
 whole: export FAULTS := each
 whole: export DEMO := all
-whole: lint types imports pytest
+whole: lint types imports site pytest
 
-check: lint types imports fast
+check: lint types imports site fast
 
 test: lint types imports site pytest
 
