@@ -129,8 +129,8 @@ def makefile_rules() -> dict[str, tuple[list[str], str]]:
 
 def test_check_is_test_without_what_is_slow():
     rules = makefile_rules()
-    assert rules["check"][0] == ["lint", "types", "imports", "fast"]
-    assert rules["test"][0] == ["lint", "types", "imports", "pytest"]
+    assert rules["check"][0] == ["lint", "types", "imports", "site", "fast"]
+    assert rules["test"][0] == ["lint", "types", "imports", "site", "pytest"]
     assert rules["fast"][1].strip() == rules["pytest"][1].strip() + ' -m "not slow"'
 
 
@@ -162,7 +162,10 @@ def test_tests_and_their_helpers_do_not_mix():
     outside = [path for path in TESTS.rglob("*.py") if path.parent != SUPPORT]
     tests_only = {path for path in outside if path.name.startswith("test_")}
     targets = {TESTS / "fuzz" / name for name in ("run.py", "fuzzing.py")} | set((TESTS / "fuzz").glob("of_*.py"))
-    assert set(outside) - tests_only == {TESTS / "conftest.py", TESTS / "project" / "figures.py"} | targets
+    assert (
+        set(outside) - tests_only
+        == {TESTS / "conftest.py", TESTS / "project" / "figures.py", TESTS / "project" / "compat.py"} | targets
+    )
     assert [path.name for path in SUPPORT.glob("test_*.py")] == []
 
 
