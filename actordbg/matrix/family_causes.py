@@ -70,6 +70,12 @@ CAUSES = (
         _no_soft_cap,
     ),
     Cause(
+        "Experts are drawn at random in a training pass",
+        "The router samples its experts in training mode (transformers' sparsemixer): without jitter among those of equal "
+        "score, and in bf16 there are some. So the log-probs of a training pass depend on the seed.",
+        lambda result, finding: result.model_type == "phimoe" and finding.words.startswith("rerun nondeterministic"),
+    ),
+    Cause(
         "The model has no such attention",
         "The model's code has no sdpa. OpenRLHF's Actor is then not built. Use eager attention.",
         lambda result, finding: "does not support an attention implementation" in finding.words,
