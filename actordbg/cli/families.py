@@ -115,8 +115,8 @@ def _run(folder: FamilyFolder, subjects: tuple[Subject, ...], *, quiet: bool) ->
                 done[one.name] = not_built(one, why)
                 continue
             around = Surroundings(None, on_event=_follow(one.name, advance), warm=warm)
-            done[one.name] = run_family(folder.store, one, model, folder.base, folder.axes, around, command_line())
-            folder.keep(one, done[one.name])
+            found = run_family(folder.store, one, model, folder.base, folder.axes, around, command_line())
+            done[one.name] = folder.keep(one, found)
     return [done[one.name] for one in subjects]
 
 

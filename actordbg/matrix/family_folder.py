@@ -62,9 +62,11 @@ class FamilyFolder:
             return None
         return found if found.asked == self._asked(subject) else None
 
-    def keep(self, subject: Subject, result: FamilyResult) -> None:
-        """Write down what became of a family."""
-        atomic_write(self._file(subject), replace(result, asked=self._asked(subject)).to_json().encode())
+    def keep(self, subject: Subject, result: FamilyResult) -> FamilyResult:
+        """Write down what became of a family, and what was asked of it."""
+        result = replace(result, asked=self._asked(subject))
+        atomic_write(self._file(subject), result.to_json().encode())
+        return result
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
