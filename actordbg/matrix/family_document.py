@@ -82,9 +82,10 @@ def _short(members: Sequence[MatrixCell], of: Sequence[MatrixCell]) -> str:
 
 
 def _fixed(cells: Sequence[MatrixCell]) -> dict[str, Any]:
-    """The settings that all of these cells have in common."""
+    """The settings that all of these cells have in common, in the order of the table of settings."""
     first = cells[0].settings
-    return {name: value for name, value in first.items() if all(cell.settings.get(name) == value for cell in cells)}
+    alike = (name for name in AXES if name in first and all(cell.settings.get(name) == first[name] for cell in cells))
+    return {name: first[name] for name in alike}
 
 
 def _varies(name: str, cells: Sequence[MatrixCell]) -> bool:
@@ -130,6 +131,6 @@ def _where(one: FamilyResult, finding: FamilyFinding) -> str:
 
 def _command(one: FamilyResult, finding: FamilyFinding) -> str:
     """The first cell of a finding alone, as a command line."""
-    cell = _cells(one, finding)[0]
-    options = [f"{AXES[name].flag} {AXES[name].typed(value)}" for name, value in cell.settings.items() if value is not None]
+    settings = _fixed(_cells(one, finding)[:1])
+    options = [f"{AXES[name].flag} {AXES[name].typed(value)}" for name, value in settings.items() if value is not None]
     return " ".join(["actordbg families", shlex.quote(one.typed), *options])
