@@ -2,12 +2,13 @@
 
 It brings real dumps into a store (`PICTURES_OF`: their folder), or makes some; replays and compares them, runs a small matrix,
 writes the pages, and photographs them in a headless browser. A store that has a matrix already is taken as it is; behind it
-stands which replay is shown.
+stands which replay is shown. The picture of the terminal is rich's, of what `check` prints at 80 columns.
 """
 
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import subprocess
 import sys
@@ -15,8 +16,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import pexpect
 from PIL import Image
 from playwright.sync_api import sync_playwright
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
+from rich.text import Text
 
 OUT = Path(__file__).parent / "pictures"
 QUIET = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update")
@@ -74,10 +79,24 @@ def photograph(pages: dict[str, Path]) -> None:
         browser.close()
 
 
+def terminal(store: Path) -> None:
+    """What `check` prints in a terminal of 80 columns, as an SVG that asks nobody for a font."""
+    words = ["-m", "actordbg", "--store", str(store), "check", "--where", "seq_len<900", "--quiet"]
+    printed = pexpect.run(f"{sys.executable} {' '.join(map(repr, words))}", timeout=900, dimensions=(40, 80), encoding="utf-8")
+    console = Console(record=True, width=80, file=io.StringIO())
+    told = printed.replace(f"{store}/", "store/").replace("\r", "")
+    console.print(Text.from_ansi(f"$ actordbg check --where 'seq_len<900'\n{told}"))
+    fonts = re.compile(r"@font-face {{.*?}}\s*", re.DOTALL)
+    picture = console.export_svg(title="actordbg", code_format=fonts.sub("", CONSOLE_SVG_FORMAT))
+    (OUT / "terminal.svg").write_text(picture)
+    print(f"wrote {OUT / 'terminal.svg'}")
+
+
 def main(source: str | None, replay: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         store = filled(Path(source) if source else None, work)
+        terminal(store)
         actordbg(store, f"report {replay}", "--output", str(work / "report.html"))
         actordbg(store, "matrix --show last", "--html", str(work / "matrix.html"))
         from actordbg.catalog import query

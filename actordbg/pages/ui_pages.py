@@ -28,7 +28,7 @@ from actordbg.report.comparison_document import document as comparison_page
 from actordbg.report.load_replays import load
 from actordbg.report.pictures import floor_of, pictures
 from actordbg.report.replay_document import document as replay_page
-from actordbg.report.run_timeline import calls_of, quoted, run_timeline
+from actordbg.report.run_timeline import calls_of, dropped_of, quoted, run_timeline
 from actordbg.report.summary import summarise
 from actordbg.store.layout import Store
 
@@ -115,7 +115,7 @@ def run_page(store: Store, run: str) -> str:
     """A training run over time, and its longest dumps."""
     catalog = query.open_fresh(store)
     rows = calls_of(catalog, run)
-    chart = run_timeline(run, rows)
+    chart = run_timeline(run, rows, dropped_of(store, run))
     blocks: list[Block] = [Heading(f"run {run}", 1), Paragraph(plural(len(rows), "dump")), *([chart] if chart else [])]
     return _page(blocks, f"<p>{_a('its dumps', '/dumps?' + urlencode({'run': run}))}</p>")
 

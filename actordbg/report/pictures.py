@@ -11,7 +11,7 @@ from actordbg.report.blocks import Chart
 from actordbg.report.comparison_charts import comparison_charts
 from actordbg.report.replay_charts import replay_charts
 from actordbg.report.report_model import ReplayData
-from actordbg.report.run_timeline import calls_of, run_timeline
+from actordbg.report.run_timeline import calls_of, dropped_of, run_timeline
 from actordbg.report.token_charts import Texts
 from actordbg.store.layout import Store
 
@@ -28,7 +28,7 @@ def _runs(store: Store, data: ReplayData) -> list[Chart]:
         run = query.get_dump(store, data.spec.inputs[0].dump_id).run
     except (IndexError, ActordbgError):
         return []  # no input, or one that was pruned
-    chart = run_timeline(run, calls_of(store, run))
+    chart = run_timeline(run, calls_of(store, run), dropped_of(store, run))
     return [chart] if chart is not None else []
 
 

@@ -5,13 +5,16 @@ A dump says when its call began. So a straggler is a lane that falls behind the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from actordbg.base.errors import CorruptDump
 from actordbg.base.units import plural
 from actordbg.catalog import query
 from actordbg.catalog.query import DumpRow
+from actordbg.formats.recording_reading import read_counters
 from actordbg.report.blocks import Chart, Grid, seconds
 from actordbg.report.replay_charts import kept_marks, lanes_high, left_out, moment
 from actordbg.report.specifications import coloured, hints, layer, layered, names, quantity
@@ -28,14 +31,15 @@ TRIGGERS = {
 _MOST_RANKS, MOST_CALLS = 64, 20_000
 
 
-def run_timeline(run: str, rows: Sequence[DumpRow], dropped: int = 0) -> Chart | None:
-    """The calls of a run that were kept. dropped: calls that its processes counted and could not keep."""
+def run_timeline(run: str, rows: Sequence[DumpRow], dropped: Mapping[int, int] | None = None) -> Chart | None:
+    """The calls of a run that were kept. dropped: by rank, calls that it counted and could not keep; when, it does not know."""
+    dropped = dropped or {}
     timed = [(row, moment(row.timestamp)) for row in rows if moment(row.timestamp)]
     if not timed:
         return None
     start = min(at for _, at in timed)
     ranks = sorted({row.rank for row in rows})
-    marks = [_mark(row, at - start) for row, at in timed if row.rank in ranks[:_MOST_RANKS]]
+    marks = [_mark(row, at - start, dropped) for row, at in timed if row.rank in ranks[:_MOST_RANKS]]
     marks.sort(key=lambda one: (one["q"], one["a"]))
     kept = kept_marks(marks, lambda one: bool(one["g"]))
     lane, since = names("r", None), quantity("a", "seconds since the first call")
@@ -49,7 +53,7 @@ def run_timeline(run: str, rows: Sequence[DumpRow], dropped: int = 0) -> Chart |
         colours = coloured("g", None, {one: TRIGGERS.get(one, TRIGGERS["before"]) for one in dict.fromkeys(o["g"] for o in odd)})
         layers.append(layer("point", odd, {"size": 80, "filled": True}, x=since, y=lane, color=colours, tooltip=shown))
     spec = layered([], *layers, height=lanes_high(min(len(ranks), _MOST_RANKS)))
-    lost = f" {plural(dropped, 'call')} dropped for want of room." if dropped else ""
+    lost = f" {plural(sum(dropped.values()), 'call')} dropped: counted, and not kept." if sum(dropped.values()) else ""
     says = f"{plural(len(rows), 'call')} of {plural(len(ranks), 'rank')} in {seconds(max(at for _, at in timed) - start)} s; "
     says += f"a mark is a recorded call, its colour its length. A lane that falls behind is a straggler.{lost}"
     note = left_out(kept, marks) + (f" {_MOST_RANKS} of {len(ranks)} ranks." if len(ranks) > _MOST_RANKS else "")
@@ -61,13 +65,27 @@ def calls_of(source: Store | query.Catalog, run: str) -> list[DumpRow]:
     return query.select_dumps(source, f"run = {quoted(run)}", limit=MOST_CALLS)
 
 
+def dropped_of(store: Store, run: str) -> dict[int, int]:
+    """How many calls each rank of a run dropped, by its published counters; one that cannot be read counts nothing."""
+    found: Counter[int] = Counter()
+    for path in store.counters.glob("*/[!.]*.json"):
+        try:
+            counted = read_counters(path)
+        except CorruptDump:
+            continue
+        if counted["run"] == run:
+            found[counted["rank"]] += sum(counted.get("dropped", {}).values())
+    return dict(found)
+
+
 def quoted(text: str) -> str:
     """`text` as a value of a condition."""
     return "'" + text.replace("'", "''") + "'"
 
 
-def _mark(row: DumpRow, at: float) -> dict[str, Any]:
-    told = {"r": f"rank {row.rank}", "q": row.rank, "a": round(at, 3), "n": row.seq_len, "b": row.batch_size}
+def _mark(row: DumpRow, at: float, dropped: Mapping[int, int]) -> dict[str, Any]:
+    lost = f", {dropped[row.rank]} dropped" if dropped.get(row.rank) else ""
+    told = {"r": f"rank {row.rank}{lost}", "q": row.rank, "a": round(at, 3), "n": row.seq_len, "b": row.batch_size}
     return told | {"o": row.role or "-", "g": row.triggered or "", "d": row.dump_id}
 
 
