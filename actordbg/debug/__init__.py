@@ -10,16 +10,18 @@
 from __future__ import annotations
 
 import sys
+from types import FrameType
 
 
-def breakpoint(rank: int | None = None, *, timeout: float = 300.0) -> None:
+def breakpoint(rank: int | None = None, *, timeout: float = 300.0, frame: FrameType | None = None) -> None:
     """Park every rank that comes here; `rank` (0, or what --break-rank says) gets the prompt.
 
     In a live job ranks wait at most `timeout` seconds for each other, and as long for somebody to attach. Then all go on.
+    frame: the one to look at; the caller's, if it is not given.
     """
     from actordbg.debug import stops
 
-    here = sys._getframe(1)
+    here = frame or sys._getframe(1)
     if stops.in_replay is not None:
         stops.in_replay.reached(here, rank)
         return

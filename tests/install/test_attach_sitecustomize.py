@@ -250,3 +250,24 @@ def test_with_two_copies_of_actordbg_on_the_path_one_waits(tmp_path: Path) -> No
     code = "import sys; print(sum(type(f).__name__ == 'ActordbgFinder' for f in sys.meta_path), sys.path[1:2])"
     plain = python("import sys; print(sys.path[1:2])", clean_environment(PYTHONPATH=str(tmp_path)))
     assert python(code, below_run("/s", other, tmp_path)) == f"theirs\n1 {plain.splitlines()[1]}\n"
+
+
+STOPPED = """
+import os, sys, types
+import actordbg.debug as debug
+def breakpoint_(*arguments, frame, **named):
+    print("stopped", arguments, named, frame.f_code.co_name, "secret" in frame.f_locals)
+debug.breakpoint = breakpoint_
+os.environ["PYTHONBREAKPOINT"] = "ray.util.rpdb.set_trace"  # as Ray does in each of its processes
+def train():
+    secret = 1
+    breakpoint(1, timeout=2)
+train()
+"""
+
+
+def test_below_run_with_stops_a_breakpoint_is_ours_though_ray_sets_its_own(tmp_path: Path) -> None:
+    with_stops = below_run("/s", ROOT) | {"PYTHONBREAKPOINT": "actordbg.debug.breakpoint"}
+    assert python(STOPPED, with_stops) == "stopped (1,) {'timeout': 2} train True\n"
+    without = below_run("/s", ROOT)
+    assert python("import sys; print(sys.breakpointhook is sys.__breakpointhook__)", without) == "True\n"

@@ -6,6 +6,7 @@ actordbg, and does three things:
 1. **Waits for `openrlhf.models.actor`** with a finder on `sys.meta_path`, and wraps `Actor` when that module has run, as the
    block that `actordbg patch` writes would. The module's own loader stays its loader. Three more modules are waited for,
    because they start processes that do not inherit this environment (`DOORS`).
+   Under `run --break`, `breakpoint()` is ours (`stop_all_ranks`): Ray sets PYTHONBREAKPOINT to its own debugger in each process.
 2. **Lends the package `actordbg`** to an environment that has none of its own: a finder at the end of `sys.meta_path` that knows
    this one name, and none of what else is installed where `run` was called.
 3. **Gets out of the way**: its folder leaves `sys.path`, and a `sitecustomize` that Python would have found without us runs
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+    from typing import Any
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 PACKAGE = os.path.dirname(os.path.dirname(HERE))
@@ -46,9 +48,18 @@ def install() -> None:
     """Wait for the modules of `DOORS`. Those that are imported already are taken care of now."""
     sys.meta_path.insert(0, ActordbgFinder())  # type: ignore[arg-type]
     sys.meta_path.append(PackageFinder())  # type: ignore[arg-type]
+    if os.environ.get("PYTHONBREAKPOINT") == "actordbg.debug.breakpoint":
+        sys.breakpointhook = stop_all_ranks
     for name, action in DOORS.items():
         if name in sys.modules:
             guarded(action, sys.modules[name])
+
+
+def stop_all_ranks(*arguments: "Any", **named: "Any") -> None:
+    """`breakpoint()`: park the ranks at the line that called it."""
+    from actordbg.debug import breakpoint
+
+    breakpoint(*arguments, frame=sys._getframe(1), **named)
 
 
 def record(module: "ModuleType") -> None:
