@@ -27,6 +27,7 @@ from actordbg.cli.dump_status import ProcessRow, process_rows, total_of, totals_
 from actordbg.cli.dump_switch import control_before, switch_off
 from actordbg.cli.options import store_of, takes
 from actordbg.cli.output import emit, human_bytes, note, plural
+from actordbg.debug import live_job
 from actordbg.dumps.recover import find_rings
 from actordbg.formats.recording_reading import read_ring
 from actordbg.install import carried, ray_submit
@@ -89,6 +90,8 @@ def run(
     known = {_key(row) for row in process_rows(store, datetime.now(timezone.utc))[0]}
     _start_recording(store, name, options)
     if stops:
+        with contextlib.suppress(OSError):
+            live_job.expect(name)
         note(f"actordbg: at a breakpoint() all ranks of this machine park; from another terminal: actordbg attach {name}")
     goes_on = False
     try:

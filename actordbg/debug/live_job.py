@@ -43,6 +43,11 @@ def run_name() -> str:
     return re.sub(r"[^\w.-]", "_", name)
 
 
+def expect(run: str) -> None:
+    """Make the folder where a run's ranks will meet, so that `actordbg attach` can wait there before the first stop."""
+    _private(root() / re.sub(r"[^\w.-]", "_", run))
+
+
 def stop(frame: FrameType, leader: int, timeout_s: float) -> None:
     """Stop here with the other ranks; whatever goes wrong, go on."""
     global _off, _missed, _alone
@@ -103,7 +108,7 @@ def _place() -> tuple[int, int, int]:
 
 def _private(folder: Path) -> Path:
     """Make the folder; OSError where another user made a part of it before us."""
-    for one in (folder.parent.parent, folder.parent, folder):
+    for one in [root(), *(part for part in (folder.parent, folder) if part.is_relative_to(root()) and part != root())]:
         one.mkdir(mode=0o700, parents=True, exist_ok=True)
         state = os.lstat(one)
         if state.st_uid != os.getuid() or not stat.S_ISDIR(state.st_mode) or state.st_mode & 0o077:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,3 +56,15 @@ def test_a_leader_that_does_not_come_is_replaced_and_a_rank_that_dies_is_told_of
         assert "rank 0 did step 0" in first.communicate(timeout=stopcases.PATIENCE_S)[0]
         terminal.child.sendintr()
         terminal.leave()
+
+
+def test_a_run_with_stops_can_be_attached_to_before_its_first_stop(store: Store, tmp_path: Path):
+    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "run", "--break", "--run", "early", "--", "true"]
+    done = subprocess.run(
+        command, env=stopcases.environment({"ACTORDBG_STOP_DIR": str(tmp_path)}), capture_output=True, text=True
+    )
+    assert done.returncode == 0 and "actordbg attach early" in done.stderr
+    terminal = AtTerminal(store, "attach", "early", ACTORDBG_STOP_DIR=str(tmp_path))
+    terminal.child.expect("waiting for the stops of run early")
+    terminal.child.sendintr()
+    assert terminal.leave()[0] == 130
