@@ -64,7 +64,8 @@ def test_every_call_of_the_recorder_may_fail_once_or_for_ever(tmp_path: Path):
     assert sites > 700 * share and len(set().union(*(one["sites_after_a_fault"] for one in parts))) > 50 * share
     assert errors_made > 6 * sites
     unreached = [plan for one in parts for plan in one["unreached"]]
-    assert len(unreached) <= 0.02 * runs, unreached
+    # Second faults behind a first one that did not come are missed together: in a share of the sites that is more of its runs.
+    assert len(unreached) <= (0.02 if share == 1 else 0.12) * runs, unreached
 
 
 # --- a store of 300 kB ----------------------------------------------------------------------------------------------------

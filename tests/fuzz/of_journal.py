@@ -6,7 +6,7 @@ import json
 
 from fuzzing import Chance, Havoc, mutate_json, work_folder
 
-from actordbg.formats.journal import Tail, last_results, read_chunk, read_events, read_results, read_standing, result_of
+from actordbg.formats.journal import Tail, last_results, read_chunk, read_events, read_results, read_standing, read_why, result_of
 from actordbg.formats.law_answer import LAWS, LawAnswer, answers_of
 from actordbg.formats.replay_record import ResultRecord
 
@@ -16,6 +16,7 @@ PARSERS = (
     Tail.poll,
     read_results,
     read_standing,
+    read_why,
     result_of,
     ResultRecord.from_dict,
     LawAnswer.from_dict,
@@ -57,6 +58,7 @@ def one_input(data: bytes) -> None:
         answers_of(result.extra)
         assert ResultRecord.from_dict(json.loads(json.dumps(plain))).to_dict() == plain
     read_standing(_FOLDER)
+    assert isinstance(read_why(_FOLDER), str)
     assert _in_two(path, data, chunk.offset // 2) == json.dumps(chunk.events), "a tail that is asked twice sees something else"
 
 

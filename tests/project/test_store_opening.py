@@ -23,6 +23,7 @@ ALLOWED = {
     "cli/first_check.py": "the summary page of a GitHub workflow, which its runner names",
     "cli/actor_init.py": "the folder that it made for itself",
     "trainlogs/exported_logs.py": "an exported log that the user names",
+    "matrix/family_folder.py": "the folder that `families` works in, for its lock",
     "matrix/family_matrix.py": "the small model that `families` made for itself",
     "trainlogs/segments.py": "a log that the user names, a pipe of the shell too",
     "doctor/check.py": "a module of this package",

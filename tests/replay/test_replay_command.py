@@ -386,7 +386,7 @@ def test_a_failed_input_gives_exit_code_1_and_every_result_is_in_the_catalog(sto
 @pytest.mark.slow
 def test_ctrl_c_exits_with_130_says_what_is_kept_and_leaves_no_process(store: Store) -> None:
     publish(store, 60, length=512)
-    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "replay", "--backward"]
+    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "replay", "--all", "--backward"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
     deadline = time.monotonic() + 120
