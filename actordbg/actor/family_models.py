@@ -202,7 +202,7 @@ FAMILIES = _table(
     ("apertus", Family("apertus", "Apertus")),
     ("ernie4_5", Family("ernie4_5", "ERNIE 4.5")),
     ("hunyuan", Family("hunyuan_v1_dense", "Hunyuan dense")),
-    ("seed_oss", Family("seed_oss", "Seed-OSS")),
+    ("seed_oss", Family("seed_oss", "Seed-OSS", dict.fromkeys(("attention_dropout", "residual_dropout"), 0.0))),
 )
 """By the name on the command line, in the order of the page."""
 
