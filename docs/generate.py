@@ -37,6 +37,7 @@ EXIT_CODES = """\
 | 2 | usage: an option or argument makes no sense, a `--where` expression is not understood |
 | 3 | refused: doing it could lose or harm something |
 | 4 | environment or store problem |
+| 5 | nothing to do: the selection holds no dump (`--allow-empty` makes it 0) |
 | 130 | interrupted |
 """
 KINDS = {int: "N", float: "X", str: "TEXT", Path: "PATH"}
