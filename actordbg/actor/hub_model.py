@@ -1,11 +1,11 @@
 """Can the model that a configuration names be had at all? Asked before any worker is started, and answered in seconds.
 
-The libraries that load a model ask the hub for each of its files, and wait and try again each time: without a network that
-took 100 s, in every worker. So the desk looks first:
+The libraries that load a model ask the hub for each of its files, and wait and try again each time, for a cached model too:
+without a network that took 100 s, in every worker. So the desk looks first:
 
     tiny                        always: actordbg makes it
     a folder                    if it has a config.json
-    a name, weights in the hub's cache      yes, and the hub is not asked
+    a name, all weights in the hub's cache  yes; neither the desk nor a worker asks the hub (`needs_no_hub`)
     any other name              if the hub answers for its config.json within `DEADLINE_S`
 
 The cache, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, tokens and proxies are huggingface_hub's own business: it is what asks.
@@ -17,6 +17,7 @@ Example::
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import threading
@@ -34,8 +35,10 @@ TIMEOUT_S = 5.0
 DEADLINE_S = 12.0
 """How long asking the hub may take in all: looking up its address knows no timeout, and a server may answer drop by drop."""
 _CONFIG = "config.json"
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
-_WAY_OUT = "name a folder with --model DIR; HF_HUB_OFFLINE=1 takes only what is in the hub's cache"
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_INDEXES = tuple(f"{name}.index.json" for name in _WEIGHTS)
+"""Which files hold the weights, where several do."""
+_WAY_OUT = "name a folder with --model DIR, or download it where there is a network (`hf download NAME`) and bring the cache"
 
 
 def looks_like_path(name: str) -> bool:
@@ -82,18 +85,52 @@ def _read(path: Path, fault: str) -> dict[str, Any]:
     return config
 
 
+def needs_no_hub(model: str) -> bool:
+    """Whether all of a hub's model lies in its cache: weights, and code. Whoever loads it then has nothing to ask."""
+    if model == TINY or is_local(model) or looks_like_path(model):
+        return False
+    try:
+        path = _cached(model)
+        return path is not None and "--" not in json.dumps(_read(path, model).get("auto_map"))  # code of another repository
+    except (ImportError, EnvironmentProblem):
+        return False
+
+
 def _cached(model: str) -> Path | None:
-    """The config.json of a model in the hub's cache, if weights lie beside it: asking for a config puts it there, too."""
-    from huggingface_hub import try_to_load_from_cache
+    """The config.json of a model in the hub's cache, if all its weights lie beside it: asking for a config puts it there, too."""
     from huggingface_hub.errors import HFValidationError
 
     try:
-        found = try_to_load_from_cache(model, _CONFIG)
+        found = _lookup(model, _CONFIG)
     except (HFValidationError, OSError) as error:
         raise _problem(model, error) from None
-    if not isinstance(found, str) or not any(path.suffix in _WEIGHTS for path in Path(found).parent.iterdir()):
+    return found if found is not None and _has_weights(found.parent) else None
+
+
+def cached_file(model: str, name: str) -> Path | None:
+    """A file of a hub's model in the cache on this disk; None where there is none, or no such name can be."""
+    try:
+        return None if looks_like_path(model) else _lookup(model, name)
+    except (ImportError, ValueError, OSError):  # of a name that no hub can have
         return None
-    return Path(found)
+
+
+def _lookup(model: str, name: str) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model, name)
+    return Path(found) if isinstance(found, str) else None
+
+
+def _has_weights(folder: Path) -> bool:
+    """Whether each file is there that holds weights: one, or all that an index names."""
+    if any((folder / name).is_file() for name in _WEIGHTS):
+        return True
+    for name in _INDEXES:
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError):  # an index that is none names nothing
+            shards = set(json.loads((folder / name).read_bytes())["weight_map"].values())
+            return bool(shards) and all((folder / shard).is_file() for shard in shards)
+    return False
 
 
 def _fetch(model: str) -> Path:
@@ -141,4 +178,7 @@ def _problem(model: str, error: Exception) -> EnvironmentProblem:
             f"the hub at {constants.ENDPOINT} does not give the model {model}: {reason}",
             hint="check its name; for a private or gated model log in (`hf auth login`), or name a folder with --model DIR",
         )
-    return EnvironmentProblem(f"cannot reach the hub at {constants.ENDPOINT} for the model {model}: {reason}", hint=_WAY_OUT)
+    return EnvironmentProblem(
+        f"offline: cannot reach the hub at {constants.ENDPOINT} for {model}, which is not whole in its cache: {reason}",
+        hint=_WAY_OUT,
+    )

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from actordbg.actor.hub_model import cached_file
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.cli.output import note
 from actordbg.formats.store_files import atomic_write
@@ -19,22 +20,24 @@ HtmlFile = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Write the answer as a page, too: one HTML file with its charts.")
 ]
 
+_TOKENIZER = "tokenizer.json"
 
 TokenizerFile = Annotated[
     Path | None,
-    typer.Option("--tokenizer", metavar="PATH", help="A model's folder or tokenizer.json: token charts get text."),
+    typer.Option("--tokenizer", metavar="PATH", help="A model's folder, or its name in the hub's cache: token charts get text."),
 ]
 
 
 def texts_of(path: Path | None) -> Texts | None:
-    """The text of token ids by a tokenizer on disk; None without one. Nothing is fetched, and no code of a model is run."""
+    """The text of token ids by a tokenizer on this machine; None without one. Nothing is fetched, no code of a model is run."""
     if path is None:
         return None
     from tokenizers import Tokenizer
 
-    file = path / "tokenizer.json" if path.is_dir() else path
-    if not file.is_file():
-        raise UsageError(f"--tokenizer {path}: there is no {file}", hint="name a folder with a tokenizer.json, or that file")
+    file = path / _TOKENIZER if path.is_dir() else path if path.is_file() else cached_file(str(path), _TOKENIZER)
+    if file is None or not file.is_file():
+        hint = f"name a folder with a {_TOKENIZER}, or that file; of a hub's model: `hf download NAME {_TOKENIZER}` first"
+        raise UsageError(f"--tokenizer {path}: there is no such folder or file, and nothing is fetched from a hub", hint=hint)
     try:
         tokenizer = Tokenizer.from_file(str(file))
     except Exception as error:  # noqa: BLE001  the library raises Exception itself

@@ -29,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from actordbg.actor.hub_model import needs_no_hub
 from actordbg.base.errors import LaunchProblem, Unsupported
 from actordbg.base.owners import NOT_FROM_HERE
 from actordbg.config import consent, dist_plugin
@@ -48,7 +49,7 @@ MARK = "ACTORDBG_GROUP"
 BREAKPOINT = "actordbg.debug.breakpoint"
 """What a `breakpoint()` in the actor's or the model's code does: a worker has no terminal of its own."""
 HUB_TIMEOUTS = {"HF_HUB_ETAG_TIMEOUT": "3", "HF_HUB_DOWNLOAD_TIMEOUT": "10"}
-"""How long a worker waits for the hub, in seconds, unless the user said: a cached model of ten files must not cost minutes."""
+"""How long a worker waits for the hub, in seconds, unless the user said. For a model that is all in the cache it asks nothing."""
 _CAREFUL = {**NOT_FROM_HERE, "TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"}
 """Nothing is imported from the current folder, and no pickle runs as weights."""
 
@@ -150,6 +151,8 @@ def child_environment(config: ReplayConfig, base: Mapping[str, str]) -> dict[str
         kept.setdefault("DS_ACCELERATOR", "cpu")
     for name, seconds in HUB_TIMEOUTS.items():
         kept.setdefault(name, seconds)
+    if needs_no_hub(config.model):
+        kept.setdefault("HF_HUB_OFFLINE", "1")
     if kept.get("PYTHONBREAKPOINT") != "0":
         kept["PYTHONBREAKPOINT"] = BREAKPOINT
     kept["PYTHONUNBUFFERED"] = "1"

@@ -114,6 +114,26 @@ def test_offline_only_a_cached_model_can_be_had(hub: str, monkeypatch: pytest.Mo
     assert hub_model.find_model("org/there") == CONFIG and len(_Hub.asked) == asked, "the hub is not asked for a cached model"
 
 
+def test_only_a_model_that_is_whole_in_the_cache_is_loaded_without_the_hub(
+    hub: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Without a network each of a worker's questions for a cached model's files took half a minute."""
+    hub_model.find_model("org/there")
+    folder = tmp_path / "hub" / "models--org--there" / "snapshots" / COMMIT
+    config, shards = ReplayConfig(model="org/there"), ("model-1.safetensors", "model-2.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict(zip("ab", shards, strict=True))}))
+    (folder / shards[0]).write_bytes(b"weights")
+    assert "HF_HUB_OFFLINE" not in child_environment(config, {}), "a shard is missing"
+    (folder / shards[1]).write_bytes(b"weights")
+    assert child_environment(config, {})["HF_HUB_OFFLINE"] == "1"
+    assert child_environment(config, {"HF_HUB_OFFLINE": "0"})["HF_HUB_OFFLINE"] == "0"
+    (folder / "config.json").write_text(json.dumps(CONFIG | {"auto_map": {"AutoModel": "org/code--modeling.Model"}}))
+    assert "HF_HUB_OFFLINE" not in child_environment(config, {}), "its code lies in another repository"
+    (folder / "tokenizer.json").write_text("{}")
+    assert hub_model.cached_file("org/there", "tokenizer.json") == folder / "tokenizer.json"
+    assert hub_model.cached_file("org/absent", "tokenizer.json") is hub_model.cached_file("no name", "x") is None
+
+
 def test_a_name_that_is_no_model_is_refused_without_asking(hub: str, tmp_path: Path) -> None:
     assert hub_model.find_model("tiny") is None
     assert "there is no model in /nope" in _refusal("/nope").message
@@ -145,5 +165,7 @@ def test_without_a_hub_every_command_that_builds_an_actor_says_so_and_starts_not
         environment |= {"NO_PROXY": "127.0.0.1", "HF_HUB_OFFLINE": "0"}
         program = [sys.executable, "-m", "actordbg", "--store", str(store.root), *command, "--model", "org/name"]
         done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 4 and "error[environment]: cannot reach the hub at http://127.0.0.1:" in done.stderr, done.stderr
+    assert done.returncode == 4 and "error[environment]: offline: cannot reach the hub at http://127.0.0.1:" in done.stderr, (
+        done.stderr
+    )
     assert "Retry" not in done.stderr and not store.replays.exists() and not store.matrices.exists()
