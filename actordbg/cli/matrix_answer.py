@@ -25,6 +25,7 @@ from actordbg.report.renderings import as_markdown, as_text
 
 _COLOURS = {
     "passed": "green", "WRONG": "red", "failed": "red", "REGRESSED": "red", "unavailable": "yellow", "not run": "yellow",
+    "NOT JUDGED": "yellow",
 }  # fmt: skip
 _WORD = re.compile(r"\b(" + "|".join(_COLOURS) + r")\b")
 

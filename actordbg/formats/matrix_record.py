@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from actordbg.formats.comparison_record import GOOD
+from actordbg.formats.comparison_record import GOOD, NOT_COMPARED
 from actordbg.formats.stored_record import StoredRecord
 
 PASSED, FAILED, UNAVAILABLE, NOT_RUN = "passed", "failed", "unavailable", "not run"
@@ -66,8 +66,13 @@ class MatrixCell:
 
     @property
     def wrong(self) -> bool:
-        """It passed, and breaks a law, or its numbers are not the truth's, or could not be compared with it."""
-        return self.status == PASSED and not self.good
+        """It passed, and breaks a law, or its numbers are not the truth's."""
+        return self.status == PASSED and not self.good and not self.unjudged
+
+    @property
+    def unjudged(self) -> bool:
+        """It passed, breaks no law, and its numbers were to be compared with the truth and could not be: no success either."""
+        return self.status == PASSED and not self.violations and self.verdict == NOT_COMPARED
 
 
 @dataclass(frozen=True)
@@ -94,7 +99,7 @@ class MatrixRecord(StoredRecord):
 
     @property
     def good(self) -> bool:
-        """Something ran, and nothing is wrong, failed or regressed. What failed in the baseline already may fail here."""
+        """Something ran, and nothing is wrong, not judged, failed or regressed. What failed in the baseline may fail here."""
         ran = [cell for cell in self.cells if cell.status in (PASSED, FAILED)]
         failed = not self.baseline and any(cell.status == FAILED for cell in ran)
-        return bool(ran) and not failed and not any(cell.wrong or cell.regressed for cell in self.cells)
+        return bool(ran) and not failed and not any(cell.wrong or cell.unjudged or cell.regressed for cell in self.cells)

@@ -23,7 +23,7 @@ from actordbg.formats.stored_record import StoredRecord
 from actordbg.matrix.axes import Axes, combinations
 from actordbg.matrix.cell_outcomes import context_of
 from actordbg.matrix.cells import make_cells
-from actordbg.matrix.matrix_document import IN_PART, WRONG, verdict_word
+from actordbg.matrix.matrix_document import IN_PART, UNJUDGED, WRONG, verdict_word
 from actordbg.matrix.matrix_files import select
 from actordbg.matrix.run_matrix import Surroundings, new_matrix, run_matrix
 from actordbg.replay.supervise import load_spec
@@ -83,7 +83,8 @@ class FamilyResult(StoredRecord):
     @property
     def good(self) -> bool:
         """Every cell that could run is right."""
-        return any(cell.good for cell in self.cells) and not any(cell.wrong or cell.status == FAILED for cell in self.cells)
+        bad = any(cell.wrong or cell.unjudged or cell.status == FAILED for cell in self.cells)
+        return any(cell.good for cell in self.cells) and not bad
 
 
 def subject_of(name: str) -> Subject:
@@ -145,7 +146,7 @@ def findings_of(store: Store, record: MatrixRecord) -> list[FamilyFinding]:
 
 def _said(store: Store, cell: MatrixCell, word: str) -> str:
     """Why a cell is not right, without what differs from machine to machine; "" where it is right."""
-    if word in (UNAVAILABLE, IN_PART):
+    if word in (UNAVAILABLE, IN_PART, UNJUDGED):
         return cell.reason
     if word == FAILED:
         return cell.error or cell.signature or FAILED

@@ -1,7 +1,8 @@
 """A matrix as a document: the table, what failed and why, what was loaded, and what it ran on. Pure.
 
 A cell is told in a word that needs no colour: passed, in part (what was judged is right, and something was not judged), WRONG (it
-finished, and its numbers are not the truth's), failed, unavailable, not run; and REGRESSED if it is worse than the baseline.
+finished, and its numbers are not the truth's), NOT JUDGED (it finished, and could not be compared with the truth), failed,
+unavailable, not run; and REGRESSED if it is worse than the baseline.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from actordbg.report.law_summary import SHOWN
 
 AXES_AS_COLUMNS = 4
 """With more axes than this the settings share one column."""
-WRONG, REGRESSED, IN_PART = "WRONG", "REGRESSED", "in part"
+WRONG, UNJUDGED, REGRESSED, IN_PART = "WRONG", "NOT JUDGED", "REGRESSED", "in part"
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,7 @@ def matrix_document(record: MatrixRecord, context: MatrixContext, explain: Expla
         _table(record, context),
         Paragraph(_legend(record)),
         *_section("Wrong", [_wrong(cell) for cell in record.cells if verdict_word(cell) == WRONG]),
+        *_section("Not judged", _by_reason(cell for cell in record.cells if verdict_word(cell) == UNJUDGED)),
         *_section("In part", _by_reason(cell for cell in record.cells if verdict_word(cell) in (PASSED, IN_PART))),
         *_section("Regressed", [f"{_label(c)}: {'; '.join(c.regressed)}" for c in record.cells if c.regressed]),
         *_section("Laws", _laws(record)),
@@ -75,6 +77,8 @@ def verdict_word(cell: MatrixCell) -> str:
     """What became of the cell, in one or two words."""
     if cell.wrong:
         return WRONG
+    if cell.unjudged:
+        return UNJUDGED
     if cell.status == NOT_RUN and not cell.reason and cell.replay_id:
         return "unfinished"
     if cell.status == PASSED and cell.verdict is not None and cell.reason:
@@ -84,7 +88,7 @@ def verdict_word(cell: MatrixCell) -> str:
 
 def _counted(record: MatrixRecord) -> str:
     words = [verdict_word(cell) for cell in record.cells]
-    names = (PASSED, IN_PART, WRONG, FAILED, UNAVAILABLE, "unfinished", NOT_RUN)
+    names = (PASSED, IN_PART, WRONG, UNJUDGED, FAILED, UNAVAILABLE, "unfinished", NOT_RUN)
     counts = [f"{words.count(name)} {name}" for name in names if name in words]
     regressed = sum(bool(cell.regressed) for cell in record.cells)
     passed = [cell for cell in record.cells if cell.status == PASSED]

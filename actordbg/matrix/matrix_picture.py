@@ -28,7 +28,7 @@ def matrix_banner(record: MatrixRecord, counted: str) -> Banner:
     """The verdict over all cells. counted: how many cells came out how, in words."""
     ran = [cell for cell in record.cells if cell.status in (PASSED, FAILED)]
     wrong, failed = [cell for cell in ran if cell.wrong], [cell for cell in ran if cell.status == FAILED]
-    judged = [cell for cell in ran if cell.verdict is not None]
+    judged = [cell for cell in ran if cell.verdict is not None and not cell.unjudged]
     toy = all(str(cell.config.get("model", TINY)) == TINY for cell in record.cells)
     left = ["your model: this ran the embedded toy model `tiny`"] if toy else []
     left += (
@@ -104,7 +104,7 @@ def _cell(cell: MatrixCell, record: MatrixRecord, word: Word) -> Cell:
 def _tone(cell: MatrixCell, told: str) -> str:
     if cell.wrong or cell.status == FAILED or cell.regressed:
         return BAD_TONE
-    if cell.status != PASSED:
+    if cell.status != PASSED or cell.unjudged:
         return NO_TONE
     return GOOD_TONE if told == PASSED and cell.verdict is not None else PART_TONE
 

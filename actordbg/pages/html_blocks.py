@@ -23,6 +23,7 @@ _COMMANDS = ("command", "repeat", "next")
 _TONES = {
     "passed": "good", "match": "good", "agrees": "good", "kept": "good", "within-rounding": "good", "within-noise": "part",
     "in part": "part", "unavailable": "part", "not run": "part", "not-compared": "part", "not compared": "part",
+    "NOT JUDGED": "part",
     "failed": "bad", "crashed": "bad", "hung": "bad", "WRONG": "bad", "mismatch": "bad", "PARTS": "bad", "broken": "bad",
     "BROKEN": "bad", "REGRESSED": "bad", "far": "bad", "nondeterministic": "bad",
 }  # fmt: skip

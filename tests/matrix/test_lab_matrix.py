@@ -26,6 +26,7 @@ from actordbg.matrix.cell_outcomes import context_of
 from actordbg.matrix.cell_verdicts import Baseline, open_baseline, require_common
 from actordbg.matrix.matrix_document import MatrixContext, matrix_document
 from actordbg.matrix.run_matrix import MatrixEvent
+from actordbg.pages.page import as_html
 from actordbg.replay.processes import session_members
 from actordbg.replay.supervise import load_spec
 from actordbg.report.renderings import as_markdown, as_text
@@ -277,13 +278,24 @@ class TestBaseline:
 
 def test_a_cell_that_passed_with_wrong_numbers_is_shown_as_wrong(bench: Bench) -> None:
     record = bench.run(bench.new(FOUR, inputs=1))
-    for verdict in ("mismatch", "not-compared"):
-        cells = (replace(record.cells[0], verdict=verdict, max_abs=0.5, reason="off"), *record.cells[1:])
-        wrong = replace(record, cells=cells)
-        assert wrong.cells[0].wrong and not wrong.good
-        assert "3 passed, 1 WRONG" in shown(wrong) and "cell 0, sdpa, not packed: off" in shown(wrong)
+    wrong = replace(record, cells=(replace(record.cells[0], verdict="mismatch", max_abs=0.5, reason="off"), *record.cells[1:]))
+    assert wrong.cells[0].wrong and not wrong.good
+    assert "3 passed, 1 WRONG" in shown(wrong) and "cell 0, sdpa, not packed: off" in shown(wrong)
     right = replace(record, cells=tuple(replace(cell, verdict="within-noise") for cell in record.cells))
     assert right.good and "WRONG" not in shown(right)
+
+
+def test_a_cell_that_could_not_be_compared_is_not_judged_which_is_neither_wrong_nor_good(bench: Bench) -> None:
+    record = bench.run(bench.new(FOUR, inputs=1))
+    others = [replace(cell, verdict="within-noise", laws="asked") for cell in record.cells[1:]]
+    left = replace(record, cells=(replace(record.cells[0], verdict="not-compared", reason="no truth: dropout"), *others))
+    assert left.cells[0].unjudged and not left.cells[0].wrong and not left.good
+    text = shown(left)
+    assert "3 passed, 1 NOT JUDGED" in text and "cell 0: no truth: dropout" in text and "WRONG" not in text
+    page = as_html(matrix_document(left, MatrixContext()))
+    assert ">NOT JUDGED</strong>" in page and "WRONG" not in page and 'class="cell none"' in page
+    broken = replace(left.cells[0], violations=("future broken: row 1 sees later tokens",))
+    assert broken.wrong and not broken.unjudged, "a broken law is wrong, compared or not"
 
 
 def test_nothing_in_the_markdown_becomes_a_link_to_an_issue(bench: Bench) -> None:
