@@ -1,7 +1,8 @@
-"""Indexes the files of comparisons/, noise/ and matrices/.
+"""Indexes the files of comparisons/, noise/, matrices/ and memory/.
 
 A folder is listed again only if its modification time changed, and a file is read again only if its size or time did. A
-matrix is replaced while it runs; the others are written once. Times younger than two seconds are not relied on.
+matrix is replaced while it runs, a watching of memory when it ends; the others are written once. Times younger than two
+seconds are not relied on.
 
 Every comparison has a row in `comparison_run`. Of a pair (A, B), the newest comparison whose replays are both in the catalog
 is *current*: its dumps are rows of `comparison`. A file or a replay that comes or goes may change which one that is. So each
@@ -20,9 +21,10 @@ from actordbg.catalog import tables
 from actordbg.formats.store_files import OddFile, read_regular
 from actordbg.store.layout import Store
 
-COMPARISONS, NOISE, MATRICES = "comparisons", "noise", "matrices"
-_ID = {COMPARISONS: "comparison_id", NOISE: "noise_id", MATRICES: "matrix_id"}
+COMPARISONS, NOISE, MATRICES, MEMORY = "comparisons", "noise", "matrices", "memory"
+_ID = {COMPARISONS: "comparison_id", NOISE: "noise_id", MATRICES: "matrix_id", MEMORY: "memory_id"}
 """By folder the field of its records that names the file."""
+_REPLACED = (MATRICES, MEMORY)
 _NOT_AS_IT_SHOULD_BE = """
     WITH wanted AS (
         SELECT comparison_id, max(created_at || comparison_id) FROM comparison_run AS c
@@ -60,7 +62,7 @@ def _refresh_folder(store: Store, folder: str, settled_ns: int) -> int:
         for path, state in store.files(folder, ".json", odd).items()
     }
     passing = False
-    changed = [path for path, one in found.items() if known.get(path) != one or (folder == MATRICES and one[1] < 0)]
+    changed = [path for path, one in found.items() if known.get(path) != one or (folder in _REPLACED and one[1] < 0)]
     for path in changed:
         passing = _take(store, folder, path, *found[path]) or passing
     gone = (set(known) | bad) - set(found)

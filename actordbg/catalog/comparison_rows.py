@@ -1,4 +1,4 @@
-"""Rows of comparisons, noise floors and matrices, made from the records of their files.
+"""Rows of comparisons, noise floors, matrices and memory, made from the records of their files.
 
 A column that is a field of the record by the same name is taken over as it is; what is computed stands here.
 """
@@ -11,10 +11,13 @@ from typing import Any
 from actordbg.catalog import tables
 from actordbg.formats.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord, DumpComparison, Figures
 from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
+from actordbg.formats.memory_record import Growth, MemoryRecord
 from actordbg.formats.noise_record import NoiseRecord
 
 Row = dict[str, Any]
-RECORDS: dict[str, Any] = {"comparisons": ComparisonRecord, "noise": NoiseRecord, "matrices": MatrixRecord}
+RECORDS: dict[str, Any] = {
+    "comparisons": ComparisonRecord, "noise": NoiseRecord, "matrices": MatrixRecord, "memory": MemoryRecord,
+}  # fmt: skip
 """What the files of a folder hold."""
 
 
@@ -23,12 +26,14 @@ def _same(record: Any, row: type[Any]) -> Row:
     return {name: getattr(record, name) for name in tables.columns_of(row) if hasattr(record, name)}
 
 
-def rows_of(record: ComparisonRecord | NoiseRecord | MatrixRecord) -> dict[type[Any], list[Row]]:
+def rows_of(record: ComparisonRecord | NoiseRecord | MatrixRecord | MemoryRecord) -> dict[type[Any], list[Row]]:
     """The rows that a file's record makes, by table. Those of a comparison's dumps are wanted once it is current (`dumps_of`)."""
     if isinstance(record, ComparisonRecord):
         return {tables.ComparisonRow: [_comparison_run(record)]}
     if isinstance(record, NoiseRecord):
         return {tables.NoiseRow: [_noise_floor(record)]}
+    if isinstance(record, MemoryRecord):
+        return {tables.MemoryRow: [_watching(record)]}
     matrix = _same(record, tables.Matrix) | {"inputs": len(record.dump_ids)}
     return {tables.Matrix: [matrix], tables.CellRow: [_cell(record.matrix_id, cell) for cell in record.cells]}
 
@@ -93,6 +98,31 @@ def _cell(matrix_id: str, cell: MatrixCell) -> Row:
     made = {"reason": cell.reason or None, "regressed": "; ".join(cell.regressed) or None}
     made |= {"laws": cell.laws or None, "violations": "; ".join(cell.violations) or None}
     return _same(cell, tables.CellRow) | made | {"matrix_id": matrix_id, "cell": cell.index}
+
+
+def _watching(record: MemoryRecord) -> Row:
+    """A watching of memory: the largest peaks over its processes, and the fastest growth of one that grows."""
+    sizes = [(name, one) for process in record.processes for name, one in process.sizes.items()]
+    peaks = {
+        f"peak_{name}": max((one.peak for at, one in sizes if at == name), default=None) for name in ("rss", "uss", "cuda_used")
+    }
+    growths = [one.growth for _, one in sizes if one.growth is not None and one.growth.grows]
+    return (
+        _same(record, tables.MemoryRow)
+        | peaks
+        | {
+            "processes": len(record.processes),
+            "samples": sum(one.samples for one in record.processes),
+            "steps": max((one.steps for one in record.processes), default=0),
+            "growth_per_step": _fastest(growths, "step"),
+            "growth_per_second": _fastest(growths, "second"),
+            "notes": "; ".join(record.notes) or None,
+        }
+    )
+
+
+def _fastest(growths: list[Growth], unit: str) -> float | None:
+    return max((one.slope for one in growths if one.unit == unit), default=None)
 
 
 def _largest(values: Iterable[float | None]) -> float | None:

@@ -10,7 +10,7 @@
   of a newer format, or one that could not be read, may become readable later; its folder is listed again each time.
 * It reads journals of replays on from where the last refresh stopped (`replay_rows`).
 * It opens nothing but regular files. Links, FIFOs, names that are no text and whatever else is no file of ours are noted too.
-* It reads files of comparisons, noise floors and matrices that are new or were replaced (`comparison_index`).
+* It reads files of comparisons, noise floors, matrices and memory that are new or were replaced (`comparison_index`).
 
 Many processes may refresh at once. Each reads a batch of files and then writes it in one immediate transaction. The first
 batch forgets the folder's noted time and the last one notes it again. So a refresh that is killed, or overtaken by
@@ -55,7 +55,7 @@ SETTLED_NS = 2_000_000_000
 Progress = Callable[[int, int], None]
 """Called with (dumps read, dumps to read) after each batch."""
 
-FOLDERS = ("dumps", "packs", "replays", "comparisons", "noise", "matrices", "events")
+FOLDERS = ("dumps", "packs", "replays", "comparisons", "noise", "matrices", "memory", "events")
 """The folders that it reads."""
 NO_FOLDER = "it is not a folder"
 _RANK = re.compile(r"rank(\d{4,})\Z")
@@ -65,8 +65,8 @@ _RANK = re.compile(r"rank(\d{4,})\Z")
 class IndexSummary:
     """What a refresh did. `damaged` lists every file that is known and could not be indexed.
 
-    `lab` counts the files of comparisons, noise floors and matrices that were read. `private_catalog`: where the catalog lies, if
-    not in the store.
+    `lab` counts the files of comparisons, noise floors, matrices and memory that were read.
+    `private_catalog`: where the catalog lies, if not in the store.
     """
 
     added: int = 0
@@ -138,7 +138,7 @@ def forget_dumps(store: Store, dump_ids: Iterable[str], folders: Iterable[str]) 
 
 
 def read_damaged(reader: sqlite3.Connection) -> list[Damaged]:
-    """Every file that is noted as damaged: dumps, packs, comparisons, noise floors, matrices."""
+    """Every file that is noted as damaged: dumps, packs, comparisons, noise floors, matrices, memory."""
     return [Damaged(*row) for row in reader.execute("SELECT path, code, reason FROM damaged_file ORDER BY path")]
 
 

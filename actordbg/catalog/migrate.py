@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from sqlalchemy import Connection
 
-HEAD = "0006"
+HEAD = "0007"
 """The revision that this program reads and writes: the newest migration."""
 
 KINDS = {str: "VARCHAR", int: "INTEGER", float: "FLOAT", bool: "INTEGER"}

@@ -39,9 +39,11 @@ event, damaged = table_of(tables.PatchEventRow), table_of(tables.DamagedFile)
 folder, file = table_of(tables.ScannedFolder), table_of(tables.ReadFile)
 law_answer = table_of(tables.LawRow)
 noise_floor, matrix, matrix_cell = map(table_of, (tables.NoiseRow, tables.Matrix, tables.CellRow))
+memory_watch = table_of(tables.MemoryRow)
 _FROM = {
     "comparisons": ((comparison, "comparison_id"), (comparison_run, "comparison_id")),
     "noise": ((noise_floor, "noise_id"),),
+    "memory": ((memory_watch, "memory_id"),),
     "matrices": ((matrix_cell, "matrix_id"), (matrix, "matrix_id")),
 }
 """The tables whose rows come from the files of a folder, and the column that says from which."""

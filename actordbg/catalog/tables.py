@@ -10,6 +10,7 @@ them again. So nothing is kept here alone, and no column needs to be precious.
     comparison_run            one row for each file of `compare`; the newest of a pair has its dumps in `comparison`
     matrix ──< matrix_cell    the same inputs under many configurations; each cell is a replay
     law_answer                what the laws said of a dump in a replay
+    memory_watch              what `memory watch` found
     noise_floor               how far a configuration moves by itself
     patch_event               what `patch` and `unpatch` did
     damaged_file              dump files that are not what they should be, with the reason
@@ -374,6 +375,30 @@ class NoiseRow(TableRow):
 
 
 @dataclass(init=False, repr=False, eq=False, match_args=False)
+class MemoryRow(TableRow):
+    """One `actordbg memory watch`: the memory of some processes over time, sizes in bytes."""
+
+    TABLE = "memory_watch"
+
+    memory_id: str = column("its files under memory/", primary=True)
+    created_at: str = column("UTC time of its start")
+    finished_at: str | None = column("UTC time of its end; NULL while it goes on, or if it was killed")
+    kind: str = column("replay, run, processes or ray")
+    watched: str = column("the replay, the run, the pids or the cluster")
+    replay_id: str | None = column("the replay; NULL for anything else")
+    interval_s: float = column("seconds between two rounds")
+    processes: int = column("processes that were sampled")
+    samples: int = column("samples of all of them")
+    steps: int = column("steps of the process that had most; 0 where nobody counted")
+    peak_rss: int | None = column("largest RSS of a process")
+    peak_uss: int | None = column("largest USS of a process")
+    peak_cuda_used: int | None = column("largest CUDA memory in use of a process")
+    growth_per_step: float | None = column("fastest growth of a process that grows, by step; NULL if none does")
+    growth_per_second: float | None = column("the same where steps are not known")
+    notes: str | None = column("what could not be sampled, and why")
+
+
+@dataclass(init=False, repr=False, eq=False, match_args=False)
 class Matrix(TableRow):
     """One `actordbg matrix`: the same inputs under the combinations of some settings."""
 
@@ -511,7 +536,8 @@ class ReadFile(TableRow):
 
 
 TABLES: tuple[type[Any], ...] = (
-    Run, IndexedDump, Replay, Result, ComparisonRow, ComparedDump, NoiseRow, Matrix, CellRow, LawRow, PatchEventRow, DamagedFile,
+    Run, IndexedDump, Replay, Result, ComparisonRow, ComparedDump, NoiseRow, MemoryRow, Matrix, CellRow, LawRow,
+    PatchEventRow, DamagedFile,
     ScannedFolder, ReadFile,
 )  # fmt: skip
 """Every table, in the order of the reference page."""

@@ -52,6 +52,16 @@ CURVE = CommandGroup(
         Command("time", "Show time by length, and the longest that fits.", "curve:time"),
     ),
 )
+MEMORY = CommandGroup(
+    "memory",
+    "Memory of running processes over time, and where two part.",
+    (
+        Command("watch", "Sample the memory of running processes over time.", "memory:watch"),
+        Command("show", "Show what was sampled: peaks, and who grows.", "memory:show"),
+        Command("compare", "Say where the memory of two runs parts.", "memory:compare"),
+        Command("ls", "List what was watched, the newest first.", "memory:ls"),
+    ),
+)
 CONTENTS = (
     Section(
         "Install",
@@ -105,6 +115,7 @@ CONTENTS = (
                 "compare", "Compare a replay with another one, or with the truth.", "compare:compare", optional={"noise": "last"}
             ),
             CURVE,
+            MEMORY,
             Command("compare-logs", "Compare the losses of trainings, step by step.", "compare_logs:compare_logs"),
         ),
     ),

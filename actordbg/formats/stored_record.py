@@ -1,11 +1,13 @@
-"""Records that a command writes to the store, each as one JSON file: comparisons, noise floors and matrices.
+"""Records that a command writes to the store, each as one JSON file: comparisons, noise floors, matrices, memory.
 
     store/comparisons/<comparison_id>.json    one ComparisonRecord, written once
     store/noise/<noise_id>.json               one NoiseRecord, written once
     store/matrices/<matrix_id>.json           one MatrixRecord, replaced as cells finish
+    store/memory/<memory_id>.json             one MemoryRecord, replaced when the watching ends
 
-The catalog's tables `comparison`, `noise_floor`, `matrix` and `matrix_cell` are made from these files alone. Ids have the
-form of a replay's (`20250619T052608-9f3a2c`), so they sort by time. A float that is not finite is stored as null.
+The catalog's tables `comparison`, `noise_floor`, `matrix`, `matrix_cell` and `memory_watch` are made from these files
+alone. Ids have the form of a replay's (`20250619T052608-9f3a2c`), so they sort by time. A float that is not finite is
+stored as null.
 
 Standard library only: the desk reads these files without torch.
 """

@@ -39,7 +39,7 @@ CHECKS = (
     StoreCheck("packs", "each pack: index, and each dump in it", dump_checks.packs),
     StoreCheck("doubles", "dumps that lie in a pack and in a file", dump_checks.doubles),
     StoreCheck("replays", "specifications, journals, results, kept tensors", record_checks.replays),
-    StoreCheck("records", "comparisons, noise floors, matrices", _plainly(record_checks.records)),
+    StoreCheck("records", "comparisons, noise floors, matrices, memory", _plainly(record_checks.records)),
     StoreCheck("switches", "dump switches", _plainly(recording_checks.switches)),
     StoreCheck("counters", "counters of recording processes", _plainly(recording_checks.counters)),
     StoreCheck("rings", "rings of this machine", _plainly(recording_checks.rings)),

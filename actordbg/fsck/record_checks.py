@@ -1,4 +1,4 @@
-"""Checks of replays, and of what was made from them: comparisons, noise floors, matrices."""
+"""Checks of replays, and of what was made from them: comparisons, noise floors, matrices, memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from actordbg.formats.store_files import OddFile, read_regular
 from actordbg.fsck.finding import Finding
 from actordbg.store.layout import Store, known_regular
 
-_ID = {"comparisons": "comparison_id", "noise": "noise_id", "matrices": "matrix_id"}
+_ID = {"comparisons": "comparison_id", "noise": "noise_id", "matrices": "matrix_id", "memory": "memory_id"}
 _TENSORS = ".safetensors"
 
 
@@ -93,7 +93,7 @@ def _tensors(store: Store, folder: Path, paths: list[Path], inputs: set[str], de
 
 
 def records(store: Store) -> Iterator[Finding]:
-    """Every comparison, noise floor and matrix: it can be read, is the one that its name says, and its replays are there."""
+    """Every record of the store: it can be read, is the one that its name says, and its replays are there."""
     for folder, kind in RECORDS.items():
         for path in (store.root / one for one in store.files(folder, ".json", {})):
             try:
@@ -118,6 +118,7 @@ def _references(store: Store, path: Path, folder: str, record: Any) -> Iterator[
     named = {
         "comparisons": lambda: [record.a.replay_id, record.b.replay_id],
         "noise": lambda: [record.replay_id],
+        "memory": lambda: [record.replay_id],
         "matrices": lambda: [cell.replay_id for cell in record.cells],
     }[folder]()
     gone = [name for name in named if name and not (store.replays / str(name)).is_dir()]

@@ -8,6 +8,7 @@
     store/packs/<run>/<utc>-<sha256>.pack            many dumps in one file (`dump pack`)
     store/replays/<replay>/spec.json, rank0.jsonl, rank0.log, supervisor.jsonl, tensors/
     store/comparisons/, noise/, matrices/            one JSON file for each (`actordbg.formats.comparison_record`)
+    store/memory/<id>.json, <id>.csv                 what `memory watch` found, and its samples
     store/trainchecks/<check>/check.json, cell-<n>.<attempt>/, logs/
     store/events/<utc>-<pid>-<rand>.json             one immutable file for each patch and unpatch
     store/backups/<sha256>/actor.py + origin.json    the original of every patched file
@@ -62,6 +63,7 @@ class Store(StoreFiles):
         self.comparisons = self.root / "comparisons"
         self.noise = self.root / "noise"
         self.matrices = self.root / "matrices"
+        self.memory = self.root / "memory"
         self.backups = self.root / "backups"
         self.reports = self.root / "reports"
         self.events = self.root / "events"

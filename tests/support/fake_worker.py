@@ -4,7 +4,7 @@
 
     "kill"   the process kills itself with SIGKILL         "fail"     it raises
     "hang"   it never returns                              "exit"     it leaves with exit code 0
-    "stop"   it stops itself with SIGSTOP
+    "stop"   it stops itself with SIGSTOP                 "leak", "keep"   it keeps a megabyte, or nothing, until its memory is sampled
     "unreadable"  loading raises                           "tainted"  it raises and leaves the engine unusable
     "late-fail"   it fails without taking part in the collective    "differ"  other ranks come to other log-probs
 
@@ -47,6 +47,7 @@ class ScriptedEngine:
         self.collective = bool(self.script.get("collective"))
         self.tainted, self.out_of_step = False, ""
         self._calls = 0
+        self._kept: list[bytes] = []
         self._loaded_for = spec.replay_id
 
     def open(self) -> dict[str, Any]:
@@ -72,7 +73,7 @@ class ScriptedEngine:
         (self.folder / f"ran-{item.dump_id}-{self.rank}-{recorded}").touch()
         if action == "late-fail":
             self._act("fail")
-        if action not in ("", "fail", "differ"):
+        if action not in ("", "fail", "differ", "leak", "keep"):
             self._act(action)
         if self.collective:
             world = int(os.environ["WORLD_SIZE"])
@@ -95,9 +96,23 @@ class ScriptedEngine:
             os.kill(os.getpid(), signal.SIGSTOP)
         elif action == "exit":
             os._exit(0)
+        elif action in ("leak", "keep"):
+            self._kept += [b"1" * 1_000_000] if action == "leak" else []
+            await_sample(self.folder.parents[1] / "memory")
         elif action in ("fail", "tainted"):
             self.tainted = action == "tainted"
             raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+
+def await_sample(folder: Path, patience_s: float = 30.0) -> None:
+    """Wait until somebody wrote more samples into a store's folder of memory."""
+    before, deadline = _written(folder), time.monotonic() + patience_s
+    while _written(folder) == before and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def _written(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.csv"))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,101 @@
+"""The loop of `actordbg memory watch`: ask who there is, read their memory, write a round, wait; and the record of it.
+
+Ends when the processes end, after the time that was given, or with Ctrl-C; what was sampled stays.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.memory_record import MemoryRecord
+from actordbg.formats.store_files import make_folder
+from actordbg.memory.memory_growth import figures
+from actordbg.memory.memory_samples import QUANTITIES, Sample, SampleFile, read_samples
+from actordbg.memory.process_memory import Reading, read_memory
+from actordbg.memory.watched import Watched, WatchedProcess
+from actordbg.replay.plan import new_replay_id
+from actordbg.store.layout import Store
+
+Reader = Callable[[Collection[WatchedProcess]], dict[WatchedProcess, Reading]]
+_UNKNOWN = {
+    "uss": "USS is not known: it was not asked for, or the processes belong to another user",
+    "cuda_used": "CUDA memory in use is not known: nvidia-smi named none of these processes",
+    "cuda_reserved": "CUDA memory in reserve is not known: only a replay's workers say it, after each input",
+}
+
+
+@dataclass(frozen=True)
+class Rhythm:
+    """How often, and for how long at most. unshared: ask for USS, too."""
+
+    interval_s: float = 1.0
+    for_s: float | None = None
+    unshared: bool = True
+
+
+def local_reader(unshared: bool) -> Reader:
+    """Reads processes of this machine."""
+
+    def read(processes: Collection[WatchedProcess]) -> dict[WatchedProcess, Reading]:
+        found = {one[0]: one for one in read_memory([process.pid for process in processes], unshared)}
+        return {one: found[one.pid] for one in processes if one.pid in found and one.ticks in (0, found[one.pid][1])}
+
+    return read
+
+
+def rounds(watched: Watched, read: Reader, rhythm: Rhythm) -> Iterator[list[Sample]]:
+    """A list of samples for each round, until there is nothing more to watch."""
+    began = time.monotonic()
+    while True:
+        at = time.monotonic() - began
+        marks = watched.poll()
+        moment, readings = now_timestamp(), read(marks)
+        yield [
+            Sample(
+                moment, round(at, 3), one.node, one.pid, one.rank, one.name, rss, uss, cuda, marks[one].cuda_reserved,
+                marks[one].step, marks[one].dump_id,
+            )
+            for one, (_, _, rss, uss, cuda) in readings.items()
+        ]  # fmt: skip
+        if watched.over(len(readings)) or (rhythm.for_s is not None and at + rhythm.interval_s > rhythm.for_s):
+            return
+        time.sleep(max(0.0, rhythm.interval_s - (time.monotonic() - began - at)))
+
+
+def watch_into(path: Path, found: Iterator[list[Sample]], tell: Callable[[list[Sample]], None]) -> None:
+    """Write every round into a new file, and tell of it. Ctrl-C ends it."""
+    with SampleFile(path) as file:
+        try:
+            for samples in found:
+                file.write(samples)
+                tell(samples)
+        except KeyboardInterrupt:
+            return
+
+
+def new_record(kind: str, watched: str, rhythm: Rhythm, replay_id: str | None = None) -> MemoryRecord:
+    """The record of a watching that begins."""
+    return MemoryRecord(new_replay_id(), now_timestamp(), None, kind, watched, rhythm.interval_s, replay_id)
+
+
+def samples_path(store: Store, record: MemoryRecord) -> Path:
+    """Where the samples of a record in the store lie."""
+    return store.memory / f"{record.memory_id}.csv"
+
+
+def save(store: Store, record: MemoryRecord) -> None:
+    """Publish the record, in place of what it said before."""
+    make_folder(store.memory)
+    store.publish_text(store.memory / f"{record.memory_id}.json", record.to_json())
+
+
+def finished(record: MemoryRecord, path: Path, notes: list[str]) -> MemoryRecord:
+    """The record with what the samples say."""
+    processes = figures(read_samples(path))
+    missing = [name for name in QUANTITIES if not any(name in one.sizes for one in processes)]
+    said = [*notes, *(_UNKNOWN[name] for name in missing if processes and name in _UNKNOWN)]
+    return replace(record, finished_at=now_timestamp(), processes=processes, notes=tuple(said))
