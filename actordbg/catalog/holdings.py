@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actordbg.catalog.presets import FAILED
-from actordbg.catalog.query import Catalog, count_dumps, damaged_files, dump_bytes, list_own_replays, list_replays, select_dumps
+from actordbg.catalog.query import Catalog, damaged_files, dump_bytes, dump_tally, list_own_replays, list_replays, select_dumps
 
 
 @dataclass(frozen=True)
@@ -36,15 +35,15 @@ def holdings(catalog: Catalog) -> Holdings:
     """What the store of this catalog holds."""
     newest = select_dumps(catalog, order="newest", limit=1)
     own = list_own_replays(catalog)
-    dumps = count_dumps(catalog)
+    dumps, packed, fresh, failed = dump_tally(catalog)
     facts = Holdings(
         store=str(catalog.store.root),
         dumps=dumps,
         bytes=dump_bytes(catalog),
-        in_packs=count_dumps(catalog, "pack is not null"),
+        in_packs=packed,
         newest=newest[0].timestamp if newest else None,
-        never_replayed=count_dumps(catalog, "status is null"),
-        failed=count_dumps(catalog, FAILED),
+        never_replayed=fresh,
+        failed=failed,
         damaged=len(damaged_files(catalog)),
         replays=len(own),
         other_replays=len(list_replays(catalog)) - len(own),

@@ -168,6 +168,15 @@ def frequent_values(source: Store | Catalog, name: str, most: int = 50) -> list[
         return [(value, int(count)) for value, count in rows]
 
 
+def dump_tally(source: Store | Catalog) -> tuple[int, int, int, int]:
+    """How many dumps there are; of these in packs, never replayed, and not passed in their last replay. One look, no parser."""
+    bad = "CASE WHEN r.status IN ('failed', 'crashed', 'hung') THEN 1 END"
+    sql = f"SELECT count(*), count(d.pack), count(*) - count(r.status), count({bad}) FROM dump AS d {LAST_RESULT}"
+    with _reader(_catalog(source)) as reader:
+        dumps, packed, fresh, failed = reader.execute(sql).fetchone()
+    return dumps, packed, fresh, failed
+
+
 def dump_bytes(source: Store | Catalog) -> int:
     """What all dumps of the store take, in bytes."""
     with _reader(_catalog(source)) as reader:

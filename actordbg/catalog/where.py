@@ -26,7 +26,6 @@ Example::
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
@@ -85,6 +84,8 @@ def parts_of(text: str) -> list[str]:
 @contextlib.contextmanager
 def _silent_parser() -> Iterator[None]:
     """Nothing of sqlglot's logger reaches the terminal: what is wrong with an expression is said once, by WhereError."""
+    import logging
+
     log = logging.getLogger("sqlglot")
     before, log.disabled = log.disabled, True
     try:

@@ -6,6 +6,7 @@ this one; the line says what the first line of the function's docstring says.
 
 from __future__ import annotations
 
+import gc
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -172,6 +173,7 @@ def root(
 
 def main() -> None:
     """Entry point of `actordbg`: runs the command, and turns every ActordbgError into a message, a hint and an exit code."""
+    gc.set_threshold(50_000, 20, 20)  # modules are most of what a command makes, and they stay
     sys.excepthook = lambda *what: _output().say_traceback(*what)
     try:
         code = app(standalone_mode=False)

@@ -23,6 +23,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from actordbg.cli.plain_values import quicken
+
 
 @dataclass(frozen=True)
 class Command:
@@ -90,6 +92,10 @@ def group_class(contents: Iterable[Section]) -> type[TyperGroup]:
             for entry in (entry for section in sections for entry in section.entries):
                 self.add_command(entry.build() if isinstance(entry, CommandGroup) else _Deferred(entry), entry.name)
 
+        def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+            quicken(self.get_params(ctx))
+            return super().parse_args(ctx, args)
+
         def format_commands(self, ctx: Any, formatter: Any) -> None:
             widest = max(len(entry.name) for section in sections for entry in section.entries)
             for section in sections:
@@ -130,6 +136,7 @@ class _Built(TyperCommand):
     optional: Mapping[str, str] = {}
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        quicken(self.get_params(ctx))
         usual = {**self.optional, **getattr(self.callback, "bare_values", {})}
         return super().parse_args(ctx, filled_in(args, {f"--{name}": value for name, value in usual.items()}))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import shlex
 import shutil
 import time
@@ -85,7 +84,7 @@ def run(
         hint = "what follows `--` is a program and its arguments"
         raise LaunchProblem(f"there is no program {command[0]}", hint=hint)
     store = store_of(ctx).create()
-    name = opt.checked_run_name(run) or f"{opt.default_run_name()}-{secrets.token_hex(2)}"  # jobs of the same second differ
+    name = opt.checked_run_name(run) or f"{opt.default_run_name()}-{os.urandom(2).hex()}"  # jobs of the same second differ
     environment = carried.child_environment(os.environ, str(store.root), name, stops=stops)
     known = {_key(row) for row in process_rows(store, datetime.now(timezone.utc))[0]}
     _start_recording(store, name, options)

@@ -27,7 +27,6 @@ Example:
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shutil
 import sys
@@ -85,6 +84,8 @@ def gather_facts(*, cuda: bool | None = None, gpus: int | None = None) -> Facts:
 
 def installed_versions() -> dict[str, str]:
     """Versions of python and of the packages that a replay's result depends on; those not installed are left out."""
+    import importlib.metadata  # it imports the parsers of e-mail
+
     found = {"python": ".".join(str(part) for part in sys.version_info[:3])}
     for name in _PACKAGES:
         try:

@@ -12,7 +12,7 @@ Example::
 
 from __future__ import annotations
 
-import secrets
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -134,7 +134,7 @@ def _pads(wanted: bool, most: int, batch: int, generator: Draws) -> Array:
 def _record(run: str, rank: int, ranks: int, call: int, shape: Shape, seed: int, tokens: int) -> DumpRecord:
     timestamp = now_timestamp()
     return DumpRecord(
-        dump_id=make_dump_id(timestamp, call, 0, secrets.token_hex(4)),
+        dump_id=make_dump_id(timestamp, call, 0, os.urandom(4).hex()),
         run=run,
         rank=rank,
         timestamp=timestamp,

@@ -17,7 +17,6 @@ import functools
 import hashlib
 import json
 import os
-import secrets
 import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -129,7 +128,7 @@ def read_regular(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
 
 def temporary_name(name: str) -> str:
     """A new name for an unfinished file, which says what process writes it."""
-    return f"{TEMPORARY}{processes()}-{os.getpid()}-{secrets.token_hex(4)}-{name}"
+    return f"{TEMPORARY}{processes()}-{os.getpid()}-{os.urandom(4).hex()}-{name}"
 
 
 @functools.cache
@@ -137,7 +136,7 @@ def processes() -> str:
     """Whose process numbers are meant: those of this boot of this kernel, and of this container."""
     with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", "rb") as file:
         return hashlib.sha256(file.read() + os.readlink("/proc/self/ns/pid").encode()).hexdigest()[:8]
-    return secrets.token_hex(4)
+    return os.urandom(4).hex()
 
 
 def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:

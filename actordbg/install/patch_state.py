@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import socket
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -66,7 +65,7 @@ def back_up(store: Store, original: bytes, sha256: str, facts: dict[str, Any]) -
 def record(store: Store, event: Event) -> Path:
     """Write one event file; its name sorts by time. If that fails, an interrupt included, there is no event."""
     stamp = event.timestamp.replace("-", "").replace(":", "")
-    path = store.events / f"{stamp}-{os.getpid()}-{secrets.token_hex(4)}.json"
+    path = store.events / f"{stamp}-{os.getpid()}-{os.urandom(4).hex()}.json"
     try:
         _write(path, json.dumps(asdict(event)).encode() + b"\n")
     except BaseException:  # the caller undoes what the event tells of

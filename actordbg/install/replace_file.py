@@ -23,7 +23,6 @@ import fcntl
 import glob
 import hashlib
 import os
-import secrets
 import stat
 import tempfile
 import time
@@ -108,7 +107,7 @@ def replaced(old: FileRead, data: bytes, *, mtime_ns: int | None = None, way_out
 
 
 def _beside(old: FileRead) -> Path:
-    return old.path.with_name(f"{_TEMPORARY}{old.path.name}-{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    return old.path.with_name(f"{_TEMPORARY}{old.path.name}-{os.getpid()}-{os.urandom(4).hex()}.tmp")
 
 
 def _keep(old: FileRead, kept: Path) -> None:

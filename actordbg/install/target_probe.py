@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.machinery
-import importlib.metadata
 import importlib.util
 import json
 import os
@@ -130,6 +129,8 @@ def say(answer: dict[str, object]) -> None:
 
 def facts(names: list[str]) -> None:
     """Versions and folders; imports nothing of what it asks about."""
+    import importlib.metadata  # it imports the parsers of e-mail
+
     versions: dict[str, str | None] = {}
     for name in names:
         try:

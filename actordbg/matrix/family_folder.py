@@ -24,7 +24,6 @@ from actordbg.actor.family_models import VOCABULARY
 from actordbg.base.errors import ActordbgError, Conflict, UsageError
 from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.dumps.create import create_dumps
 from actordbg.formats.store_files import atomic_write
 from actordbg.matrix.axes import Axes
 from actordbg.matrix.family_matrix import SHAPES, FamilyResult, Subject
@@ -50,6 +49,8 @@ class FamilyFolder:
 
     def make_inputs(self) -> None:
         """The dumps that every family replays; those that are there stay."""
+        from actordbg.dumps.create import create_dumps  # and numpy
+
         there = sum(1 for _ in self.store.iter_dumps()) if self.store.root.is_dir() else 0
         for seed, shape in list(enumerate(SHAPES))[there:]:
             create_dumps(self.store, 1, vocab_size=VOCABULARY, seed=seed, **shape)

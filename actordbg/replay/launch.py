@@ -20,7 +20,6 @@ Traps that this module avoids:
 from __future__ import annotations
 
 import os
-import secrets
 import socket
 import subprocess
 import sys
@@ -229,7 +228,7 @@ def _rank_environment(rank: int, nproc: int) -> dict[str, str]:
 
 
 def _start(command: list[str], environment: dict[str, str], log: Path) -> Launched:
-    mark = f"{MARK}={secrets.token_hex(8)}"
+    mark = f"{MARK}={os.urandom(8).hex()}"
     with open(open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "ab") as file:
         log.chmod(0o600)
         file.write(f"$ {' '.join(command)}\n".encode())

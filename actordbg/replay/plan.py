@@ -25,8 +25,8 @@ With `rank` and `shuffle` the slots stay those of the plan, whatever was lost or
 
 from __future__ import annotations
 
+import os
 import random
-import secrets
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -106,7 +106,7 @@ def make_plan(
 def new_replay_id(moment: datetime | None = None) -> str:
     """`20250619T052608-9f3a2c`: sorts by time, unique without asking anybody."""
     moment = moment or datetime.now(timezone.utc)
-    return f"{moment.astimezone(timezone.utc):%Y%m%dT%H%M%S}-{secrets.token_hex(3)}"
+    return f"{moment.astimezone(timezone.utc):%Y%m%dT%H%M%S}-{os.urandom(3).hex()}"
 
 
 def owner(index: int, lanes: int) -> int:

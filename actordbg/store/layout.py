@@ -29,7 +29,6 @@ import contextlib
 import errno
 import json
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -95,7 +94,7 @@ class Store(StoreFiles):
 
     def probed(self, *, room: bool) -> Store:
         """The same of a folder that is no sound store yet: one that is repaired."""
-        probe = self.root / f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}-probe"
+        probe = self.root / f"{TEMPORARY}{os.getpid()}-{os.urandom(4).hex()}-probe"
         try:
             with open(open_regular(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
                 if room:

@@ -129,6 +129,7 @@ def test_the_help_imports_no_command(arguments: tuple[str, ...]):
         "actordbg.cli",
         "actordbg.cli.app",
         "actordbg.cli.lazy",
+        "actordbg.cli.plain_values",
         "actordbg.base",
         "actordbg.base.errors",
         "actordbg.base.fault",
