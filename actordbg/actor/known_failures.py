@@ -58,6 +58,13 @@ RULES: tuple[Rule, ...] = (
         ("--compile, which runs torch.compile through the DeepSpeed engine", "a machine with CUDA"),
     ),
     Rule(
+        "memory-snapshot-needs-cuda",
+        REFUSE,
+        lambda case: case.config.memory_snapshot and not case.facts.cuda,
+        "torch keeps a history of allocations on CUDA only, and there is none here",
+        ("leave --memory-snapshot out, and watch the process: `actordbg memory watch --replay last`", "a machine with CUDA"),
+    ),
+    Rule(
         "deepcompile-needs-zero",
         REFUSE,
         lambda case: case.config.deepcompile and case.config.zero_stage not in (1, 2, 3),

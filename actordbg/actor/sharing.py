@@ -7,7 +7,7 @@ Of a loaded Actor these can be changed, and a cell after the change gives, bit f
 | packing, temperature | attributes of the Actor, set before each call anyway |
 | attn | transformers' `set_attn_implementation`; what the model then says is checked |
 | compile, compile_backend | the module gets its plain call back, torch's compiler forgets everything, and it compiles anew |
-| seed, timeout_s, vary, keep_tensors, keep_gradients, laws, accept | settings of the run, not of the Actor |
+| seed, timeout_s, vary, keep_tensors, keep_gradients, memory_snapshot, laws, accept | settings of the run, not of the Actor |
 | backward | on the plain backend only: DeepSpeed's engine is built with an optimizer or without |
 
 Everything else is what was loaded: the model, its layers, its dtype, the backend and how many processes it spans. A setting that

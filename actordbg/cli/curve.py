@@ -19,7 +19,6 @@ from actordbg.cli.completion import complete_replays
 from actordbg.cli.input_options import replaying, show
 from actordbg.cli.options import (
     ConfirmOption,
-    FormatOption,
     Json,
     Quiet,
     Where,
@@ -35,13 +34,13 @@ from actordbg.config.as_ran import as_ran, costs
 from actordbg.config.replay_config import SETTINGS, TINY, validate
 from actordbg.curve import curve_plot
 from actordbg.curve.curve_chart import curve_banner, curve_chart
-from actordbg.curve.curve_document import document
-from actordbg.curve.curves import answer
+from actordbg.curve.curve_document import as_csv, document
+from actordbg.curve.curves import CurvesAnswer, answer
 from actordbg.curve.measure_lengths import plan_lengths, settled
 from actordbg.curve.measurements import gather, left_out_replays
 from actordbg.matrix import matrix_files as matrices
 from actordbg.replay.supervise import run_replay, spec_and_owner
-from actordbg.report.blocks import as_data
+from actordbg.report.blocks import Block, as_data
 from actordbg.report.load_replays import load
 from actordbg.report.renderings import as_markdown, as_text
 from actordbg.store.layout import Store
@@ -84,7 +83,10 @@ class Question:
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the curves, too: .png, .svg or .pdf.")] = None
     limit: Annotated[int, typer.Option("--limit", min=0, help="At most this many lengths of each curve; 0 for all.")] = 24
     html: HtmlFile = None
-    format: FormatOption = None
+    format: Annotated[
+        Literal["text", "md", "json", "csv"] | None,
+        typer.Option("--format", "-f", help="How to write the answer (default: text). csv: a row for each measured length."),
+    ] = None
     yes: ConfirmOption = False
     quiet: Quiet = False
     as_json: Json = False
@@ -162,17 +164,24 @@ def _answer(
         notes.append(f"{output.plural(others, 'replay')} left out: truths and noise variants")
     measured, lengths, count = gather(material.replays, asked.by), sorted(set(asked.at or [])), len(material.replays) - others
     found = answer(measured, quantity, asked.by, passes=passes, budget=budget, at=lengths, replays=count, notes=notes)
-    written = as_markdown if chosen == "md" else as_text
     blocks = document(found, asked.limit)
     blocks[2:2] = [curve_banner(found), *([chart] if (chart := curve_chart(found)) else [])]
     write_page(asked.html, blocks)
-    told = vars(found) | as_data(blocks) if chosen == "json" else found
-    output.emit(told, lambda _: output.say_lines(written(blocks)), chosen == "json")
+    if chosen == "csv":
+        output.say_lines(as_csv(found))
+    else:
+        _tell(found, blocks, chosen)
     if asked.plot is not None and any(one.values for one in found.curves):
         curve_plot.plot(found, asked.plot)
         output.note(f"wrote {asked.plot}")
     if not found.good:
         raise typer.Exit(1)
+
+
+def _tell(found: CurvesAnswer, blocks: Sequence[Block], chosen: str) -> None:
+    written = as_markdown if chosen == "md" else as_text
+    told = vars(found) | as_data(blocks) if chosen == "json" else found
+    output.emit(told, lambda _: output.say_lines(written(blocks)), chosen == "json")
 
 
 def _names(store: Store, asked: Question) -> list[str]:

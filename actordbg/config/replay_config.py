@@ -227,6 +227,13 @@ class ReplayConfig:
         column="whether each parameter's gradient was kept there too",
         words=("gradients not kept", "gradients kept"), switchable=True, commands=_JUDGES, resolved=None,
     )  # fmt: skip
+    memory_snapshot: bool = setting(
+        False,
+        help="Keep torch's history of CUDA allocations, a file for each rank.",
+        column="whether torch's history of CUDA allocations was kept",
+        words=("allocations not recorded", "allocations recorded"),
+        switchable=True, commands=("replay",), resolved=None, beside_truth=(False,),
+    )  # fmt: skip
     laws: int = setting(
         0,
         help=f"Ask N inputs for their laws ({USUAL_LAWS} without a number): does what must not matter change anything?",

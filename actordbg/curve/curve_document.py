@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from actordbg.base.foreign_text import in_shell
+import csv
+import io
+
+from actordbg.base.foreign_text import in_csv, in_shell
 from actordbg.base.units import plural
 from actordbg.config.as_ran import complete, label, repeat_options, toy
 from actordbg.curve.curves import MEASURED, MEMORY, At, CurveAnswer, CurvesAnswer, Longest, value_of
@@ -35,6 +38,35 @@ def document(answer: CurvesAnswer, rows: int = MOST_ROWS) -> list[Block]:
     for one in answer.curves:
         blocks += _curve(one, answer, rows)
     return [*blocks, *map(Paragraph, answer.notes), Heading("How to read the figures", 3), Items(_definitions(answer))]
+
+
+CSV_COLUMNS = (
+    "curve",
+    "configuration",
+    "by",
+    "batch_size",
+    "n",
+    "inputs",
+    "peak_memory_bytes",
+    "forward_s",
+    "backward_s",
+    "both_s",
+    "fitted",
+)
+
+
+def as_csv(answer: CurvesAnswer) -> str:
+    """A row for each measured length of each curve. fitted: bytes or seconds by the curve; what is not known is empty."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for one in answer.curves:
+        of = one.measurements
+        for p in of.points:
+            fitted = one.curve.at(p.n) if one.curve else None
+            measured = (p.memory, p.forward, p.backward, p.both, fitted)
+            writer.writerow((one.label, in_csv(configuration(of)), answer.by, of.batch_size, p.n, p.inputs, *measured))
+    return out.getvalue()
 
 
 def title(one: CurveAnswer) -> str:

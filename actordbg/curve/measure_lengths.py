@@ -33,7 +33,7 @@ def settled(config: ReplayConfig, resolved: dict[str, Any]) -> ReplayConfig:
     """The configuration with what was left to the recorded call filled in as it ran: made-up inputs record nothing."""
     ran = as_ran(config, resolved)
     open_settings = {name: value for name, value in ran.items() if getattr(config, name) is None and value is not None}
-    return replace(config, **open_settings, keep_tensors=False, keep_gradients=False)
+    return replace(config, **open_settings, keep_tensors=False, keep_gradients=False, memory_snapshot=False)
 
 
 def plan_lengths(store: Store, config: ReplayConfig, lengths: Sequence[int], batch_size: int, *, command: str = "") -> ReplaySpec:

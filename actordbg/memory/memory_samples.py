@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 
 from actordbg.base.errors import StoreProblem, UsageError
+from actordbg.base.foreign_text import in_csv
 from actordbg.formats.store_files import open_regular, read_regular
 
 QUANTITIES = {"rss": "RSS", "uss": "USS", "cuda_used": "CUDA used", "cuda_reserved": "CUDA reserved"}
@@ -80,7 +81,9 @@ class SampleFile:
 
     def write(self, samples: Iterable[Sample]) -> None:
         """Append a round."""
-        self._rows.writerows([getattr(one, name) for name in COLUMNS] for one in samples)
+        for one in samples:
+            values = (getattr(one, name) for name in COLUMNS)
+            self._rows.writerow([in_csv(value) if isinstance(value, str) else value for value in values])
         self._file.flush()
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from actordbg.actor.memory_history import MemoryHistory, reserved
 from actordbg.actor.sharing import reopens
 from actordbg.base.imports import without_collecting
 from actordbg.config.replay_config import TINY
@@ -39,6 +40,7 @@ class ActorEngine:
         self.out_of_step = ""
         self._resources = contextlib.ExitStack()
         self._session: Session
+        self._history: MemoryHistory | None = None
 
     @property
     def collective(self) -> bool:
@@ -59,7 +61,14 @@ class ActorEngine:
         opening = open_actor(self.spec.config, defaults=defaults, model_cache=self.root / "models")
         self._session = self._resources.enter_context(opening)
         self._watched()
+        self._record()
         return self._session.resolved
+
+    def _record(self) -> None:
+        """Let torch record its allocations, or stop that, as the configuration has it."""
+        if self._history is not None:
+            self._history.stop()
+        self._history = MemoryHistory(self.folder, self.rank) if self.spec.config.memory_snapshot else None
 
     def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
         """Where nothing was loaded, `load_s` is 0 and `load_shared_with` names the replay whose load it shares."""
@@ -69,6 +78,7 @@ class ActorEngine:
         if same_kind and not self._session.takes(spec.config, defaults):
             return self.open()
         self._session.switch(spec.config, defaults)
+        self._record()
         if self._session.resolved["load_s"]:
             return self._session.resolved
         return self._session.resolved | {"load_shared_with": self._loaded_for}
@@ -81,6 +91,17 @@ class ActorEngine:
     def run(
         self, item: ReplayInput, loaded: Dump, *, recorded: bool, on_law: Callable[[str], None] | None = None
     ) -> dict[str, Any]:
+        try:
+            fields = self._run(item, loaded, recorded, on_law)
+        except Exception:
+            if self._history is not None:
+                self._history.keep(failed=item.dump_id)
+            raise
+        if self._history is not None:
+            self._history.keep()
+        return fields
+
+    def _run(self, item: ReplayInput, loaded: Dump, recorded: bool, on_law: Callable[[str], None] | None) -> dict[str, Any]:
         from actordbg.actor.variants import vary
 
         keep = self.spec.config.keep_tensors
@@ -143,7 +164,7 @@ class ActorEngine:
             "graphs": outcome.graphs,
             "graph_breaks": outcome.graph_breaks,
             "folded_ids": outcome.folded,
-            "extra": _extra(outcome, checked.not_compared),
+            "extra": _extra(outcome, checked.not_compared) | reserved(),
         }
 
     def _keep(self, item: ReplayInput, outcome: ForwardOutcome) -> None:

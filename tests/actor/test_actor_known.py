@@ -35,6 +35,9 @@ CASES = {
         ReplayConfig(backend="deepspeed", zero_stage=1, deepcompile=True), LAPTOP, "refuse",
         [(ReplayConfig(backend="deepspeed", zero_stage=1, deepcompile=True), SERVER)],
     ),
+    "memory-snapshot-needs-cuda": (
+        ReplayConfig(memory_snapshot=True), LAPTOP, "refuse", [(ReplayConfig(memory_snapshot=True), SERVER)],
+    ),
     "deepcompile-needs-zero": (
         ReplayConfig(backend="deepspeed", deepcompile=True), SERVER, "refuse",
         [(ReplayConfig(backend="deepspeed", zero_stage=3, deepcompile=True), SERVER)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from dataclasses import replace
@@ -78,6 +79,15 @@ def test_json_is_the_whole_answer(replayed: Store):
     assert first["curve"]["b"] == pytest.approx(1e6, rel=1e-6) and first["at"][0]["how"] == "extrapolated"
     assert first["measurements"]["points"][1]["memory"] == gigabytes(128)
     assert invoke(replayed, "memory", "--format", "json").stdout == invoke(replayed, "memory", "--json").stdout
+
+
+def test_csv_has_a_row_for_each_measured_length_of_each_curve(replayed: Store):
+    done = invoke(replayed, "memory", "--format", "csv")
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+    first = [row for row in rows if row["curve"] == "A"]
+    assert done.exit_code == 0 and [int(row["n"]) for row in first] == [64, 128, 256, 512, 1024, 1536, 2048]
+    assert float(first[1]["peak_memory_bytes"]) == gigabytes(128) and float(first[1]["fitted"]) == pytest.approx(gigabytes(128))
+    assert {row["curve"] for row in rows} == {"A", "B"} and first[0]["batch_size"] == "2"
 
 
 def test_markdown_has_tables(replayed: Store):

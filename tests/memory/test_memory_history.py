@@ -1,0 +1,81 @@
+"""`replay --memory-snapshot`: torch's history of allocations, beside the results. CUDA is a stand-in: there is none here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from supervised import make_spec
+from typer.testing import CliRunner
+
+from actordbg.actor import session as sessions
+from actordbg.base.errors import ActordbgError
+from actordbg.cli.app import app
+from actordbg.formats.store_files import make_folder
+from actordbg.replay.actor_engine import ActorEngine
+from actordbg.store.layout import Store
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a stand-in for torch.cuda was told. Its snapshots hold how many there were before."""
+    import torch
+
+    said: list[Any] = []
+
+    def record(enabled: str | None = "all", **options: Any) -> None:
+        said.append((enabled, options.get("max_entries")))
+
+    def dump(path: str) -> None:
+        said.append(Path(path).name)
+        Path(path).write_text(str(len(said)))
+
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", record)
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", dump)
+    return said
+
+
+def test_a_history_is_written_after_each_input_and_a_failed_one_has_its_own(
+    store: Store, told: list[Any], monkeypatch: pytest.MonkeyPatch
+):
+    spec = make_spec(3, memory_snapshot=True)
+    folder = store.replays / spec.replay_id
+    make_folder(folder)
+
+    @contextlib.contextmanager
+    def opened(*arguments: Any, **options: Any) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(resolved={"load_s": 0.0})
+
+    def run(self: ActorEngine, item: Any, *_: Any) -> dict[str, Any]:
+        if item.dump_id == "d1":
+            raise RuntimeError("CUDA out of memory")
+        return {"status": "passed"}
+
+    monkeypatch.setattr(sessions, "open_actor", opened)
+    monkeypatch.setattr("actordbg.replay.actor_engine.defaults_of", lambda *_: None)
+    monkeypatch.setattr(ActorEngine, "_run", run)
+    engine = ActorEngine(folder, spec, 1)
+    engine.open()
+    for item in spec.inputs:
+        with contextlib.suppress(RuntimeError):
+            engine.run(item, None, recorded=True)  # type: ignore[arg-type]
+    assert told[0] == ("all", 100_000) and len(told) == 4
+    assert {path.name: path.read_text() for path in folder.glob("*.pickle")} == {
+        "memory-rank1.pickle": "4", "memory-rank1-d1.pickle": "3",
+    }  # fmt: skip
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in folder.glob("*.pickle"))
+    engine.spec = make_spec(1)
+    engine.open()
+    assert told[-1] == (None, None)  # a replay without it records nothing
+
+
+def test_without_cuda_it_is_refused_with_what_to_do_instead(store: Store):
+    runner = CliRunner()
+    runner.invoke(app, ["--store", str(store.root), "dump", "create", "--quiet", "--seq-len", "8"], catch_exceptions=False)
+    with pytest.raises(ActordbgError) as refused:
+        runner.invoke(app, ["--store", str(store.root), "replay", "--memory-snapshot", "--quiet"], catch_exceptions=False)
+    assert "on CUDA only" in refused.value.message and "memory watch" in str(refused.value.hint or refused.value.message)
