@@ -19,22 +19,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from actordbg.base.errors import EnvironmentProblem, Unsupported
-from actordbg.base.imports import without_collecting
 from actordbg.config.choices import Choices
 from actordbg.host.built_model import change_attention, check
+from actordbg.host.openrlhf.late_imports import without_deepspeed
 
 
 def import_actor() -> type[Any]:
     """OpenRLHF's Actor class; EnvironmentProblem, with the module that is missing, when it cannot be imported."""
     try:
-        with without_collecting("openrlhf.models"):
-            from openrlhf.models import Actor
+        actor: type[Any] = without_deepspeed("openrlhf.models").Actor
     except ImportError as error:
         raise EnvironmentProblem(
             f"OpenRLHF cannot be imported here: {error}",
             hint="`actordbg doctor` says what is missing; pip install 'actordbg[replay]' and openrlhf --no-deps",
         ) from error
-    actor: type[Any] = Actor
     return actor
 
 

@@ -20,6 +20,7 @@ import torch
 from actordbg.base.errors import EnvironmentProblem
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import ReplayConfig
+from actordbg.host.openrlhf.late_imports import compiling_at_the_first_call
 from actordbg.host.openrlhf.ring_attention import prepare_ring
 
 _OPTIMIZER = {
@@ -97,7 +98,8 @@ class OpenRlhfStrategy:
 
 def _make(choices: Choices, config: ReplayConfig, world_size: int, training: Steps | None) -> Any:
     try:
-        from openrlhf.utils.deepspeed import DeepspeedStrategy
+        with compiling_at_the_first_call("openrlhf.utils.deepspeed"):
+            from openrlhf.utils.deepspeed import DeepspeedStrategy
     except ImportError as error:
         raise EnvironmentProblem(
             f"OpenRLHF's DeepSpeed strategy cannot be imported: {error}",
