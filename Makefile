@@ -12,8 +12,10 @@ ACCELERATOR := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo DS_ACCELERA
 
 .PHONY: demo matrix-demo check test whole lint types imports fast pytest bytecode kills fuzz bench soak figures families examples docs pictures site compat hooks clean
 # A file's tests share what they build, so a file stays with one process. The files that take longest come first
-# (tests/support/heavy.py), the others in the order of the alphabet: so both processes end at about the same time.
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# (tests/support/heavy.py), the others in the order of the alphabet: so all processes end at about the same time.
+# One process more than cores: many tests wait, for a hang to be noticed or for a process to end.
+PROCESSES ?= $(shell expr $$(nproc 2>/dev/null || echo 2) + 1)
+PYTEST := $(BIN)/python -m pytest --numprocesses $(PROCESSES) --dist loadfile --no-loadscope-reorder
 
 demo: $(VENV)/.demo
 	$(BIN)/actordbg demo

@@ -19,7 +19,7 @@ from syscall_killer import why_not
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_not() or "this machine can")]
 
-EVERY = 120
+EVERY = 200
 COMMANDS = (
     "pack", "unpack", "prune", "index", "index-new", "index-rebuild", "migrate-0001", "migrate-0002", "migrate-setting", "recover",
     "patch", "unpatch",

@@ -1,4 +1,4 @@
-"""The files that take longest, which two test processes begin with: else one of them might be left over for the end."""
+"""The files that take longest, which the test processes begin with: else one of them might be left over for the end."""
 
 from __future__ import annotations
 
