@@ -16,7 +16,6 @@ Example::
 
 from __future__ import annotations
 
-import contextlib
 import heapq
 import math
 from collections.abc import Callable, Collection, Iterator
@@ -49,7 +48,7 @@ from actordbg.replay.plan import new_replay_id
 from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from actordbg.store.plain_tensors import Array
 
 DETAILED = 50
 """How many of the worst dumps keep their worst tokens and parameters."""
@@ -90,12 +89,11 @@ def compare(
     blocked = sides.why_not(ours, theirs)
     applied = cache((thresholds or Thresholds()).for_dtype)
     found, floors = _Worst(), Floors(noise)
-    with _one_thread():
-        rounded = _rounding(catalog, rounding, ours, theirs, [] if blocked else wanted)
-        for done, dump_id in enumerate(wanted, 1):
-            found.add(*_one(ours, theirs, dump_id, blocked, applied, floors, rounded))
-            if on_progress:
-                on_progress(done, len(wanted))
+    rounded = _rounding(catalog, rounding, ours, theirs, [] if blocked else wanted)
+    for done, dump_id in enumerate(wanted, 1):
+        found.add(*_one(ours, theirs, dump_id, blocked, applied, floors, rounded))
+        if on_progress:
+            on_progress(done, len(wanted))
     dumps = _with_token_ids(store, ours, found.sorted())
     verdicts = {dump.verdict for dump in dumps}
     shown = applied(weaker(side.info.dtype for side in (ours, theirs)))
@@ -180,21 +178,6 @@ def _other(catalog: query.Catalog, ours: sides.ReplaySide, b: str) -> Side:
     if theirs.row.replay_id == ours.row.replay_id:
         raise UsageError(f"A and B are the same replay, {ours.row.replay_id}", hint="name two, or `golden`, or `truth`")
     return theirs
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    """Inside the block torch uses one thread. The tensors are too small to share: on a busy machine the threads of one
-    operation wait for each other (measured: 160 ms for a dump instead of 24).
-    """
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _one(
@@ -282,24 +265,24 @@ class _Worst:
 
 def _with_token_ids(store: Store, side: sides.ReplaySide, dumps: tuple[DumpComparison, ...]) -> tuple[DumpComparison, ...]:
     """Add token ids to the worst tokens of the worst dumps, where the dump still exists."""
-    from actordbg.store import payload
+    from actordbg.store.plain_tensors import load_plain
 
     found = list(dumps)
     for index, one in enumerate(found[:NAMED]):
         if not one.worst_tokens or one.dump_id not in side.inputs:
             continue
         try:
-            dump = payload.load(store.root / side.inputs[one.dump_id].path)
+            _, tensors = load_plain(store.root / side.inputs[one.dump_id].path)
         except StoreProblem:
             continue
-        ids, mask = dump.tensors.get("sequences"), dump.tensors.get("action_mask")
+        ids, mask = tensors.get("sequences"), tensors.get("action_mask")
         if ids is not None:
-            actions = ids.shape[1] - 1 if mask is None else mask.shape[1]
-            found[index] = replace(one, worst_tokens=tuple(_named(token, ids, actions) for token in one.worst_tokens))
+            actions = ids.values.shape[1] - 1 if mask is None else mask.values.shape[1]
+            found[index] = replace(one, worst_tokens=tuple(_named(token, ids.values, actions) for token in one.worst_tokens))
     return tuple(found)
 
 
-def _named(token: WorstToken, ids: Tensor, actions: int) -> WorstToken:
+def _named(token: WorstToken, ids: Array, actions: int) -> WorstToken:
     """The token with its id. Log-probs [B, A] belong to the last A of the ids [B, S]."""
     place = ids.shape[1] - actions + token.position
     if token.row >= ids.shape[0] or not 0 <= place < ids.shape[1]:

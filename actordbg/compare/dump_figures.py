@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from actordbg.compare.sides import Values
 from actordbg.compare.thresholds import weaker
 from actordbg.formats.comparison_record import MATCH, DumpComparison
@@ -54,7 +56,7 @@ def measure(dump_id: str, length: int | None, a: Values, b: Values) -> Measured:
     tokens = figures(a.log_probs[mask], b.log_probs[mask], log_probs=True, dtype=dtype)
     if tokens.nonfinite:
         broken.append(f"{tokens.nonfinite} of {tokens.count} log-probs are not finite on one side only")
-    outside = int(((~a.log_probs.isfinite() ^ ~b.log_probs.isfinite()) & ~mask).sum())
+    outside = int(((np.isfinite(a.log_probs) ^ np.isfinite(b.log_probs)) & ~mask).sum())
     if outside:
         broken.append(f"{outside} log-probs outside the mask are not finite on one side only: a product with the mask keeps them")
     sequences = figures(sequence_sums(a.log_probs, mask), sequence_sums(b.log_probs, mask))

@@ -25,15 +25,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors
-import torch
 from safetensors import SafetensorError
-from torch import Tensor
 
 from actordbg.compare.tensor_figures import figures, spread_of
 from actordbg.formats.comparison_record import Figures, ParameterFigures
 from actordbg.formats.dumpfile import DEFAULT_CAP
 from actordbg.store.layout import known_regular
+from actordbg.store.plain_tensors import Array
 
 PREFIX = "grad/"
 SMALL = {"bf16": 0.05, "fp16": 0.01}
@@ -64,7 +64,7 @@ def compare_gradients(a: Sequence[Path], b: Sequence[Path], *, count: int, dtype
     try:
         with _opened(a) as ours, _opened(b) as theirs:
             return _compare(ours, theirs, count, SMALL.get(dtype or "", SMALL_ELSE))
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError) as error:
         return GradientFigures(None, not_compared={"gradients": f"the kept tensors cannot be read ({error})"})
 
 
@@ -74,25 +74,26 @@ class _KeptGradients:
     names: set[str]
     sizes: dict[str, int]
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> Array:
         """The mean over the files, float32 (of one file: its own tensor)."""
-        first: Tensor = self.handles[0].get_tensor(PREFIX + name)
+        first: Array = self.handles[0].get_tensor(PREFIX + name)
         if len(self.handles) == 1:
             return first
-        total = first.double()
+        total = first.astype(np.float64)
         for handle in self.handles[1:]:
-            total = total + handle.get_tensor(PREFIX + name).double()
-        return (total / len(self.handles)).float()
+            total += handle.get_tensor(PREFIX + name)
+        mean: Array = (total / len(self.handles)).astype(np.float32)
+        return mean
 
-    def numel(self, name: str, kept: Tensor) -> int:
-        return self.sizes.get(name, kept.numel())
+    def numel(self, name: str, kept: Array) -> int:
+        return self.sizes.get(name, kept.size)
 
 
 @contextmanager
 def _opened(paths: Sequence[Path]) -> Iterator[_KeptGradients]:
     with ExitStack() as opened:
         handles = [
-            opened.enter_context(safetensors.safe_open(known_regular(path, DEFAULT_CAP), framework="pt")) for path in paths
+            opened.enter_context(safetensors.safe_open(known_regular(path, DEFAULT_CAP), framework="np")) for path in paths
         ]
         names = [{key.removeprefix(PREFIX) for key in one.keys() if key.startswith(PREFIX)} for one in handles]  # noqa: SIM118
         said = json.loads((handles[0].metadata() or {}).get("gradients", "{}"))
@@ -112,12 +113,12 @@ def _compare(a: _KeptGradients, b: _KeptGradients, count: int, small: float) -> 
             unlike.append(name)
             continue
         found = figures(ours, theirs)
-        each.append(ParameterFigures(name, found, sampled=numel > ours.numel()))
+        each.append(ParameterFigures(name, found, sampled=numel > ours.size))
         if not found.nonfinite:
             apart[name] = sums.add(ours, theirs, numel)
     not_compared = _left_out("only A has it", a.names - b.names) | _left_out("only B has it", b.names - a.names)
     not_compared |= _left_out("another size on each side", set(unlike))
-    missing = tuple(name for name in sorted(b.names - a.names) if each and float(b.read(name).abs().max()) > 0)
+    missing = tuple(name for name in sorted(b.names - a.names) if each and float(np.abs(b.read(name)).max(initial=0)) > 0)
     nonfinite = tuple(one.name for one in each if one.figures.nonfinite)
     together = replace(sums.figures(), nonfinite=sum(one.figures.nonfinite for one in each)) if each else None
     worst = sorted((one for one in each if _badness(one) > 0), key=lambda one: (-_badness(one), one.name))
@@ -156,33 +157,34 @@ class _Sums:
 
     def __init__(self) -> None:
         self._count = 0
-        self._products = torch.zeros(4, dtype=torch.float64)
-        self._absolute: list[Tensor] = []
-        self._relative: list[Tensor] = []
+        self._products = np.zeros(4)
+        self._absolute: list[Array] = []
+        self._relative: list[Array] = []
 
     @property
     def norm_b(self) -> float:
         """|b| over all that was taken in."""
         return math.sqrt(float(self._products[1]))
 
-    def add(self, a: Tensor, b: Tensor, numel: int) -> tuple[float, float, int]:
+    @np.errstate(all="ignore")
+    def add(self, a: Array, b: Array, numel: int) -> tuple[float, float, int]:
         """Take in one parameter that is finite on both sides, or equal. `numel`: elements of the whole parameter.
 
         Returns |a - b| and |b| of the whole parameter, and `numel`.
         """
-        ours, theirs = a.double(), b.double()
-        both = ours.isfinite()
+        ours, theirs = a.astype(np.float64), b.astype(np.float64)
+        both = np.isfinite(ours)
         ours, theirs = ours[both], theirs[both]
-        if not a.numel() or not ours.numel():
+        if not ours.size:
             return 0.0, 0.0, numel
         difference = ours - theirs
-        weight = numel / a.numel()
-        products = weight * torch.stack([ours @ ours, theirs @ theirs, ours @ theirs, difference @ difference])
+        weight = numel / a.size
+        products = weight * np.array([ours @ ours, theirs @ theirs, ours @ theirs, difference @ difference])
         self._products += products
-        self._count += a.numel()
-        self._absolute.append(difference.abs().float())
+        self._count += a.size
+        self._absolute.append(np.abs(difference).astype(np.float32))
         known = theirs != 0
-        self._relative.append((difference[known] / theirs[known]).abs().float())
+        self._relative.append(np.abs(difference[known] / theirs[known]).astype(np.float32))
         return math.sqrt(float(products[3])), math.sqrt(float(products[1])), numel
 
     def figures(self) -> Figures:
@@ -192,8 +194,8 @@ class _Sums:
         norms = math.sqrt(ours) * math.sqrt(theirs)
         return Figures(
             count=self._count,
-            **spread_of("abs", torch.cat(self._absolute)),
-            **spread_of("rel", torch.cat(self._relative)),
+            **spread_of("abs", np.concatenate(self._absolute)),
+            **spread_of("rel", np.concatenate(self._relative)),
             cosine=1.0 if difference == 0 else max(-1.0, min(1.0, product / norms)) if norms else None,
             distance=0.0 if difference == 0 else math.sqrt(difference / theirs) if theirs else None,
         )

@@ -1,7 +1,7 @@
 """The two sides of a comparison: a replay, the truth (a replay too), or `golden`, what the training run itself recorded.
 
 A side gives the values of one dump when asked, read from disk, or the reason why it has none. It never holds more than one
-dump's tensors.
+dump's tensors. They are numpy's arrays: what has run can be compared where no torch is installed.
 
 Example::
 
@@ -24,13 +24,14 @@ from actordbg.config.as_ran import as_ran, label, telling
 from actordbg.config.choices import short_dtype
 from actordbg.config.replay_config import TINY, TRUTHS
 from actordbg.formats.comparison_record import SideInfo
+from actordbg.formats.dump_record import OUTPUT_PREFIX
 from actordbg.formats.dumpfile import DEFAULT_CAP
 from actordbg.formats.journal import SPEC, TENSORS
 from actordbg.formats.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.store.layout import Store, known_regular
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from actordbg.store.plain_tensors import Array
 
 GOLDEN, TRUTH = "golden", "truth"
 PLANTED = "planted/"
@@ -49,9 +50,9 @@ class Values:
     that the model drops in training mode, where this side, a truth, drops nothing.
     """
 
-    log_probs: Tensor
-    mask: Tensor
-    entropy: Tensor | None = None
+    log_probs: Array
+    mask: Array
+    entropy: Array | None = None
     loss: float | None = None
     grad_norm: float | None = None
     gradients: tuple[Path, ...] = ()
@@ -124,12 +125,12 @@ class ReplaySide:
             return f"it {result.status}" + (f" ({what})" if what else "")
         return self._kept(dump_id, result)
 
-    def planted(self, dump_id: str) -> dict[str, Tensor]:
+    def planted(self, dump_id: str) -> dict[str, Array]:
         """Log-probs under each planted fault, by "fault/size"; {} where none was planted."""
         import safetensors
 
         path = self.store.replays / self.row.replay_id / TENSORS / f"{dump_id}.safetensors"
-        with safetensors.safe_open(known_regular(path, DEFAULT_CAP), framework="pt") as file:
+        with safetensors.safe_open(known_regular(path, DEFAULT_CAP), framework="np") as file:
             names = [name for name in file.keys() if name.startswith(PLANTED)]  # noqa: SIM118
             return {name.removeprefix(PLANTED): file.get_tensor(name) for name in names}
 
@@ -154,7 +155,7 @@ class ReplaySide:
 
         path = self.store.replays / self.row.replay_id / TENSORS / f"{dump_id}.safetensors"
         try:
-            with safetensors.safe_open(known_regular(path, DEFAULT_CAP), framework="pt") as file:
+            with safetensors.safe_open(known_regular(path, DEFAULT_CAP), framework="np") as file:
                 names = set(file.keys())
                 log_probs, mask = file.get_tensor("log_probs"), file.get_tensor("mask")
                 entropy = file.get_tensor("entropy") if "entropy" in names else None
@@ -166,7 +167,7 @@ class ReplaySide:
         over = result.extra.get("gradient_over") or [dump_id]
         return Values(
             log_probs=log_probs,
-            mask=mask.bool(),
+            mask=mask.astype(bool),
             entropy=entropy,
             loss=_figure(result, result.loss),
             grad_norm=_figure(result, result.grad_norm),
@@ -204,18 +205,19 @@ class GoldenSide:
         """The results that a dump recorded, or why it has none."""
         from actordbg.host.trainer import TRAINER
         from actordbg.replay.output_figures import log_probs_of, of_the_masked
-        from actordbg.store import payload
+        from actordbg.store.plain_tensors import load_plain
 
         try:
-            dump = payload.load(self.store.root / self.inputs[dump_id].path)
+            record, tensors = load_plain(self.store.root / self.inputs[dump_id].path)
         except StoreProblem as error:
             return f"the dump cannot be read ({error.message})"
-        log_probs = log_probs_of(dump.outputs)
+        numbers = {name: one.numbers for name, one in tensors.items()}
+        outputs = {name.removeprefix(OUTPUT_PREFIX): one for name, one in numbers.items() if name.startswith(OUTPUT_PREFIX)}
+        log_probs = log_probs_of(outputs)
         if log_probs is None:
             return NO_OUTPUTS
-        mask = TRAINER.summary_mask(dump.inputs)
-        entropy = dump.outputs.get("entropy")
-        record = dump.record
+        mask = TRAINER.summary_mask(numbers)
+        entropy = outputs.get("entropy")
         dtype = weaker([_dtype(record.model_dtype), _dtype(record.autocast_dtype)])
         self.dtypes.append(dtype)
         return Values(

@@ -1,4 +1,4 @@
-"""How far two tensors are apart, as `comparison_record.Figures`: pure, in float64 whatever the tensors' own dtype is.
+"""How far two arrays are apart, as `comparison_record.Figures`: pure, in float64 whatever their own dtype is.
 
 Equal values differ by 0, also where both are infinite or both NaN. A value that is finite on one side only is counted in
 `nonfinite`; then no mean is taken, because a mean without the worst values would mislead.
@@ -11,6 +11,9 @@ them apart. fp64 results were kept as float32 and are counted in float32. The co
 value), among denormals and up to infinity. Near zero it grows without bound: -1e-8 and -2e-8 are 8 million float32 values
 apart, and nobody cares. So no default threshold is set on it.
 
+numpy alone: importing torch takes longer than a comparison, and a plain installation has none. `tests/support/torch_figures.py`
+computes the same with torch, and a test holds both together.
+
 Example::
 
     found = figures(a[mask], b[mask], log_probs=True, dtype="bf16")
@@ -22,80 +25,78 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from actordbg.formats.comparison_record import Figures, WorstToken
+from actordbg.store.plain_tensors import Array
 
 CLIP_LOW, CLIP_HIGH = 0.8, 1.2
 """PPO's usual clip band of the ratio exp(a - b)."""
 
 
-def figures(a: Tensor, b: Tensor, *, log_probs: bool = False, dtype: str | None = None) -> Figures:
+@np.errstate(all="ignore")
+def figures(a: Array, b: Array, *, log_probs: bool = False, dtype: str | None = None) -> Figures:
     """The figures of values `a` against `b`, both 1-D and of one length, of any float dtype.
 
     `log_probs`: KL and clip_share too. `dtype`: what both were computed in (bf16, fp16, fp32, fp64), for max_ulp; None: not.
     """
-    ours, theirs = a.double(), b.double()
-    same = (ours == theirs) | (ours.isnan() & theirs.isnan())
-    if not ours.numel():
+    ours, theirs = a.astype(np.float64), b.astype(np.float64)
+    same = _same(ours, theirs)
+    if not ours.size:
         return Figures(0)
-    odd = ~same & ~(ours.isfinite() & theirs.isfinite())
+    odd = ~same & ~(np.isfinite(ours) & np.isfinite(theirs))
     nonfinite = int(odd.sum())
-    difference = (ours - theirs).masked_fill(same, 0.0)
+    difference = np.where(same, 0.0, ours - theirs)
     outside = _clip_share(difference, odd) if log_probs else None
     if nonfinite:
-        return Figures(ours.numel(), clip_share=outside, nonfinite=nonfinite)
-    distances = difference.abs()
-    both = ours.isfinite()
-    relative = (distances / theirs.abs())[(theirs != 0) & both]
-    norm = float(theirs[both].norm())
+        return Figures(ours.size, clip_share=outside, nonfinite=nonfinite)
+    distances = np.abs(difference)
+    both = np.isfinite(ours)
+    relative = (distances / np.abs(theirs))[(theirs != 0) & both]
     return Figures(
-        count=ours.numel(),
+        count=ours.size,
         **spread_of("abs", distances),
         **spread_of("rel", relative),
         cosine=cosine(ours[both], theirs[both]),
-        kl_k1=float((theirs - ours).masked_fill(same, 0.0).mean()) if log_probs else None,
-        kl_k3=_finite(float((torch.expm1(difference) - difference).mean())) if log_probs else None,
+        kl_k1=float(np.where(same, 0.0, theirs - ours).mean()) if log_probs else None,
+        kl_k3=_finite(float((np.expm1(difference) - difference).mean())) if log_probs else None,
         clip_share=outside,
         max_ulp=_max_ulp(ours, theirs, same, dtype),
-        distance=relative_distance(float(difference.norm()), norm),
-        rms_abs=_finite(float(difference.norm()) / math.sqrt(ours.numel())) if log_probs else None,
+        distance=relative_distance(_norm(difference), _norm(theirs[both])),
+        rms_abs=_finite(_norm(difference) / math.sqrt(ours.size)) if log_probs else None,
     )
 
 
-def spread_of(kind: str, values: Tensor) -> dict[str, Any]:
+def spread_of(kind: str, values: Array) -> dict[str, Any]:
     """The four figures of Figures that end in `kind` ("abs" or "rel"): of differences, 1-D. None of nothing."""
-    if not values.numel():
+    if not values.size:
         return {}
     p95, p99 = upper_percentiles(values)
-    largest, mean = _finite(float(values.max())), _finite(float(values.double().mean()))
+    largest, mean = _finite(float(values.max())), _finite(float(values.mean(dtype=np.float64)))
     return {f"max_{kind}": largest, f"mean_{kind}": mean, f"p95_{kind}": p95, f"p99_{kind}": p99}
 
 
-def upper_percentiles(values: Tensor) -> tuple[float | None, float | None]:
-    """The 95th and 99th percentile of a 1-D float tensor of any length (torch.quantile stops at 16 million); None if empty.
-
-    Sorts only the upper twentieth of the values.
-    """
-    count = values.numel()
+def upper_percentiles(values: Array) -> tuple[float | None, float | None]:
+    """The 95th and 99th percentile of a 1-D float array; None if empty. Sorts only the upper twentieth of the values."""
+    count = values.size
     if not count:
         return None, None
     positions = [(count - 1) * percent / 100 for percent in (95, 99)]
-    top = values.topk(count - math.floor(positions[0])).values
+    first = math.floor(positions[0])
+    top = np.sort(np.partition(values, first)[first:])
     found = []
     for position in positions:
         low = math.floor(position)
-        lower, upper = float(top[count - 1 - low]), float(top[max(count - 2 - low, 0)])
+        lower, upper = float(top[low - first]), float(top[min(low + 1 - first, top.size - 1)])
         found.append(_finite(lower + (upper - lower) * (position - low)))
     return found[0], found[1]
 
 
-def cosine(a: Tensor, b: Tensor) -> float | None:
+def cosine(a: Array, b: Array) -> float | None:
     """The cosine of two vectors (float64); 1 for equal ones, None where only one is zero, or a norm overflows."""
-    if torch.equal(a, b):
+    if np.array_equal(a, b):
         return 1.0
-    product = float(a.norm()) * float(b.norm())
+    product = _norm(a) * _norm(b)
     return max(-1.0, min(1.0, float(a @ b) / product)) if product and math.isfinite(product) else None
 
 
@@ -106,43 +107,52 @@ def relative_distance(difference: float, norm: float) -> float | None:
     return _finite(difference / norm) if norm else None
 
 
-def sequence_sums(values: Tensor, mask: Tensor) -> Tensor:
+def sequence_sums(values: Array, mask: Array) -> Array:
     """The sum of each row's masked values, float64 [rows that have any]: a sequence's log-prob. Both [B, A]."""
-    chosen = values.double().masked_fill(~mask, 0.0)
-    return chosen.sum(dim=1)[mask.any(dim=1)]
+    sums: Array = np.where(mask, values.astype(np.float64), 0.0).sum(axis=1)[mask.any(axis=1)]
+    return sums
 
 
-def worst_tokens(a: Tensor, b: Tensor, mask: Tensor, count: int) -> tuple[WorstToken, ...]:
+@np.errstate(all="ignore")
+def worst_tokens(a: Array, b: Array, mask: Array, count: int) -> tuple[WorstToken, ...]:
     """The `count` masked tokens of [B, A] that differ most, the worst first. Equal tokens are left out.
 
     A value that is finite on one side only is worst.
     """
-    ours, theirs = a.double(), b.double()
-    same = (ours == theirs) | (ours.isnan() & theirs.isnan())
-    distance = (ours - theirs).abs().nan_to_num(nan=math.inf, posinf=math.inf)
-    distance = distance.masked_fill(same | ~mask, -1.0).flatten()
-    top = distance.topk(min(count, distance.numel()))
-    columns = mask.shape[1]
-    return tuple(
-        _token(ours, theirs, *divmod(place, columns))
-        for place, size in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-        if size > 0
-    )
+    ours, theirs = a.astype(np.float64), b.astype(np.float64)
+    distance = np.nan_to_num(np.abs(ours - theirs), nan=math.inf, posinf=math.inf)
+    distance = np.where(_same(ours, theirs) | ~mask, -1.0, distance).ravel()
+    if not distance.size:
+        return ()
+    least = np.partition(distance, -min(count, distance.size))[-min(count, distance.size)]
+    some = np.flatnonzero((distance >= least) & (distance > 0))
+    some = some[np.argsort(-distance[some], kind="stable")][:count]  # of equally bad ones the first
+    return tuple(_token(ours, theirs, *divmod(int(place), mask.shape[1])) for place in some)
 
 
-def _token(a: Tensor, b: Tensor, row: int, position: int) -> WorstToken:
+def _token(a: Array, b: Array, row: int, position: int) -> WorstToken:
     ours, theirs = float(a[row, position]), float(b[row, position])
     return WorstToken(row, position, _finite(ours), _finite(theirs), _finite(ours - theirs))
 
 
-def _clip_share(difference: Tensor, odd: Tensor) -> float:
+def _same(a: Array, b: Array) -> Array:
+    """Where two values are equal, or both NaN."""
+    same: Array = (a == b) | (np.isnan(a) & np.isnan(b))
+    return same
+
+
+def _norm(values: Array) -> float:
+    return math.sqrt(float(values @ values))
+
+
+def _clip_share(difference: Array, odd: Array) -> float:
     """The share of tokens whose ratio is outside the band. A value that is finite on one side only counts as outside."""
     outside = (difference < math.log(CLIP_LOW)) | (difference > math.log(CLIP_HIGH)) | odd
-    return float(outside.double().mean())
+    return float(outside.mean())
 
 
-def _max_ulp(a: Tensor, b: Tensor, same: Tensor, dtype: str | None) -> int | None:
-    if dtype not in _COUNTED:
+def _max_ulp(a: Array, b: Array, same: Array, dtype: str | None) -> int | None:
+    if dtype not in COUNTED:
         return None
     return int(ulp_distances(a[~same], b[~same], dtype).max()) if not bool(same.all()) else 0
 
@@ -151,23 +161,25 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-_COUNTED: dict[str, tuple[torch.dtype, torch.dtype]] = {
-    "bf16": (torch.bfloat16, torch.int16),
-    "fp16": (torch.float16, torch.int16),
-    "fp32": (torch.float32, torch.int32),
-    "fp64": (torch.float32, torch.int32),
-}
-"""By the short name of a dtype: what values are rounded to, and the integers of the same width."""
+COUNTED = ("bf16", "fp16", "fp32", "fp64")
+"""The dtypes, by their short names, whose units in the last place are counted."""
 
 
-def ulp_distances(a: torch.Tensor, b: torch.Tensor, dtype: str) -> torch.Tensor:
-    """int64 distances, element by element, of two tensors without NaNs. `dtype`: bf16, fp16, fp32 or fp64."""
-    return (_place(a, dtype) - _place(b, dtype)).abs()
+@np.errstate(over="ignore")
+def ulp_distances(a: Array, b: Array, dtype: str) -> Array:
+    """int64 distances, element by element, of two arrays without NaNs. `dtype`: bf16, fp16, fp32 or fp64."""
+    apart: Array = np.abs(_place(a, dtype) - _place(b, dtype))
+    return apart
 
 
-def _place(values: torch.Tensor, dtype: str) -> torch.Tensor:
+def _place(values: Array, dtype: str) -> Array:
     """Each value's place among the representable ones, 0 at zero: sign and magnitude bits as one ordered integer."""
-    rounded, integers = _COUNTED[dtype]
-    bits = values.to(rounded).contiguous().view(integers).to(torch.int64)
-    magnitude = bits & torch.iinfo(integers).max
-    return torch.where(bits < 0, -magnitude, magnitude)
+    if dtype == "fp16":
+        bits, sign = values.astype(np.float32).astype(np.float16).view(np.uint16).astype(np.int64), 2**15
+    elif dtype == "bf16":
+        wide = values.astype(np.float32).view(np.uint32).astype(np.int64)
+        bits, sign = (wide + 0x7FFF + ((wide >> 16) & 1)) >> 16, 2**15  # to the nearest, ties to the even one
+    else:
+        bits, sign = values.astype(np.float32).view(np.uint32).astype(np.int64), 2**31
+    magnitude = bits & (sign - 1)
+    return np.where(bits & sign != 0, -magnitude, magnitude)

@@ -179,8 +179,8 @@ class Trainer(Protocol):
     def read_result(self, result: Any, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         """(log_probs, entropy or None) of what `forward` returned, both shaped like `mask`."""
 
-    def summary_mask(self, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """Which log-probs of a captured call count: bool, [B, A] or [B, S-1]."""
+    def summary_mask(self, inputs: Mapping[str, Any]) -> Any:
+        """Which log-probs of a captured call count: bool, [B, A] or [B, S-1]. Tensors, or numpy's arrays at the desk."""
 
     def strategy(self, choices: Choices, config: ReplayConfig, world_size: int, training: Any = None) -> Strategy:
         """The trainer's DeepSpeed strategy for this replay. `training`: how weights are stepped, None for never."""

@@ -10,7 +10,8 @@ the same thing: the embedded tiny model is not the run's, another shape is anoth
 named with its reason. A difference is a figure, never a failure: only the user knows whether weights, dtype and kernels are
 the run's.
 
-Pure: tensors in, fields of a ResultRecord out.
+Pure: tensors in, fields of a ResultRecord out. `log_probs_of` and `of_the_masked` take numpy's arrays too, and nothing here
+imports torch: the desk compares without it.
 """
 
 from __future__ import annotations
@@ -19,23 +20,24 @@ import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from actordbg.formats.replay_record import FAILED, PASSED
 
 if TYPE_CHECKING:
+    import torch
+
     from actordbg.actor.forward_outcome import ForwardOutcome
     from actordbg.actor.randomness import Randomness
     from actordbg.store.payload import Dump
 
 NON_FINITE = "non-finite-output"
+T = TypeVar("T")
 
 
 def summarise(log_probs: torch.Tensor, mask: torch.Tensor, entropy: torch.Tensor | None) -> dict[str, Any]:
     """ResultRecord fields of log-probs [B, A] (float), their mask (bool, same shape) and entropies (or None)."""
-    values = log_probs.detach().to(torch.float32).contiguous()
+    values = log_probs.detach().float().contiguous()
     chosen = values[mask.bool()].double()
     finite = chosen[chosen.isfinite()]
     fields = {
@@ -44,7 +46,7 @@ def summarise(log_probs: torch.Tensor, mask: torch.Tensor, entropy: torch.Tensor
         "output_digest": hashlib.sha256(values.numpy().tobytes()).hexdigest(),
     }
     if finite.numel():
-        low, high = torch.aminmax(finite)
+        low, high = finite.aminmax()
         fields |= {"logprob_mean": float(finite.mean()), "logprob_min": float(low), "logprob_max": float(high)}
         fields["logprob_std"] = float(finite.std(correction=0))
     if entropy is not None and entropy.shape == mask.shape:
@@ -109,7 +111,7 @@ def against_golden(dump: Dump, outcome: ForwardOutcome, *, own_model: bool) -> C
     return found
 
 
-def log_probs_of(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
+def log_probs_of(outputs: Mapping[str, T]) -> T | None:
     """The log-probs that the recorded call returned, if they were recorded: of the actions [B, A], or of all next tokens.
 
     The recorder names them `action_log_probs` where the call had an action mask (PPO's do), else `log_probs` [B, S-1].
@@ -117,7 +119,7 @@ def log_probs_of(outputs: Mapping[str, torch.Tensor]) -> torch.Tensor | None:
     return outputs.get("action_log_probs", outputs.get("log_probs"))
 
 
-def of_the_masked(entropy: torch.Tensor, mask: torch.Tensor, seq_len: int) -> torch.Tensor:
+def of_the_masked(entropy: Any, mask: Any, seq_len: int) -> Any:
     """The entropies of the tokens that `mask` is about: a trainer returns those of all next tokens, [B, S-1], for every call."""
     of_all = (mask.shape[0], seq_len - 1)
     return entropy[:, -mask.shape[1] :] if tuple(entropy.shape) == of_all else entropy

@@ -69,10 +69,27 @@ class PlainTensor:
         return cls(dtype, laid_out, strides)
 
     @property
+    def numbers(self) -> Array:
+        """The values as numbers: bfloat16 as float32, float8 as float16 or float32, all exact."""
+        if self.dtype == "bfloat16":
+            return (self.values.astype("<u4") << 16).view("<f4")
+        if self.dtype == "float8_e5m2":
+            return (self.values.astype("<u2") << 8).view("<f2")
+        return _e4m3fn()[self.values] if self.dtype == "float8_e4m3fn" else self.values
+
+    @property
     def nonzero(self) -> int:
         """How many values are not zero. Minus zero has bits, and is zero."""
         bits = self.values if self.dtype not in _BITS else self.values & (0x7FFF if self.dtype == "bfloat16" else 0x7F)
         return int(np.count_nonzero(bits))
+
+
+def _e4m3fn() -> Array:
+    """What each of the 256 bit patterns of float8_e4m3fn is, float32: it has no infinity, and a NaN of each sign."""
+    bits = np.arange(256)
+    power, digits = (bits >> 3) & 15, bits & 7
+    size = np.where(power == 0, digits / 8 * 2.0**-6, (1 + digits / 8) * 2.0 ** (power - 7.0))
+    return np.where(bits & 127 == 127, np.nan, np.where(bits & 128, -size, size)).astype(np.float32)
 
 
 def array_dtype(name: str) -> np.dtype[Any]:

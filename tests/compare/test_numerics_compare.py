@@ -401,6 +401,26 @@ class TestGolden:
         assert record.thresholds_from == "defaults for fp32"
         assert all(one.entropy and one.entropy.max_abs == 0 for one in record.dumps)
 
+    def test_it_needs_no_torch_and_answers_the_same(self, store: Store) -> None:
+        """Golden in bf16, ids of the worst tokens, gradients beside: the record of a process that cannot import torch."""
+        inputs = self.recorded(store, change=0.5)
+        for item in inputs:
+            dump = payload.load(store.root / item.path)
+            golden = {name: one.bfloat16() for name, one in dump.tensors.items() if name.startswith("output.")}
+            store.publish_dump(*payload.encode(dump.record, dump.tensors | golden))
+        write_replay(store, "r-02", inputs, gradients=lambda index: {"w": torch.arange(5.0) + index})
+        write_replay(store, "r-03", inputs, gradients=lambda index: {"w": torch.arange(5.0)})
+        program = "import sys; sys.modules['torch'] = None; sys.argv[0] = 'actordbg'\nfrom actordbg.cli.app import main; main()"
+        for a, b in (("r-01", "golden"), ("r-02", "r-03")):
+            command = [sys.executable, "-c", program, "--store", str(store.root), "compare", a, b, "--json"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 1, done.stderr
+            (kept,) = store.comparisons.glob("*.json")
+            said, here = ComparisonRecord.from_file(kept), compare(store, a, b)
+            assert (said.dumps, said.verdict) == (here.dumps, MISMATCH)
+            assert {one.token_id is not None for one in said.dumps[0].worst_tokens} == ({True} if b == "golden" else set())
+            kept.unlink()
+
     def test_the_worst_tokens_have_their_ids(self, store: Store) -> None:
         inputs = self.recorded(store, change=0.5)
         record = compare(store, "r-01", "golden")

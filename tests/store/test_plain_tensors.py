@@ -35,6 +35,7 @@ DTYPES = (
     "bfloat16",
     "float8_e4m3fn",
 )
+EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2")
 LARGEST = (1, 2, 200, 70_000, 2**25, 2**40)
 
 
@@ -109,3 +110,12 @@ def test_dumps_come_in_and_go_out_without_torch(tmp_path: Path) -> None:
     exported = [load_file(path) for path in sorted((tmp_path / "out").iterdir())]
     assert any(torch.equal(one["action_mask"], content["action_mask"]) for one in exported) and len(exported) == 2
     assert json.dumps([sorted(one) for one in exported])
+
+
+@pytest.mark.parametrize("dtype", [*EIGHT_BITS, "bfloat16", "float16"])
+def test_every_value_of_a_dtype_that_numpy_lacks_is_the_number_that_torch_reads(dtype: str):
+    every = torch.arange(2**8 if dtype in EIGHT_BITS else 2**16, dtype=torch.int32)
+    bits = every.to(torch.uint8) if dtype in EIGHT_BITS else every.to(torch.int16)
+    wanted = bits.view(getattr(torch, dtype)).float()
+    found = PlainTensor(dtype, bits.numpy().view(array_dtype(dtype)), (1,)).numbers
+    assert torch.equal(torch.from_numpy(found.astype("float32")).nan_to_num(7.0), wanted.nan_to_num(7.0))

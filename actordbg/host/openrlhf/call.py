@@ -23,14 +23,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import Unsupported
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.store.payload import Dump
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from actordbg.store.payload import Dump
 
 _GROUPS = ("ring_attn_group",)
 _TEXT_TENSORS = frozenset({"sequences", "attention_mask", "action_mask"})
@@ -113,22 +115,26 @@ def fold_ids(sequences: Tensor, vocab_size: int) -> Tensor:
     return sequences.remainder(vocab_size)
 
 
-def summary_mask(inputs: Mapping[str, Tensor]) -> Tensor:
+def summary_mask(inputs: Mapping[str, Any]) -> Any:
     """Which log-probs count: the action mask [B, A], or without one every next token that is real, [B, S-1].
 
-    A next token is real where it and the token that predicts it are both inside the attention mask.
+    A next token is real where it and the token that predicts it are both inside the attention mask. Of torch's tensors or
+    numpy's arrays; importing this module needs no torch, because the desk compares without it.
     """
     if "action_mask" in inputs:
         return inputs["action_mask"] != 0
     attention = inputs.get("attention_mask")
     if attention is None:
-        return torch.ones_like(inputs["sequences"][:, 1:], dtype=torch.bool)
+        following = inputs["sequences"][:, 1:]
+        return following == following
     real = attention != 0
     return real[:, 1:] & real[:, :-1]
 
 
 def read_result(result: Any, mask: Tensor) -> tuple[Tensor, Tensor | None]:
     """(log_probs, entropy or None) out of what forward returned, both shaped like `mask`, still on their device."""
+    from torch import Tensor
+
     log_probs, output = result if isinstance(result, tuple) else (result, None)
     if not isinstance(log_probs, Tensor):
         raise Unsupported(f"the Actor returned {type(log_probs).__name__}, not log-probs", hint=_REPORT)
