@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, NoReturn
 
@@ -53,6 +52,14 @@ CURVE = CommandGroup(
         Command("time", "Show time by length, and the longest that fits.", "curve:time"),
     ),
 )
+STORE = CommandGroup(
+    "store",
+    "A store behind a URL (S3, HDFS), as a folder and back.",
+    (
+        Command("pull", "Bring what is new of a store behind a URL into a folder.", "remote_store:pull"),
+        Command("push", "Put what is new in a store's folder behind a URL.", "remote_store:push"),
+    ),
+)
 MEMORY = CommandGroup(
     "memory",
     "Memory of running processes over time, and where two part.",
@@ -85,6 +92,7 @@ CONTENTS = (
             ),
             DUMP,
             Command("index", "Index what is new in the store.", "index:index"),
+            STORE,
             Command("fsck", "Check everything in a store.", "fsck:fsck"),
         ),
     ),
@@ -157,7 +165,8 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def root(
     store: Annotated[
-        Path | None, typer.Option("--store", metavar="DIR", help="The store (default: ACTORDBG_STORE, actordbg.toml, ./store).")
+        str | None,
+        typer.Option("--store", metavar="DIR|URL", help="The store (default: ACTORDBG_STORE, actordbg.toml, ./store)."),
     ] = None,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version and exit.", callback=_version, is_eager=True)

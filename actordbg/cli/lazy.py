@@ -17,7 +17,6 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -159,18 +158,18 @@ def _store_option() -> Any:
     return option
 
 
-def _take_store(ctx: typer.Context, folder: Path | None) -> Path | None:
+def _take_store(ctx: typer.Context, folder: str | None) -> str | None:
     if folder is not None:
         ctx.find_root().params["store"] = folder
     return folder
 
 
 StoreBehind = typer.Option(
-    "--store", metavar="DIR", help="The store; may stand before the command too.", callback=_take_store, expose_value=False
+    "--store", metavar="DIR|URL", help="The store; may stand before the command too.", callback=_take_store, expose_value=False
 )
 
 
-def _with_store(store: Annotated[Path | None, StoreBehind] = None) -> None:
+def _with_store(store: Annotated[str | None, StoreBehind] = None) -> None:
     """Has the option that `_store_option` takes from it."""
 
 

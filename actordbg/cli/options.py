@@ -9,7 +9,6 @@ import sys
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -158,13 +157,17 @@ def require_selected(store: Store, where: str | None, done: int, allow_empty: bo
 def settings_of(ctx: typer.Context) -> Settings:
     """The merged settings of this invocation (`actordbg --store DIR COMMAND` comes first)."""
     root = ctx.find_root()
-    flag: Path | None = root.params.get("store")
-    return load_settings(Path(flag) if flag is not None else None)
+    return load_settings(root.params.get("store"))
 
 
 def store_of(ctx: typer.Context) -> Store:
     """The store of this invocation; it may not exist yet (`Store.create`, `Store.require`)."""
-    store = Store(settings_of(ctx).store)
+    settings = settings_of(ctx)
+    store = Store(settings.store)
+    if settings.url is not None:
+        from actordbg.cli.staged_store import staged
+
+        staged(ctx, settings.url, store)
     if store.root.exists() and not store.root.is_dir():
         raise StoreProblem(f"{store.root} is a file, and a store is a folder", hint="name a folder with --store DIR")
     return store

@@ -21,7 +21,9 @@ another user is refused, unless the user's own configuration, `~/.config/actordb
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -46,12 +48,16 @@ _BY_OPTION = {one.option: one for one in SETTINGS.values() if not one.flag_only}
 
 @dataclass(frozen=True)
 class Settings:
-    """The merged settings: the store's folder, and the defaults of `replay` by option name. `file`: where those come from."""
+    """The merged settings: the store's folder, and the defaults of `replay` by option name. `file`: where those come from.
+
+    url: of a store that lies elsewhere; then `store` is the folder of its mirror.
+    """
 
     store: Path
     source: str
     replay: dict[str, Any] = field(default_factory=dict)
     file: str = FILE_NAME
+    url: str | None = None
 
 
 @dataclass(frozen=True)
@@ -68,19 +74,37 @@ class Asked:
         return ", ".join(f"{one.option} {one.typed(getattr(self.config, one.name))} ({source})" for one, source in told)
 
 
-def load_settings(store_flag: Path | None = None, start: Path | None = None) -> Settings:
+def load_settings(store_flag: str | Path | None = None, start: Path | None = None) -> Settings:
     """Merge flag, environment and file. Raises UsageError for a file that cannot be read or has unknown keys, Refused
     for one of another user."""
     path, named = find_file(start)
     data = _read(path, named) if path else {}
     replay, file = data.get("replay", {}), str(path or FILE_NAME)
     if store_flag is not None:
-        return Settings(store_flag, "--store", replay, file)
+        return _with_store(str(store_flag), "--store", replay, file)
     if os.environ.get("ACTORDBG_STORE"):
-        return Settings(Path(os.environ["ACTORDBG_STORE"]), "ACTORDBG_STORE", replay, file)
+        return _with_store(os.environ["ACTORDBG_STORE"], "ACTORDBG_STORE", replay, file)
     if path and "store" in data:
-        return Settings(path.parent / data["store"], str(path), replay, file)
+        place = data["store"] if "://" in data["store"] else os.fspath(path.parent / data["store"])
+        return _with_store(place, str(path), replay, file)
     return Settings(Path(DEFAULT_STORE), "default", replay, file)
+
+
+def _with_store(text: str, source: str, replay: dict[str, Any], file: str) -> Settings:
+    """The settings with a store by its folder or its URL. A `file://` is a folder."""
+    if text.startswith("file://"):
+        return Settings(Path(text.removeprefix("file://")), source, replay, file)
+    if "://" not in text:
+        return Settings(Path(text), source, replay, file)
+    return Settings(mirror_folder(text), source, replay, file, text)
+
+
+def mirror_folder(url: str) -> Path:
+    """Where the mirror of a store behind a URL lies, in the user's cache: a readable name, and one for each URL."""
+    address = url.partition("#")[0].rstrip("/")
+    name = re.sub(r"[^A-Za-z0-9]+", "-", address.rpartition("/")[2])[:32].strip("-") or "store"
+    digest = hashlib.sha256(address.encode()).hexdigest()[:12]
+    return user_folder("XDG_CACHE_HOME", "~/.cache") / "staged" / f"{name}-{digest}"
 
 
 def build_config(settings: Settings, flags: Mapping[str, Any]) -> Asked:

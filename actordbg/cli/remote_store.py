@@ -1,0 +1,70 @@
+"""`actordbg store pull|push`: a store behind a URL into a folder, and back (`store.staging`)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from actordbg.base.errors import UsageError
+from actordbg.cli import output
+from actordbg.cli.options import Json
+from actordbg.cli.staged_store import in_words
+from actordbg.store.layout import Store
+from actordbg.store.staging import Mirror, split_runs
+
+
+@dataclass(frozen=True)
+class Staged:
+    """What was copied."""
+
+    url: str
+    folder: str
+    files: int
+    bytes: int
+    seconds: float
+
+
+def pull(
+    url: Annotated[str, typer.Argument(metavar="URL[#RUN,...]", help="The store: s3://bucket/store, hdfs://..., memory://...")],
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that mirrors it.")],
+    as_json: Json = False,
+) -> None:
+    """Bring what is new of a store behind a URL into a folder.
+
+    Deletes nothing. With #RUN,... dumps and packs of these runs only; everything else comes whole.
+
+    Example: actordbg store pull s3://bucket/store#ppo-7b ./store
+    """
+    _move(url, folder, "staged", as_json)
+
+
+def push(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder: a store of this machine.")],
+    url: Annotated[str, typer.Argument(metavar="URL", help="Where to put it.")],
+    as_json: Json = False,
+) -> None:
+    """Put what is new in a store's folder behind a URL.
+
+    Deletes nothing. What is there already comes in first, so what both sides changed is found.
+
+    Example: actordbg store push ./store s3://bucket/store
+    """
+    Store(folder).require()
+    _move(url, folder, "pushed", as_json)
+
+
+def _move(url: str, folder: Path, what: str, as_json: bool) -> None:
+    if "://" not in url:
+        raise UsageError(f"{url!r:.60} is no URL", hint="s3://bucket/store, hdfs://host/store; a folder needs no staging: cp -r")
+    began = time.monotonic()
+    address, runs = split_runs(url)
+    mirror = Mirror(address, folder.absolute(), runs)
+    moved = mirror.pull()
+    if what == "pushed":
+        moved = mirror.push()
+    answer = Staged(address, str(folder), moved.files, moved.bytes, time.monotonic() - began)
+    output.emit(answer, lambda _: output.say(in_words(what, moved, address, answer.seconds)), as_json)

@@ -1,0 +1,64 @@
+"""A store behind a URL, for a command that can work on a mirror of it (`store.staging`); the others are refused here."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import typer
+
+from actordbg.base.errors import Refused
+from actordbg.cli import output
+from actordbg.store.layout import Store
+from actordbg.store.staging import Mirror, Moved, Pusher, split_runs
+
+NOT_THERE = {
+    "run": "training processes write into a folder", "patch": "the hook writes into a folder",
+    "unpatch": "backups lie in a folder",
+    "demo": "it records a training", "attach": "its sockets are this machine's", "dump enable": "jobs watch a file of a folder",
+    "dump disable": "jobs watch a file of a folder", "dump recover": "rings are this machine's",
+    "dump pack": "it moves dumps under a lock", "dump unpack": "it moves dumps under a lock", "dump prune": "it deletes dumps",
+    "fsck": "it looks at a store where it lies, and moves files",
+}  # fmt: skip
+"""Commands that need rename, locks or deletion in the store itself, and what for."""
+
+
+def staged(ctx: typer.Context, url: str, store: Store) -> None:
+    """Bring the mirror up to date once in a process, push while the command runs, and push the rest when it ends."""
+    root = ctx.find_root()
+    if root.meta.get(__name__) is not None:
+        return
+    name = _name_of(ctx)
+    if why := NOT_THERE.get(name):
+        hint = f"work in a folder: `actordbg store pull {url} DIR`; `store push` puts back what is new, and deletes nothing"
+        raise Refused(f"{name} does not work on a store behind a URL: {why}", hint=hint)
+    address, runs = split_runs(url)
+    mirror = Mirror(address, store.root, runs)
+    began, moved = time.monotonic(), mirror.pull()
+    if moved.files:
+        output.note(in_words("staged", moved, address, time.monotonic() - began))
+    pusher = root.meta[__name__] = Pusher(mirror, output.note)
+    root.call_on_close(lambda: _finish(pusher, address))
+
+
+def _name_of(ctx: typer.Context) -> str:
+    """A command's name without the program's: "dump ls"."""
+    names: list[str] = []
+    at: Any = ctx
+    while at.parent is not None:
+        names.insert(0, at.info_name or "")
+        at = at.parent
+    return " ".join(names)
+
+
+def _finish(pusher: Pusher, address: str) -> None:
+    began, moved = time.monotonic(), pusher.close()
+    if moved.files:
+        output.note(in_words("pushed", moved, address, time.monotonic() - began))
+
+
+def in_words(what: str, moved: Moved, address: str, seconds: float) -> str:
+    between = "from" if what == "staged" else "to"
+    return (
+        f"{what} {output.plural(moved.files, 'file')} ({output.human_bytes(moved.bytes)}) {between} {address} in {seconds:.1f} s"
+    )

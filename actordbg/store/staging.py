@@ -1,0 +1,255 @@
+"""A store behind a URL (`s3://bucket/store`, `hdfs://...`, whatever fsspec opens), worked on as a mirror in a local folder.
+
+An object store has no rename and no create-exclusive, and a store needs both. So nobody works there: `pull` brings what is new
+into a folder of this machine, commands work in that folder, and `push` puts there what they wrote, whole files under their own
+names. What is read and written are the same files. While a command runs, `push` follows every few seconds, so what a machine
+that dies had finished is there, and `--resume` on another one goes on with it.
+
+* **Nothing is ever deleted**, on either side.
+* **Both sides changed one file**: of a journal or a log, which only grows, the longer one counts if it begins with the shorter
+  one. Anything else is refused by name: nobody can know which is right.
+* **Not mirrored**: the catalog (a cache), rings, models, quarantine, and hidden files.
+
+A note beside the folder says what each file was like on both sides when they were last equal. Guarantees: a local file appears
+whole; a remote one as the file system puts it (S3: whole). There are no locks: two commands may add files at once, but only one
+may run a replay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actordbg.base.errors import EnvironmentProblem, StoreProblem, UsageError
+from actordbg.formats.store_files import atomic_write, make_folder, read_regular
+
+EVERY_S = 3.0
+"""Seconds between two looks for what there is to push."""
+_REST = 5
+"""A push is followed by a rest of at least so many times its length, so that a growing journal does not fill the line."""
+_BATCH = 128
+_GROWING = (".jsonl", ".log")
+_LEFT_OUT = re.compile(r"(?:rings|quarantine|cache|models)/|catalog[^/]*\Z|(?:.*/)?\.")
+
+Mark = tuple[int, str]
+"""Size, and what else changes with a file: a modification time or a tag."""
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Files that were copied, and their bytes."""
+
+    files: int = 0
+    bytes: int = 0
+
+
+class Mirror:
+    """A folder and the URL that it mirrors. runs: bring only dumps and packs of these in; all for none."""
+
+    def __init__(self, url: str, folder: Path, runs: Sequence[str] = ()) -> None:
+        self.url, self.folder, self._runs = url, folder, tuple(runs)
+        self._files, self._root = _opened(url)
+        self._note_path = folder.with_name(f"{folder.name}.staged.json")
+        self._known: dict[str, tuple[Mark, Mark]] = {}
+        self._one_at_a_time = threading.Lock()
+
+    def pull(self) -> Moved:
+        """Bring in what is new or changed there."""
+        with self._one_at_a_time, _told(self.url):
+            self._known = _noted(self._note_path)
+            there = {path: mark for path, mark in self._remote().items() if self._wanted(path)}
+            changed = [path for path, mark in there.items() if self._known.get(path, (None, None))[1] != mark]
+            local = self._local()
+            free = [path for path in changed if path not in local or self._known.get(path, (None, None))[0] == local[path]]
+            moved = self._fetch(free, there)
+            for path in set(changed) - set(free):
+                self._settle(path, there[path])
+            self._write_note()
+            return moved
+
+    def push(self) -> Moved:
+        """Put there what is new or changed here."""
+        with self._one_at_a_time, _told(self.url):
+            local = self._local()
+            changed = sorted(path for path, mark in local.items() if self._known.get(path, (None, None))[0] != mark)
+            changed = [path for path in changed if path not in self._known or self._is_still_ours(path)]
+            for batch in _batches(changed):
+                self._files.put([str(self.folder / path) for path in batch], [f"{self._root}/{path}" for path in batch])
+                for path in batch:
+                    self._known[path] = (local[path], _remote_mark(self._files.info(f"{self._root}/{path}")))
+            if changed:
+                self._files.invalidate_cache()
+                self._write_note()
+            return Moved(len(changed), sum(local[path][0] for path in changed))
+
+    def _is_still_ours(self, path: str) -> bool:
+        """Whether a file is to be put there again: nobody else changed it there, or what is there is a beginning of it."""
+        try:
+            there = _remote_mark(self._files.info(f"{self._root}/{path}"))
+        except FileNotFoundError:
+            return True
+        if there == self._known[path][1]:
+            return True
+        self._settle(path, there)
+        return self._known[path][1] != there
+
+    def _wanted(self, path: str) -> bool:
+        top, _, rest = path.partition("/")
+        return not self._runs or top not in ("dumps", "packs") or rest.partition("/")[0] in self._runs
+
+    def _remote(self) -> dict[str, Mark]:
+        self._files.invalidate_cache()
+        try:
+            found = self._files.find(self._root, detail=True)
+        except FileNotFoundError:
+            return {}
+        marks = {str(path)[len(self._root) :].strip("/"): _remote_mark(info) for path, info in found.items()}
+        return {path: mark for path, mark in marks.items() if _is_ours(path)}
+
+    def _local(self) -> dict[str, Mark]:
+        found = {}
+        for above, _, names in os.walk(self.folder):
+            for name in names:
+                path = Path(above, name)
+                place = path.relative_to(self.folder).as_posix()
+                if _is_ours(place) and not path.is_symlink():
+                    with contextlib.suppress(FileNotFoundError):
+                        found[place] = _local_mark(path)
+        return found
+
+    def _fetch(self, paths: Sequence[str], there: dict[str, Mark]) -> Moved:
+        for batch in _batches(sorted(paths)):
+            parts = [(self.folder / path).with_name(f".{Path(path).name}.part") for path in batch]
+            for part in parts:
+                make_folder(part.parent)
+            self._files.get([f"{self._root}/{path}" for path in batch], [str(part) for part in parts])
+            for path, part in zip(batch, parts, strict=True):
+                part.chmod(0o600)
+                os.replace(part, self.folder / path)
+                self._known[path] = (_local_mark(self.folder / path), there[path])
+        return Moved(len(paths), sum(there[path][0] for path in paths))
+
+    def _settle(self, path: str, there: Mark) -> None:
+        """Both sides have a file that was not copied from one to the other: take the longer of two that grow, or refuse."""
+        ours, theirs = read_regular(self.folder / path), bytes(self._files.cat_file(f"{self._root}/{path}"))
+        if ours != theirs and not (path.endswith(_GROWING) and (ours.startswith(theirs) or theirs.startswith(ours))):
+            hint = f"look at both, and remove the wrong one: {self.folder / path}, or that below {self.url}"
+            raise StoreProblem(f"{path} was changed both here and in {self.url}", hint=hint)
+        if len(theirs) > len(ours):
+            atomic_write(self.folder / path, theirs)
+        if len(theirs) >= len(ours):
+            self._known[path] = (_local_mark(self.folder / path), there)
+
+    def _write_note(self) -> None:
+        atomic_write(self._note_path, json.dumps({"url": self.url, "files": self._known}).encode())
+
+
+class Pusher:
+    """A thread that pushes again and again, until `close`, which pushes once more and raises what is wrong."""
+
+    def __init__(self, mirror: Mirror, note: Callable[[str], None], every_s: float = EVERY_S) -> None:
+        self._mirror, self._note, self._every_s = mirror, note, every_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="store-push", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        rest, said = self._every_s, ""
+        while not self._over.wait(rest):
+            began = time.monotonic()
+            try:
+                self._mirror.push()
+                said = ""
+            except (StoreProblem, OSError) as error:
+                if said != str(error):
+                    self._note(f"not pushed yet, and tried again: {error}")
+                said = str(error)
+            rest = max(self._every_s, _REST * (time.monotonic() - began))
+
+    def close(self) -> Moved:
+        """Stop, and push what is left."""
+        self._over.set()
+        self._thread.join()
+        return self._mirror.push()
+
+
+def split_runs(text: str) -> tuple[str, tuple[str, ...]]:
+    """A URL and the runs behind its "#": `s3://bucket/store#ppo-7b,ppo-8b`."""
+    url, _, runs = text.partition("#")
+    return url, tuple(run for run in runs.split(",") if run)
+
+
+def _opened(url: str) -> tuple[Any, str]:
+    """(file system, path of the store in it)."""
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        hint = "pip install 'actordbg[remote]'; or name a folder that all machines see"
+        raise EnvironmentProblem(f"a store at {url} needs fsspec, which is not installed", hint=hint) from None
+    try:
+        files, root = url_to_fs(url, use_listings_cache=False)
+    except ImportError as error:
+        raise EnvironmentProblem(
+            f"a store at {url} needs a driver of fsspec: {error}", hint="s3fs for s3, pyarrow for hdfs"
+        ) from None
+    except ValueError as error:
+        raise UsageError(
+            f"no store can lie at {url}: {error}", hint="s3://bucket/folder, hdfs://host/folder, or a local folder"
+        ) from None
+    except TypeError:
+        files, root = url_to_fs(url)  # a file system that knows no listings cache
+    return files, str(root).rstrip("/")
+
+
+@contextlib.contextmanager
+def _told(url: str) -> Iterator[None]:
+    """What a file system raises, as a problem of the store at that URL."""
+    try:
+        yield
+    except (StoreProblem, EnvironmentProblem, KeyboardInterrupt):
+        raise
+    except Exception as error:  # noqa: BLE001  each file system raises its own, and credentials fail in all of them
+        hint = "check address, network and credentials; what was done is in the local mirror, and is pushed the next time"
+        raise StoreProblem(f"{url}: {type(error).__name__}: {error}", hint=hint) from None
+
+
+def _is_ours(path: str) -> bool:
+    """Whether a file belongs to the mirror: a plain relative path, and nothing that stays on its side."""
+    parts = path.split("/")
+    return path.isprintable() and "" not in parts and ".." not in parts and _LEFT_OUT.match(path) is None
+
+
+def _remote_mark(info: dict[str, Any]) -> Mark:
+    tags = ("ETag", "etag", "mtime", "LastModified", "last_modified", "modificationTime", "created")
+    return int(info.get("size") or 0), next((str(info[name]) for name in tags if info.get(name)), "")
+
+
+def _local_mark(path: Path) -> Mark:
+    state = path.stat()
+    return state.st_size, str(state.st_mtime_ns)
+
+
+def _noted(path: Path) -> dict[str, tuple[Mark, Mark]]:
+    try:
+        files = json.loads(read_regular(path))["files"]
+        return {str(name): (_mark(here), _mark(there)) for name, (here, there) in files.items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, TypeError, KeyError):
+        return {}  # then equal files are compared, and nothing is lost
+
+
+def _mark(value: Sequence[Any]) -> Mark:
+    return int(value[0]), str(value[1])
+
+
+def _batches(paths: Sequence[str]) -> Iterable[Sequence[str]]:
+    return (paths[first : first + _BATCH] for first in range(0, len(paths), _BATCH))

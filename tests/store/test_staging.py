@@ -1,0 +1,164 @@
+"""A store behind a URL: what comes in and goes out, both sides changed, and a replay that is killed and resumed from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import fsspec
+import norename  # noqa: F401  registers the file system
+import pytest
+import storecases
+from roots import ROOT, SUPPORT
+from supervised import Bench, make_spec, statuses
+from typer.testing import CliRunner
+
+from actordbg.base.errors import EnvironmentProblem, Refused, StoreProblem, UsageError
+from actordbg.cli.app import app
+from actordbg.formats.journal import rank_journal, read_events
+from actordbg.formats.replay_record import ReplaySpec
+from actordbg.store.layout import Store
+from actordbg.store.staging import Mirror, Pusher
+
+INPUTS = 8
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    """What is mirrored of a store, by path."""
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return {name: path.read_bytes() for name, path in found.items() if not Path(name).name.startswith(("catalog", "."))}
+
+
+def two_sides(tmp_path: Path) -> tuple[Mirror, Mirror, Path]:
+    """Mirrors of one URL on two machines, and what lies behind it."""
+    there = tmp_path / "bucket"
+    return Mirror(f"norename://{there}", tmp_path / "a"), Mirror(f"norename://{there}", tmp_path / "b"), there
+
+
+def test_a_whole_store_goes_there_and_comes_back_and_only_news_moves_then(tmp_path: Path):
+    store = storecases.build(tmp_path / "a")
+    ours, theirs, there = two_sides(tmp_path)
+    pushed = ours.push()
+    assert pushed.files == len(files_of(there)) and theirs.pull().files == pushed.files
+    assert files_of(tmp_path / "b") == files_of(there) and set(files_of(there)) <= set(files_of(tmp_path / "a"))
+    assert storecases.contents(Store(tmp_path / "b")) == storecases.contents(store)
+    assert (ours.push().files, theirs.pull().files, theirs.push().files) == (0, 0, 0)
+    assert not any("catalog" in name or "/." in f"/{name}" for name in files_of(there))
+    (there / ".." / "escaped").write_bytes(b"")
+    (there / "replays" / ".hidden").write_bytes(b"x")
+    (there / "noise" / "n-02.json").write_text("{}")
+    assert theirs.pull().files == 1 and not (tmp_path / "b" / "replays" / ".hidden").exists()
+
+
+def test_of_a_url_with_runs_only_their_dumps_come_in(tmp_path: Path):
+    storecases.build(tmp_path / "a")
+    ours, _, there = two_sides(tmp_path)
+    ours.push()
+    some = Mirror(f"norename://{there}", tmp_path / "c", [storecases.PACKED])
+    some.pull()
+    names = files_of(tmp_path / "c")
+    assert any(name.startswith(f"packs/{storecases.PACKED}/") for name in names)
+    assert any(name.startswith("replays/") for name in names) and not any(name.startswith("dumps/") for name in names)
+
+
+def test_of_a_journal_that_both_have_the_longer_counts_and_anything_else_is_refused(tmp_path: Path):
+    ours, theirs, there = two_sides(tmp_path)
+    journal = Path("replays") / "r-1" / "rank0.jsonl"
+    for side in (tmp_path / "a", tmp_path / "b"):
+        (side / journal).parent.mkdir(parents=True)
+    (tmp_path / "a" / journal).write_text("1\n")
+    ours.push()
+    (tmp_path / "b" / journal).write_text("1\n2\n")
+    theirs.pull()
+    theirs.push()
+    assert (there / journal).read_text() == "1\n2\n"
+    ours.push()
+    assert (there / journal).read_text() == "1\n2\n", "an old one does not replace it"
+    ours.pull()
+    assert (tmp_path / "a" / journal).read_text() == "1\n2\n"
+    (tmp_path / "a" / journal).write_text("1\n2\n3\n")
+    (tmp_path / "b" / journal).write_text("1\n2\nother\n")
+    theirs.push()
+    with pytest.raises(StoreProblem, match=r"rank0\.jsonl was changed both here and in"):
+        ours.push()
+    with pytest.raises(StoreProblem, match="was changed both here"):
+        ours.pull()
+    assert (there / journal).read_text() == "1\n2\nother\n"
+
+
+KILLED = """
+import sys, norename
+from pathlib import Path
+from supervised import Bench
+from actordbg.formats.replay_record import ReplaySpec
+from actordbg.store.layout import Store
+from actordbg.store.staging import Mirror, Pusher
+mirror = Mirror(sys.argv[1], Path(sys.argv[2]))
+store = Store(sys.argv[2]).create()
+Pusher(mirror, print, every_s=0.05)
+Bench(store).run(ReplaySpec.from_json(Path(sys.argv[3]).read_bytes()), {"d3": "hang"})
+"""
+
+
+def ends_there(there: Path, spec: ReplaySpec) -> list[str]:
+    journal = rank_journal(there / "replays" / spec.replay_id, 0)
+    return [one["dump_id"] for one in read_events(journal) if one["event"] == "end"] if journal.is_file() else []
+
+
+@pytest.mark.slow
+def test_a_replay_whose_machine_dies_is_resumed_on_another_one_from_a_store_without_rename(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SUPPORT), str(ROOT)]))
+    spec, there = make_spec(INPUTS, timeout_s=600.0), tmp_path / "bucket"
+    (tmp_path / "spec.json").write_text(spec.to_json())
+    arguments = [f"norename://{there}", str(tmp_path / "a"), str(tmp_path / "spec.json")]
+    machine = subprocess.Popen([sys.executable, "-c", KILLED, *arguments], start_new_session=True)
+    while len(ends_there(there, spec)) < 3:
+        assert machine.poll() is None
+        time.sleep(0.02)
+    machine.send_signal(signal.SIGKILL)
+    machine.wait()
+    mirror = Mirror(f"norename://{there}", tmp_path / "b")
+    mirror.pull()
+    pusher = Pusher(mirror, print, every_s=0.05)
+    bench = Bench(Store(tmp_path / "b").require())
+    outcome = bench.run(spec, {})
+    pusher.close()
+    assert statuses(outcome) == {f"d{n}": "passed" for n in range(INPUTS)} and bench.left_running() == []
+    assert sorted(ends_there(there, spec)) == [f"d{n}" for n in range(INPUTS)], "each once, none lost"
+    events = read_events(rank_journal(there / "replays" / spec.replay_id, 0))
+    started = [one["dump_id"] for one in events if one["event"] == "start"]
+    assert started.count("d0") == 1 and started.count("d3") == 2
+
+
+def test_commands_work_on_a_url_and_those_that_cannot_say_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    storecases.build(tmp_path / "a")
+    runner, url = CliRunner(), f"memory://{tmp_path.name}/store"
+
+    def invoke(*words: str) -> str:
+        done = runner.invoke(app, list(words), catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    assert json.loads(invoke("store", "push", str(tmp_path / "a"), url, "--json"))["files"] > 10
+    assert len(json.loads(invoke("--store", url, "dump", "ls", "--json"))) == 14
+    invoke("dump", "create", "--store", url, "--seq-len", "8", "--quiet")
+    assert len(fsspec.filesystem("memory").glob(f"/{tmp_path.name}/store/dumps/*/*/*.zst")) == 9
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "another"))
+    assert len(json.loads(invoke("--store", url, "dump", "ls", "--json"))) == 15
+    for words in (["dump", "prune", "--run", "x"], ["dump", "enable"], ["fsck"], ["dump", "pack"]):
+        with pytest.raises(Refused, match="does not work on a store behind a URL"):
+            invoke("--store", url, *words)
+    assert len(json.loads(invoke("--store", f"file://{tmp_path}/a", "dump", "ls", "--json"))) == 14
+    with pytest.raises(UsageError, match="no store can lie at"):
+        invoke("--store", "nosuch://x/y", "dump", "ls")
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    with pytest.raises(EnvironmentProblem, match="needs fsspec"):
+        invoke("--store", url, "dump", "ls")
