@@ -19,6 +19,7 @@ from actordbg.cli.completion import complete_replays
 from actordbg.cli.input_options import replaying, show
 from actordbg.cli.options import (
     ConfirmOption,
+    Explain,
     Json,
     Quiet,
     Where,
@@ -34,7 +35,7 @@ from actordbg.config.as_ran import as_ran, costs
 from actordbg.config.replay_config import SETTINGS, TINY, validate
 from actordbg.curve import curve_plot
 from actordbg.curve.curve_chart import curve_banner, curve_chart
-from actordbg.curve.curve_document import as_csv, document
+from actordbg.curve.curve_document import as_csv, document, explanations, where_explained
 from actordbg.curve.curves import CurvesAnswer, answer
 from actordbg.curve.measure_lengths import plan_lengths, settled
 from actordbg.curve.measurements import gather, left_out_replays
@@ -83,6 +84,7 @@ class Question:
     plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the curves, too: .png, .svg or .pdf.")] = None
     limit: Annotated[int, typer.Option("--limit", min=0, help="At most this many lengths of each curve; 0 for all.")] = 24
     html: HtmlFile = None
+    explained: Explain = False
     format: Annotated[
         Literal["text", "md", "json", "csv"] | None,
         typer.Option("--format", "-f", help="How to write the answer (default: text). csv: a row for each measured length."),
@@ -147,6 +149,8 @@ def _answer(
     ctx: typer.Context, asked: Question, settings: Given, quantity: str, budget: float | None, passes: str = "both"
 ) -> None:
     """Answer for memory (`budget` in bytes) or time (in seconds, of the `passes`)."""
+    if asked.explained:
+        return output.say_lines(as_text(explanations(quantity)))
     chosen = chosen_format(asked.format, asked.as_json)
     check_page(asked.html)
     if asked.plot is not None:
@@ -166,11 +170,12 @@ def _answer(
     found = answer(measured, quantity, asked.by, passes=passes, budget=budget, at=lengths, replays=count, notes=notes)
     blocks = document(found, asked.limit)
     blocks[2:2] = [curve_banner(found), *([chart] if (chart := curve_chart(found)) else [])]
-    write_page(asked.html, blocks)
+    whole = [*blocks, *explanations(quantity, found)]
+    write_page(asked.html, whole)
     if chosen == "csv":
         output.say_lines(as_csv(found))
     else:
-        _tell(found, blocks, chosen)
+        _tell(found, [*blocks, where_explained(quantity)] if chosen == "text" else whole, chosen)
     if asked.plot is not None and any(one.values for one in found.curves):
         curve_plot.plot(found, asked.plot)
         output.note(f"wrote {asked.plot}")

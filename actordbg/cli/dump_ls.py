@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from actordbg.base.units import ago
 from actordbg.catalog.query import Catalog, DumpRow, count_dumps, open_fresh, select_dumps
 from actordbg.catalog.why_nothing import reasons
 from actordbg.cli import output
@@ -16,7 +17,8 @@ from actordbg.cli.options import AllowEmpty, Json, Where, require_some, store_of
 
 _SHORT = 30
 _ROWS = 50
-_WIDE = 100
+_WIDE, _WIDEST = 100, 140
+"""Columns of a terminal from which when a dump was recorded and its run are shown, and from which ids are whole."""
 
 
 def ls(
@@ -54,11 +56,14 @@ def _render(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None:
         for reason in reasons(catalog, where) if where else ():
             output.note(reason)
         return
-    ids = shown_ids([row.dump_id for row in rows], _width())
+    width = _width()
+    ids = shown_ids([row.dump_id for row in rows], width)
+    more = ("when", "run") if width >= _WIDE else ()
     output.table(
-        ("dump", "rank", "role", "B", "S", "tokens", "mark", "last"),
+        ("dump", "rank", "role", "B", "S", "tokens", "mark", "last", *more),
         [
             (dump_id, row.rank, row.role, row.batch_size, row.seq_len, row.tokens, _mark(row), row.status)
+            + ((ago(row.timestamp), row.run) if more else ())
             for dump_id, row in zip(ids, rows, strict=True)
         ],
         tight=True,
@@ -73,7 +78,7 @@ def _mark(row: DumpRow) -> str | None:
 def shown_ids(dump_ids: list[str], width: int) -> list[str]:
     """The ids, cut to time and call number on a narrow terminal if they still differ; every command takes such a beginning."""
     short = [dump_id[:_SHORT] for dump_id in dump_ids]
-    return short if width < _WIDE and len(set(short)) == len(dump_ids) else dump_ids
+    return short if width < _WIDEST and len(set(short)) == len(dump_ids) else dump_ids
 
 
 def _width() -> int:

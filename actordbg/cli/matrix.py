@@ -17,6 +17,7 @@ from actordbg.cli.input_options import ChosenInputs, asked_for, chosen_order, is
 from actordbg.cli.matrix_answer import MatrixAnswer, MatrixPlan, follow, print_answer, print_plan, steps_of
 from actordbg.cli.options import (
     ConfirmOption,
+    Explain,
     Format,
     FormatOption,
     Json,
@@ -40,9 +41,11 @@ from actordbg.matrix.axes import combinations, parse_axes
 from actordbg.matrix.cell_outcomes import context_of
 from actordbg.matrix.cell_verdicts import Baseline, open_baseline, require_common
 from actordbg.matrix.cells import batches, is_open, make_cells
+from actordbg.matrix.matrix_document import explanations
 from actordbg.matrix.matrix_files import Selection, select, select_again
 from actordbg.matrix.run_matrix import Surroundings, new_matrix, run_matrix
 from actordbg.replay.supervise import spec_and_owner
+from actordbg.report.renderings import as_text
 from actordbg.store.layout import Store
 
 
@@ -84,6 +87,7 @@ def matrix(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the cells and run nothing.")] = False,
     format: FormatOption = None,
     html: HtmlFile = None,
+    explained: Explain = False,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
@@ -99,6 +103,8 @@ def matrix(
 
     Example: actordbg matrix --where "seq_len>1800" --max-inputs 3 --attn sdpa,eager --packing both --compile off
     """
+    if explained:
+        return output.say_lines(as_text(explanations()))
     flags = dict(settings)
     if is_left_to_rank_0(flags):
         return None

@@ -43,13 +43,12 @@ def print_answer(answer: MatrixAnswer, how: Format, html: Path | None = None) ->
     """Print it in one of the formats, and write its page where one was asked for."""
     blocks = matrix_document(answer.matrix, answer.context, explain)
     write_page(html, blocks)
+    if how == "text":
+        brief = matrix_document(answer.matrix, answer.context, explain, explained=False)
+        return output.say_lines(as_text(brief), _coloured)
     if how == "json":
-        output.emit(vars(answer) | as_data(blocks), lambda _: None, True)
-        return
-    if how == "md":
-        output.say_lines(as_markdown(blocks))
-    else:
-        output.say_lines(as_text(blocks), _coloured)
+        return output.emit(vars(answer) | as_data(blocks), lambda _: None, True)
+    return output.say_lines(as_markdown(blocks))
 
 
 def _coloured(text: str) -> str:

@@ -39,6 +39,7 @@ Power = Annotated[
     bool,
     typer.Option("--power", help="Plant faults of several sizes beside the truth, and say which would have been noticed."),
 ]
+Explain = Annotated[bool, typer.Option("--explain", help="Say what the figures mean, and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the answer.")]
 
 

@@ -11,7 +11,7 @@ import typer
 from actordbg.actor.signatures import explain
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.cli.completion import complete_replays
-from actordbg.cli.options import Format, Where, chosen_format, store_of
+from actordbg.cli.options import Explain, Format, Where, chosen_format, store_of
 from actordbg.cli.output import note, say_lines
 from actordbg.cli.page_file import TokenizerFile, open_page, texts_of, write_file
 from actordbg.formats.dump_record import now_timestamp
@@ -63,7 +63,7 @@ def report(
         str | None,
         typer.Option("--to", metavar="KIND:WHERE", help="Send the figures: tensorboard:DIR, wandb:PROJECT, mlflow:ADDRESS."),
     ] = None,
-    explain_figures: Annotated[bool, typer.Option("--explain", help="Say what the figures mean, and nothing else.")] = False,
+    explain_figures: Explain = False,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
 ) -> None:
     """Report what passed, what failed and why, time and memory.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.replay_record import ReplayInput
 from actordbg.formats.train_check_record import OPEN, SFT, SFT_BASELINE, TrainCell, TrainCheckRecord
+from actordbg.matrix.cell_logs import shown_path
 from actordbg.report.blocks import as_data
 from actordbg.report.renderings import as_markdown, as_text
 from actordbg.store.layout import Store
@@ -176,7 +176,7 @@ def _following(total: int, quiet: bool) -> Iterator[tuple[Callable[[TrainCell, s
 def _print(record: TrainCheckRecord, form: Format, drawn: Pictured, *, judge: bool = True) -> None:
     """The answer in one of the formats, and the picture; exit code 1 for a bad one."""
     paths = {cell.index: log_of(record, cell) for cell in record.cells if cell.steps}
-    logs = {index: os.path.relpath(path) for index, path in paths.items() if path.is_file()}
+    logs = {index: shown_path(path) for index, path in paths.items() if path.is_file()}
     answer = TrainAnswer(record, is_good(record), verdicts(record), logs)
     blocks = train_document(record, logs)
     if form == "json":

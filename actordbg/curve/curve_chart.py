@@ -36,7 +36,8 @@ def curve_banner(answer: CurvesAnswer) -> Banner:
 
 def _longest(answer: CurvesAnswer) -> tuple[tuple[str, str], ...]:
     return tuple(
-        (f"longest that fits, {one.label} ({one.longest.how})", f"{one.longest.by_curve or one.longest.measured or 0:,}")
+        (f"longest that fits, {one.label} ({one.longest.how if one.longest.by_curve else 'as far as it ran'})",
+         f"{one.longest.by_curve or one.longest.measured or 0:,}")
         for one in answer.curves[:4] if one.longest is not None
     )  # fmt: skip
 
@@ -65,9 +66,9 @@ def curve_chart(answer: CurvesAnswer) -> Chart | None:
             {"strokeDash": [5, 4]},
             x=x,
             y=y,
-            color=colour | {"legend": None},
+            color=colour,
         ),
-        layer("point", points, {"size": 45, "filled": True}, x=x, y=y, color=colour | {"legend": None}, tooltip=shown),
+        layer("point", points, {"size": 45, "filled": True}, x=x, y=y, color=colour, tooltip=shown),
     ]
     if answer.budget is not None:
         budget = {"v": answer.budget / scale, "n": 0, "t": f"budget {shown_value(answer.budget, answer.quantity)}"}

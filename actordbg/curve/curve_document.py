@@ -21,7 +21,7 @@ NOTHING = (
 
 
 def document(answer: CurvesAnswer, rows: int = MOST_ROWS) -> list[Block]:
-    """The whole answer. `rows`: at most so many points of each curve, spread evenly; 0 for all."""
+    """The answer. `rows`: at most so many points of each curve, spread evenly; 0 for all."""
     what = (
         "peak memory" if answer.quantity == MEMORY else {"both": "time", None: "time"}.get(answer.passes, f"{answer.passes} time")
     )
@@ -37,7 +37,17 @@ def document(answer: CurvesAnswer, rows: int = MOST_ROWS) -> list[Block]:
         blocks += _at(answer)
     for one in answer.curves:
         blocks += _curve(one, answer, rows)
-    return [*blocks, *map(Paragraph, answer.notes), Heading("How to read the figures", 3), Items(_definitions(answer))]
+    return [*blocks, *map(Paragraph, answer.notes)]
+
+
+def explanations(quantity: str, answer: CurvesAnswer | None = None) -> list[Block]:
+    """What the figures mean: of memory or of time, and of an answer only those that it has."""
+    return [Heading("How to read the figures", 3), Items(_definitions(quantity, answer))]
+
+
+def where_explained(quantity: str) -> Paragraph:
+    """Where a terminal shows what the figures mean."""
+    return Paragraph(f"How to read the figures: `actordbg curve {quantity} --explain`.")
 
 
 CSV_COLUMNS = (
@@ -252,10 +262,11 @@ def _or_dash(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
 
 
-def _definitions(answer: CurvesAnswer) -> tuple[str, ...]:
-    devices = {str(one.measurements.settings.get("device_name") or "") for one in answer.curves}
+def _definitions(quantity: str, answer: CurvesAnswer | None) -> tuple[str, ...]:
+    curves = answer.curves if answer else ()
+    devices = {str(one.measurements.settings.get("device_name") or "") for one in curves}
     texts = []
-    if answer.quantity == MEMORY:
+    if quantity == MEMORY:
         on_cpu = "on a CPU, the process's resident memory, which holds Python, the libraries and the model too"
         on_cuda = "on a GPU, the memory that torch's allocator had given out, the model included"
         cpu, other = "cpu" in devices, any(name and name != "cpu" for name in devices)
@@ -268,7 +279,7 @@ def _definitions(answer: CurvesAnswer) -> tuple[str, ...]:
         "curve: least squares on relative errors, outliers weighted down; of a, a + b n, a + c n^2 and a + b n + c n^2 the one "
         "that predicts left-out points best, a simpler one if it is as good; error: how far off it was there"
     )
-    if answer.by == SEQ_LEN and any(one.measurements.settings["packing"] for one in answer.curves):
+    if answer is None or (answer.by == SEQ_LEN and any(one.measurements.settings["packing"] for one in curves)):
         texts.append("packed inputs are computed without their padding, so real tokens decide: --by tokens")
     texts.append("measured: a longer one is known not to fit; extrapolated: by the curve, beyond what ran")
     return tuple(texts)

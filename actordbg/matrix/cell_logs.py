@@ -6,6 +6,7 @@ sends. The table links it: in Markdown relative to the current folder, in `--jso
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -40,6 +41,12 @@ def write_log(store: Store, matrix_id: str, cell: MatrixCell) -> None:
     path = log_path(store, matrix_id, cell)
     make_folder(path.parent)
     atomic_write(path, b"".join(parts))
+
+
+def shown_path(path: Path) -> str:
+    """A path for a reader: from the current folder if it lies below it, else whole."""
+    relative = os.path.relpath(path)
+    return str(path.absolute()) if relative.startswith(os.pardir) else relative
 
 
 def logs_of(store: Store, record: MatrixRecord) -> dict[int, Path]:

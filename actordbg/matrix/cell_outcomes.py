@@ -7,7 +7,6 @@ after crashes and in a resumed matrix.
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from actordbg.formats.journal import Event, rank_journal, rank_log, read_events
 from actordbg.formats.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 from actordbg.formats.replay_record import PASSED as INPUT_PASSED
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
-from actordbg.matrix.cell_logs import logs_of
+from actordbg.matrix.cell_logs import logs_of, shown_path
 from actordbg.matrix.matrix_document import MatrixContext
 from actordbg.replay.launch import groups_of
 from actordbg.replay.supervise import load_spec
@@ -164,7 +163,7 @@ def context_of(store: Store, record: MatrixRecord) -> MatrixContext:
     chosen = next((one for one in replays if one.resolved), replays[0] if replays else None)
     truth = _data(store, record.truth_id) if record.truth_id else None
     loads = loads_of(store.replays / truth.spec.replay_id, truth.spec.config) if truth else None
-    logs = {index: os.path.relpath(path) for index, path in logs_of(store, record).items()}
+    logs = {index: shown_path(path) for index, path in logs_of(store, record).items()}
     gone = tuple(cell.replay_id for cell in record.cells if cell.replay_id and not (store.replays / cell.replay_id).is_dir())
     if chosen is None:
         return MatrixContext(gone=gone, logs=logs)

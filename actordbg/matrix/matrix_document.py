@@ -46,15 +46,18 @@ class MatrixContext:
     """The log of each cell that has one, by its index, relative to the current folder."""
 
 
-def matrix_document(record: MatrixRecord, context: MatrixContext, explain: Explain = nothing_known) -> list[Block]:
-    """The whole matrix, top to bottom."""
+def matrix_document(
+    record: MatrixRecord, context: MatrixContext, explain: Explain = nothing_known, *, explained: bool = True
+) -> list[Block]:
+    """The whole matrix, top to bottom. explained: with what its columns mean, not only with where that is said."""
     return [
         Heading(f"matrix {record.matrix_id}{_of_toy(record)}", 1),
         Paragraph(f"{_counted(record)}." + ("" if record.status == "complete" else f" The matrix is {record.status}.")),
         matrix_banner(record, _counted(record)),
         *([heat] if (heat := heat_map(record, verdict_word)) else []),
         _table(record, context),
-        Paragraph(_legend(record)),
+        Paragraph(f"{'; '.join(_definitions(record))}." if explained else _EXPLAINED),
+        *([] if record.options.get("oracle") else [Paragraph(_UNCOMPARED)]),
         *_section("Wrong", [_wrong(cell) for cell in record.cells if verdict_word(cell) == WRONG]),
         *_section("Not judged", _by_reason(cell for cell in record.cells if verdict_word(cell) == UNJUDGED)),
         *_section("In part", _by_reason(cell for cell in record.cells if verdict_word(cell) in (PASSED, IN_PART))),
@@ -141,23 +144,32 @@ def _setting(name: str, value: Any) -> str:
     return "-" if value is None else AXES[name].in_words(value, brief=True) if isinstance(value, str) else AXES[name].typed(value)
 
 
-def _legend(record: MatrixRecord) -> str:
+_EXPLAINED = "How to read the figures: `actordbg matrix --explain`."
+_UNCOMPARED = "passed: it finished with finite numbers; they were not compared with the truth (--no-truth)."
+
+
+def explanations() -> list[Block]:
+    """What the columns of a matrix mean."""
+    return [Heading("How to read the figures", 3), Items(_definitions(None))]
+
+
+def _definitions(record: MatrixRecord | None) -> tuple[str, ...]:
+    """What the columns mean; of a matrix only those that it has."""
+    cells = record.cells if record else ()
     told = []
-    if any(cell.verdict is not None for cell in record.cells):
+    if record is None or any(cell.verdict is not None for cell in cells):
+        dtype = f", {record.options.get('oracle', 'fp32')}" if record else ""
         told.append(
-            "off by: largest difference of a log-prob from the truth, in nats (each row alone, unpadded, eager attention,"
-            f" {record.options.get('oracle', 'fp32')})"
+            f"off by: largest difference of a log-prob from the truth, in nats (each row alone, unpadded, eager attention{dtype})"
         )
-    if any(cell.excludes for cell in record.cells):
-        narrow = {str(cell.config.get("dtype")) for cell in record.cells if cell.good and cell.excludes} & set(FLAT_IS_WIDE)
-        wide = any(cell.config.get("dtype") in ("fp32", "fp64") for cell in record.cells)
+    if record is None or any(cell.excludes for cell in cells):
+        narrow = {str(cell.config.get("dtype")) for cell in cells if cell.good and cell.excludes} & set(FLAT_IS_WIDE)
+        wide = any(cell.config.get("dtype") in ("fp32", "fp64") for cell in cells)
         more = f"; less {' and '.join(sorted(narrow))} cannot tell from rounding, --dtype fp32 can" if narrow and not wide else ""
         told.append(f"sees: the smallest error of any one log-prob that would have been WRONG, in nats{more}")
-    if not record.options.get("oracle"):
-        told.append("passed: it finished with finite numbers; they were not compared with the truth (--no-truth)")
     told.append('fwd, bwd: median of steady inputs ("-": none was: first and compiling ones do not count)')
     told.append("load: seconds to build the Actor, or whose was used")
-    return "; ".join(told) + "."
+    return tuple(told)
 
 
 def _label(cell: MatrixCell) -> str:

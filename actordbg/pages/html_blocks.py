@@ -18,7 +18,7 @@ from actordbg.pages.static_picture import as_svg
 from actordbg.report.blocks import Banner, Block, Cell, Cells, Chart, Code, Grid, Heading, Items, Paragraph
 
 _CODE = re.compile("`([^`\n]+)`")
-_FACT = re.compile(r"^([A-Za-z][A-Za-z' ,|`()-]{0,44}): +(?=\S)")
+_FACT = re.compile(r"^([A-Za-z][A-Za-z' ,|`()-]{0,60}): +(?=\S)")
 _COMMANDS = ("command", "repeat", "next")
 _TONES = {
     "passed": "good", "match": "good", "agrees": "good", "kept": "good", "within-rounding": "good", "within-noise": "part",

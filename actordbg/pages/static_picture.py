@@ -1,7 +1,7 @@
 """A chart as SVG without JavaScript, drawn from the same Vega-Lite specification that vega draws in a page.
 
 It knows what `actordbg.report.specifications` can say and no more. Colours of meaning come from the specification; all others are
-classes (`h0` to `h8` for heat, `c0` to `c6` for names), which the page's style gives for a light and for a dark ground.
+classes (`h0` to `h8` for heat, `c0` to `c9` for names), which the page's style gives for a light and for a dark ground.
 Foreign text goes through `in_html`.
 """
 
@@ -16,7 +16,7 @@ from actordbg.base.foreign_text import in_html
 from actordbg.pages.scales import Bands, Numbers, short
 
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 70, 14, 26, 44
-HEAT, COLOURS = 9, 7
+HEAT, COLOURS = 9, 10
 Drawn = dict[str, Any]
 
 
@@ -104,6 +104,10 @@ def _marks(one: _Layer, x: Numbers | Bands, y: Numbers | Bands) -> Iterable[str]
         yield from _lines(one, x, y, painted)
         return
     draw = _DRAWN[one.mark["type"]]
+    if "field" not in one.channels.get("color", {}):  # the same look for all is said once
+        shapes = (draw(_place(one, value, x, "x"), _place(one, value, y, "y"), one, value) for value in one.values or [{}])
+        yield f"<g {painted({}, one.mark['type'] == 'rule')}>{''.join(shapes)}</g>"
+        return
     for value in one.values or [{}]:
         found = draw(_place(one, value, x, "x"), _place(one, value, y, "y"), one, value)
         if found:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from actordbg.compare.thresholds import MEASURES
 from actordbg.formats.noise_record import NoiseRecord
 from actordbg.report.blocks import BAD_TONE, GOOD_TONE, NO_TONE, PART_TONE, Banner, Block, Chart, Grid, Heading, Items, number
 from actordbg.report.specifications import ACCENT, hints, layer, layered, names, quantity
@@ -19,9 +20,8 @@ def noise_page(record: NoiseRecord, deterministic: bool | None, conclusion: Sequ
     tone = {True: GOOD_TONE, False: PART_TONE, None: NO_TONE}[deterministic]
     floor = record.floor.get("max_abs")
     figures = (("the floor of a log-prob", f"{number(floor, 3)} nats"), ("inputs", str(len(record.dumps))))
-    grid = Grid(
-        ("measure", "the floor"), tuple((name, number(value, 3)) for name, value in record.floor.items()), frozenset({"measure"})
-    )
+    rows = tuple((_measure(name), number(value, 3)) for name, value in record.floor.items())
+    grid = Grid(("measure", "the floor"), rows, frozenset({"measure"}))
     chart = _moved(record)
     next_ones = [line for line in conclusion if line.startswith("next: ")]
     return [
@@ -32,6 +32,10 @@ def noise_page(record: NoiseRecord, deterministic: bool | None, conclusion: Sequ
         grid,
         Items((f"ran as: {record.label}", f"replay: {record.replay_id}", *next_ones, *record.reasons[:8])),
     ]  # fmt: skip
+
+
+def _measure(name: str) -> str:
+    return MEASURES.get(name, name).removesuffix(" (no default)")
 
 
 def _moved(record: NoiseRecord) -> Chart | None:

@@ -69,15 +69,17 @@ def grid(table: Grid, width: int = WIDTH, *, tight: bool = False, fold: bool = F
     (every command takes the beginning), then text columns lose their middle, or with `fold` go on in the next line. `tight`:
     narrow gaps, and no line below."""
     lines = [tuple(in_line(text) for text in line) for line in (table.columns, *table.rows)]
-    if sum(max(len(line[i].strip()) for line in lines) + 1 for i in range(len(table.columns))) > width - len(indent):
-        lines = _with_short_ids(lines)
+    for beginning in _BEGINNINGS:
+        if sum(max(len(line[i].strip()) for line in lines) + 1 for i in range(len(table.columns))) > width - len(indent):
+            lines = _with_short_ids(lines, beginning)
     widths = [max(len(line[i].strip()) for line in lines) for i in range(len(table.columns))]
     room = width - len(indent)
     gap = 1 if tight or sum(widths) + 2 * (len(widths) - 1) > room else 2
     excess = sum(widths) + gap * (len(widths) - 1) - room
-    while excess > 0 and (wide := [i for i, name in enumerate(table.columns) if name in table.left and widths[i] > 12]):
+    least = [12 if fold else _least_width([line[i].strip() for line in lines[1:]]) for i in range(len(table.columns))]
+    while excess > 0 and (wide := [i for i, name in enumerate(table.columns) if name in table.left and widths[i] > least[i]]):
         first = max(wide, key=lambda i: widths[i]) if fold else wide[0]
-        cut = 1 if fold else min(excess, widths[first] - 12)
+        cut = 1 if fold else min(excess, widths[first] - least[first])
         widths[first] -= cut
         excess -= cut
     rule = [] if tight else ["-" * (sum(widths) + gap * (len(widths) - 1))]
@@ -87,15 +89,24 @@ def grid(table: Grid, width: int = WIDTH, *, tight: bool = False, fold: bool = F
     )
 
 
-_DUMP_ID = re.compile(r"(\d{8}T\d{6}\.\d{6}Z-\d{6})-[\w-]+\Z")
-"""Time and number of the call, and what makes the id unique everywhere."""
+_CALL, _TIME = re.compile(r"(\d{8}T\d{6}\.\d{6}Z-\d{6})-[\w-]+\Z"), re.compile(r"(\d{8}T\d{6}\.\d{6})Z-\d{6}(-[\w-]+)?\Z")
+"""What of a dump's id may be shown: time and number of the call, without what makes it unique everywhere; the time alone."""
+_BEGINNINGS = (_CALL, _TIME)
+_ONLY_TIME = re.compile(r"\d{8}T\d{6}\.\d{6}")
+_DOTTED = re.compile(r"[A-Za-z]\w*(\.\w+){3,}")
+"""A parameter's name."""
 
 
-def _with_short_ids(lines: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
+def _least_width(cells: list[str]) -> int:
+    """How narrow a column of text may become; one of short ids stays as it is, so that they can be pasted."""
+    return max(map(len, cells)) if cells and all(map(_ONLY_TIME.fullmatch, cells)) else 12
+
+
+def _with_short_ids(lines: list[tuple[str, ...]], beginning: re.Pattern[str]) -> list[tuple[str, ...]]:
     """The lines with dump ids cut to a beginning that can be pasted, in columns where these still differ."""
     columns = [list(column) for column in zip(*lines, strict=True)]
     for column in columns:
-        found = {text: match[1] for text in column if (match := _DUMP_ID.match(text.strip()))}
+        found = {text: match[1] for text in column if (match := beginning.match(text.strip()))}
         if len(set(found.values())) == len(found):
             column[:] = [found.get(text, text) for text in column]
     return list(zip(*columns, strict=True))
@@ -114,9 +125,11 @@ def _line(line: tuple[str, ...], table: Grid, widths: list[int], gap: int, fold:
 
 
 def shorten(text: str, width: int) -> str:
-    """`text` cut in its middle to `width` columns."""
+    """`text` cut in its middle to `width` columns; a parameter's name at its beginning, since its layer and matrix come last."""
     if len(text) <= width:
         return text
+    if _DOTTED.fullmatch(text) and (rest := text.find(".", len(text) - width + 1)) >= 0:
+        return f".{text[rest:]}"  # whole parts only: half a layer's number would be another layer's
     keep = width - 2
     return f"{text[: keep - keep // 2]}..{text[len(text) - keep // 2 :]}"
 

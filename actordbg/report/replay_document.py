@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -177,12 +178,20 @@ def _facts(one: ReplaySummary) -> Iterable[str]:
 def _selected(one: ReplaySummary) -> str:
     text = f"{plural(one.counts.inputs, 'dump')} by {one.order}"
     if one.where:
-        text += f', --where "{shorten(one.where, _MOST_WHERE)}"'
+        text += f', --where "{shorten(_LISTED_IDS.sub(_count_ids, one.where), _MOST_WHERE)}"'
     if one.inputs.seq_len_min is not None:
         low, mid, high = one.inputs.seq_len_min, one.inputs.seq_len_median, one.inputs.seq_len_max
         lengths = f"{low}" if low == high else f"{low} to {high} (median {mid:g})"
         text += f"; seq_len {lengths}; {plural(one.inputs.tokens, 'token')}"
     return text
+
+
+_LISTED_IDS = re.compile(r"dump_id in \((?P<ids>'[^()]{160,})\)")
+"""A list of ids too long to be read; `--diverse`, `--longest` and `--slowest` make it."""
+
+
+def _count_ids(found: re.Match[str]) -> str:
+    return f"dump_id in (... {found['ids'].count(',') + 1} ids)"
 
 
 def counted(counts: Counts) -> str:

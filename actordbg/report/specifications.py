@@ -56,6 +56,18 @@ def coloured(name: str, title: str | None, colours: dict[str, str]) -> Spec:
     return names(name, title) | {"scale": {"domain": list(colours), "range": list(colours.values())}}
 
 
+def whole(name: str, title: str) -> Spec:
+    """A channel of whole numbers, such as steps: no ticks between them."""
+    return quantity(name, title, zero=False, axis={"format": "d", "tickMinStep": 1})
+
+
+def powers(values: Sequence[float]) -> Spec:
+    """An axis in powers of ten, a tick for each: a log scale draws nine lines between two of them."""
+    known = [math.log10(value) for value in values if value > 0 and math.isfinite(value)]
+    first, last = (math.floor(min(known)), math.ceil(max(known))) if known else (0, 1)
+    return {"format": "~e", "values": [10.0**power for power in range(first, last + 1)]}
+
+
 def hints(*fields: tuple[str, str]) -> list[Spec]:
     """What pointing at a mark shows: (field, heading) pairs."""
     return [{"field": name, "title": title, "type": "nominal"} for name, title in fields]

@@ -8,7 +8,7 @@ from typing import Any
 
 from actordbg.base.units import plural
 from actordbg.report.blocks import Chart, Grid, number
-from actordbg.report.specifications import BAD, hints, layer, layered, names, quantity, thinned
+from actordbg.report.specifications import BAD, hints, layer, layered, names, powers, quantity, thinned, whole
 
 Curve = Sequence[tuple[int, float]]
 """(step, value) pairs."""
@@ -23,10 +23,8 @@ def values_chart(title: str, what: str, curves: Mapping[str, Curve]) -> Chart | 
     odd = sum(not math.isfinite(value) for curve in curves.values() for _, value in curve)
     shown = hints(("c", "training"), ("s", "step"), ("v", what))
     line = layer("line", look={"strokeWidth": 1.6}, tooltip=shown)
-    spec = layered(
-        rows, line, height=260, x=quantity("s", "step", zero=False), y=quantity("v", what, zero=False), color=names("c", None)
-    )
-    says = f"{what} of {plural(len(curves), 'training')} by step." + (
+    spec = layered(rows, line, height=260, x=whole("s", "step"), y=quantity("v", what, zero=False), color=names("c", None))
+    says = f"The {what} of {plural(len(curves), 'training')} by step." + (
         f" {plural(odd, 'value')} NaN or infinite, not drawn." if odd else ""
     )
     return Chart(title, says, spec, _ends(curves, what), _thin_note(curves))
@@ -34,21 +32,19 @@ def values_chart(title: str, what: str, curves: Mapping[str, Curve]) -> Chart | 
 
 def apart_chart(title: str, what: str, curves: Mapping[str, Curve], limits: Curve) -> Chart | None:
     """Relative differences by step on a log scale, with what they may be as a dashed line."""
-    floor = 1e-9
+    floor = 1e-9  # what is equal has no place on a log scale
     raised = {name: [(step, max(floor, value)) for step, value in curve] for name, curve in curves.items()}
     rows = [row for name, curve in raised.items() for row in _rows(name, curve)]
     if not rows:
         return None
-    x, y = (
-        quantity("s", "step", zero=False),
-        quantity("v", f"{what}, relative", scale={"type": "log"}, axis={"tickCount": 5, "format": "~e"}),
-    )
+    axis = powers([*(one["v"] for one in rows), *(max(floor, value) for _, value in limits)])
+    x, y = whole("s", "step"), quantity("v", f"{what}, relative", scale={"type": "log"}, axis=axis)
     line = layer("line", rows, x=x, y=y, color=names("c", None), tooltip=hints(("c", "training"), ("s", "step"), ("v", what)))
     limit = layer(
         "line", _rows("limit", [(step, max(floor, v)) for step, v in limits]), {"color": BAD, "strokeDash": [5, 4]}, x=x, y=y
     )
     spec = layered([], line, limit, height=220)
-    says = f"How far {what} is from that of the baseline; the dashed line is how far it may be."
+    says = f"How far {what} is from the baseline's; the dashed line is how far it may be. What is equal is drawn at {floor:g}."
     largest = tuple(
         (name, number(max((v for _, v in curve if math.isfinite(v)), default=None), 3)) for name, curve in curves.items()
     )

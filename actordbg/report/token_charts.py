@@ -17,7 +17,6 @@ from actordbg.report.kept_values import KeptRows, TokenRows
 from actordbg.report.specifications import (
     ACCENT,
     BAD,
-    MOST_MARKS,
     PART,
     QUIET,
     Spec,
@@ -32,8 +31,10 @@ from actordbg.report.specifications import (
     thinned,
 )
 
-FIELDS, ROWS = 110, 24
-"""Fields of a row, and rows, that a picture has at most."""
+FIELDS, ROWS, POINTS = 110, 24, 1200
+"""Fields of a row, rows, and points of a scatter that a picture has at most."""
+_PASTED = 30
+"""Characters of a dump's id that every command takes for it."""
 PROMPT, PADDING, RESPONSE = "prompt", "padding", "response"
 _KINDS = {PROMPT: ACCENT, PADDING: QUIET}
 Texts = Callable[[Sequence[int]], str]
@@ -176,7 +177,7 @@ def _around(row: Sequence[_Place], at: int, texts: Texts) -> str:
 def scatter_chart(pairs: Sequence[TokenPair], limit: float | None, floor: float | None = None) -> Chart | None:
     """How far A is from B at each token, by how likely B finds it; the limit and the noise floor as bands."""
     points = [
-        {"b": float(f"{b:.5g}"), "d": float(f"{_apart(a, b):.4g}"), "i": pair.dump_id, "t": f"row {row}, action {at}"}
+        {"b": float(f"{b:.5g}"), "d": float(f"{_apart(a, b):.4g}"), "i": pair.dump_id[:_PASTED], "t": f"row {row}, action {at}"}
         for pair in pairs
         for row, mask in enumerate(pair.a.mask)
         for at, (a, b, chosen) in enumerate(zip(pair.a.log_probs[row], pair.b.log_probs[row], mask, strict=True))
@@ -186,7 +187,7 @@ def scatter_chart(pairs: Sequence[TokenPair], limit: float | None, floor: float 
         return None
     points.sort(key=lambda one: -abs(float(str(one["d"]))))
     most = abs(float(str(points[0]["d"])))
-    kept = points[:200] + thinned(points[200:], MOST_MARKS - 200)
+    kept = points[:200] + thinned(points[200:], POINTS - 200)
     shown = hints(("i", "dump"), ("t", "token"), ("b", "B, nats"), ("d", "A - B, nats"))
     dots = layer(
         "point", kept, {"size": 16, "opacity": 0.55, "filled": True, "color": ACCENT}, tooltip=shown,

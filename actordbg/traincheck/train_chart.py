@@ -36,7 +36,8 @@ def train_charts(record: TrainCheckRecord) -> list[Chart]:
         others = [one for one in trained if one.role != BASELINE]
         gaps = {one.name: list(enumerate(gaps_of(one.steps, baseline.steps if baseline else (), name), 1)) for one in others}
         limits = list(enumerate(limits_of(record, name), 1))
-        made.append(apart_chart(f"{IN_WORDS[name]}, from the baseline", IN_WORDS[name], gaps, limits))
+        title = f"{IN_WORDS[name].removeprefix('the ').capitalize()}, from the baseline"
+        made.append(apart_chart(title, IN_WORDS[name], gaps, limits))
     return [chart for chart in made if chart is not None]
 
 

@@ -101,7 +101,7 @@ def test_ls_refuses_a_bad_condition_or_order(store: Store) -> None:
 def test_ids_are_cut_on_a_narrow_terminal_only_if_they_still_differ() -> None:
     ids = [cases.record(n).dump_id for n in range(3)]
     assert dump_ls.shown_ids(ids, 80) == [dump_id[:30] for dump_id in ids]
-    assert dump_ls.shown_ids(ids, 120) == ids
+    assert dump_ls.shown_ids(ids, 160) == ids
     assert dump_ls.shown_ids([ids[0], ids[0] + "x"], 80) == [ids[0], ids[0] + "x"]
 
 

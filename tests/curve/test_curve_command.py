@@ -46,7 +46,8 @@ def test_every_configuration_has_its_points_curve_and_longest_length(replayed: S
     assert "A: caution, that is 3.4 times the longest measured length" in text
     assert "out of memory at 4,096: never said to fit" in text
     assert re.search(r"\n +1,024 +2 +1\.885 GiB +1\.885 GiB +[+-]0\.0%\n", text)
-    assert "the process's resident memory" in " ".join(text.split())
+    assert "How to read the figures: `actordbg curve memory --explain`." in text and "resident memory" not in text
+    assert "the process's resident memory" in " ".join(invoke(replayed, "memory", "--explain").stdout.split())
 
 
 def test_times_show_each_pass(replayed: Store):

@@ -14,8 +14,8 @@ from actordbg.base.foreign_text import in_markdown
 from actordbg.base.units import human_bytes
 from actordbg.formats.replay_record import ResultRecord
 from actordbg.report import tabular
-from actordbg.report.blocks import number, rate, seconds
-from actordbg.report.renderings import as_markdown, as_text
+from actordbg.report.blocks import Grid, number, rate, seconds
+from actordbg.report.renderings import as_markdown, as_text, grid
 from actordbg.report.replay_document import document
 from actordbg.report.report_model import ReplayData, Summary
 from actordbg.report.summary import summarise
@@ -118,6 +118,17 @@ def test_a_table_that_is_too_wide_loses_text_never_figures():
     assert max(map(len, text.splitlines())) <= 80
     assert "1234567" in text
     assert "12345678" in text
+
+
+def test_what_a_narrow_table_leaves_of_an_id_can_be_pasted_and_of_a_parameter_names_its_layer():
+    ids = [f"20250619T0527{second}.913437Z-000000-0-86cb69034f0722d6" for second in ("54", "55")]
+    rows = tuple((one, "model.layers.11.self_attn.q_proj.weight", "0.0126", "0.999921", "0.00028") for one in ids)
+    lines = grid(
+        Grid(("dump", "gradient of", "|a-b|/|b|", "cosine", "max"), rows, frozenset({"dump", "gradient of"}))
+    ).splitlines()
+    shown = [line.split() for line in lines[2:]]
+    assert [one.startswith(begin) and len(begin) == 22 for one, (begin, *_) in zip(ids, shown, strict=True)] == [True, True]
+    assert {name for _, name, *_ in shown} == {"..11.self_attn.q_proj.weight"} and max(map(len, lines)) <= 80
 
 
 @pytest.mark.parametrize("render", [text_of, markdown_of])

@@ -4,7 +4,17 @@
   var dark = window.matchMedia("(prefers-color-scheme: dark)");
   root.classList.add("js");
 
-  function theme() {
+  function columns(spec, width) {
+    var most = 1;
+    spec.layer.forEach(function (one) {
+      var colour = (one.encoding || {}).color || (spec.encoding || {}).color;
+      if (!colour || colour.type !== "nominal") { return; }
+      (one.data || spec.data).values.forEach(function (value) { most = Math.max(most, String(value[colour.field]).length); });
+    });
+    return Math.max(1, Math.floor((width - 60) / (36 + 6.3 * Math.min(most, 40))));
+  }
+
+  function theme(inARow) {
     var style = getComputedStyle(root);
     function of(name) { return style.getPropertyValue("--" + name).trim(); }
     function all(letter, count) { return Array.from({ length: count }, function (_, at) { return of(letter + at); }); }
@@ -15,9 +25,9 @@
       axis: { labelColor: of("soft"), titleColor: of("ink"), gridColor: of("line"), domainColor: of("soft"), tickColor: of("line"),
         labelFontSize: 11, titleFontSize: 11.5, titleFontWeight: 600, labelLimit: 150, titlePadding: 8 },
       axisX: { grid: false, labelAngle: 0, labelOverlap: true }, axisBand: { grid: false },
-      legend: { labelColor: of("soft"), titleColor: of("soft"), orient: "top", titleFontSize: 11, labelFontSize: 11, labelLimit: 260,
+      legend: { labelColor: of("soft"), titleColor: of("soft"), orient: "top", titleFontSize: 11, labelFontSize: 11, labelLimit: 260, columns: inARow,
         symbolType: "circle", gradientLength: window.innerWidth < 640 ? 64 : 140, offset: 6, titleOrient: "left" },
-      range: { category: all("c", 7), heatmap: all("h", 9), ramp: all("h", 9) },
+      range: { category: all("c", 10), heatmap: all("h", 9), ramp: all("h", 9) },
       text: { color: of("soft"), fontSize: 11 }
     };
   }
@@ -29,7 +39,7 @@
     spec.autosize = { type: "fit-x", contains: "padding" };
     live.hidden = false;
     return vegaEmbed(live, spec, {
-      ast: true, actions: false, renderer: "svg", mode: "vega-lite", defaultStyle: false, config: theme(),
+      ast: true, actions: false, renderer: "svg", mode: "vega-lite", defaultStyle: false, config: theme(columns(spec, live.clientWidth)),
       tooltip: { disableDefaultStyle: true, theme: "page" }
     }).then(function (result) {
       figure.classList.add("drawn");
