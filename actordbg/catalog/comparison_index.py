@@ -132,7 +132,7 @@ def _refresh_current(store: Store) -> int:
     records = [_read(store, COMPARISONS, f"{COMPARISONS}/{name}.json")[0] for name, wanted in wrong if wanted]
     rows = {one.comparison_id: comparison_rows.dumps_of(one) for one in records if one is not None}
     with engine.writing(store.catalog_path) as writer:
-        now = writer.connection.exec_driver_sql(_NOT_AS_IT_SHOULD_BE).fetchall()
+        now = writer.connection.execute(_NOT_AS_IT_SHOULD_BE).fetchall()
         for name, wanted in sorted(now, key=lambda one: (one[1], one[0])):
             if not wanted or name in rows:
                 writer.put_dumps_of(name, rows[name] if wanted else None)

@@ -1,7 +1,8 @@
 """The one place where connections to the catalog are made.
 
-* `make_engine` for the writer: SQLAlchemy, every transaction begins with `BEGIN IMMEDIATE`. A deferred `BEGIN` that
+* `writing` for the indexer: plain sqlite3, every transaction begins with `BEGIN IMMEDIATE`. A deferred `BEGIN` that
   reads and then writes fails at once when somebody else wrote in between, busy timeout or not; an immediate one waits.
+* `make_engine` for migrations, and for SQLModel: SQLAlchemy, with the same transactions.
 * `connect_readonly` for everything that reads: plain sqlite3, opened read-only, so a reader cannot harm the catalog and
   need not import SQLAlchemy (`dump ls` starts in a third of the time).
 
@@ -49,9 +50,12 @@ _CANNOT_WRITE = re.compile(r"readonly|unable to open|is full|disk I/O error")
 _NETWORK = re.compile(r"(nfs\d?|cifs|smb\w*|9p|afs|lustre|gpfs|beegfs|ceph|glusterfs|panfs|pvfs2|orangefs|wekafs|fuse\..*)\Z")
 
 
+_HELD: ContextVar[tuple[Path, sqlite3.Connection] | None] = ContextVar("_HELD", default=None)
+
+
 @lru_cache(maxsize=16)
 def make_engine(path: Path) -> Engine:
-    """The writer's engine: `BEGIN IMMEDIATE`, busy timeout, foreign keys on; a connection lives as long as it is used.
+    """SQLAlchemy's engine, for migrations: `BEGIN IMMEDIATE`, busy timeout, foreign keys on; a connection lives while it is used.
 
     One engine for each catalog (making one takes a millisecond). It holds no connection, so it survives a fork.
     """
@@ -87,8 +91,25 @@ def writing(path: Path) -> Iterator[CatalogWriter]:
     """One write transaction on the catalog, for the indexer."""
     from actordbg.catalog.statements import CatalogWriter
 
-    with transaction(path) as connection:
+    with plain_transaction(path) as connection:
         yield CatalogWriter(connection)
+
+
+@contextlib.contextmanager
+def plain_transaction(path: Path) -> Iterator[sqlite3.Connection]:
+    """The same as `transaction` without SQLAlchemy; on the connection of `held_open`, within its block."""
+    held = _HELD.get()
+    with catalog_errors(path):
+        connection = held[1] if held is not None and held[0] == path else connect_writable(path)
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            connection.execute("COMMIT")
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            if held is None or connection is not held[1]:
+                connection.close()
 
 
 @contextlib.contextmanager
@@ -98,7 +119,11 @@ def held_open(path: Path) -> Iterator[sqlite3.Connection]:
     """
     with catalog_errors(path), contextlib.closing(connect_writable(path)) as connection:
         connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        yield connection
+        token = _HELD.set((path, connection))
+        try:
+            yield connection
+        finally:
+            _HELD.reset(token)
 
 
 def connect_writable(path: Path) -> sqlite3.Connection:

@@ -1,26 +1,22 @@
 """What the indexer writes, in one transaction at a time.
 
-Dumps and results come in thousands, so they go in as plain tuples, by one compiled statement: ten times faster than objects
-of a session. Everything else comes by the dozen, and goes in as SQLModel objects (`put`).
+Plain SQL on sqlite3's own connection, made from the declarations in `tables`: a command that takes in one file needs neither
+SQLAlchemy nor SQLModel, whose import takes longer than the rest of it. The same declarations are SQLModel classes in `sqlmodels`,
+which migrations are checked against, and with which a catalog can be asked from Python.
 """
 
 from __future__ import annotations
 
 import json
+import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, select, update
-from sqlalchemy.dialects import sqlite
-from sqlalchemy.dialects.sqlite import insert
-from sqlmodel import Session
-
 from actordbg.catalog import tables
 from actordbg.catalog.dump_rows import DUMP_COLUMNS
 from actordbg.catalog.replay_rows import RESULT_COLUMNS, UNFINISHED, FileMark, News, setting_columns, spec_columns
-from actordbg.catalog.sqlmodels import MODELS, table_of
 from actordbg.formats.law_answer import answers_of
 from actordbg.formats.store_files import read_regular
 
@@ -31,59 +27,50 @@ GOLDEN = {"golden": "golden", "golden-entropy": "golden_entropy"}
 
 _BYTES = DUMP_COLUMNS.index("bytes")
 _FINISHED_LATER = "(excluded.finished_at, excluded.attempt) >= (result.finished_at, result.attempt)"
-
-
-dump, run, replay, result = map(table_of, (tables.IndexedDump, tables.Run, tables.Replay, tables.Result))
-comparison_run, comparison = table_of(tables.ComparisonRow), table_of(tables.ComparedDump)
-event, damaged = table_of(tables.PatchEventRow), table_of(tables.DamagedFile)
-folder, file = table_of(tables.ScannedFolder), table_of(tables.ReadFile)
-law_answer = table_of(tables.LawRow)
-noise_floor, matrix, matrix_cell = map(table_of, (tables.NoiseRow, tables.Matrix, tables.CellRow))
-memory_watch = table_of(tables.MemoryRow)
 _FROM = {
-    "comparisons": ((comparison, "comparison_id"), (comparison_run, "comparison_id")),
-    "noise": ((noise_floor, "noise_id"),),
-    "memory": ((memory_watch, "memory_id"),),
-    "matrices": ((matrix_cell, "matrix_id"), (matrix, "matrix_id")),
+    "comparisons": ("comparison", "comparison_run", "comparison_id"),
+    "noise": ("noise_floor", "noise_id"),
+    "memory": ("memory_watch", "memory_id"),
+    "matrices": ("matrix_cell", "matrix", "matrix_id"),
 }
-"""The tables whose rows come from the files of a folder, and the column that says from which."""
+"""The tables whose rows come from the files of a folder, and last the column that says from which."""
 
 
 class CatalogWriter:
     """What one transaction writes (`connections.writing` begins it)."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
 
-    def put(self, row: type[Any], rows: Iterable[Mapping[str, Any]]) -> None:
-        """Add rows with every column, in place of those with the same key. row: the table's declaration."""
-        with Session(self.connection) as session:
-            for values in rows:
-                session.merge(MODELS[row](**values))
-            session.flush()
+    def put(self, row: Any, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add rows, in place of those with the same key. row: the table's declaration."""
+        for values in rows:
+            self.connection.execute(_upsert(row, tuple(values)), _stored(row, values))
 
     def put_dumps(self, run_name: str, rows: Sequence[tuple[Any, ...]]) -> int:
         """Add rows of `headers.read_row` or `row_of`, all of one run; returns how many were not there yet."""
         if not rows:
             return 0
-        self.connection.execute(insert(run).values(name=run_name).on_conflict_do_nothing())
-        added = self.connection.exec_driver_sql(_insert_dumps(), list(rows)).rowcount
-        if self.connection.execute(select(result.c.id).limit(1)).first():
+        self.connection.execute("INSERT OR IGNORE INTO run (name) VALUES (?)", (run_name,))
+        before = self.connection.total_changes
+        self.connection.executemany(_insert_dumps(), rows)
+        added = self.connection.total_changes - before
+        if self.connection.execute("SELECT 1 FROM result LIMIT 1").fetchone():
             self._point_to_last_result([row[0] for row in rows])
         return added
 
     def remove_dumps(self, dump_ids: Iterable[str]) -> None:
         """Remove rows of dumps; runs that have none left go too. Their results stay."""
-        names = [{"gone": dump_id} for dump_id in dump_ids]
+        names = [(dump_id,) for dump_id in dump_ids]
         if names:
-            self.connection.execute(delete(dump).where(dump.c.dump_id == bindparam("gone")), names)
-            self.connection.execute(delete(run).where(~select(dump.c.run).where(dump.c.run == run.c.name).exists()))
+            self.connection.executemany("DELETE FROM dump WHERE dump_id = ?", names)
+            self.connection.execute("DELETE FROM run WHERE NOT EXISTS (SELECT 1 FROM dump WHERE dump.run = run.name)")
 
     def take_into_pack(self, pack: str, rows: Sequence[tuple[Any, ...]]) -> None:
         """Rows that are there as files, or of this pack or one that is not noted any more, become rows of this pack."""
         if not rows:
             return
-        self.connection.exec_driver_sql(
+        self.connection.executemany(
             "UPDATE dump SET pack = ?1, bytes = ?2 WHERE dump_id = ?3 AND run = ?4 AND rank = ?5 "
             "AND (pack IS NULL OR pack = ?1 OR pack NOT IN (SELECT path FROM scanned_folder))",
             [(pack, row[_BYTES], row[0], row[1], row[2]) for row in rows],
@@ -91,34 +78,33 @@ class CatalogWriter:
 
     def packed_dumps(self, pack: str) -> list[str]:
         """Ids of the dumps whose rows say that they lie in this pack."""
-        return list(self.connection.scalars(select(dump.c.dump_id).where(dump.c.pack == pack)))
+        return self._first("SELECT dump_id FROM dump WHERE pack = ?", pack)
 
     def forget_damaged_pack(self, pack: str) -> None:
         """Forget what was noted of a pack, and of dumps in it."""
-        inside = damaged.c.path.startswith(f"{pack}#", autoescape=True)
-        self.connection.execute(delete(damaged).where((damaged.c.path == pack) | inside))
+        inside = f"{pack}#"
+        self.connection.execute("DELETE FROM damaged_file WHERE path = ? OR substr(path, 1, ?) = ?", (pack, len(inside), inside))
 
     def forget_folders_of(self, run_name: str) -> None:
         """Forget the modification times of a run's folders of dump files, so that they are listed again, or missed."""
-        of_run = folder.c.path.startswith(f"dumps/{run_name}/", autoescape=True)
-        self.connection.execute(update(folder).where(of_run).values(mtime_ns=-1))
+        inside = f"dumps/{run_name}/"
+        self.connection.execute("UPDATE scanned_folder SET mtime_ns = -1 WHERE substr(path, 1, ?) = ?", (len(inside), inside))
 
     def known_dumps(self, run_name: str, rank: int | None) -> list[str]:
         """Ids of the dumps that have a file of their own in one folder."""
-        query = select(dump.c.dump_id).where(dump.c.run == run_name, dump.c.rank == rank, dump.c.pack.is_(None))
-        return list(self.connection.scalars(query)) if rank is not None else []
+        if rank is None:
+            return []
+        return self._first("SELECT dump_id FROM dump WHERE run = ? AND rank = ? AND pack IS NULL", run_name, rank)
 
     def put_damaged(self, rows: Sequence[tuple[str, str, str, str]], sound: Iterable[str]) -> None:
         """Note damaged files (path, folder, code, reason), and forget those at the paths `sound`."""
-        if self.connection.execute(select(damaged.c.path).limit(1)).first():
-            paths = [{"sound": path} for path in sound]
-            if paths:
-                self.connection.execute(delete(damaged).where(damaged.c.path == bindparam("sound")), paths)
+        if self.connection.execute("SELECT 1 FROM damaged_file LIMIT 1").fetchone():
+            self.connection.executemany("DELETE FROM damaged_file WHERE path = ?", [(path,) for path in sound])
         self.put(tables.DamagedFile, [dict(zip(("path", "folder", "code", "reason"), row, strict=True)) for row in rows])
 
     def known_damaged(self, path: str) -> list[str]:
         """Paths of the files of one folder that are noted as damaged."""
-        return list(self.connection.scalars(select(damaged.c.path).where(damaged.c.folder == path)))
+        return self._first("SELECT path FROM damaged_file WHERE folder = ?", path)
 
     def note_folder(self, path: str, mtime_ns: int) -> None:
         """Note a folder's modification time; -1 for one that cannot be relied on."""
@@ -126,13 +112,13 @@ class CatalogWriter:
 
     def forget_folder(self, path: str) -> None:
         """Forget a folder or a pack altogether. A folder whose rows are still there must stay noted, or nobody misses it."""
-        self.connection.execute(delete(folder).where(folder.c.path == path))
+        self.connection.execute("DELETE FROM scanned_folder WHERE path = ?", (path,))
 
     def count_for_planner(self) -> None:
         """Tell SQLite how many rows each index gives, so that it can choose; looks at a sample, takes a few milliseconds."""
-        self.connection.exec_driver_sql("PRAGMA analysis_limit = 400")
-        self.connection.exec_driver_sql("ANALYZE dump")
-        self.connection.exec_driver_sql("ANALYZE result")
+        self.connection.execute("PRAGMA analysis_limit = 400")
+        self.connection.execute("ANALYZE dump")
+        self.connection.execute("ANALYZE result")
 
     def put_replay(self, news: News, before: dict[str, FileMark | None]) -> None:
         """Write what is new of one replay, unless another process has read on in the meantime; then nothing is written.
@@ -143,10 +129,8 @@ class CatalogWriter:
         if not self._still(before):
             return
         if news.reset:
-            self.connection.execute(delete(result).where(result.c.replay_id == news.replay_id))
-            self.connection.execute(delete(law_answer).where(law_answer.c.replay_id == news.replay_id))
-            own = comparison.c.comparison_id.is_(None)
-            self.connection.execute(delete(comparison).where(comparison.c.replay_id == news.replay_id, own))
+            for which in ("result WHERE", "law_answer WHERE", "comparison WHERE comparison_id IS NULL AND"):
+                self.connection.execute(f"DELETE FROM {which} replay_id = ?", (news.replay_id,))
         self._put_replay_row(news)
         if news.results:
             self._put_results(news)
@@ -154,15 +138,16 @@ class CatalogWriter:
         self.put(tables.ReadFile, marks)
 
     def _still(self, before: dict[str, FileMark | None]) -> bool:
-        rows = self.connection.execute(
-            select(file.c.path, file.c.size, file.c.mtime_ns, file.c.offset).where(file.c.path.in_(before))
-        )
-        now = {path: FileMark(size, mtime_ns, offset) for path, size, mtime_ns, offset in rows}
-        return all(now.get(path) == known for path, known in before.items())
+        sql = "SELECT size, mtime_ns, offset FROM read_file WHERE path = ?"
+        for path, known in before.items():
+            row = self.connection.execute(sql, (path,)).fetchone()
+            if (FileMark(*row) if row else None) != known:
+                return False
+        return True
 
     def _put_replay_row(self, news: News) -> None:
         """Insert or update the row of the replay; what the news do not say stays as it was."""
-        stored = self.connection.execute(select(replay).where(replay.c.replay_id == news.replay_id)).mappings().first()
+        stored = self._row(tables.Replay, "replay_id", news.replay_id)
         fresh = {"resolved": None, "status": UNFINISHED, "finished_at": None}
         row: dict[str, Any] = dict(stored) if stored and not news.reset else fresh
         if news.spec is not None:
@@ -181,7 +166,7 @@ class CatalogWriter:
         """Add results; of two for one dump the one that finished last stays, in whatever order they are read."""
         names = RESULT_COLUMNS
         changes = ", ".join(f"{name} = excluded.{name}" for name in names)
-        self.connection.exec_driver_sql(
+        self.connection.executemany(
             f"INSERT INTO result ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) "
             f"ON CONFLICT (replay_id, dump_id) DO UPDATE SET {changes} WHERE {_FINISHED_LATER}",
             [tuple(row[name] for name in names) for row in news.results],
@@ -206,11 +191,11 @@ class CatalogWriter:
     def _compare_with_golden(self, replay_id: str, dump_ids: Sequence[str]) -> None:
         which = [(replay_id, dump_id) for dump_id in dump_ids]
         for against, column in GOLDEN.items():
-            self.connection.exec_driver_sql(
+            self.connection.executemany(
                 f"DELETE FROM comparison WHERE replay_id = ? AND dump_id = ? AND against = '{against}' AND comparison_id IS NULL",
                 which,
             )
-            self.connection.exec_driver_sql(
+            self.connection.executemany(
                 "INSERT INTO comparison (replay_id, dump_id, against, count, max_abs, mean_abs) "
                 f"SELECT replay_id, dump_id, '{against}', {column}_count, {column}_max_abs, {column}_mean_abs FROM result "
                 f"WHERE replay_id = ? AND dump_id = ? AND {column}_count IS NOT NULL",
@@ -218,43 +203,39 @@ class CatalogWriter:
             )
 
     def _point_to_last_result(self, dump_ids: Sequence[str]) -> None:
-        newest = (
-            select(result.c.id)
-            .where(result.c.dump_id == dump.c.dump_id)
-            .order_by(result.c.finished_at.desc(), result.c.replay_id.desc())
-            .limit(1)
-            .scalar_subquery()
+        self.connection.executemany(
+            "UPDATE dump SET last_result = (SELECT id FROM result WHERE result.dump_id = dump.dump_id "
+            "ORDER BY finished_at DESC, replay_id DESC LIMIT 1) WHERE dump_id = ?",
+            [(dump_id,) for dump_id in dump_ids],
         )
-        statement = update(dump).where(dump.c.dump_id == bindparam("which")).values(last_result=newest)
-        self.connection.execute(statement, [{"which": dump_id} for dump_id in dump_ids])
 
     def remove_replays(self, replay_ids: Sequence[str]) -> None:
         """Remove replays whose folders are gone, their results and comparisons; their dumps point to the newest result left."""
-        of_them = comparison_run.c.replay_id.in_(replay_ids) | comparison_run.c.against.in_(replay_ids)
-        self.connection.execute(update(comparison_run).where(of_them).values(current=0))
-        self.connection.execute(delete(comparison).where(comparison.c.against.in_(replay_ids)))
-        affected = list(self.connection.scalars(select(result.c.dump_id).where(result.c.replay_id.in_(replay_ids))))
-        self.connection.execute(delete(replay).where(replay.c.replay_id.in_(replay_ids)))
-        self.connection.execute(delete(file).where(file.c.replay_id.in_(replay_ids)))
-        if affected:
-            self._point_to_last_result(affected)
+        affected: list[str] = []
+        for one in replay_ids:
+            self.connection.execute("UPDATE comparison_run SET current = 0 WHERE replay_id = ?1 OR against = ?1", (one,))
+            self.connection.execute("DELETE FROM comparison WHERE against = ?", (one,))
+            affected += self._first("SELECT dump_id FROM result WHERE replay_id = ?", one)
+            self.connection.execute("DELETE FROM replay WHERE replay_id = ?", (one,))
+            self.connection.execute("DELETE FROM read_file WHERE replay_id = ?", (one,))
+        self._point_to_last_result(affected)
 
     def forget_record(self, folder_name: str, path: str) -> None:
         """Before a file is taken in: forget that it was read, what was wrong with it, and that its folder was listed."""
-        for table, gone in ((folder, folder_name), (damaged, path), (file, path)):
-            self.connection.execute(delete(table).where(table.c.path == gone))
+        for table, gone in (("scanned_folder", folder_name), ("damaged_file", path), ("read_file", path)):
+            self.connection.execute(f"DELETE FROM {table} WHERE path = ?", (gone,))
 
     def remove_record(self, folder_name: str, path: str) -> None:
         """Remove what came from a file that is gone, or damaged."""
-        for table, column in _FROM[folder_name]:
-            self.connection.execute(delete(table).where(table.c[column] == Path(path).stem))
+        *those, column = _FROM[folder_name]
+        for table in those:
+            self.connection.execute(f"DELETE FROM {table} WHERE {column} = ?", (Path(path).stem,))
 
     def put_record(self, folder_name: str, path: str, rows: Mapping[type[Any], Sequence[dict[str, Any]]]) -> None:
         """Write what a file says, in place of what was there. What is known of a comparison already stays as it is."""
         for row in rows.get(tables.ComparisonRow, ()):
-            own = comparison_run.c.comparison_id == row["comparison_id"]
-            before = self.connection.execute(select(comparison_run).where(own)).mappings().first()
-            if before is not None and dict(before) | {"current": 0} == row:
+            before = self._row(tables.ComparisonRow, "comparison_id", row["comparison_id"])
+            if before is not None and before | {"current": 0} == row:
                 return
         self.remove_record(folder_name, path)
         for table, made in rows.items():
@@ -262,32 +243,57 @@ class CatalogWriter:
 
     def put_dumps_of(self, comparison_id: str, rows: Sequence[dict[str, Any]] | None) -> None:
         """The dumps of a comparison become rows, and the comparison current; with None they go, and it is current no more."""
-        self.connection.execute(delete(comparison).where(comparison.c.comparison_id == comparison_id))
-        if rows:
-            self.connection.execute(insert(comparison), list(rows))
-        own = comparison_run.c.comparison_id == comparison_id
-        self.connection.execute(update(comparison_run).where(own).values(current=int(rows is not None)))
+        self.connection.execute("DELETE FROM comparison WHERE comparison_id = ?", (comparison_id,))
+        self.put(tables.ComparedDump, rows or ())
+        sql = "UPDATE comparison_run SET current = ? WHERE comparison_id = ?"
+        self.connection.execute(sql, (int(rows is not None), comparison_id))
 
     def put_events(self, rows: Sequence[dict[str, Any]], gone: Sequence[str]) -> None:
         """Add patch events, and remove those whose files are gone."""
         self.put(tables.PatchEventRow, rows)
-        if gone:
-            self.connection.execute(delete(event).where(event.c.name.in_(gone)))
+        self.connection.executemany("DELETE FROM patch_event WHERE name = ?", [(name,) for name in gone])
+
+    def _first(self, sql: str, *params: Any) -> list[Any]:
+        """The first column of what a query finds."""
+        return [row[0] for row in self.connection.execute(sql, params)]
+
+    def _row(self, row: type[Any], column: str, value: str) -> dict[str, Any] | None:
+        """The row of a table with this value, by name, JSON as what it says; None without one."""
+        columns = tables.columns_of(row)
+        sql = f"SELECT {_listed(columns)} FROM {row.TABLE} WHERE {column} = ?"
+        found = self.connection.execute(sql, (value,)).fetchone()
+        if found is None:
+            return None
+        return {
+            one.name: json.loads(this) if one.kind == "dict" and this is not None else this
+            for one, this in zip(columns.values(), found, strict=True)
+        }
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+@cache
+def _upsert(row: Any, names: tuple[str, ...]) -> str:
+    keys = [one.name for one in tables.columns_of(row).values() if one.primary]
+    changes = ", ".join(f'"{name}" = excluded."{name}"' for name in names if name not in keys)
+    sql = f"INSERT INTO {row.TABLE} ({_listed(names)}) VALUES ({', '.join('?' * len(names))})"
+    if not set(keys) <= set(names):  # a row with a number of its own
+        return sql
+    return f"{sql} ON CONFLICT ({_listed(keys)}) DO {f'UPDATE SET {changes}' if changes else 'NOTHING'}"
+
+
+def _stored(row: type[Any], values: Mapping[str, Any]) -> list[Any]:
+    """Values as SQLite holds them: JSON as text."""
+    columns = tables.columns_of(row)
+    return [json.dumps(one) if columns[name].kind == "dict" and one is not None else one for name, one in values.items()]
 
 
 @cache
 def _insert_dumps() -> str:
-    statement = insert(dump).values({name: bindparam(name) for name in DUMP_COLUMNS}).on_conflict_do_nothing()
-    compiled = statement.compile(dialect=sqlite.dialect(paramstyle="qmark"))
-    assert compiled.positiontup is not None
-    order = [DUMP_COLUMNS.index(name) + 1 for name in compiled.positiontup]
-    return _numbered(str(compiled), order)
-
-
-def _numbered(sql: str, order: list[int]) -> str:
-    """The statement with its n-th `?` as `?<order[n]>`, so that rows need not be sorted into the table's column order."""
-    parts = sql.split("?")
-    return parts[0] + "".join(f"?{number}{part}" for number, part in zip(order, parts[1:], strict=True))
+    places = ", ".join("?" * len(DUMP_COLUMNS))
+    return f"INSERT INTO dump ({_listed(DUMP_COLUMNS)}) VALUES ({places}) ON CONFLICT DO NOTHING"
 
 
 def event_row(path: Path) -> dict[str, Any] | None:

@@ -60,6 +60,15 @@ def test_there_is_one_head_and_the_program_knows_it() -> None:
     assert ScriptDirectory.from_config(migrate.alembic_config()).get_heads() == [migrate.HEAD]
 
 
+def test_a_new_catalog_has_the_schema_that_the_migrations_make(store: Store, tmp_path: Path) -> None:
+    """Statement by statement, the version too; where it differs, `make docs` writes migrations/head.sql anew."""
+    migrate.ensure(store)
+    migrate.upgrade(tmp_path / "catalog.db", scripts=migrate.scripts_folder())
+    made, migrated = (sorted(one.strip() for one in schema(path)) for path in (store.catalog_path, tmp_path / "catalog.db"))
+    assert made == migrated
+    assert migrate.revision(store.catalog_path) == migrate.revision(tmp_path / "catalog.db") == migrate.HEAD
+
+
 def test_the_migrated_schema_is_that_of_the_models(store: Store) -> None:
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
