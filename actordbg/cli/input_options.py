@@ -103,8 +103,8 @@ def is_left_to_rank_0(flags: dict[str, Any]) -> bool:
         return False
     if around.local_size < around.world_size:
         raise Unsupported(
-            "a replay runs on one machine, and this launcher started processes on several",
-            hint="run `actordbg replay --nproc N` on one of them, without a launcher",
+            "a replay starts its ranks itself, and this launcher started processes on more than one machine",
+            hint="without a launcher: `actordbg replay --nproc N`, with --engine ray for several machines",
         )
     if around.rank > 0:
         return True

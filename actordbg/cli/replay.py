@@ -15,6 +15,7 @@ from actordbg.base.units import in_time
 from actordbg.catalog.query import open_fresh
 from actordbg.cli import output
 from actordbg.cli.completion import complete_replays
+from actordbg.cli.engine_options import EngineOptions
 from actordbg.cli.input_options import (
     ChosenInputs,
     Shuffle,
@@ -49,12 +50,13 @@ MOST_UNASKED = 50
 """Inputs that are replayed without a question where nothing selects them."""
 _BESIDE_RESUME = (
     "resume", "trust_remote_code", "dist_plugin", "yes", "dry_run", "quiet", "as_json",
-    *(one.name for one in fields(StopOptions)),
+    *(one.name for one in (*fields(StopOptions), *fields(EngineOptions))),
 )  # fmt: skip
 
 
 @takes("inputs", ChosenInputs)
 @takes("stopping", StopOptions)
+@takes("machines", EngineOptions)
 @takes_settings("replay")
 def replay(
     ctx: typer.Context,
@@ -62,6 +64,7 @@ def replay(
     shuffle_inputs: Shuffle = False,
     settings: Given = NONE,
     stopping: StopOptions = StopOptions(),
+    machines: EngineOptions = EngineOptions(),
     everything: Annotated[
         bool, typer.Option("--all", rich_help_panel="The inputs", help=f"Every dump, where they are more than {MOST_UNASKED}.")
     ] = False,
@@ -110,7 +113,7 @@ def replay(
         plan = planned(store, asked.config, inputs, chosen)
         if not (dry_run or everything or _narrowed(inputs)):
             _ask_for_all(store, plan.spec)
-    answer, problem = _run(store, plan, stopping, dry_run=dry_run, quiet=quiet or as_json)
+    answer, problem = _run(store, plan, stopping, machines, dry_run=dry_run, quiet=quiet or as_json)
     if asked is not None:
         given = flags.keys() | asked.sources.keys()
         own = recorded_model(store, plan.spec) if asked.config.model == TINY and "model" not in given else None
@@ -149,7 +152,9 @@ def _lasts(store: Store, spec: ReplaySpec) -> str:
     return f"; about {in_time(found.seconds)}, by {output.plural(found.results, 'result')} under these settings"
 
 
-def _run(store: Store, plan: Plan, stopping: StopOptions, *, dry_run: bool, quiet: bool) -> tuple[ReplayAnswer, Exception | None]:
+def _run(
+    store: Store, plan: Plan, stopping: StopOptions, machines: EngineOptions, *, dry_run: bool, quiet: bool
+) -> tuple[ReplayAnswer, Exception | None]:
     """The answer, and the error that ended the replay before every input had its result, if one did."""
     spec = plan.spec
     if not spec.inputs:
@@ -170,7 +175,9 @@ def _run(store: Store, plan: Plan, stopping: StopOptions, *, dry_run: bool, quie
         return ReplayAnswer(
             None, "planned", len(spec.inputs), skipped=plan.skipped, findings=known, note=note, shares=shares
         ), None
-    answer, problem = _supervised(store, spec, stopping.order(spec), quiet)
+    stops = stopping.order(spec)
+    with machines.running(f"replay {spec.replay_id}"):
+        answer, problem = _supervised(store, spec, stops, quiet)
     return replace(answer, skipped=plan.skipped, findings=known), problem
 
 

@@ -8,8 +8,8 @@
 | `mixed_precision` bf16, fp16, no | `--dtype` bf16, fp16, fp32 |
 | `dynamo_config.dynamo_backend` inductor, aot_eager, eager | `--compile --compile-backend` |
 
-A flag wins. Every other key that says something is named as not honoured. A replay runs on one machine, so a file for several
-is refused.
+A flag wins. Every other key that says something is named as not honoured. A file for several machines is
+refused: which they are is said with `--engine ray`.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def read_accelerate(named: str) -> tuple[dict[str, Any], tuple[str, ...]]:
     machines = told.get("num_machines") or 1
     if machines != 1:
         raise Unsupported(
-            f"{path} is for {machines} machines, and a replay runs on one",
-            hint="run it on one machine with --nproc as many as its GPUs; `num_machines: 1` in a copy of the file",
+            f"{path} is for {machines} machines, which only a Ray cluster is for a replay",
+            hint="--engine ray --nproc N --gpus-per-node M, and `num_machines: 1` in a copy of the file",
         )
     return _mapped({"distributed_type": None, **dict(_flat(told))})
 

@@ -8,6 +8,7 @@
     a rank wrote `restart`           nobody is blamed; the inputs run again
     a rank wrote `broken`            the actor cannot be built: the replay stops
     three attempts without a result  the replay stops (LaunchProblem)
+    its node or its host died        nobody is blamed; the inputs run again, here or in another group
 
 A verdict is written only after every process of the attempt has ended and its journals were read to the end. So a result
 that was written a moment before still counts.
@@ -31,10 +32,12 @@ from actordbg.formats.store_files import atomic_write
 from actordbg.replay import blame as verdict
 from actordbg.replay import hang
 from actordbg.replay.blame import Seen
+from actordbg.replay.dealing import Dealer, dealt_slots
+from actordbg.replay.group_engine import FRUITLESS_LIMIT, GroupEngine, Losses, engine_in_use
 from actordbg.replay.hang import standing_of
-from actordbg.replay.launch import Group, Launched, Launcher
+from actordbg.replay.launch import Group, Launcher, Running
 from actordbg.replay.plan import slots_for
-from actordbg.replay.processes import TERMINATED, DeathWatch, describe_status, start_ticks
+from actordbg.replay.processes import ALIVE, TERMINATED, describe_status, start_ticks
 from actordbg.replay.rank_view import RankView
 from actordbg.replay.work_order import WorkOrder
 from actordbg.replay.worker_logs import (
@@ -43,7 +46,6 @@ from actordbg.replay.worker_logs import (
     before_stacks,
     last_words,
     reported_by_launcher,
-    take_stacks,
     was_told_to_end,
 )
 
@@ -59,8 +61,6 @@ def as_error(broken: Event, log: str) -> ActordbgError:
 
 START_TIMEOUT_S = 1800.0
 """Longest time for building the actor, and for anything else outside of an input."""
-FRUITLESS_LIMIT = 3
-"""Attempts in a row without a single result after which the replay stops. A crash in an input is a result."""
 LOG_BEFORE_STACKS = 1500
 """Characters of its log that the result of a hung input keeps, beside the stacks."""
 LEAVE_S = 15.0
@@ -76,6 +76,9 @@ class GroupRun:
     finished its work and waits for another replay's. `on_event` hears of what the workers write ("ready", "start", "end", and
     "filled" by followers), `on_attempt` of each start and its reason (empty the first time), `on_verdict` of an input that
     killed or hung its worker. `stops`: where the workers are to stop.
+
+    dealer: where the group gets its inputs from, portion by portion; None: all are its own. losses: the replay's count of lost
+    groups; None: the group counts its fruitless attempts itself. A group `waits` until the engine has a place for it.
     """
 
     folder: Path
@@ -83,19 +86,24 @@ class GroupRun:
     group: Group
     pending: list[int]
     launch: Launcher
-    keep: Callable[[Group, Launched, Path], None] | None
+    keep: Callable[[Group, Running, Path], None] | None
     on_event: Callable[[Event], None]
     on_attempt: Callable[[Group, int, str], None]
     on_verdict: Callable[[ResultRecord], None]
     attempt: int = 0
     start_timeout_s: float = START_TIMEOUT_S
     stops: StopOrder = field(default_factory=StopOrder)
+    dealer: Dealer | None = None
+    losses: Losses | None = None
+    engine: GroupEngine = field(default_factory=engine_in_use)
     finished: bool = False
+    _waits: bool = False
+    _reason: str = ""
+    _not_before: float = 0.0
     _views: list[RankView] = field(default_factory=list)
-    _launched: Launched | None = None
+    _launched: Running | None = None
     _work: Path = Path()
     _launcher_log: Path = Path()
-    _watch: DeathWatch = field(default_factory=DeathWatch)
     _blamed: set[str] = field(default_factory=set)
     _fruitless: int = 0
     _pending_before: int = 0
@@ -104,11 +112,22 @@ class GroupRun:
     def __post_init__(self) -> None:
         self._index = {item.dump_id: index for index, item in enumerate(self.spec.inputs)}
 
-    def start(self, reason: str = "") -> None:
-        """Begin the next attempt on what is pending; with nothing pending the group is finished."""
-        if not self.pending:
-            self.finished = True
+    def start(self, reason: str = "", pause_s: float = 0.0) -> None:
+        """Begin the next attempt as soon as there is a place for it."""
+        self.finished, self._waits, self._reason = False, True, reason
+        self._not_before = time.monotonic() + pause_s
+        self._start_if_ready()
+
+    def _start_if_ready(self) -> None:
+        """Begin the attempt on what is pending, or dealt now; with nothing pending the group is finished."""
+        if not (self.pending or self.dealer):
+            self.finished, self._waits = True, False
             return
+        if time.monotonic() < self._not_before or not self.engine.ready(self.spec.config, self.group):
+            return
+        self._waits, reason = False, self._reason
+        if self.dealer is not None and not self.pending:
+            self.pending = self.dealer.deal()
         self.attempt += 1
         self._pending_before = len(self.pending)
         self._leaving_since = 0.0
@@ -121,44 +140,55 @@ class GroupRun:
 
     def step(self) -> None:
         """Read what is new and act on it."""
+        if self._waits:
+            return self._start_if_ready()
         self._read_journals()
-        seen = [view.seen() for view in self._views]
+        seen = [self._look(view) for view in self._views]
         broken = next((view.broken for view in self._views if view.broken), None)
         asked = next((view for view in self._views if view.restart), None)
         if broken:
             self.stop()
             raise as_error(broken, self._last_words())
-        if all(view.done for view in self._views):
+        if self._launched is not None and self._launched.lost:
+            self._judge_loss(self._launched.lost)
+        elif all(view.done for view in self._views):
             self._let_leave()
         elif any(one.dead for one in seen):
             self._judge_death(seen)
         elif asked:
             self._again(f"rank {asked.rank}: {asked.restart}")
         elif self._launcher_is_gone():
-            self._judge_death([view.seen() for view in self._views])
+            self._judge_death([self._look(view) for view in self._views])
         elif any(view.held_since is not None for view in self._views):
             pass  # somebody is at a prompt: no clock runs
         elif late := self._overdue(seen):
             self._judge_hang(late)
         else:
             self._check_silence()
+        return None
+
+    def _look(self, view: RankView) -> Seen:
+        return view.seen(self._launched.state_of if self._launched is not None else lambda identity: (ALIVE, None))
 
     def watched(self) -> list[int]:
         """File descriptors that become readable when a worker dies, where the kernel has such."""
-        return self._watch.descriptors
+        return self._launched.descriptors if self._launched is not None else []
 
     def stop(self) -> None:
         """End every process of the group; what the journals say by then is counted."""
         if self._launched is not None:
             self._launched.end()
             self._launched = None
-            self._watch.clear()
             self._read_journals()
+        self._waits = False
 
     def _write_work(self) -> Path:
         config, ranks = self.spec.config, list(self.group.ranks)
         lanes = sorted({rank // config.lane_width for rank in ranks})
-        slots = [list(slot) for slot in slots_for(config, lanes, self.pending, len(self.spec.inputs))]
+        if self.dealer is None:
+            slots = [list(slot) for slot in slots_for(config, lanes, self.pending, len(self.spec.inputs))]
+        else:
+            slots = [list(slot) for slot in dealt_slots(self.pending, len(lanes))]
         me = os.getpid()
         order = WorkOrder(self.attempt, ranks, slots, (me, start_ticks(me)), config.lane_width, self.keep is not None)
         order = replace(order, stops=self.stops.to_dict())
@@ -173,8 +203,8 @@ class GroupRun:
 
     def _pass_on(self, event: Event) -> None:
         kind = event["event"]
-        if kind == "boot":
-            self._watch.add(event["pid"], event["ticks"])
+        if kind == "boot" and self._launched is not None:
+            self._launched.watch((event["pid"], event["ticks"]))
         elif kind == "end" or (kind == "filled" and event.get("follows") and (event["status"] != PASSED or self._only_follows)):
             self._forget(event["dump_id"])
         self.on_event(event)
@@ -195,7 +225,6 @@ class GroupRun:
             assert self._launched is not None
             self.keep(self.group, self._launched, self._work)
             self._launched = None
-            self._watch.clear()
             self.finished = True
             return
         self._leaving_since = self._leaving_since or time.monotonic()
@@ -204,7 +233,7 @@ class GroupRun:
             self.finished = True
 
     def _launcher_is_gone(self) -> bool:
-        return self._launched is None or self._launched.process.poll() is not None
+        return self._launched is None or self._launched.ended()
 
     def _overdue(self, seen: list[Seen]) -> list[int]:
         timeout_s = self.spec.config.timeout_s
@@ -223,7 +252,7 @@ class GroupRun:
     def _judge_death(self, first: list[Seen]) -> None:
         time.sleep(0.1)  # whoever dies as a consequence, or writes why, has done so by then
         self._read_journals()
-        later = [_or_later(before, view.seen()) for before, view in zip(first, self._views, strict=True)]
+        later = [_or_later(before, self._look(view)) for before, view in zip(first, self._views, strict=True)]
         dead = [one.rank for one in later if one.dead]
         if not dead and not self._launcher_is_gone():
             return  # it was done, and left between our look at its journal and our look at its process
@@ -250,11 +279,21 @@ class GroupRun:
     def _how_it_ended(self, seen: Seen) -> str:
         return reported_by_launcher(self._launcher_log) if seen.wait_status is None else describe_status(seen.wait_status)
 
+    def _judge_loss(self, why: str) -> None:
+        """The group is gone with its node: what it had not finished runs again, here or elsewhere."""
+        self.stop()
+        if self.losses is not None:
+            self.losses.count(why)
+        if self.dealer is not None:
+            self.dealer.give_back(self.pending)
+            self.pending = []
+        self.start(why)
+
     def _judge_hang(self, late: list[int]) -> None:
         stacks = self._stacks()
         self._read_journals()
         late = [view.rank for view in self._views if view.rank in late and view.doing is not None]
-        seen = [view.seen() for view in self._views]
+        seen = [self._look(view) for view in self._views]
         culprits = verdict.culprits_of_hang(seen, late, stacks)
         standings = [
             standing_of(view, one, stacks.get(one.rank, ""), self.spec, self.pending)
@@ -271,7 +310,8 @@ class GroupRun:
         return next(view for view in self._views if view.rank == rank)
 
     def _stacks(self) -> dict[int, str]:
-        return take_stacks(self.folder, {view.rank: view.identity for view in self._views if view.identity})
+        known = {view.rank: view.identity for view in self._views if view.identity}
+        return self._launched.stacks(self.folder, known) if self._launched is not None else {}
 
     def _blame(self, rank: int, status: str, error_class: str, error: str, evidence: str | None = None) -> None:
         """Write a result for what the rank is doing. `evidence`: the log excerpt, instead of the log's end.
@@ -304,16 +344,21 @@ class GroupRun:
         self.on_verdict(record)
 
     def _again(self, reason: str) -> None:
-        """Start again with the remaining inputs, unless `FRUITLESS_LIMIT` attempts brought no result."""
+        """Start again with the remaining inputs, unless too many attempts brought no result."""
         log = self._last_words()
         self.stop()
-        self._fruitless = self._fruitless + 1 if len(self.pending) == self._pending_before else 0
+        fruitless = len(self.pending) == self._pending_before
+        if self.losses is not None:
+            if fruitless:
+                self.losses.count(reason, log)
+            return self.start(reason, self.losses.pause_s if fruitless else 0.0)
+        self._fruitless = self._fruitless + 1 if fruitless else 0
         if self._fruitless >= FRUITLESS_LIMIT:
             raise LaunchProblem(
                 f"{FRUITLESS_LIMIT} attempts in a row ended without a result; the last one: {reason}\n{log}".rstrip(),
                 hint=f"the logs are in {self.folder}; `actordbg doctor` checks this environment",
             )
-        self.start(reason)
+        return self.start(reason)
 
     def _last_words(self) -> str:
         return last_words(self._launcher_log, self.folder, self.group.ranks)

@@ -25,8 +25,9 @@ import subprocess
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from actordbg.actor.hub_model import needs_no_hub
 from actordbg.base.errors import LaunchProblem, Unsupported
@@ -34,7 +35,8 @@ from actordbg.base.owners import NOT_FROM_HERE
 from actordbg.config import consent, dist_plugin
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.formats.store_files import open_regular
-from actordbg.replay.processes import end_session
+from actordbg.replay.processes import DeathWatch, end_session, state_of
+from actordbg.replay.worker_logs import LAUNCHER_LOG, take_stacks
 
 WORKER_MODULE = "actordbg.replay.worker"
 RANK_VARIABLES = (
@@ -61,9 +63,41 @@ class Group:
     collective: bool
 
 
+class Running(Protocol):
+    """A group that was started, as its supervisor needs it, wherever it runs. `log`: the launcher's own output."""
+
+    log: Path
+
+    @property
+    def lost(self) -> str:
+        """Why the group is gone without anybody's fault, such as the death of its node; "" while it is there."""
+
+    @property
+    def descriptors(self) -> list[int]:
+        """File descriptors that become readable when a worker dies, where there are such."""
+
+    def ended(self) -> bool:
+        """Whether what started the workers has ended."""
+
+    def end(self) -> None:
+        """End every process of the group, and wait until they are gone."""
+
+    def go_on(self, work: Path) -> None:
+        """The group has waited, and is about to get another order."""
+
+    def watch(self, identity: tuple[int, int]) -> None:
+        """A worker has begun, with this pid and start time."""
+
+    def state_of(self, identity: tuple[int, int]) -> tuple[str, int | None]:
+        """What its machine knows of a worker: see `processes.state_of`."""
+
+    def stacks(self, folder: Path, identities: Mapping[int, tuple[int, int]]) -> dict[int, str]:
+        """The stacks of these ranks: see `worker_logs.take_stacks`."""
+
+
 @dataclass
 class Launched:
-    """A running group. `process`: the launcher, leader of a session. `mark`: in the environment of all its processes.
+    """A group on this machine. `process`: the launcher, leader of a session. `mark`: in the environment of all its processes.
 
     log: the file of the launcher's own output.
     """
@@ -71,18 +105,40 @@ class Launched:
     process: subprocess.Popen[bytes]
     mark: str | None = None
     log: Path = Path()
+    lost: str = ""
+    _deaths: DeathWatch = field(default_factory=DeathWatch)
 
     @property
     def session(self) -> int:
         return self.process.pid
 
+    @property
+    def descriptors(self) -> list[int]:
+        return self._deaths.descriptors
+
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
     def end(self) -> None:
         """End every process of the group, and wait for the launcher."""
         end_session(self.session, mark=self.mark)
         self.process.wait()
+        self._deaths.clear()
+
+    def go_on(self, work: Path) -> None:
+        self._deaths.clear()
+
+    def watch(self, identity: tuple[int, int]) -> None:
+        self._deaths.add(*identity)
+
+    def state_of(self, identity: tuple[int, int]) -> tuple[str, int | None]:
+        return state_of(*identity)
+
+    def stacks(self, folder: Path, identities: Mapping[int, tuple[int, int]]) -> dict[int, str]:
+        return take_stacks(folder, identities)
 
 
-Launcher = Callable[[ReplayConfig, "Group", Path], Launched]
+Launcher = Callable[[ReplayConfig, "Group", Path], Running]
 """Starts a group on a work order."""
 
 
@@ -105,7 +161,50 @@ def launch(config: ReplayConfig, group: Group, work: Path, module: str = WORKER_
         command = torchrun_command(config, module, work)
     else:
         command = deepspeed_command(config, environment, module, work)
-    return _start(command, environment, work.parent / "launcher.log")
+    return _start(command, environment, work.parent / LAUNCHER_LOG)
+
+
+@dataclass(frozen=True)
+class NodeShare:
+    """The ranks of a group that one node starts: `count` from `first` on, counted within the group.
+
+    node, nodes: the number of the node, and how many the group has. address, port: where rank 0 meets the others. worker: the
+    number of the group's rank 0 among all workers of the replay, by which journals are named.
+    """
+
+    first: int
+    count: int
+    node: int = 0
+    nodes: int = 1
+    address: str = "127.0.0.1"
+    port: int = 0
+    worker: int = 0
+
+    @property
+    def workers(self) -> range:
+        """The numbers of these ranks among all workers of the replay."""
+        return range(self.worker + self.first, self.worker + self.first + self.count)
+
+
+def launch_share(
+    config: ReplayConfig, share: NodeShare, work: Path, module: str, given: Sequence[str], added: Mapping[str, str]
+) -> Launched:
+    """Start one node's ranks of a group, on that node. `given`: arguments of the workers; `added`: of their environment."""
+    environment = child_environment(config, os.environ, share.count) | dict(added)
+    arguments = [*given, "--first-worker", str(share.worker), "--supervisor", str(os.getpid()), "--work", str(work)]
+    if LAUNCHERS[config.backend] == "python":
+        command = [sys.executable, "-m", module, *arguments]
+        environment |= _rank_environment(0, config.nproc)
+    else:
+        like = LAUNCHERS[config.backend]
+        command = [sys.executable, "-m", "actordbg.replay.rank_launcher", f"--like={like}", f"--nproc={config.nproc}"]
+        command += [f"--port={share.port}", f"--address={share.address}", f"--first={share.first}", f"--count={share.count}"]
+        command += [f"--node={share.node}", f"--nodes={share.nodes}"]
+        if devices := environment.get("CUDA_VISIBLE_DEVICES"):
+            command.append(f"--devices={devices}")
+        command += [module, *arguments]
+    own = LAUNCHER_LOG if not share.workers.start else f"launcher-{share.workers.start}.log"
+    return _start(command, environment, work.parent / own)
 
 
 def direct_command(config: ReplayConfig, environment: Mapping[str, str], module: str, work: Path) -> list[str]:
@@ -141,11 +240,15 @@ def handed_on(config: ReplayConfig) -> list[str]:
     return [*consent.arguments(config.model), *dist_plugin.arguments()]
 
 
-def child_environment(config: ReplayConfig, base: Mapping[str, str]) -> dict[str, str]:
-    """The workers' environment: the user's, without rank variables of a surrounding launcher, and with actordbg importable."""
+def child_environment(config: ReplayConfig, base: Mapping[str, str], beside: int | None = None) -> dict[str, str]:
+    """The workers' environment: the user's, without rank variables of a surrounding launcher, and with actordbg importable.
+
+    beside: how many ranks share this machine's cores (default: all).
+    """
+    beside = beside or config.nproc
     kept = {key: value for key, value in base.items() if key not in RANK_VARIABLES and not key.startswith(_ELASTIC)}
-    if config.nproc > 1:
-        kept.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // config.nproc)))
+    if beside > 1:
+        kept.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // beside)))
     if LAUNCHERS[config.backend] == "deepspeed" and not _has_gpu():
         kept.setdefault("DS_ACCELERATOR", "cpu")
     for name, seconds in HUB_TIMEOUTS.items():

@@ -1,4 +1,4 @@
-"""Start ranks as `deepspeed` and torchrun would on one machine, without the seconds that these take to import.
+"""Start ranks as `deepspeed` and torchrun would on a machine, without the seconds that these take to import.
 
     python -m actordbg.replay.rank_launcher --like deepspeed --nproc 2 --port 29500 MODULE ARGUMENTS...
 
@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 POLL_S = 0.05
 PATIENCE_S = 30.0
@@ -28,6 +29,11 @@ def main() -> int:
     parser.add_argument("--like", choices=("deepspeed", "torchrun"), required=True)
     parser.add_argument("--nproc", type=int, required=True)
     parser.add_argument("--port", required=True)
+    parser.add_argument("--address", default="127.0.0.1", help="the machine of rank 0")
+    parser.add_argument("--first", type=int, default=0, help="the first rank of this machine")
+    parser.add_argument("--count", type=int, help="how many ranks this machine starts; default: all")
+    parser.add_argument("--node", type=int, default=0, help="the number of this machine")
+    parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--devices", help="numbers of the CUDA devices, with commas; default: as deepspeed, the first ones")
     parser.add_argument("module")
     parser.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -36,9 +42,11 @@ def main() -> int:
         signal.signal(number, _told_to_end)
     ranks: list[subprocess.Popen[bytes]] = []
     try:
-        for rank in range(options.nproc):
-            local = [f"--local_rank={rank}"] if options.like == "deepspeed" else []
-            environment = os.environ | variables(options.like, rank, options.nproc, options.port, options.devices)
+        machine = RankMachine(options.address, options.first, options.count or options.nproc, options.node, options.nodes)
+        for local_rank in range(machine.count):
+            rank = machine.first + local_rank
+            local = [f"--local_rank={local_rank}"] if options.like == "deepspeed" else []
+            environment = os.environ | variables(options.like, rank, options.nproc, options.port, options.devices, machine)
             command = [sys.executable, "-u", "-m", options.module, *local, *options.arguments]
             ranks.append(subprocess.Popen(command, env=environment))
         return _wait(ranks)
@@ -46,17 +54,32 @@ def main() -> int:
         end(ranks)
 
 
-def variables(like: str, rank: int, nproc: int, port: str, devices: str | None = None) -> Mapping[str, str]:
-    """What deepspeed's launcher or torchrun sets for a rank on one machine."""
+@dataclass(frozen=True)
+class RankMachine:
+    """One of the machines of a group: its ranks, its number among them, and the address of rank 0's."""
+
+    address: str = "127.0.0.1"
+    first: int = 0
+    count: int = 0
+    node: int = 0
+    nodes: int = 1
+
+
+def variables(
+    like: str, rank: int, nproc: int, port: str, devices: str | None = None, machine: RankMachine | None = None
+) -> Mapping[str, str]:
+    """What deepspeed's launcher or torchrun sets for a rank."""
+    here = machine or RankMachine(count=nproc)
     common: dict[str, object] = {
-        "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": nproc, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+        "RANK": rank, "LOCAL_RANK": rank - here.first, "WORLD_SIZE": nproc, "MASTER_ADDR": here.address, "MASTER_PORT": port,
     }  # fmt: skip
     if like == "deepspeed":
-        own: dict[str, object] = {"LOCAL_SIZE": nproc, "CROSS_RANK": 0, "CROSS_SIZE": 1}
-        own["CUDA_VISIBLE_DEVICES"] = devices or ",".join(map(str, range(nproc)))
+        own: dict[str, object] = {"LOCAL_SIZE": here.count, "CROSS_RANK": here.node, "CROSS_SIZE": here.nodes}
+        own["CUDA_VISIBLE_DEVICES"] = devices or ",".join(map(str, range(here.count)))
     else:
         own = {
-            "LOCAL_WORLD_SIZE": nproc, "GROUP_RANK": 0, "GROUP_WORLD_SIZE": 1, "ROLE_RANK": rank, "ROLE_WORLD_SIZE": nproc,
+            "LOCAL_WORLD_SIZE": here.count, "GROUP_RANK": here.node, "GROUP_WORLD_SIZE": here.nodes, "ROLE_RANK": rank,
+            "ROLE_WORLD_SIZE": nproc,
             "ROLE_NAME": "default", "TORCHELASTIC_RESTART_COUNT": 0, "TORCHELASTIC_MAX_RESTARTS": 0,
             "TORCHELASTIC_RUN_ID": "none",
             "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1),

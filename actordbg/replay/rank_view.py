@@ -6,8 +6,9 @@ through plain files, without a collective.
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,9 @@ from actordbg.replay.blame import Seen
 from actordbg.replay.processes import ALIVE, GONE, ZOMBIE, state_of
 from actordbg.replay.worker_logs import size_of, tail_of
 
+NODE = "ACTORDBG_NODE"
+"""The variable that names a worker's node, where a replay's workers run on several."""
+
 
 @dataclass
 class RankView:
@@ -24,6 +28,7 @@ class RankView:
 
     `log_at`: where the log of what it is doing begins. `collective`: whether it needs its peers for an input, as far as is
     known. `restart`: why it asked for one, "" if it did not. `held_since`: since when it is at a prompt; no clock runs meanwhile.
+    `node`: where it runs, "" on one machine. `gone`: the machine where it ran wrote that it ended, and how (`wait_status`).
     """
 
     folder: Path
@@ -40,6 +45,9 @@ class RankView:
     restart: str = ""
     broken: Event | None = None
     held_since: float | None = None
+    node: str = ""
+    gone: bool = False
+    wait_status: int | None = None
 
     @classmethod
     def begin(cls, folder: Path, rank: int) -> RankView:
@@ -62,7 +70,9 @@ class RankView:
 
     def is_alive(self) -> bool:
         """Whether its process lives. A rank that has not even booted counts as alive."""
-        return self.identity is None or state_of(*self.identity)[0] not in (GONE, ZOMBIE)
+        if self.gone or self.identity is None or self.node != os.environ.get(NODE, ""):
+            return not self.gone  # only its own machine can look
+        return state_of(*self.identity)[0] not in (GONE, ZOMBIE)
 
     def _take(self, event: Event) -> None:
         kind = event["event"]
@@ -70,7 +80,10 @@ class RankView:
             return self._hold(kind)
         self.since = time.monotonic()
         if kind == "boot":
-            self.identity = (event["pid"], event["ticks"])
+            self.identity, self.node = (event["pid"], event["ticks"]), event.get("node", "")
+            self.gone = False
+        elif kind == "gone":
+            self.gone, self.wait_status = True, event.get("wait_status")
         elif kind == "ready":
             self.collective = event.get("collective", True)
         elif kind in ("start", "fill"):
@@ -95,9 +108,10 @@ class RankView:
         elif kind == "go" and self.held_since is not None:
             self.since, self.held_since = self.since + now - self.held_since, None
 
-    def seen(self) -> Seen:
-        """This moment, with the process's state from /proc."""
-        state, status = state_of(*self.identity) if self.identity else (ALIVE, None)
+    def seen(self, look: Callable[[tuple[int, int]], tuple[str, int | None]] = lambda one: state_of(*one)) -> Seen:
+        """This moment, with the process's state from /proc, or from who looks there."""
+        state, status = look(self.identity) if self.identity else (ALIVE, None)
+        state, status = (GONE, self.wait_status) if self.gone else (state, status)
         return Seen(
             self.rank,
             slot=self.doing["slot"] if self.doing else None,

@@ -35,12 +35,14 @@ from actordbg.config import dist_plugin
 from actordbg.debug.replay_stops import StopOrder
 from actordbg.debug.terminal import Relay, clear_away
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Event, Journal, rank_journal, read_events, read_results, result_of
+from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Event, Journal, read_events, read_results, result_of
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 from actordbg.formats.store_files import atomic_write, make_folder, read_regular
+from actordbg.replay.dealing import Dealer
 from actordbg.replay.group import START_TIMEOUT_S, GroupRun
+from actordbg.replay.group_engine import engine_in_use, launch_group
 from actordbg.replay.lanes import LaneBook
-from actordbg.replay.launch import Group, Launcher, groups_of, launch
+from actordbg.replay.launch import Group, Launcher, groups_of
 from actordbg.replay.plan import owner
 from actordbg.replay.processes import start_ticks, state_of, wait_for_any
 from actordbg.replay.warm_groups import WarmGroups
@@ -94,18 +96,20 @@ def run_replay(
     on_event: Callable[[Progress], None] = lambda event: None,
     *,
     on_tick: Callable[[], None] = lambda: None,
-    launcher: Launcher = launch,
+    launcher: Launcher = launch_group,
     start_timeout_s: float = START_TIMEOUT_S,
     warm: WarmGroups | None = None,
     folder: Path | None = None,
     stops: StopOrder = StopOrder(),
     prompts: Relay | None = None,
+    deal: bool = True,
 ) -> ReplayOutcome:
     """Run every input of `spec` that has no result yet. `on_tick` is called about 20 times a second. `folder`: where, instead
     of `replays/<id>`.
 
     `warm`: groups with a loaded Actor, used instead of `launcher`; the workers go back there when they are done. `stops`: where
-    workers are to stop; `prompts`: the user's terminal, which is put to each prompt that opens.
+    workers are to stop; `prompts`: the user's terminal, which is put to each prompt that opens. `deal`: whether any group may run
+    any input, where the engine in use has several.
 
     Raises UnsafeInput for a model with code of its own, without consent; StoreProblem when its folder cannot be written;
     LaunchProblem, or the worker's own error, when the actor cannot be built. KeyboardInterrupt passes through after every
@@ -117,14 +121,18 @@ def run_replay(
     with interruptible():
         try:
             _prepare(folder, spec)
-            supervisor = Supervisor(folder, spec, on_event, on_tick, warm.launch if warm else launcher, start_timeout_s, warm)
+            own = WarmGroups(launcher) if deal and warm is None and engine_in_use().deals(spec.config) else None
+            kept = warm or own
+            launched = kept.launch if kept else launcher
+            supervisor = Supervisor(folder, spec, on_event, on_tick, launched, start_timeout_s, kept, deal)
             supervisor.take_stops(stops, prompts)
         except OSError as error:
             raise StoreProblem(
                 f"cannot write the replay's folder {folder}: {error.strerror or error}",
                 hint=f"check that {store.replays} is a folder that you may write, and the free space of its disk",
             ) from None
-        return supervisor.run()
+        with own or contextlib.nullcontext():
+            return supervisor.run()
 
 
 def _prepare(folder: Path, spec: ReplaySpec) -> None:
@@ -174,6 +182,7 @@ class Supervisor:
         launcher: Launcher,
         start_timeout_s: float,
         warm: WarmGroups | None = None,
+        deal: bool = True,
     ) -> None:
         self.spec, self.folder = spec, folder
         self._on_event, self._on_tick, self._launcher, self._warm = on_event, on_tick, launcher, warm
@@ -185,7 +194,14 @@ class Supervisor:
         self._go_on_with_lanes()
         self._prompts, self._attended = Relay(), False
         self._fresh, self._leaving = True, False
-        self._groups = [self._group(group, set(done), start_timeout_s) for group in groups_of(spec.config)]
+        self._engine = engine_in_use()
+        self._losses, self._dealer = self._engine.losses(), None
+        left = [index for index, item in enumerate(spec.inputs) if item.dump_id not in done]
+        dealt = deal and self._engine.deals(spec.config)
+        groups = self._engine.groups(spec.config, len(left)) if dealt else groups_of(spec.config)
+        if dealt:
+            self._dealer = Dealer(spec.inputs, left, spec.config.lanes if groups[0].collective else 1, len(groups))
+        self._groups = [self._group(group, set(done), start_timeout_s) for group in groups]
 
     def take_stops(self, stops: StopOrder, prompts: Relay | None) -> None:
         """Say where workers stop, and whose terminal goes to their prompts."""
@@ -205,6 +221,9 @@ class Supervisor:
             while running := [group for group in self._groups if not group.finished]:
                 for group in running:
                     group.step()
+                self._deal_again()
+                for text in self._engine.news():
+                    self._on_event(Progress("line", text))
                 self._say_what_remains()
                 self._on_tick()
                 wait_for_any([*self._prompts.descriptors(), *(fd for group in running for fd in group.watched())], POLL_S)
@@ -228,6 +247,12 @@ class Supervisor:
                 self._on_tick()
         return self.outcome
 
+    def _deal_again(self) -> None:
+        """Groups that finished their portion get the next one, also what a lost group gave back."""
+        for group in self._groups if self._dealer is not None else ():
+            if self._dealer and group.finished:
+                group.start()
+
     def _begun(self, dump_id: str) -> str:
         """An input in words: its length and its dump. The first one of a start under torch.compile compiles."""
         length = next((item.seq_len for item in self.spec.inputs if item.dump_id == dump_id), None)
@@ -241,25 +266,29 @@ class Supervisor:
 
     def _go_on_with_lanes(self) -> None:
         """Take in what followers wrote in earlier runs of the replay."""
-        for rank in range(self.spec.config.nproc if self.spec.config.lane_width > 1 else 0):
-            for event in read_events(rank_journal(self.folder, rank)):
+        for path in sorted(self.folder.glob("rank*.jsonl")) if self.spec.config.lane_width > 1 else ():
+            for event in read_events(path):
                 if event["event"] == "filled":
                     self._on_news(event)
 
     def _group(self, group: Group, done: set[str], start_timeout_s: float) -> GroupRun:
         config, inputs = self.spec.config, enumerate(self.spec.inputs)
         lanes = {rank // config.lane_width for rank in group.ranks}
-        mine = [(i, item.dump_id) for i, item in inputs if owner(i, config.lanes) in lanes]
+        dealt = self._dealer is not None
+        mine = [(i, item.dump_id) for i, item in inputs if not dealt and owner(i, config.lanes) in lanes]
         if all(rank % config.lane_width for rank in group.ranks):  # its own answers count, not what others recorded
             done = {dump_id for _, dump_id in mine if self._book.answered(dump_id, group.ranks[0])}
         pending = [i for i, dump_id in mine if dump_id not in done]
         attempt = _attempts_so_far(self.folder, group)
         keep = self._warm.keep if self._warm is not None else None
         heard = (self._on_news, self._on_attempt, self._on_verdict)
-        return GroupRun(self.folder, self.spec, group, pending, self._launcher, keep, *heard, attempt, start_timeout_s)
+        run = GroupRun(self.folder, self.spec, group, pending, self._launcher, keep, *heard, attempt, start_timeout_s)
+        run.dealer, run.losses = self._dealer, self._losses
+        return run
 
     def _on_attempt(self, group: Group, attempt: int, reason: str) -> None:
-        self.journal.append("attempt", attempt=attempt, ranks=list(group.ranks), reason=reason)
+        where = self._engine.facts_of(group)
+        self.journal.append("attempt", attempt=attempt, ranks=list(group.ranks), reason=reason, **where)
         self.outcome.restarts += bool(reason)
         self._fresh = True
         self._on_event(Progress("attempt", reason))

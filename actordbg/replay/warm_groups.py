@@ -24,7 +24,8 @@ from types import TracebackType
 
 from actordbg.actor.sharing import reopens
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.replay.launch import Group, Launched, Launcher, launch
+from actordbg.replay.group_engine import launch_group
+from actordbg.replay.launch import Group, Launcher, Running
 from actordbg.replay.work_order import announce
 
 LEAVE_S = 15.0
@@ -39,13 +40,13 @@ class WarmGroups:
     the place of their own.
     """
 
-    launcher: Launcher = launch
+    launcher: Launcher = launch_group
     reopen: bool = False
     leave_s: float = LEAVE_S
     started: int = 0
     shared: int = 0
     _key: Hashable = None
-    _waiting: dict[tuple[int, ...], tuple[Launched, Path]] = field(default_factory=dict)
+    _waiting: dict[tuple[int, ...], tuple[Running, Path]] = field(default_factory=dict)
     _reopening: dict[tuple[int, ...], Hashable] = field(default_factory=dict)
 
     def __enter__(self) -> WarmGroups:
@@ -60,7 +61,7 @@ class WarmGroups:
             self._leave([ranks for ranks in self._waiting if ranks not in self._reopening])
         self._key = key
 
-    def launch(self, config: ReplayConfig, group: Group, work: Path) -> Launched:
+    def launch(self, config: ReplayConfig, group: Group, work: Path) -> Running:
         """Give `work` to a waiting group with these ranks, or start a new group."""
         waiting = self._waiting.pop(group.ranks, None)
         kind = reopens(config) if self.reopen else None
@@ -71,7 +72,8 @@ class WarmGroups:
         self._reopening |= {} if kind is None else {group.ranks: kind}
         if waiting is not None:
             launched, before = waiting
-            if launched.process.poll() is None:
+            if not launched.ended():
+                launched.go_on(work)
                 announce(before, work)
                 self.shared += 1
                 return launched
@@ -79,7 +81,7 @@ class WarmGroups:
         self.started += 1
         return self.launcher(config, group, work)
 
-    def keep(self, group: Group, launched: Launched, work: Path) -> None:
+    def keep(self, group: Group, launched: Running, work: Path) -> None:
         """Take a group that finished `work` and waits."""
         self._waiting[group.ranks] = (launched, work)
 
@@ -97,7 +99,7 @@ class WarmGroups:
                 with contextlib.suppress(OSError):  # a full disk: then they are ended
                     announce(work, None)
             deadline = time.monotonic() + self.leave_s
-            while any(launched.process.poll() is None for launched, _ in waiting) and time.monotonic() < deadline:
+            while any(not launched.ended() for launched, _ in waiting) and time.monotonic() < deadline:
                 time.sleep(0.02)
         for ranks in ranks_of_groups:
             self._waiting[ranks][0].end()

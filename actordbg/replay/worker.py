@@ -56,7 +56,7 @@ from actordbg.formats.store_files import open_regular, read_regular
 from actordbg.laws.law_choice import chosen
 from actordbg.replay.lanes import answer_fields
 from actordbg.replay.processes import GONE, ZOMBIE, start_ticks, state_of
-from actordbg.replay.rank_view import RankView
+from actordbg.replay.rank_view import NODE, RankView
 from actordbg.replay.work_order import EXIT_BROKEN, EXIT_RESTART, Duty, Task, WorkOrder, await_next
 from actordbg.replay.worker_logs import EXCERPT
 
@@ -179,7 +179,8 @@ class Worker:
     def run(self, switch_to: Path | None = None) -> int:
         """Run all inputs; returns the exit code. `switch_to`: the folder of another replay, to run on the loaded actor."""
         pid = os.getpid()
-        self._write("boot", pid=pid, ticks=start_ticks(pid))
+        where = {"node": os.environ[NODE]} if NODE in os.environ else {}
+        self._write("boot", pid=pid, ticks=start_ticks(pid), **where)
         opened = guarded(lambda: self.engine.open() if switch_to is None else self.engine.switch(switch_to, self.spec))
         if isinstance(opened, Failure):
             sys.stderr.write(opened.trace)
@@ -326,9 +327,14 @@ class Worker:
             time.sleep(0.05)
 
     def _raise_if_a_peer_died(self, patience_s: float = 0.5) -> None:
-        """Before recording a failure, wait a moment for a dead peer: its sockets close before its process counts as dead."""
+        """Before recording a failure, wait a moment for a dead peer: its sockets close before its process counts as dead.
+
+        A peer on another node counts as dead when that node has written so, which takes longer.
+        """
         if not self.engine.collective:
             return
+        if any(peer.node != os.environ.get(NODE, "") for peer in self.peers):
+            patience_s *= 6
         deadline = time.monotonic() + patience_s
         while self.peers:
             dead = [peer.rank for peer in self._peers_now() if not peer.is_alive()]
@@ -376,6 +382,8 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine], arguments: Sequ
     """The whole process around the loop. `make_engine(replay folder, spec, rank)` must not import anything heavy."""
     parser = argparse.ArgumentParser(prog="actordbg.replay.worker")
     parser.add_argument("--work", type=Path, required=True, help="the work order that the supervisor wrote")
+    parser.add_argument("--first-worker", type=int, default=0, help="the number of rank 0 among the workers of all groups")
+    parser.add_argument("--supervisor", type=int, metavar="PID", help="end with this process of the same machine")
     parser.add_argument("--local_rank", help="given by launchers; LOCAL_RANK says the same")
     parser.add_argument(consent.FLAG, dest="trusted", metavar="MODEL", help="the model whose own code may run")
     parser.add_argument(dist_plugin.FLAG, dest="plugin", metavar="MODULE", help="imported before a process group is made")
@@ -384,13 +392,16 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine], arguments: Sequ
     if options.trusted is not None:
         consent.give(options.trusted)
     folder = options.work.parent
-    rank = int(os.environ["RANK"])
+    rank = options.first_worker + int(os.environ["RANK"])
     redirect_output(rank_log(folder, rank))
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     faulthandler.register(signal.SIGTERM, all_threads=True, chain=True)
     order = WorkOrder.from_json(read_regular(options.work))
-    end_with(order.supervisor)
+    if options.supervisor is None:
+        end_with(order.supervisor)
+    else:
+        end_with((options.supervisor, start_ticks(options.supervisor)), interval_s=0.25)
     spec = ReplaySpec.from_json(read_regular(folder / SPEC))
     engine = make_engine(folder, spec, rank)
     code = Worker(folder, spec, order, rank, engine).run()

@@ -1,0 +1,95 @@
+"""The options that say where a command's groups run. No settings: what comes out is the same."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Annotated
+
+import typer
+
+from actordbg.base.errors import UsageError
+from actordbg.replay.group_engine import GroupEngine, engine_in_use, using
+
+_PANEL = "The machines"
+ENGINES = ("local", "ray")
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Where groups run, as typed."""
+
+    engine: Annotated[
+        str,
+        typer.Option("--engine", metavar="local|ray", rich_help_panel=_PANEL, help="This machine (default), or a Ray cluster."),
+    ] = "local"
+    address: Annotated[
+        str | None,
+        typer.Option(
+            "--address", metavar="auto|HOST:PORT|ray://...", rich_help_panel=_PANEL,
+            help="The Ray cluster (default: RAY_ADDRESS, else the one that this machine belongs to).",
+        ),
+    ] = None  # fmt: skip
+    groups: Annotated[
+        str | None,
+        typer.Option(
+            "--groups", metavar="N|auto", rich_help_panel=_PANEL,
+            help="Groups of workers that share the inputs, the longest first (default: as many as the cluster holds).",
+        ),
+    ] = None  # fmt: skip
+    per_node: Annotated[
+        int | None,
+        typer.Option(
+            "--gpus-per-node", "--procs-per-node", min=1, metavar="N", rich_help_panel=_PANEL,
+            help="Ranks of a group on one node, so that it spans several (default: all).",
+        ),
+    ] = None  # fmt: skip
+    max_failures: Annotated[
+        int | None,
+        typer.Option(
+            "--max-failures", min=-1, metavar="N", rich_help_panel=_PANEL,
+            help="How often a group may be lost with its node, or outside of an input; -1 for any number (default 3).",
+        ),
+    ] = None  # fmt: skip
+    runtime_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--runtime-env", metavar="FILE|KEY=VALUE", rich_help_panel=_PANEL,
+            help="A variable of the workers, or a YAML or JSON file with Ray's whole runtime environment; repeatable.",
+        ),
+    ] = None  # fmt: skip
+
+    @contextlib.contextmanager
+    def running(self, title: str) -> Iterator[GroupEngine]:
+        """Inside the block the command's groups run there. `title`: what Ray's dashboard calls it."""
+        if self.engine not in ENGINES:
+            raise UsageError(f"--engine {self.engine} is not known", hint=f"one of: {', '.join(ENGINES)}")
+        if self.engine == "local":
+            self._refuse_alone()
+            yield engine_in_use()
+            return
+        from actordbg.cluster.order import DEFAULT_MAX_FAILURES, ClusterOrder
+        from actordbg.cluster.ray_engine import connected
+
+        failures = DEFAULT_MAX_FAILURES if self.max_failures is None else self.max_failures
+        order = ClusterOrder(self.address, self._groups(), self.per_node, failures, tuple(self.runtime_env or ()))
+        with connected(order, title) as engine, using(engine):
+            yield engine
+
+    def _groups(self) -> int | None:
+        if self.groups in (None, "auto"):
+            return None
+        try:
+            count = int(str(self.groups))
+        except ValueError:
+            count = 0
+        if count < 1:
+            raise UsageError(f"--groups {self.groups:.40} is no number of groups", hint="1 or more, or auto")
+        return count
+
+    def _refuse_alone(self) -> None:
+        for one in fields(self):
+            if one.name != "engine" and getattr(self, one.name) is not None:
+                flag = "--gpus-per-node" if one.name == "per_node" else "--" + one.name.replace("_", "-")
+                raise UsageError(f"{flag} belongs to a Ray cluster", hint="add --engine ray, or leave it out")

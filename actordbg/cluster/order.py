@@ -1,0 +1,98 @@
+"""What is asked of a Ray cluster, and the runtime environment that follows from it. Nothing here imports Ray.
+
+    order = ClusterOrder(address="auto", groups=None, per_node=8, runtime_env=("NCCL_SOCKET_IFNAME=eth1",))
+    runtime_env_of(order)          # {"env_vars": {...}, "py_modules": [...]}
+
+`--runtime-env` may be given several times: KEY=VALUE is a variable of the workers, anything else a YAML or JSON file with a
+whole runtime environment of Ray's. Code travels with it: actordbg and the trainer, where they are checkouts that a node
+cannot have installed (`checkouts`).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sysconfig
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actordbg.base.errors import UsageError
+from actordbg.host.trainer import TRAINER
+
+DEFAULT_MAX_FAILURES = 3
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+POST_MORTEM = "RAY_DEBUG_POST_MORTEM"
+
+
+@dataclass(frozen=True)
+class ClusterOrder:
+    """What was asked for. groups: None for as many as the cluster holds. per_node: ranks of a group on one node, None for all.
+
+    max_failures: how often a group may be lost without an input's fault, -1 for any number. debug_error: failures wait for
+    Ray's debugger.
+    """
+
+    address: str | None = None
+    groups: int | None = None
+    per_node: int | None = None
+    max_failures: int = DEFAULT_MAX_FAILURES
+    runtime_env: tuple[str, ...] = ()
+    debug_error: bool = False
+
+
+def runtime_env_of(order: ClusterOrder) -> dict[str, Any]:
+    """The runtime environment of all that we start on the cluster."""
+    whole: dict[str, Any] = {}
+    variables: dict[str, str] = {}
+    for text in order.runtime_env:
+        found = _VARIABLE.fullmatch(text)
+        if found is not None:
+            variables[found[1]] = found[2]
+        else:
+            whole |= _read(Path(text))
+    if order.debug_error:
+        variables[POST_MORTEM] = "1"
+    named = whole.get("env_vars") or {}
+    env_vars = {str(name): str(value) for name, value in named.items()} | variables
+    modules = [*(whole.get("py_modules") or ()), *checkouts(("actordbg", TRAINER.package))]
+    return whole | ({"env_vars": env_vars} if env_vars else {}) | ({"py_modules": modules} if modules else {})
+
+
+def checkouts(packages: Iterable[str]) -> list[str]:
+    """The folders of those packages that are not installed where packages are, so that no node needs to have them."""
+    installed = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
+    found = []
+    for package in packages:
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:
+            continue
+        folder = Path(spec.origin).resolve().parent
+        if folder.parent not in installed:
+            found.append(str(folder))
+    return found
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A runtime environment from a file; YAML where there is a reader for it, which Ray brings."""
+    try:
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise UsageError(
+            f"--runtime-env {path}: cannot be read: {reason}", hint="KEY=VALUE, or a YAML or JSON file with a runtime environment"
+        ) from None
+    try:
+        if path.suffix == ".json":
+            data = json.loads(text)
+        else:
+            import yaml
+
+            data = yaml.safe_load(text)
+    except Exception as error:  # noqa: BLE001 - two parsers, each with errors of its own; all mean that the file is wrong
+        raise UsageError(f"--runtime-env {path}: {str(error)[:300]}", hint="a YAML or JSON file with one mapping") from None
+    if not isinstance(data, dict) or not isinstance(data.get("env_vars") or {}, dict):
+        raise UsageError(f"--runtime-env {path} holds no runtime environment", hint="a mapping, as `env_vars: {A: b}`")
+    return data

@@ -1,0 +1,201 @@
+"""A place: what Ray reserved for one group, and a host on each node of it (`node_host.py`).
+
+A group of N ranks with M to a node takes ceil(N / M) bundles: the ranks of a bundle are packed on one node, and the bundles lie
+on different nodes. The first bundle has the first ranks. A place outlives the attempts of its group, and also its replay; it
+is lost as a whole when one of its hosts dies.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from actordbg.base.errors import ActordbgError
+from actordbg.cluster.node_host import NodeHost
+from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
+from actordbg.replay.launch import Group, NodeShare, handed_on
+from actordbg.replay.processes import ALIVE
+
+FENCE_S = 3.0
+"""How long after a node was lost its ranks may still live: they look for their host four times a second."""
+LOOK_S = 0.1
+"""Shortest time between two questions to Ray about a group."""
+END_S = 20.0
+"""Longest wait for the ranks of a node to end when they are told to."""
+
+
+@dataclass(frozen=True)
+class GroupShape:
+    """What a group needs: how many ranks on each of its nodes, and whether each needs a GPU."""
+
+    counts: tuple[int, ...]
+    gpu: bool
+
+    @classmethod
+    def of(cls, config: ReplayConfig, per_node: int | None, gpu: bool) -> GroupShape:
+        ranks = 1 if LAUNCHERS[config.backend] == "python" else config.nproc
+        each = min(per_node or ranks, ranks)
+        return cls(tuple(min(each, ranks - first) for first in range(0, ranks, each)), gpu)
+
+    @property
+    def ranks(self) -> int:
+        return sum(self.counts)
+
+    @property
+    def bundles(self) -> list[dict[str, float]]:
+        return [{"CPU": float(count)} | ({"GPU": float(count)} if self.gpu else {}) for count in self.counts]
+
+    def words(self) -> str:
+        """In words: what one node has to have, and how many such."""
+        most = max(self.counts)
+        what = f"{most} CPU" + (f" and {most} GPU" if self.gpu else "")
+        return what if len(self.counts) == 1 else f"{len(self.counts)} nodes with {what} each"
+
+    def groups_on(self, nodes: Sequence[Mapping[str, float]]) -> int:
+        """How many such groups the nodes hold, by their resources."""
+        room = [min(int(node.get(name, 0) // amount) for name, amount in self.bundles[0].items()) for node in nodes]
+        most = sum(room) // len(self.counts)
+        while most and sum(min(one, most) for one in room) < most * len(self.counts):
+            most -= 1
+        return most
+
+
+class GroupPlace:
+    """One reservation with its hosts. `nodes`: where they are, None before all have come. `lost`: why it is gone, or ""."""
+
+    def __init__(self, ray: Any, shape: GroupShape, name: str, tell: Callable[[str], None] = lambda text: None) -> None:
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        self.ray, self.shape, self.name, self._tell = ray, shape, name, tell
+        self.nodes: list[dict[str, Any]] | None = None
+        self.lost, self.since, self.lost_at = "", time.monotonic(), 0.0
+        strategy = "PACK" if len(shape.counts) == 1 else "STRICT_SPREAD"
+        self._reserved = placement_group(shape.bundles, strategy=strategy, name=name)
+        kind = ray.remote(NodeHost)
+        self.hosts = []
+        for node, count in enumerate(shape.counts):
+            first = sum(shape.counts[:node])
+            ranks = f"rank {first}" if count == 1 else f"ranks {first}-{first + count - 1}"
+            where = PlacementGroupSchedulingStrategy(self._reserved, placement_group_bundle_index=node)
+            needs = {"num_cpus": count, "num_gpus": count if shape.gpu else 0}
+            options = {"name": f"{name} {ranks}", "max_concurrency": 8, "scheduling_strategy": where, **needs}
+            self.hosts.append(kind.options(**options).remote())
+        self._coming = [host.where.remote() for host in self.hosts]
+
+    def ready(self) -> bool:
+        """Whether every host is there; never waits."""
+        if self.nodes is None and not self.lost:
+            there, _ = self.ray.wait(self._coming, num_returns=len(self._coming), timeout=0)
+            if len(there) == len(self._coming):
+                self.nodes = self.answers(self._coming)
+        return self.nodes is not None and not self.lost
+
+    def answers(self, references: Sequence[Any]) -> list[Any] | None:
+        """What the hosts answered; None, and the place is lost, if one of them is gone. Our own errors are raised."""
+        try:
+            return list(self.ray.get(list(references), timeout=END_S))
+        except self.ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, ActordbgError):
+                raise error.cause from None
+            raise
+        except (self.ray.exceptions.RayError, TimeoutError) as error:
+            self._lose(error)
+            return None
+
+    def _lose(self, error: Exception) -> None:
+        alive = {one["NodeID"] for one in self.ray.nodes() if one["Alive"]}
+        gone = [one["node"][:8] for one in self.nodes or () if one["node"] not in alive]
+        named = f"node {' and '.join(gone)} died" if gone else f"its process or its node died ({type(error).__name__})"
+        self.lost, self.lost_at = f"{self.name} is lost: {named}", time.monotonic()
+        for host in self.hosts:  # ranks on other nodes wait for the lost ones, and must not take that for a failure of their own
+            self.ray.kill(host)
+        self._tell(f"{self.lost}; what it was running goes to the groups that are left")
+
+    def release(self) -> None:
+        """Give back what Ray reserved. The hosts end, and their ranks with them."""
+        from ray.util.placement_group import remove_placement_group
+
+        self.lost = self.lost or "released"
+        for host in self.hosts:
+            self.ray.kill(host)
+        remove_placement_group(self._reserved)
+
+
+class RayRunning:
+    """A group that runs in a place. Its supervisor learns of deaths from the journals, and of a lost place from here."""
+
+    def __init__(self, place: GroupPlace, config: ReplayConfig, group: Group, work: Path, module: str) -> None:
+        assert place.nodes is not None
+        self.place, self.log = place, work.parent / "launcher.log"
+        if group.ranks[0]:
+            self.log = work.parent / f"launcher-{group.ranks[0]}.log"
+        self.descriptors: list[int] = []
+        self._states: dict[tuple[int, int], str] = {}
+        counts, first = place.shape.counts, place.nodes[0]
+        address = "127.0.0.1" if len(counts) == 1 else first["address"]
+        starting = []
+        for number, (host, here) in enumerate(zip(place.hosts, place.nodes, strict=True)):
+            share = NodeShare(sum(counts[:number]), counts[number], number, len(counts), address, first["port"], group.ranks[0])
+            given = (config.to_dict(), share, str(work.absolute()), module, handed_on(config), here["node"][:8], here["address"])
+            starting.append(host.start.remote(*given))
+        self._starting: list[Any] = starting
+        self._waiting: list[Any] = []
+        self._looked, self._over = 0.0, False
+
+    @property
+    def lost(self) -> str:
+        self._settle()
+        return self.place.lost if self._fenced() else ""
+
+    def ended(self) -> bool:
+        """Whether all of it has ended, or one node's share badly, so that the others wait in vain."""
+        self._settle()
+        return bool(self.place.lost and self._fenced()) or self._over
+
+    def _fenced(self) -> bool:
+        """Whether the ranks of a lost place must have ended too, so that none of them writes a result any more."""
+        return time.monotonic() - self.place.lost_at > FENCE_S
+
+    def end(self) -> None:
+        """End the ranks on all nodes; those of a lost place end with their hosts."""
+        if not self.place.lost:
+            self.place.answers([host.end.remote() for host in self.place.hosts])
+
+    def watch(self, identity: tuple[int, int]) -> None:
+        """The host watches."""
+
+    def go_on(self, work: Path) -> None:
+        """The group, which waited, got another order."""
+        self.log = work.parent / self.log.name
+        self.place.answers([host.go_on.remote(str(work.absolute())) for host in self.place.hosts])
+
+    def state_of(self, identity: tuple[int, int]) -> tuple[str, int | None]:
+        """As the hosts said when they took the stacks. Deaths stand in the journals."""
+        return self._states.get(identity, ALIVE), None
+
+    def stacks(self, folder: Path, identities: Mapping[int, tuple[int, int]]) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for stacks, states in self.place.answers([host.stacks.remote(dict(identities)) for host in self.place.hosts]) or ():
+            found |= stacks
+            self._states |= states
+        return found
+
+    def _settle(self) -> None:
+        """Take in what has happened: the hosts have started their ranks, a share has ended, or a host is gone."""
+        now = time.monotonic()
+        if self.place.lost or now - self._looked < LOOK_S:
+            return
+        self._looked, asked = now, self._starting or self._waiting
+        over, left = self.place.ray.wait(asked, num_returns=len(asked), timeout=0)
+        answers = self.place.answers(over) if over else []
+        if answers is None:
+            return
+        if self._starting and not left:
+            self._starting = []
+            self._waiting = [host.wait.remote() for host in self.place.hosts]
+        elif not self._starting:
+            self._over = not left or any(answers)

@@ -1,0 +1,182 @@
+"""The engine of `--engine ray`: groups of a replay run in places on a Ray cluster.
+
+    with connected(order, "replay 20260101T000000-abcdef") as engine, using(engine):
+        run_replay(...)
+
+Ray schedules, moves code, and says who died. Inputs, attempts, blame and results are ours, the same as on one machine: the
+supervisor stays with the command, and the ranks write into the store, which all nodes mount. When the command ends, however it
+ends, Ray ends its actors, and their ranks end with them. `--resume` then goes on from the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import logging
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from actordbg.base.errors import EnvironmentProblem, LaunchProblem, Unsupported, UsageError
+from actordbg.cluster.order import ClusterOrder, runtime_env_of
+from actordbg.cluster.place import GroupPlace, RayRunning, GroupShape
+from actordbg.cluster.same_versions import require_same_versions
+from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
+from actordbg.replay.group_engine import GroupEngine, Losses
+from actordbg.replay.launch import WORKER_MODULE, Group, Running
+
+SAY_AFTER_S = 10.0
+"""How long a place may be awaited in silence."""
+
+
+class RayEngine(GroupEngine):
+    """Groups in places. A place belongs to the ranks of a group, so the next attempt and the next replay find it again."""
+
+    name = "ray"
+
+    def __init__(self, ray: Any, order: ClusterOrder, title: str) -> None:
+        self.ray, self.order, self.title = ray, order, title
+        self._places: dict[tuple[int, ...], GroupPlace] = {}
+        self._news: list[str] = []
+        self._said: set[str] = set()
+        self._made = 0
+        self._gpu: bool | None = None
+
+    def shape(self, config: ReplayConfig) -> GroupShape:
+        """What a group needs here. A cluster that has GPUs gives each rank one."""
+        if self._gpu is None:
+            self._gpu = any("GPU" in one for one in self._resources())
+        return GroupShape.of(config, self.order.per_node, self._gpu)
+
+    def deals(self, config: ReplayConfig) -> bool:
+        """--align says which inputs meet, and so does a single group that was asked for."""
+        return config.align is None
+
+    def groups(self, config: ReplayConfig, inputs: int) -> list[Group]:
+        """As many as were asked for, else as the cluster holds; never more than there are inputs."""
+        self.refuse(config)
+        shape, together = self.shape(config), LAUNCHERS[config.backend] != "python"
+        wanted = self.order.groups or (0 if together or config.nproc == 1 else config.nproc) or self.holds(shape)
+        lanes = config.lanes if together else 1
+        count = max(1, min(wanted, -(-inputs // lanes)))
+        firsts = range(0, count * shape.ranks, shape.ranks)
+        return [Group(tuple(range(first, first + shape.ranks)), shape.ranks > 1) for first in firsts]
+
+    def holds(self, shape: GroupShape) -> int:
+        """How many such groups the cluster has room for; EnvironmentProblem where that is none."""
+        found = shape.groups_on(self._resources())
+        if not found:
+            raise EnvironmentProblem(
+                f"the Ray cluster holds no group that needs {shape.words()}: {self._in_words()}",
+                hint="fewer ranks on a node (--gpus-per-node), fewer ranks (--nproc), or --groups 1 to wait for the autoscaler",
+            )
+        return found
+
+    def refuse(self, config: ReplayConfig) -> None:
+        """What cannot be on a cluster."""
+        if config.launcher != "direct":
+            raise Unsupported("--launcher real starts ranks on one machine, not on a Ray cluster", hint="leave --launcher out")
+        if config.align is not None and (self.order.groups or 1) > 1:
+            raise UsageError(
+                f"--align {config.align} says which inputs meet, so one group runs them all", hint="leave --groups out"
+            )
+
+    def losses(self) -> Losses:
+        return Losses(self.order.max_failures)
+
+    def ready(self, config: ReplayConfig, group: Group) -> bool:
+        shape, place = self.shape(config), self._places.get(group.ranks)
+        if place is not None and (place.lost or place.shape != shape):
+            self._give_up(group.ranks)
+            place = None
+        if place is None:
+            self.refuse(config)
+            place = self._places[group.ranks] = GroupPlace(self.ray, shape, self._name(group, shape), self._tell)
+        there = place.ready()
+        if not there and time.monotonic() - place.since > SAY_AFTER_S:
+            self._say(f"{place.name} waits for {shape.words()}; {self._in_words()}")
+        return there
+
+    def launch(self, config: ReplayConfig, group: Group, work: Path, module: str = WORKER_MODULE) -> Running:
+        return RayRunning(self._places[group.ranks], config, group, work, module)
+
+    def news(self) -> list[str]:
+        told, self._news = self._news, []
+        return told
+
+    def facts_of(self, group: Group) -> dict[str, object]:
+        place = self._places.get(group.ranks)
+        return {"nodes": [one["node"] for one in place.nodes]} if place is not None and place.nodes else {}
+
+    def close(self) -> None:
+        """Give back every place."""
+        for ranks in list(self._places):
+            self._give_up(ranks)
+
+    def _give_up(self, ranks: tuple[int, ...]) -> None:
+        place = self._places.pop(ranks)
+        with contextlib.suppress(self.ray.exceptions.RayError):  # what is lost cannot be given back
+            place.release()
+
+    def _name(self, group: Group, shape: GroupShape) -> str:
+        self._made += 1
+        again = "" if self._made <= 1 + group.ranks[0] // shape.ranks else f" try {self._made}"
+        return f"actordbg {self.title} group {group.ranks[0] // shape.ranks}{again}"
+
+    def _tell(self, text: str) -> None:
+        self._news.append(text)
+
+    def _say(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._news.append(text)
+
+    def _resources(self) -> list[dict[str, float]]:
+        return [one["Resources"] for one in self.ray.nodes() if one["Alive"]]
+
+    def _in_words(self) -> str:
+        nodes = self._resources()
+        each = ", ".join(f"{one.get('CPU', 0):g} CPU" + (f" and {one['GPU']:g} GPU" if "GPU" in one else "") for one in nodes[:8])
+        return f"it has {len(nodes)} node{'s' * (len(nodes) != 1)} ({each}{', ...' * (len(nodes) > 8)})"
+
+
+@contextlib.contextmanager
+def connected(order: ClusterOrder, title: str) -> Iterator[RayEngine]:
+    """Connect to the cluster, check that its nodes have our versions, and give everything back at the end."""
+    if importlib.util.find_spec("ray") is None:
+        raise EnvironmentProblem("--engine ray needs ray, which is not installed", hint="pip install 'actordbg[ray]'")
+    runtime_env = runtime_env_of(order)
+    import ray
+
+    address = order.address or "auto"
+    warnings.filterwarnings("ignore", category=FutureWarning, module="ray")  # advice about the future of Ray's own settings
+    try:
+        ray.init(
+            address=address,
+            runtime_env=runtime_env or None,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            job_config=_job(ray, title),
+        )
+    except (ConnectionError, ValueError, RuntimeError, TimeoutError, OSError) as error:
+        words = str(error).strip().splitlines() or [type(error).__name__]
+        raise LaunchProblem(
+            f"no Ray cluster answers at {address}: {words[0][:300]}", hint="`ray status` on this machine; --address HOST:PORT"
+        ) from None
+    try:
+        require_same_versions(ray)
+        engine = RayEngine(ray, order, title)
+        try:
+            yield engine
+        finally:
+            engine.close()
+    finally:
+        ray.shutdown()
+
+
+def _job(ray: Any, title: str) -> Any:
+    job = ray.job_config.JobConfig()
+    job.set_metadata("job_name", f"actordbg {title}")
+    return job

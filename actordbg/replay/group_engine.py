@@ -1,0 +1,109 @@
+"""What starts the groups of a replay: this machine, or whatever was put in its place for a command (`--engine`).
+
+    with using(engine):
+        run_replay(...)                 # its groups start where `engine` says
+
+An engine says which groups there are (`groups`), when one has a place to run (`ready`, which never waits), and starts it
+(`launch`). An engine that `deals` has several groups for the same inputs: they get them portion by portion (`dealing.py`),
+so a slow or lost group holds nobody up. The journals, the blame and the verdicts are the same everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from actordbg.base.errors import LaunchProblem
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.replay.launch import WORKER_MODULE, Group, Running, groups_of, launch
+
+FRUITLESS_LIMIT = 3
+"""Attempts of a group in a row without a single result after which the replay stops. A crash in an input is a result."""
+
+
+@dataclass
+class Losses:
+    """How often groups were lost without the fault of an input, in a whole replay, and how often they may be (-1: any number).
+
+    Lost is a group whose node or whose host process died, and one that died outside of any input and brought no result.
+    """
+
+    most: int
+    reasons: list[str] = field(default_factory=list)
+
+    def count(self, reason: str, details: str = "") -> None:
+        """One more; LaunchProblem if that was one too many."""
+        self.reasons.append(reason)
+        if 0 <= self.most < len(self.reasons):
+            times = "once" if len(self.reasons) == 1 else f"{len(self.reasons)} times"
+            what = f"groups were lost {times}, and --max-failures {self.most} allows no more; the last one: {reason}"
+            raise LaunchProblem(
+                f"{what}\n{details}".rstrip(),
+                hint="results are kept: `actordbg replay --resume` goes on; --max-failures -1 never gives up",
+            )
+
+    @property
+    def pause_s(self) -> float:
+        """How long a group waits before it starts again: longer each time, so that nothing spins."""
+        return min(30.0, 0.5 * 2.0 ** min(len(self.reasons), 10))
+
+
+class GroupEngine:
+    """This machine: each group has its place at once."""
+
+    name = "local"
+
+    def groups(self, config: ReplayConfig, inputs: int) -> list[Group]:
+        """The groups for so many inputs that are pending, where the engine deals."""
+        return groups_of(config)
+
+    def deals(self, config: ReplayConfig) -> bool:
+        """Whether there are groups of which any may run any input. Where not, the groups are those of the configuration."""
+        return False
+
+    def losses(self) -> Losses | None:
+        """A new count of losses for a replay; None where each group counts its own fruitless attempts."""
+        return None
+
+    def ready(self, config: ReplayConfig, group: Group) -> bool:
+        """Whether the group can be launched now. An engine gets its place meanwhile."""
+        return True
+
+    def launch(self, config: ReplayConfig, group: Group, work: Path, module: str = WORKER_MODULE) -> Running:
+        """Start a group on a work order."""
+        return launch(config, group, work, module)
+
+    def news(self) -> list[str]:
+        """What happened since the last call that a user wants to read."""
+        return []
+
+    def facts_of(self, group: Group) -> dict[str, object]:
+        """Where the group runs, for the supervisor's journal."""
+        return {}
+
+
+_THIS_MACHINE = GroupEngine()
+_engine: ContextVar[GroupEngine | None] = ContextVar("engine", default=None)
+
+
+def engine_in_use() -> GroupEngine:
+    """The engine of this command, or of this thread of it."""
+    return _engine.get() or _THIS_MACHINE
+
+
+@contextlib.contextmanager
+def using(engine: GroupEngine) -> Iterator[None]:
+    """Inside the block groups start where `engine` says."""
+    before = _engine.set(engine)
+    try:
+        yield
+    finally:
+        _engine.reset(before)
+
+
+def launch_group(config: ReplayConfig, group: Group, work: Path, module: str = WORKER_MODULE) -> Running:
+    """Start a group with the engine in use."""
+    return engine_in_use().launch(config, group, work, module)

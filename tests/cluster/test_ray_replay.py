@@ -1,0 +1,177 @@
+"""Replays on a Ray cluster of several raylets, with scripted workers: who runs what, who is blamed, and what a death costs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from clustercases import ray_cluster, scripted
+from roots import SUPPORT
+from supervised import make_spec, statuses
+
+from actordbg.base.errors import EnvironmentProblem, LaunchProblem, Unsupported
+from actordbg.cluster.order import ClusterOrder
+from actordbg.cluster.ray_engine import connected
+from actordbg.cluster.same_versions import require_same_versions
+from actordbg.formats.journal import read_events
+from actordbg.formats.replay_record import ReplaySpec
+from actordbg.store.layout import Store
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with ray_cluster(2) as running, connected(ClusterOrder(running.address), "tests"):
+        yield running
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path)
+
+
+def ends(folder: Path) -> Counter[str]:
+    """How many results of each input stand in the workers' journals."""
+    events = (event for path in folder.glob("rank*.jsonl") for event in read_events(path))
+    return Counter(event["dump_id"] for event in events if event["event"] == "end")
+
+
+def test_inputs_are_shared_out_and_a_crash_costs_its_input(cluster, store: Store) -> None:
+    spec = make_spec(12)
+    outcome = scripted(store, spec, {"d3": "kill", "d5": "fail", "takes": 0.05}, cluster)
+    assert statuses(outcome) == {f"d{n}": "passed" for n in range(12)} | {"d3": "crashed", "d5": "failed"}
+    assert "SIGKILL" in outcome.results["d3"].error
+    assert {one.worker for one in outcome.results.values()} == {0, 1}
+    assert set(ends(outcome.folder).values()) == {1}
+    events = read_events(outcome.folder / "supervisor.jsonl")
+    nodes = {tuple(one["nodes"]) for one in events if one["event"] == "attempt"}
+    assert len(nodes) == 2  # each group has its node, and a crash moves none
+
+
+def test_a_group_over_two_nodes_meets_and_the_rank_that_dies_is_blamed(cluster, store: Store) -> None:
+    spec = make_spec(6, backend="fsdp2", nproc=2)
+    order = ClusterOrder(cluster.address, per_node=1)
+    outcome = scripted(store, spec, {"collective": True, "d3@1": "kill"}, cluster, order)
+    assert statuses(outcome) == {f"d{n}": "passed" for n in range(6)} | {"d3": "crashed"}
+    assert "rank 1" in outcome.results["d3"].error and "SIGKILL" in outcome.results["d3"].error
+    boots = [event for rank in (0, 1) for event in read_events(outcome.folder / f"rank{rank}.jsonl") if event["event"] == "boot"]
+    assert len({event["node"] for event in boots}) == 2
+
+
+def test_a_rank_that_hangs_on_another_node_is_blamed(cluster, store: Store) -> None:
+    spec = make_spec(4, backend="fsdp2", nproc=2, timeout_s=4.0)
+    outcome = scripted(store, spec, {"collective": True, "d1@1": "hang"}, cluster, ClusterOrder(cluster.address, per_node=1))
+    assert statuses(outcome) == {"d0": "passed", "d1": "hung", "d2": "passed", "d3": "passed"}
+    assert "rank 0 waits in barrier" in outcome.results["d1"].error
+
+
+@pytest.mark.parametrize(("most", "starts"), [(0, 1), (2, 3)])
+def test_max_failures_says_how_often_a_start_may_go_wrong(cluster, store: Store, most: int, starts: int) -> None:
+    spec = make_spec(2)
+    order = ClusterOrder(cluster.address, groups=1, max_failures=most)
+    with pytest.raises(LaunchProblem, match=f"--max-failures {most}"):
+        scripted(store, spec, {"open": "kill"}, cluster, order)
+    events = read_events(store.replays / spec.replay_id / "supervisor.jsonl")
+    assert sum(event["event"] == "attempt" for event in events) == starts
+    assert events[-1]["status"] == "failed"
+
+
+def test_without_a_limit_a_start_that_goes_wrong_is_tried_again(cluster, store: Store) -> None:
+    spec = make_spec(2)
+    order = ClusterOrder(cluster.address, groups=1, max_failures=-1)
+    script: dict[str, Any] = {"open": "kill"}
+    seen: list[str] = []
+
+    def mend(event: Any) -> None:
+        seen.append(event.kind)
+        if seen.count("attempt") == 5:
+            (store.replays / spec.replay_id / "script.json").write_text("{}")
+
+    assert scripted(store, spec, script, cluster, order, on_event=mend).all_passed
+    assert seen.count("attempt") >= 5
+
+
+def test_a_dead_node_costs_what_it_ran_and_the_rest_goes_on(cluster, store: Store) -> None:
+    victim = cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    spec, told = make_spec(21), []
+
+    def kill(event: Any) -> None:
+        told.append(event.text)
+        here = [one for one in os.listdir(store.replays / spec.replay_id) if one.startswith("ran-")]
+        if len(here) > 6 and victim in cluster.worker_nodes:
+            cluster.remove_node(victim, allow_graceful=False)
+
+    outcome = scripted(store, spec, {"takes": 1.0}, cluster, on_event=kill)
+    assert outcome.all_passed and outcome.total == 21
+    assert set(ends(outcome.folder).values()) == {1}, "an input ran to its end twice"
+    assert any("is lost" in text for text in told), told
+
+
+def test_a_dead_node_is_one_failure_too_many(cluster, store: Store) -> None:
+    victim = cluster.add_node(num_cpus=1, resources={"victim": 1})
+    cluster.wait_for_nodes()
+    spec = make_spec(24)
+
+    def kill(event: Any) -> None:
+        if event.kind == "result" and victim in cluster.worker_nodes:
+            cluster.remove_node(victim, allow_graceful=False)
+
+    with pytest.raises(LaunchProblem, match="--max-failures 0"):
+        scripted(store, spec, {"takes": 0.5}, cluster, ClusterOrder(cluster.address, max_failures=0), on_event=kill)
+    outcome = scripted(store, spec, {}, cluster)  # what --resume does
+    assert outcome.all_passed and set(ends(outcome.folder).values()) == {1}
+
+
+def test_the_command_may_be_killed_and_another_goes_on(cluster, store: Store) -> None:
+    spec = make_spec(20)
+    (store.replays / spec.replay_id).mkdir(parents=True)
+    code = (
+        "import sys; from pathlib import Path; from clustercases import *; from actordbg.formats.replay_record import ReplaySpec\n"
+        "class Cluster: address = sys.argv[2]\n"
+        "spec = ReplaySpec.from_json(sys.argv[3])\n"
+        "scripted(Store(Path(sys.argv[1])), spec, {'takes': 0.3}, Cluster)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((os.environ.get("PYTHONPATH", ""), str(SUPPORT)))}
+    command = [sys.executable, "-c", code, str(store.root), cluster.address, spec.to_json()]
+    killed = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
+    folder = store.replays / spec.replay_id
+    until = time.monotonic() + 120
+    while len(ends(folder)) < 4 and time.monotonic() < until and killed.poll() is None:
+        time.sleep(0.1)
+    os.kill(killed.pid, signal.SIGKILL)
+    killed.wait()
+    done = len(ends(folder))
+    assert 4 <= done < 20, killed.stderr.read().decode() if killed.stderr else ""
+    outcome = scripted(store, ReplaySpec.from_json((folder / "spec.json").read_bytes()), {}, cluster)
+    assert outcome.all_passed and set(ends(outcome.folder).values()) == {1}
+
+
+def test_what_the_cluster_cannot_hold_is_refused(cluster, store: Store) -> None:
+    spec = make_spec(2, backend="fsdp2", nproc=4)
+    with pytest.raises(EnvironmentProblem, match="holds no group that needs 4 CPU") as refused:
+        scripted(store, spec, {}, cluster)
+    assert refused.value.exit_code == 4
+
+
+def test_a_node_with_other_versions_is_refused_by_name(cluster, store: Store, tmp_path: Path) -> None:
+    other = tmp_path / "transformers-9.9.9.dist-info"
+    other.mkdir()
+    (other / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 9.9.9\n")
+    node = cluster.add_node(num_cpus=1, env_vars={"PYTHONPATH": os.pathsep.join((str(tmp_path), os.environ["PYTHONPATH"]))})
+    cluster.wait_for_nodes()
+    try:
+        with pytest.raises(Unsupported, match=r"transformers 9\.9\.9 \(here ") as refused:
+            require_same_versions(ray)
+        assert refused.value.message.count("  node ") == 1 and refused.value.exit_code == 3
+    finally:
+        cluster.remove_node(node)
