@@ -21,7 +21,7 @@ from typing import Any
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem, Unsupported, UsageError
 from actordbg.cluster.order import ClusterOrder, runtime_env_of
-from actordbg.cluster.place import GroupPlace, RayRunning, GroupShape
+from actordbg.cluster.place import GroupPlace, GroupShape, RayRunning
 from actordbg.cluster.same_versions import require_same_versions
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.replay.group_engine import GroupEngine, Losses
