@@ -21,15 +21,15 @@ import inspect
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from actordbg.base.fault import clean_keys, scrub
-from actordbg.formats.dump_record import SURROGATE
-from actordbg.formats.encoding import storable
+from actordbg.formats.dump_record import SURROGATE, storable
+from actordbg.formats.ringfile import ALIGNMENT, aligned
 
 MAX_STRING = 4096
 """Longest string, in characters, that counts as a plain argument."""
@@ -45,7 +45,7 @@ _VALUE = 64
 _Tensor, _strided = torch.Tensor, torch.strided
 _UNSTORABLE = object()
 _TOO_LARGE = object()
-_PLAIN_DTYPES: set[torch.dtype] = set()
+PLAIN_DTYPES: set[torch.dtype] = set()
 """Dtypes that `storable` has accepted: asked once, since its answer takes microseconds."""
 
 
@@ -53,7 +53,8 @@ _PLAIN_DTYPES: set[torch.dtype] = set()
 class Bound:
     """One call's arguments, sorted by what can be stored of them. Tensors are the caller's own, not copies.
 
-    `room`: bytes that plain arguments may still take, of MAX_ARGUMENTS.
+    `room`: bytes that plain arguments may still take, of MAX_ARGUMENTS. Of tensors that are placed one behind another:
+    what `recorded_call.numbers` says (`described`), `offsets`, `dtypes`, bytes in all (`end`), and the GPU that one is on.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -62,6 +63,22 @@ class Bound:
     extra: dict[str, str] = field(default_factory=dict)
     first: str = "sequences"
     room: int = MAX_ARGUMENTS
+    described: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    dtypes: list[torch.dtype] = field(default_factory=list)
+    end: int = 0
+    device: torch.device | None = None
+
+    def lay_out(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Places for these tensors, too."""
+        for tensor in tensors:
+            shape, nbytes = tensor.shape, tensor.nbytes
+            self.described += (len(shape), *shape, *tensor.stride(), self.end, nbytes)
+            self.offsets.append(self.end)
+            self.dtypes.append(tensor.dtype)
+            self.end += aligned(nbytes)
+            if tensor.is_cuda:
+                self.device = tensor.device
 
     @property
     def argument_bytes(self) -> int:
@@ -94,20 +111,42 @@ class Binder:
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
         """Sort the arguments of one call (`args` without `self`)."""
         known = self._defaults
-        bound = Bound({}, known.arguments.copy(), known.groups.copy(), {}, self._first, known.room)
-        tensors, arguments = bound.tensors, bound.arguments
+        bound = Bound({}, known.arguments.copy(), known.groups.copy(), {}, self._first, known.room, [], [], [])
+        tensors, arguments, described, offsets, dtypes = (
+            bound.tensors,
+            bound.arguments,
+            bound.described,
+            bound.offsets,
+            bound.dtypes,
+        )
         if not self._known.issuperset(kwargs):  # names that the caller chose, for a `**kwargs`
             kwargs = clean_keys(kwargs)
             self._known.update(kwargs if len(self._known) < _MAX_NAMES else ())
         for name, value in (*zip(self.names, args, strict=False), *kwargs.items()):
-            kind = type(value)  # the two most frequent kinds are sorted here, without one more call
-            if kind is _Tensor and value.dtype in _PLAIN_DTYPES and value.layout is _strided and not value.is_meta:
+            kind = type(value)  # the two most frequent kinds are sorted here: each call, and each question to a tensor, costs
+            if (
+                kind is _Tensor
+                and (dtype := value.dtype) in PLAIN_DTYPES
+                and value.layout is _strided
+                and value.is_cpu
+                and not value.is_cuda
+            ):
                 tensors[name] = value
                 arguments.pop(name, None)
+                shape, nbytes, end = value.shape, value.nbytes, bound.end
+                described += (len(shape), *shape, *value.stride(), end, nbytes)
+                offsets.append(end)
+                dtypes.append(dtype)
+                bound.end = end + -(-nbytes // ALIGNMENT) * ALIGNMENT
             elif kind is bool:
                 arguments[name] = value
             else:
                 _sort_rest_into(bound, name, value)
+                if name in tensors:
+                    bound.lay_out((tensors[name],))
+        if len(dtypes) != len(tensors):  # a name came twice, which the call itself will not survive
+            bound.described, bound.offsets, bound.dtypes, bound.end = [], [], [], 0
+            bound.lay_out(tensors.values())
         if len(args) > len(self.names):
             bound.extra[self._rest or "args"] = f"{len(args) - len(self.names)} positional arguments without a name"
         return bound
@@ -149,7 +188,7 @@ def _unstorable_tensor(tensor: torch.Tensor) -> str:
         return f"a tensor subclass {type(tensor).__module__}.{type(tensor).__qualname__}"
     if tensor.is_meta or not storable(tensor) or tensor.is_complex():
         return f"a tensor of dtype {tensor.dtype}, layout {tensor.layout} on {tensor.device.type}"
-    _PLAIN_DTYPES.add(tensor.dtype)
+    PLAIN_DTYPES.add(tensor.dtype)
     return ""
 
 

@@ -84,6 +84,7 @@ DEFAULT_RING = 8
 """Calls whose inputs stay in the ring after they returned."""
 DEFAULT_RING_BYTES = 64 * 2**20
 """Most bytes that the ring keeps for them and for the call in flight."""
+WRITERS = ("thread", "process")
 DEFAULT_MAX_TRIGGERED = 100
 DEFAULT_FREE_FLOOR = 5 * 2**30
 """Capture stops while the store's file system has less free space than this, in bytes."""
@@ -105,7 +106,7 @@ class Control:
     the module; `before`: with each triggered call, so many before it (out of the ring); `max_triggered`: per
     actor and trigger, since `dump enable`. `keep_bytes`: rotation, the run's dumps take at most so much, the oldest unpinned go
     first. `ring`, `ring_bytes`: the last calls kept in memory that outlives the process, 0 for no ring; `ring_dir`: where, None
-    for the default. `generation` counts the changes of this file.
+    for the default. `writer`: who encodes and publishes, one of WRITERS. `generation` counts the changes of this file.
     """
 
     enabled: bool
@@ -129,10 +130,16 @@ class Control:
     ring: int = DEFAULT_RING
     ring_bytes: int = DEFAULT_RING_BYTES
     ring_dir: str | None = None
+    writer: str = "thread"
     on: Triggers = field(default=Triggers(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "on", parse(self.triggers))
+
+    def has_no_limits(self) -> bool:
+        """Whether every call of every rank is wanted."""
+        limits = (self.max_dumps, self.max_bytes, self.ranks, self.min_seq_len, self.max_seq_len)
+        return self.every == 1 and limits == (None,) * len(limits)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Control:
@@ -158,6 +165,7 @@ MAX_RING = 256
 """Most calls that a ring keeps."""
 _BOUNDS: dict[str, tuple[int, float]] = {"level": (1, 22), "ring": (0, MAX_RING)}
 """Least and most of a number; others are only not negative."""
+_TEXTS: dict[str, Callable[[str], bool]] = {"run": is_plain_name, "writer": WRITERS.__contains__}
 _FIELDS = {name: (str(one.type), one.default) for name, one in Control.__dataclass_fields__.items() if one.init}
 
 
@@ -171,7 +179,7 @@ def _checked(data: dict[str, Any]) -> dict[str, Any]:
         good = (
             (value is None and kind.endswith("None"))
             or (kind.startswith("int") and type(value) is int and least <= value <= most)
-            or (kind[:3] == "str" and isinstance(value, str) and (is_plain_name(value) if name == "run" else value.isprintable()))
+            or (kind[:3] == "str" and isinstance(value, str) and _TEXTS.get(name, str.isprintable)(value))
             or (kind == "bool" and isinstance(value, bool))
             or (kind.startswith("tuple") and _is_list(value, int if name == "ranks" else str))
         )

@@ -18,17 +18,16 @@ import hashlib
 import importlib.metadata
 import os
 import sys
-import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from time import monotonic_ns, time_ns
 from typing import Any
 
 import torch
+from torch import is_grad_enabled
 
 from actordbg.base.fault import scrub
-from actordbg.formats.dump_record import format_timestamp
-from actordbg.formats.encoding import dtype_name
+from actordbg.formats.dump_record import dtype_name, timestamp_of
 
 _DISTRIBUTIONS = ("openrlhf", "torch", "transformers", "deepspeed", "flash-attn", "peft")
 _CONFIG_FACTS = (
@@ -63,9 +62,7 @@ class CallFacts:
     @property
     def timestamp(self) -> str:
         """The wall clock as a record spells it."""
-        seconds, rest = divmod(self.time_ns, 1_000_000_000)
-        moment = datetime.fromtimestamp(seconds, timezone.utc).replace(microsecond=rest // 1000)
-        return format_timestamp(moment)
+        return timestamp_of(self.time_ns)
 
 
 @dataclass(frozen=True)
@@ -105,12 +102,12 @@ def facts_of_call(actor: Any) -> CallFacts:
     temperature = state.get("temperature")
     training, packing = state.get("training"), state.get("packing_samples")
     return CallFacts(
-        time.time_ns(),
-        time.monotonic_ns(),
-        training if isinstance(training, bool) else None,
-        torch.is_grad_enabled(),
-        _autocast_dtype(),
-        packing if isinstance(packing, bool) else None,
+        time_ns(),
+        monotonic_ns(),
+        training if training is True or training is False else None,
+        is_grad_enabled(),
+        _autocast_dtype() if _any_autocast() else None,
+        packing if packing is True or packing is False else None,
         float(temperature) if isinstance(temperature, (int, float)) else None,
         step if type(step) is int else None,
     )
@@ -179,8 +176,6 @@ _any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
 def _autocast_dtype() -> str | None:
-    if not _any_autocast():
-        return None
     for device in ("cuda", "cpu"):
         if torch.is_autocast_enabled(device):
             return dtype_name(torch.get_autocast_dtype(device))

@@ -27,14 +27,13 @@ from typing import Any
 import torch
 
 from actordbg.base.fault import describe, scrub
-from actordbg.capture.binding import Bound
+from actordbg.capture.binding import PLAIN_DTYPES, Bound
 from actordbg.capture.control import EXCEPTION, LOGPROBS, NAN, OOM, SLOW, Control, Triggers
 from actordbg.capture.facts import CallFacts, digests
 from actordbg.capture.ledger import Ledger
 from actordbg.capture.ring import Ring, RingEntry
 from actordbg.capture.snapshot import Snapshot
-from actordbg.formats.dump_record import OUTPUT_PREFIX, DumpRecord, make_dump_id
-from actordbg.formats.encoding import dtype_name, storable
+from actordbg.formats.dump_record import OUTPUT_PREFIX, DumpRecord, dtype_name, make_dump_id, storable
 from actordbg.formats.ringfile import CAPTURED, DROPPED, OPEN, PLACE, SAMPLED, sealed
 
 MEDIAN_OF, MEDIAN_FROM = 64, 5
@@ -244,12 +243,13 @@ class Item:
     """One call. `standing` in the books: OPEN (wanted, nothing is decided), CAPTURED, DROPPED or SAMPLED, the last two for a
     `reason`.
 
-    `timer` runs during the call; `seconds` may be called once the device is done. `ended`: triggers can judge it.
-    `nbytes`: reserved in the queue; 0 for a call that only the ring keeps. `held`: holds on its place in the ring. `whole`: it is
-    copied, and can be written. `deferred`: it is queued when it has run. `handled`: the writer has had it. `failed`: something
-    went wrong around its call, so it is none of the last calls. `previous`: the calls before it, held in the ring; `cause`: the
-    dump id of the triggered call that this one came before. `path`, `written`: its dump file, once published, its record and its
-    safetensors bytes (the latter only where calls before a trigger are wanted).
+    `own`: its `numbers`. `timer` runs during the call; `seconds` may be called once the device is done. `ended`: triggers can
+    judge it. `nbytes`: reserved in the queue; 0 for a call that only the ring keeps. `held`: holds on its place in the ring;
+    `kept`: those that stay. `whole`: it is copied, and can be written. `deferred`: it is queued when it has run. `handled`: the
+    writer has had it. `failed`: something went wrong around its call, so it is none of the last calls. `cause`: the dump id of
+    the triggered call that this one came before. `path`, `written`: its dump file, once published, its record and its
+    safetensors bytes (the latter only where calls before a trigger are wanted). `offered`: to the writer process; `ahead`: bytes
+    of the file that it published.
     """
 
     pid: int
@@ -264,6 +264,7 @@ class Item:
     call: CallFacts = NO_FACTS
     token: int = 0
     shape: tuple[int, int] = (0, 0)
+    own: tuple[int, ...] = ()
     nbytes: int = 0
     device: torch.device | None = None
     snapshot: Snapshot | None = None
@@ -273,8 +274,8 @@ class Item:
     seconds: Callable[[], float] | None = None
     ended: bool = False
     rng_after: dict[str, torch.Tensor] | None = None
-    previous: tuple[Item, ...] = ()
     held: int = 0
+    kept: int = 0
     whole: bool = False
     deferred: bool = False
     handled: bool = False
@@ -282,10 +283,18 @@ class Item:
     cause: str | None = None
     path: Path | None = None
     written: tuple[DumpRecord, bytes] | None = None
+    offered: bool = False
+    ahead: int = 0
 
     @property
     def dump_id(self) -> str:
         return make_dump_id(self.call.timestamp, self.number, self.pid, f"{self.token:08x}")
+
+    def needs_only_inputs(self) -> bool:
+        """Whether a process that sees nothing but the ring can write the call, and nothing else decides whether it is written."""
+        control = self.control
+        decided = not (control.triggers or control.before or control.with_outputs or control.with_rng)
+        return decided and control.max_bytes is None and self.standing == OPEN and self.whole and self.ring.path is not None
 
     def captured(self, nbytes: int, trigger: str | None) -> None:
         """Close the call: its file is published."""
@@ -339,28 +348,12 @@ class Item:
             self.ledger.counts[ERROR] += 1
             self.standing, self.reason = DROPPED, "error"
 
-    def record(self, tensors: dict[str, torch.Tensor], versions: dict[str, str], verdict: Verdict | None) -> DumpRecord:
-        """The record of this call with these (complete) copies, all but what `payload.encode` fills in."""
-        batch, seq_len = self.shape
-        attention, action = tensors.get("attention_mask"), tensors.get("action_mask")
-        fields = self.kind.fields
-        return DumpRecord(
-            dump_id=self.dump_id,
-            timestamp=self.call.timestamp,
-            monotonic_ns=self.call.monotonic_ns,
-            call_index=self.number,
-            step=self.call.step,
-            batch_size=batch,
-            seq_len=seq_len,
-            action_len=action.shape[-1] if action is not None and action.dim() else None,
-            tokens=int(attention.count_nonzero()) if attention is not None else batch * seq_len,
-            replayable=not fields["extra"] and bool(seq_len),
-            pinned=verdict is not None,
-            triggered=verdict.trigger if verdict else None,
-            trigger_facts=verdict.facts if verdict else {},
-            versions=versions,
-            **fields,
-        )
+    def known(self, verdict: Verdict | None) -> dict[str, Any]:
+        """What came of the call, as far as its record says it."""
+        known: dict[str, Any] = {"rng": digests(self.rng_after)} if self.rng_after is not None else {}
+        return known if verdict is None else known | {
+            "pinned": True, "triggered": verdict.trigger, "trigger_facts": verdict.facts,
+        }  # fmt: skip
 
     def _mirror(self) -> None:
         """Say in the ring how the call stands. The ledger and the item agree before that, so that nothing is counted twice."""
@@ -386,7 +379,7 @@ def named_outputs(output: Any, of_actions: bool, logits: bool = False) -> dict[s
     return {
         OUTPUT_PREFIX + name: value
         for name, value in found.items()
-        if type(value) is torch.Tensor and storable(value) and value.device.type != "meta"
+        if type(value) is torch.Tensor and (value.dtype in PLAIN_DTYPES or storable(value)) and not value.is_meta
     }
 
 

@@ -16,7 +16,6 @@ import os
 import secrets
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -29,7 +28,7 @@ from actordbg.capture.control import Control, ControlWatcher
 from actordbg.capture.ledger import Identity, Ledger
 from actordbg.capture.recorded_call import Item, Kinds, error_facts, named_outputs, numbers, wants_actions
 from actordbg.capture.ring import Ring
-from actordbg.capture.snapshot import Copier, PoolExhausted, cost
+from actordbg.capture.snapshot import Copier, PoolExhausted, Snapshot, cost
 from actordbg.capture.watch import Notices, RingKeeper, Watch
 from actordbg.capture.writer import EXIT_SECONDS, ITEM_BYTES, Writer
 from actordbg.formats.dump_record import RNG_PREFIX
@@ -97,8 +96,8 @@ class Recorder:
         self._token = secrets.token_hex(4)
         self._dump_tokens = itertools.count(int(secrets.token_hex(4), 16))
         self._rings = RingKeeper(store, self._host, self._token, self.notices)
-        self._last: deque[Item] = deque(maxlen=0)
         self._instances: weakref.WeakKeyDictionary[Any, Instance] = weakref.WeakKeyDictionary()
+        self._seen: dict[int, tuple[Callable[[], object], Control, Instance]] = {}
         self._met = 0
         self._meeting = threading.Lock()
 
@@ -111,8 +110,6 @@ class Recorder:
                 for ledger in self.writer.watched():
                     done = ledger.closed and not ledger.pending
                     ledger.move(*(ring.add_ledger(ledger.names()) if not done else (-1, None)))
-            if control.before != self._last.maxlen:
-                self._last = deque(maxlen=control.before)
             self.ring = self.writer.ring = ring
             self.writer.control = control
             self.writer.start()
@@ -232,11 +229,12 @@ class Recorder:
             device = next((t.device for t in tensors.values() if t.is_cuda), None)
             states = facts.states((device,) if device is not None else ())
             tensors.update({RNG_PREFIX + name: state for name, state in states.items()})
-        described, offsets, total, dtypes, device = _layout(tensors)
+            bound.lay_out(states.values())
+        described, total, device = bound.described, bound.end, bound.device
         item.device = device
         if device is not None and not self._copier.may_copy(tensors):
             return self._refuse(item, "cuda_graph")
-        item.kind = kind = instance.kinds.of(item.ledger, instance, call, bound, dtypes)
+        item.kind = kind = instance.kinds.of(item.ledger, instance, call, bound, tuple(bound.dtypes))
         at = kind.place_in(ring)
         entry = ring.open(OWN_NUMBERS + len(described), total if at[1] else total + aligned(len(kind.text)))
         if entry is None:
@@ -246,10 +244,12 @@ class Recorder:
             wanted = max(ITEM_BYTES, total + bound.argument_bytes)
             if ring.admits() and self.writer.reserve(wanted):
                 item.nbytes = wanted
+                entry.holds += 1  # nobody else knows it yet
+                item.held = 1
         try:
             if device is not None and not item.nbytes:
                 raise PoolExhausted("nobody would bring the copy over into the ring")
-            item.snapshot = self._copier.place(tensors, ring.arena, entry.data, offsets)
+            item.snapshot = self._copier.place(tensors, ring.arena, entry.data, bound.offsets, device is None)
         except PoolExhausted:
             ring.abandon(entry)
             self.writer.free(item)
@@ -258,8 +258,8 @@ class Recorder:
             at = ring.write(entry.data + total, kind.text)
         item.token = next(self._dump_tokens) & 0xFFFFFFFF
         standing = item.standing if item.nbytes or item.standing != OPEN else DROPPED
-        own = numbers(call, item.number, item.token, shape, described)
-        ring.commit(entry, item.ledger.book, standing, at, own, whole=not item.snapshot.on_its_way)
+        item.own = numbers(call, item.number, item.token, shape, described)
+        ring.commit(entry, item.ledger.book, standing, at, item.own, whole=device is None)
         if control.on.slow is not None:
             item.timer = self._copier.timer(device)
         if standing == DROPPED:  # the ring keeps it all the same
@@ -273,7 +273,6 @@ class Recorder:
         """Queue what can be queued at once. Returns the item if its end has to be told."""
         control, ring = item.control, item.ring
         if item.nbytes:
-            item.held += ring.hold(item.entry)
             wanted = item.standing == OPEN
             item.deferred = bool(control.triggers or (wanted and (control.with_outputs or control.with_rng)))
             if not item.deferred:
@@ -292,40 +291,37 @@ class Recorder:
         return False
 
     def _note_end(self, item: Item, output: Any, error: BaseException | None) -> None:
-        """Take what is wanted of the end: time, outputs, generator states, the calls before."""
+        """Take what is wanted of the end: time, outputs, generator states."""
         control = item.control
         item.seconds = item.timer() if item.timer is not None else None
         item.ended = True
-        if control.before:
-            for one in self._last:
-                if one.ring.hold(one.entry):
-                    item.previous = (*item.previous, one)  # one by one: what is held can be let go, whatever fails
-            self._last.append(item)
         if control.with_rng:
             item.rng_after = facts.states((item.device,) if item.device is not None else ())
         if error is None and (control.with_outputs or control.on.of_outputs):
             self._add_outputs(item, named_outputs(output, wants_actions(item.kind), logits=control.on.nan))
 
     def _add_outputs(self, item: Item, outputs: dict[str, torch.Tensor]) -> None:
-        nbytes = cost(outputs)
         if not outputs:
             return
+        nbytes = cost(outputs)
         if not self.writer.reserve(nbytes):
             item.ledger.lost_outputs()
             return
         item.nbytes += nbytes
         try:
-            item.outputs = self._copier.snapshot(outputs)
+            item.outputs = Snapshot.near(outputs) or self._copier.snapshot(outputs)
         except PoolExhausted:
             item.ledger.lost_outputs()
 
     def _instance(self, actor: Any, control: Control) -> Instance:
-        run = self._run or control.run
-        known = self._instances.get(actor)
-        if known is not None and known.ledger.identity.run == run:
-            return known
+        key = id(actor)
+        seen = self._seen.get(key)
+        if seen is not None and seen[0]() is actor and seen[1] is control:
+            return seen[2]
         with self._meeting:  # two threads may meet an actor at once, and it has one ledger
-            return self._meet(actor, run)
+            known = self._meet(actor, self._run or control.run)
+            self._seen[key] = weakref.ref(actor, lambda _: self._seen.pop(key, None)), control, known
+            return known
 
     def _meet(self, actor: Any, run: str) -> Instance:
         known = self._instances.get(actor)
@@ -377,25 +373,6 @@ class Recorder:
         """What counters files say of the process."""
         self._attempt(self._count_strays, None)
         return {"faults": self.faults, "ring": self._rings.about()}
-
-
-def _layout(tensors: dict[str, torch.Tensor]) -> tuple[list[int], list[int], int, tuple[torch.dtype, ...], torch.device | None]:
-    """Of tensors that are placed one behind another: what `kinds.numbers` says of them, their offsets, bytes in all, dtypes, and
-    the GPU that one of them is on.
-    """
-    described: list[int] = []
-    offsets: list[int] = []
-    dtypes: list[torch.dtype] = []
-    end, device = 0, None
-    for tensor in tensors.values():
-        shape, nbytes = tensor.shape, tensor.nbytes
-        described += (len(shape), *shape, *tensor.stride(), end, nbytes)
-        offsets.append(end)
-        dtypes.append(tensor.dtype)
-        end += aligned(nbytes)
-        if tensor.is_cuda:
-            device = tensor.device
-    return described, offsets, end, tuple(dtypes), device
 
 
 def _peek_seq_len(binder: Binder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:

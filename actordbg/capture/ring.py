@@ -121,6 +121,8 @@ class Arena:
 _MAP_NORESERVE = 0x4000
 _SLOTS_AT, _SLOT_SIZE = ringfile.SLOTS_AT, ringfile.SLOT_SIZE
 _NUMBERS = {count: struct.Struct(f"<{count}q") for count in range(64)}
+_MOST_LEFT, _MOST_LEFT_BYTES = 16, 2**21
+"""Calls that returned and were not sorted yet; more than the last ones stay in the ring for so long."""
 MOST_RUNNING = 64
 """Slots that are left to calls in flight when many calls wait to be written."""
 
@@ -157,6 +159,7 @@ class Ring:
         self._recent: deque[RingEntry] = deque()
         self._recent_bytes = 0
         self._running: dict[int, RingEntry] = {}
+        self._left: deque[RingEntry] = deque()
         self._kinds_end = ringfile.KINDS_AT
         self._books = list(range(ringfile.MAX_LEDGERS - 1, -1, -1))
         self._sequence = 0
@@ -216,6 +219,7 @@ class Ring:
     def running(self) -> list[RingEntry]:
         """The calls in flight, the oldest first."""
         with self._lock:
+            self._settle()
             return sorted(self._running.values(), key=lambda entry: entry.sequence)
 
     def seconds_in_oldest(self) -> float | None:
@@ -268,10 +272,14 @@ class Ring:
         """
         size = head_bytes(count) + tensor_bytes
         with self._lock:
+            if len(self._left) * size > _MOST_LEFT_BYTES or len(self._left) > _MOST_LEFT:
+                self._settle()
             entry = RingEntry(size, count, self._sequence + 1)
             while not self._free and self._recent:
                 self._forget_oldest()
             offset = self.arena.take(size) if self._free else None
+            if offset is None:
+                self._settle()
             while offset is None and self._free and self._recent:
                 self._forget_oldest()
                 offset = self.arena.take(size)
@@ -291,9 +299,9 @@ class Ring:
         """Write down all but the tensors; if these are in place (`whole`), at last that the call is in flight."""
         memory, at = self._memory, _SLOTS_AT + entry.slot * _SLOT_SIZE
         packer = _NUMBERS.get(entry.count) or struct.Struct(f"<{entry.count}q")
-        packed = packer.pack(*numbers)
-        memory[entry.offset : entry.offset + len(packed)] = packed
-        fixed = (entry.sequence, entry.offset, entry.size, *kind, entry.count)
+        packed, first = packer.pack(*numbers), entry.offset
+        memory[first : first + len(packed)] = packed
+        fixed = (entry.sequence, first, entry.size, *kind, entry.count)
         SLOT.pack_into(memory, at, WRITING, book, ledger, 0, *fixed, slot_check(ledger, *fixed, packed))
         if whole:
             entry.whole = True
@@ -306,17 +314,23 @@ class Ring:
             self._memory[_SLOTS_AT + entry.slot * _SLOT_SIZE] = entry.state
 
     def leave(self, entry: RingEntry, raised: bool) -> None:
-        """The call returned or raised: it is one of the last ones now."""
-        with self._lock:
-            entry.state = RAISED if raised else DONE
-            if entry.whole:
-                self._memory[_SLOTS_AT + entry.slot * _SLOT_SIZE] = entry.state
-            if entry.sequence in self._running:  # a second time, if the first one failed half way, does no harm
+        """The call returned or raised. It becomes one of the last ones later (`_settle`), at best in another thread."""
+        entry.state = RAISED if raised else DONE
+        if entry.whole:
+            self._memory[_SLOTS_AT + entry.slot * _SLOT_SIZE] = entry.state
+        self._left.append(entry)
+
+    def _settle(self) -> None:
+        """Calls that returned are the last ones; those before them are forgotten. Done again after a fault, it does no harm."""
+        while self._left:
+            entry = self._left[0]
+            if entry.sequence in self._running:
                 self._recent.append(entry)
                 self._recent_bytes += entry.size
                 del self._running[entry.sequence]
-            while self._recent and (len(self._recent) > self.keep or self._recent_bytes > self.kept_bytes):
-                self._forget_oldest()
+            del self._left[0]
+        while self._recent and (len(self._recent) > self.keep or self._recent_bytes > self.kept_bytes):
+            self._forget_oldest()
 
     def write(self, offset: int, data: bytes) -> tuple[int, int]:
         """Write into an extent; where, and how much."""
@@ -326,6 +340,7 @@ class Ring:
     def abandon(self, entry: RingEntry) -> None:
         """The call could not be copied: its place is free again."""
         with self._lock:
+            self._settle()
             if entry.sequence in self._running:
                 self._release(entry)
                 del self._running[entry.sequence]
@@ -353,11 +368,13 @@ class Ring:
     def release(self, entry: RingEntry) -> None:
         """Somebody does not need the entry any more."""
         with self._lock:
+            self._settle()
             self._release(entry)
 
     def trim(self) -> None:
         """Give up memory that is not needed any more."""
         with self._lock:
+            self._settle()
             self.arena.trim()
 
     def is_worth_keeping(self) -> bool:
@@ -366,6 +383,7 @@ class Ring:
         Where there are only such as wait, the last calls beside them are forgotten: they are written, or were not wanted.
         """
         with self._lock:
+            self._settle()
             if not self._running and all(entry.state != RAISED for entry in self._recent):
                 while self._recent:
                     self._forget_oldest()

@@ -142,7 +142,7 @@ class Snapshot:
     `strides` are, by name, those that the original had where the copy's are others.
     """
 
-    __slots__ = ("_buffers", "_landings", "_marks", "_parts", "_waits", "strides")
+    __slots__ = ("_buffers", "_bytes", "_landings", "_marks", "_parts", "_waits", "strides")
 
     def __init__(self) -> None:
         self.strides: dict[str, tuple[int, ...]] = {}
@@ -151,6 +151,17 @@ class Snapshot:
         self._parts: dict[str, _Part] = {}
         self._waits: list[Callable[[], None]] = []
         self._buffers: list[tuple[Pool, torch.Tensor]] = []
+        self._bytes: dict[str, tuple[bytes, torch.dtype, torch.Size]] = {}
+
+    @classmethod
+    def near(cls, tensors: dict[str, torch.Tensor]) -> Snapshot | None:
+        """Small tensors of the CPU as they are now, without a pool and almost without torch; None if one is something else."""
+        taken = cls()
+        for name, tensor in tensors.items():
+            if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_neg() or tensor.data_ptr() < _LOW:
+                return None
+            taken._bytes[name] = ctypes.string_at(tensor.data_ptr(), tensor.nbytes), tensor.dtype, tensor.shape
+        return taken
 
     def wait(self) -> None:
         """Return when all copies are complete."""
@@ -193,12 +204,13 @@ class Snapshot:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The copies by name; valid until `release`."""
-        return {name: _view(*part) for name, part in self._parts.items()}
+        near = {n: torch.frombuffer(bytearray(data), dtype=dtype).view(shape) for n, (data, dtype, shape) in self._bytes.items()}
+        return near | {name: _view(*part) for name, part in self._parts.items()}
 
     def release(self) -> None:
         """Give the buffers back."""
         self.wait()
-        self._parts = {}
+        self._parts, self._bytes = {}, {}
         self._give_back()
 
     def _give_back(self) -> None:
@@ -226,11 +238,23 @@ class Copier:
         room = self._room(total, self._host, taken) if total else torch.empty(0, dtype=torch.uint8, device="cpu")
         return self._copy(tensors, taken, room, room.data_ptr(), offsets, None)
 
-    def place(self, tensors: dict[str, torch.Tensor], arena: Arena, first: int, offsets: list[int]) -> Snapshot:
+    def place(
+        self, tensors: dict[str, torch.Tensor], arena: Arena, first: int, offsets: list[int], near: bool = False
+    ) -> Snapshot | None:
         """Copy tensors as they are now into an arena, to these offsets behind `first`. Those of a device come later
-        (`Snapshot.land`).
+        (`Snapshot.land`); where no GPU has any (`near`), all are there.
         """
-        return self._copy(tensors, Snapshot(), arena.tensor, arena.address, [first + offset for offset in offsets], arena)
+        if not near:
+            return self._copy(tensors, Snapshot(), arena.tensor, arena.address, [first + offset for offset in offsets], arena)
+        base = arena.address + first
+        for tensor, offset in zip(tensors.values(), offsets, strict=True):
+            if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+                if size := tensor.nbytes:
+                    address = tensor.data_ptr()
+                    _memmove(base + offset, address if address > _LOW else _address(tensor), size)
+            else:
+                _copy_to(arena.tensor[first + offset : first + offset + tensor.nbytes], tensor)
+        return None
 
     def _copy(
         self, tensors: dict[str, torch.Tensor], taken: Snapshot, memory: torch.Tensor, base: int, offsets: list[int],

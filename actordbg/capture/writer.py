@@ -7,6 +7,8 @@ Invariants:
 
 - The queue is bounded in *bytes* of copies, plain arguments included, and no call counts as less than ITEM_BYTES. `reserve` says
   no when it is full; nobody ever waits for it.
+- With `--writer process` a process of its own encodes and publishes what needs nothing but its inputs (`_send_ahead`): most
+  calls. If it cannot be started or dies, this thread does everything from then on, and `dump status` says so.
 - A call that got in is closed exactly once: captured, dropped with a reason, or sampled out.
 - The thread outlives every error of an item. A stuck disk stops only this thread.
 - `close` returns within its timeout: what is not written by then stays in the ring, pending; without a ring file it is dropped as
@@ -14,18 +16,23 @@ Invariants:
 - Counters files are replaced at most once a second while something changes, every 10 s otherwise (not while recording
   is off), and at the end.
 
-The thread looks at the queue 20 times a second: waking it costs the training thread 10 to 25 us, so that is done only when much
-waits, or when copies from a device do. A kill meanwhile loses nothing: the ring has it.
+The thread looks at the queue four times a second, since each turn takes the interpreter from the training. It is woken (10 to
+25 us of the training thread) only when much waits, or when copies from a device do. A kill meanwhile loses nothing: the ring
+has it. Without a ring file it looks 20 times a second.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import select
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -33,12 +40,11 @@ import torch
 
 from actordbg.base.fault import describe
 from actordbg.capture.control import BEFORE, Control
-from actordbg.capture.facts import digests, versions
+from actordbg.capture.facts import versions
 from actordbg.capture.ledger import Ledger, Rotation
 from actordbg.capture.recorded_call import ERROR, LEFT, LOGITS_SUM, Item, Judge, Verdict
 from actordbg.capture.ring import Ring
 from actordbg.capture.watch import Notices
-from actordbg.formats import encoding
 from actordbg.formats.dump_record import OUTPUT_PREFIX, DumpRecord
 from actordbg.formats.ringfile import CAPTURED, OPEN
 from actordbg.formats.store_files import FULL_DISK, StoreFiles
@@ -49,8 +55,14 @@ ITEM_BYTES = 16 * 2**10
 """Least that a waiting call counts as, whatever it holds. (The ring's slots are the other bound: under a thousand wait.)"""
 EXIT_SECONDS = 5.0
 """Longest time that the end of the process waits for the queue."""
-LOOK_SECONDS = 0.05
-"""How long a call may wait in the queue before the thread looks at it."""
+LOOK_SECONDS, LOOK_BARE_SECONDS = 0.25, 0.05
+"""How long a call may wait in the queue before the thread looks at it; and where a kill would lose it."""
+WAKE_BYTES = 2**20
+"""With so much in the queue, the thread is woken."""
+ANSWER_SECONDS = 0.2
+"""How long to wait for the writer process before looking whether there is still time."""
+_BATCH = 64
+_MAIN = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from actordbg.capture.writer_process import main; main()"
 IDLE_SECONDS = 0.5
 PUBLISH_SECONDS = 1.0
 HEARTBEAT_SECONDS = 10.0
@@ -59,10 +71,55 @@ _CHANCES = 8
 """How often what fails is tried."""
 
 
+class Scribe:
+    """The writer process (`actordbg.capture.writer_process`), as the thread sees it."""
+
+    def __init__(self) -> None:
+        import subprocess
+
+        quiet = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        command = [sys.executable, "-I", "-c", _MAIN, str(os.getpid()), json.dumps(sys.path)]
+        self._process = subprocess.Popen(
+            command, env=quiet, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
+        )
+        self._said = b""
+        self._ready = False
+
+    def ask(self, request: dict[str, Any], is_over: Callable[[], bool]) -> Any:
+        """The answer to a request. OSError if the process is gone, does not do it, or time is over meanwhile."""
+        if not self._ready:
+            self._listen(is_over)
+            self._ready = True
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        answer = self._listen(is_over)
+        if not isinstance(answer, list):
+            raise OSError(f"the writer process says {answer!s:.200}")
+        return answer
+
+    def stop(self) -> None:
+        """End the process; also one that does not listen."""
+        self._process.kill()
+
+    def _listen(self, is_over: Callable[[], bool]) -> Any:
+        out = self._process.stdout
+        assert out is not None
+        ear = select.poll()
+        ear.register(out, select.POLLIN)
+        while not self._said.endswith(b"\n"):
+            more = out.read(65_536) if ear.poll(1000 * ANSWER_SECONDS) else None
+            if more == b"" or is_over():
+                raise OSError("the writer process ended" if more == b"" else "there is no time left")
+            self._said += more or b""
+        said, self._said = self._said, b""
+        return json.loads(said)
+
+
 class Writer:
     """The queue and its thread, of one process. Not used across a fork: the child makes a new one.
 
-    `control` and `ring` are the recorder's; `process` says what counters files say of the process.
+    `control` and `ring` are the recorder's; `process` says what counters files say of the process. `kind`: who writes, "thread"
+    or "process", or "thread: " and why the writer process does not.
     """
 
     def __init__(
@@ -80,6 +137,7 @@ class Writer:
         self._publishing = False
         self._turn = 0
         self._queue: deque[Item] = deque()
+        self._last: deque[Item] = deque()
         self._wake = threading.Event()
         self.lock = threading.Lock()
         self._bytes = 0
@@ -93,6 +151,9 @@ class Writer:
         self._floor_checked = float("-inf")
         self._free = 0
         self._versions: dict[str, str] | None = None
+        self._compressors: dict[int, Any] = {}
+        self._scribe: Scribe | None = None
+        self.kind = self._asked = "thread"
 
     def reserve(self, nbytes: int) -> bool:
         """Take room for `nbytes` of copies; False, at once, if the queue is full."""
@@ -105,7 +166,7 @@ class Writer:
     def put(self, item: Item) -> None:
         """Hand over an item whose bytes are reserved. Never waits."""
         self._queue.append(item)
-        if self._bytes * 4 > self.capacity or item.device is not None:
+        if self._bytes > WAKE_BYTES or len(self._queue) > _BATCH or item.device is not None:
             self._wake.set()
 
     def watch(self, ledger: Ledger) -> None:
@@ -159,6 +220,8 @@ class Writer:
                     time.sleep(LOOK_SECONDS)
                 half_made = len(self.failed)
                 while self._queue:
+                    if not self._queue[0].offered:
+                        self._send_ahead()
                     item = self._queue[0]
                     del self._queue[0]
                     self._handle(item)
@@ -172,6 +235,8 @@ class Writer:
                     left = self._left[0]
                     self._left = self._left[1:]
                     self.free(left)
+                if self._last and (self._deadline is not None or self.control is None):
+                    self._let_go(0)
                 self._tick()
                 if self._deadline is not None and not self._queue and not self.failed:
                     for ledger in self._ledgers:
@@ -230,8 +295,46 @@ class Writer:
 
     def _rest(self) -> None:
         if self._deadline is None and not self._queue:
-            self._wake.wait(LOOK_SECONDS if self.control is not None else IDLE_SECONDS)
+            look = LOOK_SECONDS if self.ring is not None and self.ring.path is not None else min(LOOK_SECONDS, LOOK_BARE_SECONDS)
+            self._wake.wait(look if self.control is not None else IDLE_SECONDS)
         self._wake.clear()
+
+    def _send_ahead(self) -> None:
+        """Let the writer process publish what waits and needs nothing but its inputs. What it does not, `_write` does as ever."""
+        batch, failed = [self._queue[place] for place in range(min(len(self._queue), _BATCH))], None
+        for item in batch:
+            item.offered = True
+        control, ring = batch[0].control, batch[0].ring
+        if control.writer != self._asked:
+            self._asked, self.kind = control.writer, control.writer
+            self._end_scribe()
+        if self.kind != "process" or self._is_over() or not self._above_floor(control.free_floor_bytes):
+            return
+        self._versions = self._versions or versions()
+        try:
+            chosen = [item for item in batch if item.control is control and item.ring is ring and item.needs_only_inputs()]
+            if chosen and self._publisher is self._store:
+                for item in chosen:
+                    self._land(item)
+                self._scribe = self._scribe or Scribe()
+                slots = [(item.entry.slot, item.entry.sequence) for item in chosen]
+                told = {"ring": str(ring.path), "store": str(self._store.root), "level": control.level}
+                answers = self._scribe.ask(told | {"versions": self._versions, "slots": slots}, self._is_over)
+                for item, answer in zip(chosen, answers, strict=True):
+                    if answer is not None:
+                        item.path, item.ahead = Path(answer[0]), answer[1]
+        except Exception as error:  # noqa: BLE001  # whatever it is: the thread can do without
+            error.__traceback__ = None
+            failed = error
+        if failed is not None:
+            self.kind = "thread: " + describe(failed)
+            self._end_scribe()
+            self._notices.warn("scribe", f"no writer process: {describe(failed)}; a thread writes")
+
+    def _end_scribe(self) -> None:
+        scribe, self._scribe = self._scribe, None
+        if scribe is not None:
+            scribe.stop()
 
     def _handle(self, item: Item) -> None:
         """Close an item's books one way or another, and free what it holds."""
@@ -245,14 +348,23 @@ class Writer:
         except Exception as error:  # noqa: BLE001  # if this fails as well, the loop closes the item
             self._lost(item, error)
         item.close_somehow()
+        if item.ended and item.control.before and item.held and item.cause is None and not item.failed:
+            self._last.append(item)
+            item.kept = 1
         self.free(item)
+        self._let_go(item.control.before)
+
+    def _let_go(self, most: int) -> None:
+        """Of the last calls, which a trigger may still want, keep at most so many in the ring."""
+        while len(self._last) > most:
+            one = self._last[0]
+            one.kept = 0
+            self.free(one)
+            del self._last[0]
 
     def _settle(self, item: Item) -> None:
         """Judge an item, and publish it if it is wanted. Closes its books, or raises with its books still open."""
-        assert item.snapshot is not None
-        if item.snapshot.on_its_way:
-            item.snapshot.land()
-            item.ring.arrived(item.entry)
+        self._land(item)
         if item.outputs is not None:
             item.outputs.wait()
         verdict = self._verdict(item) if item.ended and item.control.triggers else None
@@ -261,17 +373,29 @@ class Writer:
         if item.standing != OPEN:
             return
         self._write(item, verdict)
-        if verdict is not None and item.standing in (CAPTURED, LEFT) and item.previous:
-            self._queue.extendleft(reversed(item.previous))  # they come next, each on its own
-            for one in item.previous:
-                one.held, one.cause = one.held + 1, item.dump_id
-            item.previous = ()
+        if verdict is not None and item.standing in (CAPTURED, LEFT):
+            while self._last:  # they come next, each on its own
+                one = self._last[-1]
+                if one.kept:
+                    one.kept, one.cause = 0, item.dump_id
+                    self._queue.appendleft(one)
+                del self._last[-1]
+
+    def _land(self, item: Item) -> None:
+        """Bring copies from a device over into the ring."""
+        if item.snapshot is not None and item.snapshot.on_its_way:
+            item.snapshot.land()
+            item.ring.arrived(item.entry)
 
     def _verdict(self, item: Item) -> Verdict | None:
         """The trigger that keeps an item, if it may keep one more."""
-        assert item.snapshot is not None
         tensors = item.outputs.tensors() if item.outputs is not None else {}
-        mask = item.snapshot.tensors().get("action_mask") if item.control.on.logprobs is not None else None
+        mask = None
+        if item.control.on.logprobs is not None:
+            from actordbg.formats.encoding import tensors_in
+
+            found = tensors_in(item.ring.arena.memory, item.entry.data, item.own, item.kind.tensors).get("action_mask")
+            mask = torch.from_numpy(found.values != 0) if found is not None else None
         judge = self._judges.setdefault(item.ledger, Judge())
         verdict = judge.verdict(item, tensors, mask)
         return verdict if verdict and item.ledger.admits_trigger(item.control, verdict.trigger) else None
@@ -289,21 +413,22 @@ class Writer:
         record, data = one.written
         if not record.pinned and one.path is not None:
             record = replace(record, pinned=True, triggered=BEFORE, trigger_facts=facts)
-            self._publisher.publish_dump(record, encoding.pack(record, data, one.control.level))
+            self._publisher.publish_dump(record, self._packed(record, data, one.control.level))
             one.written = (record, data)
             self._rotation(one.ledger).spare(one.path)
 
     def _write(self, item: Item, verdict: Verdict | None) -> None:
         """Encode and publish one item. Closes its call as the last thing it does, or raises with the call still open."""
+        if item.path is not None and item.ahead:
+            return self._count(item, item.path, item.ahead, False, None)
         if self._is_over():
             return item.leave_in_ring(verdict)
         control = item.control
         if not self._above_floor(control.free_floor_bytes):
             self._notices.warn("disk_floor", f"free space is under {control.free_floor_bytes} bytes: dropping dumps")
             return item.dropped("disk_floor", f"only {self._free} bytes free")
-        record, data, strides = self._describe(item, verdict)
-        record, payload_bytes = encoding.serialize(record, data, strides)
-        blob = encoding.pack(record, payload_bytes, control.level)
+        record, payload_bytes = self._describe(item, verdict)
+        blob = self._packed(record, payload_bytes, control.level)
         if verdict is None and item.over_max_bytes(len(blob)):
             return None
         path = self._store.dump_path(record)
@@ -313,32 +438,40 @@ class Writer:
             if not os.path.exists(path):
                 raise  # what failed came after the file was published, complete
         item.path = path
-        item.captured(len(blob), verdict.trigger if verdict else None)
         if control.before:
             item.written = (record, payload_bytes)
-        self._notices.over("disk_full", "write_error", "error", "disk_floor")
-        if control.keep_bytes is not None and not record.pinned:
-            rotation = self._rotation(item.ledger)
-            rotation.add(path, len(blob))
-            rotation.apply(control.keep_bytes)
-        return None
+        return self._count(item, path, len(blob), record.pinned, verdict)
 
-    def _describe(
-        self, item: Item, verdict: Verdict | None
-    ) -> tuple[DumpRecord, dict[str, torch.Tensor], dict[str, tuple[int, ...]]]:
-        """The record, the tensors and the strides of what is stored."""
-        if self._versions is None:
-            self._versions = versions()
-        assert item.snapshot is not None
-        tensors, strides = item.snapshot.tensors(), item.snapshot.strides
-        record = item.record(tensors, self._versions, verdict)
+    def _count(self, item: Item, path: Path, nbytes: int, pinned: bool, verdict: Verdict | None) -> None:
+        """The file of an item is published: close its books, and make room for it."""
+        item.captured(nbytes, verdict.trigger if verdict else None)
+        self._notices.over("disk_full", "write_error", "error", "disk_floor")
+        if item.control.keep_bytes is not None and not pinned:
+            rotation = self._rotation(item.ledger)
+            rotation.add(path, nbytes)
+            rotation.apply(item.control.keep_bytes)
+
+    def _describe(self, item: Item, verdict: Verdict | None) -> tuple[DumpRecord, bytes]:
+        """The record and the payload of what is stored."""
+        from actordbg.formats import encoding  # with numpy and zstandard: most processes never need it
+
+        self._versions = self._versions or versions()
+        tensors = encoding.tensors_in(item.ring.arena.memory, item.entry.data, item.own, item.kind.tensors)
+        record = encoding.record_of(item.kind.fields, item.own, tensors, self._versions, **item.known(verdict))
         if item.outputs is not None and item.control.with_outputs:
-            outputs = item.outputs.tensors()
+            strides = item.outputs.strides
+            outputs = {name: encoding.of_torch(t, strides.get(name)) for name, t in item.outputs.tensors().items()}
             outputs.pop(OUTPUT_PREFIX + LOGITS_SUM, None)
-            tensors, strides = tensors | outputs, strides | item.outputs.strides
-        if item.rng_after is not None:
-            record = replace(record, rng=digests(item.rng_after))
-        return record, tensors, strides
+            tensors |= outputs
+        return encoding.serialize(record, tensors)
+
+    def _packed(self, record: DumpRecord, payload: bytes, level: int) -> bytes:
+        """The bytes of a dump file."""
+        from actordbg.formats import encoding
+
+        if level not in self._compressors:
+            self._compressors[level] = encoding.compressor(level)
+        return encoding.pack(record, payload, self._compressors[level])
 
     def _lost(self, item: Item, error: Exception) -> None:
         """Something failed on the way: say so, and close the books if they are open."""
@@ -363,13 +496,9 @@ class Writer:
             item.nbytes = 0
         if item.failed:
             item.ring.abandon(item.entry)
-        while item.held:
+        while item.held > item.kept:
             item.ring.release(item.entry)
             item.held -= 1
-        while item.previous:
-            one = item.previous[0]
-            one.ring.release(one.entry)
-            item.previous = item.previous[1:]
         if item.outputs is not None:
             item.outputs.release()
         if item.snapshot is not None and item.snapshot.on_its_way:
@@ -406,7 +535,7 @@ class Writer:
     def _publish(self, state: str, heartbeat: bool = False) -> None:
         """Publish the counters of every ledger that has news. One that fails is the last one next time."""
         self._publishing = True
-        process, ledgers, first = self.process() | {"queue_bytes": self._bytes}, self.watched(), self._turn
+        process, ledgers, first = self.process() | {"queue_bytes": self._bytes, "writer": self.kind}, self.watched(), self._turn
         for place in range(first, first + len(ledgers)):
             self._turn = (place + 1) % len(ledgers)
             ledger = ledgers[place % len(ledgers)]

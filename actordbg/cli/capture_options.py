@@ -12,7 +12,7 @@ import typer
 
 from actordbg.base.errors import UsageError
 from actordbg.base.units import parse_size
-from actordbg.capture.control import FORMS, MAX_RING, Control, parse
+from actordbg.capture.control import FORMS, MAX_RING, WRITERS, Control, parse
 from actordbg.cli.output import human_bytes, plural
 from actordbg.formats.dump_record import is_plain_name, now_timestamp
 
@@ -84,6 +84,14 @@ class CaptureOptions:
             rich_help_panel=_RING,
         ),
     ] = None
+    writer: Annotated[
+        str,
+        typer.Option(
+            "--writer",
+            metavar="process|thread",
+            help="Who compresses and writes: a process beside the training's (spares its step time), or a thread in it.",
+        ),
+    ] = "process"
 
 
 def control_from(options: CaptureOptions, run: str, generation: int) -> Control:
@@ -106,9 +114,14 @@ def control_from(options: CaptureOptions, run: str, generation: int) -> Control:
     if options.ring > MAX_RING:
         asked = f"--recorder-calls {options.ring}: at most {MAX_RING} calls are kept"
         raise UsageError(asked, hint="--every 1 records every call")
+    if options.writer not in WRITERS:
+        raise UsageError(f"--writer {options.writer!r:.40}: there is no such writer", hint=f"one of {', '.join(WRITERS)}")
     if ring_dir is not None and ring_dir != "store":
         ring_dir = str(Path(ring_dir).absolute())
-    same = ("max_dumps", "min_seq_len", "max_seq_len", "level", "with_outputs", "with_rng", "before", "max_triggered", "ring")
+    same = (
+        "max_dumps", "min_seq_len", "max_seq_len", "level", "with_outputs", "with_rng", "before", "max_triggered", "ring",
+        "writer",
+    )  # fmt: skip
     return Control(
         enabled=True,
         run=run,

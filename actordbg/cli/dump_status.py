@@ -40,7 +40,8 @@ class ProcessRow:
     """One recording actor of one process. `state`: on, off, ended, killed, lost. `age_s`: since its counters were published.
 
     `triggered_by` counts captured calls by trigger, `rotated` dumps that made room for newer ones. `ring`: the file of the
-    process's last inputs; `in_flight_s`: how long its oldest running call had been running.
+    process's last inputs; `in_flight_s`: how long its oldest running call had been running. `writer`: who writes
+    its dumps, "thread" or "process", or "thread: " and why the writer process does not.
     """
 
     run: str
@@ -68,6 +69,7 @@ class ProcessRow:
     outputs_dropped: int = 0
     ring: str | None = None
     in_flight_s: float | None = None
+    writer: str = "thread"
 
 
 @dataclass
@@ -253,6 +255,7 @@ def _row(data: dict[str, Any], now: datetime) -> ProcessRow:
         **{name: data.get(name, 0) for name in ("rotated", "rotated_bytes", "outputs_dropped")},
         ring=ring.get("path"),
         in_flight_s=ring.get("in_flight_s"),
+        writer=str(data.get("writer", "thread")),
     )
 
 
@@ -331,6 +334,8 @@ def trouble_of(row: ProcessRow) -> list[str]:
         lines.append(f"{who} kept {plural(row.outputs_dropped, 'dump')} without outputs: the queue was full")
     if row.in_flight_s is not None and row.in_flight_s > LONG_CALL_SECONDS:
         lines.append(f"{who} has been in one call for {row.in_flight_s + row.age_s:.0f} s: `dump recover --live` gives its input")
+    if row.writer not in ("thread", "process"):
+        lines.append(f"{who} has no writer process, a {row.writer}")
     if row.state == "lost":
         where = f"; `dump recover` on {row.host} gives its last inputs" if row.ring else ""
         lines.append(f"{who} is lost: silent for {row.age_s:.0f} s; killed, or it cannot write here{where}")

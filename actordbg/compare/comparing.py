@@ -48,7 +48,7 @@ from actordbg.replay.plan import new_replay_id
 from actordbg.store.layout import Store
 
 if TYPE_CHECKING:
-    from actordbg.store.plain_tensors import Array
+    from actordbg.formats.encoding import Array
 
 DETAILED = 50
 """How many of the worst dumps keep their worst tokens and parameters."""

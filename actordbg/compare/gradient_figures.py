@@ -32,8 +32,8 @@ from safetensors import SafetensorError
 from actordbg.compare.tensor_figures import figures, spread_of
 from actordbg.formats.comparison_record import Figures, ParameterFigures
 from actordbg.formats.dumpfile import DEFAULT_CAP
+from actordbg.formats.encoding import Array
 from actordbg.store.layout import known_regular
-from actordbg.store.plain_tensors import Array
 
 PREFIX = "grad/"
 SMALL = {"bf16": 0.05, "fp16": 0.01}

@@ -31,7 +31,7 @@ from actordbg.formats.replay_record import PASSED, ReplayInput, ReplaySpec, Resu
 from actordbg.store.layout import Store, known_regular
 
 if TYPE_CHECKING:
-    from actordbg.store.plain_tensors import Array
+    from actordbg.formats.encoding import Array
 
 GOLDEN, TRUTH = "golden", "truth"
 PLANTED = "planted/"
@@ -205,13 +205,13 @@ class GoldenSide:
         """The results that a dump recorded, or why it has none."""
         from actordbg.host.trainer import TRAINER
         from actordbg.replay.output_figures import log_probs_of, of_the_masked
-        from actordbg.store.plain_tensors import load_plain
+        from actordbg.store.plain_tensors import load_plain, numbers_of
 
         try:
             record, tensors = load_plain(self.store.root / self.inputs[dump_id].path)
         except StoreProblem as error:
             return f"the dump cannot be read ({error.message})"
-        numbers = {name: one.numbers for name, one in tensors.items()}
+        numbers = {name: numbers_of(one) for name, one in tensors.items()}
         outputs = {name.removeprefix(OUTPUT_PREFIX): one for name, one in numbers.items() if name.startswith(OUTPUT_PREFIX)}
         log_probs = log_probs_of(outputs)
         if log_probs is None:

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from actordbg.formats.comparison_record import Figures, WorstToken
-from actordbg.store.plain_tensors import Array
+from actordbg.formats.encoding import Array
 
 CLIP_LOW, CLIP_HIGH = 0.8, 1.2
 """PPO's usual clip band of the ratio exp(a - b)."""

@@ -22,8 +22,9 @@ import numpy as np
 
 from actordbg.base.errors import UsageError
 from actordbg.formats.dump_record import DumpRecord, is_plain_name, make_dump_id, now_timestamp
+from actordbg.formats.encoding import Array
 from actordbg.store.layout import Store
-from actordbg.store.plain_tensors import Array, PlainTensor, encode_plain
+from actordbg.store.plain_tensors import encode_plain, of_array
 
 PADDINGS = ("left", "right", "both", "none")
 LLAMA_VOCABULARY = 128_256
@@ -90,7 +91,7 @@ def create_dumps(
         for rank in range(ranks):
             tensors = make_inputs(shape, generator)
             record = _record(run, rank, ranks, call, shape, seed, tokens=int(tensors["attention_mask"].sum()))
-            plain = {name: PlainTensor.of(values) for name, values in tensors.items()}
+            plain = {name: of_array(values) for name, values in tensors.items()}
             paths.append(store.put_dump(*encode_plain(record, plain), hint="make room, or name another store"))
             if on_progress is not None:
                 on_progress(len(paths), count * ranks)

@@ -18,18 +18,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import socket
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from actordbg.base.errors import ActordbgError, CorruptDump, StoreProblem, Unsupported
 from actordbg.formats import dumpfile
-from actordbg.formats.dump_record import DumpRecord, format_timestamp, make_dump_id, now_timestamp
+from actordbg.formats.dump_record import SIZES, DumpRecord, now_timestamp
+from actordbg.formats.encoding import PlainTensor, record_of, serialize, tensors_in
 from actordbg.formats.old_rings import is_held, remove_unfinished, ring_paths
 from actordbg.formats.record_reading import parse_record
 from actordbg.formats.recording_reading import Books, RingFile, RingSlot, read_counters, read_ring, tensors_of
@@ -45,9 +46,7 @@ from actordbg.formats.ringfile import (
 from actordbg.formats.store_files import TEMPORARY, atomic_write, processes
 from actordbg.store import places
 from actordbg.store.layout import Store
-
-if TYPE_CHECKING:
-    import torch
+from actordbg.store.plain_tensors import widen_plain
 
 IN_FLIGHT, RECENT = "in_flight", "recent"
 """`recovered` of a dump that came out of a dead process's ring: it was running, or it was one of the last calls."""
@@ -230,7 +229,7 @@ def _dump(store: Store, ring: RingFile, slot: RingSlot, mark: str) -> tuple[Reco
                 trigger_facts=before.trigger_facts or slot.end,
             )  # fmt: skip
         else:
-            record, data = _serialized(record, tensors, slot)
+            record, data = _serialized(record, tensors)
         blob = dumpfile.pack(record, data)
     except (KeyError, ValueError, TypeError, AttributeError, ArithmeticError, RuntimeError, Unsupported) as error:
         raise CorruptDump(f"{ring.path}: a call in it is damaged: {error}", hint=HINT) from None
@@ -274,59 +273,31 @@ def _written(path: Path) -> tuple[DumpRecord, bytes] | None:
     return None
 
 
-def _serialized(record: DumpRecord, tensors: dict[str, torch.Tensor], slot: RingSlot) -> tuple[DumpRecord, bytes]:
+def _serialized(record: DumpRecord, tensors: dict[str, PlainTensor]) -> tuple[DumpRecord, bytes]:
     """The finished record and its payload; read back at once, since what cannot be read must not be published."""
-    from actordbg.formats.encoding import serialize
-    from actordbg.store import payload
-
-    strides = dict(zip(tensors, (strides for _, strides, _, _ in tensors_of(slot.numbers)), strict=True))
-    record, data = serialize(record, tensors, strides)
-    payload.widen(record, data, record.dump_id)
+    record, data = serialize(record, tensors)
+    widen_plain(record, data, record.dump_id)
     return record, data
 
 
-def _tensors(ring: RingFile, slot: RingSlot) -> dict[str, torch.Tensor]:
-    """The tensors of a slot, contiguous. ValueError, TypeError or RuntimeError if they are not all inside of its extent."""
-    import torch
-
-    tensors: dict[str, torch.Tensor] = {}
+def _tensors(ring: RingFile, slot: RingSlot) -> dict[str, PlainTensor]:
+    """The tensors of a slot, contiguous. ValueError or TypeError if they are not all inside of its extent."""
     head = head_bytes(len(slot.numbers))
-    for (name, kind), (shape, _, offset, nbytes) in zip(slot.kind["tensors"], tensors_of(slot.numbers), strict=True):
-        dtype = getattr(torch, kind)
-        if head + offset + nbytes > slot.size or type(name) is not str or name in tensors:
+    names = slot.kind["tensors"]
+    for (name, dtype), (shape, _, offset, nbytes) in zip(names, tensors_of(slot.numbers), strict=True):
+        whole = math.prod(shape) * SIZES[dtype] == nbytes and head + offset + nbytes <= slot.size
+        if not whole or type(name) is not str or sum(name == other for other, _ in names) > 1:
             raise ValueError(f"{name!r:.80} lies outside of its extent")
-        data = bytearray(ring.bytes_at(slot.offset + head + offset, nbytes))
-        flat = torch.frombuffer(data, dtype=dtype) if nbytes else torch.empty(0, dtype=dtype)
-        tensors[name] = flat.view(shape)
-    return tensors
+    return tensors_in(ring.bytes_at(slot.offset, slot.size), head, slot.numbers, names)
 
 
-def _record(ring: RingFile, slot: RingSlot, tensors: dict[str, torch.Tensor], mark: str) -> DumpRecord:
+def _record(ring: RingFile, slot: RingSlot, tensors: dict[str, PlainTensor], mark: str) -> DumpRecord:
     """The record of a slot's call, checked as one that is read from a file is."""
-    number, time_ns, monotonic_ns, step, token, batch, seq_len = slot.numbers[:7]
-    seconds, rest = divmod(time_ns, 1_000_000_000)
-    moment = datetime.fromtimestamp(seconds, timezone.utc).replace(microsecond=rest // 1000)
-    timestamp, fields = format_timestamp(moment), dict(slot.kind["fields"])
-    attention, action = tensors.get("attention_mask"), tensors.get("action_mask")
-    record = DumpRecord(
-        dump_id=make_dump_id(timestamp, number, int(fields["pid"]), f"{token:08x}"),
-        timestamp=timestamp,
-        monotonic_ns=monotonic_ns,
-        call_index=number,
-        step=step if step >= 0 else None,
-        batch_size=batch,
-        seq_len=seq_len,
-        action_len=action.shape[-1] if action is not None and action.dim() else None,
-        tokens=int(attention.count_nonzero()) if attention is not None else batch * seq_len,
-        replayable=not fields["extra"] and bool(seq_len),
-        recovered=mark,
-        pinned=mark == IN_FLIGHT or "triggered" in slot.kept,
-        triggered=slot.kept.get("triggered"),
-        trigger_facts=slot.end,
+    record = record_of(
+        slot.kind["fields"], slot.numbers, tensors, ring.facts.get("versions", {}), recovered=mark,
+        pinned=mark == IN_FLIGHT or "triggered" in slot.kept, triggered=slot.kept.get("triggered"), trigger_facts=slot.end,
         rng=slot.kept.get("rng", {}),
-        versions=ring.facts.get("versions", {}),
-        **fields,
-    )
+    )  # fmt: skip
     return parse_record(record.to_json())
 
 

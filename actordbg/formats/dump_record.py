@@ -51,6 +51,9 @@ SAFETENSORS_DTYPES = {
 }  # fmt: skip
 """safetensors' dtype codes: our name, and bytes per element."""
 
+SIZES = dict(SAFETENSORS_DTYPES.values())
+"""Bytes per element of the dtypes that can be stored."""
+
 OUTPUT_PREFIX = "output."
 """Tensors whose name begins so are what the call returned (`dump enable --with-outputs`), not what it received."""
 
@@ -174,6 +177,16 @@ DEFAULTS: dict[str, Any] = {
 """What a field is when the JSON leaves it out."""
 
 
+def storable(tensor: Any) -> bool:
+    """Whether a tensor's dtype and layout can be stored (dense, and of a dtype that safetensors knows)."""
+    return str(tensor.layout) == "torch.strided" and dtype_name(tensor.dtype) in SIZES and not tensor.is_quantized
+
+
+def dtype_name(dtype: Any) -> str:
+    """`torch.int64` as "int64"."""
+    return str(dtype).removeprefix("torch.")
+
+
 def format_timestamp(moment: datetime) -> str:
     """An aware datetime as the record spells it: UTC, microseconds, `Z`."""
     return moment.astimezone(timezone.utc).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
@@ -182,6 +195,12 @@ def format_timestamp(moment: datetime) -> str:
 def now_timestamp() -> str:
     """The present moment as the record spells it."""
     return format_timestamp(datetime.now(timezone.utc))
+
+
+def timestamp_of(time_ns: int) -> str:
+    """A wall clock's nanoseconds since the epoch as the record spells them."""
+    seconds, rest = divmod(time_ns, 1_000_000_000)
+    return format_timestamp(datetime.fromtimestamp(seconds, timezone.utc).replace(microsecond=rest // 1000))
 
 
 def make_dump_id(timestamp: str, call_index: int, pid: int, rand: str) -> str:

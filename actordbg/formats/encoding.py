@@ -1,124 +1,192 @@
-"""Turns a call's tensors and its record into the bytes of a dump file. This half runs in the training process.
+"""Turns a call's tensors and its record into the bytes of a dump file: in the training process, in its writer, and at the desk.
 
 Tensors are stored narrow where nothing is lost: integer and float masks that hold only 0 and 1 as bool, token ids below
 65,536 as uint16, below 2**24 as their low 16 and high 8 bits apart (`<name>.lo`, `<name>.hi`: 8 % smaller after zstd than
 int32, and a generic reader still sees plain integers), other int64 that fit as int32. The record keeps the logical dtype,
 shape and strides, so that `actordbg.store.payload` gives back exactly what was captured.
 
+Works on numpy's views of memory, since torch's operators cost many times as much for tensors of this size, and a writer process
+has no torch. numpy has no bfloat16 and no float8: values of these are their bits, as unsigned integers of the same width.
+
 Example::
 
-    record, data = serialize(record, {"sequences": ids, "attention_mask": mask})
-    blob = pack(record, data)
+    record, data = serialize(record, {"sequences": of_torch(ids), "attention_mask": of_torch(mask)})
+    blob = pack(record, data, compressor(level=3))
 """
 
 from __future__ import annotations
 
-import ctypes
+import functools
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
 import zstandard
 
 from actordbg.base.fault import Unsupported
 from actordbg.formats.dump_record import (
     SAFETENSORS_DTYPES,
+    SIZES,
     UINT24,
     DumpRecord,
     TensorSpec,
     checked_line,
+    contiguous_strides,
+    dtype_name,
     framed,
     label,
+    make_dump_id,
     stored_layout,
+    timestamp_of,
 )
+from actordbg.formats.ringfile import OWN_NUMBERS
 
-DTYPES = {name: getattr(torch, name) for name, _ in SAFETENSORS_DTYPES.values()}
-"""The torch dtypes that can be stored, by name."""
-_CODES = {DTYPES[name]: code for code, (name, _) in SAFETENSORS_DTYPES.items()}
-_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
-
-
-def storable(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's dtype and layout can be stored (dense, and of a dtype that safetensors knows)."""
-    return tensor.layout is torch.strided and dtype_name(tensor.dtype) in DTYPES and not tensor.is_quantized
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """`torch.int64` as "int64"."""
-    return str(dtype).removeprefix("torch.")
+Array = np.ndarray[Any, Any]
+_CODES = {name: code for code, (name, _) in SAFETENSORS_DTYPES.items()}
+BITS = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+"""Dtypes that numpy lacks, and what holds their bits."""
+_INTEGERS = ("int64", "int32", "int16", "int8", "uint8")
+ONES = {"float64": 0x3FF0000000000000, "float32": 0x3F800000, "float16": 0x3C00, "bfloat16": 0x3F80}
+"""The bits of 1."""
 
 
-def pack(record: DumpRecord, payload: bytes, level: int = 3) -> bytes:
-    """One dump file's bytes from a finished record and its safetensors payload, compressed at zstd `level`.
+@dataclass(frozen=True)
+class PlainTensor:
+    """dtype: by torch's name. values: in that dtype, or its bits where numpy lacks it. strides: in elements, as captured."""
+
+    dtype: str
+    values: Array
+    strides: tuple[int, ...]
+
+    @property
+    def nonzero(self) -> int:
+        """How many values are not zero. Minus zero has bits, and is zero."""
+        bits = self.values if self.dtype not in BITS else self.values & (0x7FFF if self.dtype == "bfloat16" else 0x7F)
+        return int(np.count_nonzero(bits))
+
+
+@functools.cache
+def array_dtype(name: str) -> np.dtype[Any]:
+    """What numpy holds a dtype in, little-endian."""
+    kind: np.dtype[Any] = np.dtype(BITS.get(name, name)).newbyteorder("<")
+    return kind
+
+
+def of_torch(tensor: Any, strides: tuple[int, ...] | None = None) -> PlainTensor:
+    """A tensor on the CPU, over its memory. `strides`: those that it had where it is a compact copy."""
+    import torch
+
+    name, values = dtype_name(tensor.dtype), tensor.detach()
+    if name in BITS:
+        values = values.view(torch.int16 if SIZES[name] == 2 else torch.uint8)
+    return PlainTensor(name, values.numpy().view(array_dtype(name)), strides or tuple(tensor.stride()))
+
+
+def tensors_in(memory: Any, first: int, numbers: Sequence[int], names: Sequence[Sequence[str]]) -> dict[str, PlainTensor]:
+    """The tensors of a call over a ring's memory: `numbers` as `ringfile` has them, `names` its names and dtypes, `first` where
+    its data begin.
+    """
+    found, place = {}, OWN_NUMBERS
+    for name, dtype in names:
+        dims = numbers[place]
+        shape, strides = tuple(numbers[place + 1 : place + 1 + dims]), tuple(numbers[place + 1 + dims : place + 1 + 2 * dims])
+        place += 3 + 2 * dims
+        kind, count, offset = array_dtype(dtype), math.prod(shape), first + numbers[place - 2]
+        values = np.frombuffer(memory, kind, count, offset) if count else np.empty(0, kind)
+        plain = contiguous_strides(shape)  # the stride of a dimension of size 1 means nothing
+        same = not count or all(size == 1 or one == other for size, one, other in zip(shape, strides, plain, strict=True))
+        found[name] = PlainTensor(dtype, values.reshape(shape), plain if same and count else strides)
+    return found
+
+
+def record_of(
+    fields: Mapping[str, Any], numbers: Sequence[int], tensors: Mapping[str, PlainTensor], versions: dict[str, str], **more: Any
+) -> DumpRecord:
+    """The record of a call, all but what `serialize` fills in. `fields`: what it has in common with others of its kind."""
+    number, time_ns, monotonic_ns, step, token, batch, seq_len = numbers[:OWN_NUMBERS]
+    attention, action, timestamp = tensors.get("attention_mask"), tensors.get("action_mask"), timestamp_of(time_ns)
+    return DumpRecord(
+        dump_id=make_dump_id(timestamp, number, int(fields["pid"]), f"{token:08x}"),
+        timestamp=timestamp,
+        monotonic_ns=monotonic_ns,
+        call_index=number,
+        step=step if step >= 0 else None,
+        batch_size=batch,
+        seq_len=seq_len,
+        action_len=action.values.shape[-1] if action is not None and action.values.ndim else None,
+        tokens=attention.nonzero if attention is not None else batch * seq_len,
+        replayable=not fields["extra"] and bool(seq_len),
+        versions=versions,
+        **fields,
+        **more,
+    )
+
+
+def pack(record: DumpRecord, payload: bytes, compressor: zstandard.ZstdCompressor) -> bytes:
+    """One dump file's bytes from a finished record and its safetensors payload.
 
     Raises Unsupported for a record or a payload that no reader would accept.
     """
-    head = framed(checked_line(record, payload))
-    return head + zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True).compress(payload)
+    return framed(checked_line(record, payload)) + compressor.compress(payload)
 
 
-def serialize(
-    record: DumpRecord, tensors: Mapping[str, torch.Tensor], strides: Mapping[str, tuple[int, ...]] | None = None
-) -> tuple[DumpRecord, bytes]:
-    """The finished record and the safetensors bytes of its payload, with tensor specs and hash.
+def compressor(level: int) -> zstandard.ZstdCompressor:
+    """A new compressor of dump files; whoever makes many of them keeps it, for one thread."""
+    return zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
 
-    Tensors must be on the CPU. `strides` gives, by name, those that a tensor had where `tensors` holds a compact copy of it.
-    """
-    known = strides or {}
+
+def serialize(record: DumpRecord, tensors: Mapping[str, PlainTensor]) -> tuple[DumpRecord, bytes]:
+    """The finished record and the safetensors bytes of its payload, with tensor specs and hash."""
     specs: dict[str, TensorSpec] = {}
-    entries: dict[str, torch.Tensor] = {}
+    entries: dict[str, tuple[str, Array]] = {}
     for name, tensor in tensors.items():
         stored, parts = _narrow(tensor)
-        layout = stored_layout(tuple(tensor.shape), known.get(name, tuple(tensor.stride())))
-        specs[name] = spec = TensorSpec(dtype_name(tensor.dtype), tuple(tensor.shape), layout, stored)
-        for (key, _), part in zip(spec.parts(name), parts, strict=True):
+        shape = tensor.values.shape
+        specs[name] = spec = TensorSpec(tensor.dtype, shape, stored_layout(shape, tensor.strides), stored)
+        for (key, dtype), part in zip(spec.parts(name), parts, strict=True):
             if key in entries:
                 raise Unsupported(f"two tensors of one call would both be stored as {key!r:.80}", hint="rename one of them")
-            entries[key] = part.contiguous()
-    data = _safetensors(entries, {"actordbg": label(record)})
+            entries[key] = (dtype, part)
+    data = plain_safetensors(entries, {"actordbg": label(record)})
     return record.with_payload(specs, hashlib.sha256(data).hexdigest()), data
 
 
-def _safetensors(entries: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> bytes:
-    """A safetensors file, as `safetensors.torch.save` makes one, in a fifth of its time: the training process makes every dump.
+def plain_safetensors(entries: Mapping[str, tuple[str, Array]], metadata: Mapping[str, str]) -> bytes:
+    """A safetensors file, as `safetensors.torch.save` makes one, in a fraction of its time.
 
     8 bytes of length, a JSON header padded with spaces to 8 bytes, then the tensors, those with wider elements first.
     """
     header: dict[str, Any] = {"__metadata__": metadata}
     parts, end = [], 0
-    for name, tensor in sorted(entries.items(), key=lambda entry: (-entry[1].element_size(), entry[0])):
-        nbytes = tensor.nbytes
-        code = _CODES[tensor.dtype]
-        header[name] = {"dtype": code, "shape": list(tensor.shape), "data_offsets": [end, end + nbytes]}
-        parts.append(ctypes.string_at(tensor.data_ptr(), nbytes) if nbytes else b"")
-        end += nbytes
+    for name, (dtype, values) in sorted(entries.items(), key=lambda entry: (-SIZES[entry[1][0]], entry[0])):
+        part = np.ascontiguousarray(values, array_dtype(dtype))
+        header[name] = {"dtype": _CODES[dtype], "shape": list(values.shape), "data_offsets": [end, end + part.nbytes]}
+        parts.append(part.data if part.size else b"")
+        end += part.nbytes
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text = text.ljust(-(-len(text) // 8) * 8)
     return b"".join((len(text).to_bytes(8, "little"), text, *parts))
 
 
-def _narrow(tensor: torch.Tensor) -> tuple[str, tuple[torch.Tensor, ...]]:
+def _narrow(tensor: PlainTensor) -> tuple[str, tuple[Array, ...]]:
     """The narrowest lossless form: what `TensorSpec.stored` says of it, and its parts (see `TensorSpec.parts`)."""
-    if tensor.dtype in _INTEGERS and tensor.numel():
-        low, high = (int(value) for value in torch.aminmax(tensor))
-        if low >= 0 and high <= 1:
-            return "bool", (tensor.bool(),)
-        if tensor.dtype in (torch.int64, torch.int32):
-            return _narrow_ids(tensor, low, high)
-    elif tensor.is_floating_point() and tensor.numel() and tensor.element_size() > 1:
-        ones = tensor == 1
-        if bool((ones | ((tensor == 0) & ~torch.signbit(tensor))).all()):
-            return "bool", (ones,)
-    return dtype_name(tensor.dtype), (tensor,)
-
-
-def _narrow_ids(tensor: torch.Tensor, low: int, high: int) -> tuple[str, tuple[torch.Tensor, ...]]:
-    if low >= 0 and high < 2**16:
-        return "uint16", (tensor.to(torch.uint16),)
-    if low >= 0 and high < 2**24:
-        return UINT24, ((tensor & 0xFFFF).to(torch.uint16), (tensor >> 16).to(torch.uint8))
-    if low >= -(2**31) and high < 2**31:
-        return "int32", (tensor.int(),)
-    return dtype_name(tensor.dtype), (tensor,)
+    values, dtype = tensor.values, tensor.dtype
+    if dtype in _INTEGERS and values.size:
+        bits = int(np.bitwise_or.reduce(values, axis=None))  # negative if a value is, and else as long as the longest value
+        if bits in (0, 1):
+            return "bool", (values.astype(np.bool_),)
+        if dtype in ("int64", "int32") and 0 <= bits < 2**24:
+            low = values.astype("<u2")
+            return ("uint16", (low,)) if bits < 2**16 else (UINT24, (low, (values >> 16).astype(np.uint8)))
+        if dtype == "int64" and values.min() >= -(2**31) and values.max() < 2**31:
+            return "int32", (values.astype("<i4"),)
+    elif dtype in ONES and values.size:
+        word = np.ascontiguousarray(values).view(f"<u{SIZES[dtype]}")
+        ones = word == ONES[dtype]
+        if bool((ones | (word == 0)).all()):
+            return "bool", (ones.reshape(values.shape),)  # numpy makes [1] of a single value
+    return dtype, (values,)

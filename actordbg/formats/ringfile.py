@@ -118,7 +118,7 @@ def slot_check(
     ledger: int, sequence: int, offset: int, size: int, kind_at: int, kind_len: int, count: int, numbers: bytes
 ) -> int:
     """The CRC-32 of all that does not change while a call is in its slot."""
-    return zlib.crc32(_FIXED.pack(ledger, sequence, offset, size, kind_at, kind_len, count) + numbers)
+    return zlib.crc32(numbers, zlib.crc32(_FIXED.pack(ledger, sequence, offset, size, kind_at, kind_len, count)))
 
 
 def hold(descriptor: int) -> None:

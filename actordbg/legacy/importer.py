@@ -36,7 +36,7 @@ from actordbg.store.layout import Store
 from actordbg.store.places import dump_id_of, places_of
 
 if TYPE_CHECKING:
-    from actordbg.store.plain_tensors import PlainTensor
+    from actordbg.formats.encoding import PlainTensor
 
 LEVEL = 12
 """zstd level of imported dumps: 2.4% smaller than level 3 for 1 ms more each; level 19 gives 1.5% more for 3 ms more."""
@@ -240,9 +240,9 @@ def to_file(record: DumpRecord, tensors: dict[str, PlainTensor]) -> tuple[DumpRe
 
 
 def _tensor(name: str, data: bytes, tensor: LegacyTensor) -> PlainTensor:
-    from actordbg.store.plain_tensors import PlainTensor
+    from actordbg.store.plain_tensors import strided
 
     raw = data[tensor.start : tensor.start + tensor.span * tensor.itemsize]
     if tensor.dtype == "bool" and raw and max(raw) > 1:
         raise CorruptDump(f"{name} is boolean and holds something other than 0 and 1", hint=CORRUPT_HINT)
-    return PlainTensor.strided(tensor.dtype, raw, tensor.shape, tensor.strides)
+    return strided(tensor.dtype, raw, tensor.shape, tensor.strides)

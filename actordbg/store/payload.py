@@ -21,10 +21,12 @@ import torch
 
 from actordbg.formats import dumpfile
 from actordbg.formats import payload_check as contents
-from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX, DumpRecord, TensorSpec, contiguous_strides
-from actordbg.formats.encoding import DTYPES, serialize
+from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX, SIZES, DumpRecord, TensorSpec, contiguous_strides
+from actordbg.formats.encoding import of_torch, serialize
 from actordbg.store import places
 
+DTYPES = {name: getattr(torch, name) for name in SIZES}
+"""The torch dtypes that can be stored, by name."""
 _HINT = "run `actordbg dump verify` to list every damaged file"
 
 
@@ -64,7 +66,8 @@ def encode(
 
     `strides` gives, by name, the strides that a tensor had where `tensors` holds a compact copy of it.
     """
-    finished, data = serialize(record, tensors, strides)
+    known = strides or {}
+    finished, data = serialize(record, {name: of_torch(tensor, known.get(name)) for name, tensor in tensors.items()})
     return finished, dumpfile.pack(finished, data, level)
 
 

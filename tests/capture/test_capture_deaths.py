@@ -17,20 +17,17 @@ from typing import Any
 
 import pytest
 from amounts import amount
+from deathcases import assert_exact, by_pid, counters, recovered, switch
 from typer.testing import CliRunner
 from victims import Job, Victims, is_of_seed, wait_for
 
-from actordbg.capture.control import Control
-from actordbg.capture.switch_file import write_control
-from actordbg.dumps.recover import RingReport, find_rings, recover
-from actordbg.formats.recording_reading import read_counters
+from actordbg.dumps.recover import find_rings, recover
 from actordbg.formats.ringfile import BOOKS, DATA, KINDS_AT, SLOT, SLOT_SIZE, SLOTS, SLOTS_AT
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow
 
-SINCE = "2026-11-20T12:00:00.000000Z"
 MEMORY = Path("/dev/shm")
 
 
@@ -51,43 +48,6 @@ def quick_store(folder: Path) -> Store:
 def victims(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Victims]:
     with Victims(tmp_path_factory.mktemp("victims")) as server:
         yield server
-
-
-def switch(store: Store, **limits: Any) -> None:
-    write_control(store, Control(True, "r", SINCE, free_floor_bytes=0, **limits))
-
-
-def counters(store: Store) -> dict[int, dict[str, Any]]:
-    """Counters by pid: a victim has one actor."""
-    return {data["pid"]: data for data in map(read_counters, store.counters.rglob("[!.]*.json"))}
-
-
-def recovered(store: Store, **options: Any) -> list[RingReport]:
-    reports = list(recover(store, find_rings(store), **options))
-    assert [report.problem for report in reports] == [None] * len(reports)
-    return reports
-
-
-def by_pid(store: Store) -> dict[int, list[payload.Dump]]:
-    """Every dump of a store, loaded, in order of its calls."""
-    found: dict[int, list[payload.Dump]] = {}
-    for path in store.iter_dumps():
-        dump = payload.load(path)
-        found.setdefault(dump.record.pid or 0, []).append(dump)
-    return {pid: sorted(dumps, key=lambda d: d.record.call_index or 0) for pid, dumps in found.items()}
-
-
-def closed(data: dict[str, Any]) -> int:
-    return int(data["captured"] + sum(data["dropped"].values()) + sum(data["sampled_out"].values()))
-
-
-def assert_exact(data: dict[str, Any] | None, job: Job) -> None:
-    """The books of a dead process hold, and they count the calls that it made: see `victims`."""
-    if data is None:  # it died before it counted its first call
-        assert job.entered == 0 and job.started <= 1
-        return
-    assert data["pending"] == 0 and data["calls"] == closed(data)
-    assert job.entered <= data["calls"] <= job.started <= job.entered + 1
 
 
 def in_flight(dumps: list[payload.Dump]) -> list[payload.Dump]:

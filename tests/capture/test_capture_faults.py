@@ -93,9 +93,10 @@ def wait_for(condition: Any, seconds: float = 120) -> None:
 
 
 @pytest.mark.slow
-def test_a_full_disk_costs_dumps_and_nothing_else(small_disk: Path, caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize("writer", ["thread", "process"])
+def test_a_full_disk_costs_dumps_and_nothing_else(small_disk: Path, caplog: pytest.LogCaptureFixture, writer: str):
     store = Store(small_disk / "store").create()
-    recording = Recording(store)
+    recording = Recording(store, writer=writer)
     clock = [0.0]
     recording.recorder.notices._clock = lambda: clock[0]
     actor, plain = TinyActor(), TinyActor()

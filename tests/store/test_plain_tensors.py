@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchencoding
 from catalogcases import record
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,9 +18,11 @@ from plainkit import as_torch
 from roots import ROOT
 from safetensors.torch import load_file
 
+from actordbg.formats import dumpfile
+from actordbg.formats.encoding import PlainTensor, array_dtype
 from actordbg.store import payload
 from actordbg.store.layout import Store
-from actordbg.store.plain_tensors import PlainTensor, array_dtype, encode_plain, load_plain
+from actordbg.store.plain_tensors import encode_plain, load_plain, numbers_of, strided
 
 DTYPES = (
     "int64",
@@ -44,7 +47,7 @@ def plain(tensor: torch.Tensor) -> PlainTensor:
     dtype = str(tensor.dtype).removeprefix("torch.")
     reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1 if tensor.numel() else 0
     raw = torch.as_strided(tensor, (reach,), (1,)).contiguous().view(torch.uint8).numpy().tobytes() if reach else b""
-    return PlainTensor.strided(dtype, raw, tuple(tensor.shape), tuple(tensor.stride()))
+    return strided(dtype, raw, tuple(tensor.shape), tuple(tensor.stride()))
 
 
 @settings(max_examples=80, deadline=None)
@@ -66,6 +69,8 @@ def test_a_dump_is_the_same_to_the_byte(data, dtype: str, rows: int, columns: in
         return
     one, other = payload.encode(record(0), {"sequences": tensor}), encode_plain(record(0), {"sequences": plain(tensor)})
     assert one == other
+    finished, data = torchencoding.serialize(record(0), {"sequences": tensor})
+    assert vars(one[0]) == vars(finished) and one[1] == dumpfile.pack(finished, data)
     assert array_dtype(dtype).itemsize == tensor.element_size()
 
 
@@ -117,5 +122,5 @@ def test_every_value_of_a_dtype_that_numpy_lacks_is_the_number_that_torch_reads(
     every = torch.arange(2**8 if dtype in EIGHT_BITS else 2**16, dtype=torch.int32)
     bits = every.to(torch.uint8) if dtype in EIGHT_BITS else every.to(torch.int16)
     wanted = bits.view(getattr(torch, dtype)).float()
-    found = PlainTensor(dtype, bits.numpy().view(array_dtype(dtype)), (1,)).numbers
+    found = numbers_of(PlainTensor(dtype, bits.numpy().view(array_dtype(dtype)), (1,)))
     assert torch.equal(torch.from_numpy(found.astype("float32")).nan_to_num(7.0), wanted.nan_to_num(7.0))

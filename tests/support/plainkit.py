@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from actordbg.store.plain_tensors import PlainTensor
+from actordbg.formats.encoding import PlainTensor
 
 
 def as_torch(plain: PlainTensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ that it shares with the test, so that what it did is known to the instruction, h
 
     started[i]   incremented just before the hooked forward is called
     entered[i]   incremented as the first thing inside of the original forward
-    acked        one byte for each call, set when its dump is published
+    acked        one byte for each call, set when its dump is published, or counted as captured
 
 The hook counts a call between the two, so entered <= calls in the books <= started, and they differ by one at most for each
 thread: by the call that the process died in the beginning of.
@@ -44,6 +44,7 @@ from roots import ROOT, SUPPORT
 
 from actordbg.capture import hook, writer
 from actordbg.capture.facts import versions
+from actordbg.capture.recorded_call import Item
 from actordbg.dumps.recover import find_rings, recover
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.store_files import StoreFiles
@@ -320,6 +321,13 @@ def _live(job: Job) -> None:
     writer.PUBLISH_SECONDS = job.publish_seconds
     shared = Reporting(job.shared)
     StoreFiles.publish_dump = lambda store, record, blob: shared.publish(store, record, blob)  # type: ignore[method-assign]
+    captured = Item.captured
+
+    def acknowledged(item: Item, nbytes: int, trigger: str | None) -> None:
+        captured(item, nbytes, trigger)
+        shared.memory[ACKED + item.number] = 1
+
+    Item.captured = acknowledged  # type: ignore[method-assign]
     assert hook.install(Actor, store=job.store)
     BODIES[job.body](Actor(job, shared))
 

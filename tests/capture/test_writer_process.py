@@ -1,0 +1,193 @@
+"""The writer process writes what the thread would write, and whatever becomes of it, no call is lost and the books are exact."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from amounts import amount
+from capturekit import Recording, balanced
+from deathcases import assert_exact, by_pid, counters, recovered, switch
+from typer.testing import CliRunner
+from victims import Job, Victims, inputs, is_of_seed, wait_for
+
+from actordbg.capture import writer
+from actordbg.capture.writer_process import SlotWriter
+from actordbg.cli.app import app
+from actordbg.dumps.recover import find_rings
+from actordbg.store import payload
+from actordbg.store.layout import Store
+
+pytestmark = pytest.mark.slow
+
+OWN = ("dump_id", "timestamp", "monotonic_ns", "instance", "payload_sha256")
+"""What two recordings of one call do not share: a payload names its dump."""
+
+
+class Actor(torch.nn.Module):
+    def forward(self, sequences: Any, action_mask: Any = None, attention_mask: Any = None, sizes: Any = None, **more: Any) -> Any:
+        return sequences
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    memory = Path("/dev/shm")
+    found = Path(tempfile.mkdtemp(prefix="actordbg-writers-", dir=memory if os.access(memory, os.W_OK) else None))
+    yield found
+    shutil.rmtree(found, ignore_errors=True)
+
+
+def odd_calls() -> list[dict[str, Any]]:
+    """Calls that are stored in every form that there is, and arguments that are no two calls' own."""
+    ids = torch.arange(24).view(2, 12)
+    forms = [
+        ids, -ids, ids * 2_000, ids * 3_000_000, ids << 40, ids.int(), ids.short(), ids.bool(), ids.t(), ids[:, ::2], ids[:0], ids[:1].expand(3, 12),
+        ids.float(), (ids > 3).bfloat16(), ids.bfloat16(), -(ids * 0.0), ids.to(torch.float8_e4m3fn), ids.double()[0, 0], ids.unfold(1, 4, 2),
+    ]  # fmt: skip
+    calls: list[dict[str, Any]] = [{"sequences": ids, "pixel_values": form} for form in forms]
+    calls += [inputs(seed) for seed in range(24)]
+    return [
+        *calls,
+        {"sequences": ids, "sizes": [1, {"a": 0.5}]},
+        {"sequences": ids, "mood": "good"},
+        {"sequences": ids, "odd": object()},
+    ]
+
+
+def written(store: Store, monkeypatch: pytest.MonkeyPatch, kind: str) -> list[payload.Dump]:
+    recording = Recording(store, writer=kind)
+    if kind == "process":
+        monkeypatch.setattr(writer.Writer, "_describe", lambda *_: pytest.fail("the thread encodes"))
+    actor = Actor()
+    for call in odd_calls():
+        recording.forward(actor, **call)
+    dumps = recording.dumps()
+    assert recording.recorder.writer.kind == kind and balanced(recording.ledgers[0])
+    assert recording.ledgers[0].captured == recording.ledgers[0].calls == len(dumps) == len(odd_calls())
+    return dumps
+
+
+def test_both_writers_write_the_same(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    ours, theirs = (written(Store(folder / kind).create(), monkeypatch, kind) for kind in ("thread", "process"))
+    for one, other in zip(ours, theirs, strict=True):
+        different = {name for name, value in vars(one.record).items() if value != getattr(other.record, name)}
+        assert different <= set(OWN), (different, one.record, other.record)
+        assert one.tensors.keys() == other.tensors.keys()
+        for name, tensor in one.tensors.items():
+            assert tensor.dtype == other.tensors[name].dtype and tensor.stride() == other.tensors[name].stride()
+            assert torch.equal(tensor.double(), other.tensors[name].double())
+
+
+@pytest.mark.parametrize("what", ["killed", "cannot be started"])
+def test_without_a_writer_process_the_thread_writes_and_status_says_so(folder: Path, monkeypatch: pytest.MonkeyPatch, what: str):
+    store = Store(folder / "store").create()
+    if what == "cannot be started":
+        monkeypatch.setattr(sys, "executable", str(folder / "python"))
+    recording = Recording(store, writer="process")
+    actor = Actor()
+    for seed in range(10):
+        recording.forward(actor, **inputs(seed))
+    (ledger,) = recording.ledgers
+    wait_for(lambda: ledger.captured == 10)
+    if what == "killed":
+        assert recording.recorder.writer._scribe is not None
+        os.kill(recording.recorder.writer._scribe._process.pid, signal.SIGKILL)
+    for seed in range(10, 20):
+        recording.forward(actor, **inputs(seed))
+    dumps = recording.dumps()
+    assert balanced(ledger) and ledger.captured == 20 and ledger.dropped == {}
+    assert all(is_of_seed(dump, seed) for seed, dump in enumerate(dumps))
+    told = CliRunner().invoke(app, ["--store", str(store.root), "dump", "status"])
+    assert "no writer process, a thread: " in " ".join(told.stdout.split()), told.stdout
+
+
+def test_a_writer_process_that_hangs_keeps_nobody_and_its_calls_are_recovered(folder: Path):
+    store = Store(folder / "store").create()
+    recording = Recording(store, writer="process")
+    actor = Actor()
+    recording.forward(actor, **inputs(0))
+    (ledger,) = recording.ledgers
+    wait_for(lambda: ledger.captured == 1)
+    scribe = recording.recorder.writer._scribe
+    assert scribe is not None
+    os.kill(scribe._process.pid, signal.SIGSTOP)
+    for seed in range(1, 30):
+        recording.forward(actor, **inputs(seed))
+    assert recording.recorder.close(2.0) and ledger.pending == 29
+    assert scribe._process.wait(60) == -signal.SIGKILL
+    recovered(store)
+    dumps = by_pid(store)[os.getpid()]
+    assert len(dumps) == 30 and all(is_of_seed(dump, seed) for seed, dump in enumerate(dumps))
+    (data,) = counters(store).values()
+    assert data["captured"] == data["calls"] == 30 and data["pending"] == 0
+
+
+def test_a_slot_that_belongs_to_another_call_by_now_is_not_published(folder: Path):
+    store = Store(folder / "store").create()
+    recording = Recording(store)
+    recording.forward(Actor(), **inputs(3))
+    ring = recording.recorder.ring
+    assert ring is not None
+    (entry,) = ring.running or list(ring._recent)
+    request = {"ring": str(ring.path), "store": str(folder / "other"), "level": 3, "versions": {}}
+    slots = [[entry.slot, entry.sequence], [entry.slot, entry.sequence + 1], [entry.slot + 1, entry.sequence]]
+    answer = SlotWriter().answer({**request, "slots": slots})
+    assert answer[1:] == [None, None] and answer[0] is not None and is_of_seed(payload.load(answer[0][0]), 3)
+    assert recording.close()
+
+
+def writers_of(pids: list[int]) -> list[int]:
+    """The writer processes that these processes started and that run still."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(b"writer_process" in word for word in words) and any(str(pid).encode() in words for pid in pids):
+            found.append(int(path.parent.name))
+    return found
+
+
+def test_kills_at_random_moments_lose_nothing_and_leave_no_writer(folder: Path, tmp_path: Path):
+    """Six; in `make whole` five hundred."""
+    dice, written_by_it = random.Random(20261122), 0
+    with Victims(tmp_path) as victims:
+        for wave in range(amount(1, 84)):
+            store = Store(folder / f"wave{wave}").create()
+            switch(store, writer="process")
+            jobs = {}
+            for n in range(6):
+                job = Job("calls", str(store.root), pause=0.002, seed=1000 * n, publish_seconds=0.02)
+                jobs[victims.start(job)] = job
+            for pid, job in jobs.items():
+                wait_for(lambda job=job: len(job.acked) > 3)
+                time.sleep(dice.uniform(0, 0.3))
+                os.kill(pid, signal.SIGKILL)
+                assert victims.wait(pid) == -signal.SIGKILL
+            wait_for(lambda jobs=jobs: not writers_of(list(jobs)))
+            found = by_pid(store)
+            for pid, job in jobs.items():
+                numbers = {dump.record.call_index for dump in found[pid]}
+                assert job.acked <= numbers
+                written_by_it += len(job.acked)
+            recovered(store)
+            assert not find_rings(store)
+            books, found = counters(store), by_pid(store)
+            for pid, job in jobs.items():
+                assert_exact(books[pid], job)
+                assert all(is_of_seed(dump, job.seed + (dump.record.call_index or 0)) for dump in found[pid])
+                assert len(found[pid]) == books[pid]["captured"] and "process" in books[pid]["writer"]
+            assert not list(store.root.rglob(".tmp-*"))
+            shutil.rmtree(store.root)
+    assert written_by_it > 18

@@ -1,0 +1,53 @@
+"""What tests of processes that die share: their switch, their counters, their dumps, and what has to hold of their books."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from victims import Job
+
+from actordbg.capture.control import Control
+from actordbg.capture.switch_file import write_control
+from actordbg.dumps.recover import RingReport, find_rings, recover
+from actordbg.formats.recording_reading import read_counters
+from actordbg.store import payload
+from actordbg.store.layout import Store
+
+SINCE = "2026-11-20T12:00:00.000000Z"
+
+
+def switch(store: Store, **limits: Any) -> None:
+    write_control(store, Control(True, "r", SINCE, free_floor_bytes=0, **limits))
+
+
+def counters(store: Store) -> dict[int, dict[str, Any]]:
+    """Counters by pid: a victim has one actor."""
+    return {data["pid"]: data for data in map(read_counters, store.counters.rglob("[!.]*.json"))}
+
+
+def recovered(store: Store, **options: Any) -> list[RingReport]:
+    reports = list(recover(store, find_rings(store), **options))
+    assert [report.problem for report in reports] == [None] * len(reports)
+    return reports
+
+
+def by_pid(store: Store) -> dict[int, list[payload.Dump]]:
+    """Every dump of a store, loaded, in order of its calls."""
+    found: dict[int, list[payload.Dump]] = {}
+    for path in store.iter_dumps():
+        dump = payload.load(path)
+        found.setdefault(dump.record.pid or 0, []).append(dump)
+    return {pid: sorted(dumps, key=lambda d: d.record.call_index or 0) for pid, dumps in found.items()}
+
+
+def closed(data: dict[str, Any]) -> int:
+    return int(data["captured"] + sum(data["dropped"].values()) + sum(data["sampled_out"].values()))
+
+
+def assert_exact(data: dict[str, Any] | None, job: Job) -> None:
+    """The books of a dead process hold, and they count the calls that it made: see `victims`."""
+    if data is None:  # it died before it counted its first call
+        assert job.entered == 0 and job.started <= 1
+        return
+    assert data["pending"] == 0 and data["calls"] == closed(data)
+    assert job.entered <= data["calls"] <= job.started <= job.entered + 1
