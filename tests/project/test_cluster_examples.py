@@ -1,0 +1,96 @@
+"""The examples for containers and Slurm: files that they name are there, and the Slurm script does what it says, with stand-ins."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from roots import ROOT
+
+CONTAINERS, SLURM = ROOT / "examples" / "containers", ROOT / "examples" / "slurm" / "replay.sbatch"
+STUB = """#!/usr/bin/env bash
+echo "{name} $*" >> "$STUB_LOG"
+{body}
+"""
+STUBS = {
+    "scontrol": "printf 'n1\\nn2\\nn3\\n'",
+    "srun": 'while [[ "$1" == --* ]]; do shift; done; exec "$@"',
+    "hostname": "echo '127.0.1.1 10.0.0.7 fe80::1'",
+    "ray": 'if [[ "$*" == *--block* ]]; then echo $$ >> "$STUB_LOG.pids"; exec sleep 600; fi',
+    "python": "echo nodes 3",
+    "actordbg": 'exec "$STUB_REPLAY"',
+}
+
+
+def test_the_compose_file_names_files_that_are_there():
+    services = yaml.safe_load((CONTAINERS / "compose.yaml").read_text())["services"]
+    build = services["head"]["build"]
+    assert (CONTAINERS / build["context"]).resolve() == ROOT and (ROOT / build["dockerfile"]).is_file()
+    assert (ROOT / f"{build['dockerfile']}.dockerignore").is_file()
+    for one in services.values():
+        assert one["networks"] == ["cluster"] and "shared:/shared" in one["volumes"]
+        assert (CONTAINERS / one["command"][1].removeprefix("/")).is_file()
+
+
+@pytest.mark.parametrize("path", sorted([*CONTAINERS.glob("scripts/*.sh"), SLURM]), ids=lambda path: path.name)
+def test_scripts_are_bash(path: Path):
+    assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> dict[str, str]:
+    """An environment in which Slurm, Ray and actordbg are stand-ins that write down how they were called."""
+    for name, body in STUBS.items():
+        (tmp_path / name).write_text(STUB.format(name=name, body=body))
+        (tmp_path / name).chmod(0o700)
+    own = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "STUB_LOG": str(tmp_path / "log"), "ACTORDBG_STORE": "/shared/store"}
+    return own | {"SLURM_JOB_ID": "1042", "SLURM_JOB_NODELIST": "n[1-3]", "SLURM_CPUS_ON_NODE": "8", "SLURM_GPUS_ON_NODE": "2"}
+
+
+def replay_stub(folder: Path, body: str) -> str:
+    path = folder / "replay"
+    path.write_text(f"#!/usr/bin/env bash\n{body}\n")
+    path.chmod(0o700)
+    return str(path)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def test_a_slurm_job_starts_ray_on_every_node_and_ends_with_the_replays_exit_code(tmp_path: Path, slurm: dict[str, str]):
+    # the replay waits until all steps of Ray are there, as Ray's own driver waits for its nodes
+    body = 'until [ "$(wc -l < "$STUB_LOG.pids")" = 2 ]; do sleep 0.02; done; exit 7'
+    own = slurm | {"STUB_REPLAY": replay_stub(tmp_path, body)}
+    done = subprocess.run(["bash", SLURM, "replay", "--groups", "auto"], env=own, capture_output=True, text=True, check=False)
+    assert done.returncode == 7, done.stderr
+    said = (tmp_path / "log").read_text()
+    assert "ray start --head --node-ip-address=10.0.0.7 --port=6421 --num-cpus=8 --num-gpus=2 --block" in said
+    assert "srun --nodes=2 --ntasks-per-node=1 --exclude=n1 --overlap ray start --address=10.0.0.7:6421" in said
+    assert "actordbg replay --groups auto --engine ray --address 10.0.0.7:6421" in said
+    assert not any(is_alive(int(pid)) for pid in (tmp_path / "log.pids").read_text().split())
+
+
+def test_slurms_signal_ends_the_replay_as_ctrl_c_would_and_waits_for_it(tmp_path: Path, slurm: dict[str, str]):
+    body = "trap 'touch $STUB_LOG.journals; exit 130' TERM; touch $STUB_LOG.began; while :; do sleep 0.05; done"
+    own = slurm | {"STUB_REPLAY": replay_stub(tmp_path, body)}
+    job = subprocess.Popen(["bash", SLURM, "replay"], env=own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    while not (tmp_path / "log.began").exists():
+        assert job.poll() is None
+        time.sleep(0.02)
+    job.send_signal(signal.SIGTERM)
+    assert job.wait() == 130 and (tmp_path / "log.journals").exists()
+
+
+def test_without_a_store_the_slurm_script_says_so(slurm: dict[str, str]):
+    own = {name: value for name, value in slurm.items() if name != "ACTORDBG_STORE"}
+    done = subprocess.run(["bash", SLURM, "replay"], env=own, capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and "name a store that all nodes see" in done.stderr
