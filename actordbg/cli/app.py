@@ -142,7 +142,7 @@ MISTYPED: Any = typer.BadParameter.__mro__[2]
 
 app = typer.Typer(
     name="actordbg",
-    cls=group_class(CONTENTS),
+    cls=group_class(CONTENTS, {("replay", "ls"): "replays"}),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # rich takes longer to import than everything else together

@@ -22,6 +22,7 @@ from actordbg.check.run_check import ROUNDING, TRUTH, CheckFound, CheckListener,
 from actordbg.cli import output
 from actordbg.cli.input_options import (
     ChosenInputs,
+    ask_for_model,
     asked_for,
     chosen_order,
     is_left_to_rank_0,
@@ -90,7 +91,11 @@ def check(
     of_all = inputs.where
     store, inputs = open_inputs(ctx, _sampled(inputs))
     asked = asked_for(ctx, flags)
-    plan = planned(store, kept(asked, flags), inputs, chosen_order(inputs.order, False))
+    order = chosen_order(inputs.order, False)
+    plan = planned(store, kept(asked, flags), inputs, order)
+    if not (quiet or how == "json") and (answers := ask_for_model(store, plan.spec, asked, flags)):
+        asked = asked_for(ctx, flags)
+        plan = planned(store, kept(asked, flags), inputs, order, answers)
     for reason, count in plan.skipped.items():
         output.note(f"left out {output.plural(count, 'dump')}: {reason}")
     if not plan.spec.inputs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from actordbg.actor.hub_model import looks_like_path
 from actordbg.actor.model_code import require_consent
 from actordbg.actor.weights_version import versions_of
 from actordbg.base.errors import NothingToDo, Unsupported, UsageError
@@ -21,7 +22,8 @@ from actordbg.catalog.why_nothing import reasons
 from actordbg.cli import output
 from actordbg.cli.options import Where, command_line, settings_of, store_of
 from actordbg.config import dist_plugin
-from actordbg.config.replay_config import ReplayConfig
+from actordbg.config.choices import is_local
+from actordbg.config.replay_config import TINY, ReplayConfig
 from actordbg.config.sources import Asked, build_config
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.replay.launch import surrounding_launcher
@@ -163,8 +165,8 @@ def asked_for(ctx: typer.Context, flags: Mapping[str, Any]) -> Asked:
     return asked
 
 
-def planned(store: Store, config: ReplayConfig, inputs: ChosenInputs, order: str) -> Plan:
-    """The plan of the dumps that --where, --input-file and --max-inputs select."""
+def planned(store: Store, config: ReplayConfig, inputs: ChosenInputs, order: str, answered: Sequence[str] = ()) -> Plan:
+    """The plan of the dumps that --where, --input-file and --max-inputs select. answered: options that a question stands for."""
     where, files = inputs.where, inputs.input_file or []
     enough = None if config.align == "rank" else inputs.max_inputs  # of whole calls nobody knows how many rows they take
     return make_plan(
@@ -174,7 +176,7 @@ def planned(store: Store, config: ReplayConfig, inputs: ChosenInputs, order: str
         max_inputs=inputs.max_inputs,
         shuffle_seed=inputs.random_seed,
         where=where,
-        command=command_line(),
+        command=command_line(answered),
         versions=versions_of(config.model),
     )
 
@@ -185,6 +187,21 @@ def recorded_model(store: Store, spec: ReplaySpec) -> str | None:
     rows = select_dumps(open_fresh(store), f"dump_id in ({ids}) and model_name is not null") if ids else []
     names = {row.model_name for row in rows}
     return names.pop() if len(names) == 1 else None
+
+
+def ask_for_model(store: Store, spec: ReplaySpec, asked: Asked, flags: dict[str, Any]) -> list[str]:
+    """Ask at a terminal which model to replay, where the dumps name one that can be had and nobody else names any.
+
+    What was answered, as options, also in `flags`; [] where nothing was asked, or `tiny` was meant.
+    """
+    own = recorded_model(store, spec) if "model" not in flags.keys() | asked.sources.keys() else None
+    if own is None or (looks_like_path(own) and not is_local(own)):
+        return []
+    model = output.answered(f"The dumps are of {own}. Replay which model? ({TINY}: a toy)", own)
+    if model is None or model == TINY:
+        return []
+    flags["model"] = model
+    return ["--model", model]
 
 
 def what_there_is(store: Store, where: str | None) -> str:

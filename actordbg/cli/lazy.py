@@ -81,9 +81,10 @@ class Section:
     entries: tuple[Command | CommandGroup, ...]
 
 
-def group_class(contents: Iterable[Section]) -> type[TyperGroup]:
-    """A class for `typer.Typer(cls=...)`: a group with these commands, shown in these sections."""
-    sections = tuple(contents)
+def group_class(contents: Iterable[Section], also: Mapping[tuple[str, str], str] | None = None) -> type[TyperGroup]:
+    """A class for `typer.Typer(cls=...)`: a group with these commands, shown in these sections. also: two words that stand for
+    a command, where the first one is a command that takes no word."""
+    sections, others = tuple(contents), also or {}
 
     class WithContents(TyperGroup):
         def __init__(self, **settings: Any) -> None:
@@ -94,6 +95,10 @@ def group_class(contents: Iterable[Section]) -> type[TyperGroup]:
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             quicken(self.get_params(ctx))
             return super().parse_args(ctx, args)
+
+        def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+            other = others.get((args[0], args[1])) if len(args) > 1 else None
+            return super().resolve_command(ctx, args if other is None else [other, *args[2:]])
 
         def format_commands(self, ctx: Any, formatter: Any) -> None:
             widest = max(len(entry.name) for section in sections for entry in section.entries)

@@ -113,13 +113,15 @@ def typed_options(ctx: typer.Context, besides: Collection[str]) -> str:
     return ", ".join(typed)
 
 
-def command_line() -> str:
-    """What was typed, as a shell takes it again, without the values of secrets, since records keep it.
+def command_line(answered: Sequence[str] = ()) -> str:
+    """What was typed, as a shell takes it again, without the values of secrets, since records keep it. answered: words that
+    stand for what the user said to a question.
 
     Consent to a model's code is left out, and said to be needed.
     """
     typed = [word for word in sys.argv[1:] if word != consent.FLAG]
-    return shlex.join(["actordbg", *map(scrub, typed)]) + (f"  # {consent.NEEDED}" if len(typed) < len(sys.argv) - 1 else "")
+    remark = f"  # {consent.NEEDED}" if len(typed) < len(sys.argv) - 1 else ""
+    return shlex.join(["actordbg", *map(scrub, typed), *answered]) + remark
 
 
 def take_consent(given: bool) -> None:

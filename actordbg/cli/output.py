@@ -102,6 +102,13 @@ def agreed(text: str) -> bool:
     return sys.stdin.isatty() and sys.stderr.isatty() and typer.confirm(f"{in_line(text)}. Go on?", err=True)
 
 
+def answered(question: str, usual: str) -> str | None:
+    """What the user at the terminal answers, `usual` for Enter alone; None where nobody can be asked."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+    return str(typer.prompt(in_line(question), default=in_line(usual), err=True))
+
+
 def say_error(error: ActordbgError) -> None:
     """An error and what to do next. Lines behind the first (the end of a log) are indented: none of them looks like ours.
 

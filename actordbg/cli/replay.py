@@ -19,6 +19,7 @@ from actordbg.cli.engine_options import EngineOptions
 from actordbg.cli.input_options import (
     ChosenInputs,
     Shuffle,
+    ask_for_model,
     asked_for,
     chosen_order,
     is_left_to_rank_0,
@@ -111,6 +112,9 @@ def replay(
     else:
         asked = asked_for(ctx, flags)
         plan = planned(store, asked.config, inputs, chosen)
+        if not (dry_run or quiet or as_json) and (answers := ask_for_model(store, plan.spec, asked, flags)):
+            asked = asked_for(ctx, flags)
+            plan = planned(store, asked.config, inputs, chosen, answers)
         if not (dry_run or everything or _narrowed(inputs)):
             _ask_for_all(store, plan.spec)
     answer, problem = _run(store, plan, stopping, machines, dry_run=dry_run, quiet=quiet or as_json)

@@ -45,6 +45,7 @@ def replays(
 ) -> None:
     """List replays, the newest first, with a short handle.
 
+    `actordbg replay ls` is the same.
     @1 is the newest, @2 the one before. Wherever a replay is named, a handle will do, or a name from `replay --name`, an id, or
     the beginning of one. Truths and cells of a matrix have no handle, because other commands ran them.
     Exit code 5 if there is none.

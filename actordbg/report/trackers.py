@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from actordbg.base.errors import EnvironmentProblem, UsageError
+from actordbg.base.errors import ActordbgError, EnvironmentProblem, UsageError
 from actordbg.config.as_ran import as_ran
 from actordbg.report.report_model import ReplayData, ReplaySummary
 from actordbg.report.summary import summarise
@@ -31,7 +31,14 @@ def send(target: str, replays: Sequence[ReplayData]) -> list[str]:
     if kind not in _KINDS or not colon or not where:
         raise UsageError(f"--to {target!r:.60} is no tracker", hint="tensorboard:DIR, wandb:PROJECT or mlflow:ADDRESS")
     deliver = _KINDS[kind]
-    return [deliver(where, data, summarise([data], selection="", now="").replays[0]) for data in replays]
+    try:
+        return [deliver(where, data, summarise([data], selection="", now="").replays[0]) for data in replays]
+    except ActordbgError:
+        raise
+    except Exception as error:  # noqa: BLE001 - each tracker raises errors of its own; all mean that it did not take the figures
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        hint = "check the address, that it answers, and that you are logged in; what was sent before stays there"
+        raise EnvironmentProblem(f"{kind} at {where} did not take the figures: {reason}", hint=hint) from None
 
 
 def figures_of(one: ReplaySummary) -> Figures:

@@ -70,6 +70,7 @@ def test_the_list_has_the_newest_first_and_what_became_of_each(three: Store) -> 
         ["@2", "20250619T050000-000001", "packed"],
     ]
     assert "2/2" in rows[2] and "match" in rows[2] and "TOY MODEL (tiny) fp32 sdpa, packed, plain" in rows[2]
+    assert invoke(three, "replay", "ls").stdout.splitlines() == rows, "the same, as other lists are called"
     every = json.loads(invoke(three, "replays", "--all", "--json").stdout)
     assert [(row["handle"], row["replay_id"][-1]) for row in every] == [(None, "3"), ("@1", "2"), ("@2", "1")]
     assert invoke(Store(three.root.parent / "new").create(), "replays").exit_code == 5

@@ -21,6 +21,7 @@ from roots import ROOT, SUPPORT
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, CorruptDump, LaunchProblem, StoreProblem, Unsupported, UsageError, WhereError
+from actordbg.cli import output
 from actordbg.cli.app import app
 from actordbg.cli.replay_answer import answer_of, render
 from actordbg.config import dist_plugin
@@ -190,6 +191,28 @@ def test_a_whole_store_is_replayed_only_if_that_was_asked_for(store: Store, monk
     for way in (["--all"], ["--max-inputs", "51"], ["--where", "rank=0"], ["--diverse", "60"]):
         assert "your model     the dumps recorded it: --model org/model" in invoke(store, *way).stdout
     assert "your model" not in invoke(store, "--all", "--model", "tiny").stdout
+
+
+def test_the_model_that_the_dumps_name_is_asked_for_at_a_terminal_and_nowhere_else(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(store, 2, model_name="org/model")
+    ran: list[Any] = []
+    asked: list[str] = []
+    monkeypatch.setattr(supervise, "run_replay", lambda where, spec, *given, **more: ran.append(spec))
+    monkeypatch.setattr("actordbg.cli.replay.find_model", lambda model: None)
+    monkeypatch.setattr("actordbg.cli.input_options.require_consent", lambda model: None)
+    invoke(store)
+    assert ran[-1].config.model == "tiny", "a pipe is not asked"
+    for said, expected in (("org/model", "org/model"), ("other/one", "other/one"), ("tiny", "tiny")):
+        monkeypatch.setattr(output, "answered", lambda question, usual, said=said: asked.append(question) or said)
+        invoke(store)
+        assert ran[-1].config.model == expected
+        assert ran[-1].command.endswith(f"--model {said}") == (said != "tiny"), "so that it can be repeated"
+    assert "The dumps are of org/model" in asked[0] and len(asked) == 3
+    for quiet in (["--quiet"], ["--model", "tiny"], ["--dry-run"]):
+        invoke(store, *quiet)
+    assert len(asked) == 3
 
 
 def test_dumps_that_cannot_be_replayed_are_left_out_and_counted(store: Store) -> None:

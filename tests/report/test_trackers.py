@@ -53,6 +53,13 @@ def test_other_trackers_get_the_same_under_the_replays_name(measured: Store, mon
     report(measured, "packed", "--to", "wandb:ppo")
     assert (got[0]["project"], got[0]["name"], got[0]["config"]["packing"]) == ("ppo", "packed-r-01", "True")
     assert got[1] == (0, {"input/forward_s": 1.0}) and got[-1] == "end" and run.summary["inputs/passed"] == 3
+    mlflow = ModuleType("mlflow")
+    monkeypatch.setattr(
+        mlflow, "set_tracking_uri", lambda where: (_ for _ in ()).throw(OSError(f"{where}\nis down")), raising=False
+    )
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    with pytest.raises(EnvironmentProblem, match="mlflow at http://x did not take the figures: http://x is down"):
+        report(measured, "--to", "mlflow:http://x")
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(EnvironmentProblem, match="mlflow is not installed"):
         report(measured, "--to", "mlflow:http://x")
