@@ -254,7 +254,7 @@ class _Worst:
         if len(self._detailed) > DETAILED:
             _, index = heapq.heappop(self._detailed)
             plain, least = self._dumps[index]
-            self._dumps[index] = (replace(plain, worst_tokens=(), parameters=()), least)
+            self._dumps[index] = (replace(plain, worst_tokens=(), parameters=(), distances={}), least)
 
     def sorted(self) -> tuple[DumpComparison, ...]:
         """Mismatches first, then the more severe one; what was not compared last."""

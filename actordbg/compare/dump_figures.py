@@ -7,6 +7,7 @@ finite, or zero, on one side only) is returned in words beside the figures.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,6 +18,7 @@ from actordbg.formats.comparison_record import MATCH, DumpComparison
 
 WORST_TOKENS = 5
 WORST_PARAMETERS = 10
+MOST_DISTANCES = 4000
 
 
 def unlike(a: Values, b: Values) -> str | None:
@@ -117,8 +119,14 @@ def _with_gradients(
         parameters=found.worst,
         parameter_distance=found.distances.get(worst),
         worst_parameter=worst,
+        distances={name: float(f"{found.distances[name]:.4g}") for name in _furthest(found.distances)},
         not_compared=missing | found.not_compared,
     )
+
+
+def _furthest(distances: Mapping[str, float]) -> list[str]:
+    """The parameters that a record keeps the distance of, the furthest first: all but those of a model with very many experts."""
+    return sorted(distances, key=lambda name: -distances[name])[:MOST_DISTANCES]
 
 
 def _some(names: tuple[str, ...]) -> str:

@@ -89,7 +89,8 @@ class DumpComparison:
     all parameters together; `parameters`: the worst ones; parameter_distance: the largest of a single one, `worst_parameter`
     (`compare.gradient_figures`). worst_tokens: by absolute difference. beyond_noise: what is above the noise floor though
     within the thresholds: real, and small enough; empty without a floor. limits: measured on this dump, where they were.
-    parameter_seen: a relative error of any one parameter's gradient that would have been outside.
+    parameter_seen: a relative error of any one parameter's gradient that would have been outside. distances: of the worst dumps,
+    how far each parameter's gradients are apart.
     """
 
     dump_id: str
@@ -110,6 +111,7 @@ class DumpComparison:
     not_compared: dict[str, str] = field(default_factory=dict)
     limits: dict[str, float] = field(default_factory=dict)
     parameter_seen: float | None = None
+    distances: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -118,10 +118,15 @@ def _grid(table: Grid) -> str:
 def _row(row: Sequence[str], table: Grid) -> str:
     cells = []
     for text, name in zip(row, table.columns, strict=True):
-        tone = _TONES.get(text.strip()) or _TONES.get(text.strip().partition(" ")[0]) if name in table.left else None
-        shown = f'<span class="tone {tone}">{_inline(text.strip())}</span>' if tone else _inline(text.strip())
-        cells.append(f"<td{_left(name, table)}>{shown}</td>")
+        shown = _inline(text.strip())
+        cells.append(f"<td{_left(name, table)}>{toned(text.strip(), shown) if name in table.left else shown}</td>")
     return "".join(cells)
+
+
+def toned(text: str, shown: str) -> str:
+    """The HTML `shown` of a cell, in the colour of its verdict if `text` is or begins with one."""
+    tone = _TONES.get(text) or _TONES.get(text.partition(" ")[0])
+    return f'<span class="tone {tone}">{shown}</span>' if tone else shown
 
 
 def _left(name: str, table: Grid) -> str:

@@ -12,7 +12,7 @@ from urllib.parse import quote, urlencode
 from actordbg.actor.signatures import explain
 from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.base.foreign_text import in_html, in_shell
-from actordbg.base.units import human_bytes, plural
+from actordbg.base.units import ago, human_bytes, plural
 from actordbg.catalog import query
 from actordbg.catalog.tables import Matrix
 from actordbg.config.as_ran import as_ran, label
@@ -21,6 +21,7 @@ from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.matrix_record import MatrixRecord
 from actordbg.matrix.cell_outcomes import context_of
 from actordbg.matrix.matrix_document import matrix_document
+from actordbg.pages.html_blocks import toned
 from actordbg.pages.page import as_html
 from actordbg.report.blocks import Block, Heading, Items, Paragraph, number, seconds
 from actordbg.report.comparison_charts import comparison_charts
@@ -68,11 +69,11 @@ def dumps_page(store: Store, asked: Asked) -> str:
     where = condition_of(asked)
     catalog = query.open_fresh(store, where)
     count = query.count_dumps(catalog, where)
-    rows = query.select_dumps(catalog, where, limit=SHOWN)
+    rows = query.select_dumps(catalog, where, order="newest", limit=SHOWN)
     words = ["actordbg", "replay", *(["--where", where] if where else [])]
-    told = f"{plural(count, 'dump')}" + (f", the first {SHOWN} of them below" if count > SHOWN else "")
+    told = f"{plural(count, 'dump')}" + (f", the newest {SHOWN} of them below" if count > SHOWN else "")
     blocks: list[Block] = [Heading("dumps", 1), Paragraph(told), Items((f"command: {' '.join(map(in_shell, words))}",))]
-    columns = ("dump", "run", "rank", "B", "S", "tokens", "role", "status", "kept for", "bytes")
+    columns = ("dump", "run", "rank", "B", "S", "tokens", "role", "status", "kept for", "bytes", "when")
     cells = [_dump_cells(row) for row in rows]
     return _page(blocks, _form(catalog, asked) + linked_table(columns, cells))
 
@@ -80,7 +81,15 @@ def dumps_page(store: Store, asked: Asked) -> str:
 def _dump_cells(row: query.DumpRow) -> list[str | Link]:
     named: list[str | Link] = [(row.dump_id, f"/dumps/{_part(row.dump_id)}"), (row.run, f"/runs/{_part(row.run)}")]
     figures = [str(row.rank), str(row.batch_size), f"{row.seq_len:,}", f"{row.tokens:,}"]
-    return [*named, *figures, row.role or "-", row.status or "not replayed", row.triggered or "-", human_bytes(row.bytes)]
+    return [
+        *named,
+        *figures,
+        row.role or "-",
+        row.status or "not replayed",
+        row.triggered or "-",
+        human_bytes(row.bytes),
+        ago(row.timestamp),
+    ]
 
 
 def condition_of(asked: Asked) -> str | None:
@@ -100,7 +109,9 @@ def dump_page(store: Store, dump_id: str) -> str:
     catalog = query.open_fresh(store)
     row = query.get_dump(catalog, dump_id)
     facts = tuple(
-        f"{name.replace('_', ' ')}: {value}" for name, value in vars(row).items() if value is not None and name != "dump_id"
+        f"{name.replace('_', ' ')}: {_fact(name, value)}"
+        for name, value in vars(row).items()
+        if value not in (None, "", {}) and name != "dump_id"
     )
     command = f"command: actordbg replay --where {in_shell(f'dump_id={_quoted(row.dump_id)}')}"
     blocks: list[Block] = [Heading(f"dump {row.dump_id}", 1), Items((command, *facts)), Heading("Replayed", 2)]
@@ -109,6 +120,17 @@ def dump_page(store: Store, dump_id: str) -> str:
         for one in query.results_of_dump(catalog, row.dump_id)[:SHOWN]
     ]
     return _page(blocks, linked_table(("replay", "status", "fwd s", "peak mem", "failure"), cells))
+
+
+def _fact(name: str, value: Any) -> str:
+    """A column's value for a reader."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if name in ("bytes", "peak_memory"):
+        return human_bytes(value)
+    if isinstance(value, float):
+        return f"{seconds(value)} s" if name.endswith("_s") else number(value, 4)
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def run_page(store: Store, run: str) -> str:
@@ -188,15 +210,16 @@ def linked_table(columns: Sequence[str], rows: Iterable[Sequence[str | Link]]) -
 
 
 def _td(cell: str | Link) -> str:
-    return f'<td class="left">{in_html(cell) if isinstance(cell, str) else _a(*cell)}</td>'
+    return f'<td class="left">{toned(cell, in_html(cell)) if isinstance(cell, str) else _a(*cell)}</td>'
 
 
 def _replays(rows: Iterable[query.ReplayRow]) -> str:
     cells: list[list[str | Link]] = [
-        [_to_replay(row.replay_id), row.status, f"{row.passed}/{row.inputs}", label(as_ran(row.config, row.resolved))]
+        [_to_replay(row.replay_id), ago(row.created_at), row.status, f"{row.passed}/{row.inputs}",
+         label(as_ran(row.config, row.resolved))]
         for row in rows
-    ]
-    return linked_table(("replay", "status", "passed", "configuration"), cells)
+    ]  # fmt: skip
+    return linked_table(("replay", "when", "status", "passed", "configuration"), cells)
 
 
 def _to_replay(replay_id: str) -> Link:

@@ -23,6 +23,7 @@ from actordbg.store.layout import Store
 MOST_DUMPS = 24
 """Dumps whose tokens are read."""
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
+_EXPERT = re.compile(r"\bexperts\.\d+\.")
 _OUTSIDE = "-"
 
 
@@ -67,10 +68,10 @@ def gradients_chart(dumps: Sequence[DumpComparison]) -> Chart | None:
     """By kind of parameter and layer, the largest |a - b| / |b| of a gradient over the worst dumps."""
     worst: dict[tuple[str, str], tuple[float, str]] = {}
     for dump in dumps:
-        for item in dump.parameters:
-            if item.figures.distance is not None:
-                place = place_of(item.name)
-                worst[place] = max(worst.get(place, (-1.0, "")), (item.figures.distance, dump.dump_id))
+        known = {one.name: one.figures.distance for one in dump.parameters if one.figures.distance is not None}
+        for name, distance in (dump.distances or known).items():
+            place = place_of(name)
+            worst[place] = max(worst.get(place, (-1.0, "")), (distance, dump.dump_id))
     if not worst:
         return None
     layers = sorted({at for _, at in worst}, key=lambda at: (at == _OUTSIDE, at.zfill(6)))
@@ -83,8 +84,9 @@ def gradients_chart(dumps: Sequence[DumpComparison]) -> Chart | None:
     kinds = len({one["p"] for one in rows})
     spec = layered(rows, field, height=max(70, min(520, 24 * kinds)), x=names("l", "layer"), y=names("p", None))
     (kind, at), (value, dump_id) = max(worst.items(), key=lambda one: one[1])
+    count = sum(bool(dump.distances or dump.parameters) for dump in dumps)
     where = kind if at == _OUTSIDE else f"{kind} of layer {at}"
-    says = f"The furthest is {where}: {number(value, 3)} in {dump_id}. Of each dump the record names its worst parameters."
+    says = f"The furthest is {where}: {number(value, 3)} in {dump_id}. A field is the largest over {plural(count, 'dump')}."
     table = Grid(
         ("gradient of", "layer", "|a-b|/|b|"),
         tuple((o["p"], o["l"], number(o["v"], 3)) for o in rows),
@@ -94,8 +96,8 @@ def gradients_chart(dumps: Sequence[DumpComparison]) -> Chart | None:
 
 
 def place_of(name: str) -> tuple[str, str]:
-    """A parameter's kind and layer: "model.layers.3.mlp.up_proj.weight" is ("mlp.up_proj.weight", "3")."""
+    """A parameter's kind and layer: "model.layers.3.mlp.up_proj.weight" is ("mlp.up_proj.weight", "3"). Experts are one kind."""
     found = _LAYER.search(name)
     if found is None:
         return name.removeprefix("model."), _OUTSIDE
-    return name[found.end() :], found[1]
+    return _EXPERT.sub("experts.*.", name[found.end() :]), found[1]

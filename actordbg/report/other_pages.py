@@ -81,14 +81,23 @@ def logs_page(answers: Sequence[LogComparison], curves: Mapping[str, Curve], apa
     limits = [(step, first.threshold) for step in (steps[0], steps[-1])] if steps else []
     charts = (
         values_chart("The trainings", first.metric or "", curves),
-        apart_chart("How far apart", first.metric or "", apart, limits),
+        apart_chart("How far apart", first.metric or "", apart, limits, "the other's"),
     )
-    rows = tuple((one.a.path, one.b.path, f"{one.common:,}", number(one.max_relative, 3), one.verdict) for one in answers)
+    letters = {path: chr(65 + at) if at < 26 else str(at + 1) for at, path in enumerate(_paths(answers))}
+    rows = tuple(
+        (letters[one.a.path], letters[one.b.path], f"{one.common:,}", number(one.max_relative, 3), one.verdict) for one in answers
+    )
     return [
         Heading("compare-logs", 1),
         Banner(word, f"{said}.", tone, figures),
         *(chart for chart in charts if chart is not None),
         Heading("Pairs", 3),
-        Grid(("A", "B", "common", "largest", "verdict"), rows, frozenset({"A", "B", "verdict"})),
+        Grid(("", " ", "common", "largest", "verdict"), rows, frozenset({"", " ", "verdict"})),
+        Items(tuple(f"{letter}: {path}" for path, letter in letters.items())),
         *([Items(tuple(note for one in answers for note in one.notes))] if any(one.notes for one in answers) else []),
     ]
+
+
+def _paths(answers: Sequence[LogComparison]) -> list[str]:
+    """The logs in the order in which they were named."""
+    return list(dict.fromkeys(path for one in answers for path in (one.a.path, one.b.path)))

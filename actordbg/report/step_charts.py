@@ -30,8 +30,8 @@ def values_chart(title: str, what: str, curves: Mapping[str, Curve]) -> Chart | 
     return Chart(title, says, spec, _ends(curves, what), _thin_note(curves))
 
 
-def apart_chart(title: str, what: str, curves: Mapping[str, Curve], limits: Curve) -> Chart | None:
-    """Relative differences by step on a log scale, with what they may be as a dashed line."""
+def apart_chart(title: str, what: str, curves: Mapping[str, Curve], limits: Curve, whose: str = "the baseline's") -> Chart | None:
+    """Relative differences by step on a log scale, with what they may be as a dashed line. whose: of whom they are apart."""
     floor = 1e-9  # what is equal has no place on a log scale
     raised = {name: [(step, max(floor, value)) for step, value in curve] for name, curve in curves.items()}
     rows = [row for name, curve in raised.items() for row in _rows(name, curve)]
@@ -44,7 +44,7 @@ def apart_chart(title: str, what: str, curves: Mapping[str, Curve], limits: Curv
         "line", _rows("limit", [(step, max(floor, v)) for step, v in limits]), {"color": BAD, "strokeDash": [5, 4]}, x=x, y=y
     )
     spec = layered([], line, limit, height=220)
-    says = f"How far {what} is from the baseline's; the dashed line is how far it may be. What is equal is drawn at {floor:g}."
+    says = f"How far {what} is from {whose}; the dashed line is how far it may be. What is equal is drawn at {floor:g}."
     largest = tuple(
         (name, number(max((v for _, v in curve if math.isfinite(v)), default=None), 3)) for name, curve in curves.items()
     )

@@ -304,6 +304,9 @@ class TestGradients:
         assert [item.name for item in one.parameters] == ["bias", "lm_head.weight"], "an equal one is no bad one"
         assert one.parameters[0].figures.distance == pytest.approx(0.5)
         assert one.parameters[0].figures.cosine == pytest.approx(1.0)
+        assert one.distances == {"bias": 0.5, "lm_head.weight": 0.25, "model.norm.weight": 0.0}, (
+            "every one has its place in a picture"
+        )
         a, b = (np.concatenate([side[name].double().numpy() for name in self.NAMES]) for side in (ours, theirs))
         whole = one.gradients
         assert whole and whole.count == 88

@@ -10,7 +10,8 @@ import pytest
 from hostilestore import HOSTILE, forbidden, hostile_store
 from pagecases import OURS, Read
 
-from actordbg.pages.ui_pages import condition_of
+from actordbg.dumps.create import create_dumps
+from actordbg.pages.ui_pages import condition_of, dump_page, dumps_page
 from actordbg.pages.ui_server import HOST, UiServer
 from actordbg.store.layout import Store
 
@@ -83,6 +84,14 @@ def test_every_page_shows_a_hostile_store_as_text(visitor: Visitor, path: str):
     assert not [name for _, attributes in found.elements for name in attributes if name.startswith("on") or name == "style"]
     addresses = [one for one in found.having("href") if not one.startswith(("#", "data:image", "/"))]
     assert all(one.startswith("..") or "%" in one for one in addresses), "logs beside the store"
+
+
+def test_lists_begin_with_the_newest_and_say_when(store: Store):
+    create_dumps(store, 1, 1, 8, run="first")
+    create_dumps(store, 1, 1, 8, run="second")
+    page = dumps_page(store, {})
+    assert page.index("/runs/second") < page.index("/runs/first") and "s ago</td>" in page
+    assert ">yes</span>" in dump_page(store, "last") and ">True<" not in dump_page(store, "last")
 
 
 def test_what_is_not_there_is_said_and_what_leads_out_is_not_followed(visitor: Visitor):

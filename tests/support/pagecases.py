@@ -11,7 +11,7 @@ from itertools import product
 from hostilestore import HOSTILE
 from reportcases import given, replay, result
 
-from actordbg.formats.comparison_record import DumpComparison, Figures, ParameterFigures
+from actordbg.formats.comparison_record import DumpComparison
 from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
 from actordbg.pages.page import as_html
 from actordbg.report.blocks import Heading, Paragraph
@@ -99,12 +99,11 @@ def tokens_page() -> str:
     mask = [[1.0] * 7 for _ in range(2)]
     tokens = TokenRows([[float(at) for at in range(12)] for _ in range(2)], [[0.0, 0.0] + [1.0] * 10, [1.0] * 12], mask)
     pair = TokenPair(HOSTILE, KeptRows(a, mask), KeptRows(b, mask), tokens, 0.4)
-    found = [
-        ParameterFigures(f"model.layers.{layer}.{HOSTILE}.weight", Figures(3, distance=0.1 * layer + 0.01)) for layer in range(3)
-    ]
+    found = {f"model.layers.{layer}.{HOSTILE}.weight": 0.1 * layer + 0.01 for layer in range(3)}
+    found |= {f"model.layers.0.mlp.experts.{expert}.up_proj.weight": 0.02 for expert in range(40)}
     charts = (
         tokens_chart(pair, lambda ids: f"{HOSTILE} {len(ids)}"), scatter_chart([pair], 0.4), histogram_chart([pair]),
-        gradients_chart([DumpComparison(HOSTILE, "mismatch", parameters=tuple(found))]),
+        gradients_chart([DumpComparison(HOSTILE, "mismatch", distances=found)]),
     )  # fmt: skip
     return as_html([Heading("tokens", 1), Paragraph(HOSTILE), *(one for one in charts if one is not None)])
 
