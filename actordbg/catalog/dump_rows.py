@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from datetime import datetime
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -42,7 +44,8 @@ DUMP_COLUMNS = (*RECORD_FIELDS, "padding", *CALL_FLAGS, "with_outputs", "with_rn
 """Columns of the rows that `read_row` and `row_of` make, in this order."""
 
 _PACKAGES = tuple(name.removesuffix("_version") for name in VERSIONS)
-_FIRST_READ = 8192
+_FIRST_READ = 2048
+"""Most records are shorter, and what follows is the payload, which nobody wants here."""
 _INT64 = 2**63
 _OUTPUT_KEY, _RNG_KEY = f'"{OUTPUT_PREFIX}'.encode(), f'"{RNG_PREFIX}'.encode()
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z", re.ASCII)
@@ -67,18 +70,21 @@ def _column(name: str, kind: Any) -> tuple[Any, ...]:
     return name, kind, msgspec.field(default_factory=dict) if default == {} else default
 
 
+_Flags = msgspec.defstruct("_Flags", [(name, bool | None, None) for name in CALL_FLAGS])
+_Versions = msgspec.defstruct("_Versions", [(name, str | None, None) for name in _PACKAGES])
 _Columns = msgspec.defstruct(
     "_Columns",
     [
         *(_column(name, _kind(name)) for name in RECORD_FIELDS),
         _column("tensors", dict[str, msgspec.Raw]),
-        _column("arguments", dict[str, Any]),
-        _column("versions", dict[str, Any]),
+        ("arguments", _Flags, msgspec.field(default_factory=_Flags)),
+        ("versions", _Versions, msgspec.field(default_factory=_Versions)),
         ("format_version", Literal[RECORD_VERSION]),
     ],
     kw_only=True,
 )
 _decode = msgspec.json.Decoder(_Columns).decode
+_plain = msgspec.structs.astuple
 
 
 def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, ...]:
@@ -102,21 +108,10 @@ def row_of(text: bytes, size: int, pack: str | None = None) -> tuple[Any, ...]:
 
     Raises CorruptDump or NewerFormat for a line that is not a sound record.
     """
-    values = _quickly(text)
-    if values is None:
-        values = _checked(text)
-    *columns, tensors, arguments, versions, _ = values
-    columns.append(columns[4] * columns[5] - columns[6])
-    for name in CALL_FLAGS:
-        value = arguments.get(name)
-        columns.append(value if value is True or value is False else None)
-    for key, prefix in ((_OUTPUT_KEY, OUTPUT_PREFIX), (_RNG_KEY, RNG_PREFIX)):
-        columns.append(key in text and any(name.startswith(prefix) for name in tensors))
-    for name in _PACKAGES:
-        value = versions.get(name)
-        columns.append(value if type(value) is str else None)
-    columns += (size, pack)
-    return tuple(columns)
+    fields, tensors, flags, versions = _quickly(text) or _checked(text)
+    outputs = _OUTPUT_KEY in text and any(name.startswith(OUTPUT_PREFIX) for name in tensors)
+    rng = _RNG_KEY in text and any(name.startswith(RNG_PREFIX) for name in tensors)
+    return (*fields, fields[4] * fields[5] - fields[6], *flags, outputs, rng, *versions, size, pack)
 
 
 def _header(path: str) -> tuple[bytes, int]:
@@ -142,7 +137,11 @@ def _header(path: str) -> tuple[bytes, int]:
     return head[8 : 8 + length], size
 
 
-def _quickly(text: bytes) -> tuple[Any, ...] | None:
+_Picked = tuple[tuple[Any, ...], Iterable[str], Iterable[Any], Iterable[Any]]
+"""The values of RECORD_FIELDS, names of tensors, values of CALL_FLAGS and VERSIONS."""
+
+
+def _quickly(text: bytes) -> _Picked | None:
     """The picked values, if msgspec finds every one of them sound; None means: ask the full check.
 
     Records are written in ASCII: in anything else msgspec does not check the characters of the fields that it skips. It counts
@@ -151,17 +150,29 @@ def _quickly(text: bytes) -> tuple[Any, ...] | None:
     if not text.isascii() or text.count(b"[") + text.count(b"{") > MAX_DEPTH:
         return None
     try:
-        values: tuple[Any, ...] = msgspec.structs.astuple(_decode(text))
-        datetime.fromisoformat(values[3][:26])
+        *fields, tensors, flags, versions, _ = _plain(_decode(text))
+        datetime.fromisoformat(fields[3][:26])
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    return values if _MOMENT.match(values[3]) and is_plain_name(values[0]) and is_plain_name(values[1]) else None
+    if not (_MOMENT.match(fields[3]) and is_plain_name(fields[0]) and _plain_run(fields[1])):
+        return None
+    return tuple(fields), tensors, _plain(flags), _plain(versions)
 
 
-def _checked(text: bytes) -> tuple[Any, ...]:
+_plain_run = lru_cache(maxsize=64)(is_plain_name)
+
+
+def _checked(text: bytes) -> _Picked:
     """The same values through the full check."""
     record = parse_record(text)
     values = tuple(getattr(record, name) for name in RECORD_FIELDS)
     if record.batch_size * record.seq_len >= _INT64:
         raise CorruptDump("the record has a number that does not fit into 64 bits", hint=dumpfile.HINT)
-    return (*values, record.tensors, record.arguments, record.versions, record.format_version)
+    flags = (record.arguments.get(name) for name in CALL_FLAGS)
+    versions = (record.versions.get(name) for name in _PACKAGES)
+    return (
+        values,
+        record.tensors,
+        tuple(one if one is True or one is False else None for one in flags),
+        tuple(one if type(one) is str else None for one in versions),
+    )
