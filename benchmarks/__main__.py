@@ -1,4 +1,7 @@
-"""All benchmarks in one command: `make bench`, or `python -m benchmarks [NAME...]`. Prints ratios with their budgets."""
+"""All benchmarks in one command: `make bench`, or `python -m benchmarks [NAME...]`.
+
+Prints a row for each: what is measured, the ratio that its goal speaks of, the goal, whether it is met, ours, theirs, conditions.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ def main() -> None:
     print(f"# {platform.machine()}, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}")
     for name in names:
         for row in importlib.import_module(f"benchmarks.bench_{name}").run():
-            mark = {True: "ok", False: "OVER", None: ""}[row.within]
+            mark = {True: "met", False: "NOT MET", None: ""}[row.within]
             theirs = "-" if row.theirs is None else f"{row.theirs:.4g}"
-            print(f"{row.name:<58} {row.ratio:>9.3g}  budget {row.budget:<10} {mark:<5}", end="")
+            print(f"{row.name:<58} {row.ratio:>9.3g}  goal {row.budget:<9} {mark:<8}", end="")
             print(f" ours {row.ours:.4g} {row.unit}, theirs {theirs} {row.unit}; {row.note}", flush=True)
 
 

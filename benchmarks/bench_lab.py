@@ -18,21 +18,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import safetensors.numpy
-import safetensors.torch
 import torch
 
 from actordbg.compare.comparing import compare
-from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_journal
-from actordbg.formats.replay_record import ReplayInput, ReplaySpec, ResultRecord
-from actordbg.formats.store_files import make_folder
+from actordbg.formats.journal import TENSORS
 from actordbg.store.layout import Store
+from benchmarks.kept_replays import two_replays
 from benchmarks.rows import Row
 
 CELLS = [[f"--attn={attn}", f"--{packing}"] for attn in ("sdpa", "eager") for packing in ("no-packing", "packing")]
@@ -62,11 +58,8 @@ def _compare() -> Row:
     torch.set_num_threads(1)
     try:
         with tempfile.TemporaryDirectory() as folder:
-            store = Store(Path(folder) / "store").create()
-            inputs = [_input(index) for index in range(DUMPS)]
-            for number, name in enumerate(("20250101T000000-aaaaaa", "20250101T000001-bbbbbb")):
-                _keep(store, name, inputs, noise=1e-3 * number)
-            a, b = "20250101T000000-aaaaaa", "20250101T000001-bbbbbb"
+            store = Store(Path(folder) / "store")
+            a, b = two_replays(store.root, DUMPS, SHAPE)
             compare(store, a, b)  # indexes the replays
             ours, theirs = _in_turn(lambda: compare(store, a, b), lambda: _by_hand(store, a, b), times=5)
     finally:
@@ -92,32 +85,6 @@ def _actordbg(store: str, *arguments: str) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths}
     command = [sys.executable, "-m", "actordbg", "--store", store, *arguments]
     subprocess.run(command, env=environment, check=True, capture_output=True)
-
-
-def _input(index: int) -> ReplayInput:
-    dump_id = f"20250619T0526{index % 60:02d}.{index:06d}Z-{index:06d}-1-{index:08x}"
-    return ReplayInput(dump_id, f"dumps/bench/rank0000/{dump_id}.safetensors.zst", 0, SHAPE[0], 2048, SHAPE[0] * 2048)
-
-
-def _keep(store: Store, name: str, inputs: Sequence[ReplayInput], noise: float) -> None:
-    """A finished replay with kept tensors; with `noise` other values by about that much."""
-    folder = store.replays / name
-    make_folder(folder / TENSORS)
-    config = ReplayConfig(dtype="fp32", backward=False)
-    (folder / SPEC).write_text(ReplaySpec(name, now_timestamp(), config, tuple(inputs)).to_json())
-    resolved = {"model": "tiny", "dtype": "fp32", "attn": "sdpa", "packing": False, "backend": "plain", "num_layers": 2}
-    supervisor, worker = Journal(folder / SUPERVISOR), Journal(rank_journal(folder, 0))
-    supervisor.append("resolved", resolved=resolved)
-    for index, one in enumerate(inputs):
-        generator = torch.Generator().manual_seed(index)
-        log_probs = -8 * torch.rand(SHAPE, generator=generator)
-        moved = {"log_probs": log_probs + noise * torch.randn(SHAPE, generator=generator), "entropy": -log_probs}
-        mask = {"mask": torch.ones(SHAPE, dtype=torch.bool)}
-        safetensors.torch.save_file(moved | mask, folder / TENSORS / f"{one.dump_id}.safetensors")
-        moment = now_timestamp()
-        record = ResultRecord(name, one.dump_id, "passed", started_at=moment, finished_at=moment)
-        worker.append("end", **record.to_dict())
-    supervisor.append("finished", status="complete", finished_at=now_timestamp())
 
 
 def _by_hand(store: Store, a: str, b: str) -> str:

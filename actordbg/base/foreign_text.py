@@ -20,7 +20,6 @@ command cannot forget it. Backslashes of the text itself stay as they are: it is
 
 from __future__ import annotations
 
-import html
 import re
 import shlex
 import unicodedata
@@ -82,6 +81,8 @@ def fenced(text: str) -> str:
 
 def in_html(text: str) -> str:
     """`text` in an element or an attribute of a page, its line breaks kept."""
+    import html  # it has a table of all entities
+
     return html.escape(in_lines(text))
 
 

@@ -36,7 +36,6 @@ from typing import Any
 from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.catalog import comparison_index, migrate, private_catalog
 from actordbg.catalog import connections as engine
-from actordbg.catalog import dump_rows as headers
 from actordbg.catalog import pack_rows as packed
 from actordbg.catalog import replay_rows as replays
 from actordbg.catalog.replay_rows import FileMark
@@ -204,6 +203,8 @@ def _changed_folders(store: Store, odd: dict[str, str]) -> tuple[list[_DumpFolde
 
 def _read_batch(store: Store, folder: _DumpFolder, names: list[str]) -> tuple[list[tuple[Any, ...]], list[Damaged], bool]:
     """Rows of the good ones, the damaged ones, and whether any of these may become good without a change of the folder."""
+    from actordbg.catalog import dump_rows as headers  # and msgspec, which nothing new does without
+
     rows, damaged, passing = [], [], False
     prefix = f"{store.root}/{folder.path}/"
     for name in names:

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import ActordbgError, NewerFormat, StoreProblem
 from actordbg.catalog import connections as engine
-from actordbg.catalog import dump_rows as headers
 from actordbg.catalog.tables import Damaged, odd_files
 from actordbg.store.layout import Store
 from actordbg.store.pack_bytes import PACK_SUFFIX
@@ -129,6 +128,8 @@ def _read(store: Store, run: str, path: str) -> tuple[list[tuple[Any, ...]], lis
 
 
 def _row(pack: Pack, dump_id: str, run: str, share: int, path: str) -> tuple[Any, ...]:
+    from actordbg.catalog import dump_rows as headers
+
     row = headers.row_of(pack.line(dump_id), share, path)
     if row[0] != dump_id or row[1] != run:
         raise StoreProblem(f"its record is that of {row[0]}, and belongs below packs/{row[1]}")

@@ -10,8 +10,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from actordbg.compare.sides import Values
 from actordbg.compare.thresholds import weaker
 from actordbg.formats.comparison_record import MATCH, DumpComparison
@@ -51,6 +49,8 @@ class Measured:
 
 def measure(dump_id: str, length: int | None, a: Values, b: Values) -> Measured:
     """Every figure of one dump on both sides."""
+    import numpy as np
+
     from actordbg.compare.tensor_figures import figures, sequence_sums, worst_tokens
 
     dtype = a.dtype if a.dtype == b.dtype else None

@@ -32,21 +32,16 @@ Example::
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import UsageError
+from actordbg.config.sources import parse_toml
 from actordbg.formats.comparison_record import MATCH, MISMATCH, WITHIN_NOISE, DumpComparison
 from actordbg.formats.noise_record import NoiseRecord
 from actordbg.formats.store_files import read_regular
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 MEASURES: dict[str, str] = {
     "max_abs": "largest difference of a log-prob, nats",
@@ -117,7 +112,7 @@ class Thresholds:
     def from_file(cls, path: Path) -> Thresholds:
         """Read a TOML file. UsageError for an unreadable file, unknown names and values that are no thresholds."""
         try:
-            data = tomllib.loads(read_regular(path.resolve()).decode())
+            data = parse_toml(read_regular(path.resolve()).decode())
         except OSError as error:
             raise UsageError(f"cannot read {path}: {error.strerror}", hint="name a TOML file") from None
         except ValueError as error:

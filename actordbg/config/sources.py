@@ -35,11 +35,6 @@ from actordbg.base.owners import is_own, name_of, read_owned, user_folder
 from actordbg.config.replay_config import SETTINGS, ReplayConfig, validate
 from actordbg.config.setting import ENVIRONMENT
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 FILE_NAME = "actordbg.toml"
 SAFE = "safe_directories"
 DEFAULT_STORE = "store"
@@ -214,10 +209,20 @@ def _bytes(path: Path) -> tuple[bytes, int]:
         raise UsageError(f"{path} cannot be read: {error}", hint="correct the file, or remove it") from None
 
 
+def parse_toml(text: str) -> dict[str, Any]:
+    """What a TOML text says; ValueError for anything else."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    data: dict[str, Any] = tomllib.loads(text)
+    return data
+
+
 def _parsed(raw: bytes, path: Path, keys: Mapping[str, Any], known: str) -> dict[str, Any]:
     """A TOML file that has these keys only, of these types."""
     try:
-        data: dict[str, Any] = tomllib.loads(raw.decode("utf-8"))
+        data = parse_toml(raw.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read: {error}", hint="correct the file, or remove it") from None
     unknown = sorted(set(data) - set(keys))

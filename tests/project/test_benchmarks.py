@@ -70,3 +70,11 @@ def test_comparing_is_measured(monkeypatch: pytest.MonkeyPatch):
     lab = bench("lab")
     monkeypatch.setattr(lab, "DUMPS", 3)
     assert lab._compare().ours > 0
+
+
+@pytest.mark.slow
+def test_commands_are_measured(monkeypatch: pytest.MonkeyPatch):
+    cli = bench("cli")
+    monkeypatch.setattr(cli, "every_command", lambda contents: [("dump ls", None), ("ui", None)])
+    rows = cli.run(1, 1, dumps=2)
+    assert len(rows) == 4 and all(0 < row.ours < 60 for row in rows)
