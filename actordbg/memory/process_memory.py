@@ -7,7 +7,7 @@ CUDA memory that is in use is what `nvidia-smi` says of a pid. It names pids of 
 namespace of its own nothing is found, and the value stays unknown. What torch's allocator holds in reserve only its own
 process can say.
 
-Ray sends this module's functions to other nodes by value, where no actordbg may be installed: so it imports nothing of ours.
+Ray sends what is in this module to other nodes by value, where no actordbg may be installed: so it imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -33,6 +33,13 @@ def read_memory(pids: Sequence[int], unshared: bool = True) -> list[Reading]:
         if ticks and sizes is not None:
             found.append((pid, ticks, *sizes, used.get(pid)))
     return found
+
+
+class MemoryReader:
+    """What lives on a node of a Ray cluster while its processes are watched."""
+
+    def read(self, pids: Sequence[int], unshared: bool) -> list[Reading]:
+        return read_memory(pids, unshared)
 
 
 def started(pid: int) -> int:

@@ -79,6 +79,7 @@ class OfReplay:
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._node = folder, socket.gethostname()
+        self._here: set[int] = set()
         self._tails: dict[Path, Tail] = {}
         self._workers: dict[int, WatchedProcess] = {}
         self._marks: dict[int, Mark] = {}
@@ -104,7 +105,9 @@ class OfReplay:
         kind, before = event["event"], self._marks.get(rank, Mark())
         if kind == "boot":
             node = str(event.get("node") or self._node)
-            self._workers[rank] = WatchedProcess(node, int(str(event["pid"])), int(str(event["ticks"])), rank)
+            worker = self._workers[rank] = WatchedProcess(node, int(str(event["pid"])), int(str(event["ticks"])), rank)
+            if worker.ticks == started(worker.pid):
+                self._here.add(worker.pid)
         elif kind in ("start", "fill"):
             self._marks[rank] = Mark((before.step or 0) + 1, str(event.get("dump_id") or ""), before.cuda_reserved)
         elif kind in ("end", "filled"):
@@ -118,7 +121,7 @@ class OfReplay:
         return not sampled and (self._supervisor is None or state_of(*self._supervisor)[0] in (GONE, ZOMBIE))
 
     def notes(self) -> list[str]:
-        elsewhere = sorted({one.node for one in self._workers.values()} - {self._node})
+        elsewhere = sorted({one.node for one in self._workers.values() if one.pid not in self._here} - {self._node})
         said = [f"workers on {', '.join(elsewhere)} were not sampled: --ray reaches other nodes"] if elsewhere else []
         return said + ([] if self._workers else ["no worker of this replay ran on this machine"])
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -23,6 +24,12 @@ from actordbg.cluster.ray_engine import connected
 from actordbg.cluster.same_versions import require_same_versions
 from actordbg.formats.journal import read_events
 from actordbg.formats.replay_record import ReplaySpec
+from actordbg.formats.store_files import make_folder
+from actordbg.memory.memory_growth import figures
+from actordbg.memory.memory_samples import Sample
+from actordbg.memory.ray_watched import OfRay
+from actordbg.memory.watched import OfReplay
+from actordbg.memory.watching import Rhythm, rounds, watch_into
 from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow
@@ -55,6 +62,29 @@ def test_inputs_are_shared_out_and_a_crash_costs_its_input(cluster, store: Store
     events = read_events(outcome.folder / "supervisor.jsonl")
     nodes = {tuple(one["nodes"]) for one in events if one["event"] == "attempt"}
     assert len(nodes) == 2  # each group has its node, and a crash moves none
+
+
+def test_the_memory_of_ranks_is_read_on_their_own_nodes(cluster, store: Store) -> None:
+    spec = make_spec(24)
+    folder = store.replays / spec.replay_id
+    found: list[Sample] = []
+
+    def watch() -> None:
+        while not (folder / "spec.json").is_file():
+            time.sleep(0.02)
+        watched = OfRay(cluster.address, True, OfReplay(folder))
+        path = store.root / "memory" / "samples.csv"
+        make_folder(path.parent)
+        watch_into(path, rounds(watched, watched.read, Rhythm(0.02)), found.extend)
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    outcome = scripted(store, spec, {item.dump_id: "leak" for item in spec.inputs}, cluster)
+    watcher.join()
+    assert set(statuses(outcome).values()) == {"passed"}
+    assert {one.rank for one in found} == {0, 1} and len({one.node for one in found}) == 2
+    grown = {one.process: one.sizes["uss"].growth for one in figures(found)}
+    assert all(one is not None and one.slope == pytest.approx(1_000_000, rel=0.1) for one in grown.values()), grown
 
 
 def test_a_group_over_two_nodes_meets_and_the_rank_that_dies_is_blamed(cluster, store: Store) -> None:
