@@ -10,7 +10,7 @@ import os
 import platform
 import sys
 
-NAMES = ("capture", "formats", "load", "pack", "index", "cli", "replay", "lab", "training")
+NAMES = ("capture", "formats", "load", "pack", "index", "cli", "replay", "lab", "training", "cluster")
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from actordbg.store import pack_reader as reader
 from actordbg.store import payload
 from actordbg.store.layout import Store
 from benchmarks.bench_load import REAL, _generate
-from benchmarks.bench_replay import SMALL, _environment, _publish, _replay, _timeline
+from benchmarks.bench_replay import SMALL, _environment, _replay, _timeline, publish
 from benchmarks.rows import Row, interleaved
 
 ROUNDS = 3
@@ -100,7 +100,7 @@ def _end_to_end() -> Row:
     """Small inputs, where reading weighs most beside the forward."""
     with tempfile.TemporaryDirectory() as folder, _environment():
         loose = Store(Path(folder) / "loose").create()
-        files = _publish(loose, SMALL)
+        files = publish(loose, SMALL)
         packed = Store(Path(folder) / "packed")
         shutil.copytree(loose.root, packed.root)
         pack_dumps(packed)

@@ -94,7 +94,7 @@ def run() -> list[Row]:
 def _overhead(shape: Shape, budget: float | None) -> Row:
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "store").create()
-        inputs = _publish(store, shape)
+        inputs = publish(store, shape)
         ends, forwards = _timeline(_replay(store, inputs))
         pairs = _two_ways(store, inputs)
     around = statistics.median(wall / forward for wall, forward in zip(ends, forwards, strict=True))
@@ -115,7 +115,7 @@ def _overhead(shape: Shape, budget: float | None) -> Row:
 def _memory() -> Row:
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "store").create()
-        many, few = (_resident(_replay(store, _publish(store, shape))) for shape in (MANY, FEW))
+        many, few = (_resident(_replay(store, publish(store, shape))) for shape in (MANY, FEW))
     ratio = many / few
     note = "resident memory of the worker, median of the last ten inputs"
     return Row(
@@ -160,7 +160,7 @@ def _two_ways(store: Store, inputs: list[ReplayInput]) -> list[tuple[float, floa
     return [(through, directly) for through, directly in json.loads(done.stdout.splitlines()[-1])]
 
 
-def _publish(store: Store, shape: Shape) -> list[ReplayInput]:
+def publish(store: Store, shape: Shape) -> list[ReplayInput]:
     generator = torch.Generator().manual_seed(0)
     return [_one(store, index, shape, generator) for index in range(shape.count)]
 

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from actordbg.base.errors import UsageError
+from actordbg.base.errors import Unsupported, UsageError
+from actordbg.cli.stop_options import StopOptions
 from actordbg.replay.group_engine import GroupEngine, engine_in_use, using
 
 _PANEL = "The machines"
@@ -60,9 +61,15 @@ class EngineOptions:
         ),
     ] = None  # fmt: skip
 
+    def run(self, ctx: typer.Context, title: str, stopping: StopOptions | None = None) -> GroupEngine:
+        """From now to the end of the command its groups run there. `title`: what Ray's dashboard calls it."""
+        if self.engine == "ray" and stopping is not None:
+            _refuse_stops(stopping)
+        return ctx.with_resource(self.running(title))
+
     @contextlib.contextmanager
     def running(self, title: str) -> Iterator[GroupEngine]:
-        """Inside the block the command's groups run there. `title`: what Ray's dashboard calls it."""
+        """Inside the block the command's groups run there."""
         if self.engine not in ENGINES:
             raise UsageError(f"--engine {self.engine} is not known", hint=f"one of: {', '.join(ENGINES)}")
         if self.engine == "local":
@@ -93,3 +100,12 @@ class EngineOptions:
             if one.name != "engine" and getattr(self, one.name) is not None:
                 flag = "--gpus-per-node" if one.name == "per_node" else "--" + one.name.replace("_", "-")
                 raise UsageError(f"{flag} belongs to a Ray cluster", hint="add --engine ray, or leave it out")
+
+
+def _refuse_stops(stopping: StopOptions) -> None:
+    """Ranks that stop meet through sockets of one machine, and their prompt is a terminal of that machine."""
+    if stopping.break_at is not None or stopping.debugpy is not None:
+        raise Unsupported(
+            "--break and --debugpy stop ranks on this machine, and with --engine ray they run on others",
+            hint="--ray-debug-error, for Ray's debugger where an input fails; or --break without --engine ray, on a node",
+        )

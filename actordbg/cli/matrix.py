@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ from actordbg.actor.hub_model import find_model
 from actordbg.actor.model_code import require_consent
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
+from actordbg.cli.engine_options import EngineOptions
 from actordbg.cli.input_options import ChosenInputs, asked_for, chosen_order, is_left_to_rank_0, nothing_to, opened, replaying
 from actordbg.cli.matrix_answer import MatrixAnswer, MatrixPlan, follow, print_answer, print_plan, steps_of
 from actordbg.cli.options import (
@@ -50,11 +51,13 @@ from actordbg.store.layout import Store
 
 
 @takes("inputs", ChosenInputs)
+@takes("machines", EngineOptions)
 @takes_settings("matrix")
 def matrix(
     ctx: typer.Context,
     inputs: ChosenInputs = ChosenInputs(),
     settings: Given = NONE,
+    machines: EngineOptions = EngineOptions(),
     skip_known: Annotated[
         bool, typer.Option("--skip-known", help="Leave out cells that are known to fail; they are run otherwise.")
     ] = False,
@@ -117,6 +120,8 @@ def matrix(
     if power and no_truth:
         raise UsageError("--power plants faults beside the truth", hint="leave --no-truth out")
     axes = {name: str(flags.pop(name)) for name in AXES if name in flags}
+    if not dry_run:
+        machines.run(ctx, "matrix")
     if resume is not None:
         _alone(ctx, "resume")
         record, chosen, held = _resumed(store, resume, yes)
@@ -149,7 +154,8 @@ def kept(asked: Asked, flags: Mapping[str, Any]) -> ReplayConfig:
 
 def _alone(ctx: typer.Context, option: str) -> None:
     """Refuse what was typed beside --resume or --show and would have no effect."""
-    means = {"yes", "trust_remote_code", "dist_plugin"} if option == "resume" else set()
+    means = {"yes", "trust_remote_code", "dist_plugin", *(one.name for one in fields(EngineOptions))}
+    means = means if option == "resume" else set()
     if named := typed_options(ctx, {option, "quiet", "as_json", "format", "html", *means}):
         raise UsageError(
             f"--{option} takes a matrix as it is, so {named} cannot be given", hint="leave it out, or start a new matrix"

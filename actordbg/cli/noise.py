@@ -12,6 +12,7 @@ from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.cli import input_options as inputs
 from actordbg.cli import output
+from actordbg.cli.engine_options import EngineOptions
 from actordbg.cli.options import Json, Quiet, takes
 from actordbg.cli.page_file import HtmlFile, check_page, write_page
 from actordbg.cli.setting_options import NONE, Given, takes_settings
@@ -57,12 +58,14 @@ class NoiseAnswer:
 
 
 @takes("chosen", inputs.ChosenInputs)
+@takes("machines", EngineOptions)
 @takes_settings("noise")
 def noise(
     ctx: typer.Context,
     chosen: inputs.ChosenInputs = inputs.ChosenInputs(),
     shuffle_inputs: inputs.Shuffle = False,
     settings: Given = NONE,
+    machines: EngineOptions = EngineOptions(),
     html: HtmlFile = None,
     quiet: Quiet = False,
     as_json: Json = False,
@@ -86,6 +89,7 @@ def noise(
     plan = inputs.planned(store, config, chosen, order)
     if not plan.spec.inputs:
         raise inputs.nothing_to("measure noise on", store, chosen)
+    machines.run(ctx, f"noise of {plan.spec.replay_id}")
     record = run(store, plan.spec, quiet=quiet or as_json)
     answer = answer_of(record, plan.skipped)
     write_page(html, noise_page(record, answer.deterministic, answer.conclusion))

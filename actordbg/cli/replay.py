@@ -117,7 +117,9 @@ def replay(
             plan = planned(store, asked.config, inputs, chosen, answers)
         if not (dry_run or everything or _narrowed(inputs)):
             _ask_for_all(store, plan.spec)
-    answer, problem = _run(store, plan, stopping, machines, dry_run=dry_run, quiet=quiet or as_json)
+    if not dry_run and plan.spec.inputs:
+        machines.run(ctx, f"replay {plan.spec.replay_id}", stopping)
+    answer, problem = _run(store, plan, stopping, dry_run=dry_run, quiet=quiet or as_json)
     if asked is not None:
         given = flags.keys() | asked.sources.keys()
         own = recorded_model(store, plan.spec) if asked.config.model == TINY and "model" not in given else None
@@ -156,9 +158,7 @@ def _lasts(store: Store, spec: ReplaySpec) -> str:
     return f"; about {in_time(found.seconds)}, by {output.plural(found.results, 'result')} under these settings"
 
 
-def _run(
-    store: Store, plan: Plan, stopping: StopOptions, machines: EngineOptions, *, dry_run: bool, quiet: bool
-) -> tuple[ReplayAnswer, Exception | None]:
+def _run(store: Store, plan: Plan, stopping: StopOptions, *, dry_run: bool, quiet: bool) -> tuple[ReplayAnswer, Exception | None]:
     """The answer, and the error that ended the replay before every input had its result, if one did."""
     spec = plan.spec
     if not spec.inputs:
@@ -179,9 +179,7 @@ def _run(
         return ReplayAnswer(
             None, "planned", len(spec.inputs), skipped=plan.skipped, findings=known, note=note, shares=shares
         ), None
-    stops = stopping.order(spec)
-    with machines.running(f"replay {spec.replay_id}"):
-        answer, problem = _supervised(store, spec, stops, quiet)
+    answer, problem = _supervised(store, spec, stopping.order(spec), quiet)
     return replace(answer, skipped=plan.skipped, findings=known), problem
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +14,7 @@ from actordbg.actor.model_code import require_consent
 from actordbg.base import plotfile
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
+from actordbg.cli.engine_options import EngineOptions
 from actordbg.cli.input_options import ChosenInputs, is_left_to_rank_0, opened
 from actordbg.cli.new_train_check import HowToTrain, new_train_check
 from actordbg.cli.options import (
@@ -55,12 +56,14 @@ class TrainAnswer:
 
 @takes("inputs", ChosenInputs)
 @takes("how", HowToTrain)
+@takes("machines", EngineOptions)
 @takes_settings("train-check")
 def train_check(
     ctx: typer.Context,
     inputs: ChosenInputs = ChosenInputs(),
     how: HowToTrain = HowToTrain(),
     settings: Given = NONE,
+    machines: EngineOptions = EngineOptions(),
     plot: Annotated[
         Path | None, typer.Option("--plot", metavar="FILE", help="Draw losses and differences, too: .png, .svg or .pdf.")
     ] = None,
@@ -103,8 +106,11 @@ def train_check(
         models = ", ".join(sorted({repr(cell.config.get("model")) for cell in record.cells}))
         approve(f"training check {record.check_id}, whose model is {models} and whose logs go to {record.log_dir}", owner, yes)
         chosen = _inputs_again(store, record)
+        machines.run(ctx, f"train-check {record.check_id}")
     else:
         store, inputs = opened(ctx, inputs)
+        if not dry_run:
+            machines.run(ctx, "train-check")
         record, chosen = new_train_check(ctx, store, flags, inputs, how)
     if dry_run:
         output.emit(record, _say_plan, form == "json")
@@ -116,6 +122,8 @@ def train_check(
 def _alone(ctx: typer.Context, option: str) -> None:
     """Refuse what was typed beside --resume or --show and would have no effect."""
     beside = {option, "quiet", "as_json", "format", "plot", "html", "yes", "dry_run", "trust_remote_code", "dist_plugin"}
+    if option == "resume":
+        beside |= {one.name for one in fields(EngineOptions)}
     if named := typed_options(ctx, beside):
         raise UsageError(
             f"--{option} takes a check as it is, so {named} cannot be given", hint="leave it out, or start a new one"

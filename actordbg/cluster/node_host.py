@@ -27,7 +27,7 @@ from actordbg.replay.processes import GONE, ZOMBIE, state_of, wait_for_any
 from actordbg.replay.rank_view import NODE
 
 POLL_S = 0.05
-PACKAGES = ("torch", "transformers", "deepspeed", "openrlhf", "ray", "actordbg")
+PACKAGES = ("torch", "transformers", "deepspeed", "openrlhf", "flash-attn", "ray", "actordbg")
 """Packages whose versions decide what comes out, or whether it can run."""
 _SIOCGIFADDR = 0x8915
 

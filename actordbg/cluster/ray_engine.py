@@ -13,16 +13,20 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import sys
+import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem, Unsupported, UsageError
 from actordbg.cluster.order import ClusterOrder, runtime_env_of
 from actordbg.cluster.place import GroupPlace, GroupShape, RayRunning
 from actordbg.cluster.same_versions import require_same_versions
+from actordbg.config.choices import Facts, facts_elsewhere, gather_facts
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.replay.group_engine import GroupEngine, Losses
 from actordbg.replay.launch import WORKER_MODULE, Group, Running
@@ -43,6 +47,7 @@ class RayEngine(GroupEngine):
         self._said: set[str] = set()
         self._made = 0
         self._gpu: bool | None = None
+        self._parts: list[RayEngine] = []
 
     def shape(self, config: ReplayConfig) -> GroupShape:
         """What a group needs here. A cluster that has GPUs gives each rank one."""
@@ -83,6 +88,15 @@ class RayEngine(GroupEngine):
                 f"--align {config.align} says which inputs meet, so one group runs them all", hint="leave --groups out"
             )
 
+    def parts(self, configs: Sequence[ReplayConfig]) -> list[GroupEngine]:
+        """As many as the cluster holds groups of the largest of these, each with one group at a time."""
+        for config in configs:
+            self.refuse(config)
+        most = self.order.groups or min((self.holds(self.shape(config)) for config in configs), default=1)
+        alone = replace(self.order, groups=1)
+        self._parts = [RayEngine(self.ray, alone, f"{self.title} runner {one}") for one in range(min(most, len(configs)))]
+        return list(self._parts)
+
     def losses(self) -> Losses:
         return Losses(self.order.max_failures)
 
@@ -112,6 +126,8 @@ class RayEngine(GroupEngine):
 
     def close(self) -> None:
         """Give back every place."""
+        for part in self._parts:
+            part.close()
         for ranks in list(self._places):
             self._give_up(ranks)
 
@@ -169,11 +185,36 @@ def connected(order: ClusterOrder, title: str) -> Iterator[RayEngine]:
         require_same_versions(ray)
         engine = RayEngine(ray, order, title)
         try:
-            yield engine
+            with contextlib.redirect_stdout(cast(IO[str], OwnOutput(sys.stdout))), facts_elsewhere(facts_of(ray)):
+                yield engine
         finally:
             engine.close()
     finally:
         ray.shutdown()
+
+
+class OwnOutput:
+    """Standard output without what Ray's threads print there: an answer for a program must stay one.
+
+    They print each dead raylet with the end of its log. That a group was lost is among our own news.
+    """
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        if threading.current_thread().name.startswith("ray_"):
+            return len(text)
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def facts_of(ray: Any) -> Facts:
+    """What configurations depend on, as the nodes have it: this machine may have no GPU."""
+    gpus = int(sum(one["Resources"].get("GPU", 0) for one in ray.nodes() if one["Alive"]))
+    return gather_facts(cuda=gpus > 0, gpus=gpus)
 
 
 def _job(ray: Any, title: str) -> Any:

@@ -27,10 +27,12 @@ Example:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -70,6 +72,8 @@ def gather_facts(*, cuda: bool | None = None, gpus: int | None = None) -> Facts:
     A worker passes `cuda` and `gpus` as torch sees them; the desk leaves them out and goes by the NVIDIA driver's device
     files, `CUDA_VISIBLE_DEVICES`, and whether the installed torch is a CPU build.
     """
+    if cuda is None and gpus is None and (elsewhere := _elsewhere.get()) is not None:
+        return elsewhere
     versions = installed_versions()
     seen = _visible_gpus(versions) if gpus is None else gpus
     compiler = any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "g++", "clang++", "c++"))
@@ -80,6 +84,19 @@ def gather_facts(*, cuda: bool | None = None, gpus: int | None = None) -> Facts:
         compiler=compiler,
         versions=versions,
     )
+
+
+_elsewhere: ContextVar[Facts | None] = ContextVar("facts elsewhere", default=None)
+
+
+@contextlib.contextmanager
+def facts_elsewhere(facts: Facts) -> Iterator[None]:
+    """Inside the block the desk goes by these facts: its replays run on other machines."""
+    before = _elsewhere.set(facts)
+    try:
+        yield
+    finally:
+        _elsewhere.reset(before)
 
 
 def installed_versions() -> dict[str, str]:

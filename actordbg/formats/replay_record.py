@@ -39,6 +39,8 @@ FAILED = "failed"
 CRASHED = "crashed"
 HUNG = "hung"
 STOPPED = "stopped"
+GOES_ON = "goes_on"
+"""In a result's `extra`: its worker ran other inputs of the replay before, so its first one here is no warm-up."""
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,12 @@ from typing import Any
 from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError, Refused
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.journal import Event, rank_journal, rank_log, read_events
+from actordbg.formats.journal import SUPERVISOR, Event, rank_journal, rank_log, read_events
 from actordbg.formats.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
 from actordbg.formats.replay_record import PASSED as INPUT_PASSED
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 from actordbg.matrix.cell_logs import logs_of, shown_path
 from actordbg.matrix.matrix_document import MatrixContext
-from actordbg.replay.launch import groups_of
 from actordbg.replay.supervise import load_spec
 from actordbg.replay.worker_logs import LAUNCHER_LOG
 from actordbg.report.agreement import agreement_of, ranks_in_words
@@ -140,13 +139,14 @@ class Loads:
 def loads_of(folder: Path, config: ReplayConfig) -> Loads:
     """Count the loads in the journals of a replay's folder."""
     count, seconds, shared = 0, 0.0, None
-    for group in groups_of(config):
+    groups = {tuple(event["ranks"]) for event in read_events(folder / SUPERVISOR) if event["event"] == "attempt"}
+    for ranks in groups:
         attempts: dict[int, list[float]] = {}
-        for rank in group.ranks:
+        for rank in ranks:
             for event in (one for one in read_events(rank_journal(folder, rank)) if one["event"] == "ready"):
                 resolved = event.get("resolved") or {}
                 if (whose := resolved.get("load_shared_with")) is not None:
-                    shared = shared or whose
+                    shared = shared or (whose if whose != folder.name else None)
                 else:
                     attempts.setdefault(event.get("attempt", 0), []).append(float(resolved.get("load_s") or 0.0))
         count += len(attempts)

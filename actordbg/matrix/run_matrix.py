@@ -4,7 +4,8 @@
 
 Cells run batch by batch (`cells.batches`). Cells that can share an Actor run on it one after the other, compiled ones last. Each
 cell is an ordinary replay with its own folder, so a crash or a hang costs one input of one cell, and a cell is accepted
-wherever a replay is. After a batch its processes leave, and its passed cells are compared with the truth.
+wherever a replay is. After a batch its processes leave, and its passed cells are compared with the truth. Where the engine has
+room for several groups, batches run side by side (`side_by_side.py`).
 
 `store/matrices/<id>.json` is replaced after every step. So a matrix that was interrupted or killed can go on (`run_matrix` again
 with the record from the file): finished cells stay, and a half-finished cell resumes its replay.
@@ -13,6 +14,7 @@ with the record from the file): finished cells stay, and a half-finished cell re
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -30,7 +32,9 @@ from actordbg.matrix import matrix_files as matrices
 from actordbg.matrix.cell_logs import write_log
 from actordbg.matrix.cell_outcomes import finished
 from actordbg.matrix.cell_verdicts import Baseline, judged, regressions
-from actordbg.matrix.cells import batches, with_way_out
+from actordbg.matrix.cells import Batch, batches, with_way_out
+from actordbg.matrix.side_by_side import SideBySide
+from actordbg.replay.group_engine import engine_in_use
 from actordbg.replay.plan import DEFAULT_SHUFFLE_SEED, make_plan, new_replay_id
 from actordbg.replay.selection import Row
 from actordbg.replay.supervise import (
@@ -115,19 +119,22 @@ class MatrixRun:
     ) -> None:
         self.store, self.rows, self.around, self.baseline = store, rows, around, baseline
         self.record = matrices.claimed(record)
+        self._writing, self._judging = threading.RLock(), threading.Lock()
         matrices.save(store, self.record)
 
     def run(self) -> None:
         """Run until every cell is decided, or until an interruption or an error of the store."""
         status = STOPPED_EARLY
         try:
-            for batch in batches(self.record.cells, self.around.facts, self.around.defaults):
-                self.around.warm.share(batch.key)
-                for index in batch.cells:
-                    self._run_cell(index)
-                self.around.warm.share(None)
-                self._judge(batch.cells)
-            self._judge(range(len(self.record.cells)))
+            found = batches(self.record.cells, self.around.facts, self.around.defaults)
+            configs = [ReplayConfig.from_dict(self.record.cells[one.cells[0]].config) for one in found]
+            parts = engine_in_use().parts(configs)
+            if len(parts) > 1:
+                self._side_by_side(found, SideBySide(parts))
+            else:
+                for batch in found:
+                    self._run_batch(batch, self.around)
+            self._judge(range(len(self.record.cells)), self.around)
             if self.baseline is not None:
                 for cell in self.record.cells:
                     self._put(replace(cell, regressed=regressions(self.store, cell, self.baseline)))
@@ -143,26 +150,51 @@ class MatrixRun:
                 matrices.save(self.store, self.record)
                 self.around.on_tick()
 
-    def _run_cell(self, index: int) -> None:
+    def _side_by_side(self, found: Sequence[Batch], runners: SideBySide) -> None:
+        around = self.around
+
+        def work(batch: Batch) -> None:
+            with WarmGroups() as warm:
+                told = partial(_tell_later, runners, around.on_event)
+                self._run_batch(batch, replace(around, on_event=told, on_tick=runners.tick, warm=warm))
+
+        def tick() -> None:
+            if self._judging.acquire(blocking=False):  # a comparison reads the catalog that a tick writes
+                try:
+                    around.on_tick()
+                finally:
+                    self._judging.release()
+
+        runners.run(found, work, tick)
+
+    def _run_batch(self, batch: Batch, around: Surroundings) -> None:
+        around.warm.share(batch.key)
+        for index in batch.cells:
+            self._run_cell(index, around)
+        around.warm.share(None)
+        with self._judging:
+            self._judge(batch.cells, around)
+
+    def _run_cell(self, index: int, around: Surroundings) -> None:
         cell = self.record.cells[index]
         try:
             spec = self._spec(cell)
         except UsageError as error:  # --align rank, and no call that is whole for this many processes
             cell = replace(cell, status=UNAVAILABLE, reason=with_way_out(error.message, (error.hint,)))
             self._put(cell)
-            self.around.on_event(MatrixEvent("done", cell))
+            around.on_event(MatrixEvent("done", cell))
             return
         cell = replace(cell, replay_id=spec.replay_id)
         self._put(cell)
-        self.around.on_event(MatrixEvent("cell", cell))
+        around.on_event(MatrixEvent("cell", cell))
         problem: ActordbgError | None = None
         try:
             run_replay(
                 self.store,
                 spec,
-                partial(self._tell, cell, "input"),
-                on_tick=self.around.on_tick,
-                warm=self.around.warm,
+                partial(_tell, around, cell, "input"),
+                on_tick=around.on_tick,
+                warm=around.warm,
             )
         except ActordbgError as error:
             problem = error
@@ -173,7 +205,7 @@ class MatrixRun:
             done = replace(done, reason=f"{left_out} of {len(self.record.dump_ids)} dumps left out: not of a whole call")
         self._put(done)
         write_log(self.store, self.record.matrix_id, done)
-        self.around.on_event(MatrixEvent("done", done))
+        around.on_event(MatrixEvent("done", done))
 
     def _spec(self, cell: MatrixCell) -> ReplaySpec:
         """The cell's replay: the one that began, else a new one."""
@@ -190,32 +222,39 @@ class MatrixRun:
             versions=versions_of(str(cell.config.get("model"))),
         ).spec
 
-    def _judge(self, indices: Sequence[int]) -> None:
+    def _judge(self, indices: Sequence[int], around: Surroundings) -> None:
         """Judge cells without a verdict. The truth loads the model too, so the cells' own processes have left or let go of it."""
         truth_dtype = self.record.options.get("oracle")
-        reopening = self.around.warm.reopen
-        with contextlib.nullcontext(self.around.warm) if reopening else WarmGroups() as warm:
+        reopening = around.warm.reopen
+        with contextlib.nullcontext(around.warm) if reopening else WarmGroups() as warm:
             for index in indices:
                 cell = self.record.cells[index]
                 if truth_dtype and cell.status == PASSED and cell.verdict is None:
-                    self.around.on_event(MatrixEvent("truth", cell))
-                    told = partial(self._tell, cell, "truth input")
+                    around.on_event(MatrixEvent("truth", cell))
+                    told = partial(_tell, around, cell, "truth input")
                     power = bool(self.record.options.get("power"))
-                    cell, truth = judged(self.store, cell, truth_dtype, power, told, self.around.on_tick, warm)
-                    self.record = replace(self.record, truth_id=self.record.truth_id or truth)
-                    self._put(cell)
-                    self.around.on_event(MatrixEvent("judged", cell))
-
-    def _tell(self, cell: MatrixCell, kind: str, event: Progress) -> None:
-        if event.kind == "result":
-            self.around.on_event(MatrixEvent(kind, cell, event.text))
-        elif event.kind == "attempt" and event.text:
-            self.around.on_event(MatrixEvent("load", cell, f"starting again: {event.text}"))
-        elif event.kind in ("start", "leaving"):
-            computing = "the truth of " if kind == "truth input" and event.kind == "start" else ""
-            self.around.on_event(MatrixEvent("doing", cell, computing + event.text))
+                    cell, truth = judged(self.store, cell, truth_dtype, power, told, around.on_tick, warm)
+                    with self._writing:
+                        self.record = replace(self.record, truth_id=self.record.truth_id or truth)
+                        self._put(cell)
+                    around.on_event(MatrixEvent("judged", cell))
 
     def _put(self, cell: MatrixCell) -> None:
-        cells = tuple(cell if one.index == cell.index else one for one in self.record.cells)
-        self.record = replace(self.record, cells=cells, loads=sum(one.loads for one in cells))
-        matrices.save(self.store, self.record)
+        with self._writing:
+            cells = tuple(cell if one.index == cell.index else one for one in self.record.cells)
+            self.record = replace(self.record, cells=cells, loads=sum(one.loads for one in cells))
+            matrices.save(self.store, self.record)
+
+
+def _tell(around: Surroundings, cell: MatrixCell, kind: str, event: Progress) -> None:
+    if event.kind == "result":
+        around.on_event(MatrixEvent(kind, cell, event.text))
+    elif event.kind == "attempt" and event.text:
+        around.on_event(MatrixEvent("load", cell, f"starting again: {event.text}"))
+    elif event.kind in ("start", "leaving"):
+        computing = "the truth of " if kind == "truth input" and event.kind == "start" else ""
+        around.on_event(MatrixEvent("doing", cell, computing + event.text))
+
+
+def _tell_later(runners: SideBySide, on_event: Callable[[MatrixEvent], None], event: MatrixEvent) -> None:
+    runners.tell(partial(on_event, event))

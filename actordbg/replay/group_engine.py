@@ -11,7 +11,7 @@ so a slow or lost group holds nobody up. The journals, the blame and the verdict
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +63,10 @@ class GroupEngine:
     def deals(self, config: ReplayConfig) -> bool:
         """Whether there are groups of which any may run any input. Where not, the groups are those of the configuration."""
         return False
+
+    def parts(self, configs: Sequence[ReplayConfig]) -> list[GroupEngine]:
+        """Engines that run such replays side by side, each with groups of its own; [] where they run one after another."""
+        return []
 
     def losses(self) -> Losses | None:
         """A new count of losses for a replay; None where each group counts its own fruitless attempts."""

@@ -51,7 +51,7 @@ from actordbg.debug.prompt import StoppedByUser
 from actordbg.debug.replay_stops import ReplayStops, StopOrder
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, Journal, rank_journal, rank_log
-from actordbg.formats.replay_record import FAILED, STOPPED, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.formats.replay_record import FAILED, GOES_ON, STOPPED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.formats.store_files import open_regular, read_regular
 from actordbg.laws.law_choice import chosen
 from actordbg.replay.lanes import answer_fields
@@ -170,6 +170,8 @@ class Worker:
         others = [other for other in order.ranks if other != rank]
         self.peers = [RankView.of_peer(folder, other) for other in others]
         self._longest_s = 0.0
+        self.goes_on = False
+        """Whether it ran another portion of the same replay before: its first input is then no start of anything."""
         self._asked = chosen(spec.inputs, spec.config.laws)
         self._order = StopOrder(**order.stops)
         self.stops = ReplayStops(folder, spec.replay_id, rank, self._order, self._write)
@@ -227,6 +229,8 @@ class Worker:
         if isinstance(outcome, Failure):
             self._raise_if_a_peer_died()
         fields = outcome.fields() if isinstance(outcome, Failure) else outcome
+        if self.goes_on:
+            fields = {**fields, "extra": {**fields.get("extra", {}), GOES_ON: True}}
         if leads:
             record = ResultRecord(
                 replay_id=self.spec.replay_id,
@@ -410,12 +414,15 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine], arguments: Sequ
 
 def _stay(work: Path, order: WorkOrder, rank: int, engine: Engine) -> int:
     """Run one replay's order after another on the loaded actor, until there is none or one goes wrong."""
+    folder = work.parent
     while order.stay and (following := await_next(work)) is not None:
-        work, folder = following, following.parent
+        before, work, folder = folder, following, following.parent
         redirect_output(rank_log(folder, rank))
         order = WorkOrder.from_json(read_regular(work))
         spec = ReplaySpec.from_json(read_regular(folder / SPEC))
-        code = Worker(folder, spec, order, rank, engine).run(switch_to=folder)
+        worker = Worker(folder, spec, order, rank, engine)
+        worker.goes_on = folder == before
+        code = worker.run(switch_to=folder)
         if code != 0 or not order.stay:
             return code
     engine.close()

@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from actordbg.formats.replay_record import ResultRecord
+from actordbg.formats.replay_record import GOES_ON, ResultRecord
 
 PERCENTILE_DEFINITION = "linear interpolation between the closest ranks (type 7, numpy's default)"
 FIRST_BUCKET = 128
@@ -102,6 +102,6 @@ def warm_up_of(results: Iterable[ResultRecord]) -> tuple[set[str], set[str]]:
     for one in sorted(results, key=lambda r: (r.started_at, r.slot)):
         if one.forward_s is None:
             continue
-        if first.setdefault((one.worker, one.attempt), one) is not one and one.graphs:
+        if (one.extra.get(GOES_ON) or first.setdefault((one.worker, one.attempt), one) is not one) and one.graphs:
             compiling.add(one.dump_id)
     return {one.dump_id for one in first.values()}, compiling

@@ -41,7 +41,7 @@ from actordbg.formats.train_check_record import (
     TrainCheckRecord,
     TrainStep,
 )
-from actordbg.replay.launch import launch
+from actordbg.replay.group_engine import launch_group
 from actordbg.replay.processes import ALIVE, STOPPED, start_ticks, state_of
 from actordbg.replay.supervise import COMPLETE, INTERRUPTED, STOPPED_EARLY, Progress, interruptible, run_replay, undisturbed
 from actordbg.replay.warm_groups import WarmGroups
@@ -74,7 +74,7 @@ class TrainRun:
     inputs: Sequence[ReplayInput]
     on_event: Hears = lambda cell, what: None
     on_tick: Callable[[], None] = lambda: None
-    warm: WarmGroups = field(default_factory=lambda: WarmGroups(partial(launch, module=MODULE)))
+    warm: WarmGroups = field(default_factory=lambda: WarmGroups(partial(launch_group, module=MODULE)))
 
     def run(self) -> TrainCheckRecord:
         """Run every cell that has not finished. KeyboardInterrupt passes through after every process has ended."""
@@ -120,7 +120,13 @@ class TrainRun:
         status, reason, optimizer = TRAINED, "", ""
         try:
             outcome = run_replay(
-                self.store, self._spec(cell), partial(self._hear, cell), on_tick=self.on_tick, warm=self.warm, folder=folder
+                self.store,
+                self._spec(cell),
+                partial(self._hear, cell),
+                on_tick=self.on_tick,
+                warm=self.warm,
+                folder=folder,
+                deal=False,
             )
             optimizer = str(outcome.resolved.get("stepped_by", ""))
         except CellEnded as ended:

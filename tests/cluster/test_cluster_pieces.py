@@ -1,0 +1,214 @@
+"""What of the Ray engine needs no cluster: what is asked for, who fits where, how inputs are dealt, what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from actordbg.base.errors import LaunchProblem, UsageError
+from actordbg.cli.app import app
+from actordbg.cluster.node_host import interface_of
+from actordbg.cluster.order import ClusterOrder, checkouts, runtime_env_of
+from actordbg.cluster.place import GroupShape
+from actordbg.cluster.ray_engine import OwnOutput
+from actordbg.cluster.same_versions import differing_versions
+from actordbg.config.choices import Facts, facts_elsewhere, gather_facts
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.formats.replay_record import GOES_ON, ReplayInput, ResultRecord
+from actordbg.matrix.side_by_side import SideBySide
+from actordbg.replay.dealing import Dealer, dealt_slots
+from actordbg.replay.group_engine import GroupEngine, Losses, engine_in_use
+from actordbg.replay.rank_launcher import RankMachine, variables
+from actordbg.report.arithmetic import warm_up_of
+
+
+def inputs_of(tokens: list[int]) -> list[ReplayInput]:
+    return [ReplayInput(f"d{n}", f"dumps/d{n}", 0, 1, count, count) for n, count in enumerate(tokens)]
+
+
+@given(st.lists(st.integers(1, 9000), max_size=60), st.integers(1, 4), st.integers(1, 6), st.data())
+def test_every_input_is_dealt_once_the_longest_first(tokens: list[int], lanes: int, groups: int, data: st.DataObject) -> None:
+    inputs = inputs_of(tokens)
+    dealer, hands = Dealer(inputs, range(len(tokens)), lanes, groups), []
+    lost = data.draw(st.integers(0, 5))
+    while portion := dealer.deal():
+        assert [tokens[one] for one in portion] == sorted((tokens[one] for one in portion), reverse=True)
+        assert len(portion) % lanes == 0 or not dealer
+        if lost:  # a group dies with the rest of its portion
+            lost -= 1
+            dealer.give_back(portion[1:])
+            portion = portion[:1]
+        hands += portion
+    assert sorted(hands) == list(range(len(tokens)))
+
+
+def test_a_portion_is_half_a_fair_share_and_one_group_gets_all() -> None:
+    inputs = inputs_of([10] * 40)
+    assert len(Dealer(inputs, range(40), 1, 4).deal()) == 5
+    assert len(Dealer(inputs, range(40), 1, 1).deal()) == 40
+    assert dealt_slots([7, 3, 5], 2) == [(7, 3), (5, None)]
+
+
+def test_a_group_fits_where_each_of_its_nodes_does() -> None:
+    config = ReplayConfig(backend="fsdp2", nproc=16)
+    shape = GroupShape.of(config, 8, gpu=True)
+    assert shape.bundles == [{"CPU": 8.0, "GPU": 8.0}] * 2
+    assert shape.words() == "2 nodes with 8 CPU and 8 GPU each"
+    big = {"CPU": 64.0, "GPU": 16.0}
+    assert shape.groups_on([big]) == 0  # its nodes are different ones
+    assert shape.groups_on([big, big]) == 2
+    assert shape.groups_on([big, {"CPU": 8.0, "GPU": 8.0}, {"CPU": 96.0}]) == 1
+    assert GroupShape.of(config, 6, gpu=False).counts == (6, 6, 4)
+    assert GroupShape.of(ReplayConfig(nproc=4), None, gpu=False).ranks == 1  # plain ranks are groups of their own
+
+
+def test_ranks_of_a_second_node_have_the_variables_of_their_launcher() -> None:
+    machine = RankMachine("10.0.0.1", first=8, count=8, node=1, nodes=2)
+    torchrun = variables("torchrun", 10, 16, "29500", machine=machine)
+    assert {name: torchrun[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR")} == {
+        "RANK": "10", "LOCAL_RANK": "2", "WORLD_SIZE": "16", "LOCAL_WORLD_SIZE": "8", "GROUP_RANK": "1", "MASTER_ADDR": "10.0.0.1",
+    }  # fmt: skip
+    deepspeed = variables("deepspeed", 10, 16, "29500", machine=machine)
+    assert (deepspeed["LOCAL_SIZE"], deepspeed["CROSS_RANK"], deepspeed["CROSS_SIZE"]) == ("8", "1", "2")
+    assert deepspeed["CUDA_VISIBLE_DEVICES"] == "0,1,2,3,4,5,6,7"
+
+
+def test_a_runtime_environment_is_a_file_variables_and_checkouts(tmp_path: Path) -> None:
+    file = tmp_path / "env.yaml"
+    file.write_text("env_vars: {A: 1, B: 2}\npip: [einops]\n")
+    found = runtime_env_of(ClusterOrder(runtime_env=("FI_PROVIDER=efa", str(file), "B=x=y")))
+    assert found["env_vars"] == {"A": "1", "B": "x=y", "FI_PROVIDER": "efa"} and found["pip"] == ["einops"]
+    assert found["py_modules"] == checkouts(("actordbg", "openrlhf"))
+    assert checkouts(("json", "zstandard", "no_such_package")) == [str(Path(json.__file__).resolve().parent)]
+    for wrong in ("no-such-file", str(tmp_path)):
+        with pytest.raises(UsageError, match="--runtime-env"):
+            runtime_env_of(ClusterOrder(runtime_env=(wrong,)))
+    file.write_text("[1, 2]")
+    with pytest.raises(UsageError, match="holds no runtime environment"):
+        runtime_env_of(ClusterOrder(runtime_env=(str(file),)))
+
+
+def test_versions_that_differ_are_listed_by_node() -> None:
+    ours = {"python": "3.11.7", "torch": "2.13.0", "ray": "2.55.0"}
+    theirs = {"b (10.0.0.2)": {**ours, "torch": "2.12.0", "ray": "none"}, "a (10.0.0.1)": dict(ours)}
+    assert differing_versions(ours, theirs) == ["  node b (10.0.0.2): torch 2.12.0 (here 2.13.0), ray none (here 2.55.0)"]
+
+
+def test_losses_are_counted_over_the_whole_replay() -> None:
+    losses = Losses(2)
+    losses.count("node a died")
+    losses.count("node b died")
+    with pytest.raises(LaunchProblem, match=r"lost 3 times, and --max-failures 2 .* node c died") as stopped:
+        losses.count("node c died")
+    assert stopped.value.exit_code == 4
+    endless = Losses(-1)
+    for _ in range(100):
+        endless.count("again")
+    assert endless.pause_s == 30.0
+
+
+def test_the_desk_goes_by_the_nodes_facts() -> None:
+    there = Facts(cuda=True, gpus=64, flash_attn=True)
+    with facts_elsewhere(there):
+        assert gather_facts() is there
+        assert gather_facts(cuda=False, gpus=0).gpus == 0  # a worker says what it sees
+    assert gather_facts() is not there
+
+
+def test_rays_threads_cannot_print_into_an_answer() -> None:
+    stream = io.StringIO()
+    own = OwnOutput(stream)
+    own.write("an answer")
+    thread = threading.Thread(target=lambda: own.write("(raylet) is dead"), name="ray_listen_error_messages")
+    thread.start()
+    thread.join()
+    assert stream.getvalue() == "an answer" and own.getvalue() == "an answer"
+
+
+def test_a_later_portion_is_no_warm_up() -> None:
+    def result(name: str, attempt: int, **more: object) -> ResultRecord:
+        return ResultRecord(
+            "r",
+            name,
+            "passed",
+            attempt,
+            0,
+            0,
+            f"2026-01-01T00:00:0{attempt}Z",
+            "",
+            forward_s=1.0,
+            **more,  # type: ignore[arg-type]
+        )
+
+    results = [result("d0", 1), result("d1", 2, extra={GOES_ON: True}), result("d2", 3)]
+    assert warm_up_of(results) == ({"d0", "d2"}, set())
+
+
+def test_the_interface_of_an_address_is_found() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("203.0.113.77") is None
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--groups", "2"], "--groups belongs to a Ray cluster"),
+        (["--gpus-per-node", "2"], "--gpus-per-node belongs to a Ray cluster"),
+        (["--engine", "slurm"], "--engine slurm is not known"),
+        (["--engine", "ray", "--groups", "many"], "--groups many is no number"),
+        (["--engine", "ray", "--break", "before", "--break-wait", "1"], "--break and --debugpy stop ranks on this machine"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused_before_anything_starts(tmp_path: Path, options: list[str], said: str) -> None:
+    runner = CliRunner()
+    store = ["--store", str(tmp_path)]
+    runner.invoke(app, [*store, "dump", "create", "--count", "1", "--batch-size", "1", "--seq-len", "16"])
+    result = runner.invoke(app, [*store, "replay", *options])
+    assert said in str(result.exception), result.output
+    assert not (tmp_path / "replays").exists() or not list((tmp_path / "replays").iterdir())
+
+
+def test_cells_side_by_side_keep_to_their_engines_and_tell_in_the_callers_thread() -> None:
+    runners = SideBySide([GroupEngine(), GroupEngine()])
+    met, told, seen = threading.Barrier(2), [], set()
+
+    def work(job: int) -> None:
+        seen.add(id(engine_in_use()))
+        if job < 2:
+            met.wait(60)  # only if both run at the same time
+        runners.tell(lambda: told.append((job, threading.current_thread() is threading.main_thread())))
+
+    runners.run(range(6), work, lambda: None)
+    assert sorted(told) == [(job, True) for job in range(6)] and len(seen) == 2
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_an_interruption_or_an_error_stops_the_other_cells(error: type[BaseException]) -> None:
+    runners, stopped = SideBySide([GroupEngine(), GroupEngine()]), threading.Event()
+
+    def work(job: int) -> None:
+        if job == 0 and error is ValueError:
+            raise ValueError("a fault")
+        try:
+            while True:
+                runners.tick()
+                time.sleep(0.01)
+        except KeyboardInterrupt:
+            stopped.set()
+            raise
+
+    def tick() -> None:
+        if error is KeyboardInterrupt:
+            raise KeyboardInterrupt
+
+    with pytest.raises(error):
+        runners.run(range(4), work, tick)
+    assert stopped.is_set()
