@@ -5,7 +5,7 @@
 Cells run batch by batch (`cells.batches`). Cells that can share an Actor run on it one after the other, compiled ones last. Each
 cell is an ordinary replay with its own folder, so a crash or a hang costs one input of one cell, and a cell is accepted
 wherever a replay is. After a batch its processes leave, and its passed cells are compared with the truth. Where the engine has
-room for several groups, batches run side by side (`side_by_side.py`).
+room for several groups, batches run side by side (`cells_in_parallel.py`).
 
 `store/matrices/<id>.json` is replaced after every step. So a matrix that was interrupted or killed can go on (`run_matrix` again
 with the record from the file): finished cells stay, and a half-finished cell resumes its replay.
@@ -33,7 +33,7 @@ from actordbg.matrix.cell_logs import write_log
 from actordbg.matrix.cell_outcomes import finished
 from actordbg.matrix.cell_verdicts import Baseline, judged, regressions
 from actordbg.matrix.cells import Batch, batches, with_way_out
-from actordbg.matrix.side_by_side import SideBySide
+from actordbg.matrix.cells_in_parallel import SideBySide
 from actordbg.replay.group_engine import engine_in_use
 from actordbg.replay.plan import DEFAULT_SHUFFLE_SEED, make_plan, new_replay_id
 from actordbg.replay.selection import Row

@@ -23,7 +23,7 @@ from actordbg.cluster.same_versions import differing_versions
 from actordbg.config.choices import Facts, facts_elsewhere, gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.replay_record import GOES_ON, ReplayInput, ResultRecord
-from actordbg.matrix.side_by_side import SideBySide
+from actordbg.matrix.cells_in_parallel import SideBySide
 from actordbg.replay.dealing import Dealer, dealt_slots
 from actordbg.replay.group_engine import GroupEngine, Losses, engine_in_use
 from actordbg.replay.rank_launcher import RankMachine, variables
