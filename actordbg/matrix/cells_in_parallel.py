@@ -19,7 +19,7 @@ T = TypeVar("T")
 Call = Callable[[], None]
 
 
-class SideBySide:
+class CellRunners:
     """Runs jobs on several engines. `tell` hands a call to the caller's thread; `tick` ends a runner that has to stop."""
 
     def __init__(self, engines: Sequence[GroupEngine]) -> None:

@@ -33,7 +33,7 @@ from actordbg.matrix.cell_logs import write_log
 from actordbg.matrix.cell_outcomes import finished
 from actordbg.matrix.cell_verdicts import Baseline, judged, regressions
 from actordbg.matrix.cells import Batch, batches, with_way_out
-from actordbg.matrix.cells_in_parallel import SideBySide
+from actordbg.matrix.cells_in_parallel import CellRunners
 from actordbg.replay.group_engine import engine_in_use
 from actordbg.replay.plan import DEFAULT_SHUFFLE_SEED, make_plan, new_replay_id
 from actordbg.replay.selection import Row
@@ -130,7 +130,7 @@ class MatrixRun:
             configs = [ReplayConfig.from_dict(self.record.cells[one.cells[0]].config) for one in found]
             parts = engine_in_use().parts(configs)
             if len(parts) > 1:
-                self._side_by_side(found, SideBySide(parts))
+                self._side_by_side(found, CellRunners(parts))
             else:
                 for batch in found:
                     self._run_batch(batch, self.around)
@@ -150,7 +150,7 @@ class MatrixRun:
                 matrices.save(self.store, self.record)
                 self.around.on_tick()
 
-    def _side_by_side(self, found: Sequence[Batch], runners: SideBySide) -> None:
+    def _side_by_side(self, found: Sequence[Batch], runners: CellRunners) -> None:
         around = self.around
 
         def work(batch: Batch) -> None:
@@ -256,5 +256,5 @@ def _tell(around: Surroundings, cell: MatrixCell, kind: str, event: Progress) ->
         around.on_event(MatrixEvent("doing", cell, computing + event.text))
 
 
-def _tell_later(runners: SideBySide, on_event: Callable[[MatrixEvent], None], event: MatrixEvent) -> None:
+def _tell_later(runners: CellRunners, on_event: Callable[[MatrixEvent], None], event: MatrixEvent) -> None:
     runners.tell(partial(on_event, event))

@@ -23,7 +23,7 @@ from actordbg.cluster.same_versions import differing_versions
 from actordbg.config.choices import Facts, facts_elsewhere, gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.replay_record import GOES_ON, ReplayInput, ResultRecord
-from actordbg.matrix.cells_in_parallel import SideBySide
+from actordbg.matrix.cells_in_parallel import CellRunners
 from actordbg.replay.dealing import Dealer, dealt_slots
 from actordbg.replay.group_engine import GroupEngine, Losses, engine_in_use
 from actordbg.replay.rank_launcher import RankMachine, variables
@@ -177,7 +177,7 @@ def test_options_that_make_no_sense_are_refused_before_anything_starts(tmp_path:
 
 
 def test_cells_side_by_side_keep_to_their_engines_and_tell_in_the_callers_thread() -> None:
-    runners = SideBySide([GroupEngine(), GroupEngine()])
+    runners = CellRunners([GroupEngine(), GroupEngine()])
     met, told, seen = threading.Barrier(2), [], set()
 
     def work(job: int) -> None:
@@ -192,7 +192,7 @@ def test_cells_side_by_side_keep_to_their_engines_and_tell_in_the_callers_thread
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
 def test_an_interruption_or_an_error_stops_the_other_cells(error: type[BaseException]) -> None:
-    runners, stopped = SideBySide([GroupEngine(), GroupEngine()]), threading.Event()
+    runners, stopped = CellRunners([GroupEngine(), GroupEngine()]), threading.Event()
 
     def work(job: int) -> None:
         if job == 0 and error is ValueError:
