@@ -33,7 +33,13 @@ def check_blocks(found: CheckFound, answer: CheckAnswer, charts: Sequence[Chart]
 
 def _banner(answer: CheckAnswer) -> Banner:
     tone = GOOD_TONE if answer.word == RIGHT else PART_TONE if answer.word == UNJUDGED else BAD_TONE
-    return Banner(answer.word, answer.said, tone, answer.figures, answer.not_judged)
+    return Banner(answer.word, answer.said, tone, tuple(_figure(name, text) for name, text in answer.figures), answer.not_judged)
+
+
+def _figure(name: str, text: str) -> tuple[str, str]:
+    """A figure for a headline: "forward, 2,323 tokens/s in one worker" over "0.597 s"."""
+    number, unit, rest = (*text.split(" ", 2), "", "")[:3]
+    return f"{name}{',' * bool(rest)} {rest}".strip(), f"{number} {unit}".strip(" ,")
 
 
 def _compared(found: CheckFound) -> list[Block]:

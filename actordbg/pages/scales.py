@@ -26,7 +26,10 @@ class Numbers:
     def ticks(self, most: int) -> list[tuple[float, str]]:
         """(place, text) of a few round values."""
         values = self._powers() if self.kind == "log" else round_values(self.low, self.high, most)
-        return [(self.place(value)[0], f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}") for value in values]
+        texts = [f"{value:,.0f}" if 1000 <= abs(value) < 1e7 else f"{value:.4g}" for value in values]
+        if len(set(texts)) < len(texts):  # the values differ behind the fourth figure
+            texts = [f"{value:.{1 - math.floor(math.log10(values[1] - values[0]))}f}" for value in values]
+        return [(self.place(value)[0], text) for value, text in zip(values, texts, strict=True)]
 
     def _powers(self) -> list[float]:
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))

@@ -15,7 +15,8 @@ from typing import Any
 from actordbg.base.foreign_text import in_html
 from actordbg.pages.scales import Bands, Numbers, short
 
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 70, 14, 26, 44
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 118, 14, 26, 44
+LEGEND_LINE = 16
 HEAT, COLOURS = 9, 10
 Drawn = dict[str, Any]
 
@@ -36,8 +37,10 @@ def as_svg(specification: Drawn, says: str) -> str:
     parts = [*_axis_x(x, layers, height), *_axis_y(y, layers, height)]
     for one in layers:
         parts += _marks(one, x, y)
-    parts += _legend(layers)
-    box = f"0 0 {WIDTH} {TOP + height + BOTTOM}"
+    legend = _legend(layers)
+    parts += legend
+    above = LEGEND_LINE * max(0, len(legend) - 1)
+    box = f"0 {-above} {WIDTH} {TOP + height + BOTTOM + above}"
     return f'<svg viewBox="{box}" role="img" aria-label="{in_html(says)}">{"".join(parts)}</svg>'
 
 
@@ -79,7 +82,10 @@ def _extent(found: Sequence[Any]) -> tuple[float, float]:
 def _axis_x(x: Numbers | Bands, layers: Sequence[_Layer], height: int) -> Iterable[str]:
     bottom = TOP + height
     yield f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{bottom}" y2="{bottom}"/>'
+    steps = any(one.channels.get("x", {}).get("axis", {}).get("tickMinStep") for one in layers)
     for at, text in x.ticks(8):
+        if steps and "." in text:
+            continue
         yield f'<text x="{at:.1f}" y="{bottom + 15}" text-anchor="middle">{in_html(short(text, 16))}</text>'
     title = _title("x", layers)
     yield f'<text class="title" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{bottom + 34}" text-anchor="middle">{in_html(title)}</text>'
@@ -89,7 +95,7 @@ def _axis_y(y: Numbers | Bands, layers: Sequence[_Layer], height: int) -> Iterab
     for at, text in y.ticks(5):
         if isinstance(y, Numbers):
             yield f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at:.1f}" y2="{at:.1f}"/>'
-        yield f'<text x="{LEFT - 6}" y="{at + 3.5:.1f}" text-anchor="end">{in_html(short(text, 12))}</text>'
+        yield f'<text x="{LEFT - 6}" y="{at + 3.5:.1f}" text-anchor="end">{in_html(short(text, 17))}</text>'
     title, middle = _title("y", layers), TOP + height / 2
     yield f'<text class="title" transform="translate(12 {middle}) rotate(-90)" text-anchor="middle">{in_html(title)}</text>'
 
@@ -207,24 +213,28 @@ def _painter(one: _Layer) -> Callable[[Drawn, bool], str]:
     return paint
 
 
-def _legend(layers: Sequence[_Layer]) -> Iterable[str]:
-    """Names and their colours, in the line above the picture; a heat's ends."""
-    at, seen = float(LEFT), set()
+def _legend(layers: Sequence[_Layer]) -> list[str]:
+    """Names and their colours, in lines above the picture, the lowest one next to it; a heat's ends."""
+    at, seen, lines = float(LEFT), set(), [""]
     for one in layers:
         said = one.channels.get("color", {})
         if "field" not in said or said["field"] in seen or said.get("legend", True) is None:
             continue
         seen.add(said["field"])
-        painted = _painter(one)
-        for name, look in _entries(one, said, painted):
-            yield f'<rect x="{at:.0f}" y="6" width="10" height="10" {look}/>'
-            yield f'<text x="{at + 14:.0f}" y="15">{in_html(short(name, 40))}</text>'
-            at += 28 + 6.2 * min(len(name), 40)
+        for name, look in _entries(one, said, _painter(one)):
+            wide = 28 + 6.2 * min(len(name), 40)
+            if at + wide > WIDTH and at > LEFT:
+                at, lines = float(LEFT), [*lines, ""]
+            lines[-1] += f'<rect x="{at:.0f}" y="6" width="10" height="10" {look}/>'
+            lines[-1] += f'<text x="{at + 14:.0f}" y="15">{in_html(short(name, 40))}</text>'
+            at += wide
+    last = len(lines) - 1
+    return [f'<g transform="translate(0 {LEGEND_LINE * (index - last)})">{line}</g>' for index, line in enumerate(lines)]
 
 
 def _entries(one: _Layer, said: Drawn, painted: Callable[[Drawn, bool], str]) -> Iterable[tuple[str, str]]:
     if said.get("type") == "quantitative":
         low, high = said.get("scale", {}).get("domain") or _extent([value.get(said["field"]) for value in one.values])
-        return [(f"{said.get('title')}: {low:.2g}", 'class="h0"'), (f"{high:.2g}", f'class="h{HEAT - 1}"')]
+        return [(f"{said.get('title')}: {low:.4g}", 'class="h0"'), (f"{high:.4g}", f'class="h{HEAT - 1}"')]
     names = said.get("scale", {}).get("domain") or list(dict.fromkeys(str(value.get(said["field"])) for value in one.values))
-    return [(name, painted({said["field"]: name}, False)) for name in names[:8]]
+    return [(name, painted({said["field"]: name}, False)) for name in names[:16]]

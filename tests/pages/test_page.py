@@ -15,6 +15,7 @@ from actordbg.pages.page import as_html
 from actordbg.pages.static_picture import as_svg
 from actordbg.report.blocks import Banner, Block, Cell, Cells, Chart, Code, Grid, Heading, Items, Paragraph
 from actordbg.report.specifications import MOST_MARKS, layer, layered, names, quantity
+from actordbg.report.step_charts import values_chart
 
 POINTS = layered([{"x": 1, "y": 2, "k": HOSTILE}, {"x": 3, "y": 4, "k": "b"}], layer("point", color=names("k", HOSTILE)),
                  x=quantity("x", HOSTILE), y=quantity("y", "y"))  # fmt: skip
@@ -98,3 +99,16 @@ def test_a_static_picture_keeps_its_marks_inside(scale: str):
 def test_a_static_picture_of_nothing_and_of_one_value_is_a_picture(tmp_path: Path):
     for values in ([], [{"x": 0, "y": 0}]):
         assert as_svg(layered(values, layer("bar"), x=quantity("x", "x"), y=names("y", "y")), "nothing").startswith("<svg")
+
+
+def test_a_still_picture_tells_near_values_apart_and_breaks_a_long_legend() -> None:
+    curves = {f"configuration {at}": [(step, 10.2290 + step * 1e-4 + at) for step in (1, 2)] for at in range(8)}
+    chart = values_chart("Losses", "loss", {"one": curves["configuration 0"]})
+    many = values_chart("Losses", "loss", curves)
+    assert chart is not None and many is not None
+    ticks = re.findall(r'text-anchor="end">([^<]+)<', as_svg(chart.specification, "one"))
+    assert len(set(ticks)) == len(ticks) > 2
+    drawn = as_svg(many.specification, "many")
+    names = [float(at) for at in re.findall(r'<text x="(\d+)" y="15">configuration', drawn)]
+    assert len(names) == 8 and max(names) < 700 and 'viewBox="0 -' in drawn
+    assert not re.search(r">1\.5<", drawn), "a step is a whole number"

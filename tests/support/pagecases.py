@@ -25,7 +25,7 @@ from actordbg.report.token_charts import TokenPair, histogram_chart, scatter_cha
 OURS = frozenset(
     re.findall(
         r"\w+",
-        "html head meta title link style body a main nav footer section figure figcaption details summary script svg rect line circle text"
+        "html head meta title link style body a main nav footer section figure figcaption details summary script svg g rect line circle text"
         " polyline h1 h2 h3 p ul li b span strong code pre button div table thead tbody tr th td dl dt dd form label input select option",
     )
 )
