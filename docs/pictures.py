@@ -96,7 +96,6 @@ def main(source: str | None, replay: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         store = filled(Path(source) if source else None, work)
-        terminal(store)
         actordbg(store, f"report {replay}", "--output", str(work / "report.html"))
         actordbg(store, "matrix --show last", "--html", str(work / "matrix.html"))
         from actordbg.catalog import query
@@ -109,6 +108,7 @@ def main(source: str | None, replay: str) -> None:
         for page in work.glob("*.html"):  # where the store lay says nothing to a reader
             page.write_text(page.read_text().replace(f" --store {store}", ""))
         photograph({name: work / f"{name}.html" for name in ("report", "matrix", "run")})
+        terminal(store)  # last: its replay would be the one that is shown
 
 
 if __name__ == "__main__":
