@@ -90,6 +90,7 @@ CONTENTS = (
                 "run:run",
                 settings={"allow_interspersed_args": False} | OLD_NAMES,
             ),
+            Command("adapters", "List adapters for other trainers, and whether they fit here.", "adapters:adapters"),
             DUMP,
             Command("index", "Index what is new in the store.", "index:index"),
             STORE,

@@ -18,6 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
+from actordbg.adapters.finding import carried_form
 from actordbg.base.errors import LaunchProblem, StoreProblem
 from actordbg.capture.switch_file import control_dict, write_control
 from actordbg.cli import capture_options as opt
@@ -62,6 +63,10 @@ def run(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The job: a program and its arguments.")],
     run: opt.Run = None,
     options: opt.CaptureOptions = opt.CaptureOptions(),
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option("--adapter", metavar="NAME", help="Record this trainer: a name of `actordbg adapters`, or module:Class."),
+    ] = None,
     leave_on: Annotated[
         bool, typer.Option("--leave-on", help="Do not switch recording off at the end: the job goes on elsewhere.")
     ] = False,
@@ -76,16 +81,17 @@ def run(
 
     For read-only images, and for a single run. COMMAND is what you would type without actordbg: torchrun, deepspeed, python, a
     script, ray job submit. Its Python processes, Ray workers on other nodes included, wrap the trainer's Actor when they import
-    it. The exit code is that of COMMAND.
+    it. --adapter records another trainer than OpenRLHF, too (`actordbg adapters`). The exit code is that of COMMAND.
 
     Example: actordbg run --run ppo-7b --max-dumps 200 -- bash train_ppo.sh
     """
     if shutil.which(command[0]) is None:
         hint = "what follows `--` is a program and its arguments"
         raise LaunchProblem(f"there is no program {command[0]}", hint=hint)
+    adapters = carried_form(adapter or [])
     store = store_of(ctx).create()
     name = opt.checked_run_name(run) or f"{opt.default_run_name()}-{os.urandom(2).hex()}"  # jobs of the same second differ
-    environment = carried.child_environment(os.environ, str(store.root), name, stops=stops)
+    environment = carried.child_environment(os.environ, str(store.root), name, stops=stops, adapters=adapters)
     known = {_key(row) for row in process_rows(store, datetime.now(timezone.utc))[0]}
     _start_recording(store, name, options)
     if stops:

@@ -2,6 +2,7 @@
 
     ACTORDBG_STORE=/shared/actordbg       where to record
     ACTORDBG_RUN=ppo-7b                   the run's name, and so its switch (store/controls/ppo-7b.json)
+    ACTORDBG_ADAPTERS=trl=trl.trainer...  only under `run --adapter`: each adapter, and the modules whose import it waits for
     ACTORDBG_RING_DIR=/scratch            only if the user set it
     PYTHONBREAKPOINT=actordbg.debug...    only under `run --break`: `breakpoint()` stops all ranks, for `actordbg attach`
     PYTHONPATH=<FOLDER>:...               the folder with our sitecustomize in front, the user's entries behind
@@ -23,7 +24,7 @@ from typing import Any
 
 from actordbg.base.errors import EnvironmentProblem
 
-NAMES = ("ACTORDBG_STORE", "ACTORDBG_RUN", "ACTORDBG_RING_DIR", "ACTORDBG_STOP_DIR")
+NAMES = ("ACTORDBG_STORE", "ACTORDBG_RUN", "ACTORDBG_RING_DIR", "ACTORDBG_STOP_DIR", "ACTORDBG_ADAPTERS")
 BREAKPOINT = {"PYTHONBREAKPOINT": "actordbg.debug.breakpoint"}
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pythonpath")
 _OURS = tuple(os.path.join("actordbg", room, "pythonpath") for room in ("install", "attach"))
@@ -32,17 +33,19 @@ _NODES_OWN = "${PYTHONPATH}"
 """Ray replaces this by the value that the worker's node has."""
 
 
-def child_environment(environ: Mapping[str, str], store: str, run: str, *, stops: bool = False) -> dict[str, str]:
+def child_environment(
+    environ: Mapping[str, str], store: str, run: str, *, stops: bool = False, adapters: str = ""
+) -> dict[str, str]:
     """The environment of COMMAND. Raises EnvironmentProblem where our folder cannot stand in PYTHONPATH.
 
-    stops: `breakpoint()` is ours in it.
+    stops: `breakpoint()` is ours in it. adapters: as `actordbg.adapters.finding.carried_form` writes them.
     """
     if os.pathsep in FOLDER:
         raise EnvironmentProblem(
             f"{FOLDER} cannot stand in PYTHONPATH: its name holds {os.pathsep!r}", hint="install actordbg elsewhere"
         )
     path = _in_front(environ.get("PYTHONPATH") or None, None)
-    ours = {"ACTORDBG_STORE": store, "ACTORDBG_RUN": run, "PYTHONPATH": path}
+    ours = {"ACTORDBG_STORE": store, "ACTORDBG_RUN": run, "PYTHONPATH": path, "ACTORDBG_ADAPTERS": adapters}
     return {**environ, **ours, **(BREAKPOINT if stops else {})}
 
 

@@ -5,7 +5,7 @@ actordbg, and does three things:
 
 1. **Waits for `openrlhf.models.actor`** with a finder on `sys.meta_path`, and wraps `Actor` when that module has run, as the
    block that `actordbg patch` writes would. The module's own loader stays its loader. Three more modules are waited for,
-   because they start processes that do not inherit this environment (`DOORS`).
+   because they start processes that do not inherit this environment (`DOORS`), and those of `run --adapter` (`other_trainers`).
    Under `run --break`, `breakpoint()` is ours (`stop_all_ranks`): Ray sets PYTHONBREAKPOINT to its own debugger in each process.
 2. **Lends the package `actordbg`** to an environment that has none of its own: a finder at the end of `sys.meta_path` that knows
    this one name, and none of what else is installed where `run` was called.
@@ -46,6 +46,7 @@ def main() -> None:
 
 def install() -> None:
     """Wait for the modules of `DOORS`. Those that are imported already are taken care of now."""
+    other_trainers(os.environ.get("ACTORDBG_ADAPTERS", ""))
     sys.meta_path.insert(0, ActordbgFinder())  # type: ignore[arg-type]
     sys.meta_path.append(PackageFinder())  # type: ignore[arg-type]
     if os.environ.get("PYTHONBREAKPOINT") == "actordbg.debug.breakpoint":
@@ -88,6 +89,27 @@ DOORS: "dict[str, Callable[[ModuleType], object]]" = {
     "ray.job_submission": take_ray_along,
     "deepspeed.launcher.runner": take_deepspeed_along,
 }
+
+
+def other_trainers(carried: str) -> None:
+    """Wait for the modules of each `run --adapter`, written "name=module,module;name=module"."""
+    for one in filter(None, carried.split(";")):
+        name, _, modules = one.partition("=")
+        for module in modules.split(","):
+            DOORS[module] = attaching(name, DOORS.get(module))
+
+
+def attaching(name: str, before: "Callable[[ModuleType], object] | None") -> "Callable[[ModuleType], object]":
+    """What is done when a module of this adapter has run, after what is done with it anyway."""
+
+    def attach(module: "ModuleType") -> None:
+        if before is not None:
+            guarded(before, module)
+        from actordbg.adapters.attaching import attach
+
+        attach(module, name, os.environ["ACTORDBG_STORE"])
+
+    return attach
 
 
 class ActordbgFinder:

@@ -1,0 +1,65 @@
+"""Wrap a trainer's functions in the process that imported them: `actordbg run --adapter` calls this when a module has run.
+
+A function whose arguments are not those that the adapter reads is left alone, and one line says what differs: another release of
+a trainer is trained with, never guessed at.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from types import MethodType, ModuleType
+from typing import Any
+
+from actordbg.adapters import recorded_model
+from actordbg.adapters.finding import find
+from actordbg.adapters.recorded_model import MARK, arguments_of
+from actordbg.adapters.seam import Adapter, Seam
+
+
+def attach(module: ModuleType, named: str, store: str) -> list[str]:
+    """Wrap what the adapter `named` has in this module. Returns the functions that are recorded now."""
+    adapter = find(named)
+    seams = [seam for seam in adapter.seams if seam.module == module.__name__]
+    return [seam.where for seam in seams if _attach(module, adapter, seam, store)]
+
+
+def _attach(module: ModuleType, adapter: Adapter, seam: Seam, store: str) -> bool:
+    path, _, name = seam.function.rpartition(".")
+    holder: Any = module
+    for part in filter(None, path.split(".")):
+        holder = getattr(holder, part, None)
+    original = inspect.getattr_static(holder, name, None)
+    if not inspect.isfunction(original):
+        recorded_model.tell(f"adapter {adapter.name}: there is no function {seam.where}: not recording it")
+        return False
+    if hasattr(original, MARK):
+        return True
+    lacks = [need for need in seam.needs if need not in inspect.signature(original).parameters]
+    if lacks:
+        recorded_model.tell(f"adapter {adapter.name}: {seam.where} takes no {', '.join(lacks)}: not recording it")
+        return False
+    wrap = _making if seam.makes_model else recorded_model.recorded
+    setattr(holder, name, wrap(original, seam, adapter.name, store, {}))
+    return hasattr(inspect.getattr_static(holder, name), MARK)
+
+
+def _making(original: Callable[..., Any], seam: Seam, label: str, store: str, made: dict[str, Any]) -> Callable[..., Any]:
+    """`original`, which prepares a model; then that model's forward is recorded."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        output = original(*args, **kwargs)
+        try:
+            known = arguments_of(signature, args, kwargs)
+            model = known.pop("model")
+            wrapped = recorded_model.recorded(model.forward.__func__, seam, label, store, known)
+            model.forward = MethodType(wrapped, model)  # a copy of the model gets a forward of its own, as without us
+        except Exception as error:  # noqa: BLE001  # the model was made; it is trained unrecorded
+            recorded_model.tell(f"{seam.where}: its model is not recorded: {type(error).__name__}: {error}")
+        return output
+
+    setattr(function, MARK, original)
+    return function

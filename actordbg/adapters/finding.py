@@ -1,0 +1,59 @@
+"""Which adapters there are: ours by name, others' by entry point (group `actordbg.adapters`), anybody's as `module:Class`.
+
+Loaded in training processes: the standard library only, and of the adapters the one that is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+
+from actordbg.adapters.seam import Adapter
+from actordbg.base.fault import Unsupported
+
+GROUP = "actordbg.adapters"
+BUILT_IN = {
+    "trl": "actordbg.adapters.trl_adapter:Trl",
+    "skyrl": "actordbg.adapters.skyrl_adapter:SkyRl",
+}
+"""Where each of our adapters is."""
+
+
+def find(named: str) -> Adapter:
+    """The adapter of this name, or the class `module:Class`. Raises Unsupported where there is none, or it cannot be imported."""
+    place = named if ":" in named else places().get(named)
+    if place is None:
+        raise Unsupported(f"there is no adapter {named}", hint="`actordbg adapters` lists them; or name one as module:Class")
+    module, _, name = place.partition(":")
+    try:
+        found = getattr(import_module(module), name)
+    except Exception as error:
+        raise Unsupported(f"adapter {place} cannot be imported: {type(error).__name__}: {error}", hint=_HINT) from error
+    lacks = [part for part in ("name", "package", "tried", "seams") if not hasattr(found, part)]
+    if lacks:
+        raise Unsupported(f"adapter {place} has no {', '.join(lacks)}", hint=_HINT)
+    adapter: Adapter = found
+    return adapter
+
+
+_HINT = "an adapter is a class with name, package, tried and seams: see docs/how-to/other-trainers.md"
+
+
+def places() -> dict[str, str]:
+    """Where each adapter is, by name: ours, then those that installed packages announce."""
+    return {**{one.name: one.value for one in _announced()}, **BUILT_IN}
+
+
+def carried_form(named: Sequence[str]) -> str:
+    """These adapters as the environment of a job carries them: "name=module,module;name=module". Raises as `find` does."""
+    if named and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a module:Class that lies beside the user's script
+    parts = {one: list(dict.fromkeys(seam.module for seam in find(one).seams)) for one in named}
+    return ";".join(f"{one}={','.join(modules)}" for one, modules in parts.items())
+
+
+def _announced() -> Iterator[EntryPoint]:
+    yield from entry_points(group=GROUP)

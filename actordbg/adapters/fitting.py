@@ -1,0 +1,112 @@
+"""Does an adapter fit the trainer that is installed? The desk's question, answered without importing the trainer.
+
+A seam fits if its file has the function, and the function takes the arguments that the adapter reads. Files are parsed, not run.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from actordbg.adapters.finding import find, places
+from actordbg.adapters.seam import Adapter, Seam
+from actordbg.base.errors import Unsupported
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass
+class Fit:
+    """How an adapter fits what is installed. version: the trainer's, None without it. tried: versions that were.
+
+    differs: what is not as the adapter expects, in words; nothing for one that fits.
+    """
+
+    name: str
+    place: str
+    package: str
+    version: str | None
+    tried: tuple[str, ...]
+    functions: tuple[str, ...]
+    differs: tuple[str, ...]
+
+    @property
+    def fits(self) -> bool:
+        return self.version is not None and not self.differs
+
+
+def fits() -> list[Fit]:
+    """Every adapter that can be named, by name; one that cannot be imported differs by that."""
+    return [_fit(name, place) for name, place in sorted(places().items())]
+
+
+def _fit(name: str, place: str) -> Fit:
+    try:
+        return fit(find(name), place)
+    except Unsupported as problem:
+        return Fit(name, place, "", None, (), (), (problem.message,))
+
+
+def fit(adapter: Adapter, place: str = "") -> Fit:
+    """How this adapter fits."""
+    try:
+        installed = version(adapter.package)
+    except PackageNotFoundError:
+        installed = None
+    seams = [] if installed is None else adapter.seams
+    differs = tuple(why for seam in seams for why in differences(seam))
+    names = tuple(seam.where for seam in adapter.seams)
+    return Fit(adapter.name, place, adapter.package, installed, tuple(adapter.tried), names, differs)
+
+
+def differences(seam: Seam) -> Iterator[str]:
+    """What is not there of a seam, in words."""
+    path = _file_of(seam.module)
+    if path is None:
+        yield f"{seam.where}: there is no module {seam.module}"
+        return
+    try:
+        found = _function(ast.parse(path.read_bytes()), seam.function)
+    except (OSError, SyntaxError, ValueError) as error:
+        yield f"{seam.where}: {path} cannot be read: {type(error).__name__}"
+        return
+    if found is None:
+        yield f"{seam.where}: there is no such function in {path}"
+        return
+    given = found.args
+    takes = {one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+    lacks = [need for need in seam.needs if need not in takes]
+    if lacks:
+        yield f"{seam.where}: it takes no {', '.join(lacks)}"
+
+
+def _file_of(module: str) -> Path | None:
+    """The file of a module; no package is imported for it."""
+    top, *parts = module.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    if not parts:
+        return Path(spec.origin) if spec.origin else None
+    folders = [Path(folder).joinpath(*parts) for folder in spec.submodule_search_locations or ()]
+    files = [file for folder in folders for file in (folder.with_suffix(".py"), folder / "__init__.py")]
+    return next((file for file in files if file.is_file()), None)
+
+
+def _function(tree: ast.Module, name: str) -> _Function | None:
+    """The function of this name, `Class.method` too; the last one, as an import would have it."""
+    body: list[ast.stmt] = tree.body
+    *classes, last = name.split(".")
+    for one in classes:
+        holder = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == one), None)
+        if holder is None:
+            return None
+        body = holder.body
+    return next((node for node in reversed(body) if isinstance(node, _Function) and node.name == last), None)

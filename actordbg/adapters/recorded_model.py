@@ -1,0 +1,181 @@
+"""A trainer's model in the place of an Actor, so that the recorder needs to know no trainer.
+
+The recorder wraps `forward` of a class, and reads facts off its instances (`actordbg.capture.hook.install`). A `RecordedModel` is
+such an instance, one for each model of the process; its `forward` takes rows under the names that OpenRLHF's Actor has,
+and runs the trainer's own function, with the trainer's own arguments. So everything that holds for the recording of an Actor
+holds here: its cost, the flight recorder, triggers, counters, the live switch.
+
+Invariant: the function runs exactly once, with the arguments that it was called with, and its result or exception is what the
+caller gets; whatever fails in here is told once and forgotten.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.compiler import is_compiling
+
+from actordbg.adapters.seam import Rows, Scores, Seam
+from actordbg.capture import hook
+from actordbg.capture.facts import unwrap
+
+MARK = "__actordbg_seam__"
+"""Attribute of a wrapped function: the original."""
+
+_inside = threading.local()
+_told: set[str] = set()
+
+
+class ModelOfCall:
+    """Where the recorder looks for a DeepSpeed engine: the step, and the module, which is not kept alive."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.global_steps: int | None = None
+        self._model = weakref.ref(model)
+
+    @property
+    def module(self) -> torch.nn.Module | None:
+        return self._model()
+
+
+class RecordedModel:
+    """One model as the recorder sees an Actor. A subclass for each seam carries its name."""
+
+    packing_samples = False
+    known: weakref.WeakKeyDictionary[torch.nn.Module, RecordedModel]
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model = ModelOfCall(model)
+        self.training = False
+        self.temperature = 1.0
+
+    @classmethod
+    def of(cls, rows: Rows) -> RecordedModel:
+        """The one for this model, as the call finds it."""
+        model = unwrap(rows.model)
+        found = cls.known.get(model)
+        if found is None:
+            found = cls.known[model] = cls(model)
+        found.training, found.temperature = model.training, float(rows.temperature)
+        found.model.global_steps = rows.step
+        return found
+
+    def forward(
+        self,
+        sequences: torch.Tensor,
+        action_mask: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        return_output: bool = False,
+        return_logprobs: bool = False,
+        return_entropy: bool = False,
+        **more: torch.Tensor,
+    ) -> Any:
+        """Run the call that waits in this thread; the recorder reads what it received and what comes back."""
+        waiting = _inside.call
+        _inside.call = None
+        return waiting()
+
+
+class _Read:
+    """Behind the log-probs in what `forward` returns: the entropy, and the function's own result."""
+
+    def __init__(self, scores: Scores, output: Any) -> None:
+        self.entropy, self.output = scores.entropy, output
+
+
+def recorded(original: Callable[..., Any], seam: Seam, label: str, store: str, made: Mapping[str, Any]) -> Callable[..., Any]:
+    """`original` with its calls recorded as rows. label: the adapter's name. made: arguments of what made the model."""
+    kind = type(f"{label}.{seam.function}", (RecordedModel,), {"known": weakref.WeakKeyDictionary(), "forward": _own_forward()})
+    if not hook.install(kind, store=store):
+        return original
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling() or getattr(_inside, "busy", False):
+            return original(*args, **kwargs)
+        _inside.busy = True
+        try:
+            ready = _prepare(kind, seam, signature, made, args, kwargs)
+            if ready is None:
+                return original(*args, **kwargs)
+            _inside.call = functools.partial(_run, original, seam, args, kwargs)
+            actor, given = ready
+            return actor.forward(**given)[-1].output
+        finally:
+            _inside.busy, _inside.call = False, None
+
+    setattr(function, MARK, original)
+    return function
+
+
+def _own_forward() -> Callable[..., Any]:
+    """A `forward` of the subclass's own, which the hook finds in it and wraps."""
+
+    @functools.wraps(RecordedModel.forward)
+    def forward(self: RecordedModel, *args: Any, **kwargs: Any) -> Any:
+        return RecordedModel.forward(self, *args, **kwargs)
+
+    return forward
+
+
+def _prepare(
+    kind: type[RecordedModel],
+    seam: Seam,
+    signature: inspect.Signature,
+    made: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[RecordedModel, dict[str, Any]] | None:
+    """The model and the rows of a call; None where there are none, or they cannot be told."""
+    try:
+        rows = seam.rows({**made, **arguments_of(signature, args, kwargs)})
+        return None if rows is None else (kind.of(rows), _named(rows))
+    except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training goes on
+        tell(f"{seam.where}: a call was not recorded: {type(error).__name__}: {error}")
+        return None
+
+
+def arguments_of(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, with defaults, and those of a `**kwargs` under their own names."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    found = dict(bound.arguments)
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            found.update(found.pop(parameter.name))
+    return found
+
+
+def _named(rows: Rows) -> dict[str, Any]:
+    """The rows as arguments of an Actor's forward that computes the same. Rows without a mask are all real."""
+    real = torch.ones_like(rows.sequences) if rows.attention_mask is None else rows.attention_mask
+    flags = {"return_logprobs": rows.action_mask is None, "return_entropy": rows.entropy, "return_output": rows.entropy}
+    counted = {} if rows.action_mask is None else {"action_mask": rows.action_mask}
+    return {"sequences": rows.sequences, "attention_mask": real, **counted, **flags, **rows.more}
+
+
+def _run(original: Callable[..., Any], seam: Seam, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+    output = original(*args, **kwargs)
+    try:
+        scores = seam.result(output)
+    except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training goes on
+        tell(f"{seam.where}: its result was not read: {type(error).__name__}: {error}")
+        scores = Scores()
+    read = _Read(scores, output)
+    return (read,) if scores.log_probs is None else (scores.log_probs, read)
+
+
+def tell(text: str) -> None:
+    """One line on standard error, once in a process."""
+    if text not in _told and len(_told) < 100:
+        _told.add(text)
+        sys.stderr.write(f"actordbg: process {os.getpid()}: {text}\n")

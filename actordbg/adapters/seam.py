@@ -1,0 +1,105 @@
+"""What an adapter says about a trainer: where its policy's forward is, and how a call of it is read as rows.
+
+An adapter is a class with four attributes; this is all of one, for a trainer whose function returns log-probs of completions:
+
+    class MyTrainer:
+        name = "mine"                                  # what `run --adapter` is given
+        package = "my_trainer"                         # the distribution whose versions count
+        tried = ("1.2.0",)
+        seams = (
+            Seam(
+                where="my_trainer.loop:Loop.score",    # module:function, or module:Class.method
+                needs=("model", "ids", "mask", "keep"),
+                rows=lambda call: Rows(
+                    model=call["model"], sequences=call["ids"], attention_mask=call["mask"],
+                    action_mask=call["mask"][:, -call["keep"]:], temperature=call["self"].temperature,
+                ),
+                result=lambda output: Scores(output[0], output[1]),
+            ),
+        )
+
+`rows` gets the arguments by name, defaults filled in, `self` and `**kwargs` among them. It runs in the training thread before
+the function: views of tensors, no copies, and nothing that waits for a GPU. It returns None for a call that is no policy's
+forward, and raises Unreadable, with the reason, for one whose rows it cannot tell. Then, as after any other exception, the
+function runs unrecorded.
+
+Loaded in training processes: torch is there already, and nothing else is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import torch
+
+
+class Unreadable(Exception):
+    """A call whose rows this adapter cannot tell; the message says why."""
+
+
+@dataclass
+class Rows:
+    """One call as rows of tokens. model: the module that computes; it is never stored.
+
+    sequences: token ids [B, S]. attention_mask: [B, S], which are real; None for all. action_mask: [B, A], which of the last A
+    next tokens count; None for all that are real. entropy: the call computes entropies, too. more: tensors that the model gets
+    beside them (images), by name. Columns that are not real may be on either side.
+    """
+
+    model: torch.nn.Module
+    sequences: torch.Tensor
+    attention_mask: torch.Tensor | None = None
+    action_mask: torch.Tensor | None = None
+    temperature: float = 1.0
+    entropy: bool = False
+    step: int | None = None
+    more: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the function returned, None for nothing: log-probs and entropies, [B, A] as `action_mask`, [B, S-1] without one."""
+
+    log_probs: torch.Tensor | None = None
+    entropy: torch.Tensor | None = None
+
+
+def no_scores(output: Any) -> Scores:
+    """For a function that returns no log-probs."""
+    return Scores()
+
+
+@dataclass(frozen=True)
+class Seam:
+    """One function of a trainer. needs: names of arguments that `rows` reads; without one of them nothing is recorded.
+
+    makes_model: the function does not compute, but prepares its argument `model`, whose `forward` is then what is recorded;
+    `rows` gets the arguments of both.
+    """
+
+    where: str
+    rows: Callable[[Mapping[str, Any]], Rows | None]
+    result: Callable[[Any], Scores] = no_scores
+    needs: tuple[str, ...] = ()
+    makes_model: bool = False
+
+    @property
+    def module(self) -> str:
+        """The module that holds the function."""
+        return self.where.partition(":")[0]
+
+    @property
+    def function(self) -> str:
+        """Its name in the module: `function` or `Class.method`."""
+        return self.where.partition(":")[2]
+
+
+class Adapter(Protocol):
+    """What an adapter has. tried: versions of `package` that were recorded and replayed."""
+
+    name: ClassVar[str]
+    package: ClassVar[str]
+    tried: ClassVar[tuple[str, ...]]
+    seams: ClassVar[tuple[Seam, ...]]

@@ -1,0 +1,199 @@
+"""A trainer that is made up, recorded by the adapter that the how-to writes, held against the truth."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from roots import ROOT
+
+from actordbg.actor.truth_session import TruthSession
+from actordbg.adapters import attaching, finding, fitting, recorded_model
+from actordbg.adapters.seam import Rows, Scores, Seam, Unreadable
+from actordbg.base.errors import Unsupported
+from actordbg.capture import hook
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.store import payload
+from actordbg.store.layout import Store
+
+PAGE = ROOT / "docs" / "how-to" / "other-trainers.md"
+CONTROL = {
+    "format": 2,
+    "enabled": True,
+    "generation": 1,
+    "run": "r",
+    "since": "2026-11-20T12:00:00.000000Z",
+    "with_outputs": True,
+}
+IDS = torch.tensor([[0, 0, 5, 9, 11, 2], [7, 3, 8, 4, 1, 6]])
+MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]])
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The how-to's files, importable; its trainer's module."""
+    for name, text in re.findall(r"```python file=(\S+)\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(recorded_model, "_told", set())
+    monkeypatch.setenv("ACTORDBG_DISABLE", "")  # a truth in this process sets it
+    yield importlib.import_module("my_loop")
+    for name in ("my_loop", "my_adapter"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def recording(store: Store) -> Store:
+    (store.root / "control.json").write_text(json.dumps(CONTROL | {"free_floor_bytes": 0}))
+    return store
+
+
+def small_model(folder: Path) -> Any:
+    """A Llama of 16 tokens, saved."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=16, initializer_range=0.4, **sizes))
+    model.save_pretrained(folder)
+    return model
+
+
+def dumps_of(store: Store) -> list[payload.Dump]:
+    """What was recorded into this store by this process."""
+    slot = hook._slots.pop(str(store.root.resolve()), None) or hook._slots.pop(str(store.root))
+    assert slot.recorder.close()
+    return [payload.load(path) for path in sorted(store.iter_dumps())]
+
+
+class Body(torch.nn.Module):
+    """A model that computes next to nothing."""
+
+    def forward(self, **given: Any) -> Any:
+        return type("Output", (), {"logits": torch.zeros(*given["input_ids"].shape, 16)})()
+
+
+def test_an_adapter_written_from_the_how_to_gives_dumps_whose_golden_is_the_truth(
+    written: ModuleType, recording: Store, tmp_path: Path
+) -> None:
+    model = small_model(tmp_path / "model").eval()
+    loop = written.Loop(model, 0.7)
+    plain = loop.score(IDS, MASK, 3)
+    assert attaching.attach(written, "my_adapter:MyAdapter", str(recording.root)) == ["my_loop:Loop.score"]
+    assert attaching.attach(written, "my_adapter:MyAdapter", str(recording.root)) == ["my_loop:Loop.score"]
+    loop.steps = 4
+    assert torch.equal(loop.score(IDS, MASK, keep=3), plain)
+    (dump,) = dumps_of(recording)
+    record = dump.record
+    assert (record.batch_size, record.seq_len, record.tokens, record.action_len) == (2, 6, 9, 3)
+    assert (record.step, record.temperature, record.training, record.replayable) == (4, 0.7, False, True)
+    assert record.actor["actor_class"] == "mine.Loop.score" and record.actor["model_class"] == "LlamaForCausalLM"
+    assert torch.equal(dump.inputs["sequences"], IDS) and torch.equal(dump.inputs["action_mask"], MASK[:, -3:])
+    golden = dump.outputs["action_log_probs"]
+    assert torch.equal(golden, plain)
+    session = TruthSession(ReplayConfig(model=str(tmp_path / "model"), truth="fp64"), record, tmp_path / "cache")
+    truth = session.run(dump, backward=False).log_probs
+    session.close()
+    assert (truth - golden).abs().max() < 1e-5 and truth.abs().max() > 0.5
+
+
+def test_what_the_adapter_raises_harms_no_call_and_is_told_once(
+    written: ModuleType, recording: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter = importlib.import_module("my_adapter")
+    seam = adapter.MyAdapter.seams[0]
+
+    def rows(call: Any) -> Rows | None:
+        if call["keep"] == 1:
+            raise Unreadable("one token is too few")
+        return None if call["keep"] == 2 else seam.rows(call)
+
+    def result(output: Any) -> Scores:
+        raise KeyError("no scores")
+
+    adapter.MyAdapter.seams = (Seam(seam.where, rows, result, seam.needs),)
+    attaching.attach(written, "my_adapter:MyAdapter", str(recording.root))
+    loop = written.Loop(Body(), 1.0)
+    assert [tuple(loop.score(IDS, MASK, keep).shape) for keep in (1, 1, 2, 3)] == [(2, 1), (2, 1), (2, 2), (2, 3)]
+    with pytest.raises(AttributeError, match="cumsum"):
+        loop.score(IDS, None, 2)
+    told = capsys.readouterr().err
+    assert told.count("a call was not recorded: Unreadable: one token is too few") == 1
+    assert told.count("its result was not read: KeyError") == 1
+    (dump,) = dumps_of(recording)
+    assert dump.record.action_len == 3 and not dump.outputs and dump.record.replayable
+
+
+def test_a_recorded_function_inside_of_a_recorded_one_counts_once_and_a_copied_model_stays_its_own(
+    written: ModuleType, recording: Store
+) -> None:
+    import copy
+
+    made = Seam("my_loop:prepare", lambda call: Rows(call["self"], call["input_ids"]), makes_model=True, needs=("model",))
+
+    def prepare(model: Any) -> None:
+        model.forward = type(model).forward.__get__(model)
+
+    written.prepare = prepare  # type: ignore[attr-defined]
+    adapter = importlib.import_module("my_adapter")
+    adapter.MyAdapter.seams = (*adapter.MyAdapter.seams, made)
+    attaching.attach(written, "my_adapter:MyAdapter", str(recording.root))
+    model = Body()
+    written.prepare(model)  # type: ignore[attr-defined]
+    written.Loop(model, 1.0).score(IDS, MASK, 3)  # the model's own forward is inside
+    model(input_ids=IDS)
+    assert copy.deepcopy(model).forward.__self__ is not model
+    assert [dump.record.actor["actor_class"] for dump in dumps_of(recording)] == ["mine.Loop.score", "mine.prepare"]
+
+
+def test_another_release_is_left_alone_and_the_difference_named(
+    written: ModuleType, recording: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(str(written.__file__)).write_text("class Loop:\n    def score(self, tokens, mask, keep):\n        return 7\n")
+    other = importlib.reload(written)
+    adapter = importlib.import_module("my_adapter").MyAdapter
+    adapter.package = "pytest"  # some distribution that is installed
+    before = other.Loop.score
+    assert attaching.attach(other, "my_adapter:MyAdapter", str(recording.root)) == []
+    assert other.Loop.score is before and "my_loop:Loop.score takes no ids" in capsys.readouterr().err
+    found = fitting.fit(adapter)
+    assert not found.fits and found.differs == ("my_loop:Loop.score: it takes no ids",)
+    adapter.seams = tuple(
+        Seam(where, print) for where in ("my_loop:Loop.gone", "my_loop:No.score", "my_loop.deep:f", "no_such:f")
+    )
+    assert len(fitting.fit(adapter).differs) == 4
+
+
+@pytest.mark.parametrize("named", ["nobody", "no_such_module:Adapter", "json:JSONDecoder", "json:Nobody"])
+def test_what_is_no_adapter_is_refused_before_the_job_starts(named: str, tmp_path: Path) -> None:
+    with pytest.raises(Unsupported) as refused:
+        finding.carried_form([named])
+    assert refused.value.hint and named.partition(":")[0] in refused.value.message
+
+
+@pytest.mark.slow
+def test_run_records_a_trainer_by_its_adapter_and_openrlhf_needs_none(written: ModuleType, store: Store, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import my_loop, torch\n"
+        "class Body(torch.nn.Module):\n"
+        "    def forward(self, **given):\n"
+        "        return type('Output', (), {'logits': torch.zeros(*given['input_ids'].shape, 16)})()\n"
+        "ids = torch.arange(10).view(2, 5)\n"
+        "for _ in range(3):\n"
+        "    my_loop.Loop(Body(), 1.0).score(ids, torch.ones_like(ids), 2)\n"
+    )
+    given = ["run", "--run", "a", "--adapter", "my_adapter:MyAdapter", "--", sys.executable, "train.py"]
+    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *given]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "3 calls = 3 captured + 0 dropped" in done.stderr
+    assert {payload.load(path).record.batch_size for path in store.iter_dumps()} == {2}
