@@ -13,7 +13,7 @@ from types import MethodType, ModuleType
 from typing import Any
 
 from actordbg.adapters import recorded_model
-from actordbg.adapters.finding import find
+from actordbg.adapters.find_adapter import find
 from actordbg.adapters.recorded_model import MARK, arguments_of
 from actordbg.adapters.seam import Adapter, Seam
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from actordbg.adapters.finding import find, places
+from actordbg.adapters.find_adapter import find, places
 from actordbg.adapters.seam import Adapter, Seam
 from actordbg.base.errors import Unsupported
 

@@ -1,8 +1,8 @@
 """A trainer's model in the place of an Actor, so that the recorder needs to know no trainer.
 
 The recorder wraps `forward` of a class, and reads facts off its instances (`actordbg.capture.hook.install`). A `RecordedModel` is
-such an instance, one for each model of the process; its `forward` takes rows under the names that OpenRLHF's Actor has,
-and runs the trainer's own function, with the trainer's own arguments. So everything that holds for the recording of an Actor
+such an instance, one for each model of the process; its `forward` takes rows under the names that an Actor has, and
+runs the trainer's own function, with the trainer's own arguments. So everything that holds for the recording of an Actor
 holds here: its cost, the flight recorder, triggers, counters, the live switch.
 
 Invariant: the function runs exactly once, with the arguments that it was called with, and its result or exception is what the

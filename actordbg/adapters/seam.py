@@ -23,16 +23,17 @@ the function: views of tensors, no copies, and nothing that waits for a GPU. It 
 forward, and raises Unreadable, with the reason, for one whose rows it cannot tell. Then, as after any other exception, the
 function runs unrecorded.
 
-Loaded in training processes: torch is there already, and nothing else is imported.
+Loaded in training processes and by the desk: the standard library only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 class Unreadable(Exception):

@@ -90,7 +90,7 @@ CONTENTS = (
                 "run:run",
                 settings={"allow_interspersed_args": False} | OLD_NAMES,
             ),
-            Command("adapters", "List adapters for other trainers, and whether they fit here.", "adapters:adapters"),
+            Command("adapters", "List adapters for other trainers, and whether they fit here.", "list_adapters:adapters"),
             DUMP,
             Command("index", "Index what is new in the store.", "index:index"),
             STORE,

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
-from actordbg.adapters.finding import carried_form
+from actordbg.adapters.find_adapter import carried_form
 from actordbg.base.errors import LaunchProblem, StoreProblem
 from actordbg.capture.switch_file import control_dict, write_control
 from actordbg.cli import capture_options as opt
@@ -81,7 +81,7 @@ def run(
 
     For read-only images, and for a single run. COMMAND is what you would type without actordbg: torchrun, deepspeed, python, a
     script, ray job submit. Its Python processes, Ray workers on other nodes included, wrap the trainer's Actor when they import
-    it. --adapter records another trainer than OpenRLHF, too (`actordbg adapters`). The exit code is that of COMMAND.
+    it. --adapter records another trainer, too (`actordbg adapters`). The exit code is that of COMMAND.
 
     Example: actordbg run --run ppo-7b --max-dumps 200 -- bash train_ppo.sh
     """

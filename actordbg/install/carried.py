@@ -38,15 +38,16 @@ def child_environment(
 ) -> dict[str, str]:
     """The environment of COMMAND. Raises EnvironmentProblem where our folder cannot stand in PYTHONPATH.
 
-    stops: `breakpoint()` is ours in it. adapters: as `actordbg.adapters.finding.carried_form` writes them.
+    stops: `breakpoint()` is ours in it. adapters: as `actordbg.adapters.find_adapter.carried_form` writes them.
     """
     if os.pathsep in FOLDER:
         raise EnvironmentProblem(
             f"{FOLDER} cannot stand in PYTHONPATH: its name holds {os.pathsep!r}", hint="install actordbg elsewhere"
         )
     path = _in_front(environ.get("PYTHONPATH") or None, None)
-    ours = {"ACTORDBG_STORE": store, "ACTORDBG_RUN": run, "PYTHONPATH": path, "ACTORDBG_ADAPTERS": adapters}
-    return {**environ, **ours, **(BREAKPOINT if stops else {})}
+    ours = {"ACTORDBG_STORE": store, "ACTORDBG_RUN": run, "PYTHONPATH": path}
+    asked = {"ACTORDBG_ADAPTERS": adapters} if adapters else {}
+    return {**environ, **ours, **asked, **(BREAKPOINT if stops else {})}
 
 
 def carried(environ: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ import torch
 from roots import ROOT
 
 from actordbg.actor.truth_session import TruthSession
-from actordbg.adapters import attaching, finding, fitting, recorded_model
+from actordbg.adapters import attaching, find_adapter, fitting, recorded_model
 from actordbg.adapters.seam import Rows, Scores, Seam, Unreadable
 from actordbg.base.errors import Unsupported
 from actordbg.capture import hook
@@ -176,7 +176,7 @@ def test_another_release_is_left_alone_and_the_difference_named(
 @pytest.mark.parametrize("named", ["nobody", "no_such_module:Adapter", "json:JSONDecoder", "json:Nobody"])
 def test_what_is_no_adapter_is_refused_before_the_job_starts(named: str, tmp_path: Path) -> None:
     with pytest.raises(Unsupported) as refused:
-        finding.carried_form([named])
+        find_adapter.carried_form([named])
     assert refused.value.hint and named.partition(":")[0] in refused.value.message
 
 

@@ -12,8 +12,8 @@ from actordbg.cli.options import Json
 def adapters(ctx: typer.Context, as_json: Json = False) -> None:
     """List adapters for other trainers, and whether they fit here.
 
-    OpenRLHF needs none. An adapter fits if the trainer is installed, its functions are where the adapter looks, and they take the
-    arguments that it reads; the trainer is not imported for that. Use one with `run --adapter NAME`.
+    The trainer that actordbg is made for needs none. An adapter fits if its trainer is installed, and the functions that it looks
+    for are there and take the arguments that it reads; the trainer is not imported for that. Use one with `run --adapter NAME`.
 
     Example: actordbg adapters --json
     """
