@@ -10,7 +10,9 @@ import os
 import platform
 import sys
 
-NAMES = ("capture", "formats", "load", "pack", "index", "cli", "replay", "lab", "training", "cluster")
+NAMES = (
+    "capture", "formats", "load", "pack", "index", "growth", "cli", "first", "replay", "lab", "training", "cluster",
+)  # fmt: skip
 
 
 def main() -> None:

@@ -51,7 +51,16 @@ def test_recording_and_files_are_measured():
 @pytest.mark.slow
 def test_the_catalog_is_measured():
     rows = bench("index").run(12, 3000)
-    assert len(rows) == 4 and all(row.ours > 0 for row in rows)
+    assert len(rows) == 6 and all(row.ours > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_growth_is_measured_and_drawn(tmp_path: Path):
+    growth = bench("growth")
+    rows = growth.run((8, 32), (50, 400), tmp_path / "growth.svg")
+    assert len(rows) == len(growth.GOALS) and (tmp_path / "growth.svg").stat().st_size > 1000
+    assert growth.exponent({10: 3.0, 100: 30.0, 1000: 300.0}) == pytest.approx(1)
+    assert growth.exponent({10: 7.0, 1000: 7.0}) == pytest.approx(0)
 
 
 @pytest.mark.slow

@@ -1,0 +1,72 @@
+"""The first input of a replay, end to end, against a script that builds OpenRLHF's Actor and calls it once.
+
+One dump of 2 x 64, tiny model, fp32, forward alone, one thread. Ours is `actordbg replay --all`: command, supervisor, worker,
+journals, catalog, answer. The script imports torch and OpenRLHF's Actor, builds it from the same folder and calls it on
+tensors of the same shape. The backends with processes of their own have no script beside them: they are held against `plain`.
+
+CPU time (user and system) of all processes, in turn, medians.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
+from statistics import median
+
+from benchmarks.rows import Row
+
+BARE = """
+import sys
+import torch
+from actordbg.host.trainer import TRAINER
+TRAINER.prepare_process()  # without it OpenRLHF cannot be imported on a machine without CUDA
+from openrlhf.models import Actor
+actor = Actor(sys.argv[1], attn_implementation="sdpa", param_dtype="fp32", packing_samples=False).eval()
+with torch.no_grad():
+    ids = torch.ones(2, 64, dtype=torch.int64)
+    actor(ids, action_mask=torch.ones(2, 32, dtype=torch.bool), attention_mask=torch.ones_like(ids))
+"""
+BACKENDS = ("plain", "fsdp2", "deepspeed")
+
+
+def run(repeat: int = 3, backends: Sequence[str] = BACKENDS) -> list[Row]:
+    """A row for each backend; the first is held against the bare script, the others against the first."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = Path(folder) / "store"
+        ours = [sys.executable, "-m", "actordbg", "--store", str(store)]
+        _cpu_seconds([*ours, "dump", "create", "--batch-size", "2", "--seq-len", "64", "--vocab-size", "4000"])
+        replay = [*ours, "replay", "--all", "--quiet", "--dtype", "fp32", "--no-backward"]
+        _cpu_seconds(replay)  # builds the tiny model
+        (model,) = (path.parent for path in (store / "models").rglob("config.json"))
+        commands = [[*replay, "--backend", one] for one in backends]
+        *took, bare = _in_turn([*commands, [sys.executable, "-c", BARE, str(model)]], repeat)
+    note = f"2 x 64, tiny, fp32, forward, one thread; CPU time of all processes, median of {repeat}"
+    rows = [Row("first input, plain / bare script", took[0], bare, "s", took[0] / bare, "<= 1.05", note, took[0] / bare <= 1.05)]
+    for name, seconds in zip(backends[1:], took[1:], strict=True):
+        later = seconds - took[0]
+        rows.append(Row(f"first input, {name} - plain", seconds, took[0], "s", later, "<= 3 s", note, later <= 3))
+    return rows
+
+
+def _in_turn(commands: Sequence[Sequence[str]], repeat: int) -> list[float]:
+    rounds = [[_cpu_seconds(command) for command in commands] for _ in range(repeat)]
+    return [median(column) for column in zip(*rounds, strict=True)]
+
+
+def _cpu_seconds(command: Sequence[str]) -> float:
+    before = getrusage(RUSAGE_CHILDREN)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    after = getrusage(RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+if __name__ == "__main__":
+    for row in run():
+        print(row)

@@ -1,0 +1,116 @@
+"""How time and space grow with a store: an index to 1e5 files, a look with nothing new, `--where` and the catalog to 1e6 rows.
+
+Each is measured at several sizes, and a power law fitted to them (least squares of the logarithms): 1.0 is proportional to the
+size, 0 does not depend on it. Time is CPU time of the process, the best of several runs; files are in the page cache.
+
+    python -m benchmarks.bench_growth [PICTURE]     where PICTURE ends with .svg or .png, the points and the fits as a picture
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from time import process_time
+
+from actordbg.base import plotfile
+from actordbg.catalog.indexer import IndexSummary, refresh
+from actordbg.catalog.query import Catalog, select_dumps
+from actordbg.store.layout import Store
+from benchmarks.bench_index import CONDITIONS, _forget_catalog, fill_synthetic, make_store
+from benchmarks.rows import Row
+
+Points = dict[int, float]
+GOALS = {
+    "index, ms": 1.05,
+    "refresh with nothing new, ms": 0.2,
+    "--where, 20 out, slowest of ten, ms": 0.3,
+    "catalog, MB": 1.02,
+}
+"""What is measured, and the largest exponent that is good."""
+
+
+def run(
+    files: Sequence[int] = (1000, 10_000, 100_000),
+    rows: Sequence[int] = (10_000, 100_000, 1_000_000),
+    picture: Path | None = None,
+) -> list[Row]:
+    """A row for each of GOALS. `files`: dumps of stores that are indexed; `rows`: of catalogs that are asked."""
+    found: dict[str, Points] = {name: {} for name in GOALS}
+    for size in files:
+        _of_files(size, found)
+    for size in rows:
+        _of_rows(size, found)
+    if picture is not None:
+        _draw(found, picture)
+    return [_row(name, points) for name, points in found.items()]
+
+
+def exponent(points: Points) -> float:
+    """The exponent of the power law that fits these points best."""
+    logs = [(math.log(size), math.log(max(value, 1e-6))) for size, value in points.items()]
+    x, y = (sum(column) / len(logs) for column in zip(*logs, strict=True))
+    spread = sum((one - x) ** 2 for one, _ in logs)
+    return sum((one - x) * (other - y) for one, other in logs) / spread
+
+
+def _of_files(size: int, found: dict[str, Points]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = make_store(Path(folder) / "store", size)
+
+        def index() -> None:
+            _forget_catalog(store)
+            refresh(store)
+
+        found["index, ms"][size] = _best(index, 3 if size <= 10_000 else 1)
+        found["refresh with nothing new, ms"][size] = _best(lambda: refresh(store), 9)
+
+
+def _of_rows(size: int, found: dict[str, Points]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder) / "store").create()
+        fill_synthetic(store, size)
+        catalog = Catalog(store, IndexSummary())
+        took = [_best(lambda text=text: select_dumps(catalog, text, limit=20), 5) for text in CONDITIONS]  # type: ignore[misc]
+        found["--where, 20 out, slowest of ten, ms"][size] = max(took)
+        found["catalog, MB"][size] = store.catalog_path.stat().st_size / 1e6
+
+
+def _best(call: Callable[[], object], repeat: int) -> float:
+    """Milliseconds of CPU time, the least of several runs after one to warm up (none where it is run once)."""
+    took = []
+    for _ in range(repeat + (repeat > 1)):
+        began = process_time()
+        call()
+        took.append(process_time() - began)
+    return 1e3 * min(took)
+
+
+def _row(name: str, points: Points) -> Row:
+    grows, most = exponent(points), GOALS[name]
+    what, _, unit = name.rpartition(", ")
+    note = ", ".join(f"{size:,}: {value:.4g}" for size, value in points.items())
+    return Row(f"growth of: {what}", points[max(points)], None, unit, grows, f"<= {most}", f"exponent; {note}", grows <= most)
+
+
+def _draw(found: dict[str, Points], path: Path) -> None:
+    plotfile.check("PICTURE", path)
+    figure = plotfile.new_figure(8, 5)
+    axes = figure.subplots()
+    plotfile.tidy(axes)
+    for (name, points), colour in zip(found.items(), plotfile.COLOURS, strict=False):
+        sizes, grows = sorted(points), exponent(points)
+        middle = math.exp(sum(math.log(max(value, 1e-6)) for value in points.values()) / len(points))
+        centre = math.exp(sum(map(math.log, sizes)) / len(sizes))
+        axes.plot(sizes, [points[size] for size in sizes], "o", color=colour, label=f"{name}: exponent {grows:.2f}")
+        axes.plot(sizes, [middle * (size / centre) ** grows for size in sizes], color=colour, linewidth=1)
+    axes.set(xscale="log", yscale="log", xlabel="dumps", ylabel="milliseconds of CPU, megabytes")
+    axes.legend()
+    plotfile.save(figure, path)
+
+
+if __name__ == "__main__":
+    for row in run(picture=Path(sys.argv[1]) if len(sys.argv) > 1 else None):
+        print(f"{row.name}: {row.ratio:.3g} (goal {row.budget}); {row.note} {row.unit}")
