@@ -107,6 +107,8 @@ class RayEngine(GroupEngine):
             place = None
         if place is None:
             self.refuse(config)
+            for ranks in [ranks for ranks in self._places if set(ranks) & set(group.ranks)]:
+                self._give_up(ranks)  # of an earlier replay, whose groups had other ranks
             place = self._places[group.ranks] = GroupPlace(self.ray, shape, self._name(group, shape), self._tell)
         there = place.ready()
         if not there and time.monotonic() - place.since > SAY_AFTER_S:

@@ -1,7 +1,7 @@
 """Inputs dealt to groups portion by portion, the longest first, so that all groups finish at about the same time. Pure.
 
-A portion is half of a group's fair share of the tokens that are left: large at the beginning, one slot at the end. A single
-group gets all at once. What a lost group did not finish comes back and is dealt again. No input is ever in two hands.
+A portion is half of a group's fair share of the tokens that are left: large at the beginning, one slot at the end. What
+a lost group did not finish comes back and is dealt again. No input is ever in two hands.
 """
 
 from __future__ import annotations

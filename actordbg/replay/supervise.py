@@ -198,8 +198,9 @@ class Supervisor:
         self._losses, self._dealer = self._engine.losses(), None
         left = [index for index, item in enumerate(spec.inputs) if item.dump_id not in done]
         dealt = deal and self._engine.deals(spec.config)
-        groups = self._engine.groups(spec.config, len(left)) if dealt else groups_of(spec.config)
-        if dealt:
+        usual = groups_of(spec.config)
+        groups = self._engine.groups(spec.config, len(left)) if dealt else usual
+        if dealt and (len(groups) > 1 or groups != usual):  # a single group runs the plan's slots, as on one machine
             self._dealer = Dealer(spec.inputs, left, spec.config.lanes if groups[0].collective else 1, len(groups))
         self._groups = [self._group(group, set(done), start_timeout_s) for group in groups]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,15 +15,15 @@ from typing import Any
 
 import pytest
 import ray
-from clustercases import ray_cluster, scripted
-from roots import SUPPORT
+from clustercases import fake_on, on_cluster, ray_cluster, scripted
+from roots import ROOT, SUPPORT
 from supervised import make_spec, statuses
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem, Unsupported
 from actordbg.cluster.order import ClusterOrder
 from actordbg.cluster.ray_engine import connected
 from actordbg.cluster.same_versions import require_same_versions
-from actordbg.formats.journal import read_events
+from actordbg.formats.journal import read_events, read_results
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.formats.store_files import make_folder
 from actordbg.memory.memory_growth import figures
@@ -30,6 +31,8 @@ from actordbg.memory.memory_samples import Sample
 from actordbg.memory.ray_watched import OfRay
 from actordbg.memory.watched import OfReplay
 from actordbg.memory.watching import Rhythm, rounds, watch_into
+from actordbg.replay.group_engine import using
+from actordbg.replay.supervise import run_replay
 from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow
@@ -205,3 +208,38 @@ def test_a_node_with_other_versions_is_refused_by_name(cluster, store: Store, tm
         assert refused.value.message.count("  node ") == 1 and refused.value.exit_code == 3
     finally:
         cluster.remove_node(node)
+
+
+def test_a_sharded_group_over_two_nodes_gives_the_bits_of_one_machine(cluster, store: Store) -> None:
+    """From the command line, with real workers; the answer on standard output is nothing but JSON."""
+
+    def actordbg(*arguments: str) -> str:
+        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    actordbg("dump", "create", "--count", "3", "--batch-size", "2", "--seq-len", "48")
+    how = ("replay", "--backend", "fsdp2", "--nproc", "2", "--backward", "--json", "--quiet")
+    here = json.loads(actordbg(*how))
+    there = json.loads(actordbg(*how, "--engine", "ray", "--address", cluster.address, "--procs-per-node", "1"))
+    assert (there["passed"], there["restarts"]) == (3, 0)
+    ours, theirs = (read_results(store.replays / one["replay_id"]) for one in (here, there))
+    figures = [
+        {dump: (one.output_digest, one.loss, one.grad_norm) for dump, one in results.items()} for results in (ours, theirs)
+    ]
+    assert figures[0] == figures[1] and len(figures[0]) == 3
+    events = read_events(store.replays / there["replay_id"] / "supervisor.jsonl")
+    assert [len(set(one["nodes"])) for one in events if one["event"] == "attempt"] == [2]
+
+
+def test_a_place_makes_room_for_the_next_configuration(cluster, store: Store) -> None:
+    """Two nodes: what two groups of one rank held is what one group of two ranks needs."""
+    order = ClusterOrder(cluster.address, per_node=1)
+    with on_cluster(order, "two in turn") as engine, using(engine):
+        for settings in ({"nproc": 2}, {"nproc": 2, "backend": "fsdp2"}, {}):
+            spec = make_spec(4, **settings)
+            (store.replays / spec.replay_id).mkdir(parents=True)
+            (store.replays / spec.replay_id / "script.json").write_text("{}")
+            assert run_replay(store, spec, launcher=fake_on(engine), start_timeout_s=60, deal=False).all_passed
