@@ -107,7 +107,7 @@ def _draw(found: dict[str, Points], path: Path) -> None:
         axes.plot(sizes, [points[size] for size in sizes], "o", color=colour, label=f"{name}: exponent {grows:.2f}")
         axes.plot(sizes, [middle * (size / centre) ** grows for size in sizes], color=colour, linewidth=1)
     axes.set(xscale="log", yscale="log", xlabel="dumps", ylabel="milliseconds of CPU, megabytes")
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=2)
     plotfile.save(figure, path)
 
 
