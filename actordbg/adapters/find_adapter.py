@@ -15,7 +15,7 @@ from actordbg.adapters.seam import Adapter
 from actordbg.base.fault import Unsupported
 
 GROUP = "actordbg.adapters"
-BUILT_IN = {"trl": "actordbg.adapters.trl_adapter:Trl"}
+BUILT_IN = {"skyrl": "actordbg.adapters.skyrl_adapter:SkyRl", "trl": "actordbg.adapters.trl_adapter:Trl"}
 """Where each of our adapters is."""
 
 
