@@ -31,6 +31,7 @@ from pathlib import Path
 import actordbg
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem
 from actordbg.demo.demo_assets import build_assets
+from actordbg.formats.store_files import open_regular
 from actordbg.host.trainer import TRAINER, Program
 from actordbg.replay.launch import free_port
 from actordbg.replay.processes import session_members
@@ -155,7 +156,7 @@ def start_job(program: Program, command: list[str], workdir: Path, log: Path, pa
     temporary = _short_temporary_directory()
     empty = workdir / "cwd"  # `python -m` puts the working directory on sys.path: let there be nothing in it
     empty.mkdir(exist_ok=True)
-    with log.open("wb") as stream:
+    with open(open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as stream:
         process = subprocess.Popen(
             command,
             cwd=empty,

@@ -26,6 +26,7 @@ from actordbg.base.errors import LaunchProblem, StoreProblem, UsageError
 from actordbg.config.replay_config import TINY, ReplayConfig
 from actordbg.demo.demo_assets import build_assets
 from actordbg.demo.demo_training import start_job
+from actordbg.formats.store_files import make_folder
 from actordbg.formats.train_check_record import (
     BROKEN,
     IMPOSSIBLE,
@@ -77,7 +78,7 @@ def run_sft(
     """Train; (status, reason, the loss of each step). Afterwards no process and no checkpoint is left."""
     program = TRAINER.programs[_PROGRAM]
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(log.parent)
     except OSError as error:
         raise StoreProblem(f"cannot write {log}: {error.strerror}", hint="name another folder with --log-dir") from None
     reason = ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from actordbg.base.errors import StoreProblem
+from actordbg.formats.store_files import atomic_write, make_folder
 from actordbg.formats.train_check_record import TrainCell, TrainCheckRecord
 
 METRIC = "gpt_loss"
@@ -27,7 +28,7 @@ def trainer_log(cell: TrainCell, record: TrainCheckRecord) -> str:
 def write_trainer_log(path: Path, cell: TrainCell, record: TrainCheckRecord) -> None:
     """Write or replace it. StoreProblem where the folder cannot be written."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(trainer_log(cell, record), encoding="utf-8")
+        make_folder(path.parent)
+        atomic_write(path, trainer_log(cell, record).encode())
     except OSError as error:
         raise StoreProblem(f"cannot write {path}: {error.strerror}", hint="name another folder with --log-dir") from None

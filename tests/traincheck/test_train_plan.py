@@ -33,7 +33,7 @@ from actordbg.traincheck.ancestor_names import read_names
 from actordbg.traincheck.run_train_check import CHECK, folder_of
 from actordbg.traincheck.train_plan import batch_of, configurations, log_name, schedule
 from actordbg.traincheck.train_verdicts import is_good, verdicts
-from actordbg.traincheck.trainer_log import trainer_log
+from actordbg.traincheck.trainer_log import trainer_log, write_trainer_log
 
 FOUR = ReplayConfig(nproc=4)
 
@@ -157,6 +157,7 @@ def test_going_on_with_anothers_check_is_confirmed(store: Store, monkeypatch: py
     path = folder_of(store, record.check_id) / CHECK
     store.create().publish_text(path, record.to_json())
     assert invoke(store, "--show", "last").exit_code == 0
+    write_trainer_log(path.parent / "logs" / "sft" / "deepspeed_test.log", record.cells[0], record)
     assert [one for one in check(store) if "trainchecks" in str(one.place)] == []
     give_away(path, monkeypatch)
     with pytest.raises(Refused, match="wrote training check 20261122T080000-abcdef"):
