@@ -189,11 +189,11 @@ def is_left_over(name: str) -> bool:
         return False
     try:
         os.kill(int(pid), 0)
-    except ProcessLookupError:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"  # killed, and nobody asked for it yet
+    except (ProcessLookupError, FileNotFoundError):
         return True
-    except (OSError, OverflowError):
+    except (OSError, OverflowError, IndexError):
         return False
-    return False
 
 
 def _settle_all(store: Store, ring: RingFile, written: list[int], report: RingReport) -> None:

@@ -43,8 +43,16 @@ def test_what_a_benchmark_imports_is_there(path: Path):
 
 
 @pytest.mark.slow
-def test_recording_and_files_are_measured():
-    assert len(bench("capture").run(12)) == 4
+def test_recording_and_files_are_measured(monkeypatch: pytest.MonkeyPatch):
+    capture = bench("capture")
+    monkeypatch.setattr("benchmarks.real_step.SETTLE_SECONDS", 0.1)
+    monkeypatch.setattr("actordbg.capture.watch.POLL_SECONDS", 0.02)
+    monkeypatch.setattr(capture, "DEATHS", ("process",))
+    monkeypatch.setattr(capture, "KILLED", 3)
+    rows = {row.name: row for row in capture.run(1, 2)}
+    assert len(rows) == 1 + 9 + 10 + 9 + 4 + 4 + 1 + 2 + 1
+    assert rows["bytes of a call, ours / pickle"].ratio < 0.5
+    assert rows["after kill -9, inputs left, process"].ratio == 1 and rows["full disk, steps made, process"].ratio in (0, 1)
     assert len(bench("formats").run(6)) == 9
 
 

@@ -48,6 +48,7 @@ CONFIGURATIONS: dict[str, dict[str, Any]] = {
     },
     "no ring": {"ring": 0, "max_bytes": 6_000},
     "sampled": {"every": 3, "ring": 2, "ring_dir": "store"},
+    "process": {"writer": "process"},
 }  # fmt: skip
 """Switches of the dump, and whatever differs of the ring."""
 
@@ -105,6 +106,7 @@ class Session:
         sites = sorted(site for site in set().union(*self.base.values()) if self.only.search(str(faults.sites[site])))
         for place, site in list(enumerate(sites))[self.part :: self.parts]:
             homes = [name for name, found in self.base.items() if site in found]
+            homes = [name for name in homes if name != "process" or self.everywhere] or homes  # a process takes its time to start
             for home in homes if self.everywhere else [homes[place % len(homes)]]:
                 self.first_order(home, site, place)
         known = set().union(*self.base.values())
