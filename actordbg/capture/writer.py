@@ -57,11 +57,9 @@ EXIT_SECONDS = 5.0
 """Longest time that the end of the process waits for the queue."""
 LOOK_SECONDS, LOOK_BARE_SECONDS = 0.25, 0.05
 """How long a call may wait in the queue before the thread looks at it; and where a kill would lose it."""
-WAKE_BYTES = 2**20
-"""With so much in the queue, the thread is woken."""
+WAKE_BYTES, _BATCH = 2**20, 64
+"""With so much, or so many calls, in the queue the thread is woken."""
 ANSWER_SECONDS = 0.2
-"""How long to wait for the writer process before looking whether there is still time."""
-_BATCH = 64
 _MAIN = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from actordbg.capture.writer_process import main; main()"
 IDLE_SECONDS = 0.5
 PUBLISH_SECONDS = 1.0
@@ -87,23 +85,25 @@ class Scribe:
 
     def ask(self, request: dict[str, Any], is_over: Callable[[], bool]) -> Any:
         """The answer to a request. OSError if the process is gone, does not do it, or time is over meanwhile."""
-        if not self._ready:
-            self._listen(is_over)
-            self._ready = True
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")
+        self._ready = self._ready or self._listen(is_over) == "ready"
+        self._process.stdin.write(json.dumps(request).encode() + b"\n")  # type: ignore[union-attr]
         answer = self._listen(is_over)
         if not isinstance(answer, list):
             raise OSError(f"the writer process says {answer!s:.200}")
         return answer
 
     def stop(self) -> None:
-        """End the process; also one that does not listen."""
-        self._process.kill()
+        """End the process; also one that does not listen, or that is stuck and cannot end yet."""
+        try:
+            self._process.kill()
+        finally:
+            self._process.stdin.close(), self._process.stdout.close()  # type: ignore[union-attr]
+            until = time.monotonic() + 1  # it may be stuck in a disk
+            while self._process.poll() is None and time.monotonic() < until:
+                time.sleep(0.01)
 
     def _listen(self, is_over: Callable[[], bool]) -> Any:
-        out = self._process.stdout
-        assert out is not None
+        out: Any = self._process.stdout
         ear = select.poll()
         ear.register(out, select.POLLIN)
         while not self._said.endswith(b"\n"):
@@ -220,7 +220,8 @@ class Writer:
                     time.sleep(LOOK_SECONDS)
                 half_made = len(self.failed)
                 while self._queue:
-                    if not self._queue[0].offered:
+                    ahead, self._queue[0].offered = not self._queue[0].offered, True
+                    if ahead:
                         self._send_ahead()
                     item = self._queue[0]
                     del self._queue[0]
@@ -242,6 +243,7 @@ class Writer:
                     for ledger in self._ledgers:
                         ledger.closed = ledger.changed = True
                     self._publish("ended")
+                    self._end_scribe()
                     finals = 0
                 stumbled = 0
             except Exception as error:  # noqa: BLE001  # an edge: assignments only
@@ -301,6 +303,8 @@ class Writer:
 
     def _send_ahead(self) -> None:
         """Let the writer process publish what waits and needs nothing but its inputs. What it does not, `_write` does as ever."""
+        if self._asked == "thread" == self._queue[0].control.writer:
+            return
         batch, failed = [self._queue[place] for place in range(min(len(self._queue), _BATCH))], None
         for item in batch:
             item.offered = True

@@ -170,7 +170,7 @@ class Run:
 
     def prepare(self) -> None:
         self.store.mkdir()
-        binding._PLAIN_DTYPES.clear()
+        binding.PLAIN_DTYPES.clear()
         (self.store / "FORMAT").write_text('{"format": 1}\n')
         os.environ["ACTORDBG_RING_DIR"] = str(self.folder / "rings")
         self._generation = 0
