@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import statistics
 import tempfile
 import time
@@ -37,6 +38,7 @@ def run() -> list[Row]:
     """The start and one input, on Ray and here."""
     here: list[tuple[float, float]] = []
     there: list[tuple[float, float]] = []
+    os.environ["OMP_NUM_THREADS"] = "1"  # as Ray sets it for who reserves one CPU
     with tempfile.TemporaryDirectory() as folder, _cluster() as address:
         store = Store(Path(folder))
         inputs = publish(store, SHAPE)

@@ -107,5 +107,5 @@ def _refuse_stops(stopping: StopOptions) -> None:
     if stopping.break_at is not None or stopping.debugpy is not None:
         raise Unsupported(
             "--break and --debugpy stop ranks on this machine, and with --engine ray they run on others",
-            hint="--ray-debug-error, for Ray's debugger where an input fails; or --break without --engine ray, on a node",
+            hint="replay the input on a node without --engine ray, and stop there",
         )

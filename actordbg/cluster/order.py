@@ -24,15 +24,13 @@ from actordbg.host.trainer import TRAINER
 
 DEFAULT_MAX_FAILURES = 3
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-POST_MORTEM = "RAY_DEBUG_POST_MORTEM"
 
 
 @dataclass(frozen=True)
 class ClusterOrder:
     """What was asked for. groups: None for as many as the cluster holds. per_node: ranks of a group on one node, None for all.
 
-    max_failures: how often a group may be lost without an input's fault, -1 for any number. debug_error: failures wait for
-    Ray's debugger.
+    max_failures: how often a group may be lost without an input's fault, -1 for any number.
     """
 
     address: str | None = None
@@ -40,7 +38,6 @@ class ClusterOrder:
     per_node: int | None = None
     max_failures: int = DEFAULT_MAX_FAILURES
     runtime_env: tuple[str, ...] = ()
-    debug_error: bool = False
 
 
 def runtime_env_of(order: ClusterOrder) -> dict[str, Any]:
@@ -53,8 +50,6 @@ def runtime_env_of(order: ClusterOrder) -> dict[str, Any]:
             variables[found[1]] = found[2]
         else:
             whole |= _read(Path(text))
-    if order.debug_error:
-        variables[POST_MORTEM] = "1"
     named = whole.get("env_vars") or {}
     env_vars = {str(name): str(value) for name, value in named.items()} | variables
     modules = [*(whole.get("py_modules") or ()), *checkouts(("actordbg", TRAINER.package))]

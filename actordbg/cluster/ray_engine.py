@@ -13,6 +13,8 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import os
+import socket
 import sys
 import threading
 import time
@@ -168,7 +170,8 @@ def connected(order: ClusterOrder, title: str) -> Iterator[RayEngine]:
     runtime_env = runtime_env_of(order)
     import ray
 
-    address = order.address or "auto"
+    address = order.address or os.environ.get("RAY_ADDRESS") or "auto"
+    _require_answer(address)
     warnings.filterwarnings("ignore", category=FutureWarning, module="ray")  # advice about the future of Ray's own settings
     try:
         ray.init(
@@ -176,7 +179,7 @@ def connected(order: ClusterOrder, title: str) -> Iterator[RayEngine]:
             runtime_env=runtime_env or None,
             log_to_driver=False,
             logging_level=logging.ERROR,
-            job_config=_job(ray, title),
+            **({} if address.startswith("ray://") else {"job_config": _job(ray, title)}),  # Ray's client cannot name a job
         )
     except (ConnectionError, ValueError, RuntimeError, TimeoutError, OSError) as error:
         words = str(error).strip().splitlines() or [type(error).__name__]
@@ -217,6 +220,20 @@ def facts_of(ray: Any) -> Facts:
     """What configurations depend on, as the nodes have it: this machine may have no GPU."""
     gpus = int(sum(one["Resources"].get("GPU", 0) for one in ray.nodes() if one["Alive"]))
     return gather_facts(cuda=gpus > 0, gpus=gpus)
+
+
+def _require_answer(address: str) -> None:
+    """Ray tries for minutes to reach what is not there; LaunchProblem within seconds instead."""
+    host, _, port = address.rpartition(":")
+    if "/" in host or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise LaunchProblem(
+            f"no Ray cluster answers at {address}: {reason}", hint="`ray status` on a node of it; --address HOST:PORT"
+        ) from None
 
 
 def _job(ray: Any, title: str) -> Any:

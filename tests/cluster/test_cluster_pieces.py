@@ -164,6 +164,7 @@ def test_the_interface_of_an_address_is_found() -> None:
         (["--gpus-per-node", "2"], "--gpus-per-node belongs to a Ray cluster"),
         (["--engine", "slurm"], "--engine slurm is not known"),
         (["--engine", "ray", "--groups", "many"], "--groups many is no number"),
+        (["--engine", "ray", "--address", "127.0.0.1:1"], "no Ray cluster answers at 127.0.0.1:1: Connection refused"),
         (["--engine", "ray", "--break", "before", "--break-wait", "1"], "--break and --debugpy stop ranks on this machine"),
     ],
 )
