@@ -16,6 +16,7 @@ from actordbg.adapters import recorded_model
 from actordbg.adapters.find_adapter import find
 from actordbg.adapters.recorded_model import MARK, arguments_of
 from actordbg.adapters.seam import Adapter, Seam
+from actordbg.base.fault import describe
 
 
 def attach(module: ModuleType, named: str, store: str) -> list[str]:
@@ -58,7 +59,7 @@ def _making(original: Callable[..., Any], seam: Seam, label: str, store: str, ma
             wrapped = recorded_model.recorded(model.forward.__func__, seam, label, store, known)
             model.forward = MethodType(wrapped, model)  # a copy of the model gets a forward of its own, as without us
         except Exception as error:  # noqa: BLE001  # the model was made; it is trained unrecorded
-            recorded_model.tell(f"{seam.where}: its model is not recorded: {type(error).__name__}: {error}")
+            recorded_model.tell(f"{seam.where}: its model is not recorded: {describe(error)}")
         return output
 
     setattr(function, MARK, original)

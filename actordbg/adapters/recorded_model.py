@@ -24,6 +24,7 @@ import torch
 from torch.compiler import is_compiling
 
 from actordbg.adapters.seam import Rows, Scores, Seam
+from actordbg.base.fault import describe
 from actordbg.capture import hook
 from actordbg.capture.facts import unwrap
 
@@ -140,7 +141,7 @@ def _prepare(
         rows = seam.rows({**made, **arguments_of(signature, args, kwargs)})
         return None if rows is None else (kind.of(rows), _named(rows))
     except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training goes on
-        tell(f"{seam.where}: a call was not recorded: {type(error).__name__}: {error}")
+        tell(f"{seam.where}: a call was not recorded: {describe(error)}")
         return None
 
 
@@ -168,7 +169,7 @@ def _run(original: Callable[..., Any], seam: Seam, args: tuple[Any, ...], kwargs
     try:
         scores = seam.result(output)
     except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training goes on
-        tell(f"{seam.where}: its result was not read: {type(error).__name__}: {error}")
+        tell(f"{seam.where}: its result was not read: {describe(error)}")
         scores = Scores()
     read = _Read(scores, output)
     return (read,) if scores.log_probs is None else (scores.log_probs, read)
