@@ -336,9 +336,9 @@ class Writer:
             self._notices.warn("scribe", f"no writer process: {describe(failed)}; a thread writes")
 
     def _end_scribe(self) -> None:
-        scribe, self._scribe = self._scribe, None
-        if scribe is not None:
-            scribe.stop()
+        if self._scribe is not None:
+            self._scribe.stop()  # if it fails, it is tried again at the end
+            self._scribe = None
 
     def _handle(self, item: Item) -> None:
         """Close an item's books one way or another, and free what it holds."""
