@@ -17,6 +17,7 @@ ALLOWED = {
     "formats/store_files.py": "the opener itself, temporary files of its own, folders",
     "formats/ringfile.py": "rings lie in shared memory and have an opener of their own; the list of mounts",
     "store/pack_build.py": "a temporary file that it made itself, O_EXCL",
+    "adapters/fitting.py": "the trainer's own source",
     "catalog/connections.py": "the list of mounts",
     "replay/processes.py": "/proc",
     "replay/init_program.py": "the folder that `actor init` made for itself",
