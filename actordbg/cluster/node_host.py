@@ -22,12 +22,13 @@ from typing import Any
 from actordbg.base.errors import StoreProblem
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.formats.journal import Journal, Tail, rank_journal
+from actordbg.host.trainer import TRAINER
 from actordbg.replay.launch import Launched, NodeShare, launch_share
 from actordbg.replay.processes import GONE, ZOMBIE, state_of, wait_for_any
 from actordbg.replay.rank_view import NODE
 
 POLL_S = 0.05
-PACKAGES = ("torch", "transformers", "deepspeed", "openrlhf", "flash-attn", "ray", "actordbg")
+PACKAGES = ("torch", "transformers", "deepspeed", TRAINER.package, "flash-attn", "ray", "actordbg")
 """Packages whose versions decide what comes out, or whether it can run."""
 _SIOCGIFADDR = 0x8915
 

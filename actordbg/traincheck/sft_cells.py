@@ -26,7 +26,7 @@ from actordbg.base.errors import LaunchProblem, StoreProblem, UsageError
 from actordbg.config.replay_config import TINY, ReplayConfig
 from actordbg.demo.demo_assets import build_assets
 from actordbg.demo.demo_training import start_job
-from actordbg.formats.store_files import make_folder
+from actordbg.formats.store_files import make_folder, read_regular
 from actordbg.formats.train_check_record import (
     BROKEN,
     IMPOSSIBLE,
@@ -134,7 +134,7 @@ def _order(cell: TrainCell, record: TrainCheckRecord, folder: Path) -> SftOrder:
 
 def _last_error(log: Path) -> str:
     """What a program said last about an error of its own; the launcher's lines begin with their time."""
-    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    lines = read_regular(log).decode(errors="replace").splitlines()
     said = [line.strip() for line in lines if "rror" in line and not line.startswith("[")]
     return f": {said[-1]}"[:400] if said else ""
 

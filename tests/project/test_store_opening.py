@@ -10,7 +10,10 @@ from collections.abc import Iterator
 
 from roots import ROOT
 
-ROOMS = ("formats", "store", "catalog", "dumps", "replay", "compare", "report", "matrix", "curve", "trainlogs", "doctor", "cli")
+ROOMS = (
+    "formats", "store", "catalog", "dumps", "replay", "compare", "report", "matrix", "curve", "trainlogs", "doctor", "cli",
+    "adapters", "check", "cluster", "memory", "traincheck",
+)  # fmt: skip
 OPENERS = {"open", "read_bytes", "read_text", "safe_open", "load_file"}
 SAFE = {"open_regular", "known_regular", "open_pack", "atomic_write"}
 ALLOWED = {
@@ -27,8 +30,15 @@ ALLOWED = {
     "matrix/family_folder.py": "the folder that `families` works in, for its lock",
     "matrix/family_matrix.py": "the small model that `families` made for itself",
     "trainlogs/segments.py": "a log that the user names, a pipe of the shell too",
+    "catalog/migrate.py": "a script of this package",
     "doctor/check.py": "a module of this package",
     "doctor/machine_check.py": "/proc",
+    "dumps/recover.py": "/proc",
+    "cluster/order.py": "a runtime environment that the user names",
+    "memory/memory_samples.py": "a file that it made itself, by the opener",
+    "memory/process_memory.py": "/proc",
+    "memory/watched.py": "a log of steps that the user names",
+    "traincheck/sft_cells.py": "rows that the user names",
 }
 """By module what it opens that is no file of a store."""
 
