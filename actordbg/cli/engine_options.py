@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from actordbg.base.errors import Unsupported, UsageError
-from actordbg.cli.stop_options import StopOptions
+from actordbg.base.errors import UsageError
+from actordbg.config.replay_config import TOGETHER, ReplayConfig
 from actordbg.replay.group_engine import GroupEngine, engine_in_use, using
 
 _PANEL = "The machines"
@@ -61,10 +61,12 @@ class EngineOptions:
         ),
     ] = None  # fmt: skip
 
-    def run(self, ctx: typer.Context, title: str, stopping: StopOptions | None = None) -> GroupEngine:
+    def spans_nodes(self, config: ReplayConfig) -> bool:
+        """Whether a group has ranks on several nodes."""
+        return self.per_node is not None and config.backend in TOGETHER and self.per_node < config.nproc
+
+    def run(self, ctx: typer.Context, title: str) -> GroupEngine:
         """From now to the end of the command its groups run there. `title`: what Ray's dashboard calls it."""
-        if self.engine == "ray" and stopping is not None:
-            _refuse_stops(stopping)
         return ctx.with_resource(self.running(title))
 
     @contextlib.contextmanager
@@ -100,12 +102,3 @@ class EngineOptions:
             if one.name != "engine" and getattr(self, one.name) is not None:
                 flag = "--gpus-per-node" if one.name == "per_node" else "--" + one.name.replace("_", "-")
                 raise UsageError(f"{flag} belongs to a Ray cluster", hint="add --engine ray, or leave it out")
-
-
-def _refuse_stops(stopping: StopOptions) -> None:
-    """Ranks that stop meet through sockets of one machine, and their prompt is a terminal of that machine."""
-    if stopping.break_at is not None or stopping.debugpy is not None:
-        raise Unsupported(
-            "--break and --debugpy stop ranks on this machine, and with --engine ray they run on others",
-            hint="replay the input on a node without --engine ray, and stop there",
-        )

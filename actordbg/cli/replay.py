@@ -118,7 +118,8 @@ def replay(
         if not (dry_run or everything or _narrowed(inputs)):
             _ask_for_all(store, plan.spec)
     if not dry_run and plan.spec.inputs:
-        machines.run(ctx, f"replay {plan.spec.replay_id}", stopping)
+        stopping = stopping.on(machines.engine, several_nodes=machines.spans_nodes(plan.spec.config))
+        machines.run(ctx, f"replay {plan.spec.replay_id}")
     answer, problem = _run(store, plan, stopping, dry_run=dry_run, quiet=quiet or as_json)
     if asked is not None:
         given = flags.keys() | asked.sources.keys()
@@ -202,9 +203,8 @@ def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder, quiet: bool) -
         restarts += event.kind == "attempt" and bool(event.text)
         if event.kind == "line":
             lines.append(event.text)
-        elif event.kind == "stop" and prompts is None:
-            way = f"an editor, at 127.0.0.1:{stops.debugpy}" if stops.debugpy else f"`actordbg attach {spec.replay_id}`"
-            output.note(f"{event.text}; it waits for {way}")
+        elif event.kind == "stop" and (prompts is None or event.at):
+            output.note(f"{event.text}; it waits for {_somebody(spec, stops, event.at)}")
         show(catalog, advance, event)
 
     def on_tick() -> None:
@@ -224,6 +224,13 @@ def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder, quiet: bool) -
             raise
         problem = error
     return answer_of(store, spec, restarts), problem
+
+
+def _somebody(spec: ReplaySpec, stops: StopOrder, at: str) -> str:
+    """Who can come to a rank that stopped, in words."""
+    if stops.debugpy is not None:
+        return f"an editor, at {at}"
+    return f"`actordbg attach {spec.replay_id}`" + f" on the node {at}" * bool(at)
 
 
 _ALIGNED = {

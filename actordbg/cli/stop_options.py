@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import typer
@@ -15,6 +16,8 @@ from actordbg.debug.replay_stops import AFTER, BEFORE, ERROR, LEVELS, StopOrder
 from actordbg.formats.replay_record import ReplaySpec
 
 _PANEL = "Stopping and watching"
+POST_MORTEM = "RAY_DEBUG_POST_MORTEM"
+"""Ray's variable for it."""
 _ATTACH = "or --break-wait 600, and then `actordbg attach` from another terminal; or --debugpy PORT, for an editor"
 
 
@@ -49,8 +52,18 @@ class StopOptions:
     ] = None  # fmt: skip
     debugpy: Annotated[
         int | None,
-        typer.Option("--debugpy", min=1, metavar="PORT", rich_help_panel=_PANEL, help="Stop for an editor, at 127.0.0.1:PORT."),
-    ] = None
+        typer.Option(
+            "--debugpy", min=0, metavar="PORT", rich_help_panel=_PANEL,
+            help="Stop for an editor, at 127.0.0.1:PORT; 0 takes a free port, as it must be with --engine ray.",
+        ),
+    ] = None  # fmt: skip
+    ray_debug_error: Annotated[
+        bool,
+        typer.Option(
+            "--ray-debug-error", rich_help_panel=_PANEL,
+            help="With --engine ray: hold an input that fails for Ray's distributed debugger (as RAY_DEBUG_POST_MORTEM=1 does).",
+        ),
+    ] = False  # fmt: skip
     verbose: Annotated[
         bool,
         typer.Option(
@@ -69,6 +82,32 @@ class StopOptions:
         bool,
         typer.Option("--expect-eval", rich_help_panel=_PANEL, help="Fail an input whose module is not in eval mode."),
     ] = False
+
+    def on(self, engine: str, several_nodes: bool) -> StopOptions:
+        """The same where groups run there; what cannot be there is refused."""
+        if engine != "ray":
+            if self.ray_debug_error:
+                raise UsageError("--ray-debug-error belongs to a Ray cluster", hint="add --engine ray; here it is --break error")
+            return self
+        wanted = self
+        if self.ray_debug_error or os.environ.get(POST_MORTEM) == "1":
+            if self.break_at not in (None, ERROR):
+                raise UsageError(
+                    f"--ray-debug-error and --break {self.break_at} stop at different places",
+                    hint=f"one of them; --break {self.break_at} --debugpy 0 stops there for Ray's debugger",
+                )
+            wanted = replace(self, break_at=ERROR, debugpy=self.debugpy or 0)
+        if wanted.debugpy:
+            raise UsageError(
+                f"--debugpy {wanted.debugpy} is a port of this machine, and ranks run on nodes, several on one",
+                hint="--debugpy 0: each takes a free port, says which, and Ray's debugger lists it",
+            )
+        if several_nodes and (wanted.break_at is not None or wanted.debugpy is not None):
+            raise Unsupported(
+                "ranks that stop meet through sockets of one machine, and this group spans several nodes",
+                hint="a group on one node (leave --gpus-per-node out); one rank of it can be a replay with --backend plain",
+            )
+        return wanted
 
     def order(self, spec: ReplaySpec) -> StopOrder:
         """What this asks of the workers of a replay; what cannot be is refused before they start."""

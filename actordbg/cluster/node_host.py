@@ -9,6 +9,7 @@ with their host, and Ray ends the host with its node or with the command that as
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
 import platform
 import socket
@@ -19,13 +20,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from actordbg.base.errors import StoreProblem
+from actordbg.base.errors import EnvironmentProblem, StoreProblem
+from actordbg.cluster.paused_ranks import PausedRanks
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
-from actordbg.formats.journal import Journal, Tail, rank_journal
+from actordbg.debug import editor
+from actordbg.formats.journal import Event, Journal, Tail, rank_journal
+from actordbg.formats.store_files import read_regular
 from actordbg.host.trainer import TRAINER
 from actordbg.replay.launch import Launched, NodeShare, launch_share
 from actordbg.replay.processes import GONE, ZOMBIE, state_of, wait_for_any
 from actordbg.replay.rank_view import NODE
+from actordbg.replay.work_order import WorkOrder
 
 POLL_S = 0.05
 PACKAGES = ("torch", "transformers", "deepspeed", TRAINER.package, "flash-attn", "ray", "actordbg")
@@ -77,6 +82,7 @@ class NodeHost:
         self._ranks: list[_Rank] = []
         self._folder = Path()
         self._direct = False
+        self._paused = PausedRanks()
 
     def where(self) -> dict[str, Any]:
         """The node, its address as Ray knows it, and a free port there."""
@@ -98,7 +104,8 @@ class NodeHost:
                 f"node {node} ({own}) does not see the store: there is no {order}",
                 hint="a store on a file system that all nodes mount at the same place",
             )
-        added = {NODE: node}
+        _require_debugpy(order, f"node {node} ({own})")
+        added = {NODE: node, editor.HOST: own}
         name = interface_of(own) if share.nodes > 1 else None
         if name is not None:
             added |= {key: name for key in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if key not in os.environ}
@@ -152,13 +159,21 @@ class NodeHost:
                     rank.done = False
                     launched.watch(rank.identity)
                 rank.done = rank.done or event["event"] == "done"
+                self._tell_ray(rank, event)
             if rank.identity is not None and not rank.told:
                 state, status = state_of(*rank.identity)
                 if state in (GONE, ZOMBIE):
                     self._tell(rank, status, launched)
 
+    def _tell_ray(self, rank: _Rank, event: Event) -> None:
+        if event["event"] == "stop" and event.get("editor"):
+            self._paused.pause(rank.number, event["editor"])
+        elif event["event"] in ("go", "done"):
+            self._paused.go_on(rank.number)
+
     def _tell(self, rank: _Rank, status: int | None, launched: Launched) -> None:
         rank.told = True
+        self._paused.go_on(rank.number)
         if status is None and self._direct and launched.ended():  # its parent is we: reaped a moment ago
             code = launched.process.returncode
             status = -code if code < 0 else code << 8
@@ -166,3 +181,13 @@ class NodeHost:
             journal = Journal(rank_journal(self._folder, rank.number))
             journal.append("gone", rank=rank.number, attempt=rank.attempt, wait_status=status)
             journal.close()
+
+
+def _require_debugpy(order: Path, node: str) -> None:
+    """EnvironmentProblem where ranks are to stop for an editor, and cannot."""
+    wanted = WorkOrder.from_json(read_regular(order)).stops.get("debugpy") is not None
+    if wanted and importlib.util.find_spec("debugpy") is None:
+        raise EnvironmentProblem(
+            f"{node} has no debugpy, and ranks there are to stop for an editor",
+            hint="pip install 'actordbg[ray]' on every node, or --runtime-env FILE with `pip: [debugpy]`",
+        )

@@ -196,6 +196,6 @@ class RayRunning:
             return
         if self._starting and not left:
             self._starting = []
-            self._waiting = [host.wait.remote() for host in self.place.hosts]
+            self._waiting = [host.wait.options(name=self.place.name).remote() for host in self.place.hosts]
         elif not self._starting:
             self._over = not left or any(answers)

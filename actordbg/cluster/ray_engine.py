@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem, Unsupported, UsageError
+from actordbg.cluster.node_host import interface_of
 from actordbg.cluster.order import ClusterOrder, runtime_env_of
 from actordbg.cluster.place import GroupPlace, GroupShape, RayRunning
 from actordbg.cluster.same_versions import require_same_versions
@@ -123,6 +124,9 @@ class RayEngine(GroupEngine):
     def news(self) -> list[str]:
         told, self._news = self._news, []
         return told
+
+    def is_here(self, address: str) -> bool:
+        return interface_of(address) is not None
 
     def facts_of(self, group: Group) -> dict[str, object]:
         place = self._places.get(group.ranks)

@@ -66,7 +66,7 @@ def stop(frame: FrameType, leader: int, timeout_s: float) -> None:
     attach_s = SHORT_S if _alone and not _awaited() else timeout_s
     came, left_out, word = False, False, ""
 
-    def opened(where: str, missing: list[int]) -> None:
+    def opened(where: str, missing: list[int], _editor: str) -> None:
         nonlocal left_out
         left_out = bool(missing)
         without = f" without {', '.join(f'rank {one}' for one in missing)}, which did not come" if missing else ""

@@ -4,7 +4,7 @@ The worker says which input begins and which ranks run with it (`begin`), the se
 `failed`), hooks say which layer comes. Ranks that compute together stop together: where all of them pass for certain, or not at
 all. The worker's journal tells the supervisor, whose clock stands still meanwhile:
 
-    stop    a prompt can be connected to: its rank, where it stands
+    stop    a prompt can be connected to: its rank, where it stands, and the node's address or where an editor connects
     go      that rank went on
     line    a line of --verbose for the user's terminal
 """
@@ -12,6 +12,7 @@ all. The worker's journal tells the supervisor, whose clock stands still meanwhi
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +22,7 @@ from types import FrameType
 from typing import Any
 
 from actordbg.base.fault import Unsupported
-from actordbg.debug import inspecting
+from actordbg.debug import editor, inspecting
 from actordbg.debug.meeting import DETACH
 from actordbg.debug.prompt import LAYER, Prompt, StoppedByUser
 from actordbg.debug.stops import Site, Stop, hold, in_a_frame
@@ -42,6 +43,7 @@ class StopOrder:
 
     at: before, after, error, a layer, or "". rank: which gets the prompt; None: 0, or the one with the input, or that failed.
     dump: stop only where this dump runs. wait_s: wait so long for `actordbg attach`. terminal: the command has one of its own.
+    debugpy: the port for an editor instead; 0 for any port of the rank's own.
     """
 
     at: str = ""
@@ -212,8 +214,9 @@ class ReplayStops:
         )  # fmt: skip
         self._open = hold(stop, site)
 
-    def _opened(self, place: str, missing: list[int]) -> None:
-        self._tell("stop", place=place, missing=missing)
+    def _opened(self, place: str, missing: list[int], address: str) -> None:
+        where = {"node_address": os.environ.get(editor.HOST, ""), "editor": address}
+        self._tell("stop", place=place, missing=missing, **{name: one for name, one in where.items() if one})
 
     def _ended(self, word: str, layer: str) -> None:
         if self._since is not None:

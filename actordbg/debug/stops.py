@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Protocol
 
-from actordbg.debug import inspecting
+from actordbg.debug import editor, inspecting
 from actordbg.debug.inspecting import Said
 from actordbg.debug.meeting import CONTINUE, LOST, QUIT, Leading, meet
 from actordbg.debug.prompt import Prompt, StoppedByUser, await_terminal, evaluated
@@ -50,9 +50,9 @@ def take_over_pdb() -> None:
 @dataclass(frozen=True)
 class Site:
     """Where and between whom a stop is. ranks: all that stop together. arrival_s: how long they wait for each other, None for
-    ever, since a supervisor watches. attach_s: how long for a terminal. opened: called with the place, and the ranks that did not
-    come, when the prompt can be connected to; attached: when somebody is there. ended: called with the word, and the layer that
-    was asked for.
+    ever, since a supervisor watches. attach_s: how long for a terminal. opened: called with the place, the ranks that did not
+    come, and where an editor can connect, if one is to; attached: when somebody is there. ended: called with the word, and the
+    layer that was asked for. debugpy: the port for an editor, 0 for any.
     """
 
     folder: Path
@@ -61,7 +61,7 @@ class Site:
     leader: int
     arrival_s: float | None
     attach_s: float | None
-    opened: Callable[[str, list[int]], None]
+    opened: Callable[[str, list[int], str], None]
     ended: Callable[[str, str], None]
     attached: Callable[[], None] = lambda: None
     debugpy: int | None = None
@@ -141,11 +141,11 @@ def _lead(stop: Stop, site: Site, others: Leading | None) -> Prompt | None:
         if missing:
             stop.refusal = f"{_ranks(missing)} did not come here"
         if site.debugpy is not None:
-            site.opened(stop.place, missing)
-            _editor(site.debugpy)
+            site.opened(stop.place, missing, editor.listening(site.debugpy))
+            editor.look_here(stop.trace, stop.names.get("error"), site.attach_s)
             ended(CONTINUE, "")
             return None
-        wire = await_terminal(site.folder, site.rank, others, _left(site.attach_s), lambda: site.opened(stop.place, missing))
+        wire = await_terminal(site.folder, site.rank, others, _left(site.attach_s), lambda: site.opened(stop.place, missing, ""))
         if wire is None:
             ended(CONTINUE, "")
             return None
@@ -232,16 +232,6 @@ def _banner(stop: Stop, site: Site, others: Leading | None) -> str:
 
 def _ranks(ranks: list[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
-
-
-def _editor(port: int) -> None:
-    """Wait for an editor to connect, and stop on the next line. It goes on, or steps, out of here: the others go on then."""
-    import debugpy
-
-    if not debugpy.is_client_connected():
-        debugpy.listen(("127.0.0.1", port))
-        debugpy.wait_for_client()
-    debugpy.breakpoint()
 
 
 def in_a_frame(place: str, call: str, names: Mapping[str, Any], then: Callable[[FrameType], None]) -> None:

@@ -28,7 +28,7 @@ from actordbg.host.trainer import TRAINER
 from actordbg.install import target_probe as probe
 
 FACTS_SECONDS = 60.0
-OTHERS = ("flash-attn", "vllm", "actordbg")
+OTHERS = ("flash-attn", "vllm", "debugpy", "actordbg")
 
 
 class Level(str, Enum):

@@ -58,6 +58,9 @@ PACKAGES = (
     Package("optree", "0.20.0", Need.TRAINING),
 )
 
+DEBUGPY = "debugpy>=1.8.22"
+"""What the extra `ray` installs: older ones cannot show an editor the frames of an error that was caught."""
+
 TRAPS: dict[str, tuple[tuple[int, ...], str]] = {
     "transformers": ((4, 53), "packing without flash-attn is silently wrong before 4.53: rows see each other"),
     TRAINER.package: (TRAINER.oldest, TRAINER.trap),

@@ -1,13 +1,14 @@
-"""Python, packages and flash-attn of the examined interpreter, from their metadata: nothing is imported."""
+"""Python, packages, flash-attn and debugpy of the examined interpreter, from their metadata: nothing is imported."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
 
+from actordbg.base.foreign_text import in_shell
 from actordbg.doctor import known_versions as known_good
 from actordbg.doctor.check import Check, Environment, bad, ok, warn
-from actordbg.doctor.known_versions import PACKAGES, Need, Package
+from actordbg.doctor.known_versions import DEBUGPY, PACKAGES, Need, Package
 from actordbg.host.trainer import TRAINER
 
 
@@ -18,6 +19,8 @@ def check(env: Environment) -> Iterator[Check]:
     for package in PACKAGES:
         if env.own or package.need is not Need.DESK:
             yield _package(env, package)
+    if env.versions.get("ray"):
+        yield _debugger(env)
 
 
 def _python(env: Environment) -> Check:
@@ -67,6 +70,17 @@ def _missing(env: Environment, package: Package) -> Check:
     detail = f"not installed; {needed.get(package.need, f'{package.need.value} needs it')}"
     vital = package.need in (Need.CAPTURE, Need.DESK) or (package.need is Need.REPLAY and not env.desk_only)
     return (bad if vital else warn)(package.name, detail, remedy)
+
+
+def _debugger(env: Environment) -> Check:
+    """Ray's distributed debugger needs debugpy, here and on every node."""
+    version = env.versions.get("debugpy")
+    if version is None:
+        remedy = env.pip(in_shell(DEBUGPY)) + ", here and on every node of the cluster"
+        return warn("debugpy", "not installed; `replay --debugpy` and `--engine ray --ray-debug-error` need it", remedy)
+    if known_good.release(version) < known_good.release(DEBUGPY.partition(">=")[2]):
+        return warn("debugpy", f"{version}: an editor stops above the frames that failed", env.pip(in_shell(DEBUGPY)))
+    return ok("debugpy", version)
 
 
 def flash_attention(env: Environment, gpus: int) -> Check:

@@ -84,6 +84,10 @@ class GroupEngine:
         """What happened since the last call that a user wants to read."""
         return []
 
+    def is_here(self, address: str) -> bool:
+        """Whether a rank's node is this machine, so that this terminal can be at its prompt."""
+        return True
+
     def facts_of(self, group: Group) -> dict[str, object]:
         """Where the group runs, for the supervisor's journal."""
         return {}

@@ -59,12 +59,14 @@ STOPPED_EARLY = "failed"
 @dataclass(frozen=True)
 class Progress:
     """One event of a running replay. kind: "attempt", "ready", "start" (of an input), "stop", "line", "result", or
-    "leaving": every input has its result, and the workers stop. `text`: the same in words.
+    "leaving": every input has its result, and the workers stop. `text`: the same in words. `at`: where a stop waits for somebody,
+    an editor's HOST:PORT, or the address of a node whose prompts this terminal cannot be at.
     """
 
     kind: str
     text: str = ""
     result: ResultRecord | None = None
+    at: str = ""
 
 
 @dataclass
@@ -308,8 +310,11 @@ class Supervisor:
             self._tell(record)
             self._amend(self._book.take_result(record))
         elif event["event"] == "stop":
-            self._on_event(Progress("stop", f"rank {event['rank']} stops {event['place']}"))
-            if self._attended:
+            node = event.get("node_address", "")
+            here = not node or self._engine.is_here(node)
+            at = event.get("editor") or ("" if here else node)
+            self._on_event(Progress("stop", f"rank {event['rank']} stops {event['place']}", at=at))
+            if self._attended and here:
                 self._prompts.call(self.folder, event["rank"])
         elif event["event"] == "line":
             self._on_event(Progress("line", event["text"]))

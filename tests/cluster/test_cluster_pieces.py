@@ -165,7 +165,16 @@ def test_the_interface_of_an_address_is_found() -> None:
         (["--engine", "slurm"], "--engine slurm is not known"),
         (["--engine", "ray", "--groups", "many"], "--groups many is no number"),
         (["--engine", "ray", "--address", "127.0.0.1:1"], "no Ray cluster answers at 127.0.0.1:1: Connection refused"),
-        (["--engine", "ray", "--break", "before", "--break-wait", "1"], "--break and --debugpy stop ranks on this machine"),
+        (["--ray-debug-error"], "--ray-debug-error belongs to a Ray cluster"),
+        (
+            ["--engine", "ray", "--ray-debug-error", "--break", "after"],
+            "--ray-debug-error and --break after stop at different places",
+        ),
+        (["--engine", "ray", "--break", "after", "--debugpy", "5678"], "--debugpy 5678 is a port of this machine"),
+        (
+            ["--engine", "ray", "--ray-debug-error", "--backend", "fsdp2", "--nproc", "2", "--procs-per-node", "1"],
+            "this group spans several nodes",
+        ),
     ],
 )
 def test_options_that_make_no_sense_are_refused_before_anything_starts(tmp_path: Path, options: list[str], said: str) -> None:

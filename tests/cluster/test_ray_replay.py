@@ -13,9 +13,13 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import brokenactor
 import pytest
 import ray
-from clustercases import fake_on, on_cluster, ray_cluster, scripted
+import stopcases
+from clustercases import fake_on, on_cluster, paused, ray_cluster, scripted
+from editorcases import Editor
+from replaycases import publish
 from roots import ROOT, SUPPORT
 from supervised import make_spec, statuses
 
@@ -23,6 +27,9 @@ from actordbg.base.errors import EnvironmentProblem, LaunchProblem, Unsupported
 from actordbg.cluster.order import ClusterOrder
 from actordbg.cluster.ray_engine import connected
 from actordbg.cluster.same_versions import require_same_versions
+from actordbg.debug import meeting
+from actordbg.debug.prompt import socket_of
+from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.journal import read_events, read_results
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.formats.store_files import make_folder
@@ -232,6 +239,68 @@ def test_a_sharded_group_over_two_nodes_gives_the_bits_of_one_machine(cluster, s
     assert figures[0] == figures[1] and len(figures[0]) == 3
     events = read_events(store.replays / there["replay_id"] / "supervisor.jsonl")
     assert [len(set(one["nodes"])) for one in events if one["event"] == "attempt"] == [2]
+
+
+def test_rays_debugger_finds_an_input_that_failed_and_sees_its_frames(cluster, store: Store, tmp_path: Path) -> None:
+    """From the command line: the user's own breakpoint(), and then a post mortem; an editor leaves and comes back."""
+    store.create()
+    publish(store, 1, length=40)
+    publish(store, 1, length=33, first=1)
+    faulty = brokenactor.environment(tmp_path / "fault", stopcases.FAULT)
+    options = ["replay", "--engine", "ray", "--address", cluster.address, "--groups", "1", "--ray-debug-error", "--no-backward"]
+    path = os.pathsep.join((faulty["PYTHONPATH"], str(ROOT)))
+    options += ["--runtime-env", f"PYTHONPATH={path}", "--runtime-env", f"BROKEN_ACTOR={faulty['BROKEN_ACTOR']}"]
+    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *options]
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    seen: dict[str, str] = {}
+    with subprocess.Popen(command, text=True, env=stopcases.environment(), **pipes) as replaying:
+        try:
+            for _ in range(2):
+                host, port = _look_into_what_is_paused(replaying, seen)
+            said, told = replaying.communicate(timeout=stopcases.PATIENCE_S)
+        finally:
+            replaying.terminate()
+    assert seen["marked"] == "40" and seen["exception"] == "ValueError" and seen["sequences"].startswith("tensor([["), seen
+    assert replaying.returncode == 1 and "2 inputs, 1 passed, 1 failed" in said and "boom" in said, said + told
+    assert told.count(f"an editor, at {host}:{port}") == 2 and not paused()
+
+
+def _look_into_what_is_paused(replaying: subprocess.Popen[str], seen: dict[str, str]) -> tuple[str, int]:
+    """As Ray's debugger does it: find the process that is paused, connect to its port, look at a frame, and let it go on."""
+    while not (found := paused()):
+        assert replaying.poll() is None, replaying.communicate()
+        time.sleep(0.1)
+    ((host, port),) = found
+    editor = Editor(port, host)
+    stopped = editor.event("stopped")
+    if stopped["reason"] == "exception":
+        seen |= {"exception": stopped["text"], **editor.variables(stopped["threadId"])}
+    else:
+        seen["marked"] = editor.evaluate("marked", stopped["threadId"], "forward")
+    editor.ask("disconnect", terminateDebuggee=False)
+    editor.close()
+    while replaying.poll() is None and paused() == found:
+        time.sleep(0.1)
+    return host, port
+
+
+def test_our_own_prompt_is_reached_where_a_rank_is_on_this_machine(cluster, store: Store) -> None:
+    spec, folder = make_spec(2), store.replays
+
+    def answer(event: Any) -> None:
+        if event.kind == "stop":
+            assert event.at == ""  # the terminal of the command can be there
+            connection = meeting.connect(folder / spec.replay_id, socket_of(0))
+            connection.sendall(b"p 'rank', rank\ncontinue\n")
+            while data := connection.recv(65536):
+                shown.append(data.decode())
+
+    shown: list[str] = []
+    order = ClusterOrder(cluster.address, groups=1)
+    outcome = scripted(store, spec, {"d1": "break"}, cluster, order, stops=StopOrder(wait_s=240.0), on_event=answer)
+    assert outcome.all_passed and "('rank', 0)" in "".join(shown)
+    (stop,) = [one for one in read_events(outcome.folder / "rank0.jsonl") if one["event"] == "stop"]
+    assert stop["node_address"] == ray.nodes()[0]["NodeManagerAddress"]
 
 
 def test_a_place_makes_room_for_the_next_configuration(cluster, store: Store) -> None:

@@ -98,6 +98,20 @@ def test_transformers_that_pack_wrongly_are_named(python: FakePython):
     assert "silently wrong" in packages(python)["transformers"].detail
 
 
+def test_debugpy_is_looked_for_where_ray_is(python: FakePython):
+    assert packages(python)["debugpy"].status is Level.WARN
+    assert (
+        packages(python)["debugpy"].remedy
+        == f"{python.executable} -m pip install 'debugpy>=1.8.22', here and on every node of the cluster"
+    )
+    python.install("debugpy", "1.8.2")
+    assert "above the frames that failed" in packages(python)["debugpy"].detail
+    python.install("debugpy", "1.8.22")
+    assert packages(python)["debugpy"] == ok("debugpy", "1.8.22")
+    python.uninstall("ray")
+    assert "debugpy" not in packages(python)
+
+
 def test_a_missing_package_is_bad_with_the_command_that_installs_it(python: FakePython):
     python.uninstall("pylatexenc")
     python.module("openrlhf.models.actor", "from openrlhf.utils import math\n")

@@ -46,6 +46,15 @@ def ray_cluster(nodes: int, **of_each: Any) -> Iterator[Any]:
         os.environ.update(before)
 
 
+def paused() -> list[tuple[str, int]]:
+    """The address and the port of each of Ray's workers that its distributed debugger lists as paused."""
+    import ray
+    from ray.core.generated.gcs_pb2 import WorkerTableData
+
+    table = [WorkerTableData.FromString(one) for one in ray._private.state.state._connect_and_get_accessor().get_worker_table()]
+    return [(one.worker_address.ip_address, one.debugger_port) for one in table if one.is_alive and one.num_paused_threads]
+
+
 def scripted(
     store: Store, spec: ReplaySpec, script: dict[str, Any], cluster: Any, order: ClusterOrder | None = None, **options: Any
 ) -> ReplayOutcome:

@@ -11,10 +11,12 @@ PATIENCE_S = 240
 
 
 class Editor:
-    """Connected to 127.0.0.1:`port` once somebody listens there. Requests wait for their answers; events are kept."""
+    """Connected to a port, of this machine or of `host`, once somebody listens there. Requests wait for their answers; events
+    are kept.
+    """
 
-    def __init__(self, port: int) -> None:
-        self._socket = _connected(port)
+    def __init__(self, port: int, host: str = "127.0.0.1") -> None:
+        self._socket = _connected(host, port)
         self._file = self._socket.makefile("rb")
         self._sequence = 0
         self._events: list[dict[str, Any]] = []
@@ -41,6 +43,12 @@ class Editor:
         frames = self.ask("stackTrace", threadId=thread)["stackFrames"]
         (frame, *_) = [one["id"] for one in frames if one["name"] == name]
         return str(self.ask("evaluate", expression=expression, frameId=frame, context="repl")["result"])
+
+    def variables(self, thread: int) -> dict[str, str]:
+        """The names and values of the innermost frame of that thread."""
+        frame = self.ask("stackTrace", threadId=thread)["stackFrames"][0]
+        scope = self.ask("scopes", frameId=frame["id"])["scopes"][0]["variablesReference"]
+        return {one["name"]: one["value"] for one in self.ask("variables", variablesReference=scope)["variables"]}
 
     def close(self) -> None:
         """Leave, as an editor that is closed."""
@@ -70,11 +78,11 @@ class Editor:
         return found
 
 
-def _connected(port: int) -> socket.socket:
+def _connected(host: str, port: int) -> socket.socket:
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
-            return socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+            return socket.create_connection((host, port), timeout=PATIENCE_S)
         except OSError:
-            assert time.monotonic() < deadline, f"nobody listens at port {port}"
+            assert time.monotonic() < deadline, f"nobody listens at {host}:{port}"
             time.sleep(0.1)

@@ -5,6 +5,7 @@
     "kill"   the process kills itself with SIGKILL         "fail"     it raises
     "hang"   it never returns                              "exit"     it leaves with exit code 0
     "stop"   it stops itself with SIGSTOP                 "leak", "keep"   it keeps a megabyte, or nothing, until its memory is sampled
+    "break"  it comes to a breakpoint()
     "unreadable"  loading raises                           "tainted"  it raises and leaves the engine unusable
     "late-fail"   it fails without taking part in the collective    "differ"  other ranks come to other log-probs
 
@@ -73,7 +74,7 @@ class ScriptedEngine:
         (self.folder / f"ran-{item.dump_id}-{self.rank}-{recorded}").touch()
         if action == "late-fail":
             self._act("fail")
-        if action not in ("", "fail", "differ", "leak", "keep"):
+        if action not in ("", "fail", "differ", "leak", "keep", "break"):
             self._act(action)
         if self.collective:
             world = int(os.environ["WORLD_SIZE"])
@@ -90,6 +91,8 @@ class ScriptedEngine:
     def _act(self, action: str) -> None:
         if action == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        elif action == "break":
+            breakpoint()
         elif action == "hang":
             time.sleep(600)
         elif action == "stop":
