@@ -104,7 +104,7 @@ class NodeHost:
                 f"node {node} ({own}) does not see the store: there is no {order}",
                 hint="a store on a file system that all nodes mount at the same place",
             )
-        _require_debugpy(order, f"node {node} ({own})")
+        require_debugpy(order, f"node {node} ({own})")
         added = {NODE: node, editor.HOST: own}
         name = interface_of(own) if share.nodes > 1 else None
         if name is not None:
@@ -183,7 +183,7 @@ class NodeHost:
             journal.close()
 
 
-def _require_debugpy(order: Path, node: str) -> None:
+def require_debugpy(order: Path, node: str) -> None:
     """EnvironmentProblem where ranks are to stop for an editor, and cannot."""
     wanted = WorkOrder.from_json(read_regular(order)).stops.get("debugpy") is not None
     if wanted and importlib.util.find_spec("debugpy") is None:

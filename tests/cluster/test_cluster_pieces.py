@@ -6,6 +6,7 @@ import io
 import json
 import threading
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -13,20 +14,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from actordbg.base.errors import LaunchProblem, UsageError
+from actordbg.base.errors import EnvironmentProblem, LaunchProblem, UsageError
 from actordbg.cli.app import app
-from actordbg.cluster.node_host import interface_of
+from actordbg.cli.stop_options import StopOptions
+from actordbg.cluster.node_host import interface_of, require_debugpy
 from actordbg.cluster.order import ClusterOrder, checkouts, runtime_env_of
 from actordbg.cluster.place import GroupShape
 from actordbg.cluster.ray_engine import OwnOutput
 from actordbg.cluster.same_versions import differing_versions
 from actordbg.config.choices import Facts, facts_elsewhere, gather_facts
 from actordbg.config.replay_config import ReplayConfig
+from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.replay_record import GOES_ON, ReplayInput, ResultRecord
 from actordbg.matrix.cells_in_parallel import CellRunners
 from actordbg.replay.dealing import Dealer, dealt_slots
 from actordbg.replay.group_engine import GroupEngine, Losses, engine_in_use
 from actordbg.replay.rank_launcher import RankMachine, variables
+from actordbg.replay.work_order import WorkOrder
 from actordbg.report.arithmetic import warm_up_of
 
 
@@ -184,6 +188,23 @@ def test_options_that_make_no_sense_are_refused_before_anything_starts(tmp_path:
     result = runner.invoke(app, [*store, "replay", *options])
     assert said in str(result.exception), result.output
     assert not (tmp_path / "replays").exists() or not list((tmp_path / "replays").iterdir())
+
+
+def test_rays_own_variable_asks_for_a_post_mortem_on_a_cluster_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_DEBUG_POST_MORTEM", "1")
+    there = StopOptions().on("ray", several_nodes=False)
+    assert (there.break_at, there.debugpy) == ("error", 0)
+    assert StopOptions().on("local", several_nodes=False) == StopOptions()
+
+
+def test_a_node_without_debugpy_is_named_before_its_ranks_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    order = tmp_path / "work-0-1.json"
+    for port, refused in ((None, False), (0, True)):
+        stops = StopOrder(debugpy=port).to_dict()
+        order.write_text(WorkOrder(1, [0], [[0]], (1, 1), stops=stops).to_json())
+        with pytest.raises(EnvironmentProblem, match=r"node a1 \(10.0.0.2\) has no debugpy") if refused else nullcontext():
+            require_debugpy(order, "node a1 (10.0.0.2)")
 
 
 def test_cells_side_by_side_keep_to_their_engines_and_tell_in_the_callers_thread() -> None:
