@@ -26,7 +26,8 @@ from actordbg.replay.plan import new_replay_id
 from actordbg.replay.selection import defaults_of
 from actordbg.store.layout import Store
 from actordbg.traincheck.ancestor_names import AncestorNames, read_names
-from actordbg.traincheck.run_train_check import folder_of
+from actordbg.traincheck.checkpoints import checked_storage, every_by_default
+from actordbg.traincheck.run_train_check import STORAGE, folder_of
 from actordbg.traincheck.sft_cells import keys_of, sft_cells
 from actordbg.traincheck.train_plan import batch_of, configurations, make_train_cells
 
@@ -81,6 +82,29 @@ class HowToTrain:
         ),
     ] = None
 
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            "--storage", metavar="DIR", rich_help_panel=_PANEL, help="Where ranks write checkpoints, to go on from after a death."
+        ),
+    ] = None
+    checkpoint_every: Annotated[
+        int | None,
+        typer.Option(
+            "--checkpoint-every", min=1, metavar="N", rich_help_panel=_PANEL,
+            help="Steps from one checkpoint to the next (default: a tenth of --steps).",
+        ),
+    ] = None  # fmt: skip
+
+    def stored(self, store: Path) -> dict[str, Any]:
+        """Where checkpoints go and how often, as the record's options have it."""
+        if self.storage is None:
+            if self.checkpoint_every is not None:
+                raise UsageError("--checkpoint-every says nothing without --storage", hint="--storage DIR, or leave it out")
+            return {}
+        every = self.checkpoint_every or every_by_default(self.steps)
+        return {STORAGE: {"folder": str(checked_storage(self.storage, store)), "every": every}}
+
     def training(self) -> dict[str, Any]:
         """The optimizer's numbers, as `training.json` has them."""
         if not 0 < self.lr < 10:
@@ -95,7 +119,7 @@ def new_train_check(
     ctx: typer.Context, store: Store, flags: dict[str, Any], inputs: ChosenInputs, how: HowToTrain
 ) -> tuple[TrainCheckRecord, tuple[ReplayInput, ...]]:
     """The record before anything ran, and the inputs."""
-    names, training = _names(ctx, flags, how), how.training()
+    names, training, stored = _names(ctx, flags, how), how.training(), how.stored(store.root)
     axes = _axes(flags, names)
     base = _base(ctx, {name: value for name, value in flags.items() if name not in TRAINING_AXES}, names, axes)
     sizes: dict[str, int] = {name: names.values[name] for name in ("tp", "ring") if name in names.values}
@@ -113,7 +137,7 @@ def new_train_check(
     find_model(base.model)
     chosen = choose(base, defaults, facts)
     cells = make_train_cells(configs, base, facts, defaults)
-    options: dict[str, Any] = {"inputs": [asdict(item) for item in plan.spec.inputs]}
+    options: dict[str, Any] = {"inputs": [asdict(item) for item in plan.spec.inputs]} | stored
     if how.trainer is not None:
         cells += sft_cells(configs, base, first=len(cells))
         options[SFT] = _rows(how, names) | {"dtype": "fp16" if chosen.dtype == "fp16" else "bf16", "attn": chosen.attn}

@@ -24,6 +24,10 @@ FRUITLESS_LIMIT = 3
 """Attempts of a group in a row without a single result after which the replay stops. A crash in an input is a result."""
 
 
+class GroupsLost(LaunchProblem):
+    """More groups were lost than may be."""
+
+
 @dataclass
 class Losses:
     """How often groups were lost without the fault of an input, in a whole replay, and how often they may be (-1: any number).
@@ -35,12 +39,12 @@ class Losses:
     reasons: list[str] = field(default_factory=list)
 
     def count(self, reason: str, details: str = "") -> None:
-        """One more; LaunchProblem if that was one too many."""
+        """One more; GroupsLost if that was one too many."""
         self.reasons.append(reason)
         if 0 <= self.most < len(self.reasons):
             times = "once" if len(self.reasons) == 1 else f"{len(self.reasons)} times"
             what = f"groups were lost {times}, and --max-failures {self.most} allows no more; the last one: {reason}"
-            raise LaunchProblem(
+            raise GroupsLost(
                 f"{what}\n{details}".rstrip(),
                 hint="results are kept: `actordbg replay --resume` goes on; --max-failures -1 never gives up",
             )

@@ -21,7 +21,7 @@ SKIPS: dict[str, dict[str, Any]] = {
     "SKIP_RING": {"backend": "fsdp2", "tp": 1},
     "SKIP_COMBINED": {"backend": "fsdp2"},
 }
-IDLE = {"OUTPUT_DIR": "no checkpoint is kept (--log-dir is for logs)"}
+IDLE = {"OUTPUT_DIR": "no checkpoint outlives a check (--log-dir is for logs)"}
 WITHOUT_ROWS = {"DATASET": "inputs come from the store (--store, --where); --trainer sft takes it"}
 
 

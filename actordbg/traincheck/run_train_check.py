@@ -7,8 +7,11 @@
     <log dir>/fsdp2_tp2_test.log               the cell's figures, as a training prints them
 
 Cells of one launcher run in the same processes, one after another, each from its initial weights: imports are paid once. A
-training that lost an input cannot go on, so the first that does not pass ends its cell. `--resume` runs what has not finished,
-from its initial weights; what finished stays.
+training that lost an input cannot go on, so the first that does not pass ends its cell. `--resume` runs what has not finished.
+
+A cell whose group was lost goes on in its next attempt: from its newest checkpoint (`checkpoints.py`) where there is `--storage`,
+else from its initial weights. An attempt has journals of its own, and the steps before it are kept in the record, so what an
+attempt left half done is never counted.
 """
 
 from __future__ import annotations
@@ -20,14 +23,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from actordbg.base.errors import ActordbgError, Conflict, StoreProblem
+from actordbg.base.errors import ActordbgError, Conflict, LaunchProblem, StoreProblem
 from actordbg.base.ids import resolve
 from actordbg.base.owners import read_owned
+from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import is_plain_name, now_timestamp
 from actordbg.formats.journal import SPEC, read_results
-from actordbg.formats.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.formats.replay_record import CRASHED, PASSED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.formats.store_files import atomic_write, make_folder
 from actordbg.formats.train_check_record import (
     BASELINE,
@@ -41,20 +46,37 @@ from actordbg.formats.train_check_record import (
     TrainCheckRecord,
     TrainStep,
 )
-from actordbg.replay.group_engine import launch_group
+from actordbg.replay.group_engine import GroupsLost, Losses, engine_in_use, launch_group
 from actordbg.replay.processes import ALIVE, STOPPED, start_ticks, state_of
-from actordbg.replay.supervise import COMPLETE, INTERRUPTED, STOPPED_EARLY, Progress, interruptible, run_replay, undisturbed
+from actordbg.replay.supervise import (
+    COMPLETE,
+    INTERRUPTED,
+    STOPPED_EARLY,
+    Progress,
+    ReplayOutcome,
+    interruptible,
+    run_replay,
+    undisturbed,
+)
 from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store
+from actordbg.traincheck import checkpoints
 from actordbg.traincheck.sft_cells import run_sft
-from actordbg.traincheck.train_engine import MODULE, STEP, TRAINING, step_of
+from actordbg.traincheck.train_engine import CHECKPOINTS, MODULE, STEP, TRAINING, step_of
 from actordbg.traincheck.train_plan import schedule
 from actordbg.traincheck.trainer_log import write_trainer_log
 
 CHECK = "check.json"
-RUNNER = "runner"
+RUNNER, STORAGE, WENT_ON = "runner", "storage", "went on"
+"""Keys of the record's options: who runs it; where checkpoints go, and how often; after which steps a cell went on from one."""
+FAILURES_HERE = 3
+"""How often a cell's group may be lost on this machine."""
 Hears = Callable[[TrainCell, str], None]
 """Told of a cell and what it did: "starts", "micro-batch", "done"."""
+
+
+class GroupLost(Exception):
+    """The ranks are gone with their weights, in the middle of a training; nobody is blamed."""
 
 
 class CellEnded(Exception):
@@ -75,6 +97,9 @@ class TrainRun:
     on_event: Hears = lambda cell, what: None
     on_tick: Callable[[], None] = lambda: None
     warm: WarmGroups = field(default_factory=lambda: WarmGroups(partial(launch_group, module=MODULE)))
+
+    _resumes: dict[int, str | None] = field(default_factory=dict)
+    _died_in: set[str] = field(default_factory=set)
 
     def run(self) -> TrainCheckRecord:
         """Run every cell that has not finished. KeyboardInterrupt passes through after every process has ended."""
@@ -106,7 +131,9 @@ class TrainRun:
         cell = self.record.cells[index]
         self.warm.share(_home(cell))
         own = cell.role in (SFT, SFT_BASELINE)
-        cell = replace(cell, folder=None if own else self._next_folder(index), reason="")
+        cell = replace(cell, folder=None, reason="") if own else self._next_attempt(cell)
+        for _ in range(len(cell.steps) * self.record.batch):
+            self.on_event(cell, "micro-batch")
         self._put(cell)
         self.on_event(cell, "starts")
         began = time.monotonic()
@@ -116,29 +143,88 @@ class TrainRun:
             self._train(cell, began)
 
     def _train(self, cell: TrainCell, began: float) -> None:
-        folder = self._folder / str(cell.folder)
         status, reason, optimizer = TRAINED, "", ""
-        try:
-            outcome = run_replay(
-                self.store,
-                self._spec(cell),
-                partial(self._hear, cell),
-                on_tick=self.on_tick,
-                warm=self.warm,
-                folder=folder,
-                deal=False,
-            )
-            optimizer = str(outcome.resolved.get("stepped_by", ""))
-        except CellEnded as ended:
-            status, reason = BROKEN, _why(ended.record)
-            self.warm.close(at_once=True)
-        except ActordbgError as error:
-            status, reason = BROKEN, error.message
-        steps = steps_of(folder, self.record.batch)
+        losses, self._died_in = engine_in_use().losses() or Losses(FAILURES_HERE), set()
+        while True:
+            try:
+                optimizer = str(self._attempt(cell).resolved.get("stepped_by", ""))
+            except GroupLost as lost:
+                self.warm.close(at_once=True)
+                self._count(losses, str(lost))
+                cell = self._next_attempt(cell)
+                self._put(cell)
+                continue
+            except CellEnded as ended:
+                status, reason = BROKEN, _why(ended.record)
+                self.warm.close(at_once=True)
+            except GroupsLost as error:
+                raise self._given_up(error) from None
+            except ActordbgError as error:
+                status, reason = BROKEN, error.message
+            break
+        steps = self._steps_so_far(cell)
         if status == TRAINED and len(steps) < self.record.steps:
             status, reason = BROKEN, f"only {len(steps)} of {self.record.steps} steps have figures"
-        cell = self._finish(cell, began, status, reason, tuple(steps), optimizer)
+        cell = self._finish(cell, began, status, reason, steps, optimizer)
         write_trainer_log(self._log(cell), cell, self.record)
+        if (storage := self._storage(cell)) is not None:
+            checkpoints.remove_all(storage)
+
+    def _attempt(self, cell: TrainCell) -> ReplayOutcome:
+        """Run what the cell's record has no steps of, in its folder."""
+        return run_replay(
+            self.store,
+            self._spec(cell),
+            partial(self._hear, cell),
+            on_tick=self.on_tick,
+            warm=self.warm,
+            folder=self._folder / str(cell.folder),
+            deal=False,
+        )
+
+    def _next_attempt(self, cell: TrainCell) -> TrainCell:
+        """The cell with a new folder, and with the steps before the newest checkpoint. Unsupported for a checkpoint of others."""
+        storage, steps = self._storage(cell), self._steps_so_far(cell)
+        found = None
+        if storage is not None:
+            found = checkpoints.newest(storage, self._belongs(cell), len(steps))
+            checkpoints.clear(storage, found)
+        self._resumes[cell.index] = str(found.folder) if found else None
+        cell = replace(cell, folder=self._next_folder(cell.index), reason="", steps=steps[: found.step] if found else ())
+        if found is not None:
+            told = dict(self.record.options.get(WENT_ON) or {})
+            told[str(cell.index)] = [*told.get(str(cell.index), []), found.step]
+            self.record = replace(self.record, options=self.record.options | {WENT_ON: told})
+        return cell
+
+    def _steps_so_far(self, cell: TrainCell) -> tuple[TrainStep, ...]:
+        """Those that earlier attempts left in the record, and those in the journals of the last."""
+        last = steps_of(self._folder / cell.folder, self.record.batch) if cell.folder else []
+        return (*cell.steps, *last)
+
+    def _storage(self, cell: TrainCell) -> Path | None:
+        """Where the cell's checkpoints are."""
+        told = self.record.options.get(STORAGE)
+        return Path(told["folder"]) / self.record.check_id / f"cell-{cell.index}" if told else None
+
+    def _belongs(self, cell: TrainCell) -> dict[str, Any]:
+        whole = self._work(replace(cell, steps=()))
+        told: dict[str, Any] = checkpoints.belongs_to(
+            self.record.check_id, cell.index, whole, self.record.training, gather_facts().versions
+        )
+        return told
+
+    def _count(self, losses: Losses, why: str) -> None:
+        """One more lost group of this cell."""
+        try:
+            losses.count(why)
+        except GroupsLost as error:
+            raise self._given_up(error) from None
+
+    def _given_up(self, error: GroupsLost) -> LaunchProblem:
+        """The cell stays open."""
+        hint = f"`actordbg train-check --resume {self.record.check_id}` goes on; --max-failures -1 never gives up"
+        return LaunchProblem(error.message, hint=hint)
 
     def _finish(
         self, cell: TrainCell, began: float, status: str, reason: str, steps: tuple[TrainStep, ...], optimizer: str = ""
@@ -152,19 +238,50 @@ class TrainRun:
 
     def _spec(self, cell: TrainCell) -> ReplaySpec:
         """What the cell's workers run; it is written beside how they step."""
-        config = ReplayConfig.from_dict(cell.config)
-        folder = self._folder / str(cell.folder)
+        spec, folder = self._work(cell), self._folder / str(cell.folder)
         make_folder(folder)
-        told = self.record.training | {"accumulation": self.record.batch // config.lanes, "wide": cell.role == BASELINE}
+        told = self.record.training | {"accumulation": self.record.batch // spec.config.lanes, "wide": cell.role == BASELINE}
+        if (storage := self._storage(cell)) is not None:
+            checkpoints.open_folder(storage)
+            told[CHECKPOINTS] = {
+                "folder": str(storage),
+                "every": self.record.options[STORAGE]["every"],
+                "steps": self.record.steps,
+                "attempt": int(str(cell.folder).rpartition(".")[2]),
+                "resume": self._resumes.get(cell.index),
+                "belongs": self._belongs(cell),
+            }
         atomic_write(folder / TRAINING, json.dumps(told).encode())
+        return spec
+
+    def _work(self, cell: TrainCell) -> ReplaySpec:
+        """The micro-batches behind the steps that the cell has."""
         work = schedule(self.inputs, self.record.steps, self.record.batch, reverse=cell.role == NOISE)
-        return ReplaySpec(f"{self.record.check_id}-{cell.folder}", now_timestamp(), config, work, command=self.record.command)
+        left = work[len(cell.steps) * self.record.batch :]
+        config = ReplayConfig.from_dict(cell.config)
+        return ReplaySpec(f"{self.record.check_id}-{cell.folder}", now_timestamp(), config, left, command=self.record.command)
 
     def _hear(self, cell: TrainCell, event: Progress) -> None:
+        if event.kind == "attempt" and event.text and read_results(self._folder / str(cell.folder)):
+            raise GroupLost(event.text)
         if event.kind == "result" and event.result is not None:
             if event.result.status != PASSED:
-                raise CellEnded(event.result)
+                self._judge(cell, event.result)
+            self._tidy(cell, event.result)
             self.on_event(cell, "micro-batch")
+
+    def _judge(self, cell: TrainCell, result: ResultRecord) -> None:
+        """With checkpoints, ranks may die in a micro-batch once: of it, or of something else. Twice is of it."""
+        if result.status == CRASHED and self._storage(cell) is not None and result.dump_id not in self._died_in:
+            self._died_in.add(result.dump_id)
+            raise GroupLost(_why(result))
+        raise CellEnded(result)
+
+    def _tidy(self, cell: TrainCell, result: ResultRecord) -> None:
+        """Remove old checkpoints after a step: by then no rank writes one."""
+        storage = self._storage(cell)
+        if storage is not None and result.extra.get(STEP):
+            checkpoints.prune(storage)
 
     def _log(self, cell: TrainCell) -> Path:
         return log_of(self.record, cell)
@@ -184,6 +301,11 @@ class TrainRun:
         runner, me = self.record.options.get(RUNNER), [os.getpid(), start_ticks(os.getpid())]
         if runner and runner != me and state_of(runner[0], runner[1])[0] in (ALIVE, STOPPED):
             raise Conflict(f"training check {self.record.check_id} is being run by process {runner[0]}", hint="wait for it")
+        told = self.record.options.get(STORAGE)
+        if told and self.record.status == OPEN:
+            checkpoints.open_folder(Path(told["folder"]))
+        elif told and not Path(told["folder"]).is_dir():
+            raise StoreProblem(f"the checkpoints' folder {told['folder']} is not there", hint="mount it, or start a new check")
         self.record = replace(self.record, status="running", options=self.record.options | {RUNNER: me})
         self._save()
 

@@ -101,6 +101,9 @@ def _facts(record: TrainCheckRecord, findings: tuple[str, ...]) -> list[str]:
         if cell.optimizer:
             stepped.setdefault(cell.optimizer, []).append(cell.name)
     lines += [f"stepped by {who}: {'; '.join(names)}" for who, names in stepped.items()]
+    for index, after in (record.options.get("went on") or {}).items():
+        names = [cell.name for cell in record.cells if str(cell.index) == index]
+        lines.append(f"{names[0] if names else index} went on from a checkpoint after step {', '.join(map(str, after))}")
     lines += list(findings)
     if record.selection:
         lines.append(f'selected: --where "{record.selection}"')

@@ -24,6 +24,7 @@ from actordbg.formats.journal import read_results
 from actordbg.formats.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec
 from actordbg.formats.store_files import read_regular
 from actordbg.replay.selection import defaults_of
+from actordbg.traincheck import checkpoints
 
 if TYPE_CHECKING:
     from actordbg.actor.backends.training import Training
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from actordbg.traincheck.training_session import TrainingSession
 
 TRAINING = "training.json"
+CHECKPOINTS = "checkpoints"
+"""The key in `training.json`: where checkpoints go, how often, what they belong to, and the one to go on from."""
 STEP = "step"
 """The key in a result's `extra`: gradient and update norm, and the learning rate, of the step that it ended."""
 MODULE = "actordbg.traincheck.train_engine"
@@ -60,6 +63,7 @@ class TrainEngine:
         self._training: Training
         self._done = 0
         self._failed = False
+        self._checkpoints: Any = None
 
     @property
     def root(self) -> Path:
@@ -82,12 +86,41 @@ class TrainEngine:
         if read_results(self.folder):
             raise StoreProblem("a training cannot go on in the middle: its weights are gone", hint="start the check again")
         told = json.loads(read_regular(self.folder / TRAINING))
+        self._checkpoints = told.pop(CHECKPOINTS, None)
         self._training = Training(**{**told, "betas": (told["betas"][0], told["betas"][1])})
         self._done, self._failed = 0, False
         defaults = defaults_of(self.root, self.spec.inputs)
         opening = open_training(self.spec.config, self._training, defaults=defaults, model_cache=self.root / "models")
         self._session = self._resources.enter_context(opening)
-        return self._session.resolved | {"training": asdict(self._training), "stepped_by": self._session.stepped_by}
+        went_on = self._go_on() if self._checkpoints else {}
+        return self._session.resolved | {"training": asdict(self._training), "stepped_by": self._session.stepped_by} | went_on
+
+    def _go_on(self) -> dict[str, Any]:
+        """Take up the checkpoint that was chosen, if there is one."""
+        folder, chosen = Path(self._checkpoints["folder"]), self._checkpoints["resume"]
+        if not folder.is_dir():
+            raise StoreProblem(f"this rank does not see the checkpoints' folder {folder}", hint="a --storage that all ranks see")
+        if chosen is None:
+            return {}
+        checkpoints.require_own(Path(chosen))
+        self._session.load_training(Path(chosen))
+        return {"went_on_from": chosen}
+
+    def _save(self, step: int) -> None:
+        """Write a checkpoint where one is due; after the last step nothing depends on one."""
+        asked = self._checkpoints
+        if asked is None or step % asked["every"] or step >= asked["steps"]:
+            return
+        folder = checkpoints.generation(Path(asked["folder"]), step, asked["attempt"])
+
+        def mark(whole: bool) -> None:
+            if whole:
+                return checkpoints.complete(folder, step, asked["belongs"])
+            checkpoints.open_folder(folder)
+            (folder / checkpoints.CHECKPOINT).unlink(missing_ok=True)
+            return None
+
+        self._session.save_training(folder, mark)
 
     def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
         """Another configuration from its initial weights, in the same process: the imports are paid already."""
@@ -122,6 +155,8 @@ class TrainEngine:
         if fields["status"] != PASSED:
             fields |= {"error_class": "FloatingPointError", "error": "loss, gradient or update is not finite"}
         else:
+            if fields["extra"]:
+                self._save(step_of(item.dump_id))
             self._failed = False
         return fields
 

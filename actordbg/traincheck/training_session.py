@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from actordbg.actor import randomness
-from actordbg.actor.backends.backend import set_seed
+from actordbg.actor.backends.backend import Place, set_seed
 from actordbg.actor.backends.training import Norms, Training
 from actordbg.actor.model_code import guard, require_consent
 from actordbg.actor.session import ActorSession
@@ -64,3 +65,24 @@ class TrainingSession(ActorSession):
     def step(self) -> Norms:
         """One optimizer step over what was accumulated. Every rank has to call it."""
         return self._backend.step()
+
+    def save_training(self, folder: Path, mark: Callable[[bool], None]) -> None:
+        """Write a checkpoint. On rank 0 `mark(False)` before anybody writes, and `mark(True)` after all have."""
+        leads = Place.from_environment().rank == 0
+        if leads:
+            mark(False)
+        _meet()
+        self._backend.save_training(folder)
+        _meet()
+        if leads:
+            mark(True)
+
+    def load_training(self, folder: Path) -> None:
+        """Go on from a checkpoint."""
+        self._backend.load_training(folder)
+        _meet()
+
+
+def _meet() -> None:
+    if dist.is_initialized():
+        dist.barrier()

@@ -87,6 +87,14 @@ class Backend(ABC):
         """Clip, step and clear what was accumulated. Every rank has to call it."""
         raise Unsupported("this backend takes no optimizer steps", hint="another --backend")
 
+    def save_training(self, folder: Path) -> None:
+        """Write all that the next step depends on into the folder; every rank calls it and writes its part."""
+        raise Unsupported("this backend takes no optimizer steps", hint="another --backend")
+
+    def load_training(self, folder: Path) -> None:
+        """Go on where `save_training` was, in an Actor that was opened in the same way. Every rank has to call it."""
+        raise Unsupported("this backend takes no optimizer steps", hint="another --backend")
+
     def without_engine(self) -> contextlib.AbstractContextManager[None]:
         """Inside the block a derivative that is taken of the Actor's outputs sets nothing off in an engine around its model."""
         return contextlib.nullcontext()

@@ -44,7 +44,7 @@ from actordbg.actor.backends.backend import (
 )
 from actordbg.actor.backends.training import Norms, Training
 from actordbg.actor.gradient_samples import GradientKeeper, norm_of
-from actordbg.base.errors import Unsupported
+from actordbg.base.errors import StoreProblem, Unsupported
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.host.trainer import TRAINER
@@ -159,6 +159,16 @@ class DeepspeedBackend(Backend):
         if self.place.world_size > 1 and not self._own_norm:  # each rank stepped its part
             torch.distributed.all_reduce(self._moved)
         return Norms(self._norm() if norm is None else norm, math.sqrt(float(self._moved)))
+
+    def save_training(self, folder: Path) -> None:
+        """DeepSpeed's own checkpoint: it alone knows its flat partitions, its loss scale and its counters."""
+        self.engine.save_checkpoint(str(folder), tag=_CHECKPOINT, save_latest=False)
+
+    def load_training(self, folder: Path) -> None:
+        with torch.serialization.safe_globals(_own_classes()):  # workers insist on weights_only
+            path, _ = self.engine.load_checkpoint(str(folder), tag=_CHECKPOINT, load_lr_scheduler_states=False)
+        if path is None:
+            raise StoreProblem(f"DeepSpeed finds no checkpoint in {folder}", hint="remove the folder; the one before is tried")
 
     def _measured(self, innermost: Any) -> Any:
         """The innermost optimizer's own step, which moves the fp32 weights of this rank; how far they moved is added up."""
@@ -283,8 +293,19 @@ def _full_name(thing: Any) -> str:
     return f"{type(thing).__module__.partition('.')[0]}'s {type(thing).__name__}"
 
 
+_CHECKPOINT = "deepspeed"
 _LOSS_SCALE = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 """State of DeepSpeed's fp16 loss scaling, on its optimizers or on their scaler."""
+
+
+def _own_classes() -> list[Any]:
+    """DeepSpeed's classes of which there are objects in its checkpoints: loss scales, stages, places in flat partitions."""
+    from deepspeed.runtime.fp16 import loss_scaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    scalers = [one for one in vars(loss_scaler).values() if isinstance(one, type) and one.__module__ == loss_scaler.__name__]
+    return [*scalers, ZeroStageEnum, fragment_address]
 
 
 def _no_step(*_args: Any, **_kwargs: Any) -> None:

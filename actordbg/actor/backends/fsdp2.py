@@ -106,6 +106,16 @@ class Fsdp2Backend(Backend):
             self._split.sum_gradients(self.model, self._mesh[_TP].get_group())
         return self._adam.step(self._total)
 
+    def save_training(self, folder: Path) -> None:
+        from actordbg.actor.backends import checkpoint_files
+
+        checkpoint_files.save(folder, self.model, self._adam)
+
+    def load_training(self, folder: Path) -> None:
+        from actordbg.actor.backends import checkpoint_files
+
+        checkpoint_files.load(folder, self.model, self._adam)
+
     def averaged_over(self, dump_id: str) -> list[str]:
         return dumps_of_lanes(dump_id, self.lane_width)
 

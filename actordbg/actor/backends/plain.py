@@ -59,6 +59,16 @@ class PlainBackend(Backend):
     def step(self) -> Norms:
         return self._adam.step(lambda pairs: math.sqrt(sum(norm_of(tensor) ** 2 for tensor, _ in pairs)))
 
+    def save_training(self, folder: Path) -> None:
+        from actordbg.actor.backends import checkpoint_files
+
+        checkpoint_files.save(folder, self.model, self._adam)
+
+    def load_training(self, folder: Path) -> None:
+        from actordbg.actor.backends import checkpoint_files
+
+        checkpoint_files.load(folder, self.model, self._adam)
+
     def averaged_over(self, dump_id: str) -> list[str]:
         return [dump_id]
 

@@ -70,14 +70,19 @@ class AdamSteps:
         self._clip(gradient)
         before = [one.detach().clone() for one in self.stepped]
         self.optimizer.step()
+        self.write_back()
         with torch.no_grad():
-            for own, stepped in zip(self.parameters, self.stepped, strict=True):
-                if own is not stepped:
-                    own.copy_(stepped)
             moved = ((now - was, own) for now, was, own in zip(self.stepped, before, self.parameters, strict=True))
             update = total(moved)
         self.clear()
         return Norms(gradient, update)
+
+    @torch.no_grad()
+    def write_back(self) -> None:
+        """Give the Actor what its fp32 copies are now."""
+        for own, stepped in zip(self.parameters, self.stepped, strict=True):
+            if own is not stepped:
+                own.copy_(stepped)
 
     def clear(self) -> None:
         """Drop all gradients."""
