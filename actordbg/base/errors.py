@@ -17,6 +17,7 @@
         │   └── NewerCatalog      catalog               4   a newer actordbg wrote it
         ├── StaysChanged          environment           4   a patch failed, and the original could not be put back
         └── LaunchProblem         launch                4   a replay's or a job's processes could not be started
+            └── GroupsLost        launch                4   its groups were lost more often than allowed
 
 Each carries a message (what and why) and a hint (what to do next). The command line catches the root once
 (`actordbg.cli.app.main`), prints `error[code]: message` and `hint: ...`, and exits with `exit_code`.
@@ -33,7 +34,7 @@ import sys
 from actordbg.base.fault import ActordbgError, EnvironmentProblem, NewerFormat, Refused, StoreProblem, Unsupported
 
 __all__ = [
-    "ActordbgError", "CatalogProblem", "Conflict", "CorruptDump", "EnvironmentProblem", "LaunchProblem", "NewerCatalog",
+    "ActordbgError", "CatalogProblem", "Conflict", "CorruptDump", "EnvironmentProblem", "GroupsLost", "LaunchProblem", "NewerCatalog",
     "NewerFormat", "NothingToDo", "Refused", "StaysChanged", "StoreProblem", "UnsafeInput", "Unsupported", "UnwritableCatalog",
     "UsageError", "WhereError", "error_named",
 ]  # fmt: skip
@@ -93,6 +94,10 @@ class StaysChanged(EnvironmentProblem):
 
 class LaunchProblem(EnvironmentProblem):
     code = "launch"
+
+
+class GroupsLost(LaunchProblem):
+    """Groups of workers were lost, by no input's fault, more often than they may be."""
 
 
 def error_named(error_class: str, message: str, hint: str = "") -> ActordbgError | None:

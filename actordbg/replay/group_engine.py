@@ -16,16 +16,12 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from actordbg.base.errors import LaunchProblem
+from actordbg.base.errors import GroupsLost
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.replay.launch import WORKER_MODULE, Group, Running, groups_of, launch
 
 FRUITLESS_LIMIT = 3
 """Attempts of a group in a row without a single result after which the replay stops. A crash in an input is a result."""
-
-
-class GroupsLost(LaunchProblem):
-    """More groups were lost than may be."""
 
 
 @dataclass

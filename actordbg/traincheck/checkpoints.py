@@ -58,8 +58,8 @@ def checked_storage(text: str, store: Path) -> Path:
 
 
 def every_by_default(steps: int) -> int:
-    """At most ten checkpoints in a training, so that a death costs a tenth of it at most; each step of a short one."""
-    return max(1, steps // 10)
+    """A tenth of the training, which is then the most that a death costs; each step of a short one."""
+    return -(-steps // 10)
 
 
 def open_folder(folder: Path) -> None:

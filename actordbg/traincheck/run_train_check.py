@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from actordbg.base.errors import ActordbgError, Conflict, LaunchProblem, StoreProblem
+from actordbg.base.errors import ActordbgError, Conflict, GroupsLost, StoreProblem
 from actordbg.base.ids import resolve
 from actordbg.base.owners import read_owned
 from actordbg.config.choices import gather_facts
@@ -46,7 +46,7 @@ from actordbg.formats.train_check_record import (
     TrainCheckRecord,
     TrainStep,
 )
-from actordbg.replay.group_engine import GroupsLost, Losses, engine_in_use, launch_group
+from actordbg.replay.group_engine import Losses, engine_in_use, launch_group
 from actordbg.replay.processes import ALIVE, STOPPED, start_ticks, state_of
 from actordbg.replay.supervise import (
     COMPLETE,
@@ -221,10 +221,9 @@ class TrainRun:
         except GroupsLost as error:
             raise self._given_up(error) from None
 
-    def _given_up(self, error: GroupsLost) -> LaunchProblem:
+    def _given_up(self, error: GroupsLost) -> GroupsLost:
         """The cell stays open."""
-        hint = f"`actordbg train-check --resume {self.record.check_id}` goes on; --max-failures -1 never gives up"
-        return LaunchProblem(error.message, hint=hint)
+        return GroupsLost(error.message, hint=f"`actordbg train-check --resume {self.record.check_id}` goes on")
 
     def _finish(
         self, cell: TrainCell, began: float, status: str, reason: str, steps: tuple[TrainStep, ...], optimizer: str = ""

@@ -16,7 +16,7 @@ from roots import SUPPORT
 from typer.testing import CliRunner
 
 from actordbg.actor.backends.training import Training
-from actordbg.base.errors import ActordbgError, LaunchProblem, UnsafeInput, Unsupported
+from actordbg.base.errors import ActordbgError, GroupsLost, UnsafeInput, Unsupported
 from actordbg.cli.app import app
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import ReplayConfig
@@ -200,7 +200,7 @@ def test_a_group_that_is_lost_starts_its_training_again_and_too_often_leaves_it_
         (cell,) = running.run_train_check(store, record, inputs).cells
         assert (cell.status, cell.folder, [one.loss for one in cell.steps]) == (TRAINED, "cell-0.2", [0.0, 0.0])
         return
-    with pytest.raises(LaunchProblem, match=r"groups were lost 4 times.*node 1 is gone") as stopped:
+    with pytest.raises(GroupsLost, match=r"groups were lost 4 times.*node 1 is gone") as stopped:
         running.run_train_check(store, record, inputs)
     assert "train-check --resume" in stopped.value.hint
     (cell,) = TrainCheckRecord.from_file(folder_of(store, record.check_id) / CHECK).cells
