@@ -34,9 +34,9 @@ import sys
 from actordbg.base.fault import ActordbgError, EnvironmentProblem, NewerFormat, Refused, StoreProblem, Unsupported
 
 __all__ = [
-    "ActordbgError", "CatalogProblem", "Conflict", "CorruptDump", "EnvironmentProblem", "GroupsLost", "LaunchProblem", "NewerCatalog",
-    "NewerFormat", "NothingToDo", "Refused", "StaysChanged", "StoreProblem", "UnsafeInput", "Unsupported", "UnwritableCatalog",
-    "UsageError", "WhereError", "error_named",
+    "ActordbgError", "CatalogProblem", "Conflict", "CorruptDump", "EnvironmentProblem", "GroupsLost", "LaunchProblem",
+    "NewerCatalog", "NewerFormat", "NothingToDo", "Refused", "StaysChanged", "StoreProblem", "UnsafeInput", "Unsupported",
+    "UnwritableCatalog", "UsageError", "WhereError", "error_named",
 ]  # fmt: skip
 
 for _kind in (ActordbgError, EnvironmentProblem, NewerFormat, Refused, StoreProblem, Unsupported):
