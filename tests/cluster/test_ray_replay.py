@@ -25,11 +25,12 @@ from supervised import make_spec, statuses
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem, Unsupported
 from actordbg.cluster.order import ClusterOrder
-from actordbg.cluster.ray_engine import connected
+from actordbg.cluster.ray_engine import RayEngine, connected
 from actordbg.cluster.same_versions import require_same_versions
 from actordbg.debug import meeting
 from actordbg.debug.prompt import socket_of
 from actordbg.debug.replay_stops import StopOrder
+from actordbg.debug.terminal import Relay
 from actordbg.formats.journal import read_events, read_results
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.formats.store_files import make_folder
@@ -284,23 +285,31 @@ def _look_into_what_is_paused(replaying: subprocess.Popen[str], seen: dict[str, 
     return host, port
 
 
-def test_our_own_prompt_is_reached_where_a_rank_is_on_this_machine(cluster, store: Store) -> None:
-    spec, folder = make_spec(2), store.replays
+@pytest.mark.parametrize("here", [True, False])
+def test_a_prompt_says_on_which_node_it_is(cluster, store: Store, monkeypatch: pytest.MonkeyPatch, here: bool) -> None:
+    """A terminal goes to the prompt only where it can reach it; elsewhere the command names the node."""
+    monkeypatch.setattr(RayEngine, "is_here", lambda self, address: here)
+    spec, prompts = make_spec(2), Relay()
+    told: list[str] = []
+    shown: list[str] = []
 
     def answer(event: Any) -> None:
         if event.kind == "stop":
-            assert event.at == ""  # the terminal of the command can be there
-            connection = meeting.connect(folder / spec.replay_id, socket_of(0))
+            told.append(event.at)
+            connection = meeting.connect(store.replays / spec.replay_id, socket_of(0))
             connection.sendall(b"p 'rank', rank\ncontinue\n")
             while data := connection.recv(65536):
                 shown.append(data.decode())
 
-    shown: list[str] = []
+    calls: list[int] = []
+    monkeypatch.setattr(prompts, "call", lambda folder, rank: calls.append(rank))
     order = ClusterOrder(cluster.address, groups=1)
-    outcome = scripted(store, spec, {"d1": "break"}, cluster, order, stops=StopOrder(wait_s=240.0), on_event=answer)
+    stops = StopOrder(wait_s=240.0)
+    outcome = scripted(store, spec, {"d1": "break"}, cluster, order, stops=stops, prompts=prompts, on_event=answer)
     assert outcome.all_passed and "('rank', 0)" in "".join(shown)
     (stop,) = [one for one in read_events(outcome.folder / "rank0.jsonl") if one["event"] == "stop"]
     assert stop["node_address"] == ray.nodes()[0]["NodeManagerAddress"]
+    assert (told, calls) == (([""], [0]) if here else ([stop["node_address"]], []))
 
 
 def test_a_place_makes_room_for_the_next_configuration(cluster, store: Store) -> None:
