@@ -16,9 +16,8 @@ Invariants:
 - Counters files are replaced at most once a second while something changes, every 10 s otherwise (not while recording
   is off), and at the end.
 
-The thread looks at the queue four times a second, since each turn takes the interpreter from the training. It is woken (10 to
-25 us of the training thread) only when much waits, or when copies from a device do. A kill meanwhile loses nothing: the ring
-has it. Without a ring file it looks 20 times a second.
+The thread looks at the queue four times a second, since each turn takes the interpreter from the training; without a ring file,
+where a kill would lose what waits, 20 times. It is woken (10 to 25 us of the training) when much waits, or device copies do.
 """
 
 from __future__ import annotations
@@ -37,6 +36,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import zstandard  # noqa: F401  an environment without it is told when the hook is installed, not at its first dump
 
 from actordbg.base.fault import describe
 from actordbg.capture.control import BEFORE, Control
@@ -457,7 +457,7 @@ class Writer:
 
     def _describe(self, item: Item, verdict: Verdict | None) -> tuple[DumpRecord, bytes]:
         """The record and the payload of what is stored."""
-        from actordbg.formats import encoding  # with numpy and zstandard: most processes never need it
+        from actordbg.formats import encoding  # with numpy: most processes never need it
 
         self._versions = self._versions or versions()
         tensors = encoding.tensors_in(item.ring.arena.memory, item.entry.data, item.own, item.kind.tensors)
