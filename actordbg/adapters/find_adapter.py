@@ -27,7 +27,7 @@ def find(named: str) -> Adapter:
     module, _, name = place.partition(":")
     try:
         found = getattr(import_module(module), name)
-    except Exception as error:
+    except Exception as error:  # somebody's module, which may fail in any way
         raise Unsupported(f"adapter {place} cannot be imported: {type(error).__name__}: {error}", hint=_HINT) from error
     lacks = [part for part in ("name", "package", "tried", "seams") if not hasattr(found, part)]
     if lacks:

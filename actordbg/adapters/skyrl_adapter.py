@@ -38,7 +38,7 @@ class SkyRl:
 
     name = "skyrl"
     package = "skyrl"
-    tried = ("0.3.0",)
+    tried = ()  # the wrapper of 0.3.0 by itself; no training was
     seams = (
         Seam(
             where="skyrl.backends.skyrl_train.workers.model_wrapper:HFModelWrapper.forward",

@@ -23,7 +23,7 @@ def adapters(ctx: typer.Context, as_json: Json = False) -> None:
 def _render(found: list[Fit]) -> None:
     output.table(
         ["adapter", "package", "installed", "tried", "fits"],
-        [[one.name, one.package, one.version or "-", ", ".join(one.tried), _answer(one)] for one in found],
+        [[one.name, one.package, one.version or "-", ", ".join(one.tried) or "-", _answer(one)] for one in found],
     )
     for one in found:
         for why in one.differs:

@@ -101,7 +101,7 @@ class RayEngine(GroupEngine):
         return list(self._parts)
 
     def losses(self) -> Losses:
-        return Losses(self.order.max_failures)
+        return Losses(self.order.max_failures, "--max-failures")
 
     def ready(self, config: ReplayConfig, group: Group) -> bool:
         shape, place = self.shape(config), self._places.get(group.ranks)

@@ -29,9 +29,11 @@ class Losses:
     """How often groups were lost without the fault of an input, in a whole replay, and how often they may be (-1: any number).
 
     Lost is a group whose node or whose host process died, and one that died outside of any input and brought no result.
+    option: what sets `most`, "" where nothing does.
     """
 
     most: int
+    option: str = ""
     reasons: list[str] = field(default_factory=list)
 
     def count(self, reason: str, details: str = "") -> None:
@@ -39,10 +41,11 @@ class Losses:
         self.reasons.append(reason)
         if 0 <= self.most < len(self.reasons):
             times = "once" if len(self.reasons) == 1 else f"{len(self.reasons)} times"
-            what = f"groups were lost {times}, and --max-failures {self.most} allows no more; the last one: {reason}"
+            allowed = f"{self.option} {self.most} allows no more" if self.option else f"no more than {self.most} are borne"
+            more = f"; {self.option} -1 never gives up" if self.option else ""
             raise GroupsLost(
-                f"{what}\n{details}".rstrip(),
-                hint="results are kept: `actordbg replay --resume` goes on; --max-failures -1 never gives up",
+                f"groups were lost {times}, and {allowed}; the last one: {reason}\n{details}".rstrip(),
+                hint=f"results are kept: --resume of the same command goes on{more}",
             )
 
     @property

@@ -107,12 +107,15 @@ def test_versions_that_differ_are_listed_by_node() -> None:
 
 
 def test_losses_are_counted_over_the_whole_replay() -> None:
-    losses = Losses(2)
+    losses = Losses(2, "--max-failures")
     losses.count("node a died")
     losses.count("node b died")
     with pytest.raises(LaunchProblem, match=r"lost 3 times, and --max-failures 2 .* node c died") as stopped:
         losses.count("node c died")
     assert stopped.value.exit_code == 4
+    with pytest.raises(LaunchProblem, match="no more than 0 are borne") as here:
+        Losses(0).count("rank 1 died")
+    assert "--max-failures" not in f"{here.value} {here.value.hint}", "where nothing sets the limit no option is named"
     endless = Losses(-1)
     for _ in range(100):
         endless.count("again")
