@@ -82,54 +82,6 @@ CREATE TABLE result (
         FOREIGN KEY(replay_id) REFERENCES replay (replay_id) ON DELETE CASCADE
     );
 
-CREATE TABLE dump (
-        dump_id VARCHAR NOT NULL,  -- unique name of the dump; begins with its time
-        run VARCHAR NOT NULL,  -- the training run
-        rank INTEGER NOT NULL,  -- global rank of the process that captured it
-        timestamp VARCHAR NOT NULL,  -- UTC time of the call, 2025-06-19T05:26:08.430740Z
-        batch_size INTEGER NOT NULL,  -- B of sequences [B, S]
-        seq_len INTEGER NOT NULL,  -- S of sequences [B, S], padding included
-        tokens INTEGER NOT NULL,  -- real tokens: sum of attention_mask, B*S without one
-        padding INTEGER NOT NULL,  -- padded positions: B*S - tokens
-        action_len INTEGER,  -- A of action_mask [B, A]; NULL without one
-        source VARCHAR NOT NULL,  -- capture, import or create
-        role VARCHAR,  -- what the actor was: policy, reference, ema, sft, ...
-        step INTEGER,  -- global step of the DeepSpeed engine at the call
-        world_size INTEGER,  -- processes in the run
-        local_rank INTEGER,  -- rank within its host
-        host VARCHAR,  -- host name
-        pid INTEGER,  -- process id
-        call_index INTEGER,  -- how many calls this process had captured before
-        instance VARCHAR,  -- tells several actors in one process apart
-        training INTEGER,  -- whether the module was in training mode (1 yes, 0 no)
-        grad_enabled INTEGER,  -- whether gradients were enabled (1 yes, 0 no)
-        packing_samples INTEGER,  -- whether the actor packs samples (1 yes, 0 no)
-        autocast_dtype VARCHAR,  -- dtype of the autocast context; NULL without one
-        temperature FLOAT,  -- the actor's sampling temperature
-        model_name VARCHAR,  -- name or path of the model
-        model_dtype VARCHAR,  -- dtype of the model's parameters
-        replayable INTEGER NOT NULL,  -- whether everything the call needs was stored (1 yes, 0 no)
-        return_output INTEGER,  -- the call's return_output (1 yes, 0 no)
-        return_logprobs INTEGER,  -- the call's return_logprobs (1 yes, 0 no)
-        return_entropy INTEGER,  -- the call's return_entropy (1 yes, 0 no)
-        allgather_logits INTEGER,  -- the call's allgather_logits (1 yes, 0 no)
-        with_outputs INTEGER NOT NULL,  -- whether the call's own outputs were recorded too (1 yes, 0 no)
-        openrlhf_version VARCHAR,  -- version of openrlhf in the run
-        torch_version VARCHAR,  -- version of torch in the run
-        transformers_version VARCHAR,  -- version of transformers in the run
-        deepspeed_version VARCHAR,  -- version of deepspeed in the run
-        bytes INTEGER NOT NULL,  -- size of the dump file in bytes; of a packed dump its share of the pack
-        pinned INTEGER NOT NULL,  -- whether rotation spares it (1 yes, 0 no)
-        triggered VARCHAR,  -- the trigger that kept it: nan, exception, oom, slow, logprobs, before; NULL if none
-        recovered VARCHAR,  -- in_flight or recent: out of the ring of a process that died; NULL otherwise
-        with_rng INTEGER NOT NULL,  -- whether the generator states were recorded too (1 yes, 0 no)
-        pack VARCHAR,  -- the pack file that holds it, below the store; NULL for a file of its own
-        last_result INTEGER,  -- newest result of this dump
-        PRIMARY KEY (dump_id),
-        FOREIGN KEY(run) REFERENCES run (name),
-        FOREIGN KEY(last_result) REFERENCES result (id) ON DELETE SET NULL
-    );
-
 CREATE TABLE read_file (
         path VARCHAR NOT NULL,  -- path below the store
         replay_id VARCHAR NOT NULL,  -- its replay; empty for a file of the lab
@@ -324,9 +276,70 @@ CREATE TABLE memory_watch (
         PRIMARY KEY (memory_id)
     );
 
+CREATE TABLE dump (
+        dump_id VARCHAR NOT NULL,  -- unique name of the dump; begins with its time
+        run VARCHAR NOT NULL,  -- the training run
+        rank INTEGER NOT NULL,  -- global rank of the process that captured it
+        timestamp VARCHAR NOT NULL,  -- UTC time of the call, 2025-06-19T05:26:08.430740Z
+        batch_size INTEGER NOT NULL,  -- B of sequences [B, S]
+        seq_len INTEGER NOT NULL,  -- S of sequences [B, S], padding included
+        tokens INTEGER NOT NULL,  -- real tokens: sum of attention_mask, B*S without one
+        padding INTEGER NOT NULL,  -- padded positions: B*S - tokens
+        action_len INTEGER,  -- A of action_mask [B, A]; NULL without one
+        source VARCHAR NOT NULL,  -- capture, import or create
+        trainer VARCHAR,  -- package of the trainer whose call it is; NULL of a made-up input
+        adapter VARCHAR,  -- adapter that read the call; NULL where none was needed
+        function VARCHAR,  -- function that was recorded, module:name; NULL of a made-up input
+        role VARCHAR,  -- what the actor was: policy, reference, ema, sft, ...
+        step INTEGER,  -- global step of the DeepSpeed engine at the call
+        world_size INTEGER,  -- processes in the run
+        local_rank INTEGER,  -- rank within its host
+        host VARCHAR,  -- host name
+        pid INTEGER,  -- process id
+        call_index INTEGER,  -- how many calls this process had captured before
+        instance VARCHAR,  -- tells several actors in one process apart
+        training INTEGER,  -- whether the module was in training mode (1 yes, 0 no)
+        grad_enabled INTEGER,  -- whether gradients were enabled (1 yes, 0 no)
+        packing_samples INTEGER,  -- whether the actor packs samples (1 yes, 0 no)
+        autocast_dtype VARCHAR,  -- dtype of the autocast context; NULL without one
+        temperature FLOAT,  -- the actor's sampling temperature
+        model_name VARCHAR,  -- name or path of the model
+        model_dtype VARCHAR,  -- dtype of the model's parameters
+        replayable INTEGER NOT NULL,  -- whether everything the call needs was stored (1 yes, 0 no)
+        return_output INTEGER,  -- the call's return_output (1 yes, 0 no)
+        return_logprobs INTEGER,  -- the call's return_logprobs (1 yes, 0 no)
+        return_entropy INTEGER,  -- the call's return_entropy (1 yes, 0 no)
+        allgather_logits INTEGER,  -- the call's allgather_logits (1 yes, 0 no)
+        with_outputs INTEGER NOT NULL,  -- whether the call's own outputs were recorded too (1 yes, 0 no)
+        openrlhf_version VARCHAR,  -- version of openrlhf in the run
+        torch_version VARCHAR,  -- version of torch in the run
+        transformers_version VARCHAR,  -- version of transformers in the run
+        deepspeed_version VARCHAR,  -- version of deepspeed in the run
+        bytes INTEGER NOT NULL,  -- size of the dump file in bytes; of a packed dump its share of the pack
+        pinned INTEGER NOT NULL,  -- whether rotation spares it (1 yes, 0 no)
+        triggered VARCHAR,  -- the trigger that kept it: nan, exception, oom, slow, logprobs, before; NULL if none
+        recovered VARCHAR,  -- in_flight or recent: out of the ring of a process that died; NULL otherwise
+        with_rng INTEGER NOT NULL,  -- whether the generator states were recorded too (1 yes, 0 no)
+        pack VARCHAR,  -- the pack file that holds it, below the store; NULL for a file of its own
+        last_result INTEGER,  -- newest result of this dump
+        PRIMARY KEY (dump_id),
+        FOREIGN KEY(run) REFERENCES run (name),
+        FOREIGN KEY(last_result) REFERENCES result (id) ON DELETE SET NULL
+    );
+
 CREATE INDEX ix_result_dump ON result (dump_id, finished_at);
 
 CREATE INDEX ix_result_status ON result (status);
+
+CREATE UNIQUE INDEX uq_comparison_result ON comparison (replay_id, dump_id, against) WHERE comparison_id IS NULL;
+
+CREATE UNIQUE INDEX uq_comparison_file ON comparison (replay_id, dump_id, against) WHERE comparison_id IS NOT NULL;
+
+CREATE INDEX ix_comparison_file ON comparison (comparison_id) WHERE comparison_id IS NOT NULL;
+
+CREATE INDEX ix_comparison_dump ON comparison (dump_id, created_at) WHERE comparison_id IS NOT NULL;
+
+CREATE INDEX ix_law_answer_dump ON law_answer (dump_id, verdict);
 
 CREATE INDEX ix_dump_last_result ON dump (last_result) WHERE last_result IS NOT NULL;
 
@@ -346,15 +359,5 @@ CREATE INDEX ix_dump_timestamp ON dump (timestamp);
 
 CREATE INDEX ix_dump_tokens ON dump (tokens);
 
-CREATE UNIQUE INDEX uq_comparison_result ON comparison (replay_id, dump_id, against) WHERE comparison_id IS NULL;
-
-CREATE UNIQUE INDEX uq_comparison_file ON comparison (replay_id, dump_id, against) WHERE comparison_id IS NOT NULL;
-
-CREATE INDEX ix_comparison_file ON comparison (comparison_id) WHERE comparison_id IS NOT NULL;
-
-CREATE INDEX ix_comparison_dump ON comparison (dump_id, created_at) WHERE comparison_id IS NOT NULL;
-
-CREATE INDEX ix_law_answer_dump ON law_answer (dump_id, verdict);
-
-INSERT INTO alembic_version VALUES ('0007');
+INSERT INTO alembic_version VALUES ('0008');
 

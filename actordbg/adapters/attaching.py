@@ -13,15 +13,17 @@ from types import MethodType, ModuleType
 from typing import Any
 
 from actordbg.adapters import recorded_model
-from actordbg.adapters.find_adapter import find
+from actordbg.adapters.find_adapter import distribution_of, find
 from actordbg.adapters.recorded_model import MARK, arguments_of
 from actordbg.adapters.seam import Adapter, Seam
 from actordbg.base.fault import describe
+from actordbg.capture import facts
 
 
 def attach(module: ModuleType, named: str, store: str) -> list[str]:
     """Wrap what the adapter `named` has in this module. Returns the functions that are recorded now."""
     adapter = find(named)
+    facts.DISTRIBUTIONS.extend({adapter.package, distribution_of(named)}.difference(facts.DISTRIBUTIONS))
     seams = [seam for seam in adapter.seams if seam.module == module.__name__]
     return [seam.where for seam in seams if _attach(module, adapter, seam, store)]
 
@@ -42,11 +44,11 @@ def _attach(module: ModuleType, adapter: Adapter, seam: Seam, store: str) -> boo
         recorded_model.tell(f"adapter {adapter.name}: {seam.where} takes no {', '.join(lacks)}: not recording it")
         return False
     wrap = _making if seam.makes_model else recorded_model.recorded
-    setattr(holder, name, wrap(original, seam, adapter.name, store, {}))
+    setattr(holder, name, wrap(original, seam, adapter, store, {}))
     return hasattr(inspect.getattr_static(holder, name), MARK)
 
 
-def _making(original: Callable[..., Any], seam: Seam, label: str, store: str, made: dict[str, Any]) -> Callable[..., Any]:
+def _making(original: Callable[..., Any], seam: Seam, adapter: Adapter, store: str, made: dict[str, Any]) -> Callable[..., Any]:
     """`original`, which prepares a model; then that model's forward is recorded."""
     signature = inspect.signature(original)
 
@@ -56,7 +58,7 @@ def _making(original: Callable[..., Any], seam: Seam, label: str, store: str, ma
         try:
             known = arguments_of(signature, args, kwargs)
             model = known.pop("model")
-            wrapped = recorded_model.recorded(model.forward.__func__, seam, label, store, known)
+            wrapped = recorded_model.recorded(model.forward.__func__, seam, adapter, store, known)
             model.forward = MethodType(wrapped, model)  # a copy of the model gets a forward of its own, as without us
         except Exception as error:  # noqa: BLE001  # the model was made; it is trained unrecorded
             recorded_model.tell(f"{seam.where}: its model is not recorded: {describe(error)}")

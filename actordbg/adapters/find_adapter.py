@@ -44,6 +44,15 @@ def places() -> dict[str, str]:
     return {**{one.name: one.value for one in _announced()}, **BUILT_IN}
 
 
+def distribution_of(named: str) -> str:
+    """The package that an adapter comes in, ours for a built-in one; of a `module:Class` the module."""
+    announced = {one.name: one.dist for one in _announced()}
+    if named in BUILT_IN:
+        return "actordbg"
+    found = announced.get(named)
+    return found.name if found is not None else named.partition(":")[0].partition(".")[0]
+
+
 def carried_form(named: Sequence[str]) -> str:
     """These adapters as the environment of a job carries them: "name=module,module;name=module". Raises as `find` does."""
     if named and os.getcwd() not in sys.path:

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from actordbg.adapters.seam import Rows, Scores, Seam
+from actordbg.adapters.seam import Adapter, Rows, Scores, Seam
 from actordbg.base.fault import describe
 from actordbg.capture import hook
 from actordbg.capture.facts import unwrap
@@ -52,6 +52,7 @@ class RecordedModel:
 
     packing_samples = False
     known: weakref.WeakKeyDictionary[torch.nn.Module, RecordedModel]
+    recorded_as: Mapping[str, str]
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = ModelOfCall(model)
@@ -92,9 +93,13 @@ class _Read:
         self.entropy, self.output = scores.entropy, output
 
 
-def recorded(original: Callable[..., Any], seam: Seam, label: str, store: str, made: Mapping[str, Any]) -> Callable[..., Any]:
-    """`original` with its calls recorded as rows. label: the adapter's name. made: arguments of what made the model."""
-    kind = type(f"{label}.{seam.function}", (RecordedModel,), {"known": weakref.WeakKeyDictionary(), "forward": _own_forward()})
+def recorded(
+    original: Callable[..., Any], seam: Seam, adapter: Adapter, store: str, made: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """`original` with its calls recorded as rows. made: arguments of what made the model."""
+    whose = {"trainer": adapter.package, "adapter": adapter.name, "function": seam.where}
+    own = {"known": weakref.WeakKeyDictionary(), "forward": _own_forward(), "recorded_as": whose}
+    kind = type(f"{adapter.name}.{seam.function}", (RecordedModel,), own)
     if not hook.install(kind, store=store):
         return original
     signature = inspect.signature(original)

@@ -29,7 +29,7 @@ from torch import is_grad_enabled
 from actordbg.base.fault import scrub
 from actordbg.formats.dump_record import dtype_name, timestamp_of
 
-_DISTRIBUTIONS = ("openrlhf", "torch", "transformers", "deepspeed", "flash-attn", "peft")
+DISTRIBUTIONS = ["openrlhf", "torch", "transformers", "deepspeed", "flash-attn", "peft"]
 _CONFIG_FACTS = (
     "model_type", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
     "head_dim", "vocab_size", "max_position_embeddings", "tie_word_embeddings", "use_cache", "sliding_window",
@@ -86,7 +86,7 @@ def rank_of_process() -> Rank:
 def versions() -> dict[str, str]:
     """Versions of what matters to a replay, from package metadata; nothing is imported. Takes some milliseconds."""
     found = {"python": ".".join(map(str, sys.version_info[:3]))}
-    for name in _DISTRIBUTIONS:
+    for name in DISTRIBUTIONS:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
@@ -118,7 +118,7 @@ def facts_of_actor(actor: Any) -> ActorFacts:
     wrapped = getattr(actor, "model", None)
     model = unwrap(wrapped)
     config: Any = getattr(model, "config", None)
-    facts: dict[str, Any] = {"actor_class": type(actor).__name__}
+    facts: dict[str, Any] = {"actor_class": type(actor).__name__, **getattr(type(actor), "recorded_as", {})}
     if wrapped is not None:
         facts["wrapper_class"] = type(wrapped).__name__
         facts["model_class"] = type(model).__name__

@@ -33,16 +33,21 @@ from actordbg.formats.dump_record import (
 )
 from actordbg.formats.record_reading import parse_record
 from actordbg.formats.store_files import open_regular
+from actordbg.host.trainer import TRAINER
 
 _RECORD, _TABLE = columns_of(DumpRecord), columns_of(DumpColumns)
 RECORD_FIELDS = tuple(name for name in _TABLE if name in _RECORD)
 """Columns of `dump` that are fields of the record, in this order; it begins with dump_id, run, rank and timestamp."""
 
 CALL_FLAGS = tuple(name for name, one in _TABLE.items() if one.source == "arguments")
+SEAM = tuple(name for name, one in _TABLE.items() if one.source == "actor")
 VERSIONS = tuple(name for name, one in _TABLE.items() if one.source == "versions")
-DUMP_COLUMNS = (*RECORD_FIELDS, "padding", *CALL_FLAGS, "with_outputs", "with_rng", *VERSIONS, "bytes", "pack")
+DUMP_COLUMNS = (*RECORD_FIELDS, "padding", *CALL_FLAGS, "with_outputs", "with_rng", *SEAM, *VERSIONS, "bytes", "pack")
 """Columns of the rows that `read_row` and `row_of` make, in this order."""
 
+_SOURCE = RECORD_FIELDS.index("source")
+_HOME = (TRAINER.package, None, f"{TRAINER.actor_module}:Actor.forward")
+"""The SEAM of a call that names none: one of the trainer that needs no adapter."""
 _PACKAGES = tuple(name.removesuffix("_version") for name in VERSIONS)
 _FIRST_READ = 2048
 """Most records are shorter, and what follows is the payload, which nobody wants here."""
@@ -71,6 +76,7 @@ def _column(name: str, kind: Any) -> tuple[Any, ...]:
 
 
 _Flags = msgspec.defstruct("_Flags", [(name, bool | None, None) for name in CALL_FLAGS])
+_Seam = msgspec.defstruct("_Seam", [(name, str | None, None) for name in SEAM])
 _Versions = msgspec.defstruct("_Versions", [(name, str | None, None) for name in _PACKAGES])
 _Columns = msgspec.defstruct(
     "_Columns",
@@ -78,6 +84,7 @@ _Columns = msgspec.defstruct(
         *(_column(name, _kind(name)) for name in RECORD_FIELDS),
         _column("tensors", dict[str, msgspec.Raw]),
         ("arguments", _Flags, msgspec.field(default_factory=_Flags)),
+        ("actor", _Seam, msgspec.field(default_factory=_Seam)),
         ("versions", _Versions, msgspec.field(default_factory=_Versions)),
         ("format_version", Literal[RECORD_VERSION]),
     ],
@@ -108,10 +115,12 @@ def row_of(text: bytes, size: int, pack: str | None = None) -> tuple[Any, ...]:
 
     Raises CorruptDump or NewerFormat for a line that is not a sound record.
     """
-    fields, tensors, flags, versions = _quickly(text) or _checked(text)
+    fields, tensors, flags, seam, versions = _quickly(text) or _checked(text)
+    if seam[0] is None and fields[_SOURCE] != "create":
+        seam = _HOME
     outputs = _OUTPUT_KEY in text and any(name.startswith(OUTPUT_PREFIX) for name in tensors)
     rng = _RNG_KEY in text and any(name.startswith(RNG_PREFIX) for name in tensors)
-    return (*fields, fields[4] * fields[5] - fields[6], *flags, outputs, rng, *versions, size, pack)
+    return (*fields, fields[4] * fields[5] - fields[6], *flags, outputs, rng, *seam, *versions, size, pack)
 
 
 def _header(path: str) -> tuple[bytes, int]:
@@ -137,8 +146,8 @@ def _header(path: str) -> tuple[bytes, int]:
     return head[8 : 8 + length], size
 
 
-_Picked = tuple[tuple[Any, ...], Iterable[str], Iterable[Any], Iterable[Any]]
-"""The values of RECORD_FIELDS, names of tensors, values of CALL_FLAGS and VERSIONS."""
+_Picked = tuple[tuple[Any, ...], Iterable[str], Iterable[Any], tuple[Any, ...], Iterable[Any]]
+"""The values of RECORD_FIELDS, names of tensors, values of CALL_FLAGS, SEAM and VERSIONS."""
 
 
 def _quickly(text: bytes) -> _Picked | None:
@@ -150,13 +159,13 @@ def _quickly(text: bytes) -> _Picked | None:
     if not text.isascii() or text.count(b"[") + text.count(b"{") > MAX_DEPTH:
         return None
     try:
-        *fields, tensors, flags, versions, _ = _plain(_decode(text))
+        *fields, tensors, flags, seam, versions, _ = _plain(_decode(text))
         datetime.fromisoformat(fields[3][:26])
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
     if not (_MOMENT.match(fields[3]) and is_plain_name(fields[0]) and _plain_run(fields[1])):
         return None
-    return tuple(fields), tensors, _plain(flags), _plain(versions)
+    return tuple(fields), tensors, _plain(flags), _plain(seam), _plain(versions)
 
 
 _plain_run = lru_cache(maxsize=64)(is_plain_name)
@@ -169,10 +178,15 @@ def _checked(text: bytes) -> _Picked:
     if record.batch_size * record.seq_len >= _INT64:
         raise CorruptDump("the record has a number that does not fit into 64 bits", hint=dumpfile.HINT)
     flags = (record.arguments.get(name) for name in CALL_FLAGS)
-    versions = (record.versions.get(name) for name in _PACKAGES)
     return (
         values,
         record.tensors,
         tuple(one if one is True or one is False else None for one in flags),
-        tuple(one if type(one) is str else None for one in versions),
+        _texts(record.actor, SEAM),
+        _texts(record.versions, _PACKAGES),
     )
+
+
+def _texts(source: dict[str, Any], names: Iterable[str]) -> tuple[str | None, ...]:
+    found = (source.get(name) for name in names)
+    return tuple(one if type(one) is str else None for one in found)

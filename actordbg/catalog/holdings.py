@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actordbg.catalog.query import Catalog, damaged_files, dump_bytes, dump_tally, list_own_replays, list_replays, select_dumps
+from actordbg.catalog.query import (
+    Catalog,
+    damaged_files,
+    dump_bytes,
+    dump_tally,
+    dumps_by_trainer,
+    list_own_replays,
+    list_replays,
+    select_dumps,
+)
 
 
 @dataclass(frozen=True)
 class Holdings:
     """dumps: how many; in_packs of them lie in packs. newest: UTC time of the newest. never_replayed, failed: of dumps, by their
     last result. damaged: files that cannot be read. replays: of this user, and `other_replays` that commands ran by themselves.
-    last: the newest one's id, with its status, inputs and passed ones.
+    last: the newest one's id, with its status, inputs and passed ones. trainers: how many dumps are of each.
     """
 
     store: str
@@ -24,6 +33,7 @@ class Holdings:
     damaged: int
     replays: int
     other_replays: int
+    trainers: dict[str, int]
     last: str | None = None
     last_status: str = ""
     last_at: str | None = None
@@ -47,6 +57,7 @@ def holdings(catalog: Catalog) -> Holdings:
         damaged=len(damaged_files(catalog)),
         replays=len(own),
         other_replays=len(list_replays(catalog)) - len(own),
+        trainers=dumps_by_trainer(catalog),
     )
     if not own:
         return facts

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from sqlalchemy import Connection
 
-HEAD = "0007"
+HEAD = "0008"
 """The revision that this program reads and writes: the newest migration."""
 
 SCRIPT = "head.sql"

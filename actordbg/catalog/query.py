@@ -177,6 +177,13 @@ def dump_tally(source: Store | Catalog) -> tuple[int, int, int, int]:
     return dumps, packed, fresh, failed
 
 
+def dumps_by_trainer(source: Store | Catalog) -> dict[str, int]:
+    """How many dumps are of each trainer, the most first; those of made-up inputs are of none."""
+    sql = "SELECT trainer, count(*) FROM dump WHERE trainer IS NOT NULL GROUP BY trainer ORDER BY 2 DESC, 1"
+    with _reader(_catalog(source)) as reader:
+        return dict(reader.execute(sql).fetchall())
+
+
 def dump_bytes(source: Store | Catalog) -> int:
     """What all dumps of the store take, in bytes."""
     with _reader(_catalog(source)) as reader:

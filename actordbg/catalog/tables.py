@@ -50,7 +50,7 @@ class Column:
     """One column. kind: str, int, float, bool or dict.
 
     references: "table.column" that it points to; on_delete: what happens if that goes. moment: it is a time as text.
-    source: the object of a dump's record that holds it by name (`arguments`, `versions`), where it is no field of its own.
+    source: the object of a dump's record that holds it by name (`arguments`, `actor`, `versions`), if it is no field itself.
     """
 
     comment: str
@@ -153,6 +153,9 @@ class DumpColumns(TableRow):
     padding: int = column("padded positions: B*S - tokens")
     action_len: int | None = column("A of action_mask [B, A]; NULL without one")
     source: str = column("capture, import or create")
+    trainer: str | None = column("package of the trainer whose call it is; NULL of a made-up input", source="actor")
+    adapter: str | None = column("adapter that read the call; NULL where none was needed", source="actor")
+    function: str | None = column("function that was recorded, module:name; NULL of a made-up input", source="actor")
     role: str | None = column("what the actor was: policy, reference, ema, sft, ...")
     step: int | None = column("global step of the DeepSpeed engine at the call")
     world_size: int | None = column("processes in the run")

@@ -59,11 +59,12 @@ def _render(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None:
     width = _width()
     ids = shown_ids([row.dump_id for row in rows], width)
     more = ("when", "run") if width >= _WIDE else ()
+    whose = ("trainer",) if len({row.trainer for row in rows}) > 1 else ()
     output.table(
-        ("dump", "rank", "role", "B", "S", "tokens", "mark", "last", *more),
+        ("dump", *whose, "rank", "role", "B", "S", "tokens", "mark", "last", *more),
         [
-            (dump_id, row.rank, row.role, row.batch_size, row.seq_len, row.tokens, _mark(row), row.status)
-            + ((ago(row.timestamp), row.run) if more else ())
+            (dump_id, *((row.trainer,) if whose else ()), row.rank, row.role, row.batch_size, row.seq_len, row.tokens, _mark(row))
+            + (row.status, *((ago(row.timestamp), row.run) if more else ()))
             for dump_id, row in zip(ids, rows, strict=True)
         ],
         tight=True,

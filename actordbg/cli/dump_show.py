@@ -38,10 +38,16 @@ class TensorSummary:
 
 @dataclass
 class DumpAnswer:
-    """One dump: its record, its tensors, and what became of it in replays, the newest first. A packed dump's bytes: its share."""
+    """One dump: its record, its tensors, and what became of it in replays, the newest first. A packed dump's bytes: its share.
+
+    trainer, adapter, function: whose call it is, as the catalog says it.
+    """
 
     path: str
     bytes: int
+    trainer: str | None
+    adapter: str | None
+    function: str | None
     record: DumpRecord
     tensors: list[TensorSummary]
     results: list[ResultRecord]
@@ -64,7 +70,8 @@ def show(
     path = catalog.store.root / row.path
     record = read_record(path)
     tensors = _with_values(path) if values else _specs(record)
-    output.emit(DumpAnswer(row.path, row.bytes, record, tensors, results_of_dump(catalog, row.dump_id)), _render, as_json)
+    whose = (row.trainer, row.adapter, row.function)
+    output.emit(DumpAnswer(row.path, row.bytes, *whose, record, tensors, results_of_dump(catalog, row.dump_id)), _render, as_json)
 
 
 def _specs(record: DumpRecord) -> list[TensorSummary]:
@@ -151,6 +158,8 @@ def _facts(answer: DumpAnswer) -> list[tuple[str, str]]:
         "time": record.timestamp,
         "rank": f"{record.rank}" + (f" of {record.world_size}" if record.world_size else ""),
         "process": f"{record.host or '?'}, pid {record.pid}, call {record.call_index}",
+        "trainer": " ".join(filter(None, (answer.trainer, record.versions.get(answer.trainer or "")))),
+        "function": (answer.function or "") + (f" (adapter {answer.adapter})" if answer.adapter else ""),
         "role": record.role,
         "step": record.step,
         "batch": f"{record.batch_size} x {record.seq_len}: {record.tokens} tokens, {record.padding} padding",

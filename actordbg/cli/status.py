@@ -98,6 +98,8 @@ def _held_in_words(one: Holdings) -> Iterator[tuple[str, str]]:
     yield "store", one.store
     newest = f", the newest {ago(one.newest)}" if one.newest else ""
     yield "dumps", f"{one.dumps:,} in {human_bytes(one.bytes)}{newest}" + (f"; {one.in_packs:,} in packs" if one.in_packs else "")
+    if len(one.trainers) > 1:
+        yield "trainers", ", ".join(f"{name} {count:,}" for name, count in one.trainers.items())
     loose = one.dumps - one.in_packs
     if loose >= 100:
         yield "unpacked", f"{plural(loose, 'dump')} in files of their own: `actordbg dump pack` makes them much smaller"

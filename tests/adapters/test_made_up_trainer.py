@@ -97,6 +97,11 @@ def test_an_adapter_written_from_the_how_to_gives_dumps_whose_golden_is_the_trut
     assert (record.batch_size, record.seq_len, record.tokens, record.action_len) == (2, 6, 9, 3)
     assert (record.step, record.temperature, record.training, record.replayable) == (4, 0.7, False, True)
     assert record.actor["actor_class"] == "mine.Loop.score" and record.actor["model_class"] == "LlamaForCausalLM"
+    assert {name: record.actor[name] for name in ("trainer", "adapter", "function")} == {
+        "trainer": "my-trainer",
+        "adapter": "mine",
+        "function": "my_loop:Loop.score",
+    }
     assert torch.equal(dump.inputs["sequences"], IDS) and torch.equal(dump.inputs["action_mask"], MASK[:, -3:])
     golden = dump.outputs["action_log_probs"]
     assert torch.equal(golden, plain)

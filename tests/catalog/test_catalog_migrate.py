@@ -27,7 +27,7 @@ from actordbg.store.layout import Store
 
 SECOND = """
 from alembic import op
-revision, down_revision, branch_labels, depends_on = "0008", "0007", None, None
+revision, down_revision, branch_labels, depends_on = "0009", "0008", None, None
 def upgrade():
     connection = op.get_bind()
     connection.exec_driver_sql("CREATE TABLE extra (name VARCHAR)")
@@ -41,7 +41,7 @@ def second_revision(tmp_path: Path, then: str) -> Path:
     """A copy of the migrations with one more."""
     scripts = tmp_path / "migrations"
     shutil.copytree(migrate.scripts_folder(), scripts)
-    (scripts / "versions" / "0008_eighth.py").write_text(SECOND.format(then=then))
+    (scripts / "versions" / "0009_eighth.py").write_text(SECOND.format(then=then))
     return scripts
 
 
@@ -116,14 +116,14 @@ def test_a_new_catalog_has_the_right_journal_mode_and_permissions(store: Store) 
 def test_an_upgrade_keeps_the_rows_and_a_backup(store: Store, tmp_path: Path) -> None:
     cases.fill(store, 3)
     refresh(store)
-    left = store.root / "catalog.0007.bak.db.99.part-journal"
+    left = store.root / "catalog.0008.bak.db.99.part-journal"
     left.write_bytes(b"of a process that was killed")
-    migrate.ensure(store, head="0008", scripts=second_revision(tmp_path, "pass"))
-    assert migrate.revision(store.catalog_path) == "0008" and not left.exists()
+    migrate.ensure(store, head="0009", scripts=second_revision(tmp_path, "pass"))
+    assert migrate.revision(store.catalog_path) == "0009" and not left.exists()
     with sqlite3.connect(store.catalog_path) as connection:
         assert connection.execute("SELECT name, colour FROM run").fetchall() == [("ppo-1", "red")]
-    backup = store.root / "catalog.0007.bak.db"
-    assert migrate.revision(backup) == "0007"
+    backup = store.root / "catalog.0008.bak.db"
+    assert migrate.revision(backup) == "0008"
     with sqlite3.connect(backup) as connection:
         assert connection.execute("SELECT count(*) FROM dump").fetchone() == (3,)
 
@@ -134,9 +134,9 @@ def test_an_upgrade_that_fails_half_way_leaves_the_old_catalog(store: Store, tmp
     refresh(store)
     before = schema(store.catalog_path)
     with pytest.raises((RuntimeError, CatalogProblem)):
-        migrate.ensure(store, head="0008", scripts=second_revision(tmp_path, then))
+        migrate.ensure(store, head="0009", scripts=second_revision(tmp_path, then))
     assert schema(store.catalog_path) == before
-    assert migrate.revision(store.catalog_path) == "0007"
+    assert migrate.revision(store.catalog_path) == "0008"
     assert refresh(store).dumps == 3
 
 
@@ -167,7 +167,7 @@ def test_an_upgrade_that_is_killed_half_way_leaves_the_old_catalog(store: Store,
     scripts = second_revision(tmp_path, "import os; os.kill(os.getpid(), 9)")
     code = (
         "import sys; from pathlib import Path; from actordbg.catalog import migrate; from actordbg.store.layout import Store;"
-        "migrate.ensure(Store(sys.argv[1]), head='0008', scripts=Path(sys.argv[2]))"
+        "migrate.ensure(Store(sys.argv[1]), head='0009', scripts=Path(sys.argv[2]))"
     )
     done = subprocess.run([sys.executable, "-c", code, store.root, scripts], check=False, timeout=60)
     assert done.returncode == -9

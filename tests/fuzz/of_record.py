@@ -14,7 +14,7 @@ from actordbg.formats.record_reading import parse_record, parse_timestamp, stric
 PARSERS = (parse_record, parse_timestamp, strict_json, row_of)
 WORDS = tuple(f'"{name}":'.encode() for name in DumpRecord.__dataclass_fields__)
 mutate = mutate_json
-_COLUMNS = {*RECORD_FIELDS, "arguments", "versions", "format_version"}
+_COLUMNS = {*RECORD_FIELDS, "arguments", "actor", "versions", "format_version"}
 
 
 def seeds() -> dict[str, bytes]:
