@@ -102,11 +102,11 @@ def recorded(
     kind = type(f"{adapter.name}.{seam.function}", (RecordedModel,), own)
     if not hook.install(kind, store=store):
         return original
-    signature = inspect.signature(original)
+    signature, slot = inspect.signature(original), getattr(vars(kind)["forward"], hook.SLOT)
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or getattr(_inside, "busy", False):
+        if is_compiling() or slot.enter is None or getattr(_inside, "busy", False):
             return original(*args, **kwargs)
         _inside.busy = True
         try:

@@ -35,6 +35,8 @@ from actordbg.formats.store_files import StoreFiles
 
 MARK = "__actordbg_forward__"
 """Attribute of a wrapped `forward`: the original. Its presence makes `install` idempotent."""
+SLOT = "__actordbg_slot__"
+"""Attribute of a wrapped `forward`: its Slot. While `enter` of that is None, a call need not be prepared for recording."""
 
 _log = logging.getLogger("actordbg")
 Enter = Callable[[Binder, Any, tuple[Any, ...], dict[str, Any]], "Item | None"]
@@ -135,6 +137,7 @@ def wrap(original: Callable[..., Any], slot: Slot) -> Callable[..., Any]:
             del error  # or the traceback would keep this frame, and this frame the traceback, with all their tensors
 
     setattr(forward, MARK, original)
+    setattr(forward, SLOT, slot)
     return forward
 
 

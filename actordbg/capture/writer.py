@@ -22,10 +22,7 @@ where a kill would lose what waits, 20 times. It is woken (10 to 25 us of the tr
 
 from __future__ import annotations
 
-import json
 import os
-import select
-import sys
 import threading
 import time
 from collections import deque
@@ -59,60 +56,12 @@ LOOK_SECONDS, LOOK_BARE_SECONDS = 0.25, 0.05
 """How long a call may wait in the queue before the thread looks at it; and where a kill would lose it."""
 WAKE_BYTES, _BATCH = 2**20, 64
 """With so much, or so many calls, in the queue the thread is woken."""
-ANSWER_SECONDS = 0.2
-_MAIN = "import json, sys; sys.path[:] = json.loads(sys.argv[2]); from actordbg.capture.writer_process import main; main()"
 IDLE_SECONDS = 0.5
 PUBLISH_SECONDS = 1.0
 HEARTBEAT_SECONDS = 10.0
 _FLOOR_SECONDS = 1.0
 _CHANCES = 8
 """How often what fails is tried."""
-
-
-class Scribe:
-    """The writer process (`actordbg.capture.writer_process`), as the thread sees it."""
-
-    def __init__(self) -> None:
-        import subprocess
-
-        quiet = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        command = [sys.executable, "-I", "-c", _MAIN, str(os.getpid()), json.dumps(sys.path)]
-        self._process = subprocess.Popen(
-            command, env=quiet, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
-        )
-        self._said = b""
-        self._ready = False
-
-    def ask(self, request: dict[str, Any], is_over: Callable[[], bool]) -> Any:
-        """The answer to a request. OSError if the process is gone, does not do it, or time is over meanwhile."""
-        self._ready = self._ready or self._listen(is_over) == "ready"
-        self._process.stdin.write(json.dumps(request).encode() + b"\n")  # type: ignore[union-attr]
-        answer = self._listen(is_over)
-        if not isinstance(answer, list):
-            raise OSError(f"the writer process says {answer!s:.200}")
-        return answer
-
-    def stop(self) -> None:
-        """End the process; also one that does not listen, or that is stuck and cannot end yet."""
-        try:
-            self._process.kill()
-        finally:
-            self._process.stdin.close(), self._process.stdout.close()  # type: ignore[union-attr]
-            until = time.monotonic() + 1  # it may be stuck in a disk
-            while self._process.poll() is None and time.monotonic() < until:
-                time.sleep(0.01)
-
-    def _listen(self, is_over: Callable[[], bool]) -> Any:
-        out: Any = self._process.stdout
-        ear = select.poll()
-        ear.register(out, select.POLLIN)
-        while not self._said.endswith(b"\n"):
-            more = out.read(65_536) if ear.poll(1000 * ANSWER_SECONDS) else None
-            if more == b"" or is_over():
-                raise OSError("the writer process ended" if more == b"" else "there is no time left")
-            self._said += more or b""
-        said, self._said = self._said, b""
-        return json.loads(said)
 
 
 class Writer:
@@ -152,7 +101,8 @@ class Writer:
         self._free = 0
         self._versions: dict[str, str] | None = None
         self._compressors: dict[int, Any] = {}
-        self._scribe: Scribe | None = None
+        self._scribe: Any = None
+        """The writer process, a `Scribe`."""
         self.kind = self._asked = "thread"
 
     def reserve(self, nbytes: int) -> bool:
@@ -320,7 +270,10 @@ class Writer:
             if chosen and self._publisher is self._store:
                 for item in chosen:
                     self._land(item)
-                self._scribe = self._scribe or Scribe()
+                if self._scribe is None:
+                    from actordbg.capture.scribe import Scribe
+
+                    self._scribe = Scribe()
                 slots = [(item.entry.slot, item.entry.sequence) for item in chosen]
                 told = {"ring": str(ring.path), "store": str(self._store.root), "level": control.level}
                 answers = self._scribe.ask(told | {"versions": self._versions, "slots": slots}, self._is_over)

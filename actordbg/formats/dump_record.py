@@ -27,8 +27,6 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from datetime import datetime, timezone
 from typing import Any
 
-from actordbg.base.fault import Unsupported
-
 RECORD_VERSION = 1
 
 SUFFIX = ".safetensors.zst"
@@ -242,44 +240,3 @@ def framed(line: bytes) -> bytes:
     """The skippable frame that a dump file begins with, from the record's line of JSON."""
     header = b"%b\n%08x" % (line, zlib.crc32(line))
     return MAGIC + struct.pack("<I", len(header)) + header
-
-
-def checked_line(record: DumpRecord, payload: bytes) -> bytes:
-    """The record's line of JSON. Raises Unsupported if a reader would refuse it or the payload: what is written can be read.
-
-    Checks sizes, counts, ranges and characters. A record whose fields may have wrong types goes through
-    `actordbg.formats.dumpfile.pack`, which reads it as a reader does.
-    """
-    line = record.to_json().encode()
-    header = int.from_bytes(payload[:8], "little")
-    for what, size in (("record", len(line) + 9), ("list of tensors", header)):
-        if size > MAX_RECORD:
-            raise _unreadable(record, f"its {what} has {size} bytes, over the limit of {MAX_RECORD}")
-    for part in (line, payload[8 : 8 + header]):
-        brackets = part.count(b"[") + part.count(b"{")
-        if brackets + part.count(b",") > MAX_VALUES:
-            raise _unreadable(record, f"it has more than {MAX_VALUES} values")
-        if brackets > MAX_DEPTH and _deepest(part) > MAX_DEPTH:
-            raise _unreadable(record, f"it is nested deeper than {MAX_DEPTH} levels")
-    numbers = [value for value in vars(record).values() if type(value) is int]
-    if min(numbers) < 0 or max(numbers) >= 2**63:
-        raise _unreadable(record, "a number is out of range")
-    if "__metadata__" in record.tensors or any(len(spec.shape) > MAX_DIMS for spec in record.tensors.values()):
-        raise _unreadable(record, "a tensor has a reserved name or too many dimensions")
-    if b"\\ud" in line.lower() and SURROGATE.search(json.dumps(json.loads(line), ensure_ascii=False)):
-        raise _unreadable(record, "a text holds half of a surrogate pair")
-    return line
-
-
-def _unreadable(record: DumpRecord, why: str) -> Unsupported:
-    hint = "large lists belong into tensors; leave out the arguments that the replay does not need"
-    return Unsupported(f"dump {record.dump_id}: {why}", hint=hint)
-
-
-def _deepest(text: bytes) -> int:
-    """How deep brackets are nested in JSON, those in strings included: an upper bound of its depth."""
-    depth = deepest = 0
-    for bracket in re.findall(rb"[\[{]|[\]}]", text):
-        depth += 1 if bracket in b"[{" else -1
-        deepest = max(deepest, depth)
-    return deepest

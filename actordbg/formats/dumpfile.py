@@ -35,7 +35,6 @@ from actordbg.formats.dump_record import (
     MAX_RECORD,
     SAFETENSORS_DTYPES,
     DumpRecord,
-    checked_line,
     framed,
 )
 from actordbg.formats.record_reading import parse_record, strict_header
@@ -64,6 +63,8 @@ def pack(record: DumpRecord, payload: bytes, level: int = 3) -> bytes:
 
     Raises Unsupported for a record or a payload that no reader would accept. The record is read as a reader reads it.
     """
+    from actordbg.formats.encoding import checked_line  # with numpy, which reading does without
+
     line = checked_line(record, payload)
     try:
         parse_record(line)

@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -158,6 +159,30 @@ def test_a_recorded_function_inside_of_a_recorded_one_counts_once_and_a_copied_m
     model(input_ids=IDS)
     assert copy.deepcopy(model).forward.__self__ is not model
     assert [dump.record.actor["actor_class"] for dump in dumps_of(recording)] == ["mine.Loop.score", "mine.prepare"]
+
+
+def test_rows_are_read_only_while_recording_is_on(written: ModuleType, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actordbg.capture.control.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("actordbg.capture.watch.POLL_SECONDS", 0.01)
+    adapter, read = importlib.import_module("my_adapter"), []
+    seam = adapter.MyAdapter.seams[0]
+
+    def rows(call: Any) -> Rows | None:
+        read.append(call["keep"])
+        return seam.rows(call)
+
+    adapter.MyAdapter.seams = (Seam(seam.where, rows, seam.result, seam.needs),)
+    attaching.attach(written, "my_adapter:MyAdapter", str(store.root))
+    loop = written.Loop(Body(), 1.0)
+    assert [tuple(loop.score(IDS, MASK, keep).shape) for keep in (1, 2, 3)] == [(2, 1), (2, 2), (2, 3)]
+    assert read == [1], "the first call starts the thread that looks at the switch"
+    (store.root / "control.json").write_text(json.dumps(CONTROL | {"free_floor_bytes": 0}))
+    slot = hook._slots[str(store.root)]
+    until = time.monotonic() + 120
+    while slot.enter is None and time.monotonic() < until:
+        time.sleep(0.01)
+    loop.score(IDS, MASK, 4)
+    assert read == [1, 4] and [dump.record.action_len for dump in dumps_of(store)] == [4]
 
 
 def test_another_release_is_left_alone_and_the_difference_named(
