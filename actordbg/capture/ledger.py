@@ -206,7 +206,7 @@ class Ledger:
         A full disk has no room for a new file, but the one that is there can be written over: it has a page from the beginning.
         """
         with self._lock:
-            self.counts[CLOSED] = state == "ended"
+            self.counts[CLOSED] = self.closed or state == "ended"
             text = json.dumps(self._as_dict(state) | process, sort_keys=True).encode().ljust(PAGE)
             self.changed = False
         path, saved = self.identity.counters(store), False

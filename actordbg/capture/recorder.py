@@ -104,20 +104,21 @@ class Recorder:
     def look(self) -> None:
         """Read the switch and follow it. Called by the watch thread; may raise."""
         control = None if self.closed else self.watcher.poll()
-        if control is not None and control is not self.control:
-            ring = self._rings.ring_for(control, self.writer.capacity)
-            if ring is not self.ring:
-                for ledger in self.writer.watched():
-                    done = ledger.closed and not ledger.pending
-                    ledger.move(*(ring.add_ledger(ledger.names()) if not done else (-1, None)))
-            self.ring = self.writer.ring = ring
+        if control is not None:
+            self._use(self._rings.ring_for(control, self.writer.capacity, "counters" in self.notices.active))
             self.writer.control = control
             self.writer.start()
         if control is not self.control:
             self.control = self.writer.control = control
             self.notices.over("control")
             self._on_change()
-            self._rings.complete()
+        self._rings.complete()
+
+    def _use(self, ring: Ring) -> None:
+        """From now on calls and books lie in this ring."""
+        for ledger in self.writer.watched() if ring is not self.ring else ():
+            ledger.move(*(ring.add_ledger(ledger.names()) if not ledger.done else (-1, None)))
+        self.ring = self.writer.ring = ring
 
     def enter(self, binder: Binder, actor: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Item | None:
         """Count and, if it is wanted, copy a call that is about to run. Raises nothing that is an Exception."""
@@ -200,7 +201,10 @@ class Recorder:
 
     def _end_ring(self) -> None:
         ledgers = self.writer.watched()
-        path = self._rings.close(self._written, not any(ledger.changed for ledger in ledgers))
+        told = not any(ledger.changed for ledger in ledgers)
+        if self._rings.asked is not None and not told:
+            self._use(self._rings.ring_for(self._rings.asked, self.writer.capacity, True))
+        path = self._rings.close(self._written, told)
         left = sum(ledger.pending for ledger in ledgers)
         if path is not None and left:
             self.notices.warn("exit", f"{left} calls are still in the ring {path}: `actordbg dump recover` brings them")
@@ -348,9 +352,7 @@ class Recorder:
 
     def _open_ledger(self, actor: Any, name: str, rank: facts.Rank, role: str | None, run: str) -> Ledger:
         who = Identity(run, rank.rank, rank.world_size, self._host, self.pid, name)
-        ledger = Ledger(who, role=role, actor=weakref.ref(actor))
-        if self.ring is not None:
-            ledger.move(*self.ring.add_ledger(ledger.names()))
+        ledger = self._reopen(Ledger(who, role=role, actor=weakref.ref(actor)))
         if not self._met:
             self._attempt(lambda: _at_exit_of_child(self), None)
         return ledger

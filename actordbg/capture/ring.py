@@ -211,8 +211,7 @@ class Ring:
     def private(cls, kept: int, queued: int) -> Ring:
         """A ring without a file: it dies with the process."""
         size = ringfile.DATA + -(-(kept + queued) // CHUNK) * CHUNK
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
-        memory = mmap.mmap(-1, size, flags)
+        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
         return cls(memory, Arena(memory, ringfile.DATA, ringfile.DATA + CHUNK, None), None, None, kept)
 
     @property

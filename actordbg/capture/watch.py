@@ -140,12 +140,13 @@ class RingKeeper:
         self._store, self._host, self._token, self._notices = store, host, token, notices
         self._ring: Ring | None = None
         self._wanted: tuple[Any, ...] | None = None
-        self._made = 0
-        self._incomplete = False
+        self._made, self._incomplete, self._untold = 0, False, False
+        self.asked: Control | None = None
 
-    def ring_for(self, control: Control, queued: int) -> Ring:
-        """The ring that a switch asks for: the one there is, or a new one. Never fails: without a file it is private."""
-        wanted = (control.ring > 0, control.ring_bytes, control.ring_dir)
+    def ring_for(self, control: Control, queued: int, untold: bool = False) -> Ring:
+        """The ring that a switch asks for; never fails. `untold`: counters cannot be published, so it has a file."""
+        self._untold, self.asked = self._untold or untold, control
+        wanted = (control.ring > 0 or self._untold, control.ring_bytes, control.ring_dir)
         if self._ring is None or wanted != self._wanted:
             before, self._ring = self._ring, self._make(control, queued)
             self._wanted = wanted
@@ -195,7 +196,7 @@ class RingKeeper:
         return ring.path if kept else None
 
     def _make(self, control: Control, queued: int) -> Ring:
-        if not control.ring:
+        if not control.ring and not self._untold:
             return Ring.private(control.ring_bytes, queued)
         wanted = wanted_place(self._store, control.ring_dir)
         with contextlib.suppress(OSError):
@@ -208,9 +209,7 @@ class RingKeeper:
         try:
             ring = Ring.create(folder, name, self._facts(), control.ring_bytes, queued)
         except Exception as error:  # noqa: BLE001  # whatever it is: calls are recorded without a ring, too
-            self._notices.warn(
-                "ring", f"no ring in {folder}: {describe(error)}; the inputs of a process that is killed will be lost"
-            )
+            self._notices.warn("ring", f"no ring in {folder}: {describe(error)}; the inputs of a killed process will be lost")
             return Ring.private(control.ring_bytes, queued)
         self._incomplete = True
         return ring

@@ -7,6 +7,7 @@ The rings of this machine are looked at as well: their books are right at any mo
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 import time
 from dataclasses import dataclass, field
@@ -31,6 +32,8 @@ from actordbg.store.layout import Store
 
 LONG_CALL_SECONDS = 60.0
 """A call in flight for longer is worth a line."""
+FULL_BYTES = 2**14
+"""With less free space than this no counters file can be made."""
 STALE_SECONDS = 30.0
 """A process that has not published for so long, and did not say that it ended, is called lost."""
 
@@ -276,6 +279,8 @@ def _say_status(answer: RecordingStatus) -> None:
     else:
         on = answer.enabled or answer.jobs
         say("No process has reported yet." if on else "No process has reported.")
+        if on and shutil.disk_usage(answer.store).free < FULL_BYTES:
+            note("the store's disk is full, so a process cannot report what it loses: `actordbg dump prune` makes room")
     _say_rings(answer)
     for problem in answer.damaged_switches:
         note(f"a switch that cannot be read, which means off: {problem}")

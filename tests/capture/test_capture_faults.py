@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -25,7 +26,9 @@ import pytest
 import torch
 from capturekit import Recording, TinyActor, balanced, ids
 from roots import SUPPORT
+from typer.testing import CliRunner
 
+from actordbg.cli.app import app
 from actordbg.dumps import recover
 from actordbg.formats.recording_reading import read_counters
 from actordbg.store import payload
@@ -148,6 +151,40 @@ def test_a_full_disk_costs_dumps_and_nothing_else(small_disk: Path, caplog: pyte
     data = read_counters(ledger.identity.counters(store))
     assert (data["calls"], data["captured"], data["pending"], data["state"]) == (90, ledger.captured, 0, "ended")
     assert not list(small_disk.rglob(".tmp-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shared", [True, False], ids=["memory", "no other place"])
+def test_status_tells_of_losses_where_no_counters_could_be_written(
+    small_disk: Path, monkeypatch: pytest.MonkeyPatch, shared: bool
+):
+    """The disk is full from the first call on, and the flight recorder is off: the books come into a file of their own, in memory."""
+
+    def told() -> str:
+        done = CliRunner().invoke(app, ["--store", str(store.root), "dump", "status"])
+        assert done.exit_code == 0
+        return " ".join(done.output.split())
+
+    monkeypatch.setattr("actordbg.capture.writer.PUBLISH_SECONDS", 0.02)
+    store = Store(small_disk / "store").create()
+    if not shared:
+        monkeypatch.setenv("ACTORDBG_RING_DIR", str(small_disk / "rings"))
+    recording, actor = Recording(store, ring=0), TinyActor()
+    (small_disk / "others").write_bytes(bytes(shutil.disk_usage(small_disk).free))
+    for number in range(9):
+        recording.forward(actor, ids(4, 1500, number))
+    if shared:
+        wait_for(lambda: "9 calls = 0 captured + 9 dropped" in told())  # while the process runs
+        recording.forward(actor, ids(4, 1500, 9))
+        assert recording.close()
+        said = told()
+        assert all(part in said for part in (" ended ", "10 calls = 0 captured + 10 dropped", "dropped: disk_full 10")), said
+        (small_disk / "others").unlink()
+        assert not any(report.problem for report in recover.recover(store, recover.find_rings(store)))
+        assert not recover.find_rings(store) and "10 calls = 0 captured + 10 dropped" in told()
+    else:
+        assert recording.close()
+        assert "No process has reported yet. the store's disk is full" in told()
 
 
 # --- a disk that sleeps ---------------------------------------------------------------------------------------------------
