@@ -4,6 +4,9 @@ The ranks are processes of their own, the same that a replay on one machine has,
 So a rank that dies leaves its exit status, and the host lives on and starts the next attempt. What only the node can see, the
 host writes down where all can read it: a rank's journal gets the event `gone` after its process has ended. The ranks end
 with their host, and Ray ends the host with its node or with the command that asked for it.
+
+**Whose death it was.** A host that Ray ends kills its ranks first, and may still see them dead. So it lets `SETTLE_S` pass before
+it writes `gone`, and writes nothing when its raylet is gone. The command asks once more (`RayRunning.stands`).
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import os
 import platform
 import socket
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -33,6 +37,8 @@ from actordbg.replay.rank_view import NODE
 from actordbg.replay.work_order import WorkOrder
 
 POLL_S = 0.05
+SETTLE_S = 0.5
+"""How long a host that ends its ranks may outlive them."""
 PACKAGES = ("torch", "transformers", "deepspeed", TRAINER.package, "flash-attn", "ray", "actordbg")
 """Packages whose versions decide what comes out, or whether it can run."""
 _SIOCGIFADDR = 0x8915
@@ -64,7 +70,7 @@ def interface_of(address: str) -> str | None:
 
 @dataclass
 class _Rank:
-    """One rank here: its journal, and what that said of its process."""
+    """One rank here: its journal, what that said of its process, and when and how that was seen dead."""
 
     number: int
     tail: Tail
@@ -72,6 +78,16 @@ class _Rank:
     attempt: int = 0
     done: bool = False
     told: bool = False
+    ended_at: float | None = None
+    wait_status: int | None = None
+
+    def look(self) -> None:
+        """See whether its process has ended. Its launcher reaps it soon, and the exit status with it."""
+        if self.identity is None or self.ended_at is not None:
+            return
+        state, self.wait_status = state_of(*self.identity)
+        if state in (GONE, ZOMBIE):
+            self.ended_at = time.monotonic()
 
 
 class NodeHost:
@@ -83,6 +99,7 @@ class NodeHost:
         self._folder = Path()
         self._direct = False
         self._paused = PausedRanks()
+        self._raylet = os.getppid()
 
     def where(self) -> dict[str, Any]:
         """The node, its address as Ray knows it, and a free port there."""
@@ -132,10 +149,17 @@ class NodeHost:
         assert launched is not None
         while True:
             self._look(launched)
-            if launched.ended():
+            untold = [rank for rank in self._ranks if rank.ended_at is not None and not rank.told]
+            if untold:
+                time.sleep(POLL_S)  # the descriptor of a dead process wakes at once
+            elif launched.ended():
                 self._look(launched)
                 return launched.process.returncode
-            wait_for_any(launched.descriptors, POLL_S)
+            else:
+                wait_for_any(launched.descriptors, POLL_S)
+
+    def hello(self) -> None:
+        """Answer, so that the command knows this host to live."""
 
     def stacks(self, identities: Mapping[int, tuple[int, int]]) -> tuple[dict[int, str], dict[tuple[int, int], str]]:
         """The stacks of this node's ranks among these, and the states of their processes."""
@@ -160,10 +184,10 @@ class NodeHost:
                     launched.watch(rank.identity)
                 rank.done = rank.done or event["event"] == "done"
                 self._tell_ray(rank, event)
-            if rank.identity is not None and not rank.told:
-                state, status = state_of(*rank.identity)
-                if state in (GONE, ZOMBIE):
-                    self._tell(rank, status, launched)
+            rank.look()
+            settled = rank.ended_at is not None and (rank.done or time.monotonic() - rank.ended_at > SETTLE_S)
+            if settled and not rank.told:
+                self._tell(rank, launched)
 
     def _tell_ray(self, rank: _Rank, event: Event) -> None:
         if event["event"] == "stop" and event.get("editor"):
@@ -171,13 +195,14 @@ class NodeHost:
         elif event["event"] in ("go", "done"):
             self._paused.go_on(rank.number)
 
-    def _tell(self, rank: _Rank, status: int | None, launched: Launched) -> None:
+    def _tell(self, rank: _Rank, launched: Launched) -> None:
         rank.told = True
         self._paused.go_on(rank.number)
+        status = rank.wait_status
         if status is None and self._direct and launched.ended():  # its parent is we: reaped a moment ago
             code = launched.process.returncode
             status = -code if code < 0 else code << 8
-        if not rank.done:
+        if not rank.done and os.getppid() == self._raylet:
             journal = Journal(rank_journal(self._folder, rank.number))
             journal.append("gone", rank=rank.number, attempt=rank.attempt, wait_status=status)
             journal.close()

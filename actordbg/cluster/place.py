@@ -25,6 +25,8 @@ LOOK_S = 0.1
 """Shortest time between two questions to Ray about a group."""
 END_S = 20.0
 """Longest wait for the ranks of a node to end when they are told to."""
+ANSWER_S = 120.0
+"""Longest wait for a host to say that it lives. Ray notices a dead node in 14 seconds, unless told otherwise."""
 
 
 @dataclass(frozen=True)
@@ -144,6 +146,8 @@ class RayRunning:
             starting.append(host.start.remote(*given))
         self._starting: list[Any] = starting
         self._waiting: list[Any] = []
+        self._hello: list[Any] = []
+        self._greeted = 0.0
         self._looked, self._over = 0.0, False
 
     @property
@@ -155,6 +159,18 @@ class RayRunning:
         """Whether all of it has ended, or one node's share badly, so that the others wait in vain."""
         self._settle()
         return bool(self.place.lost and self._fenced()) or self._over
+
+    def stands(self) -> bool:
+        """Whether every host has answered since this was first asked. A host that ends takes its ranks with it."""
+        if self.place.lost:
+            return False
+        if not self._hello:
+            self._greeted, self._hello = time.monotonic(), [host.hello.remote() for host in self.place.hosts]
+        _, left = self.place.ray.wait(self._hello, num_returns=len(self._hello), timeout=0)
+        if left and time.monotonic() - self._greeted < ANSWER_S:
+            return False
+        asked, self._hello = self._hello, []
+        return self.place.answers(asked) is not None
 
     def _fenced(self) -> bool:
         """Whether the ranks of a lost place must have ended too, so that none of them writes a result any more."""

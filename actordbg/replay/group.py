@@ -154,7 +154,8 @@ class GroupRun:
         elif all(view.done for view in self._views):
             self._let_leave()
         elif any(one.dead for one in seen):
-            self._judge_death(seen)
+            if self._stands():
+                self._judge_death(seen)
         elif asked:
             self._again(f"rank {asked.rank}: {asked.restart}")
         elif self._launcher_is_gone():
@@ -162,7 +163,8 @@ class GroupRun:
         elif any(view.held_since is not None for view in self._views):
             pass  # somebody is at a prompt: no clock runs
         elif late := self._overdue(seen):
-            self._judge_hang(late)
+            if self._stands():
+                self._judge_hang(late)
         else:
             self._check_silence()
         return None
@@ -234,6 +236,10 @@ class GroupRun:
 
     def _launcher_is_gone(self) -> bool:
         return self._launched is None or self._launched.ended()
+
+    def _stands(self) -> bool:
+        """Whether nothing but its workers can be to blame: their machines live."""
+        return self._launched is None or self._launched.stands()
 
     def _overdue(self, seen: list[Seen]) -> list[int]:
         timeout_s = self.spec.config.timeout_s

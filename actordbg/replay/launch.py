@@ -79,6 +79,9 @@ class Running(Protocol):
     def ended(self) -> bool:
         """Whether what started the workers has ended."""
 
+    def stands(self) -> bool:
+        """Whether the machines of the group are known to live at this moment, so that a death is a worker's own; never waits."""
+
     def end(self) -> None:
         """End every process of the group, and wait until they are gone."""
 
@@ -118,6 +121,9 @@ class Launched:
 
     def ended(self) -> bool:
         return self.process.poll() is not None
+
+    def stands(self) -> bool:
+        return True
 
     def end(self) -> None:
         """End every process of the group, and wait for the launcher."""

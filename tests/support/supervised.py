@@ -51,7 +51,8 @@ class Bench:
         make_folder(folder)
         (folder / "script.json").write_text(json.dumps(script))
         on_event = options.pop("on_event", self.news.append)
-        return run_replay(self.store, spec, on_event, launcher=fake_launcher(self.sessions), **options)
+        launcher = options.pop("launcher", None) or fake_launcher(self.sessions)
+        return run_replay(self.store, spec, on_event, launcher=launcher, **options)
 
     def left_running(self) -> list[int]:
         return [pid for session in self.sessions for pid in session_members(session)]

@@ -1,0 +1,84 @@
+"""Whose death it was: Ray ends a host of ranks with its node, and the host takes its ranks with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from supervised import TESTS, Bench, make_spec, statuses
+
+from actordbg.cluster import node_host
+from actordbg.cluster.node_host import NodeHost
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.formats.journal import Journal, Tail, rank_journal, read_events
+from actordbg.formats.store_files import make_folder
+from actordbg.replay.launch import Group, Launched, launch
+from actordbg.replay.processes import start_ticks
+from actordbg.store.layout import Store
+
+
+@pytest.fixture(autouse=True)
+def fake_worker_is_importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
+
+
+class Dying(Launched):
+    """A group whose machine is about to be known as dead: its worker is gone already. `seen`: how often its life was asked for."""
+
+    seen = 0
+
+    def stands(self) -> bool:
+        self.seen += 1
+        self.lost = "its node died" if self.seen > 1 else ""
+        return False
+
+
+@pytest.mark.parametrize("action", ["kill", "hang"])
+def test_what_ran_on_a_dying_node_is_blamed_on_no_input(store: Store, action: str) -> None:
+    spec = make_spec(4, timeout_s=1.0)
+    bench = Bench(store)
+    folder = store.replays / spec.replay_id
+    started: list[Launched] = []
+
+    def start(config: ReplayConfig, group: Group, work: Path) -> Launched:
+        launched = launch(config, group, work, "fake_worker")
+        if not started:
+            launched = Dying(**vars(launched))
+        started.append(launched)
+        return launched
+
+    def mend(event: object) -> None:
+        if len(started) == 1 and (folder / "ran-d1-0-True").exists():
+            (folder / "script.json").write_text("{}")
+
+    outcome = bench.run(spec, {"d1": action}, launcher=start, on_event=mend)
+    assert statuses(outcome) == {f"d{n}": "passed" for n in range(4)}
+    assert len(started) == 2
+    assert "its node died" in json.dumps(read_events(folder / "supervisor.jsonl"))
+
+
+@pytest.mark.parametrize(("raylet", "told"), [("lives", 1), ("died", 0)])
+def test_a_host_tells_of_a_dead_rank_only_while_its_raylet_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, raylet: str, told: int
+) -> None:
+    monkeypatch.setattr(node_host, "SETTLE_S", 0.0)
+    make_folder(tmp_path / "replay")
+    rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    journal = Journal(rank_journal(tmp_path / "replay", 0))
+    journal.append("boot", rank=0, attempt=1, pid=rank.pid, ticks=start_ticks(rank.pid))
+    journal.close()
+    host = NodeHost()
+    host._folder, host._direct = tmp_path / "replay", True
+    host._ranks = [node_host._Rank(0, Tail(rank_journal(host._folder, 0)))]
+    host._launched = Launched(rank)
+    host._look(host._launched)
+    rank.kill()
+    if raylet == "died":
+        monkeypatch.setattr(os, "getppid", lambda: 1)
+    assert host.wait() == -9
+    gone = [event for event in read_events(rank_journal(host._folder, 0)) if event["event"] == "gone"]
+    assert len(gone) == told and all(event["wait_status"] == 9 for event in gone)
