@@ -102,6 +102,14 @@ KNOWN: tuple[Known, ...] = (
         "smaller inputs: --where 'batch_size * seq_len < 4000'",
     ),
     _known(
+        "node-out-of-memory",
+        r"Ray's memory monitor ended",
+        "The node's memory was nearly used up, and Ray ended the worker that held its ranks. Other work on the node counts too.",
+        "fewer ranks on a node: --gpus-per-node, --groups",
+        "smaller inputs: --where 'batch_size * seq_len < 4000'",
+        "actordbg memory watch --ray shows who holds it; RAY_memory_usage_threshold of `ray start` moves the limit",
+    ),
+    _known(
         "flash-attention-missing",
         r"FlashAttention2 has been toggled on|flash_attn.{0,60}(not installed|seems to be not installed)"
         r"|No module named 'flash_attn|flash_attention_2.{0,80}not (available|supported)",

@@ -45,6 +45,7 @@ from actordbg.matrix.cells import batches, is_open, make_cells
 from actordbg.matrix.matrix_document import explanations
 from actordbg.matrix.matrix_files import Selection, select, select_again
 from actordbg.matrix.run_matrix import Surroundings, new_matrix, run_matrix
+from actordbg.replay.plan import new_replay_id
 from actordbg.replay.supervise import spec_and_owner
 from actordbg.report.renderings import as_text
 from actordbg.store.layout import Store
@@ -120,8 +121,9 @@ def matrix(
     if power and no_truth:
         raise UsageError("--power plants faults beside the truth", hint="leave --no-truth out")
     axes = {name: str(flags.pop(name)) for name in AXES if name in flags}
+    matrix_id = new_replay_id() if resume is None else matrices.load(store, resume).matrix_id
     if not dry_run:
-        machines.run(ctx, "matrix")
+        machines.run(ctx, f"matrix {matrix_id}")
     if resume is not None:
         _alone(ctx, "resume")
         record, chosen, held = _resumed(store, resume, yes)
@@ -138,7 +140,7 @@ def matrix(
             "oracle": None if no_truth else truth_dtype(truth, oracle),
             "input_files": [str(path.absolute()) for path in inputs.input_file or []],
         }
-        record = _new(base, axes, chosen, options, inputs.where, held)
+        record = replace(_new(base, axes, chosen, options, inputs.where, held), matrix_id=matrix_id)
     _run(store, record, chosen, held, how, html, quiet=quiet or as_json, dry_run=dry_run)
     return None
 

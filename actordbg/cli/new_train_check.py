@@ -22,7 +22,6 @@ from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.replay_record import ReplayInput
 from actordbg.formats.train_check_record import OPEN, SFT, TrainCheckRecord
 from actordbg.matrix.axes import Axes
-from actordbg.replay.plan import new_replay_id
 from actordbg.replay.selection import defaults_of
 from actordbg.store.layout import Store
 from actordbg.traincheck.ancestor_names import AncestorNames, read_names
@@ -116,7 +115,7 @@ class HowToTrain:
 
 
 def new_train_check(
-    ctx: typer.Context, store: Store, flags: dict[str, Any], inputs: ChosenInputs, how: HowToTrain
+    ctx: typer.Context, store: Store, flags: dict[str, Any], inputs: ChosenInputs, how: HowToTrain, check_id: str
 ) -> tuple[TrainCheckRecord, tuple[ReplayInput, ...]]:
     """The record before anything ran, and the inputs."""
     names, training, stored = _names(ctx, flags, how), how.training(), how.stored(store.root)
@@ -133,7 +132,7 @@ def new_train_check(
         output.note(f"left out {output.plural(count, 'dump')}: {reason}")
     if not plan.spec.inputs:
         raise StoreProblem(f"nothing to train on: {what_there_is(store, narrowed.where)}", hint="choose dumps with --where")
-    defaults, facts, check_id = defaults_of(store.root, plan.spec.inputs), gather_facts(), new_replay_id()
+    defaults, facts = defaults_of(store.root, plan.spec.inputs), gather_facts()
     find_model(base.model)
     chosen = choose(base, defaults, facts)
     cells = make_train_cells(configs, base, facts, defaults)

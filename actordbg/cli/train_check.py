@@ -35,6 +35,7 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.replay_record import ReplayInput
 from actordbg.formats.train_check_record import OPEN, SFT, SFT_BASELINE, TrainCell, TrainCheckRecord
 from actordbg.matrix.cell_logs import shown_path
+from actordbg.replay.plan import new_replay_id
 from actordbg.report.blocks import as_data
 from actordbg.report.renderings import as_markdown, as_text
 from actordbg.store.layout import Store
@@ -109,9 +110,10 @@ def train_check(
         machines.run(ctx, f"train-check {record.check_id}")
     else:
         store, inputs = opened(ctx, inputs)
+        check_id = new_replay_id()
         if not dry_run:
-            machines.run(ctx, "train-check")
-        record, chosen = new_train_check(ctx, store, flags, inputs, how)
+            machines.run(ctx, f"train-check {check_id}")
+        record, chosen = new_train_check(ctx, store, flags, inputs, how, check_id)
     if dry_run:
         output.emit(record, _say_plan, form == "json")
         return None

@@ -15,6 +15,7 @@ from typing import Any
 
 from actordbg.base.errors import ActordbgError
 from actordbg.cluster.node_host import NodeHost
+from actordbg.cluster.starved import Starved, starved_by
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.replay.launch import Group, NodeShare, handed_on
 from actordbg.replay.processes import ALIVE
@@ -66,7 +67,10 @@ class GroupShape:
 
 
 class GroupPlace:
-    """One reservation with its hosts. `nodes`: where they are, None before all have come. `lost`: why it is gone, or ""."""
+    """One reservation with its hosts. `nodes`: where they are, None before all have come. `lost`: why it is gone, or "".
+
+    starved: what Ray said where a node of it ran out of memory.
+    """
 
     def __init__(self, ray: Any, shape: GroupShape, name: str, tell: Callable[[str], None] = lambda text: None) -> None:
         from ray.util.placement_group import placement_group
@@ -75,6 +79,7 @@ class GroupPlace:
         self.ray, self.shape, self.name, self._tell = ray, shape, name, tell
         self.nodes: list[dict[str, Any]] | None = None
         self.lost, self.since, self.lost_at = "", time.monotonic(), 0.0
+        self.starved: Starved | None = None
         strategy = "PACK" if len(shape.counts) == 1 else "STRICT_SPREAD"
         self._reserved = placement_group(shape.bundles, strategy=strategy, name=name)
         kind = ray.remote(NodeHost)
@@ -109,13 +114,19 @@ class GroupPlace:
             return None
 
     def _lose(self, error: Exception) -> None:
+        if isinstance(error, self.ray.exceptions.OutOfMemoryError):
+            self.starved = starved_by(str(error))
+            return self._end_the_rest(f": {self.starved.why}")
         alive = {one["NodeID"] for one in self.ray.nodes() if one["Alive"]}
         gone = [one["node"][:8] for one in self.nodes or () if one["node"] not in alive]
         named = f"node {' and '.join(gone)} died" if gone else f"its process or its node died ({type(error).__name__})"
-        self.lost, self.lost_at = f"{self.name} is lost: {named}", time.monotonic()
+        return self._end_the_rest(f" is lost: {named}", "; what it was running goes to the groups that are left")
+
+    def _end_the_rest(self, why: str, then: str = "") -> None:
+        self.lost, self.lost_at = f"{self.name}{why}", time.monotonic()
         for host in self.hosts:  # ranks on other nodes wait for the lost ones, and must not take that for a failure of their own
             self.ray.kill(host)
-        self._tell(f"{self.lost}; what it was running goes to the groups that are left")
+        self._tell(self.lost + then)
 
     def release(self) -> None:
         """Give back what Ray reserved. The hosts end, and their ranks with them."""
@@ -139,6 +150,7 @@ class RayRunning:
         self._states: dict[tuple[int, int], str] = {}
         counts, first = place.shape.counts, place.nodes[0]
         address = "127.0.0.1" if len(counts) == 1 else first["address"]
+        self._work, self._workers, self._blamed, self.excused = work, group.ranks, False, False
         starting = []
         for number, (host, here) in enumerate(zip(place.hosts, place.nodes, strict=True)):
             share = NodeShare(sum(counts[:number]), counts[number], number, len(counts), address, first["port"], group.ranks[0])
@@ -152,13 +164,19 @@ class RayRunning:
 
     @property
     def lost(self) -> str:
+        """Ranks whose node ran out of memory are not lost but dead, unless others are to blame."""
         self._settle()
-        return self.place.lost if self._fenced() else ""
+        if not self._fenced():
+            return ""
+        if self.place.starved is not None and not self._blamed:
+            self._blamed = True
+            self.excused = self.place.starved.blame(self._work.parent, self._workers)
+        return self.place.lost if self.place.starved is None or self.excused else ""
 
     def ended(self) -> bool:
         """Whether all of it has ended, or one node's share badly, so that the others wait in vain."""
         self._settle()
-        return bool(self.place.lost and self._fenced()) or self._over
+        return self._fenced() or self._over
 
     def stands(self) -> bool:
         """Whether every host has answered since this was first asked. A host that ends takes its ranks with it."""
@@ -173,8 +191,8 @@ class RayRunning:
         return self.place.answers(asked) is not None
 
     def _fenced(self) -> bool:
-        """Whether the ranks of a lost place must have ended too, so that none of them writes a result any more."""
-        return time.monotonic() - self.place.lost_at > FENCE_S
+        """Whether the place is lost and its ranks must have ended too, so that none of them writes a result any more."""
+        return bool(self.place.lost) and time.monotonic() - self.place.lost_at > FENCE_S
 
     def end(self) -> None:
         """End the ranks on all nodes; those of a lost place end with their hosts."""
@@ -186,6 +204,7 @@ class RayRunning:
 
     def go_on(self, work: Path) -> None:
         """The group, which waited, got another order."""
+        self._work = work
         self.log = work.parent / self.log.name
         self.place.answers([host.go_on.remote(str(work.absolute())) for host in self.place.hosts])
 

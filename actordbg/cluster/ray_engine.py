@@ -31,7 +31,7 @@ from actordbg.cluster.place import GroupPlace, GroupShape, RayRunning
 from actordbg.cluster.same_versions import require_same_versions
 from actordbg.config.choices import Facts, facts_elsewhere, gather_facts
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
-from actordbg.replay.group_engine import GroupEngine, Losses
+from actordbg.replay.group_engine import GroupEngine, Losses, PlaceLost
 from actordbg.replay.launch import WORKER_MODULE, Group, Running
 
 SAY_AFTER_S = 10.0
@@ -114,6 +114,8 @@ class RayEngine(GroupEngine):
                 self._give_up(ranks)  # of an earlier replay, whose groups had other ranks
             place = self._places[group.ranks] = GroupPlace(self.ray, shape, self._name(group, shape), self._tell)
         there = place.ready()
+        if place.lost:
+            raise PlaceLost(place.lost)
         if not there and time.monotonic() - place.since > SAY_AFTER_S:
             self._say(f"{place.name} waits for {shape.words()}; {self._in_words()}")
         return there

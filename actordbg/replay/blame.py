@@ -32,7 +32,8 @@ class Seen:
     """One rank at one moment. `slot`: where it is, None between inputs. `slots_finished`: passed or failed.
 
     `started`: when the supervisor saw the start (monotonic seconds). `failed_slot`: the last slot in which it failed.
-    `state` and `wait_status`: from /proc. `done`: it has nothing left to do. `wants_restart`: it wrote that it cannot go on.
+    `state` and `wait_status`: from /proc. `why`: in words, where somebody else ended it and said so. `done`: it has nothing left
+    to do. `wants_restart`: it wrote that it cannot go on.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class Seen:
     wait_status: int | None = None
     done: bool = False
     wants_restart: bool = False
+    why: str = ""
 
     @property
     def dead(self) -> bool:

@@ -33,7 +33,7 @@ from actordbg.replay import blame as verdict
 from actordbg.replay import hang
 from actordbg.replay.blame import Seen
 from actordbg.replay.dealing import Dealer, dealt_slots
-from actordbg.replay.group_engine import FRUITLESS_LIMIT, GroupEngine, Losses, engine_in_use
+from actordbg.replay.group_engine import FRUITLESS_LIMIT, GroupEngine, Losses, PlaceLost, engine_in_use
 from actordbg.replay.hang import standing_of
 from actordbg.replay.launch import Group, Launcher, Running
 from actordbg.replay.plan import slots_for
@@ -123,7 +123,7 @@ class GroupRun:
         if not (self.pending or self.dealer):
             self.finished, self._waits = True, False
             return
-        if time.monotonic() < self._not_before or not self.engine.ready(self.spec.config, self.group):
+        if time.monotonic() < self._not_before or not self._has_a_place():
             return
         self._waits, reason = False, self._reason
         if self.dealer is not None and not self.pending:
@@ -138,6 +138,16 @@ class GroupRun:
         self._launched = self.launch(self.spec.config, self.group, self._work)
         self._launcher_log = self._launched.log
 
+    def _has_a_place(self) -> bool:
+        """Whether the engine has one; a place that is lost before anything ran in it is a failure, too."""
+        try:
+            return self.engine.ready(self.spec.config, self.group)
+        except PlaceLost as lost:
+            if self.losses is not None:
+                self.losses.count(str(lost))
+                self._not_before = time.monotonic() + self.losses.pause_s
+            return False
+
     def step(self) -> None:
         """Read what is new and act on it."""
         if self._waits:
@@ -150,7 +160,7 @@ class GroupRun:
             self.stop()
             raise as_error(broken, self._last_words())
         if self._launched is not None and self._launched.lost:
-            self._judge_loss(self._launched.lost)
+            self._judge_loss(self._launched.lost, self._launched.excused)
         elif all(view.done for view in self._views):
             self._let_leave()
         elif any(one.dead for one in seen):
@@ -283,12 +293,14 @@ class GroupRun:
         return [replace(one, wait_status=TERMINATED) if one.rank in unknown else one for one in seen]
 
     def _how_it_ended(self, seen: Seen) -> str:
-        return reported_by_launcher(self._launcher_log) if seen.wait_status is None else describe_status(seen.wait_status)
+        if seen.why or seen.wait_status is not None:
+            return seen.why or describe_status(seen.wait_status)
+        return reported_by_launcher(self._launcher_log)
 
-    def _judge_loss(self, why: str) -> None:
+    def _judge_loss(self, why: str, excused: bool) -> None:
         """The group is gone with its node: what it had not finished runs again, here or elsewhere."""
         self.stop()
-        if self.losses is not None:
+        if self.losses is not None and not excused:
             self.losses.count(why)
         if self.dealer is not None:
             self.dealer.give_back(self.pending)

@@ -24,6 +24,10 @@ FRUITLESS_LIMIT = 3
 """Attempts of a group in a row without a single result after which the replay stops. A crash in an input is a result."""
 
 
+class PlaceLost(Exception):
+    """The place that a group waited for is gone before the group was there."""
+
+
 @dataclass
 class Losses:
     """How often groups were lost without the fault of an input, in a whole replay, and how often they may be (-1: any number).
@@ -76,7 +80,7 @@ class GroupEngine:
         return None
 
     def ready(self, config: ReplayConfig, group: Group) -> bool:
-        """Whether the group can be launched now. An engine gets its place meanwhile."""
+        """Whether the group can be launched now. An engine gets its place meanwhile. PlaceLost if that went wrong."""
         return True
 
     def launch(self, config: ReplayConfig, group: Group, work: Path, module: str = WORKER_MODULE) -> Running:

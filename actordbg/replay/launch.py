@@ -73,6 +73,10 @@ class Running(Protocol):
         """Why the group is gone without anybody's fault, such as the death of its node; "" while it is there."""
 
     @property
+    def excused(self) -> bool:
+        """Whether it is lost through another group, so that it is no failure to be counted."""
+
+    @property
     def descriptors(self) -> list[int]:
         """File descriptors that become readable when a worker dies, where there are such."""
 
@@ -109,6 +113,7 @@ class Launched:
     mark: str | None = None
     log: Path = Path()
     lost: str = ""
+    excused: bool = False
     _deaths: DeathWatch = field(default_factory=DeathWatch)
 
     @property

@@ -28,7 +28,8 @@ class RankView:
 
     `log_at`: where the log of what it is doing begins. `collective`: whether it needs its peers for an input, as far as is
     known. `restart`: why it asked for one, "" if it did not. `held_since`: since when it is at a prompt; no clock runs meanwhile.
-    `node`: where it runs, "" on one machine. `gone`: the machine where it ran wrote that it ended, and how (`wait_status`).
+    `node`: where it runs, "" on one machine. `gone`: the machine where it ran wrote that it ended, and how (`wait_status`, and in
+    words `why`).
     """
 
     folder: Path
@@ -48,6 +49,7 @@ class RankView:
     node: str = ""
     gone: bool = False
     wait_status: int | None = None
+    why: str = ""
 
     @classmethod
     def begin(cls, folder: Path, rank: int) -> RankView:
@@ -83,7 +85,7 @@ class RankView:
             self.identity, self.node = (event["pid"], event["ticks"]), event.get("node", "")
             self.gone = False
         elif kind == "gone":
-            self.gone, self.wait_status = True, event.get("wait_status")
+            self.gone, self.wait_status, self.why = True, event.get("wait_status"), event.get("why", "")
         elif kind == "ready":
             self.collective = event.get("collective", True)
         elif kind in ("start", "fill"):
@@ -122,6 +124,7 @@ class RankView:
             wait_status=status,
             done=self.done,
             wants_restart=bool(self.restart),
+            why=self.why,
         )
 
     def log(self) -> str:

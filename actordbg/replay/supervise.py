@@ -40,7 +40,7 @@ from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 from actordbg.formats.store_files import atomic_write, make_folder, read_regular
 from actordbg.replay.dealing import Dealer
 from actordbg.replay.group import START_TIMEOUT_S, GroupRun
-from actordbg.replay.group_engine import engine_in_use, launch_group
+from actordbg.replay.group_engine import Losses, engine_in_use, launch_group
 from actordbg.replay.lanes import LaneBook
 from actordbg.replay.launch import Group, Launcher, groups_of
 from actordbg.replay.plan import owner
@@ -105,13 +105,14 @@ def run_replay(
     stops: StopOrder = StopOrder(),
     prompts: Relay | None = None,
     deal: bool = True,
+    losses: Losses | None = None,
 ) -> ReplayOutcome:
     """Run every input of `spec` that has no result yet. `on_tick` is called about 20 times a second. `folder`: where, instead
     of `replays/<id>`.
 
     `warm`: groups with a loaded Actor, used instead of `launcher`; the workers go back there when they are done. `stops`: where
     workers are to stop; `prompts`: the user's terminal, which is put to each prompt that opens. `deal`: whether any group may run
-    any input, where the engine in use has several.
+    any input, where the engine in use has several. `losses`: the count of lost groups that this replay shares with others.
 
     Raises UnsafeInput for a model with code of its own, without consent; StoreProblem when its folder cannot be written;
     LaunchProblem, or the worker's own error, when the actor cannot be built. KeyboardInterrupt passes through after every
@@ -126,7 +127,7 @@ def run_replay(
             own = WarmGroups(launcher) if deal and warm is None and engine_in_use().deals(spec.config) else None
             kept = warm or own
             launched = kept.launch if kept else launcher
-            supervisor = Supervisor(folder, spec, on_event, on_tick, launched, start_timeout_s, kept, deal)
+            supervisor = Supervisor(folder, spec, on_event, on_tick, launched, start_timeout_s, kept, deal, losses)
             supervisor.take_stops(stops, prompts)
         except OSError as error:
             raise StoreProblem(
@@ -185,6 +186,7 @@ class Supervisor:
         start_timeout_s: float,
         warm: WarmGroups | None = None,
         deal: bool = True,
+        losses: Losses | None = None,
     ) -> None:
         self.spec, self.folder = spec, folder
         self._on_event, self._on_tick, self._launcher, self._warm = on_event, on_tick, launcher, warm
@@ -197,7 +199,7 @@ class Supervisor:
         self._prompts, self._attended = Relay(), False
         self._fresh, self._leaving = True, False
         self._engine = engine_in_use()
-        self._losses, self._dealer = self._engine.losses(), None
+        self._losses, self._dealer = losses or self._engine.losses(), None
         left = [index for index, item in enumerate(spec.inputs) if item.dump_id not in done]
         dealt = deal and self._engine.deals(spec.config)
         usual = groups_of(spec.config)

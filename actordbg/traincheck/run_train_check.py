@@ -70,7 +70,7 @@ CHECK = "check.json"
 RUNNER, STORAGE, WENT_ON = "runner", "storage", "went on"
 """Keys of the record's options: who runs it; where checkpoints go, and how often; after which steps a cell went on from one."""
 FAILURES_HERE = 3
-"""How often a cell's group may be lost on this machine."""
+"""How often a cell's group may be lost on this machine. On a cluster `--max-failures` is for all cells together."""
 Hears = Callable[[TrainCell, str], None]
 """Told of a cell and what it did: "starts", "micro-batch", "done"."""
 
@@ -100,10 +100,12 @@ class TrainRun:
 
     _resumes: dict[int, str | None] = field(default_factory=dict)
     _died_in: set[str] = field(default_factory=set)
+    _losses: Losses | None = None
 
     def run(self) -> TrainCheckRecord:
         """Run every cell that has not finished. KeyboardInterrupt passes through after every process has ended."""
         self._claim()
+        self._losses = engine_in_use().losses()
         status = STOPPED_EARLY
         try:
             with interruptible():
@@ -144,13 +146,15 @@ class TrainRun:
 
     def _train(self, cell: TrainCell, began: float) -> None:
         status, reason, optimizer = TRAINED, "", ""
-        losses, self._died_in = engine_in_use().losses() or Losses(FAILURES_HERE), set()
+        losses, self._died_in = self._losses or Losses(FAILURES_HERE), set()
         while True:
+            before = len(losses.reasons)
             try:
                 optimizer = str(self._attempt(cell).resolved.get("stepped_by", ""))
             except GroupLost as lost:
                 self.warm.close(at_once=True)
-                self._count(losses, str(lost))
+                if losses.reasons[before:][-1:] != [str(lost)]:  # what its supervisor has not counted
+                    self._count(losses, str(lost))
                 cell = self._next_attempt(cell)
                 self._put(cell)
                 continue
@@ -180,6 +184,7 @@ class TrainRun:
             warm=self.warm,
             folder=self._folder / str(cell.folder),
             deal=False,
+            losses=self._losses,
         )
 
     def _next_attempt(self, cell: TrainCell) -> TrainCell:
@@ -215,7 +220,7 @@ class TrainRun:
         return told
 
     def _count(self, losses: Losses, why: str) -> None:
-        """One more lost group of this cell."""
+        """One more lost group."""
         try:
             losses.count(why)
         except GroupsLost as error:

@@ -22,14 +22,17 @@ from actordbg.cluster.order import ClusterOrder, checkouts, runtime_env_of
 from actordbg.cluster.place import GroupShape
 from actordbg.cluster.ray_engine import OwnOutput
 from actordbg.cluster.same_versions import differing_versions
+from actordbg.cluster.starved import RankThere, starved_by
 from actordbg.config.choices import Facts, facts_elsewhere, gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.debug.replay_stops import StopOrder
+from actordbg.formats.journal import Journal, rank_journal
 from actordbg.formats.replay_record import GOES_ON, ReplayInput, ResultRecord
 from actordbg.matrix.cells_in_parallel import CellRunners
 from actordbg.replay.dealing import Dealer, dealt_slots
 from actordbg.replay.group_engine import GroupEngine, Losses, engine_in_use
 from actordbg.replay.rank_launcher import RankMachine, variables
+from actordbg.replay.rank_view import RankView
 from actordbg.replay.work_order import WorkOrder
 from actordbg.report.arithmetic import warm_up_of
 
@@ -120,6 +123,42 @@ def test_losses_are_counted_over_the_whole_replay() -> None:
     for _ in range(100):
         endless.count("again")
     assert endless.pause_s == 30.0
+
+
+def test_who_is_blamed_where_a_node_ran_out_of_memory(tmp_path: Path) -> None:
+    """By the message of Ray 2.55; it took the memory from the host of ranks 0 and 1."""
+    node = "ec82368a9b7ac73d8480cb53e0af4a6e5d80368d1d3a8d824aea777b"
+    said = (
+        f"1 worker(s) were killed due to the node running low on memory. Memory on the node (IP: 10.0.0.7, ID: {node}) was 4.78GB / 23.54GB "
+        "(0.203092), which exceeds the memory usage threshold of 0.199733; Ray killed 1 worker(s) based on the killing policy: [(Actor(8c): "
+        "pid=77, actual memory used=0.05GB)]; Top 10 memory users: PID\tMEM(GB)\tCOMMAND, 13\t2.00\tpython -m a, 5, 9\t, 11\t0.90\tb, 10\t0.4\tc, "
+        "Refer to the documentation"
+    )
+    starved = starved_by(said)
+    assert (starved.node, starved.held[13], starved.held[11], starved.held[10]) == (node, 2.0, 0.9, 0.4)
+
+    def culprits(*ranks: tuple[str, bool]) -> list[int]:
+        there = [RankThere(number, 10 + number, 1, where[:8], busy) for number, (where, busy) in enumerate(ranks)]
+        return [one.number for one in starved.culprits(there, (0, 1))]
+
+    here, busy = (node, True), True
+    assert culprits(here, here) == [1]  # it held more than rank 0
+    assert culprits((node, busy), (node, not busy)) == [0]  # the only one in an input
+    assert culprits(here, here, (node, not busy), here) == [3]  # of another group, and more than twice as much
+    assert culprits(here, here, here, ("another", busy)) == [1]  # rank 3 is elsewhere
+    assert culprits((node, not busy), (node, not busy), here, here) == [1]  # whoever only starts is no victim of an input
+    assert starved_by("new words").culprits([RankThere(0, 10, 1, "", True), RankThere(1, 11, 1, "", True)], (0, 1))[1:]
+
+    journal = Journal(rank_journal(tmp_path, 3))
+    journal.append("boot", rank=3, attempt=2, pid=13, ticks=1, node=node[:8])
+    journal.append("start", rank=3, attempt=2, dump_id="d1", slot=0, log_at=0)
+    journal.close()
+    assert starved.blame(tmp_path, (3,)) is False
+    view = RankView.of_peer(tmp_path, 3)
+    list(view.poll(2))
+    assert view.seen().dead and view.why == (
+        "node ec82368a (10.0.0.7) ran out of memory (4.78GB / 23.54GB), and Ray's memory monitor ended a host there; it held 2 GB"
+    )
 
 
 def test_the_desk_goes_by_the_nodes_facts() -> None:

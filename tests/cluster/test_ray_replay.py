@@ -98,14 +98,32 @@ def test_the_memory_of_ranks_is_read_on_their_own_nodes(cluster, store: Store) -
     assert all(one is not None and one.slope == pytest.approx(1_000_000, rel=0.1) for one in grown.values()), grown
 
 
-def test_a_group_over_two_nodes_meets_and_the_rank_that_dies_is_blamed(cluster, store: Store) -> None:
+def test_a_group_over_two_nodes_meets_and_the_rank_that_dies_is_blamed(cluster, store: Store, monkeypatch) -> None:
+    """Also the rank whose node runs out of memory; Ray kills its host and says so, and no failure is left to be counted."""
+    monkeypatch.setattr(ray, "get", _as_the_memory_monitor_says)
     spec = make_spec(6, backend="fsdp2", nproc=2)
-    order = ClusterOrder(cluster.address, per_node=1)
-    outcome = scripted(store, spec, {"collective": True, "d3@1": "kill"}, cluster, order)
-    assert statuses(outcome) == {f"d{n}": "passed" for n in range(6)} | {"d3": "crashed"}
+    order = ClusterOrder(cluster.address, per_node=1, max_failures=0)
+    outcome = scripted(store, spec, {"collective": True, "d3@1": "kill", "d1@1": "kill-host"}, cluster, order)
+    assert statuses(outcome) == {f"d{n}": "passed" for n in range(6)} | {"d1": "crashed", "d3": "crashed"}
+    starved = outcome.results["d1"]
+    assert (starved.worker, starved.signature) == (
+        1,
+        "node-out-of-memory",
+    ) and "ran out of memory (22.4GB / 23.5GB)" in starved.error
     assert "rank 1" in outcome.results["d3"].error and "SIGKILL" in outcome.results["d3"].error
     boots = [event for rank in (0, 1) for event in read_events(outcome.folder / f"rank{rank}.jsonl") if event["event"] == "boot"]
     assert len({event["node"] for event in boots}) == 2
+
+
+def _as_the_memory_monitor_says(references: Any, *, timeout: float | None = None, get: Any = ray.get) -> Any:
+    """A host that was killed, as Ray reports it where its memory monitor did that (2.55)."""
+    try:
+        return get(references, timeout=timeout)
+    except ray.exceptions.ActorDiedError as error:
+        host = next(one for one in ray._private.state.actors().values() if one["ActorID"] == error.actor_id)
+        address, node = host["Address"]["IPAddress"], host["Address"]["NodeID"]
+        said = f"Memory on the node (IP: {address}, ID: {node}) was 22.4GB / 23.5GB (0.953), which exceeds the memory usage threshold"
+        raise ray.exceptions.OutOfMemoryError(said) from None
 
 
 def test_a_rank_that_hangs_on_another_node_is_blamed(cluster, store: Store) -> None:

@@ -5,7 +5,7 @@
     "kill"   the process kills itself with SIGKILL         "fail"     it raises
     "hang"   it never returns                              "exit"     it leaves with exit code 0
     "stop"   it stops itself with SIGSTOP                 "leak", "keep"   it keeps a megabyte, or nothing, until its memory is sampled
-    "break"  it comes to a breakpoint()
+    "break"  it comes to a breakpoint()                   "kill-host"  it kills its host on a node of a cluster
     "unreadable"  loading raises                           "tainted"  it raises and leaves the engine unusable
     "late-fail"   it fails without taking part in the collective    "differ"  other ranks come to other log-probs
 
@@ -93,6 +93,9 @@ class ScriptedEngine:
             os.kill(os.getpid(), signal.SIGKILL)
         elif action == "break":
             breakpoint()
+        elif action == "kill-host":
+            os.kill(int(sys.argv[sys.argv.index("--supervisor") + 1]), signal.SIGKILL)
+            time.sleep(600)
         elif action == "hang":
             time.sleep(600)
         elif action == "stop":
