@@ -12,12 +12,10 @@ import typer
 from actordbg.base.errors import Unsupported, UsageError, require_package
 from actordbg.base.ids import resolve
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.debug.replay_stops import AFTER, BEFORE, ERROR, LEVELS, StopOrder
+from actordbg.debug.replay_stops import AFTER, BEFORE, ERROR, LEVELS, POST_MORTEM, StopOrder
 from actordbg.formats.replay_record import ReplaySpec
 
 _PANEL = "Stopping and watching"
-POST_MORTEM = "RAY_DEBUG_POST_MORTEM"
-"""Ray's variable for it."""
 _ATTACH = "or --break-wait 600, and then `actordbg attach` from another terminal; or --debugpy PORT, for an editor"
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import UsageError
+from actordbg.debug.replay_stops import POST_MORTEM
 from actordbg.host.trainer import TRAINER
 
 DEFAULT_MAX_FAILURES = 3
@@ -52,6 +53,11 @@ def runtime_env_of(order: ClusterOrder) -> dict[str, Any]:
             whole |= _read(Path(text))
     named = whole.get("env_vars") or {}
     env_vars = {str(name): str(value) for name, value in named.items()} | variables
+    if env_vars.get(POST_MORTEM, "0") not in ("", "0"):
+        raise UsageError(
+            f"{POST_MORTEM} in --runtime-env would stop the hosts of ranks, and ranks would not know of it",
+            hint=f"`replay --ray-debug-error`, or {POST_MORTEM}=1 in the environment of `replay`",
+        )
     modules = [*(whole.get("py_modules") or ()), *checkouts(("actordbg", TRAINER.package))]
     return whole | ({"env_vars": env_vars} if env_vars else {}) | ({"py_modules": modules} if modules else {})
 

@@ -29,6 +29,8 @@ from actordbg.debug.stops import Site, Stop, hold, in_a_frame
 
 BEFORE, AFTER, ERROR = "before", "after", "error"
 LEVELS = ("warning", "info", "debug")
+POST_MORTEM = "RAY_DEBUG_POST_MORTEM"
+"""Ray's variable for a worker that stops where it failed."""
 ARRIVAL_S = 60.0
 """How long ranks wait for each other at a `breakpoint()` of the user's, which need not be on the way of all of them."""
 

@@ -211,6 +211,7 @@ def test_the_interface_of_an_address_is_found() -> None:
         (["--engine", "slurm"], "--engine slurm is not known"),
         (["--engine", "ray", "--groups", "many"], "--groups many is no number"),
         (["--engine", "ray", "--address", "127.0.0.1:1"], "no Ray cluster answers at 127.0.0.1:1: Connection refused"),
+        (["--engine", "ray", "--runtime-env", "RAY_DEBUG_POST_MORTEM=1"], "RAY_DEBUG_POST_MORTEM in --runtime-env would stop"),
         (["--ray-debug-error"], "--ray-debug-error belongs to a Ray cluster"),
         (
             ["--engine", "ray", "--ray-debug-error", "--break", "after"],
