@@ -39,9 +39,8 @@ def _attach(module: ModuleType, adapter: Adapter, seam: Seam, store: str) -> boo
         return False
     if hasattr(original, MARK):
         return True
-    lacks = [need for need in seam.needs if need not in inspect.signature(original).parameters]
-    if lacks:
-        recorded_model.tell(f"adapter {adapter.name}: {seam.where} takes no {', '.join(lacks)}: not recording it")
+    if why := seam.differs(inspect.signature(original).parameters):
+        recorded_model.tell(f"adapter {adapter.name}: {seam.where}: {why}: not recording it")
         return False
     wrap = _making if seam.makes_model else recorded_model.recorded
     setattr(holder, name, wrap(original, seam, adapter, store, {}))
@@ -57,12 +56,23 @@ def _making(original: Callable[..., Any], seam: Seam, adapter: Adapter, store: s
         output = original(*args, **kwargs)
         try:
             known = arguments_of(signature, args, kwargs)
-            model = known.pop("model")
-            wrapped = recorded_model.recorded(model.forward.__func__, seam, adapter, store, known)
-            model.forward = MethodType(wrapped, model)  # a copy of the model gets a forward of its own, as without us
+            _record_model(known.pop(seam.makes_model), seam, adapter, store, known)
         except Exception as error:  # noqa: BLE001  # the model was made; it is trained unrecorded
             recorded_model.tell(f"{seam.where}: its model is not recorded: {describe(error)}")
         return output
 
     setattr(function, MARK, original)
     return function
+
+
+def _record_model(model: Any, seam: Seam, adapter: Adapter, store: str, known: dict[str, Any]) -> None:
+    """Record a model's forward: its own where it has one, as a copy of it has then; else that of its class."""
+    own = vars(model).get("forward")
+    forward = type(model).forward if own is None else own.__func__
+    if hasattr(forward, MARK) or not {*seam.takes} <= {*inspect.signature(forward).parameters}:
+        return
+    if own is None:
+        where = f"{type(model).__module__}:{type(model).__qualname__}.forward"
+        type(model).forward = recorded_model.recorded(forward, seam, adapter, store, known, where)
+    else:
+        model.forward = MethodType(recorded_model.recorded(forward, seam, adapter, store, known), model)

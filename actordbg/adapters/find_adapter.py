@@ -15,7 +15,11 @@ from actordbg.adapters.seam import Adapter
 from actordbg.base.fault import Unsupported
 
 GROUP = "actordbg.adapters"
-BUILT_IN = {"skyrl": "actordbg.adapters.skyrl_adapter:SkyRl", "trl": "actordbg.adapters.trl_adapter:Trl"}
+BUILT_IN = {
+    "plain": "actordbg.adapters.plain_adapter:Plain",
+    "skyrl": "actordbg.adapters.skyrl_adapter:SkyRl",
+    "trl": "actordbg.adapters.trl_adapter:Trl",
+}
 """Where each of our adapters is."""
 
 
@@ -55,10 +59,16 @@ def distribution_of(named: str) -> str:
 
 def carried_form(named: Sequence[str]) -> str:
     """These adapters as the environment of a job carries them: "name=module,module;name=module". Raises as `find` does."""
-    if named and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # a module:Class that lies beside the user's script
+    if named:
+        look_here()
     parts = {one: list(dict.fromkeys(seam.module for seam in find(one).seams)) for one in named}
     return ";".join(f"{one}={','.join(modules)}" for one, modules in parts.items())
+
+
+def look_here() -> None:
+    """Find a module:Class that lies beside the user's script, too."""
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
 
 
 def _announced() -> Iterator[EntryPoint]:

@@ -6,13 +6,14 @@ A seam fits if its file has the function, and the function takes the arguments t
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from actordbg.adapters.find_adapter import find, places
+from actordbg.adapters.find_adapter import find, look_here, places
 from actordbg.adapters.seam import Adapter, Seam
 from actordbg.base.errors import Unsupported
 
@@ -21,22 +22,34 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass
 class Fit:
-    """How an adapter fits what is installed. version: the trainer's, None without it. tried: versions that were.
+    """How an adapter fits what is installed. there: the trainer is. version: its package's; None for code without a package.
 
-    differs: what is not as the adapter expects, in words; nothing for one that fits.
+    tried: versions that were recorded and replayed. differs: what is not as the adapter expects, in words; of how many of its
+    `functions`, `missed` says.
     """
 
     name: str
     place: str
     package: str
+    there: bool
     version: str | None
     tried: tuple[str, ...]
     functions: tuple[str, ...]
     differs: tuple[str, ...]
+    missed: int = 0
 
     @property
     def fits(self) -> bool:
-        return self.version is not None and not self.differs
+        return self.there and not self.differs
+
+    @property
+    def answer(self) -> str:
+        """Whether it fits, in a word or a few."""
+        if not self.there:
+            return "no" if self.differs else "not installed"
+        if 0 < self.missed < len(self.functions):
+            return f"{len(self.functions) - self.missed} of {len(self.functions)} functions"
+        return "no" if self.differs else "yes"
 
 
 def fits() -> list[Fit]:
@@ -44,23 +57,30 @@ def fits() -> list[Fit]:
     return [_fit(name, place) for name, place in sorted(places().items())]
 
 
+def fit_of(named: str) -> Fit:
+    """How the adapter of this name, or of `module:Class`, fits. Raises Unsupported as `find` does."""
+    look_here()
+    return fit(find(named), places().get(named, named))
+
+
 def _fit(name: str, place: str) -> Fit:
     try:
         return fit(find(name), place)
     except Unsupported as problem:
-        return Fit(name, place, "", None, (), (), (problem.message,))
+        return Fit(name, place, "", False, None, (), (), (problem.message,))
 
 
 def fit(adapter: Adapter, place: str = "") -> Fit:
     """How this adapter fits."""
-    try:
+    installed = None
+    with contextlib.suppress(PackageNotFoundError):
         installed = version(adapter.package)
-    except PackageNotFoundError:
-        installed = None
-    seams = [] if installed is None else adapter.seams
-    differs = tuple(why for seam in seams for why in differences(seam))
+    there = installed is not None or any(_file_of(seam.module) for seam in adapter.seams)
+    found = [tuple(differences(seam)) for seam in adapter.seams] if there else []
+    differs = tuple(why for one in found for why in one)
     names = tuple(seam.where for seam in adapter.seams)
-    return Fit(adapter.name, place, adapter.package, installed, tuple(adapter.tried), names, differs)
+    missed = sum(map(bool, found))
+    return Fit(adapter.name, place, adapter.package, there, installed, tuple(adapter.tried), names, differs, missed)
 
 
 def differences(seam: Seam) -> Iterator[str]:
@@ -78,10 +98,8 @@ def differences(seam: Seam) -> Iterator[str]:
         yield f"{seam.where}: there is no such function in {path}"
         return
     given = found.args
-    takes = {one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
-    lacks = [need for need in seam.needs if need not in takes]
-    if lacks:
-        yield f"{seam.where}: it takes no {', '.join(lacks)}"
+    if why := seam.differs(one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)):
+        yield f"{seam.where}: {why}"
 
 
 def _file_of(module: str) -> Path | None:

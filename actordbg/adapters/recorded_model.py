@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -30,6 +30,9 @@ from actordbg.capture.facts import unwrap
 
 MARK = "__actordbg_seam__"
 """Attribute of a wrapped function: the original."""
+
+_POSITIONS = 128
+"""Positions whose softmax over the vocabulary is computed at a time."""
 
 _inside = threading.local()
 _told: set[str] = set()
@@ -86,20 +89,28 @@ class RecordedModel:
         return waiting()
 
 
-class _Read:
-    """Behind the log-probs in what `forward` returns: the entropy, and the function's own result."""
+class Returned(tuple[Any, ...]):
+    """What `forward` returns: the function's own result. Its scores are read if the recorder takes this apart as a tuple."""
 
-    def __init__(self, scores: Scores, output: Any) -> None:
-        self.entropy, self.output = scores.entropy, output
+    output: Any
+    read: Callable[[], Scores]
+
+    def __iter__(self) -> Iterator[Any]:
+        scores = self.read()
+        return iter((scores,) if scores.log_probs is None else (scores.log_probs, scores))
 
 
 def recorded(
-    original: Callable[..., Any], seam: Seam, adapter: Adapter, store: str, made: Mapping[str, Any]
+    original: Callable[..., Any], seam: Seam, adapter: Adapter, store: str, made: Mapping[str, Any], where: str = ""
 ) -> Callable[..., Any]:
-    """`original` with its calls recorded as rows. made: arguments of what made the model."""
-    whose = {"trainer": adapter.package, "adapter": adapter.name, "function": seam.where}
+    """`original` with its calls recorded as rows.
+
+    made: arguments of what made the model. where: its place, if that is not the seam's.
+    """
+    where = where or seam.where
+    whose = {"trainer": adapter.package, "adapter": adapter.name, "function": where}
     own = {"known": weakref.WeakKeyDictionary(), "forward": _own_forward(), "recorded_as": whose}
-    kind = type(f"{adapter.name}.{seam.function}", (RecordedModel,), own)
+    kind = type(f"{adapter.name}.{where.partition(':')[2]}", (RecordedModel,), own)
     if not hook.install(kind, store=store):
         return original
     signature, slot = inspect.signature(original), getattr(vars(kind)["forward"], hook.SLOT)
@@ -112,10 +123,11 @@ def recorded(
         try:
             ready = _prepare(kind, seam, signature, made, args, kwargs)
             if ready is None:
+                _inside.busy = False  # what is inside of it may be recorded
                 return original(*args, **kwargs)
-            _inside.call = functools.partial(_run, original, seam, args, kwargs)
-            actor, given = ready
-            return actor.forward(**given)[-1].output
+            actor, rows = ready
+            _inside.call = functools.partial(_run, original, seam, rows, args, kwargs)
+            return actor.forward(**_named(rows)).output
         finally:
             _inside.busy, _inside.call = False, None
 
@@ -140,11 +152,11 @@ def _prepare(
     made: Mapping[str, Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> tuple[RecordedModel, dict[str, Any]] | None:
+) -> tuple[RecordedModel, Rows] | None:
     """The model and the rows of a call; None where there are none, or they cannot be told."""
     try:
         rows = seam.rows({**made, **arguments_of(signature, args, kwargs)})
-        return None if rows is None else (kind.of(rows), _named(rows))
+        return None if rows is None else (kind.of(rows), rows)
     except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training goes on
         tell(f"{seam.where}: a call was not recorded: {describe(error)}")
         return None
@@ -169,15 +181,35 @@ def _named(rows: Rows) -> dict[str, Any]:
     return {"sequences": rows.sequences, "attention_mask": real, **counted, **flags, **rows.more}
 
 
-def _run(original: Callable[..., Any], seam: Seam, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-    output = original(*args, **kwargs)
+def _run(original: Callable[..., Any], seam: Seam, rows: Rows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Returned:
+    returned = Returned()
+    returned.output = original(*args, **kwargs)
+    returned.read = functools.partial(_scores, seam, rows, returned.output)
+    return returned
+
+
+def _scores(seam: Seam, rows: Rows, output: Any) -> Scores:
+    """What an adapter reads in a result. From logits, log-probs are computed."""
     try:
         scores = seam.result(output)
+        if scores.logits is None or scores.log_probs is not None:
+            return scores
+        with torch.no_grad():
+            found = log_probs_of(scores.logits, rows.sequences, rows.temperature)
+        return Scores(found if rows.action_mask is None else found[:, -rows.action_mask.shape[1] :] * rows.action_mask)
     except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training goes on
         tell(f"{seam.where}: its result was not read: {describe(error)}")
-        scores = Scores()
-    read = _Read(scores, output)
-    return (read,) if scores.log_probs is None else (scores.log_probs, read)
+        return Scores()
+
+
+def log_probs_of(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Log-probs [B, S-1] of the next ids in float32, a few positions at a time: no second tensor of the logits' size."""
+    parts = []
+    for at in range(0, ids.shape[1] - 1, _POSITIONS):
+        some = logits[:, at : min(at + _POSITIONS, ids.shape[1] - 1)].float() / temperature
+        following = ids[:, at + 1 : at + 1 + some.shape[1], None]
+        parts.append(some.gather(-1, following).squeeze(-1) - some.logsumexp(-1))
+    return torch.cat(parts, 1)
 
 
 def tell(text: str) -> None:

@@ -28,7 +28,7 @@ Loaded in training processes and by the desk: the standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -61,10 +61,14 @@ class Rows:
 
 @dataclass(frozen=True)
 class Scores:
-    """What the function returned, None for nothing: log-probs and entropies, [B, A] as `action_mask`, [B, S-1] without one."""
+    """What the function returned, None for nothing: log-probs and entropies, [B, A] as `action_mask`, [B, S-1] without one.
+
+    logits: [B, S, V] where it returned those alone; log-probs are computed from them, when outputs are recorded.
+    """
 
     log_probs: torch.Tensor | None = None
     entropy: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
 
 
 def no_scores(output: Any) -> Scores:
@@ -76,15 +80,22 @@ def no_scores(output: Any) -> Scores:
 class Seam:
     """One function of a trainer. needs: names of arguments that `rows` reads; without one of them nothing is recorded.
 
-    makes_model: the function does not compute, but prepares its argument `model`, whose `forward` is then what is recorded;
-    `rows` gets the arguments of both.
+    makes_model: the function does not compute, but prepares a model, its argument of this name. That model's `forward` is then
+    what is recorded, if it has the arguments `takes`; `rows` gets those of both.
     """
 
     where: str
     rows: Callable[[Mapping[str, Any]], Rows | None]
     result: Callable[[Any], Scores] = no_scores
     needs: tuple[str, ...] = ()
-    makes_model: bool = False
+    makes_model: str = ""
+    takes: tuple[str, ...] = ()
+
+    def differs(self, takes: Iterable[str]) -> str:
+        """What the adapter reads and a function with these parameters does not take, in words; "" if it takes all."""
+        given = [name for name in takes if name != "self"]
+        lacks = [need for need in self.needs if need not in given]
+        return f"it takes no {', '.join(lacks)}; it takes {', '.join(given) or 'nothing'}" if lacks else ""
 
     @property
     def module(self) -> str:

@@ -77,6 +77,6 @@ class Trl:
             needs=("model", "temperature", "outputs"),
             rows=_labelled,
             result=lambda output: Scores(getattr(output, "log_probs", None), getattr(output, "entropy", None)),
-            makes_model=True,
+            makes_model="model",
         ),
     )

@@ -2,35 +2,46 @@
 
 from __future__ import annotations
 
+import inspect
+from typing import Annotated
+
 import typer
 
-from actordbg.adapters.fitting import Fit, fits
+from actordbg.adapters import adapter_template
+from actordbg.adapters.fitting import Fit, fit_of, fits
 from actordbg.cli import output
 from actordbg.cli.options import Json
 
 
-def adapters(ctx: typer.Context, as_json: Json = False) -> None:
+def adapters(
+    ctx: typer.Context,
+    named: Annotated[list[str] | None, typer.Argument(metavar="[ADAPTER]...", help="Only these: names, or module:Class.")] = None,
+    template: Annotated[bool, typer.Option("--template", help="Print the beginning of an adapter of your own.")] = False,
+    as_json: Json = False,
+) -> None:
     """List adapters for other trainers, and whether they fit here.
 
     The trainer that actordbg is made for needs none. An adapter fits if its trainer is installed, and the functions that it looks
     for are there and take the arguments that it reads; the trainer is not imported for that. Use one with `run --adapter NAME`.
+    Exit code 1 if one that was asked for by name does not fit.
 
-    Example: actordbg adapters --json
+    Example: actordbg adapters my_adapter:MyTrainer
     """
-    output.emit(fits(), _render, as_json)
+    if template:
+        for line in inspect.getsource(adapter_template).splitlines():
+            output.say(line)
+        return
+    found = [fit_of(one) for one in named] if named else fits()
+    output.emit(found, _render, as_json)
+    if named and not all(one.fits for one in found):
+        raise typer.Exit(1)
 
 
 def _render(found: list[Fit]) -> None:
     output.table(
         ["adapter", "package", "installed", "tried", "fits"],
-        [[one.name, one.package, one.version or "-", ", ".join(one.tried) or "-", _answer(one)] for one in found],
+        [[one.name, one.package, one.version or "-", ", ".join(one.tried) or "-", one.answer] for one in found],
     )
     for one in found:
         for why in one.differs:
             output.note(f"{one.name}: {why}")
-
-
-def _answer(one: Fit) -> str:
-    if one.differs:
-        return "no"
-    return "not installed" if one.version is None else "yes"

@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import typer
 
 from actordbg.adapters.find_adapter import carried_form
+from actordbg.adapters.fitting import fit_of
 from actordbg.base.errors import LaunchProblem, StoreProblem
 from actordbg.capture.switch_file import control_dict, write_control
 from actordbg.cli import capture_options as opt
@@ -89,6 +90,8 @@ def run(
         hint = "what follows `--` is a program and its arguments"
         raise LaunchProblem(f"there is no program {command[0]}", hint=hint)
     adapters = carried_form(adapter or [])
+    for why in (why for one in adapter or () for why in fit_of(one).differs):
+        note(f"actordbg: as installed here, this is not recorded: {why}")
     store = store_of(ctx).create()
     name = opt.checked_run_name(run) or f"{opt.default_run_name()}-{os.urandom(2).hex()}"  # jobs of the same second differ
     environment = carried.child_environment(os.environ, str(store.root), name, stops=stops, adapters=adapters)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 
+from actordbg.adapters.fitting import Fit, fits
 from actordbg.base.foreign_text import in_shell
 from actordbg.doctor import known_versions as known_good
 from actordbg.doctor.check import Check, Environment, bad, ok, warn
@@ -21,6 +22,8 @@ def check(env: Environment) -> Iterator[Check]:
             yield _package(env, package)
     if env.versions.get("ray"):
         yield _debugger(env)
+    if env.own:
+        yield from (adapter_check(one) for one in fits() if one.there or one.differs)
 
 
 def _python(env: Environment) -> Check:
@@ -70,6 +73,20 @@ def _missing(env: Environment, package: Package) -> Check:
     detail = f"not installed; {needed.get(package.need, f'{package.need.value} needs it')}"
     vital = package.need in (Need.CAPTURE, Need.DESK) or (package.need is Need.REPLAY and not env.desk_only)
     return (bad if vital else warn)(package.name, detail, remedy)
+
+
+def adapter_check(fit: Fit) -> Check:
+    """An adapter whose trainer is here, against the trainer's own files."""
+    name, tried = f"adapter {fit.name}", ", ".join(fit.tried)
+    if fit.differs:
+        return warn(name, f"{fit.package} {fit.version or ''}: {'; '.join(fit.differs)}", _OTHER_RELEASE.format(tried or "none"))
+    if fit.version in fit.tried:
+        return ok(name, f"{fit.package} {fit.version}, as tried")
+    detail = f"{fit.package} {fit.version or 'without a version'} has what it reads, but was not tried"
+    return warn(name, detail, f"tried: {tried or 'none'}; record a few steps, then `actordbg compare last golden`")
+
+
+_OTHER_RELEASE = "what differs is not recorded; versions that were tried: {}"
 
 
 def _debugger(env: Environment) -> Check:

@@ -1,16 +1,29 @@
-"""What our adapters read of calls as their trainers make them. The trainers are not installed here; the log has real trainings."""
+"""What our adapters read of calls as their trainers make them. The log has real trainings of those that are not installed here."""
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from actordbg.actor.truth_session import TruthSession
+from actordbg.adapters.plain_adapter import Plain
 from actordbg.adapters.seam import Rows, Unreadable
 from actordbg.adapters.skyrl_adapter import SkyRl
 from actordbg.adapters.trl_adapter import Trl
+from actordbg.cli.app import app
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.doctor.check import Level
+from actordbg.doctor.python_environment import adapter_check
+from actordbg.store import payload
+from actordbg.store.layout import Store
 
 IDS = torch.tensor([[0, 0, 5, 9, 11, 2], [7, 3, 8, 4, 1, 6]])
 MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]])
@@ -69,3 +82,84 @@ def test_skyrl_entropies_are_those_of_the_actions() -> None:
     for unread in ({"num_actions": [2, 1]}, {"pixel_values": IDS}):
         with pytest.raises(Unreadable):
             seam.rows(SKYRL | unread)
+
+
+def test_plain_calls_count_their_labels_and_a_step_of_generate_is_none() -> None:
+    seam = Plain.seams[0]
+    call = {"self": MODEL, "input_ids": IDS, "attention_mask": MASK, "labels": LABELS, "num_items_in_batch": torch.tensor(5)}
+    rows = seam.rows(call | {"token_type_ids": MASK, "past_key_values": None})
+    assert rows is not None and rows.action_mask is not None and list(rows.more) == ["token_type_ids"]
+    assert rows.action_mask.int().tolist() == [[0, 0, 0, 1, 1], [0, 1, 1, 1, 0]]
+    without = seam.rows({"self": MODEL, "input_ids": IDS})
+    assert without is not None and without.action_mask is None and without.step is None
+    assert seam.rows(call | {"past_key_values": ()}) is None and seam.rows(call | {"input_ids": None}) is None
+    with pytest.raises(Unreadable, match="packed"):
+        seam.rows(call | {"attention_mask": None, "position_ids": IDS})
+
+
+TRAINING = """
+import hashlib, json, sys, torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+torch.set_num_threads(1)
+ids = torch.randint(3, 99, (8, 9), generator=torch.Generator().manual_seed(1))
+masks = torch.arange(9) < torch.arange(4, 12)[:, None]
+rows = [dict(input_ids=i * m, attention_mask=m.long(), labels=torch.where(m, i, -100)) for i, m in zip(ids, masks)]
+def trained(recorded):
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=99, initializer_range=0.3, **sizes))
+    if not recorded:
+        LlamaForCausalLM.forward = LlamaForCausalLM.forward.__actordbg_seam__
+    model.save_pretrained("model")
+    settings = TrainingArguments("out", max_steps=3, per_device_train_batch_size=4, use_cpu=True, report_to=[], save_strategy="no")
+    Trainer(model, settings, train_dataset=rows).train()
+    return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+print(json.dumps([trained(True), trained(False)]))
+"""
+
+
+@pytest.mark.slow
+def test_a_training_of_transformers_own_trainer_is_recorded_whole_and_not_changed(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACTORDBG_DISABLE", "")  # the truth in this process sets it
+    (tmp_path / "train.py").write_text(TRAINING)
+    given = ["--store", str(store.root), "run", "--run", "a", "--with-outputs", "--adapter", "plain", "--", sys.executable]
+    command = [sys.executable, "-m", "actordbg", *given, "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    recorded, unrecorded = json.loads(done.stdout.splitlines()[-1])
+    assert recorded == unrecorded and "3 calls = 3 captured + 0 dropped" in done.stderr
+    dumps = [payload.load(path) for path in sorted(store.iter_dumps())]
+    assert [dump.record.step for dump in dumps] == [0, 1, 2] and {dump.record.role for dump in dumps} == {"policy"}
+    assert all((dump.record.batch_size, dump.record.seq_len) == (4, 9) for dump in dumps)
+    assert all(dump.record.tokens == int(dump.inputs["attention_mask"].sum()) < 36 for dump in dumps)
+    assert dumps[0].record.actor["function"].endswith("modeling_llama:LlamaForCausalLM.forward")
+    session = TruthSession(ReplayConfig(model=str(tmp_path / "model"), truth="fp64"), dumps[0].record, tmp_path / "cache")
+    truth = session.run(dumps[0], backward=False).log_probs
+    session.close()
+    assert (truth - dumps[0].outputs["action_log_probs"]).abs().max() < 2e-5 and truth.abs().max() > 1
+
+
+def test_adapters_answers_for_those_that_are_named_and_prints_a_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner()
+    listed = runner.invoke(app, ["adapters", "plain", "--json"])
+    assert listed.exit_code == 0 and json.loads(listed.stdout)[0]["version"] == Plain.tried[0]
+    template = runner.invoke(app, ["adapters", "--template"]).stdout
+    (tmp_path / "from_template.py").write_text(template.replace("MY_TRAINER.MODULE:CLASS.METHOD", "from_template:read_call"))
+    answer = runner.invoke(app, ["adapters", "from_template:MyTrainer"])
+    assert answer.exit_code == 1 and "it takes no MODEL, INPUT_IDS, ATTENTION_MASK, KEEP; it takes call" in answer.output
+    sys.modules.pop("from_template")
+
+
+def test_doctor_tells_a_release_that_was_tried_from_one_that_was_not_and_one_that_differs() -> None:
+    from actordbg.adapters.fitting import Fit
+
+    def fit(version: str | None, *differs: str) -> Fit:
+        return Fit("mine", "m:A", "my-trainer", True, version, ("1.0",), ("m:f",), differs)
+
+    assert adapter_check(fit("1.0")).status is Level.OK
+    assert adapter_check(fit("2.0")).status is adapter_check(fit(None)).status is Level.WARN
+    refused = adapter_check(fit("2.0", "m:f: it takes no ids"))
+    assert refused.status is Level.WARN and "takes no ids" in refused.detail and "1.0" in refused.remedy

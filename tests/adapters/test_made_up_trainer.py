@@ -144,7 +144,7 @@ def test_a_recorded_function_inside_of_a_recorded_one_counts_once_and_a_copied_m
 ) -> None:
     import copy
 
-    made = Seam("my_loop:prepare", lambda call: Rows(call["self"], call["input_ids"]), makes_model=True, needs=("model",))
+    made = Seam("my_loop:prepare", lambda call: Rows(call["self"], call["input_ids"]), makes_model="model", needs=("model",))
 
     def prepare(model: Any) -> None:
         model.forward = type(model).forward.__get__(model)
@@ -194,13 +194,20 @@ def test_another_release_is_left_alone_and_the_difference_named(
     adapter.package = "pytest"  # some distribution that is installed
     before = other.Loop.score
     assert attaching.attach(other, "my_adapter:MyAdapter", str(recording.root)) == []
-    assert other.Loop.score is before and "my_loop:Loop.score takes no ids" in capsys.readouterr().err
+    differs = "my_loop:Loop.score: it takes no ids; it takes tokens, mask, keep"
+    assert other.Loop.score is before and differs in capsys.readouterr().err
     found = fitting.fit(adapter)
-    assert not found.fits and found.differs == ("my_loop:Loop.score: it takes no ids",)
+    assert not found.fits and found.differs == (differs,) and found.answer == "no"
     adapter.seams = tuple(
         Seam(where, print) for where in ("my_loop:Loop.gone", "my_loop:No.score", "my_loop.deep:f", "no_such:f")
     )
     assert len(fitting.fit(adapter).differs) == 4
+    adapter.seams = (Seam("my_loop:Loop.score", print, needs=("tokens",)), *adapter.seams)
+    assert fitting.fit(adapter).answer == "1 of 5 functions"
+    adapter.package, adapter.seams = "no-such-package", adapter.seams[-1:]
+    assert fitting.fit(adapter).answer == "not installed"
+    adapter.seams = (Seam("my_loop:Loop.score", print, needs=("tokens",)),)
+    assert fitting.fit(adapter).fits, "code beside the script has no package"
 
 
 @pytest.mark.parametrize("named", ["nobody", "no_such_module:Adapter", "json:JSONDecoder", "json:Nobody"])
