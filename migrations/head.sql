@@ -125,7 +125,7 @@ CREATE TABLE replay (
         vary VARCHAR,  -- how inputs were varied to measure noise; NULL if they were not
         config JSON,  -- the configuration as asked for
         resolved JSON,  -- the configuration as it ran, everything the workers said about it; NULL before they did
-        versions JSON, "launcher" VARCHAR, "planted" INTEGER, "memory_snapshot" INTEGER, "laws" INTEGER, "name" VARCHAR, "accept" VARCHAR,  -- versions of the packages that ran it
+        versions JSON, "through" VARCHAR, "launcher" VARCHAR, "planted" INTEGER, "memory_snapshot" INTEGER, "laws" INTEGER, "name" VARCHAR, "accept" VARCHAR,  -- versions of the packages that ran it
         PRIMARY KEY (replay_id)
     );
 

@@ -9,6 +9,13 @@ FULLY_SHARD_SINCE = (2, 6)
 
 PARALLEL_RULES: tuple[Rule, ...] = (
     Rule(
+        "trainer-cannot-be-called",
+        REFUSE,
+        lambda case: case.choices.through == "trainer" and case.choices.adapter is not None,
+        "the adapter {adapter} cannot call its trainer's function by itself",
+        ("--through rows, which needs no trainer",),
+    ),
+    Rule(
         "plain-ranks-share-nothing",
         REFUSE,
         lambda case: not case.together and (case.config.tp > 1 or case.ring or case.config.dist_backend is not None),
@@ -52,6 +59,13 @@ PARALLEL_RULES: tuple[Rule, ...] = (
         "ring attention divides a packed batch: {trainer} ignores the ring where rows are not packed, and every rank would "
         "compute the same",
         ("--packing",),
+    ),
+    Rule(
+        "ring-on-the-rows",
+        REFUSE,
+        lambda case: case.ring and case.choices.through == "rows",
+        "ring attention is {trainer}'s own: on the rows, each rank would compute the same",
+        ("--through trainer", "leave --ring out"),
     ),
     Rule(
         "ring-attention-kernel",

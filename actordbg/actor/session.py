@@ -36,6 +36,7 @@ import torch
 from actordbg.actor import forward_outcome as measure
 from actordbg.actor import known_failures as known
 from actordbg.actor import randomness
+from actordbg.actor.actors import actors_of
 from actordbg.actor.backends.backend import Place, set_seed
 from actordbg.actor.backends.opening import CompileCount, change_compilation, open_backend
 from actordbg.actor.backends.training import Training
@@ -49,7 +50,7 @@ from actordbg.config.choices import choose, gather_facts
 from actordbg.config.replay_config import COMPILE_BACKENDS, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.host.built_model import change_attention, describe, resolved_dtype
-from actordbg.host.trainer import TRAINER, Call
+from actordbg.host.trainer import Call
 from actordbg.store.payload import Dump
 
 T = TypeVar("T")
@@ -104,11 +105,12 @@ class ActorSession:
     ) -> None:
         os.environ["ACTORDBG_DISABLE"] = "1"  # a replay in a patched environment must not record itself
         began = time.perf_counter()
-        TRAINER.prepare_process()
         self.config = config
         self._facts = gather_facts(cuda=torch.cuda.is_available(), gpus=torch.cuda.device_count())
         self.choices = choose(config, defaults, self._facts)
         known.refuse(config, self.choices, self._facts)
+        self._actors = actors_of(self.choices)
+        self._actors.prepare_process()
         set_seed(self.choices.seed)
         self.watch: Observer | None = None
         self._backend = open_backend(config, self.choices, model_cache, training)
@@ -143,7 +145,7 @@ class ActorSession:
         if backward and not self._backend.can_train:
             raise UsageError("this actor was opened without backward", hint="set backward in the configuration")
         backend = self._backend
-        call = TRAINER.make_call(backend.actor, dump, self.resolved["vocab_size"], backend.device, backend.ring_group)
+        call = self._actors.make_call(backend.actor, dump, self.resolved["vocab_size"], backend.device, backend.ring_group)
         settings = self._follow(dump.record, backward)
         if self.watch is not None and self.watch.active:
             self.watch.before(backend.actor, call.arguments, backend.model, {"mask": call.mask})
@@ -169,7 +171,7 @@ class ActorSession:
         graph: with gradients also where `run` had none, and without an engine that waits for a backward. seed: set instead of
         the one that `run` sets, or of recorded states.
         """
-        call = TRAINER.make_call(self.actor, dump, self.resolved["vocab_size"], self.device, self.ring_group)
+        call = self._actors.make_call(self.actor, dump, self.resolved["vocab_size"], self.device, self.ring_group)
         self._follow(dump.record, backward)
         set_seed(self.choices.seed if seed is None else seed)
         if seed is None:
@@ -178,7 +180,7 @@ class ActorSession:
             around = self._backend.without_engine() if graph else contextlib.nullcontext()
             with torch.set_grad_enabled(backward or graph), around:
                 with self._autocast(dump.record):
-                    found = TRAINER.read_result(self.actor(**call.arguments), call.mask)
+                    found = self._actors.read_result(self.actor(**call.arguments), call.mask)
                 return read(*found)
         except Exception:
             self._recover()
@@ -270,7 +272,7 @@ class ActorSession:
         held = self.watch.held_s if self.watch is not None else 0.0
         began = measure.now(device)
         with torch.set_grad_enabled(backward), self._autocast(dump.record):
-            log_probs, entropy = TRAINER.read_result(self._backend.actor(**call.arguments), call.mask)
+            log_probs, entropy = self._actors.read_result(self._backend.actor(**call.arguments), call.mask)
         forward_s = measure.now(device) - began - (self.watch.held_s - held if self.watch is not None else 0.0)
         if self.watch is not None and self.watch.active:
             shown = {"log_probs": log_probs, "entropy": entropy, "mask": call.mask, "loss": _loss(log_probs, call.mask)}
@@ -330,7 +332,7 @@ class ActorSession:
     def _describe(self) -> dict[str, Any]:
         """What was built, read off the objects themselves."""
         backend = self._backend
-        source = Path(inspect.getfile(type(backend.actor)))
+        source, through = Path(inspect.getfile(type(backend.actor))), self.choices.through
         return {
             **describe(backend.model, self.choices, backend.device),
             "dtype": resolved_dtype(backend.model),
@@ -341,6 +343,7 @@ class ActorSession:
             "actor_path": str(source),
             "actor_sha256": hashlib.sha256(source.read_bytes()).hexdigest(),
             "versions": dict(self._facts.versions),
+            **({"through": through} if through == "rows" or self.choices.adapter else {}),
             **({"compile_backend": self.config.compile_backend or COMPILE_BACKENDS[0]} if self.config.compile else {}),
             **backend.facts(),
         }

@@ -36,7 +36,7 @@ def host_key(config: ReplayConfig, choices: Choices) -> Hashable:
     A truth is loaded for itself: it changes how the Actor is called. The key is hashable and says nothing else.
     """
     fixed = {name: value for name, value in asdict(config).items() if name not in CHANGEABLE}
-    fixed |= {"model": choices.model, "dtype": choices.dtype, "num_layers": choices.num_layers}
+    fixed |= {"model": choices.model, "dtype": choices.dtype, "num_layers": choices.num_layers, "through": choices.through}
     fixed["backward"] = None if config.backend == "plain" else choices.backward
     if config.deepcompile:
         fixed |= {name: getattr(config, name) for name in _DEEPCOMPILED} | {"attn": choices.attn}

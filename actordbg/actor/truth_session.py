@@ -46,7 +46,8 @@ from actordbg.config.choices import choose, gather_facts
 from actordbg.config.replay_config import DTYPES, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.host.built_model import describe, drawn_share, has_experts
-from actordbg.host.trainer import TRAINER, Call
+from actordbg.host.captured_call import text_call
+from actordbg.host.trainer import Call
 from actordbg.store.payload import Dump
 
 
@@ -90,7 +91,7 @@ class TruthSession:
 
     def run(self, dump: Dump, *, backward: bool, keep: bool = False) -> ForwardOutcome:
         """The truth of one captured call, one row at a time. With `keep`, `tensors` hold what is worth storing."""
-        call = TRAINER.text_call(dump, self.resolved["vocab_size"], self._device)
+        call = text_call(dump, self.resolved["vocab_size"], self._device)
         training = self._train(dump.record, backward)
         temperature = self._temperature(dump.record)
         measure.reset_peak(self._device)

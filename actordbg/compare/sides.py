@@ -203,7 +203,7 @@ class GoldenSide:
 
     def read(self, dump_id: str) -> Values | str:
         """The results that a dump recorded, or why it has none."""
-        from actordbg.host.trainer import TRAINER
+        from actordbg.host.captured_call import summary_mask
         from actordbg.replay.output_figures import log_probs_of, of_the_masked
         from actordbg.store.plain_tensors import load_plain, numbers_of
 
@@ -216,7 +216,7 @@ class GoldenSide:
         log_probs = log_probs_of(outputs)
         if log_probs is None:
             return NO_OUTPUTS
-        mask = TRAINER.summary_mask(numbers)
+        mask = summary_mask(numbers)
         entropy = outputs.get("entropy")
         dtype = weaker([_dtype(record.model_dtype), _dtype(record.autocast_dtype)])
         self.dtypes.append(dtype)

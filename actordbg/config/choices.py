@@ -11,6 +11,7 @@ anything starts and the worker decides the same.
 | attn | never: it is not recorded | flash_attention_2 with CUDA and flash-attn, else sdpa |
 | packing | `packing_samples` | off |
 | temperature | `temperature` | 1.0 |
+| through | the Actor's own code if it is the home trainer's; `rows` for what an adapter recorded | the home trainer's |
 | backward | `grad_enabled`: a training pass is replayed with its backward | off |
 | seed | before each forward the generator states of *its* dump (`actordbg.actor.randomness`) | 0 |
 
@@ -53,6 +54,8 @@ class Recorded(Protocol):
     def temperature(self) -> float | None: ...
     @property
     def grad_enabled(self) -> bool | None: ...
+    @property
+    def actor(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,10 @@ def installed_versions() -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Choices:
-    """A configuration with nothing left open. `dtype` is one of DTYPES, `attn` one of ATTENTIONS."""
+    """A configuration with nothing left open. `dtype` is one of DTYPES, `attn` one of ATTENTIONS.
+
+    through: "rows" or "trainer". adapter: what recorded the first dump, None for the trainer that needs none.
+    """
 
     model: str
     dtype: str
@@ -124,11 +130,14 @@ class Choices:
     backward: bool
     num_layers: int | None = None
     seed: int = DEFAULT_SEED
+    through: str = "trainer"
+    adapter: str | None = None
 
 
 def choose(config: ReplayConfig, defaults: Recorded | None, facts: Facts) -> Choices:
     """Decide every open field of `config` from the record `defaults` and the environment; see the module's table."""
     validate(config)
+    adapter = adapter_of(defaults.actor) if defaults else None
     return Choices(
         model=config.model,
         dtype=config.dtype or _dtype(config, defaults, facts),
@@ -138,7 +147,15 @@ def choose(config: ReplayConfig, defaults: Recorded | None, facts: Facts) -> Cho
         backward=_first(config.backward, defaults and defaults.grad_enabled, False),
         num_layers=config.num_layers,
         seed=_first(config.seed, DEFAULT_SEED),
+        through=_first(config.through, "rows" if adapter else "trainer"),
+        adapter=adapter,
     )
+
+
+def adapter_of(actor: Mapping[str, Any]) -> str | None:
+    """The adapter that recorded a call, by what its record says of the actor; None for the trainer that needs none."""
+    label = str(actor.get("actor_class", ""))
+    return actor.get("adapter") or (label.partition(".")[0] if "." in label else None)
 
 
 def default_attention(facts: Facts) -> str:

@@ -58,6 +58,14 @@ class ReplayConfig:
         metavar="NAME|PATH|tiny", column="model: tiny, a path or a hub name",
         words={TINY: f"{TOY_MODEL} ({TINY})"}, numbers=True, cost=True, decides_truth=True, commands=_NO_CURVE,
     )  # fmt: skip
+    through: str | None = setting(
+        None,
+        help="The rows with a transformers model and no trainer, or the trainer's own code (default: by who recorded them).",
+        metavar="rows|trainer", column="rows, or trainer: whose code computed",
+        values=("rows", "trainer"), words={"rows": "on the rows", "trainer": "through the trainer"},
+        unset="through what recorded it", quiet=(None,), axis=Axis("default: by who recorded them"),
+        numbers=True, cost=True, beside_truth=(None, "rows"),
+    )  # fmt: skip
     num_layers: int | None = setting(
         None,
         help="Only the model's first N layers.",

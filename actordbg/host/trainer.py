@@ -125,17 +125,52 @@ class SftOrder:
     seed: int
 
 
-class Trainer(Protocol):
+class Actors(Protocol):
+    """How Actors are built and called: a trainer's own, or those of the rows alone (`actordbg.host.rows_actor`).
+
+    name: for people.
+    """
+
+    name: str
+
+    def prepare_process(self) -> None:
+        """Make this process ready to build Actors, with CUDA or without."""
+
+    def loads_checkpoint_dtype(self, dtype: str) -> bool:
+        """Whether the Actor gets `dtype` only by loading the checkpoint in its own."""
+
+    def build_actor(self, path: str, choices: Choices, ds_config: Mapping[str, Any] | None = None) -> Any:
+        """An Actor of the model at `path`, checked against `choices`."""
+
+    def make_call(self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> Call:
+        """The captured call for this Actor. Raises Unsupported where it cannot be made."""
+
+    def read_result(self, result: Any, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """(log_probs, entropy or None) of what `forward` returned, both shaped like `mask`."""
+
+    def strategy(self, choices: Choices, config: ReplayConfig, world_size: int, training: Any = None) -> Strategy:
+        """The trainer's DeepSpeed strategy for this replay. `training`: how weights are stepped, None for never."""
+
+    def open_ring(self, group: Any, attn: str) -> Any:
+        """Do for this process group what the trainer does for a ring; returns the group."""
+
+    def ring_kernel(self) -> str:
+        """Which kernel the open ring runs."""
+
+    def close_ring(self) -> None:
+        """Take the ring out of this process again."""
+
+
+class Trainer(Actors, Protocol):
     """What a trainer provides.
 
-    name: for people. package: its distribution and its import name. actor_module, actor_file: where `class Actor` is.
+    package: its distribution and its import name. actor_module, actor_file: where `class Actor` is.
     known_version: the one that was tested. oldest, newest: the releases that are supported; `trap` says what is wrong with
     older ones. modules: what doctor imports, and what does not work without it. losses: how its logs name them, the one that is
     compared first. bar_epoch, bar_evaluation: regular expressions for a progress bar's title, with the epoch's number, and with
     the step that an evaluation belongs to.
     """
 
-    name: str
     package: str
     actor_module: str
     actor_file: str
@@ -160,39 +195,6 @@ class Trainer(Protocol):
 
     def support_cpu(self) -> bool:
         """Make the trainer importable and runnable without CUDA; whether that was needed. Before it is imported."""
-
-    def prepare_process(self) -> None:
-        """Make this process ready to build Actors, with CUDA or without."""
-
-    def loads_checkpoint_dtype(self, dtype: str) -> bool:
-        """Whether the Actor gets `dtype` only by loading the checkpoint in its own."""
-
-    def build_actor(self, path: str, choices: Choices, ds_config: Mapping[str, Any] | None = None) -> Any:
-        """An Actor of the model at `path`, checked against `choices`."""
-
-    def make_call(self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> Call:
-        """The captured call for this Actor. Raises Unsupported where it cannot be made."""
-
-    def text_call(self, dump: Dump, vocab_size: int, device: torch.device) -> Call:
-        """The captured call's tokens and masks, for a computation without an Actor. Unsupported for other inputs."""
-
-    def read_result(self, result: Any, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(log_probs, entropy or None) of what `forward` returned, both shaped like `mask`."""
-
-    def summary_mask(self, inputs: Mapping[str, Any]) -> Any:
-        """Which log-probs of a captured call count: bool, [B, A] or [B, S-1]. Tensors, or numpy's arrays at the desk."""
-
-    def strategy(self, choices: Choices, config: ReplayConfig, world_size: int, training: Any = None) -> Strategy:
-        """The trainer's DeepSpeed strategy for this replay. `training`: how weights are stepped, None for never."""
-
-    def open_ring(self, group: Any, attn: str) -> Any:
-        """Do for this process group what the trainer does for a ring; returns the group."""
-
-    def ring_kernel(self) -> str:
-        """Which kernel the open ring runs."""
-
-    def close_ring(self) -> None:
-        """Take the ring out of this process again."""
 
 
 TRAINER: Trainer = OpenRlhf()

@@ -21,7 +21,6 @@ from actordbg.actor.model_code import guard, require_consent
 from actordbg.actor.session import ActorSession
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.host.trainer import TRAINER
 from actordbg.store.payload import Dump
 
 
@@ -51,12 +50,12 @@ class TrainingSession(ActorSession):
         """Forward and backward of one captured call, its gradient added to the step's: its loss, and the seconds it took."""
         backend = self._backend
         began = time.perf_counter()
-        call = TRAINER.make_call(backend.actor, dump, self.resolved["vocab_size"], backend.device, backend.ring_group)
+        call = self._actors.make_call(backend.actor, dump, self.resolved["vocab_size"], backend.device, backend.ring_group)
         self._follow(dump.record, True)
         set_seed(self.choices.seed)
         randomness.restore(dump, backend.device, self.config.seed)
         with torch.enable_grad(), self._autocast(dump.record):
-            log_probs, _ = TRAINER.read_result(backend.actor(**call.arguments), call.mask)
+            log_probs, _ = self._actors.read_result(backend.actor(**call.arguments), call.mask)
         chosen = call.mask.to(log_probs)
         loss = -(log_probs * chosen).sum() / chosen.sum().clamp(min=1)
         backend.accumulate(loss)

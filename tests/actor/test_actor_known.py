@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from actorcases import make_dump
 
 from actordbg.actor.known_failures import RULES, check_config, refuse, refuse_hits
 from actordbg.base.errors import Unsupported
@@ -20,7 +21,11 @@ RING_SERVER = replace(SERVER, versions=NEW | {"ring-flash-attn": "0.1.8"})
 TP = ReplayConfig(backend="fsdp2", tp=2, nproc=2)
 RING = ReplayConfig(backend="fsdp2", ring=2, nproc=2, packing=True)
 
+RECORDED = {"trainer-cannot-be-called": make_dump(actor={"adapter": "nobody"}).record}
+"""The dump that a rule is about, where it is about one."""
+
 CASES = {
+    "trainer-cannot-be-called": (ReplayConfig(through="trainer"), LAPTOP, "refuse", [(ReplayConfig(through="trainer"), LAPTOP)]),
     "packing-leaks": (
         ReplayConfig(packing=True, attn="sdpa"), replace(SERVER, versions={"transformers": "4.52.4"}), "refuse",
         [(ReplayConfig(packing=True, attn="sdpa"), replace(SERVER, versions={"transformers": "4.53.0"})),
@@ -76,6 +81,9 @@ CASES = {
     "ring-needs-packing": (
         replace(RING, packing=False), LAPTOP, "refuse", [(RING, LAPTOP), (ReplayConfig(backend="fsdp2"), LAPTOP)],
     ),
+    "ring-on-the-rows": (
+        replace(RING, through="rows"), LAPTOP, "refuse", [(RING, LAPTOP), (ReplayConfig(through="rows"), LAPTOP)],
+    ),
     "ring-attention-kernel": (
         replace(RING, attn="sdpa"), RING_SERVER, "refuse",
         [(replace(RING, attn="sdpa"), SERVER), (RING, RING_SERVER), (replace(RING, attn="sdpa"), LAPTOP)],
@@ -127,7 +135,7 @@ def test_every_rule_has_a_case_here():
 @pytest.mark.parametrize("rule", CASES)
 def test_a_rule_finds_its_combination_and_says_how_to_get_out(rule: str):
     config, facts, severity, _ = CASES[rule]
-    (finding,) = [finding for finding in check_config(config, facts) if finding.id == rule]
+    (finding,) = [finding for finding in check_config(config, facts, RECORDED.get(rule)) if finding.id == rule]
     assert finding.severity == severity
     assert finding.ways_out and "{" not in finding.message + "".join(finding.ways_out)
 
@@ -142,7 +150,7 @@ def test_a_rule_leaves_its_neighbours_alone(rule: str):
 def test_a_refusal_stops_the_replay_with_the_reason(rule: str):
     config, facts, *_ = CASES[rule]
     with pytest.raises(Unsupported) as refused:
-        refuse(config, choose(config, None, facts), facts)
+        refuse(config, choose(config, RECORDED.get(rule), facts), facts)
     assert refused.value.message and refused.value.hint
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -218,19 +219,36 @@ def test_what_is_no_adapter_is_refused_before_the_job_starts(named: str, tmp_pat
 
 
 @pytest.mark.slow
-def test_run_records_a_trainer_by_its_adapter_and_openrlhf_needs_none(written: ModuleType, store: Store, tmp_path: Path) -> None:
+def test_a_trainer_is_recorded_by_its_adapter_and_replayed_on_the_rows_without_openrlhf(
+    written: ModuleType, store: Store, tmp_path: Path
+) -> None:
+    small_model(tmp_path / "model")
     (tmp_path / "train.py").write_text(
         "import my_loop, torch\n"
-        "class Body(torch.nn.Module):\n"
-        "    def forward(self, **given):\n"
-        "        return type('Output', (), {'logits': torch.zeros(*given['input_ids'].shape, 16)})()\n"
+        "from transformers import LlamaForCausalLM\n"
+        "loop = my_loop.Loop(LlamaForCausalLM.from_pretrained('model').eval(), 0.7)\n"
         "ids = torch.arange(10).view(2, 5)\n"
-        "for _ in range(3):\n"
-        "    my_loop.Loop(Body(), 1.0).score(ids, torch.ones_like(ids), 2)\n"
+        "for keep in (2, 3, 4):\n"
+        "    loop.score(ids, torch.ones_like(ids), keep)\n"
     )
-    given = ["run", "--run", "a", "--adapter", "my_adapter:MyAdapter", "--", sys.executable, "train.py"]
-    command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *given]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    blocked = tmp_path / "blocked" / "openrlhf"
+    blocked.mkdir(parents=True)
+    (blocked / "__init__.py").write_text("raise ImportError('it is not installed')\n")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join((str(blocked.parent), str(ROOT))), "ACTORDBG_DISABLE": ""}
+
+    def run(*given: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *given]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+
+    adapter = ["--adapter", "my_adapter:MyAdapter", "--with-outputs"]
+    done = run("run", "--run", "a", *adapter, "--", sys.executable, "train.py")
     assert done.returncode == 0, done.stderr
     assert "3 calls = 3 captured + 0 dropped" in done.stderr
     assert {payload.load(path).record.batch_size for path in store.iter_dumps()} == {2}
+    done = run("replay", "--all", "--model", "model", "--laws", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout and "laws of 1 of 3" in done.stdout and "on the rows" in done.stdout
+    done = run("compare", "last", "golden")
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = run("replay", "--all", "--model", "model", "--through", "trainer")
+    assert done.returncode == 3, "an adapter that cannot call its trainer's function"

@@ -15,8 +15,8 @@ from actorcases import make_dump
 from actordbg.base.errors import Unsupported
 from actordbg.config.choices import Choices
 from actordbg.host.built_model import drawn_share, resolved_attention, resolved_dtype
+from actordbg.host.captured_call import Signature, make_call, read_result, summary_mask
 from actordbg.host.openrlhf.build import actor_arguments, init_parameters, loads_checkpoint_dtype
-from actordbg.host.openrlhf.call import Signature, make_call, read_result, summary_mask
 
 CPU = torch.device("cpu")
 CHOICES = Choices("tiny", "fp32", "sdpa", packing=True, temperature=0.5, backward=False)

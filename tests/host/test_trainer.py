@@ -9,23 +9,28 @@ import pytest
 from roots import ROOT
 
 from actordbg.host.openrlhf.adapter import OpenRlhf
-from actordbg.host.trainer import TRAINER, Trainer
+from actordbg.host.rows_actor import ROWS, RowsActors
+from actordbg.host.trainer import TRAINER, Actors, Trainer
 
 PRODUCT = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "actordbg").rglob("*.py")}
 
 
-def members() -> set[str]:
-    return {name for name in (*vars(Trainer), *Trainer.__annotations__) if not name.startswith("_")}
+def members(protocol: type) -> set[str]:
+    return {name for name in (*vars(protocol), *protocol.__annotations__) if not name.startswith("_")}
 
 
-def test_each_member_of_the_protocol_has_a_caller_outside_of_the_trainers_room() -> None:
+def test_each_member_of_the_protocols_has_a_caller_outside_of_the_trainers_room() -> None:
     asking = "\n".join(text for name, text in PRODUCT.items() if not name.startswith("actordbg/host/"))
-    assert {name for name in members() if f"TRAINER.{name}" not in asking} == set()
+    assert {name for name in members(Trainer) if f"TRAINER.{name}" not in asking} == set()
+    assert {name for name in members(Actors) if f"ctors.{name}" not in asking and f"actors_of(choices).{name}" not in asking} == {
+        "name"  # TRAINER.name is asked for
+    }
 
 
 def test_the_trainer_of_this_installation_has_every_member_and_no_other() -> None:
     assert isinstance(TRAINER, OpenRlhf)
-    assert {name for name in vars(OpenRlhf) if not name.startswith("_")} == members()
+    assert {name for name in vars(OpenRlhf) if not name.startswith("_")} == members(Trainer) | members(Actors)
+    assert {name for name in vars(RowsActors) if not name.startswith("_")} == members(Actors) and ROWS.name == "rows"
 
 
 @pytest.mark.parametrize("name", [name for name, one in vars(OpenRlhf).items() if "." in getattr(one, "__qualname__", "")])

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from actordbg.actor.tiny import TINY_VOCAB, ensure_tiny
 from actordbg.catalog.query import results_for
 from actordbg.formats.journal import TENSORS
-from actordbg.host.openrlhf.call import fold_ids
+from actordbg.host.captured_call import fold_ids
 from actordbg.legacy.importer import import_paths
 from actordbg.store import payload
 from actordbg.store.layout import Store

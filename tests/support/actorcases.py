@@ -95,7 +95,27 @@ def plain(cache: Path) -> dict[str, Any]:
         facts["peak"] = first.peak_memory_bytes
         facts["weights"] = bool(all(p.grad is None for p in session._backend.actor.parameters()))
         torch.manual_seed(0)
+        facts["rows"] = on_the_rows(session, cache)
     return facts
+
+
+def on_the_rows(session: Any, cache: Path) -> dict[str, Any]:
+    """The same calls through an Actor of ours, beside the trainer's: what is equal to the bit, and how far entropies are apart."""
+    from actordbg.actor.session import open_actor
+    from actordbg.config.replay_config import ReplayConfig
+
+    entropies = {"return_output": True, "return_entropy": True}
+    sft = {"actions": 0, "arguments": {"return_logprobs": True}}
+    calls = [{"arguments": entropies}, {"packing_samples": True, "arguments": entropies}, {"temperature": 0.5}, sft]
+    found: dict[str, Any] = {"said": session.resolved.get("through"), "equal": [], "entropy": []}
+    with open_actor(ReplayConfig(seed=7, through="rows"), model_cache=cache) as rows:
+        found["actor"], found["through"] = rows.resolved["actor"], rows.resolved["through"]
+        for call in calls:
+            one, other = (each.run(make_dump(0, **call), backward=True) for each in (rows, session))
+            found["equal"].append([one.log_probs.tolist() == other.log_probs.tolist(), one.grad_norm == other.grad_norm])
+            if one.entropy is not None:
+                found["entropy"].append(float((one.entropy - other.entropy).abs().max()))
+    return found
 
 
 CALLS: dict[str, dict[str, Any]] = {

@@ -27,7 +27,7 @@ from actordbg.base.errors import Unsupported
 from actordbg.config import dist_plugin
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.debug import stops
-from actordbg.host.trainer import TRAINER
+from actordbg.host.trainer import Actors
 
 LEAST_TIMEOUT_S = 3600.0
 """Collectives give up no earlier than this (the trainer's own): a hang is for the replay's supervisor to find."""
@@ -37,7 +37,7 @@ COMPILE_OPTIONS = {"dynamic": True}
 
 
 class Backend(ABC):
-    """One way of running an Actor. `actor` is callable as the trainer calls it; `device` is where its inputs go.
+    """One way of running an Actor. `actor` is callable as the trainer calls it, `actors` built it; inputs go to `device`.
 
     tainted: a failure left something behind that cannot be cleared. can_train: built so that `backward` works. ring_group: the
     process group of this rank's ring, None without ring attention: `forward` gets it as `ring_attn_group`. stepped_by: the
@@ -45,6 +45,7 @@ class Backend(ABC):
     """
 
     actor: Any
+    actors: Actors
     device: torch.device
     tainted = False
     can_train = True
@@ -118,7 +119,7 @@ class Backend(ABC):
     def close(self) -> None:
         """Free the model. The process group lives as long as its process."""
         if self.ring_group is not None:
-            TRAINER.close_ring()
+            self.actors.close_ring()
         del self.actor
         gc.collect()
 

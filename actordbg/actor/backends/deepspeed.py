@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 
+from actordbg.actor.actors import actors_of
 from actordbg.actor.backends.backend import (
     COMPILE_OPTIONS,
     Backend,
@@ -47,7 +48,6 @@ from actordbg.actor.gradient_samples import GradientKeeper, norm_of
 from actordbg.base.errors import StoreProblem, Unsupported
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.host.trainer import TRAINER
 
 
 class DeepspeedBackend(Backend):
@@ -56,16 +56,17 @@ class DeepspeedBackend(Backend):
     def __init__(self, path: str, choices: Choices, config: ReplayConfig, place: Place, training: Training | None = None) -> None:
         self.place = place
         self.device = place.device()
+        self.actors = actors_of(choices)
         self.can_train = choices.backward or config.zero_stage in (1, 2) or config.deepcompile
         self._deep = config.deepcompile
         self.config = config
-        self.strategy = TRAINER.strategy(choices, config, place.world_size, training)
+        self.strategy = self.actors.strategy(choices, config, place.world_size, training)
         rendezvous(place)
         if config.dist_backend is not None:  # before the trainer's own set-up, which takes the group that is there
             initialise(place, self.device, config)
         self.strategy.set_up(timeout_of(config))
         self.ring_group = self.strategy.ring_group
-        actor = TRAINER.build_actor(path, choices, self.strategy.ds_config(train=self.can_train))
+        actor = self.actors.build_actor(path, choices, self.strategy.ds_config(train=self.can_train))
         self.actor = self.strategy.prepare(actor, self.device, train=self.can_train)
         self._moved = torch.zeros((), dtype=torch.float64)
         if self.can_train:
@@ -101,7 +102,7 @@ class DeepspeedBackend(Backend):
             "dist_backend": backend_in_use(),
             "ring": self.config.ring,
         }
-        return facts if self.ring_group is None else facts | {"ring_kernel": TRAINER.ring_kernel()}
+        return facts if self.ring_group is None else facts | {"ring_kernel": self.actors.ring_kernel()}
 
     def is_collective(self, backward: bool) -> bool:
         """With several ranks: a backward averages gradients, ZeRO-3 gathers weights in every forward, a ring keys and values."""

@@ -29,6 +29,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from actordbg.actor.actors import actors_of
 from actordbg.actor.backends.backend import Backend, Place, backend_in_use, dumps_of_lanes, initialise
 from actordbg.actor.backends.tensor_parallel import Split, split
 from actordbg.actor.backends.training import STEPPED_BY, AdamSteps, Norms, Training
@@ -36,7 +37,6 @@ from actordbg.actor.gradient_samples import GradientKeeper, norm_of
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import DTYPES, ReplayConfig
 from actordbg.host.built_model import text_config
-from actordbg.host.trainer import TRAINER
 
 _SHARDED, _TP = "shard", "tp"
 
@@ -47,12 +47,13 @@ class Fsdp2Backend(Backend):
     def __init__(self, path: str, choices: Choices, config: ReplayConfig, place: Place, training: Training | None = None) -> None:
         self.place = place
         self.device = place.device()
+        self.actors = actors_of(choices)
         self.config = config
         self.lane_width = config.tp * config.ring
         initialise(place, self.device, config)
         self._mesh = _mesh(self.device, config.tp, place.world_size)
         self.ring_group = self._open_ring(choices)
-        self.actor = TRAINER.build_actor(path, choices)
+        self.actor = self.actors.build_actor(path, choices)
         if training is not None:
             self.actor.float()  # what is stepped is fp32; the policy below computes in the dtype
         self._split: Split | None = split(self.actor.model, self._mesh[_TP]) if config.tp > 1 else None
@@ -80,7 +81,7 @@ class Fsdp2Backend(Backend):
         if self._split is not None:
             facts["tp_modules"] = self._split.modules
             facts["tp_left_whole"] = list(self._split.left_whole)
-        return facts if self.ring_group is None else facts | {"ring_kernel": TRAINER.ring_kernel()}
+        return facts if self.ring_group is None else facts | {"ring_kernel": self.actors.ring_kernel()}
 
     def is_collective(self, backward: bool) -> bool:
         """With several ranks every forward gathers weights."""
@@ -149,7 +150,7 @@ class Fsdp2Backend(Backend):
             return None
         shape = (self.place.world_size // self.lane_width, self.config.ring, self.config.tp)
         mesh = init_device_mesh(self.device.type, shape, mesh_dim_names=("dp", "sp", "tp"))
-        return TRAINER.open_ring(mesh["sp"].get_group(), choices.attn)
+        return self.actors.open_ring(mesh["sp"].get_group(), choices.attn)
 
     def _shard(self, dtype: torch.dtype) -> None:
         self.model.register_forward_hook(_own_logits)  # before FSDP's own hook, which has to see what is handed out

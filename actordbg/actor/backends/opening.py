@@ -19,13 +19,13 @@ from pathlib import Path
 
 import torch
 
+from actordbg.actor.actors import actors_of
 from actordbg.actor.backends.backend import Backend, Place
 from actordbg.actor.backends.training import Training
 from actordbg.actor.models import locate
 from actordbg.base.owners import own_cache
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import COMPILE_BACKENDS, DTYPES, ReplayConfig
-from actordbg.host.trainer import TRAINER
 
 CLASSES = {"plain": "PlainBackend", "deepspeed": "DeepspeedBackend", "fsdp2": "Fsdp2Backend"}
 """The class of each backend, in the module of its name beside this one: only the backend that is asked for is imported."""
@@ -34,7 +34,7 @@ GRAPH_LIMIT = 512
 
 def open_backend(config: ReplayConfig, choices: Choices, cache: Path, training: Training | None = None) -> Backend:
     """Build the Actor in its backend. `cache` receives the tiny model and truncated ones. `training`: how weights are stepped."""
-    dtype = DTYPES[choices.dtype] if TRAINER.loads_checkpoint_dtype(choices.dtype) else None
+    dtype = DTYPES[choices.dtype] if actors_of(choices).loads_checkpoint_dtype(choices.dtype) else None
     path = locate(choices.model, cache, num_layers=choices.num_layers, dtype=dtype)
     compiled = config.compile or config.deepcompile
     if compiled:

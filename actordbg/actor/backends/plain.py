@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
+from actordbg.actor.actors import actors_of
 from actordbg.actor.backends.backend import Backend, Place, gradient_norm
 from actordbg.actor.backends.training import STEPPED_BY, AdamSteps, Norms, Training
 from actordbg.actor.gradient_samples import GradientKeeper, norm_of
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.host.trainer import TRAINER
 
 
 class PlainBackend(Backend):
@@ -25,8 +25,9 @@ class PlainBackend(Backend):
 
     def __init__(self, path: str, choices: Choices, config: ReplayConfig, place: Place, training: Training | None = None) -> None:
         self.device = place.device()
+        self.actors = actors_of(choices)
         self.place = place
-        self.actor = TRAINER.build_actor(path, choices).to(self.device)
+        self.actor = self.actors.build_actor(path, choices).to(self.device)
         if training is not None:
             if training.wide:
                 self.actor.float()

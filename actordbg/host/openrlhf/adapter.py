@@ -11,9 +11,10 @@ if TYPE_CHECKING:
 
     from actordbg.config.choices import Choices
     from actordbg.config.replay_config import ReplayConfig
-    from actordbg.host.openrlhf.call import ReplayedCall
+    from actordbg.host.captured_call import ReplayedCall
     from actordbg.host.openrlhf.demo_programs import DemoProgram
-    from actordbg.host.openrlhf.strategy import OpenRlhfStrategy, Steps
+    from actordbg.host.openrlhf.strategy import OpenRlhfStrategy
+    from actordbg.host.rows_strategy import Steps
     from actordbg.store.payload import Dump
 
 
@@ -69,9 +70,6 @@ class OpenRlhf:
     sft_lacks = _of("demo_programs", "sft_lacks")
     support_cpu = _of("cpu", "install_cpu_support")
     build_actor = _of("build", "build_actor")
-    text_call = _of("call", "text_call")
-    read_result = _of("call", "read_result")
-    summary_mask = _of("call", "summary_mask")
     open_ring = _of("ring_attention", "open_ring")
     ring_kernel = _of("ring_attention", "ring_kernel")
     close_ring = _of("ring_attention", "close_ring")
@@ -89,9 +87,14 @@ class OpenRlhf:
         return loads_checkpoint_dtype(init_parameters(import_actor()), dtype)
 
     def make_call(self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> ReplayedCall:
-        from actordbg.host.openrlhf.call import Signature, make_call
+        from actordbg.host.captured_call import Signature, make_call
 
         return make_call(Signature.of(actor), dump, vocab_size, device, ring_group)
+
+    def read_result(self, result: Any, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        from actordbg.host.captured_call import read_result
+
+        return read_result(result, mask)
 
     def strategy(
         self, choices: Choices, config: ReplayConfig, world_size: int, training: Steps | None = None

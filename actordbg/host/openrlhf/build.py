@@ -31,7 +31,7 @@ def import_actor() -> type[Any]:
     except ImportError as error:
         raise EnvironmentProblem(
             f"OpenRLHF cannot be imported here: {error}",
-            hint="`actordbg doctor` says what is missing; pip install 'actordbg[replay]' and openrlhf --no-deps",
+            hint="`--through rows` needs no OpenRLHF; `actordbg doctor` says what is missing; pip install openrlhf --no-deps",
         ) from error
     return actor
 

@@ -13,9 +13,8 @@ it OpenRLHF's own Actor, DeepspeedStrategy, `train_sft` and `train_ppo_ray` run 
 | `torch.cuda.current_device` | the CPU, as a device | `tensor.to(torch.cuda.current_device())` |
 | `torch.distributed.device_mesh.init_device_mesh("cuda", ...)` | `"cpu"` | its strategy's mesh |
 | `param_dtype="fp32"` refused by `convert_to_torch_dtype` | accepted | fp32 is exact, and faster than bf16 on a CPU |
-| DeepSpeed's shared-memory operator | off | compiles C++ for 30 to 60 s at the first `init_distributed` |
 | the Adam of OpenRLHF's strategy | torch's (`torch_adam`) | DeepSpeed's compiles C++ for a minute |
-| ZeRO 3 gathers several parameters at once | one by one | it waits for the last only: over gloo weights came out as garbage |
+| some of DeepSpeed | see `actordbg.host.deepspeed_cpu` | it waits too little, and compiles C++ |
 
 Not replaced, on purpose: `torch.cuda.get_device_properties` (inductor's cache key relies on its raising), `torch.empty` and
 `Tensor.to` (wrapping them breaks transformers' meta-device initialisation: rotary `inv_freq` stays zero and the loss is
@@ -31,11 +30,11 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import os
 import sys
 from types import ModuleType
 from typing import Any
 
+from actordbg.host.deepspeed_cpu import prepare_deepspeed
 from actordbg.host.importhook import after_import
 
 _MARK = "__actordbg_cpu__"
@@ -49,16 +48,13 @@ def install_cpu_support() -> bool:
     """
     import torch
 
-    if torch.cuda.is_available():
+    if not prepare_deepspeed():
         return False
     if not getattr(torch.cuda, _MARK, False):
         setattr(torch.cuda, _MARK, True)
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
         stand_in_for_flash_attn()
         _quiet_cuda(torch)
         _cpu_device_mesh()
-        after_import("deepspeed.ops", _without_shared_memory_operator)
-        after_import("deepspeed.runtime.zero.partition_parameters", _waiting_for_each)
         after_import("openrlhf.utils.deepspeed.deepspeed", _with_torch_adam)
         allow_fp32_actor()
     return True
@@ -138,27 +134,6 @@ def _cpu_device_mesh() -> None:
         return original("cpu" if device_type == "cuda" else device_type, *args, **kwargs)
 
     device_mesh.init_device_mesh = init_device_mesh
-
-
-def _without_shared_memory_operator(ops: Any) -> None:
-    """DeepSpeed's collectives over gloo are enough; its C++ ones would be compiled in every fresh environment."""
-    ops.__compatible_ops__["deepspeed_shm_comm"] = False
-
-
-def _waiting_for_each(partition_parameters: Any) -> None:
-    """Gather parameters one at a time. DeepSpeed starts all and waits for the last one, which is enough in a CUDA stream only.
-
-    Over gloo the others go on, and may overwrite what `from_pretrained` has just put there with what was gathered before.
-    """
-    init = partition_parameters.Init
-    original = init._allgather_params_coalesced
-
-    @functools.wraps(original)
-    def _allgather_params_coalesced(self: Any, param_list: Any, *args: Any, **kwargs: Any) -> None:
-        for one in param_list:
-            original(self, [one], *args, **kwargs)
-
-    init._allgather_params_coalesced = _allgather_params_coalesced
 
 
 def _with_torch_adam(strategy_module: Any) -> None:

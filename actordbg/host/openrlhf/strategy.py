@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import inspect
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -22,6 +22,7 @@ from actordbg.config.choices import Choices
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.host.openrlhf.late_imports import compiling_at_the_first_call
 from actordbg.host.openrlhf.ring_attention import prepare_ring
+from actordbg.host.rows_strategy import Steps
 
 _OPTIMIZER = {
     "optim": "adam",
@@ -31,17 +32,6 @@ _OPTIMIZER = {
     "scheduler_steps": 1,
 }
 """What `prepare` takes since OpenRLHF 0.11. The learning rate does not matter where no weight is stepped."""
-
-
-class Steps(Protocol):
-    """How weights are stepped, where they are: `actordbg.actor.backends.training.Training`."""
-
-    @property
-    def adam(self) -> dict[str, Any]: ...
-    @property
-    def max_norm(self) -> float: ...
-    @property
-    def accumulation(self) -> int: ...
 
 
 class OpenRlhfStrategy:

@@ -1,4 +1,4 @@
-"""Make the captured call again: its arguments by name, and the log-probs out of whatever it returns.
+"""Make a captured call again: its arguments by name, and the log-probs out of whatever it returns. Every Actor is called so.
 
 The record holds the arguments of one `Actor.forward` by name, from any of its eight signatures; the installed version may
 have another. Arguments are matched by name against the signature that is there. An argument that this signature does not
@@ -101,7 +101,7 @@ def text_call(dump: Dump, vocab_size: int, device: torch.device) -> ReplayedCall
     if dump.record.arguments.get("packed_seq_lens") is not None:
         raise Unsupported(
             "the rows of this call were packed before the Actor got them (packed_seq_lens)",
-            hint="replay a dump whose rows are apart: OpenRLHF 0.7 and later pack inside of the Actor",
+            hint="replay a dump whose rows are apart: newer trainers pack inside of the Actor",
         )
     call = make_call(Signature(_TEXT_TENSORS | _TEXT_SCALARS, multimodal=False), dump, vocab_size, device)
     notes = tuple(note for note in call.notes if "return_logprobs" not in note)  # nothing of that is called here
@@ -144,7 +144,7 @@ def read_result(result: Any, mask: Tensor) -> tuple[Tensor, Tensor | None]:
     return log_probs, None if entropy is None else entropy[:, -mask.shape[1] :]
 
 
-_REPORT = "this OpenRLHF version's forward is new to actordbg: please report it with `actordbg doctor`"
+_REPORT = "this version's forward is new to actordbg: please report it with `actordbg doctor`"
 
 
 def _require_replayable(record: DumpRecord, inputs: Mapping[str, Tensor]) -> None:
@@ -193,5 +193,5 @@ def _accepted(signature: Signature, name: str) -> str:
 def _unknown(name: str) -> Unsupported:
     return Unsupported(
         f"the dump was captured with the argument {name}, which the installed Actor.forward does not have",
-        hint="replay with the OpenRLHF (or the fork) that it was captured with",
+        hint="replay with the trainer (or the fork) that it was captured with, or --through rows",
     )
