@@ -3,6 +3,7 @@
 * `writing` for the indexer: plain sqlite3, every transaction begins with `BEGIN IMMEDIATE`. A deferred `BEGIN` that
   reads and then writes fails at once when somebody else wrote in between, busy timeout or not; an immediate one waits.
 * `make_engine` for migrations, and for SQLModel: SQLAlchemy, with the same transactions.
+* `aside` for a catalog from nothing: made in memory, then copied into its file whole.
 * `connect_readonly` for everything that reads: plain sqlite3, opened read-only, so a reader cannot harm the catalog and
   need not import SQLAlchemy (`dump ls` starts in a third of the time).
 
@@ -50,7 +51,13 @@ _CANNOT_WRITE = re.compile(r"readonly|unable to open|is full|disk I/O error")
 _NETWORK = re.compile(r"(nfs\d?|cifs|smb\w*|9p|afs|lustre|gpfs|beegfs|ceph|glusterfs|panfs|pvfs2|orangefs|wekafs|fuse\..*)\Z")
 
 
+_BUSY = (5, 6)
+"""SQLITE_BUSY and SQLITE_LOCKED, which Python has no names for before 3.11."""
+_ASIDE_KIB = 131_072
+"""Memory that a catalog made aside takes at most: 300,000 dumps."""
+
 _HELD: ContextVar[tuple[Path, sqlite3.Connection] | None] = ContextVar("_HELD", default=None)
+_READER: ContextVar[tuple[Path, sqlite3.Connection] | None] = ContextVar("_READER", default=None)
 
 
 @lru_cache(maxsize=16)
@@ -126,6 +133,38 @@ def held_open(path: Path) -> Iterator[sqlite3.Connection]:
             _HELD.reset(token)
 
 
+@contextlib.contextmanager
+def aside(path: Path) -> Iterator[sqlite3.Connection]:
+    """A catalog that is made beside the one at `path`, in memory; beyond `_ASIDE_KIB` in a temporary file that nobody else sees.
+
+    Within the block whoever reads or writes this catalog has that one. `copy_into` makes it the catalog.
+    """
+    with catalog_errors(path), contextlib.closing(sqlite3.connect("", isolation_level=None)) as made:
+        made.execute("PRAGMA trusted_schema = OFF")
+        made.execute("PRAGMA foreign_keys = ON")
+        made.execute("PRAGMA synchronous = OFF")
+        made.execute("PRAGMA journal_mode = MEMORY")
+        made.execute(f"PRAGMA cache_size = -{_ASIDE_KIB}")
+        tokens = _HELD.set((path, made)), _READER.set((path, made))
+        try:
+            yield made
+        finally:
+            _HELD.reset(tokens[0])
+            _READER.reset(tokens[1])
+
+
+def copy_into(made: sqlite3.Connection, path: Path) -> None:
+    """Replace what the catalog at `path` holds, in one transaction: readers see the old one or the new one."""
+
+    def busy(status: int, *_: int) -> None:
+        if status in _BUSY:  # it was waited for already
+            raise sqlite3.OperationalError("database is locked")
+
+    with catalog_errors(path), contextlib.closing(connect_writable(path)) as target:
+        made.backup(target, progress=busy)
+        set_journal(target, path)
+
+
 def connect_writable(path: Path) -> sqlite3.Connection:
     """A plain connection without implicit transactions; makes the file if there is none."""
     _refuse_odd(path)
@@ -137,9 +176,6 @@ def connect_writable(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA synchronous = NORMAL")
     connection.execute("PRAGMA cache_size = -65536")
     return connection
-
-
-_READER: ContextVar[tuple[Path, sqlite3.Connection] | None] = ContextVar("_READER", default=None)
 
 
 @contextlib.contextmanager

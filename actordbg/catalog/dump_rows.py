@@ -75,9 +75,9 @@ def _column(name: str, kind: Any) -> tuple[Any, ...]:
     return name, kind, msgspec.field(default_factory=dict) if default == {} else default
 
 
-_Flags = msgspec.defstruct("_Flags", [(name, bool | None, None) for name in CALL_FLAGS])
-_Seam = msgspec.defstruct("_Seam", [(name, str | None, None) for name in SEAM])
-_Versions = msgspec.defstruct("_Versions", [(name, str | None, None) for name in _PACKAGES])
+_Flags = msgspec.defstruct("_Flags", [(name, bool | None, None) for name in CALL_FLAGS], gc=False)
+_Seam = msgspec.defstruct("_Seam", [(name, str | None, None) for name in SEAM], gc=False)
+_Versions = msgspec.defstruct("_Versions", [(name, str | None, None) for name in _PACKAGES], gc=False)
 _Columns = msgspec.defstruct(
     "_Columns",
     [
@@ -89,9 +89,11 @@ _Columns = msgspec.defstruct(
         ("format_version", Literal[RECORD_VERSION]),
     ],
     kw_only=True,
+    gc=False,
 )
 _decode = msgspec.json.Decoder(_Columns).decode
 _plain = msgspec.structs.astuple
+_FIELDS, _BATCH, _LENGTH, _TOKENS = len(RECORD_FIELDS), *(RECORD_FIELDS.index(one) for one in ("batch_size", "seq_len", "tokens"))
 
 
 def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, ...]:
@@ -100,8 +102,7 @@ def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, 
     Raises CorruptDump or NewerFormat for a file that is not what it should be, a plain StoreProblem for a sound one in the
     wrong place, OSError if it cannot be read.
     """
-    header, size = _header(path)
-    row = row_of(dumpfile.record_line(header, "header"), size)
+    row = row_of(*_line(path))
     if row[0] != dump_id or row[1] != run or row[2] != rank:
         raise StoreProblem(
             f"its record belongs at dumps/{row[1]}/rank{row[2]:04d}/{row[0]}{SUFFIX}",
@@ -120,11 +121,12 @@ def row_of(text: bytes, size: int, pack: str | None = None) -> tuple[Any, ...]:
         seam = _HOME
     outputs = _OUTPUT_KEY in text and any(name.startswith(OUTPUT_PREFIX) for name in tensors)
     rng = _RNG_KEY in text and any(name.startswith(RNG_PREFIX) for name in tensors)
-    return (*fields, fields[4] * fields[5] - fields[6], *flags, outputs, rng, *seam, *versions, size, pack)
+    padding = fields[_BATCH] * fields[_LENGTH] - fields[_TOKENS]
+    return (*fields, padding, *flags, outputs, rng, *seam, *versions, size, pack)
 
 
-def _header(path: str) -> tuple[bytes, int]:
-    """The record's bytes with their checksum, and the size of the file."""
+def _line(path: str) -> tuple[bytes, int]:
+    """The record's line of JSON, its checksum compared, and the size of the file."""
     descriptor = open_regular(path)
     try:
         head = os.read(descriptor, _FIRST_READ)
@@ -143,7 +145,7 @@ def _header(path: str) -> tuple[bytes, int]:
         os.close(descriptor)
     if size <= 8 + length:
         raise CorruptDump("ends after its record: the payload is missing", hint=dumpfile.HINT)
-    return head[8 : 8 + length], size
+    return dumpfile.record_line(head[8 : 8 + length], "header"), size
 
 
 _Picked = tuple[tuple[Any, ...], Iterable[str], Iterable[Any], tuple[Any, ...], Iterable[Any]]
@@ -159,13 +161,13 @@ def _quickly(text: bytes) -> _Picked | None:
     if not text.isascii() or text.count(b"[") + text.count(b"{") > MAX_DEPTH:
         return None
     try:
-        *fields, tensors, flags, seam, versions, _ = _plain(_decode(text))
-        datetime.fromisoformat(fields[3][:26])
+        found: Any = _decode(text)
+        datetime.fromisoformat(found.timestamp[:26])
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
-    if not (_MOMENT.match(fields[3]) and is_plain_name(fields[0]) and _plain_run(fields[1])):
+    if not (_MOMENT.match(found.timestamp) and is_plain_name(found.dump_id) and _plain_run(found.run)):
         return None
-    return tuple(fields), tensors, _plain(flags), _plain(seam), _plain(versions)
+    return _plain(found)[:_FIELDS], found.tensors, _plain(found.arguments), _plain(found.actor), _plain(found.versions)
 
 
 _plain_run = lru_cache(maxsize=64)(is_plain_name)

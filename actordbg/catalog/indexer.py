@@ -110,17 +110,22 @@ def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = 
 
 
 def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> IndexSummary:
-    if rebuild:
-        migrate.recreate(store)
-    else:
-        migrate.ensure(store)
-    summary = IndexSummary()
-    path = store.catalog_path
-    with engine.held_open(path) if engine.is_writable(path) else contextlib.nullcontext(), engine.one_reader(path):
+    path, summary = store.catalog_path, IndexSummary()
+
+    def take_in() -> None:
         _refresh_dumps(store, summary, on_progress)
         _refresh_replays(store, summary)
         _refresh_events(store, summary)
         summary.lab = comparison_index.refresh_records(store, SETTLED_NS)
+
+    made = (rebuild or not path.exists()) and migrate.make_anew(store, take_in, rebuild=rebuild)
+    if not made:
+        migrate.ensure(store)
+        with engine.held_open(path) if engine.is_writable(path) else contextlib.nullcontext(), engine.one_reader(path):
+            take_in()
+    if summary.added >= ANALYZE_FROM:
+        with engine.writing(path) as writer:
+            writer.count_for_planner()
     with engine.connect_readonly(path) as reader:  # the last to close leaves empty journals, without which others cannot read
         summary.damaged += read_damaged(reader)
         summary.dumps = reader.execute("SELECT count(*) FROM dump").fetchone()[0]
@@ -168,9 +173,6 @@ def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | 
         summary.removed += _settle(store, folder, final)
     for path in gone:
         summary.removed += _drop_folder(store, path)
-    if summary.added >= ANALYZE_FROM:
-        with engine.writing(store.catalog_path) as writer:
-            writer.count_for_planner()
 
 
 def _changed_folders(store: Store, odd: dict[str, str]) -> tuple[list[_DumpFolder], list[str]]:
@@ -223,7 +225,7 @@ def _write_batch(store: Store, folder: _DumpFolder, rows: list[tuple[Any, ...]],
     with engine.writing(store.catalog_path) as writer:
         writer.note_folder(folder.path, -1)
         noted = [(item.path, folder.path, item.code, item.reason) for item in damaged]
-        writer.put_damaged(noted, [f"{folder.path}/{row[0]}{SUFFIX}" for row in rows])
+        writer.put_damaged(noted, (f"{folder.path}/{row[0]}{SUFFIX}" for row in rows))
         return writer.put_dumps(folder.run, rows)
 
 

@@ -11,6 +11,7 @@ import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class CatalogWriter:
             return 0
         self.connection.execute("INSERT OR IGNORE INTO run (name) VALUES (?)", (run_name,))
         before = self.connection.total_changes
-        self.connection.executemany(_insert_dumps(), rows)
+        self.connection.executemany(*_insert_dumps(rows))
         added = self.connection.total_changes - before
         if self.connection.execute("SELECT 1 FROM result LIMIT 1").fetchone():
             self._point_to_last_result([row[0] for row in rows])
@@ -290,10 +291,27 @@ def _stored(row: type[Any], values: Mapping[str, Any]) -> list[Any]:
     return [json.dumps(one) if columns[name].kind == "dict" and one is not None else one for name, one in values.items()]
 
 
-@cache
-def _insert_dumps() -> str:
-    places = ", ".join("?" * len(DUMP_COLUMNS))
-    return f"INSERT INTO dump ({_listed(DUMP_COLUMNS)}) VALUES ({places}) ON CONFLICT DO NOTHING"
+def _insert_dumps(rows: Sequence[tuple[Any, ...]]) -> tuple[str, Iterable[Sequence[Any]]]:
+    """A statement, and what to bind to it for each row.
+
+    What is the same in all rows of a folder stands in the statement: that is most of them, and binding costs more than storing.
+    """
+    same = [_literal(column[0]) if column.count(column[0]) == len(rows) else None for column in zip(*rows, strict=True)]
+    places = ", ".join(one or "?" for one in same)
+    sql = f"INSERT INTO dump ({_listed(DUMP_COLUMNS)}) VALUES ({places}) ON CONFLICT DO NOTHING"
+    bound = [index for index, one in enumerate(same) if one is None]
+    return sql, map(itemgetter(*bound), rows) if len(bound) > 1 else ([row[index] for index in bound] for row in rows)
+
+
+def _literal(value: Any) -> str | None:
+    """A value as SQL, if it is the same to SQLite as when it is bound: no float, no text that is long or has odd characters."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, int):
+        return str(int(value))
+    if isinstance(value, str) and len(value) < 200 and value.isprintable():
+        return "'" + value.replace("'", "''") + "'"
+    return None
 
 
 def event_row(path: Path) -> dict[str, Any] | None:
