@@ -140,7 +140,7 @@ def _line(path: str) -> tuple[bytes, int]:
             if not more:
                 raise CorruptDump("ends inside its record", hint=dumpfile.HINT)
             head += more
-        size = os.fstat(descriptor).st_size
+        size = os.lseek(descriptor, 0, os.SEEK_END)
     finally:
         os.close(descriptor)
     if size <= 8 + length:
