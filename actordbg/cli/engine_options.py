@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from actordbg.base.errors import UsageError
+from actordbg.cli.options import settings_of
 from actordbg.config.replay_config import TOGETHER, ReplayConfig
 from actordbg.replay.group_engine import GroupEngine, engine_in_use, using
 
@@ -67,10 +68,10 @@ class EngineOptions:
 
     def run(self, ctx: typer.Context, title: str) -> GroupEngine:
         """From now to the end of the command its groups run there. `title`: what Ray's dashboard calls it."""
-        return ctx.with_resource(self.running(title))
+        return ctx.with_resource(self._running(ctx, title))
 
     @contextlib.contextmanager
-    def running(self, title: str) -> Iterator[GroupEngine]:
+    def _running(self, ctx: typer.Context, title: str) -> Iterator[GroupEngine]:
         """Inside the block the command's groups run there."""
         if self.engine not in ENGINES:
             raise UsageError(f"--engine {self.engine} is not known", hint=f"one of: {', '.join(ENGINES)}")
@@ -78,11 +79,19 @@ class EngineOptions:
             self._refuse_alone()
             yield engine_in_use()
             return
+        from actordbg.cluster.desk_side import StoreElsewhere
         from actordbg.cluster.order import DEFAULT_MAX_FAILURES, ClusterOrder
         from actordbg.cluster.ray_engine import connected
+        from actordbg.store.staging import split_runs
 
         failures = DEFAULT_MAX_FAILURES if self.max_failures is None else self.max_failures
-        order = ClusterOrder(self.address, self._groups(), self.per_node, failures, tuple(self.runtime_env or ()))
+        settings = settings_of(ctx)
+        there = None if settings.url is None else StoreElsewhere(split_runs(settings.url)[0], settings.store.absolute())
+        order = ClusterOrder(self.address, self._groups(), self.per_node, failures, tuple(self.runtime_env or ()), there)
+        if there is not None:
+            from actordbg.cli.staged_store import push_now
+
+            push_now(ctx)
         with connected(order, title) as engine, using(engine):
             yield engine
 

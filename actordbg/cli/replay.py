@@ -30,7 +30,7 @@ from actordbg.cli.input_options import (
     show,
     what_there_is,
 )
-from actordbg.cli.options import ConfirmOption, Json, Quiet, approve, require_some, takes, typed_options
+from actordbg.cli.options import ConfirmOption, Json, Quiet, approve, require_some, settings_of, takes, typed_options
 from actordbg.cli.replay_answer import ReplayAnswer, answer_of, render, shares_of
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.cli.stop_options import StopOptions
@@ -118,7 +118,8 @@ def replay(
         if not (dry_run or everything or _narrowed(inputs)):
             _ask_for_all(store, plan.spec)
     if not dry_run and plan.spec.inputs:
-        stopping = stopping.on(machines.engine, several_nodes=machines.spans_nodes(plan.spec.config))
+        apart = settings_of(ctx).url is not None
+        stopping = stopping.on(machines.engine, several_nodes=machines.spans_nodes(plan.spec.config), apart=apart)
         machines.run(ctx, f"replay {plan.spec.replay_id}")
     answer, problem = _run(store, plan, stopping, dry_run=dry_run, quiet=quiet or as_json)
     if asked is not None:

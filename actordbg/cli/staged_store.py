@@ -41,6 +41,13 @@ def staged(ctx: typer.Context, url: str, store: Store) -> None:
     root.call_on_close(lambda: _finish(pusher, address))
 
 
+def push_now(ctx: typer.Context) -> None:
+    """Put there what is here, since other machines are about to read it."""
+    pusher = ctx.find_root().meta.get(__name__)
+    if pusher is not None:
+        pusher.push_now()
+
+
 def _name_of(ctx: typer.Context) -> str:
     """A command's name without the program's: "dump ls"."""
     names: list[str] = []

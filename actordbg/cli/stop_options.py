@@ -81,8 +81,8 @@ class StopOptions:
         typer.Option("--expect-eval", rich_help_panel=_PANEL, help="Fail an input whose module is not in eval mode."),
     ] = False
 
-    def on(self, engine: str, several_nodes: bool) -> StopOptions:
-        """The same where groups run there; what cannot be there is refused."""
+    def on(self, engine: str, several_nodes: bool, apart: bool = False) -> StopOptions:
+        """The same where groups run there; what cannot be there is refused. apart: nodes do not see the store's folder."""
         if engine != "ray":
             if self.ray_debug_error:
                 raise UsageError("--ray-debug-error belongs to a Ray cluster", hint="add --engine ray; here it is --break error")
@@ -104,6 +104,11 @@ class StopOptions:
             raise Unsupported(
                 "ranks that stop meet through sockets of one machine, and this group spans several nodes",
                 hint="a group on one node (leave --gpus-per-node out); one rank of it can be a replay with --backend plain",
+            )
+        if apart and wanted.break_at is not None and wanted.debugpy is None:
+            raise Unsupported(
+                "a prompt is a socket in the replay's folder, and with a store behind a URL that folder is a node's own",
+                hint="--debugpy 0 stops there for an editor; or a store on a file system that all nodes mount",
             )
         return wanted
 

@@ -7,6 +7,9 @@ with their host, and Ray ends the host with its node or with the command that as
 
 **Whose death it was.** A host that Ray ends kills its ranks first, and may still see them dead. So it lets `SETTLE_S` pass before
 it writes `gone`, and writes nothing when its raylet is gone. The command asks once more (`RayRunning.stands`).
+
+Where the store lies behind a URL, the ranks write into a folder of this node alone, and the host answers the command's
+questions with what is new there (`node_store.py`).
 """
 
 from __future__ import annotations
@@ -24,11 +27,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from actordbg.base.errors import EnvironmentProblem, StoreProblem
+from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem
+from actordbg.cluster.node_store import HostNews, HostQuestion, NodeStore, Parcel
 from actordbg.cluster.paused_ranks import PausedRanks
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.debug import editor
-from actordbg.formats.journal import Event, Journal, Tail, rank_journal
+from actordbg.formats.journal import Event, Journal, Tail, rank_journal, rank_log
 from actordbg.formats.store_files import read_regular
 from actordbg.host.trainer import TRAINER
 from actordbg.replay.launch import Launched, NodeShare, launch_share
@@ -44,10 +48,10 @@ PACKAGES = ("torch", "transformers", "deepspeed", TRAINER.package, "flash-attn",
 _SIOCGIFADDR = 0x8915
 
 
-def versions_here() -> dict[str, str]:
+def versions_here(also: Sequence[str] = ()) -> dict[str, str]:
     """The versions of this machine's packages, "none" where one is missing. Imports none of them."""
     found = {"python": platform.python_version()}
-    for name in PACKAGES:
+    for name in (*PACKAGES, *also):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
@@ -91,12 +95,17 @@ class _Rank:
 
 
 class NodeHost:
-    """The actor. Its methods run in threads of their own, since `wait` lasts as long as the group."""
+    """The actor. Its methods run in threads of their own, since `wait` may last as long as the group.
 
-    def __init__(self) -> None:
+    url: where the store is, if nodes share no folder with the command.
+    """
+
+    def __init__(self, url: str | None = None) -> None:
+        self._url = url
+        self._store: NodeStore | None = None
         self._launched: Launched | None = None
         self._ranks: list[_Rank] = []
-        self._folder = Path()
+        self._folder, self._work, self._launcher_log, self._name = Path(), Path(), Path(), ""
         self._direct = False
         self._paused = PausedRanks()
         self._raylet = os.getppid()
@@ -112,54 +121,102 @@ class NodeHost:
         return {"node": ray.get_runtime_context().get_node_id(), "address": address, "port": port, "pid": os.getpid()}
 
     def start(
-        self, config: Mapping[str, Any], share: NodeShare, work: str, module: str, given: Sequence[str], node: str, own: str
+        self,
+        config: Mapping[str, Any],
+        share: NodeShare,
+        given_order: str | Parcel,
+        module: str,
+        given: Sequence[str],
+        node: str,
+        own: str,
     ) -> None:
         """Start this node's ranks on a work order. `own`: the address of this node; `node`: its name."""
-        order = Path(work)
-        if not order.is_file():
-            raise StoreProblem(
-                f"node {node} ({own}) does not see the store: there is no {order}",
-                hint="a store on a file system that all nodes mount at the same place",
-            )
-        require_debugpy(order, f"node {node} ({own})")
+        self._name = f"node {node} ({own})"
+        order = self._take(given_order)
+        require_debugpy(order, self._name)
         added = {NODE: node, editor.HOST: own}
         name = interface_of(own) if share.nodes > 1 else None
         if name is not None:
             added |= {key: name for key in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME") if key not in os.environ}
         asked = ReplayConfig.from_dict(config)
         self._folder, self._direct = order.parent, LAUNCHERS[asked.backend] == "python"
+        self._work, self._launcher_log = order, order.parent / share.log
         self._ranks = [_Rank(number, Tail(rank_journal(self._folder, number))) for number in share.workers]
         for rank in self._ranks:
             rank.tail.poll()
         self._launched = launch_share(asked, share, order, module, given, added)
 
-    def go_on(self, work: str) -> None:
-        """The waiting ranks got another order: their journals lie in its folder from now on."""
-        folder = Path(work).parent
+    def _take(self, given: str | Parcel) -> Path:
+        """The work order's path here, with all that it needs."""
+        if isinstance(given, Parcel):
+            try:
+                self._store = self._store or NodeStore(str(self._url))
+                return self._store.take(given)
+            except ActordbgError as error:
+                raise type(error)(f"{self._name}: {error.message}", hint=error.hint) from None
+        if not Path(given).is_file():
+            raise StoreProblem(
+                f"{self._name} does not see the store: there is no {given}",
+                hint="a store on a file system that all nodes mount at the same place, or behind a URL (--store s3://...)",
+            )
+        return Path(given)
+
+    def go_on(self, given: str | Parcel) -> None:
+        """The waiting ranks get another order: their journals lie in its folder from now on."""
+        before, self._work = self._work, self._take(given)
+        folder = self._work.parent
         if folder != self._folder:
+            tails = [Tail(rank_journal(folder, rank.number)) for rank in self._ranks]
+            for rank, tail in zip(self._ranks, tails, strict=True):
+                tail.poll()
+                rank.tail = tail
             self._folder = folder
-            for rank in self._ranks:
-                rank.tail = Tail(rank_journal(folder, rank.number))
         for rank in self._ranks:
             rank.done = False
+        if self._store is not None:
+            self._store.announce(before, self._work)
 
-    def wait(self) -> int:
-        """Until what started the ranks has ended; its exit code. Whoever died before it is written down by then."""
-        launched = self._launched
+    def let_go(self) -> None:
+        """The waiting ranks get no other order."""
+        if self._store is not None:
+            self._store.announce(self._work, None)
+
+    def wait(self, question: HostQuestion | None = None, longest_s: float | None = None) -> int | HostNews | None:
+        """Until there is news for the command, or what started the ranks has ended, with its exit code; else None in the end.
+
+        Whoever died before that is written down by then, and everything is told before an exit code.
+        """
+        launched, since = self._launched, time.monotonic()
         assert launched is not None
+        if question is not None and self._store is not None:
+            self._store.hear(question)
         while True:
             self._look(launched)
-            untold = [rank for rank in self._ranks if rank.ended_at is not None and not rank.told]
+            untold = any(rank.ended_at is not None and not rank.told for rank in self._ranks)
+            ended = not untold and launched.ended()
+            if ended:
+                self._look(launched)
+            if news := self._news(question, ended):
+                return news
+            if ended:
+                return launched.process.returncode
+            if longest_s is not None and time.monotonic() - since > longest_s:
+                return None
             if untold:
                 time.sleep(POLL_S)  # the descriptor of a dead process wakes at once
-            elif launched.ended():
-                self._look(launched)
-                return launched.process.returncode
             else:
                 wait_for_any(launched.descriptors, POLL_S)
 
     def hello(self) -> None:
         """Answer, so that the command knows this host to live."""
+
+    def _news(self, question: HostQuestion | None, ended: bool) -> HostNews | None:
+        if question is None or self._store is None:
+            return None
+        numbers = [rank.number for rank in self._ranks]
+        logs = [*(rank_log(self._folder, number) for number in numbers), self._launcher_log]
+        last = ended or all(rank.done for rank in self._ranks)
+        return self._store.news([rank_journal(self._folder, number) for number in numbers], logs, question.grown, last=last)
 
     def stacks(self, identities: Mapping[int, tuple[int, int]]) -> tuple[dict[int, str], dict[tuple[int, int], str]]:
         """The stacks of this node's ranks among these, and the states of their processes."""
@@ -173,6 +230,12 @@ class NodeHost:
         """End the ranks."""
         if self._launched is not None:
             self._launched.end()
+
+    def leave(self) -> None:
+        """End the ranks, and remove what is here of them."""
+        self.end()
+        if self._store is not None:
+            self._store.remove()
 
     def _look(self, launched: Launched) -> None:
         """Learn which processes the ranks are, and write down those that ended."""

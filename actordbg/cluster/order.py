@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import UsageError
+from actordbg.cluster.desk_side import StoreElsewhere
 from actordbg.debug.replay_stops import POST_MORTEM
 from actordbg.host.trainer import TRAINER
 
@@ -31,7 +32,7 @@ _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 class ClusterOrder:
     """What was asked for. groups: None for as many as the cluster holds. per_node: ranks of a group on one node, None for all.
 
-    max_failures: how often a group may be lost without an input's fault, -1 for any number.
+    max_failures: how often a group may be lost without an input's fault, -1 for any number. store: of a store behind a URL.
     """
 
     address: str | None = None
@@ -39,6 +40,7 @@ class ClusterOrder:
     per_node: int | None = None
     max_failures: int = DEFAULT_MAX_FAILURES
     runtime_env: tuple[str, ...] = ()
+    store: StoreElsewhere | None = None
 
 
 def runtime_env_of(order: ClusterOrder) -> dict[str, Any]:

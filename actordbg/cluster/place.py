@@ -14,16 +14,21 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import ActordbgError
+from actordbg.cluster.desk_side import DeskSide, StoreElsewhere
 from actordbg.cluster.node_host import NodeHost
+from actordbg.cluster.node_store import Parcel
 from actordbg.cluster.starved import Starved, starved_by
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.replay.launch import Group, NodeShare, handed_on
 from actordbg.replay.processes import ALIVE
+from actordbg.replay.work_order import announce
 
 FENCE_S = 3.0
 """How long after a node was lost its ranks may still live: they look for their host four times a second."""
 LOOK_S = 0.1
 """Shortest time between two questions to Ray about a group."""
+SOON_S, LATE_S = 0.2, 2.0
+"""How long a host may have no news before it says so: of a group on several nodes, and of one that is on one."""
 END_S = 20.0
 """Longest wait for the ranks of a node to end when they are told to."""
 ANSWER_S = 120.0
@@ -70,9 +75,18 @@ class GroupPlace:
     """One reservation with its hosts. `nodes`: where they are, None before all have come. `lost`: why it is gone, or "".
 
     starved: what Ray said where a node of it ran out of memory.
+
+    side: what goes to and fro, where nodes do not see the store's folder.
     """
 
-    def __init__(self, ray: Any, shape: GroupShape, name: str, tell: Callable[[str], None] = lambda text: None) -> None:
+    def __init__(
+        self,
+        ray: Any,
+        shape: GroupShape,
+        name: str,
+        tell: Callable[[str], None] = lambda text: None,
+        store: StoreElsewhere | None = None,
+    ) -> None:
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -82,6 +96,7 @@ class GroupPlace:
         self.starved: Starved | None = None
         strategy = "PACK" if len(shape.counts) == 1 else "STRICT_SPREAD"
         self._reserved = placement_group(shape.bundles, strategy=strategy, name=name)
+        self.side = None if store is None else DeskSide(store, len(shape.counts))
         kind = ray.remote(NodeHost)
         self.hosts = []
         for node, count in enumerate(shape.counts):
@@ -90,7 +105,7 @@ class GroupPlace:
             where = PlacementGroupSchedulingStrategy(self._reserved, placement_group_bundle_index=node)
             needs = {"num_cpus": count, "num_gpus": count if shape.gpu else 0}
             options = {"name": f"{name} {ranks}", "max_concurrency": 8, "scheduling_strategy": where, **needs}
-            self.hosts.append(kind.options(**options).remote())
+            self.hosts.append(kind.options(**options).remote(None if store is None else store.url))
         self._coming = [host.where.remote() for host in self.hosts]
 
     def ready(self) -> bool:
@@ -132,6 +147,8 @@ class GroupPlace:
         """Give back what Ray reserved. The hosts end, and their ranks with them."""
         from ray.util.placement_group import remove_placement_group
 
+        if self.side is not None and self.ready():
+            self.answers([host.leave.remote() for host in self.hosts])
         self.lost = self.lost or "released"
         for host in self.hosts:
             self.ray.kill(host)
@@ -151,16 +168,27 @@ class RayRunning:
         counts, first = place.shape.counts, place.nodes[0]
         address = "127.0.0.1" if len(counts) == 1 else first["address"]
         self._work, self._workers, self._blamed, self.excused = work, group.ranks, False, False
-        starting = []
-        for number, (host, here) in enumerate(zip(place.hosts, place.nodes, strict=True)):
-            share = NodeShare(sum(counts[:number]), counts[number], number, len(counts), address, first["port"], group.ranks[0])
-            given = (config.to_dict(), share, str(work.absolute()), module, handed_on(config), here["node"][:8], here["address"])
-            starting.append(host.start.remote(*given))
-        self._starting: list[Any] = starting
-        self._waiting: list[Any] = []
+        self._shares = [
+            NodeShare(sum(counts[:number]), count, number, len(counts), address, first["port"], group.ranks[0])
+            for number, count in enumerate(counts)
+        ]
+        known = config.to_dict(), module, handed_on(config)
+        self._starting: list[Any] = []
+        for host, here, share, order in zip(place.hosts, place.nodes, self._shares, self._orders(work), strict=True):
+            given = (known[0], share, order, known[1], known[2], here["node"][:8], here["address"])
+            self._starting.append(host.start.remote(*given))
+        self._waiting: dict[int, Any] = {}
+        self._codes: dict[int, int] = {}
+        self._looked = 0.0
         self._hello: list[Any] = []
         self._greeted = 0.0
-        self._looked, self._over = 0.0, False
+
+    def _orders(self, work: Path) -> list[str | Parcel]:
+        """The order as each host gets it: where it lies, or itself with what it needs."""
+        side = self.place.side
+        if side is None:
+            return [str(work.absolute())] * len(self._shares)
+        return [side.parcel(work, share.workers, share.log, number) for number, share in enumerate(self._shares)]
 
     @property
     def lost(self) -> str:
@@ -176,7 +204,8 @@ class RayRunning:
     def ended(self) -> bool:
         """Whether all of it has ended, or one node's share badly, so that the others wait in vain."""
         self._settle()
-        return self._fenced() or self._over
+        over = len(self._codes) == len(self._shares) or any(self._codes.values())
+        return self._fenced() or over
 
     def stands(self) -> bool:
         """Whether every host has answered since this was first asked. A host that ends takes its ranks with it."""
@@ -195,18 +224,30 @@ class RayRunning:
         return bool(self.place.lost) and time.monotonic() - self.place.lost_at > FENCE_S
 
     def end(self) -> None:
-        """End the ranks on all nodes; those of a lost place end with their hosts."""
-        if not self.place.lost:
-            self.place.answers([host.end.remote() for host in self.place.hosts])
+        """End the ranks on all nodes, and take in their last words; those of a lost place end with their hosts."""
+        if self.place.lost:
+            return
+        self.place.answers([host.end.remote() for host in self.place.hosts])
+        until = time.monotonic() + END_S
+        while self.place.side and self._waiting and not self.place.lost and time.monotonic() < until:
+            self._hear(END_S)
 
     def watch(self, identity: tuple[int, int]) -> None:
         """The host watches."""
 
-    def go_on(self, work: Path) -> None:
-        """The group, which waited, got another order."""
-        self._work = work
-        self.log = work.parent / self.log.name
-        self.place.answers([host.go_on.remote(str(work.absolute())) for host in self.place.hosts])
+    def announce(self, before: Path, following: Path | None) -> None:
+        if following is not None:
+            self._work, self.log = following, following.parent / self.log.name
+        if self.place.side is None:
+            if following is not None:
+                self.place.answers([host.go_on.remote(str(following.absolute())) for host in self.place.hosts])
+            return announce(before, following)
+        if following is None:
+            self._starting += [host.let_go.remote() for host in self.place.hosts]
+        else:  # what it needs has to be brought first, which may take a while
+            orders = self._orders(following)
+            self._starting += [host.go_on.remote(order) for host, order in zip(self.place.hosts, orders, strict=True)]
+        return None
 
     def state_of(self, identity: tuple[int, int]) -> tuple[str, int | None]:
         """As the hosts said when they took the stacks. Deaths stand in the journals."""
@@ -224,13 +265,44 @@ class RayRunning:
         now = time.monotonic()
         if self.place.lost or now - self._looked < LOOK_S:
             return
-        self._looked, asked = now, self._starting or self._waiting
-        over, left = self.place.ray.wait(asked, num_returns=len(asked), timeout=0)
-        answers = self.place.answers(over) if over else []
-        if answers is None:
+        self._looked = now
+        if self._starting and not self._started():
             return
-        if self._starting and not left:
-            self._starting = []
-            self._waiting = [host.wait.options(name=self.place.name).remote() for host in self.place.hosts]
-        elif not self._starting:
-            self._over = not left or any(answers)
+        self._hear(0)
+
+    def _started(self) -> bool:
+        """Whether the hosts have done what they were told; then they are asked for news, if they were not yet."""
+        over, left = self.place.ray.wait(self._starting, num_returns=len(self._starting), timeout=0)
+        if over and self.place.answers(over) is None:
+            return False
+        self._starting = left
+        if not left and not self._waiting and not self._codes:
+            for number in range(len(self._shares)):
+                self._ask(number)
+        return not left or bool(self._waiting)
+
+    def _ask(self, number: int) -> None:
+        """Ask a host for news. Nodes that wait for each other's journals answer soon."""
+        question = None if self.place.side is None else self.place.side.question(number)
+        longest_s = None if question is None else SOON_S if len(self._shares) > 1 else LATE_S
+        host = self.place.hosts[number]
+        self._waiting[number] = host.wait.options(name=self.place.name).remote(question, longest_s)
+
+    def _hear(self, timeout_s: float) -> None:
+        """Take in the hosts' answers that are there, and ask again where ranks go on."""
+        if not self._waiting:
+            return
+        numbers = {reference: number for number, reference in self._waiting.items()}
+        over, _ = self.place.ray.wait(list(numbers), num_returns=len(numbers) if timeout_s == 0 else 1, timeout=timeout_s)
+        for reference in over:
+            answers = self.place.answers([reference])
+            if answers is None:
+                return
+            number = numbers[reference]
+            del self._waiting[number]
+            if isinstance(answers[0], int):
+                self._codes[number] = answers[0]
+                continue
+            if answers[0] is not None and self.place.side is not None:
+                self.place.side.take(number, answers[0])
+            self._ask(number)

@@ -4,7 +4,8 @@
         run_replay(...)
 
 Ray schedules, moves code, and says who died. Inputs, attempts, blame and results are ours, the same as on one machine: the
-supervisor stays with the command, and the ranks write into the store, which all nodes mount. When the command ends, however it
+supervisor stays with the command, and the ranks write into the store, which all nodes mount, or what they write is handed to the
+command (`node_store.py`). When the command ends, however it
 ends, Ray ends its actors, and their ranks end with them. `--resume` then goes on from the store.
 """
 
@@ -24,16 +25,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, cast
 
-from actordbg.base.errors import EnvironmentProblem, LaunchProblem, Unsupported, UsageError
+from actordbg.base.errors import Conflict, EnvironmentProblem, LaunchProblem, Unsupported, UsageError
 from actordbg.cluster.node_host import interface_of
 from actordbg.cluster.order import ClusterOrder, runtime_env_of
-from actordbg.cluster.place import GroupPlace, GroupShape, RayRunning
+from actordbg.cluster.place import FENCE_S, GroupPlace, GroupShape, RayRunning
 from actordbg.cluster.same_versions import require_same_versions
 from actordbg.config.choices import Facts, facts_elsewhere, gather_facts
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.replay.group_engine import GroupEngine, Losses, PlaceLost
 from actordbg.replay.launch import WORKER_MODULE, Group, Running
+from actordbg.store.staging import packages_behind
 
+EARLIER_S = 60.0
+"""How long hosts of a command that died are awaited."""
 SAY_AFTER_S = 10.0
 """How long a place may be awaited in silence."""
 
@@ -103,6 +107,23 @@ class RayEngine(GroupEngine):
     def losses(self) -> Losses:
         return Losses(self.order.max_failures, "--max-failures")
 
+    def await_end(self, replay_id: str) -> None:
+        """Ray ends the hosts of a command that died, and their ranks follow. Where they write into a folder of their own, no
+        matter. Conflict if they stay: then that command lives, on another machine.
+        """
+        from ray.util import list_named_actors
+
+        if self.order.store is not None:
+            return
+        until = time.monotonic() + EARLIER_S
+        while any(replay_id in one["name"] for one in list_named_actors(all_namespaces=True)):
+            if time.monotonic() > until:
+                raise Conflict(
+                    f"another command runs replay {replay_id} on this cluster", hint="wait for it, or end it with Ctrl-C"
+                )
+            time.sleep(0.2)
+        time.sleep(FENCE_S)
+
     def ready(self, config: ReplayConfig, group: Group) -> bool:
         shape, place = self.shape(config), self._places.get(group.ranks)
         if place is not None and (place.lost or place.shape != shape):
@@ -112,7 +133,9 @@ class RayEngine(GroupEngine):
             self.refuse(config)
             for ranks in [ranks for ranks in self._places if set(ranks) & set(group.ranks)]:
                 self._give_up(ranks)  # of an earlier replay, whose groups had other ranks
-            place = self._places[group.ranks] = GroupPlace(self.ray, shape, self._name(group, shape), self._tell)
+            place = self._places[group.ranks] = GroupPlace(
+                self.ray, shape, self._name(group, shape), self._tell, self.order.store
+            )
         there = place.ready()
         if place.lost:
             raise PlaceLost(place.lost)
@@ -193,7 +216,7 @@ def connected(order: ClusterOrder, title: str) -> Iterator[RayEngine]:
             f"no Ray cluster answers at {address}: {words[0][:300]}", hint="`ray status` on this machine; --address HOST:PORT"
         ) from None
     try:
-        require_same_versions(ray)
+        require_same_versions(ray, packages_behind(order.store.url) if order.store else ())
         engine = RayEngine(ray, order, title)
         try:
             with contextlib.redirect_stdout(cast(IO[str], OwnOutput(sys.stdout))), facts_elsewhere(facts_of(ray)):

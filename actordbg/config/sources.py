@@ -95,11 +95,16 @@ def _with_store(text: str, source: str, replay: dict[str, Any], file: str) -> Se
 
 
 def mirror_folder(url: str) -> Path:
-    """Where the mirror of a store behind a URL lies, in the user's cache: a readable name, and one for each URL."""
+    """Where the mirror of a store behind a URL lies, in the user's cache."""
+    return user_folder("XDG_CACHE_HOME", "~/.cache") / "staged" / mirror_name(url)
+
+
+def mirror_name(url: str) -> str:
+    """The name of what belongs to a store behind a URL: readable, and one for each URL."""
     address = url.partition("#")[0].rstrip("/")
     name = re.sub(r"[^A-Za-z0-9]+", "-", address.rpartition("/")[2])[:32].strip("-") or "store"
     digest = hashlib.sha256(address.encode()).hexdigest()[:12]
-    return user_folder("XDG_CACHE_HOME", "~/.cache") / "staged" / f"{name}-{digest}"
+    return f"{name}-{digest}"
 
 
 def build_config(settings: Settings, flags: Mapping[str, Any]) -> Asked:

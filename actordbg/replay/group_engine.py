@@ -79,6 +79,9 @@ class GroupEngine:
         """A new count of losses for a replay; None where each group counts its own fruitless attempts."""
         return None
 
+    def await_end(self, replay_id: str) -> None:
+        """Wait until ranks of an earlier command, which died while it ran the replay, have ended too."""
+
     def ready(self, config: ReplayConfig, group: Group) -> bool:
         """Whether the group can be launched now. An engine gets its place meanwhile. PlaceLost if that went wrong."""
         return True

@@ -36,6 +36,7 @@ from actordbg.config import consent, dist_plugin
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.formats.store_files import open_regular
 from actordbg.replay.processes import DeathWatch, end_session, state_of
+from actordbg.replay.work_order import announce
 from actordbg.replay.worker_logs import LAUNCHER_LOG, take_stacks
 
 WORKER_MODULE = "actordbg.replay.worker"
@@ -89,8 +90,8 @@ class Running(Protocol):
     def end(self) -> None:
         """End every process of the group, and wait until they are gone."""
 
-    def go_on(self, work: Path) -> None:
-        """The group has waited, and is about to get another order."""
+    def announce(self, before: Path, following: Path | None) -> None:
+        """Tell the group, which finished `before` and waits, its next order; None: it may leave."""
 
     def watch(self, identity: tuple[int, int]) -> None:
         """A worker has begun, with this pid and start time."""
@@ -136,8 +137,10 @@ class Launched:
         self.process.wait()
         self._deaths.clear()
 
-    def go_on(self, work: Path) -> None:
-        self._deaths.clear()
+    def announce(self, before: Path, following: Path | None) -> None:
+        if following is not None:
+            self._deaths.clear()
+        announce(before, following)
 
     def watch(self, identity: tuple[int, int]) -> None:
         self._deaths.add(*identity)
@@ -196,6 +199,11 @@ class NodeShare:
         """The numbers of these ranks among all workers of the replay."""
         return range(self.worker + self.first, self.worker + self.first + self.count)
 
+    @property
+    def log(self) -> str:
+        """The name of what the launcher here writes."""
+        return LAUNCHER_LOG if not self.workers.start else f"launcher-{self.workers.start}.log"
+
 
 def launch_share(
     config: ReplayConfig, share: NodeShare, work: Path, module: str, given: Sequence[str], added: Mapping[str, str]
@@ -214,8 +222,7 @@ def launch_share(
         if devices := environment.get("CUDA_VISIBLE_DEVICES"):
             command.append(f"--devices={devices}")
         command += [module, *arguments]
-    own = LAUNCHER_LOG if not share.workers.start else f"launcher-{share.workers.start}.log"
-    return _start(command, environment, work.parent / own)
+    return _start(command, environment, work.parent / share.log)
 
 
 def direct_command(config: ReplayConfig, environment: Mapping[str, str], module: str, work: Path) -> list[str]:

@@ -190,7 +190,9 @@ class Supervisor:
     ) -> None:
         self.spec, self.folder = spec, folder
         self._on_event, self._on_tick, self._launcher, self._warm = on_event, on_tick, launcher, warm
-        _refuse_a_second_supervisor(folder, spec.replay_id)
+        self._engine = engine_in_use()
+        if _was_cut_off(folder, spec.replay_id):
+            self._engine.await_end(spec.replay_id)
         done = read_results(folder)
         self.outcome = ReplayOutcome(spec.replay_id, folder, INTERRUPTED, len(spec.inputs), done)
         self._book = LaneBook(spec.replay_id, spec.config.lane_width, done.values())
@@ -198,7 +200,6 @@ class Supervisor:
         self._go_on_with_lanes()
         self._prompts, self._attended = Relay(), False
         self._fresh, self._leaving = True, False
-        self._engine = engine_in_use()
         self._losses, self._dealer = losses or self._engine.losses(), None
         left = [index for index, item in enumerate(spec.inputs) if item.dump_id not in done]
         dealt = deal and self._engine.deals(spec.config)
@@ -386,10 +387,12 @@ def _attempts_so_far(folder: Path, group: Group) -> int:
     return max((WorkOrder.from_json(read_regular(path)).attempt for path in orders), default=0)
 
 
-def _refuse_a_second_supervisor(folder: Path, replay_id: str) -> None:
-    """Raise Conflict if another process runs this replay: two would run every input twice."""
+def _was_cut_off(folder: Path, replay_id: str) -> bool:
+    """Whether an earlier supervisor died. Conflict if another process runs this replay: two would run every input twice."""
     events = [event for event in read_events(folder / SUPERVISOR) if event["event"] in ("supervisor", "finished")]
-    if events and events[-1]["event"] == "supervisor":
-        pid, ticks = events[-1]["pid"], events[-1]["ticks"]
-        if (pid, ticks) != _me() and state_of(pid, ticks)[0] in ("alive", "stopped"):
-            raise Conflict(f"replay {replay_id} is being run by process {pid}", hint="wait for it, or end it with Ctrl-C")
+    if not events or events[-1]["event"] == "finished":
+        return False
+    pid, ticks = events[-1]["pid"], events[-1]["ticks"]
+    if (pid, ticks) != _me() and state_of(pid, ticks)[0] in ("alive", "stopped"):
+        raise Conflict(f"replay {replay_id} is being run by process {pid}", hint="wait for it, or end it with Ctrl-C")
+    return True

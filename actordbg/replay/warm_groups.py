@@ -26,7 +26,6 @@ from actordbg.actor.sharing import reopens
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.replay.group_engine import launch_group
 from actordbg.replay.launch import Group, Launcher, Running
-from actordbg.replay.work_order import announce
 
 LEAVE_S = 15.0
 """Longest time for workers to leave once they are told to, as after an ordinary replay."""
@@ -73,8 +72,7 @@ class WarmGroups:
         if waiting is not None:
             launched, before = waiting
             if not launched.ended():
-                launched.go_on(work)
-                announce(before, work)
+                launched.announce(before, work)
                 self.shared += 1
                 return launched
             launched.end()
@@ -95,9 +93,9 @@ class WarmGroups:
     def _leave(self, ranks_of_groups: list[tuple[int, ...]], *, at_once: bool = False) -> None:
         waiting = [self._waiting[ranks] for ranks in ranks_of_groups]
         if not at_once:
-            for _, work in waiting:
+            for launched, work in waiting:
                 with contextlib.suppress(OSError):  # a full disk: then they are ended
-                    announce(work, None)
+                    launched.announce(work, None)
             deadline = time.monotonic() + self.leave_s
             while any(not launched.ended() for launched, _ in waiting) and time.monotonic() < deadline:
                 time.sleep(0.02)

@@ -12,7 +12,9 @@ that dies had finished is there, and `--resume` on another one goes on with it.
 
 A note beside the folder says what each file was like on both sides when they were last equal. Guarantees: a local file appears
 whole; a remote one as the file system puts it (S3: whole). There are no locks: two commands may add files at once, but only one
-may run a replay.
+may run a replay. Journals and logs are put last, so a result is there with what was kept of it.
+
+A node of a cluster needs no mirror: `Fetched` brings single files, and puts none.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import EnvironmentProblem, StoreProblem, UsageError
-from actordbg.formats.store_files import atomic_write, make_folder, read_regular
+from actordbg.formats.store_files import atomic_write, make_folder, read_regular, temporary_name
 
 EVERY_S = 3.0
 """Seconds between two looks for what there is to push."""
@@ -81,6 +83,7 @@ class Mirror:
             local = self._local()
             changed = sorted(path for path, mark in local.items() if self._known.get(path, (None, None))[0] != mark)
             changed = [path for path in changed if path not in self._known or self._is_still_ours(path)]
+            changed.sort(key=lambda path: path.endswith(_GROWING))
             for batch in _batches(changed):
                 self._files.put([str(self.folder / path) for path in batch], [f"{self._root}/{path}" for path in batch])
                 for path in batch:
@@ -127,13 +130,8 @@ class Mirror:
 
     def _fetch(self, paths: Sequence[str], there: dict[str, Mark]) -> Moved:
         for batch in _batches(sorted(paths)):
-            parts = [(self.folder / path).with_name(f".{Path(path).name}.part") for path in batch]
-            for part in parts:
-                make_folder(part.parent)
-            self._files.get([f"{self._root}/{path}" for path in batch], [str(part) for part in parts])
-            for path, part in zip(batch, parts, strict=True):
-                part.chmod(0o600)
-                os.replace(part, self.folder / path)
+            _get(self._files, self._root, self.folder, batch)
+            for path in batch:
                 self._known[path] = (_local_mark(self.folder / path), there[path])
         return Moved(len(paths), sum(there[path][0] for path in paths))
 
@@ -150,6 +148,28 @@ class Mirror:
 
     def _write_note(self) -> None:
         atomic_write(self._note_path, json.dumps({"url": self.url, "files": self._known}).encode())
+
+
+class Fetched:
+    """Files of a URL in a folder, each brought when it is asked for. Several processes may do that in the same folder.
+
+    For files that never change under their name: what is there is not looked at again.
+    """
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url, self.folder = url, folder
+        self._files, self._root = _opened(url)
+
+    def bring(self, paths: Iterable[str]) -> None:
+        """Bring those that are not here yet. What is not behind the URL either stays away, and who needs it says so."""
+        with _told(self.url):
+            for batch in _batches([path for path in dict.fromkeys(paths) if not (self.folder / path).exists()]):
+                try:
+                    _get(self._files, self._root, self.folder, batch)
+                except FileNotFoundError:
+                    for path in batch:
+                        with contextlib.suppress(FileNotFoundError):
+                            _get(self._files, self._root, self.folder, [path])
 
 
 class Pusher:
@@ -179,6 +199,19 @@ class Pusher:
         self._over.set()
         self._thread.join()
         return self._mirror.push()
+
+    def push_now(self) -> Moved:
+        """Push what there is, for others who are about to read it."""
+        return self._mirror.push()
+
+
+def packages_behind(url: str) -> list[str]:
+    """The packages that a store behind this URL needs, wherever it is worked on."""
+    from fsspec.registry import known_implementations
+
+    protocol = url.partition("://")[0]
+    module = str(known_implementations.get(protocol, {}).get("class", "fsspec")).partition(".")[0]
+    return ["fsspec", "pyarrow"] if protocol in ("hdfs", "arrow_hdfs") else list(dict.fromkeys(("fsspec", module)))
 
 
 def split_runs(text: str) -> tuple[str, tuple[str, ...]]:
@@ -249,6 +282,21 @@ def _noted(path: Path) -> dict[str, tuple[Mark, Mark]]:
 
 def _mark(value: Sequence[Any]) -> Mark:
     return int(value[0]), str(value[1])
+
+
+def _get(files: Any, root: str, folder: Path, batch: Sequence[str]) -> None:
+    """Bring files in, each whole or not at all."""
+    parts = [(folder / path).with_name(temporary_name(Path(path).name[:80])) for path in batch]
+    try:
+        for part in parts:
+            make_folder(part.parent)
+        files.get([f"{root}/{path}" for path in batch], [str(part) for part in parts])
+        for path, part in zip(batch, parts, strict=True):
+            part.chmod(0o600)
+            os.replace(part, folder / path)
+    finally:
+        for part in parts:
+            part.unlink(missing_ok=True)
 
 
 def _batches(paths: Sequence[str]) -> Iterable[Sequence[str]]:

@@ -14,10 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from actordbg.base.errors import EnvironmentProblem, LaunchProblem, UsageError
+from actordbg.base.errors import EnvironmentProblem, LaunchProblem, StoreProblem, Unsupported, UsageError
 from actordbg.cli.app import app
 from actordbg.cli.stop_options import StopOptions
+from actordbg.cluster import node_store
+from actordbg.cluster.desk_side import DeskSide, StoreElsewhere
 from actordbg.cluster.node_host import interface_of, require_debugpy
+from actordbg.cluster.node_store import HostNews, NodeStore
 from actordbg.cluster.order import ClusterOrder, checkouts, runtime_env_of
 from actordbg.cluster.place import GroupShape
 from actordbg.cluster.ray_engine import OwnOutput
@@ -27,7 +30,8 @@ from actordbg.config.choices import Facts, facts_elsewhere, gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.journal import Journal, rank_journal
-from actordbg.formats.replay_record import GOES_ON, ReplayInput, ResultRecord
+from actordbg.formats.replay_record import GOES_ON, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.formats.store_files import make_folder
 from actordbg.matrix.cells_in_parallel import CellRunners
 from actordbg.replay.dealing import Dealer, dealt_slots
 from actordbg.replay.group_engine import GroupEngine, Losses, engine_in_use
@@ -35,6 +39,7 @@ from actordbg.replay.rank_launcher import RankMachine, variables
 from actordbg.replay.rank_view import RankView
 from actordbg.replay.work_order import WorkOrder
 from actordbg.report.arithmetic import warm_up_of
+from actordbg.store.staging import packages_behind
 
 
 def inputs_of(tokens: list[int]) -> list[ReplayInput]:
@@ -107,6 +112,56 @@ def test_versions_that_differ_are_listed_by_node() -> None:
     ours = {"python": "3.11.7", "torch": "2.13.0", "ray": "2.55.0"}
     theirs = {"b (10.0.0.2)": {**ours, "torch": "2.12.0", "ray": "none"}, "a (10.0.0.1)": dict(ours)}
     assert differing_versions(ours, theirs) == ["  node b (10.0.0.2): torch 2.12.0 (here 2.13.0), ray none (here 2.55.0)"]
+    needed = differing_versions(ours | {"s3fs": "2"}, {"a": ours | {"s3fs": "1"}, "b": ours | {"s3fs": "none"}}, ["s3fs"])
+    assert needed == ["  node b: s3fs none (here 2)"], "what a store behind a URL needs has to be there, in any version"
+    assert packages_behind("s3://a/b") == ["fsspec", "s3fs"] and packages_behind("memory://a") == ["fsspec"]
+
+
+def test_a_host_tells_what_its_ranks_wrote_once_and_in_order_and_a_new_host_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "node"))
+    monkeypatch.setattr(node_store, "MOST_AT_ONCE", 100)
+    elsewhere = StoreElsewhere(f"memory://{tmp_path.name}", tmp_path / "desk")
+    folder = tmp_path / "desk" / "replays" / "r"
+    make_folder(folder)
+    (folder / "spec.json").write_text(ReplaySpec("r", "", ReplayConfig(), tuple(inputs_of([1]))).to_json())
+
+    def begin(attempt: int) -> tuple[DeskSide, NodeStore, Path]:
+        work = folder / f"work-0-{attempt}.json"
+        work.write_text(WorkOrder(attempt, [0], [[0]], (1, 1)).to_json())
+        side, node = DeskSide(elsewhere, 1), NodeStore(elsewhere.url)
+        return side, node, node.take(side.parcel(work, [0], "launcher.log", 0)).parent
+
+    def tell(side: DeskSide, node: NodeStore, here: Path) -> list[str]:
+        """One turn; what the command has of the whole files then."""
+        asked = side.question(0)
+        node.hear(asked)
+        side.take(0, node.news([here / "rank0.jsonl"], [here / "rank0.log"], asked.grown, last=False))
+        return sorted(path.name for path in folder.glob("tensors/*"))
+
+    side, node, here = begin(1)
+    (here / "rank0.log").write_bytes(b"first")
+    (here / "rank0.jsonl").write_bytes(b'{"event":"end"}\n{"event":"sta')
+    make_folder(here / "tensors")
+    for name in ("d0", "d1"):
+        (here / "tensors" / name).write_bytes(bytes(100))
+    assert len(tell(side, node, here)) == 1 and not (folder / "rank0.jsonl").exists(), "results wait for what was kept of them"
+    assert len(tell(side, node, here)) == 2 and (folder / "rank0.jsonl").read_bytes() == b'{"event":"end"}\n'
+    tell(side, node, here)
+    assert not list(here.glob("tensors/*")) and (folder / "rank0.log").read_bytes() == b"first"
+    node.remove()  # with a line that was cut, and lost
+    side, node, here = begin(2)
+    with (here / "rank0.log").open("ab") as file:
+        assert file.tell() == 5, "a place in a log means the same on both sides"
+        file.write(b" second")
+    (here / "rank0.jsonl").write_bytes(b'{"event":"boot"}\n')
+    tell(side, node, here)
+    tell(side, node, here)
+    assert (folder / "rank0.jsonl").read_bytes() == b'{"event":"end"}\n{"event":"boot"}\n'
+    assert (folder / "rank0.log").read_bytes() == b"first second"
+    with pytest.raises(StoreProblem, match="outside of the store"):
+        side.take(0, HostNews({"../x": b""}, {}))
 
 
 def test_losses_are_counted_over_the_whole_replay() -> None:
@@ -238,6 +293,10 @@ def test_rays_own_variable_asks_for_a_post_mortem_on_a_cluster_only(monkeypatch:
     there = StopOptions().on("ray", several_nodes=False)
     assert (there.break_at, there.debugpy) == ("error", 0)
     assert StopOptions().on("local", several_nodes=False) == StopOptions()
+    assert StopOptions().on("ray", several_nodes=False, apart=True).debugpy == 0, "an editor needs no folder"
+    monkeypatch.delenv("RAY_DEBUG_POST_MORTEM")
+    with pytest.raises(Unsupported, match="a prompt is a socket in the replay's folder"):
+        StopOptions(break_at="before").on("ray", several_nodes=False, apart=True)
 
 
 def test_a_node_without_debugpy_is_named_before_its_ranks_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

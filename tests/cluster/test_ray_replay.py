@@ -17,13 +17,16 @@ import brokenactor
 import pytest
 import ray
 import stopcases
-from clustercases import fake_on, on_cluster, paused, ray_cluster, scripted
+import torch
+from clustercases import Machines, fake_on, on_cluster, paused, ray_cluster, scripted
 from editorcases import Editor
 from replaycases import publish
-from roots import ROOT, SUPPORT
+from roots import ROOT
+from safetensors.torch import load_file
 from supervised import make_spec, statuses
 
-from actordbg.base.errors import EnvironmentProblem, LaunchProblem, Unsupported
+from actordbg.base.errors import EnvironmentProblem, LaunchProblem, StoreProblem, Unsupported
+from actordbg.cluster.desk_side import StoreElsewhere
 from actordbg.cluster.order import ClusterOrder
 from actordbg.cluster.ray_engine import RayEngine, connected
 from actordbg.cluster.same_versions import require_same_versions
@@ -42,13 +45,19 @@ from actordbg.memory.watching import Rhythm, rounds, watch_into
 from actordbg.replay.group_engine import using
 from actordbg.replay.supervise import run_replay
 from actordbg.store.layout import Store
+from actordbg.store.staging import Mirror
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    with ray_cluster(2) as running, connected(ClusterOrder(running.address), "tests"):
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Machines:
+    return Machines(tmp_path_factory.mktemp("machines"))
+
+
+@pytest.fixture(scope="module")
+def cluster(machines: Machines):
+    with ray_cluster(2, machines) as running, connected(ClusterOrder(running.address), "tests"):
         yield running
 
 
@@ -191,28 +200,78 @@ def test_a_dead_node_is_one_failure_too_many(cluster, store: Store) -> None:
     assert outcome.all_passed and set(ends(outcome.folder).values()) == {1}
 
 
-def test_the_command_may_be_killed_and_another_goes_on(cluster, store: Store) -> None:
-    spec = make_spec(20)
-    (store.replays / spec.replay_id).mkdir(parents=True)
-    code = (
-        "import sys; from pathlib import Path; from clustercases import *; from actordbg.formats.replay_record import ReplaySpec\n"
-        "class Cluster: address = sys.argv[2]\n"
-        "spec = ReplaySpec.from_json(sys.argv[3])\n"
-        "scripted(Store(Path(sys.argv[1])), spec, {'takes': 0.3}, Cluster)\n"
-    )
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join((os.environ.get("PYTHONPATH", ""), str(SUPPORT)))}
-    command = [sys.executable, "-c", code, str(store.root), cluster.address, spec.to_json()]
+KILLED = """
+import sys
+from clustercases import *
+from actordbg.cluster.desk_side import StoreElsewhere
+from actordbg.store.staging import Mirror, Pusher
+class Cluster: address = sys.argv[2]
+store, spec, url = Store(sys.argv[1]), ReplaySpec.from_json(sys.argv[3]), sys.argv[4]
+if url:
+    Pusher(Mirror(url, store.root), print, 0.05)
+order = ClusterOrder(Cluster.address, store=StoreElsewhere(url, store.root) if url else None)
+scripted(store, spec, {"takes": 0.3}, Cluster, order)
+"""
+
+
+def kill_in_the_middle(cluster: Any, store: Store, spec: ReplaySpec, folder: Path, environment: Any, url: str = "") -> None:
+    """Kill a command after four results lie in this folder of its replay."""
+    command = [sys.executable, "-c", KILLED, str(store.root), cluster.address, spec.to_json(), url]
     killed = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
-    folder = store.replays / spec.replay_id
-    until = time.monotonic() + 120
-    while len(ends(folder)) < 4 and time.monotonic() < until and killed.poll() is None:
+    while len(ends(folder)) < 4 and killed.poll() is None:
         time.sleep(0.1)
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
     done = len(ends(folder))
-    assert 4 <= done < 20, killed.stderr.read().decode() if killed.stderr else ""
+    assert 4 <= done < len(spec.inputs), killed.stderr.read().decode() if killed.stderr else ""
+
+
+def test_the_command_may_be_killed_and_another_goes_on(cluster, store: Store) -> None:
+    spec = make_spec(20)
+    folder = store.replays / spec.replay_id
+    kill_in_the_middle(cluster, store, spec, folder, os.environ)
     outcome = scripted(store, ReplaySpec.from_json((folder / "spec.json").read_bytes()), {}, cluster)
     assert outcome.all_passed and set(ends(outcome.folder).values()) == {1}
+
+
+def test_where_nothing_is_shared_a_killed_command_and_a_dead_node_cost_what_was_running(cluster, machines: Machines) -> None:
+    """The first command is killed, one on another machine goes on, and a node dies under it. What is read is in the bucket."""
+    spec, url = make_spec(24), f"{machines.url}/killed"
+    there = machines.folder / "bucket" / "killed" / "replays" / spec.replay_id
+    first, second = (Store(machines.folder / name) for name in ("desk-first", "desk-second"))
+    kill_in_the_middle(cluster, first, spec, there, machines.desk("first"), url)
+    mirror, told, dead = Mirror(url, second.root), [], []
+    mirror.pull()
+
+    def kill(event: Any) -> None:
+        told.append(event.text)
+        if event.kind == "result" and not dead:
+            attempts = [
+                one for one in read_events(second.replays / spec.replay_id / "supervisor.jsonl") if one["event"] == "attempt"
+            ]
+            dead.extend(node for node in cluster.worker_nodes if node.node_id == attempts[-1]["nodes"][0])
+            cluster.remove_node(dead[0], allow_graceful=False)
+
+    order = ClusterOrder(cluster.address, groups=1, store=StoreElsewhere(url, second.root))
+    script = {"takes": 0.1, "d23": "kill"}
+    outcome = scripted(second, ReplaySpec.from_file(there / "spec.json"), script, cluster, order, on_event=kill)
+    mirror.push()
+    cluster.add_node(num_cpus=1, env_vars=machines.environment("node-2", "desk-"))
+    cluster.wait_for_nodes()
+    assert any("is lost" in text for text in told), told
+    assert statuses(outcome) == {f"d{n}": "passed" for n in range(24)} | {"d23": "crashed"}
+    assert set(ends(there).values()) == {1} and len(ends(there)) == 23
+    attempts = [one for one in read_events(there / "supervisor.jsonl") if one["event"] == "attempt"]
+    assert len({node for one in attempts for node in one["nodes"]}) == 2
+
+
+def test_a_node_that_cannot_read_the_url_is_named(cluster, machines: Machines) -> None:
+    spec, store = make_spec(1), Store(machines.folder / "desk-refused")
+    (machines.folder / "bucket" / "refused" / "dumps" / "d0").mkdir(parents=True)
+    order = ClusterOrder(cluster.address, store=StoreElsewhere(f"{machines.url}/refused", store.root))
+    with pytest.raises(StoreProblem, match=r"node \w+ \([\d.]+\): norename://.*IsADirectoryError") as refused:
+        scripted(store, spec, {}, cluster, order)
+    assert refused.value.exit_code == 4
 
 
 def test_what_the_cluster_cannot_hold_is_refused(cluster, store: Store) -> None:
@@ -236,28 +295,34 @@ def test_a_node_with_other_versions_is_refused_by_name(cluster, store: Store, tm
         cluster.remove_node(node)
 
 
-def test_a_sharded_group_over_two_nodes_gives_the_bits_of_one_machine(cluster, store: Store) -> None:
-    """From the command line, with real workers; the answer on standard output is nothing but JSON."""
+def test_a_sharded_group_over_two_nodes_gives_the_bits_of_one_machine(cluster, machines: Machines) -> None:
+    """From the command line, with real workers; three machines that share a bucket and nothing else."""
 
-    def actordbg(*arguments: str) -> str:
-        environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=600)
+    def actordbg(desk: str, *arguments: str) -> str:
+        command = [sys.executable, "-m", "actordbg", "--store", machines.url, *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=machines.desk(desk), timeout=600)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    actordbg("dump", "create", "--count", "3", "--batch-size", "2", "--seq-len", "48")
-    how = ("replay", "--backend", "fsdp2", "--nproc", "2", "--backward", "--json", "--quiet")
-    here = json.loads(actordbg(*how))
-    there = json.loads(actordbg(*how, "--engine", "ray", "--address", cluster.address, "--procs-per-node", "1"))
+    actordbg("a", "dump", "create", "--count", "4", "--batch-size", "2", "--seq-len", "48")
+    how = ["replay", "--max-inputs", "3", "--backend", "fsdp2", "--nproc", "2", "--backward", "--keep-tensors", "--json"]
+    here = json.loads(actordbg("a", *how))
+    there = json.loads(actordbg("b", *how, "--engine", "ray", "--address", cluster.address, "--procs-per-node", "1"))
     assert (there["passed"], there["restarts"]) == (3, 0)
-    ours, theirs = (read_results(store.replays / one["replay_id"]) for one in (here, there))
+    folders = [machines.mirror(desk) / "replays" / one["replay_id"] for desk, one in (("a", here), ("b", there))]
+    ours, theirs = (read_results(folder) for folder in folders)
     figures = [
         {dump: (one.output_digest, one.loss, one.grad_norm) for dump, one in results.items()} for results in (ours, theirs)
     ]
     assert figures[0] == figures[1] and len(figures[0]) == 3
-    events = read_events(store.replays / there["replay_id"] / "supervisor.jsonl")
+    for dump in figures[0]:
+        kept = [load_file(folder / "tensors" / f"{dump}.safetensors") for folder in folders]
+        assert kept[0].keys() == kept[1].keys() and all(torch.equal(kept[0][name], kept[1][name]) for name in kept[0])
+    events = read_events(folders[1] / "supervisor.jsonl")
     assert [len(set(one["nodes"])) for one in events if one["event"] == "attempt"] == [2]
+    stores = [list(node.glob("dumps/*/*/*")) for node in machines.folder.glob("node-*/actordbg/nodes/*")]
+    brought = [{path.name.partition(".safetensors")[0] for path in dumps} for dumps in stores if dumps]
+    assert brought == [set(figures[0])] * 2, "a node brings the dumps of the plan, and no other"
 
 
 def test_rays_debugger_finds_an_input_that_failed_and_sees_its_frames(cluster, store: Store, tmp_path: Path) -> None:

@@ -6,12 +6,15 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import norename  # noqa: F401  registers the file system
 from roots import ROOT, SUPPORT
 
 from actordbg.cluster.order import ClusterOrder
 from actordbg.cluster.ray_engine import RayEngine, connected
+from actordbg.config.sources import mirror_name
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.formats.store_files import make_folder
 from actordbg.replay.group_engine import using
@@ -27,17 +30,63 @@ QUICK = {
 """So that a dead raylet is noticed in seconds; Ray's own settings take fourteen."""
 
 
+NO_ENTRY = """
+import os, sys
+
+def look(event, arguments):
+    if arguments and event in AUDITED and isinstance(arguments[0], (str, bytes)):
+        if os.fsdecode(arguments[0]).startswith(FORBIDDEN):
+            os.write(2, f"NO ENTRY: {event} {arguments[0]}".encode())
+            raise PermissionError(13, "another machine's folder", os.fsdecode(arguments[0]))
+
+AUDITED = {"open", "os.listdir", "os.scandir", "os.mkdir", "os.rename", "os.remove", "os.chmod", "os.truncate", "os.symlink"}
+if FORBIDDEN := os.environ.get("NO_ENTRY"):
+    sys.addaudithook(look)
+"""
+
+
+class Machines:
+    """Machines that share nothing but a bucket: what one has below its folder no Python process of another one can open.
+
+    folder/site is imported by all of them: it refuses the others' folders (`NO_ENTRY`), and brings `norename://`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.site, self.url = folder, folder / "site", f"norename://{folder / 'bucket'}"
+        info = self.site / "norename-1.dist-info"
+        info.mkdir(parents=True)
+        (self.site / "sitecustomize.py").write_text(NO_ENTRY)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: norename\nVersion: 1\n")
+        (info / "entry_points.txt").write_text("[fsspec.specs]\nnorename = norename:NoRename\n")
+
+    def environment(self, name: str, others: str) -> dict[str, str]:
+        """Of machine `name`; those whose names begin with `others` are shut to it."""
+        path = os.pathsep.join(map(str, (self.site, ROOT, SUPPORT)))
+        return {"XDG_CACHE_HOME": str(self.folder / name), "NO_ENTRY": str(self.folder / others), "PYTHONPATH": path}
+
+    def desk(self, name: str) -> dict[str, str]:
+        """The environment of commands on a machine that no node sees, and that sees no node."""
+        return {key: value for key, value in os.environ.items() if key != "RAY_ADDRESS"} | self.environment(
+            f"desk-{name}", "node-"
+        )
+
+    def mirror(self, name: str) -> Path:
+        """Where such a machine mirrors the bucket."""
+        return self.folder / f"desk-{name}" / "actordbg" / "staged" / mirror_name(self.url)
+
+
 @contextlib.contextmanager
-def ray_cluster(nodes: int, **of_each: Any) -> Iterator[Any]:
+def ray_cluster(nodes: int, machines: Machines | None = None, **of_each: Any) -> Iterator[Any]:
     """A head without CPUs and `nodes` nodes; their workers can import the tests' helpers."""
     from ray.cluster_utils import Cluster
 
     before = dict(os.environ)
-    os.environ["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(SUPPORT)))
+    os.environ["PYTHONPATH"] = os.pathsep.join(map(str, ([machines.site] if machines else []) + [ROOT, SUPPORT]))
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, "_system_config": QUICK})
     try:
-        for _ in range(nodes):
-            cluster.add_node(**({"num_cpus": 1} | of_each))
+        for number in range(nodes):
+            own = {"env_vars": machines.environment(f"node-{number}", "desk-")} if machines else {}
+            cluster.add_node(**({"num_cpus": 1} | own | of_each))
         cluster.wait_for_nodes()
         yield cluster
     finally:
