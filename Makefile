@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # DeepSpeed's sdist asks at build time which accelerator there is.
 ACCELERATOR := $(shell command -v nvidia-smi >/dev/null 2>&1 || echo DS_ACCELERATOR=cpu)
 
-.PHONY: demo matrix-demo check test whole lint types imports fast pytest bytecode kills fuzz bench soak figures families examples docs pictures site compat hooks clean
+.PHONY: demo matrix-demo check test whole lint types imports fast pytest bytecode kills fuzz bench gpu-kit soak figures families examples docs pictures site compat hooks clean
 # A file's tests share what they build, so a file stays with one process. The files that take longest come first
 # (tests/support/heavy.py), the others in the order of the alphabet: so all processes end at about the same time.
 # One process more than cores: many tests wait, for a hang to be noticed or for a process to end.
@@ -78,6 +78,10 @@ soak: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(BIN)/python -m benchmarks
+
+# A folder for a machine with CUDA and no package index, with all that runs there alone: docs/how-to/gpu-machine.md.
+gpu-kit: $(VENV)/.test
+	$(BIN)/python -m benchmarks.gpu.make_kit
 
 # The figures of the house. For another checkout beside this one: make figures FIGURES_OF="/path/to/other ."
 FIGURES_OF ?= .

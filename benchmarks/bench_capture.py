@@ -66,10 +66,10 @@ def run(rounds: int = 6, steps: int = 12, deaths: bool = True) -> list[Row]:
 
 def _rows(blocks: list[Block], sizes: dict[str, float]) -> list[Row]:
     rows: list[Row] = []
-    noise, error = _ratio(blocks, "off", "steps")
+    noise, error = ratio(blocks, "off", "steps")
     usual = median(_middle(blocks, "off", "steps"))
     rows.append(Row("step time, off / off (the noise)", usual * 1e3, usual * 1e3, "ms", noise, "-", f"+- {error:.4f}"))
-    found = {way: _ratio(blocks, way, "steps") for way in WAYS}
+    found = {way: ratio(blocks, way, "steps") for way in WAYS}
     best = min(ratio for way, (ratio, _) in found.items() if way not in OURS and way != "clone")
     for way, (ratio, own) in found.items():
         limit = 1.005 + math.hypot(error, own)
@@ -79,18 +79,18 @@ def _rows(blocks: list[Block], sizes: dict[str, float]) -> list[Row]:
         mine, note = median(_middle(blocks, way, "steps")) * 1e3, f"+- {own:.4f}"
         rows.append(Row(f"step time, {way} / off", mine, usual * 1e3, "ms", ratio, said, note, within))
     for way in ("off", *WAYS):
-        ratio, own = _ratio(blocks, way, "cpu")
+        ratio, own = ratio(blocks, way, "cpu")
         spent = median(_middle(blocks, way, "cpu")) * 1e3
         rows.append(Row(f"CPU of a step, {way} / off", spent, None, "ms", ratio, "-", f"+- {own:.4f}"))
-    clone = _beside(blocks, "clone", "stalls")
+    clone = beside(blocks, "clone", "stalls")
     for way in WAYS:
-        stall = _beside(blocks, way, "stalls")
+        stall = beside(blocks, way, "stalls")
         most = max(150e-6 if way != "armed" else 200e-6, 1.5 * clone if way != "armed" else 0)
         within = stall <= most if way in OURS else None
         said = f"<= {most * 1e6:.0f} us" if way in OURS else "-"
         rows.append(Row(f"stall in the step, {way} / clone", stall * 1e6, clone * 1e6, "us", stall / clone, said, "", within))
     for way in (*OURS, "clone + thread"):
-        spent = _beside(blocks, way, "others") * 1e3
+        spent = beside(blocks, way, "others") * 1e3
         within, said = (spent <= 0.3, "<= 0.3 ms") if way in ("process", "armed") else (None, "-")
         rows.append(Row(f"CPU of other threads in the trainer, {way}", spent, None, "ms", spent, said, "for each step", within))
     for way, size in sizes.items():
@@ -110,7 +110,7 @@ def _pairs(blocks: list[Block], way: str) -> Iterator[tuple[Block, Block, Block]
             yield blocks[place], blocks[place - reach], blocks[place + reach]
 
 
-def _ratio(blocks: list[Block], way: str, what: str) -> tuple[float, float]:
+def ratio(blocks: list[Block], way: str, what: str) -> tuple[float, float]:
     """Median of a figure over that of the neighbours, and its error (1 sigma)."""
     triples = [[median(getattr(block, what)) for block in three] for three in _pairs(blocks, way)]
     ratios = [2 * mine / (before + after) for mine, before, after in triples]
@@ -119,7 +119,7 @@ def _ratio(blocks: list[Block], way: str, what: str) -> tuple[float, float]:
     return middle, 1.2533 * spread / math.sqrt(len(ratios))
 
 
-def _beside(blocks: list[Block], way: str, what: str) -> float:
+def beside(blocks: list[Block], way: str, what: str) -> float:
     """Median of a figure, less that of the neighbours. CPU of threads that work now and then is a mean over the block."""
     over: Callable[[list[float]], float] = median if what == "stalls" else lambda values: sum(values) / len(values)
     found = [over(getattr(a, what)) - (over(getattr(b, what)) + over(getattr(c, what))) / 2 for a, b, c in _pairs(blocks, way)]

@@ -64,9 +64,6 @@ class Actor(torch.nn.Module):
         return found
 
 
-bare = Actor.forward
-
-
 def batches(count: int) -> Iterator[dict[str, Any]]:
     """Arguments of calls: sequences [4, 2048] and attention_mask int64, action_mask [4, 1024] bool."""
     made = torch.Generator().manual_seed(0)
@@ -85,9 +82,9 @@ def batches(count: int) -> Iterator[dict[str, Any]]:
 class Peers:
     """What one would write by hand: at the end of each forward, into one file for each call under `folder`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, bare: Forward) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._number = folder, 0
+        self._folder, self._number, self._bare = folder, 0, bare
         self._queue: queue.SimpleQueue[tuple[Path, dict[str, Any]]] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._drain, daemon=True)
         self.ways: dict[str, Forward] = {
@@ -101,8 +98,10 @@ class Peers:
 
     def _around(self, write: Callable[[Path, dict[str, Any]], object]) -> Forward:
         def forward(actor: Actor, **arguments: Any) -> Any:
-            output = bare(actor, **arguments)
-            copies = {name: v.detach().clone() if isinstance(v, torch.Tensor) else v for name, v in arguments.items()}
+            output = self._bare(actor, **arguments)
+            copies = {
+                name: v.detach().to("cpu", copy=True) if isinstance(v, torch.Tensor) else v for name, v in arguments.items()
+            }
             self._number += 1
             write(self._folder / f"{self._number:06d}", copies)
             return output
@@ -150,18 +149,20 @@ class Block:
 
 
 class Training:
-    """One process that trains, and goes from way to way."""
+    """One process that trains an actor, and goes from way to way. Its actor's class keeps `marks`, as `Actor` does."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, actor: Any = None, given: list[dict[str, Any]] | None = None) -> None:
         self.store = Store(folder / "store").create()
-        self.peers = Peers(folder / "peers")
+        self._actor = actor or Actor()
+        self._class: Any = type(self._actor)
+        self._bare = self._class.forward
+        self.peers = Peers(folder / "peers", self._bare)
         self.peers.start()
-        self._slot = Slot(self.store, None)
-        self._hooked = wrap(bare, self._slot)
+        self.slot = Slot(self.store, None)
+        self._hooked = wrap(self._bare, self.slot)
         self._generation = 0
-        self._actor = Actor()
         self._optimizer = torch.optim.AdamW(self._actor.parameters(), foreach=False)
-        self._batches = list(batches(40))
+        self._batches = given or list(batches(40))
         self._calls = 0
 
     def block(self, way: str, steps: int) -> Block:
@@ -181,7 +182,7 @@ class Training:
         return found
 
     def step(self) -> float:
-        """Forward, backward, optimizer; the stall."""
+        """Forward, backward, optimizer, and the device's end of them; the stall."""
         arguments = self._batches[self._calls % len(self._batches)]
         self._calls += 1
         began = time.perf_counter()
@@ -191,11 +192,13 @@ class Training:
         (-output.mean()).backward()
         self._optimizer.step()
         self._optimizer.zero_grad()
+        if output.is_cuda:
+            torch.cuda.synchronize()
         return inside - began + ended - outside
 
     def switch(self, way: str) -> None:
         """Record this way from now on."""
-        Actor.forward = self.peers.ways.get(way, self._hooked)  # type: ignore[method-assign]
+        self._class.forward = self.peers.ways.get(way, self._hooked)
         self._generation += 1
         limits = OURS.get(way, {})
         control = Control(way in OURS, "bench", now_timestamp(), self._generation, free_floor_bytes=0, **limits)
@@ -203,8 +206,8 @@ class Training:
 
     def close(self) -> None:
         """Write what is queued."""
-        self._slot.recorder.close(60)
-        Actor.forward = bare  # type: ignore[method-assign]
+        self.slot.recorder.close(60)
+        self._class.forward = self._bare
 
 
 def survive(way: str, folder: Path, calls: int) -> None:

@@ -388,13 +388,7 @@ class Writer:
         blob = self._packed(record, payload_bytes, control.level)
         if verdict is None and item.over_max_bytes(len(blob)):
             return None
-        path = self._store.dump_path(record)
-        try:
-            self._publisher.publish_dump(record, blob)
-        except Exception:  # raised again, unless
-            if not os.path.exists(path):
-                raise  # what failed came after the file was published, complete
-        item.path = path
+        path = item.path = self._publisher.publish_dump(record, blob)
         if control.before:
             item.written = (record, payload_bytes)
         return self._count(item, path, len(blob), record.pinned, verdict)

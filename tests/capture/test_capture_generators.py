@@ -81,6 +81,7 @@ def test_no_gpu_is_asked_while_a_graph_is_captured(gpus: list[FakeGenerator], mo
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
 def test_a_real_gpus_state_is_torchs_and_is_left_out_of_a_graph_capture() -> None:
+    torch.cuda.init()  # `states` leaves a CUDA that nobody uses alone
     torch.cuda.manual_seed(3)
     before = states([torch.device("cuda", 0)])["cuda:0"]
     assert before.device.type == "cpu" and torch.equal(before, torch.cuda.get_rng_state(0))

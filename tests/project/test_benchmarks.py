@@ -29,7 +29,7 @@ def bench(name: str):
     return importlib.import_module(f"benchmarks.bench_{name}")
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").rglob("*.py")), ids=lambda path: path.stem)
 def test_what_a_benchmark_imports_is_there(path: Path):
     """Also what it imports inside of a function, and in a program that it starts."""
     text = path.read_text()

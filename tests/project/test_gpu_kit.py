@@ -1,0 +1,129 @@
+"""The GPU kit does not rot: it is made without its wheels, its steps run and fail as they should, its capture runs on a stand-in."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from roots import ROOT
+
+
+@pytest.fixture
+def kit(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(ROOT))
+    yield importlib.import_module("benchmarks.gpu.run_kit")
+
+
+def script(text: str) -> tuple[str, ...]:
+    return ("{python}", "-c", text)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cuda", [False, True])
+def test_each_step_has_its_end_and_the_report_says_what_was_not_run(
+    kit: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cuda: bool
+):
+    monkeypatch.setattr(kit, "FACTS", f"import json; print(json.dumps({{'cuda': {cuda}, 'packages': {{'torch': '2'}}}}))")
+    steps = (
+        kit.Step(
+            "built", "goes on behind", script("import time; time.sleep(0.5); print('built it')"), 60, stand_in=None, behind=True
+        ),
+        kit.Step("broken", "fails", script("raise ValueError('boom')"), 60),
+        kit.Step("stuck", "never ends", script("import time; time.sleep(600)"), 1),
+        kit.Step(
+            "keeps", "figures", script("open(r'{work}/keeps.json', 'w').write('{{\"text\": \"42 of them\"}}')"), 60, after="built"
+        ),
+    )
+    monkeypatch.setattr(kit, "STEPS", steps)
+    out = tmp_path / "out"
+    assert kit.main(["--kit", str(ROOT), "--out", str(out), "--here"]) == 1
+    answer = json.loads((out / "report.json").read_text())
+    found = {step["name"]: step for step in answer["steps"]}
+    assert found["broken"]["status"] == "failed" and found["broken"]["exit"] == 1
+    assert found["broken"]["why"] == "ValueError: boom"
+    assert found["stuck"]["status"] == "took too long" and "1 s" in found["stuck"]["why"]
+    assert found["keeps"]["status"] == "passed" and found["keeps"]["figures"] == {"text": "42 of them"}
+    assert found["built"]["status"] == ("passed" if cuda else "no CUDA")
+    first, whole = (out / "report.md").read_text().partition("\n")[::2]
+    assert "Did not pass: broken (failed), stuck (took too long)" in first and "42 of them" in whole
+    assert ("Nothing was left out" in first) == cuda and ("built (no CUDA" in first and "There is no CUDA" in first) == (not cuda)
+    assert ("built it" in whole) == cuda and {path.name for path in out.iterdir()} == {"report.md", "report.json", "logs.txt"}
+
+
+def test_a_report_comes_also_where_no_environment_can_be_made(kit: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    assert kit.main(["--kit", str(ROOT), "--out", str(tmp_path / "out")]) == 1
+    answer = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert [(step["name"], step["status"]) for step in answer["steps"]] == [("install", "failed")]
+    assert "FileNotFoundError" in (tmp_path / "out" / "report.md").read_text()
+    assert "Did not pass: install" in answer["not_run"]
+
+
+def test_the_kit_has_the_tree_and_versions_of_all_it_brings(kit: ModuleType, tmp_path: Path):
+    making = importlib.import_module("benchmarks.gpu.make_kit")
+    nbytes = making.make(tmp_path / "kit", wheels=False)
+    assert 3_000_000 < nbytes < 20_000_000
+    assert (tmp_path / "kit" / "tree" / "actordbg" / "capture" / "hook.py").is_file()
+    tests = kit.gpu_tests(tmp_path / "kit" / "tree")
+    assert "tests/matrix/test_lab_gpu.py" in tests and len(tests) == 4
+    names = making.names_of(ROOT / "benchmarks" / "gpu" / "packages.txt")
+    wanted = making.pinned(names, ROOT / "constraints.txt")
+    assert len(wanted) == len(names) > 30 and "deepspeed==0.19.6" in wanted
+    assert not {"torch", "triton", "transformers", "numpy", "tokenizers"} & set(names), "those are the machine's"
+
+
+def test_flash_attention_is_built_for_two_head_sizes_in_bf16(kit: ModuleType, tmp_path: Path):
+    flash = importlib.import_module("benchmarks.gpu.build_flash")
+    sources = [
+        f"csrc/flash_attn/src/flash_{way}_hdim{size}_{dtype}{end}_sm80.cu"
+        for way in ("fwd", "bwd", "fwd_split") for size in (32, 64, 96, 128, 192, 256) for dtype in ("fp16", "bf16") for end in ("", "_causal")
+    ]  # fmt: skip
+    lines = ['"csrc/flash_attn/flash_api.cpp",', *(f'"{source}",' for source in sources), '# "-DFLASHATTENTION_DISABLE_DROPOUT",']
+    (tmp_path / "setup.py").write_text("".join(f"    {line}\n" for line in lines))
+    switch = tmp_path / "csrc" / "flash_attn" / "src" / "static_switch.h"
+    switch.parent.mkdir(parents=True)
+    switch.write_text("#define HEADDIM_SWITCH\n")
+    assert flash.lessen(tmp_path) == 12
+    left = (tmp_path / "setup.py").read_text()
+    assert (
+        "hdim64" not in left
+        and "fp16" not in left
+        and "flash_api.cpp" in left
+        and '    "-DFLASHATTENTION_DISABLE_DROPOUT"' in left
+    )
+    assert "hdim32_bf16_causal" in left and "flash_bwd_hdim128_bf16_sm80" in left and "kHeadDim = 128" in switch.read_text()
+
+
+STAND_IN = """
+import json, sys
+from actordbg.capture import watch
+from benchmarks import real_step
+from benchmarks.gpu import capture_on_gpu, one_process
+real_step.SETTLE_SECONDS, watch.POLL_SECONDS, capture_on_gpu.CHECKED = 0.1, 0.02, 4
+capture_on_gpu.WAYS = ("process", "torch.save", "clone + thread")
+answer = capture_on_gpu.run(True, 1, 2)
+one_process.main()
+print(json.dumps(answer))
+"""
+
+
+@pytest.mark.slow
+def test_the_capture_of_openrlhfs_actor_runs_on_a_stand_in_for_a_gpu():
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", STAND_IN], capture_output=True, text=True, env=environment, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "are right in a group of one" in done.stdout
+    answer = json.loads(done.stdout.splitlines()[-1])
+    assert (
+        answer["check"]["right"] == answer["check"]["captured"] > 4
+        and answer["copies_of_the_stand_in"] >= answer["check"]["captured"]
+    )
+    assert [row["way"] for row in answer["rows"]] == ["off", "process", "torch.save", "clone + thread"]
+    assert all(row["step_ms"] > 0 for row in answer["rows"])
