@@ -132,10 +132,11 @@ def _source(box: sandbox.Sandbox, condition: Condition | None, order: str) -> tu
     """
     if condition is None:
         return f"dump AS d INDEXED BY {_INDEXES[order]} {LAST_RESULT}", ()
-    probe = f"SELECT d.rowid FROM dump AS d {LAST_RESULT if condition.uses_result else ''} WHERE {condition.sql} LIMIT {_PROBE}"
-    found = [row[0] for row in box.rows(probe, condition.params)]
-    if len(found) < _PROBE:
-        return f"dump AS d {LAST_RESULT} WHERE d.rowid IN ({', '.join(map(str, found))})", ()
+    joined = LAST_RESULT if condition.uses_result else ""
+    some = f"SELECT d.rowid AS number FROM dump AS d {joined} WHERE {condition.sql} LIMIT {_PROBE}"
+    count, numbers = next(box.rows(f"SELECT count(*), group_concat(number) FROM ({some})", condition.params))
+    if count < _PROBE:
+        return f"dump AS d {LAST_RESULT} WHERE d.rowid IN ({numbers or ''})", ()
     return f"dump AS d INDEXED BY {_INDEXES[order]} {LAST_RESULT} WHERE {condition.sql}", condition.params
 
 

@@ -25,7 +25,7 @@ from actordbg.catalog.columns import FUNCTIONS
 
 TIME_LIMIT_S = 1.0
 _TABLES = {"dump", "result", "run", "replay", "comparison", "law_answer"}
-_FUNCTIONS = (set(FUNCTIONS) - {"now"}) | {"like", "count", "min", "max"}
+_FUNCTIONS = (set(FUNCTIONS) - {"now"}) | {"like", "count", "min", "max", "group_concat"}
 _STEPS = 20_000
 _FETCH = 1000
 _LIMITS = {

@@ -58,8 +58,8 @@ def test_recording_and_files_are_measured(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.slow
 def test_the_catalog_is_measured():
-    rows = bench("index").run(12, 3000)
-    assert len(rows) == 6 and all(row.ours > 0 for row in rows)
+    rows = bench("index").run(12, 3000, many=16)
+    assert len(rows) == 8 and all(row.ours > 0 for row in rows)
 
 
 @pytest.mark.slow
