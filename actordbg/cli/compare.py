@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from actordbg.base.errors import StoreProblem, UsageError
+from actordbg.base.errors import EnvironmentProblem, StoreProblem, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.ids import LAST
 from actordbg.catalog.query import get_configuration, open_fresh, read_noise, select_dumps
@@ -34,7 +34,7 @@ from actordbg.cli.page_file import HtmlFile, TokenizerFile, check_page, texts_of
 from actordbg.cli.setting_options import OldTruthDtype, TruthDtype, truth_dtype
 from actordbg.compare.comparing import compare as compare_sides
 from actordbg.compare.comparing import save
-from actordbg.compare.find_truth import ensure_rounding, ensure_truth, find_truth, wanted_truth
+from actordbg.compare.find_truth import ensure_rounding, ensure_truth, find_truth, require_torch, wanted_truth
 from actordbg.compare.noise_floor import newest_for
 from actordbg.compare.thresholds import FLAGS, Thresholds
 from actordbg.config import consent
@@ -226,6 +226,7 @@ def _truth(store: Store, replay_id: str, dtype: str, quiet: bool, yes: bool, war
     wanted = wanted_truth(store, spec, dtype)
     if (found := find_truth(store, wanted)) is not None:
         return found
+    require_torch(wanted)
     if spec.config.model != TINY:
         approve(f"replay {spec.replay_id}, whose model {spec.config.model!r} would be loaded", owner, yes)
     store.require_writable()
@@ -240,7 +241,10 @@ def _rounding(store: Store, replay_id: str, quiet: bool, warm: WarmGroups, plant
         with replaying(store, "measuring what the dtype costs", total, quiet=quiet) as (catalog, advance):
             on_event = counting(catalog, advance)
             return ensure_rounding(store, replay_id, planted=planted, on_event=on_event, on_tick=catalog.tick, warm=warm)
-    except StoreProblem as problem:  # a store that cannot be written may have its truth
+    except (
+        StoreProblem,
+        EnvironmentProblem,
+    ) as problem:  # a store that cannot be written, or read without torch, may have its truth
         output.note(f"what the dtype costs is not measured: {problem.message}")
         return None
 

@@ -6,6 +6,7 @@ cells of a matrix) share one truth.
 
 A truth is found again only for the same weights and under the same versions (`weights_version.DECIDE`): after an upgrade, or
 where the model's files changed, another one is computed. A replay whose weights are no longer there has no truth any more.
+Where torch is not installed none can be computed, so the versions that decide are those under which the replay itself ran.
 
 Example:
     truth = ensure_truth(store, replay_id)                   # "20250619T052608-9f3a2c"
@@ -14,14 +15,16 @@ Example:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.weights_version import DECIDE, WEIGHTS, versions_of
-from actordbg.base.errors import ActordbgError, StoreProblem, Unsupported, UsageError
+from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem, Unsupported, UsageError
 from actordbg.compare.measured_limits import DTYPES
+from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import LONE_ROWS, SETTINGS, ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, TENSORS, read_results, read_standing
@@ -102,6 +105,7 @@ def ensure_lone_rows(
     found = find_truth(store, wanted)
     if found is not None:
         return found
+    require_torch(wanted)
     find_model(wanted.config.model)
     spec = ReplaySpec(
         replay_id=new_replay_id(),
@@ -148,6 +152,8 @@ def wanted_truth(store: Store, spec: ReplaySpec, dtype: str) -> Wanted:
         truth=dtype,
     )
     versions = versions_of(asked.model)
+    if "torch" not in versions:
+        versions |= {name: spec.versions[name] for name in DECIDE if name in spec.versions}
     ran, now = spec.versions.get(WEIGHTS), versions.get(WEIGHTS)
     if ran and now and ran != now:
         raise StoreProblem(
@@ -155,6 +161,21 @@ def wanted_truth(store: Store, spec: ReplaySpec, dtype: str) -> Wanted:
             hint="replay again with the model as it is now, or put its files back",
         )
     return Wanted(config, spec.inputs, with_gradients, versions)
+
+
+def require_torch(wanted: Wanted) -> None:
+    """EnvironmentProblem where nothing can be computed, with the versions that a replay would have to be found under."""
+    if "torch" in installed_versions():
+        return
+    ran = (
+        ", ".join(f"{name} {wanted.versions[name]}" for name in DECIDE if name in wanted.versions)
+        or "versions that it did not record"
+    )
+    raise EnvironmentProblem(
+        f"the store has no finished truth in {wanted.config.truth} of all its inputs under {ran}, and torch, which computes one, "
+        f"is not installed in {sys.executable}'s environment",
+        hint="compare where the replay ran, and copy the store again: the truth is kept in it; or compare with another replay",
+    )
 
 
 def find_truth(store: Store, wanted: Wanted) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from comparecases import given, write_replay
 from replaycases import publish
 from typer.testing import CliRunner
 
-from actordbg.base.errors import ActordbgError, NothingToDo, UsageError, WhereError
+from actordbg.actor.weights_version import versions_of
+from actordbg.base.errors import ActordbgError, EnvironmentProblem, NothingToDo, UsageError, WhereError
 from actordbg.cli.app import app
 from actordbg.cli.lazy import filled_in
 from actordbg.compare.noise_floor import measure, save
@@ -129,6 +131,33 @@ class TestCompareWithNoise:
         write_replay(pair, "20250619T050000-000004", [given(0)], truth="fp32")
         done = invoke(pair, "compare", self.A, "truth")
         assert done.exit_code == 0 and "computing the truth" not in done.stderr
+
+    @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+    def test_without_torch_a_truth_that_is_there_answers_and_one_of_other_versions_does_not(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch, dtype: str
+    ) -> None:
+        """The versions that count are those under which the replay itself ran: nothing here says others."""
+        really = importlib.metadata.version
+        ran = versions_of("tiny") | {"torch": "2.9.1", "transformers": "5.1.0", "actordbg": "0.2.0"}
+
+        def version(name: str) -> str:
+            if name in ("torch", "transformers"):
+                raise importlib.metadata.PackageNotFoundError(name)
+            return really(name)
+
+        monkeypatch.setattr(importlib.metadata, "version", version)
+        write_replay(store, self.A, [given(0)], dtype=dtype, versions=ran)
+        write_replay(store, "20250619T050000-000004", [given(0)], dtype=dtype, truth="fp32", versions=ran | {"torch": "2.8.0"})
+        with pytest.raises(
+            EnvironmentProblem, match=r"no finished truth in fp32 .* under .*torch 2\.9\.1.*not installed"
+        ) as caught:
+            invoke(store, "compare", self.A, "truth")
+        assert caught.value.exit_code == 4 and len(list(store.replays.iterdir())) == 2
+        write_replay(store, "20250619T050000-000003", [given(0)], dtype=dtype, truth="fp32", versions=ran)
+        done = invoke(store, "compare", self.A, "truth", "--json")
+        told = json.loads(done.stdout)
+        assert (done.exit_code, told["verdict"], told["b"]["replay_id"]) == (0, "match", "20250619T050000-000003")
+        assert ("what the dtype costs is not measured" in invoke(store, "compare", self.A, "truth").stderr) is (dtype == "bf16")
 
     def test_a_mistake_in_where_is_found_before_a_truth_is_computed(self, pair: Store) -> None:
         with pytest.raises(WhereError, match="no column 'foo'"):
