@@ -19,6 +19,7 @@ BUILT_IN = {
     "plain": "actordbg.adapters.plain_adapter:Plain",
     "skyrl": "actordbg.adapters.skyrl_adapter:SkyRl",
     "trl": "actordbg.adapters.trl_adapter:Trl",
+    "verl": "actordbg.adapters.verl_adapter:Verl",
 }
 """Where each of our adapters is."""
 

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from actordbg.adapters.seam import Adapter, Rows, Scores, Seam
+from actordbg.adapters.seam import Adapter, Rows, Scores, Seam, padded
 from actordbg.base.fault import describe
 from actordbg.capture import hook
 from actordbg.capture.facts import unwrap
@@ -184,22 +184,32 @@ def _named(rows: Rows) -> dict[str, Any]:
 def _run(original: Callable[..., Any], seam: Seam, rows: Rows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Returned:
     returned = Returned()
     returned.output = original(*args, **kwargs)
-    returned.read = functools.partial(_scores, seam, rows, returned.output)
+    returned.read = functools.partial(scores_of, seam, rows, returned.output)
     return returned
 
 
-def _scores(seam: Seam, rows: Rows, output: Any) -> Scores:
+def scores_of(seam: Seam, rows: Rows, output: Any) -> Scores:
     """What an adapter reads in a result. From logits, log-probs are computed."""
     try:
         scores = seam.result(output)
         if scores.logits is None or scores.log_probs is not None:
-            return scores
+            return Scores(_of_actions(scores.log_probs, rows), _of_actions(scores.entropy, rows))
         with torch.no_grad():
             found = log_probs_of(scores.logits, rows.sequences, rows.temperature)
         return Scores(found if rows.action_mask is None else found[:, -rows.action_mask.shape[1] :] * rows.action_mask)
     except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training goes on
         tell(f"{seam.where}: its result was not read: {describe(error)}")
         return Scores()
+
+
+def _of_actions(jagged: torch.Tensor | None, rows: Rows) -> torch.Tensor | None:
+    """A value for each token, one row behind the other, as [B, A] or [B, S-1]; what is a tensor of that shape as it is."""
+    if jagged is None or not jagged.is_nested:
+        return jagged
+    found = padded(jagged.detach(), tuple(rows.sequences.shape))[:, :-1]
+    if rows.action_mask is None:
+        return found
+    return found[:, -rows.action_mask.shape[1] :] * rows.action_mask.to(found.device)
 
 
 def log_probs_of(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> torch.Tensor:

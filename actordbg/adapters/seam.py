@@ -71,6 +71,15 @@ class Scores:
     logits: torch.Tensor | None = None
 
 
+def padded(jagged: torch.Tensor, size: tuple[int, ...] | None = None) -> torch.Tensor:
+    """Rows one behind the other (nested, with offsets) as [B, S], 0 behind each. On a GPU it waits, if no size is given."""
+    import torch
+
+    size = size or (jagged.shape[0], int(jagged.offsets().diff().max()))  # type: ignore[attr-defined]
+    made: torch.Tensor = torch.nested.to_padded_tensor(jagged, 0, size)  # type: ignore[no-untyped-call]
+    return made
+
+
 def no_scores(output: Any) -> Scores:
     """For a function that returns no log-probs."""
     return Scores()

@@ -168,7 +168,7 @@ def _say_recorded(answer: RunAnswer) -> None:
         note(f"actordbg: {human_bytes(answer.total['bytes'])} in {answer.store}")
         note(f"next: actordbg dump ls --where \"run='{answer.run}'\"")
     elif answer.switched_off:
-        note(f"actordbg: run {answer.run}: no process called the trainer's Actor.forward where actordbg could see it")
+        note(f"actordbg: run {answer.run}: no process called what is recorded, where actordbg could see it")
         if answer.exit_code == 0:
             note("actordbg: a python with -I, -E or -S does not look at PYTHONPATH; `actordbg doctor` checks the rest")
     if answer.recovered is not None and answer.recovered.recovered:

@@ -2,7 +2,7 @@
 
     ACTORDBG_STORE=/shared/actordbg       where to record
     ACTORDBG_RUN=ppo-7b                   the run's name, and so its switch (store/controls/ppo-7b.json)
-    ACTORDBG_ADAPTERS=trl=trl.trainer...  only under `run --adapter`: each adapter, and the modules whose import it waits for
+    ACTORDBG_ADAPTERS=NAME=module,module  only under `run --adapter`: each adapter, and the modules whose import it waits for
     ACTORDBG_RING_DIR=/scratch            only if the user set it
     PYTHONBREAKPOINT=actordbg.debug...    only under `run --break`: `breakpoint()` stops all ranks, for `actordbg attach`
     PYTHONPATH=<FOLDER>:...               the folder with our sitecustomize in front, the user's entries behind

@@ -15,9 +15,11 @@ from typer.testing import CliRunner
 
 from actordbg.actor.truth_session import TruthSession
 from actordbg.adapters.plain_adapter import Plain
+from actordbg.adapters.recorded_model import scores_of
 from actordbg.adapters.seam import Rows, Unreadable
 from actordbg.adapters.skyrl_adapter import SkyRl
 from actordbg.adapters.trl_adapter import Trl
+from actordbg.adapters.verl_adapter import Verl
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.doctor.check import Level
@@ -163,3 +165,28 @@ def test_doctor_tells_a_release_that_was_tried_from_one_that_was_not_and_one_tha
     assert adapter_check(fit("2.0")).status is adapter_check(fit(None)).status is Level.WARN
     refused = adapter_check(fit("2.0", "m:f: it takes no ids"))
     assert refused.status is Level.WARN and "takes no ids" in refused.detail and "1.0" in refused.remedy
+
+
+def test_verl_rows_are_jagged_and_count_their_responses_or_their_loss_mask() -> None:
+    (seam,) = Verl.seams
+    jagged = torch.nested.nested_tensor_from_jagged(torch.tensor([5, 9, 11, 2, 7, 3, 8]), offsets=torch.tensor([0, 4, 7]))
+    engine = SimpleNamespace(model_config=SimpleNamespace(model_type="language_model"), module=MODEL)
+    engine.lr_scheduler = SimpleNamespace(last_epoch=3)
+    batch = {"input_ids": jagged, "temperature": 0.7, "calculate_entropy": True}
+    asked = {"prompts": torch.zeros(2, 3), "attention_mask": torch.tensor([[0, 1, 1, 1, 1, 0], [1, 1, 0, 1, 0, 0]])}
+    rows = seam.rows({"self": engine, "micro_batch": batch | asked})
+    assert rows is not None and rows.action_mask is not None and rows.attention_mask is not None
+    assert rows.sequences.tolist() == [[5, 9, 11, 2], [7, 3, 8, 0]] and rows.attention_mask.tolist() == [[1] * 4, [1, 1, 1, 0]]
+    assert rows.action_mask.int().tolist() == [[0, 1, 1], [0, 1, 0]]
+    assert (rows.temperature, rows.entropy, rows.step) == (0.7, True, 3)
+    counted = torch.nested.nested_tensor_from_jagged(torch.tensor([0, 0, 0, 1, 0, 1, 1]), offsets=torch.tensor([0, 4, 7]))
+    sft = seam.rows({"self": engine, "micro_batch": {**batch, "loss_mask": counted, "temperature": torch.tensor([0.7, 0.7])}})
+    assert sft is not None and sft.action_mask is not None and sft.action_mask.int().tolist() == [[0, 0, 1], [1, 1, 0]]
+    values = torch.nested.nested_tensor_from_jagged(torch.arange(7.0), offsets=torch.tensor([0, 4, 7]))
+    scores = scores_of(seam, rows, (1.0, {"model_output": {"log_probs": values}}))
+    assert scores.log_probs is not None and scores.log_probs.tolist() == [[0, 1, 2], [0, 5, 0]] and scores.entropy is None
+    for unread in ({"temperature": torch.tensor([0.7, 1.0])}, {"multi_modal_inputs": []}, {"input_ids": IDS}):
+        with pytest.raises(Unreadable):
+            seam.rows({"self": engine, "micro_batch": batch | asked | unread})
+    engine.model_config.model_type = "value_model"
+    assert seam.rows({"self": engine, "micro_batch": batch | asked}) is None

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 from importlib import import_module
 
 import pytest
 from roots import ROOT
 
+from actordbg.adapters.find_adapter import BUILT_IN
 from actordbg.host.openrlhf.adapter import OpenRlhf
 from actordbg.host.rows_actor import ROWS, RowsActors
 from actordbg.host.trainer import TRAINER, Actors, Trainer
@@ -40,6 +42,15 @@ def test_a_function_that_is_a_member_takes_what_the_protocol_says(name: str) -> 
         given = inspect.signature(getattr(import_module(f"actordbg.host.openrlhf.{module}"), function))
         promised = inspect.signature(getattr(Trainer, name))
         assert [*given.parameters] == [*promised.parameters][1:]
+
+
+def test_other_trainers_are_named_in_the_room_of_the_adapters_alone() -> None:
+    names = {*BUILT_IN} - {"plain"} | {"slime", "areal", "nemo_rl", "prime_rl"}
+    outside = {name: text for name, text in PRODUCT.items() if not name.startswith("actordbg/adapters/")}
+    named = re.compile(rf"\b({'|'.join(names)})\b", re.IGNORECASE)
+    assert [name for name, text in outside.items() if named.search(text)] == []
+    for path in (ROOT / "actordbg" / "adapters").glob("*_adapter.py"):
+        assert path.name == "find_adapter.py" or len(path.read_text().splitlines()) <= 60, path
 
 
 def test_at_most_25_files_mention_the_trainer_by_name() -> None:
