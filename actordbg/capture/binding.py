@@ -21,7 +21,7 @@ import inspect
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +29,6 @@ import torch
 
 from actordbg.base.fault import clean_keys, scrub
 from actordbg.formats.dump_record import SURROGATE, storable
-from actordbg.formats.ringfile import ALIGNMENT, aligned
 
 MAX_STRING = 4096
 """Longest string, in characters, that counts as a plain argument."""
@@ -42,19 +41,15 @@ _MAX_NAMES = 512
 _VALUE = 64
 """What any value costs, its text aside: no less than its memory here, nor than a number's text in the record."""
 
-_Tensor, _strided = torch.Tensor, torch.strided
 _UNSTORABLE = object()
 _TOO_LARGE = object()
-PLAIN_DTYPES: set[torch.dtype] = set()
-"""Dtypes that `storable` has accepted: asked once, since its answer takes microseconds."""
 
 
 @dataclass(slots=True)
 class Bound:
     """One call's arguments, sorted by what can be stored of them. Tensors are the caller's own, not copies.
 
-    `room`: bytes that plain arguments may still take, of MAX_ARGUMENTS. Of tensors that are placed one behind another:
-    what `recorded_call.numbers` says (`described`), `offsets`, `dtypes`, bytes in all (`end`), and the GPU that one is on.
+    `room`: bytes that plain arguments may still take, of MAX_ARGUMENTS.
     """
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
@@ -63,34 +58,19 @@ class Bound:
     extra: dict[str, str] = field(default_factory=dict)
     first: str = "sequences"
     room: int = MAX_ARGUMENTS
-    described: list[int] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
-    dtypes: list[torch.dtype] = field(default_factory=list)
-    end: int = 0
-    device: torch.device | None = None
-
-    def lay_out(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Places for these tensors, too."""
-        for tensor in tensors:
-            shape, nbytes = tensor.shape, tensor.nbytes
-            self.described += (len(shape), *shape, *tensor.stride(), self.end, nbytes)
-            self.offsets.append(self.end)
-            self.dtypes.append(tensor.dtype)
-            self.end += aligned(nbytes)
-            if tensor.is_cuda:
-                self.device = tensor.device
 
     @property
     def argument_bytes(self) -> int:
         """What the plain arguments take: an upper bound of their JSON, in bytes, and roughly their memory."""
         return MAX_ARGUMENTS - self.room
 
-    def shape(self) -> tuple[int, int]:
-        """(B, S) of the call: of `sequences`, or of the first parameter where a fork calls it otherwise; (0, 0) without."""
-        ids = self.tensors.get("sequences", self.tensors.get(self.first))
-        if ids is None or ids.dim() == 0:
-            return 0, 0
-        return (1, ids.shape[0]) if ids.dim() == 1 else (ids.shape[0], ids.shape[1])
+    @property
+    def leading(self) -> int:
+        """Which tensor has the shape (B, S) of the call: `sequences`, or the first parameter where a fork calls it otherwise; -1
+        without.
+        """
+        names = list(self.tensors)
+        return next((names.index(name) for name in ("sequences", self.first) if name in names), -1)
 
 
 class Binder:
@@ -106,53 +86,23 @@ class Binder:
         self._defaults = Bound()
         for parameter in parameters:
             if parameter.default is not inspect.Parameter.empty:
-                _sort_rest_into(self._defaults, parameter.name, parameter.default)
+                _sort_into(self._defaults, parameter.name, parameter.default)
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
         """Sort the arguments of one call (`args` without `self`)."""
         known = self._defaults
-        bound = Bound({}, known.arguments.copy(), known.groups.copy(), {}, self._first, known.room, [], [], [])
-        tensors, arguments, described, offsets, dtypes = (
-            bound.tensors,
-            bound.arguments,
-            bound.described,
-            bound.offsets,
-            bound.dtypes,
-        )
+        bound = Bound({}, known.arguments.copy(), known.groups.copy(), {}, self._first, known.room)
         if not self._known.issuperset(kwargs):  # names that the caller chose, for a `**kwargs`
             kwargs = clean_keys(kwargs)
             self._known.update(kwargs if len(self._known) < _MAX_NAMES else ())
         for name, value in (*zip(self.names, args, strict=False), *kwargs.items()):
-            kind = type(value)  # the two most frequent kinds are sorted here: each call, and each question to a tensor, costs
-            if (
-                kind is _Tensor
-                and (dtype := value.dtype) in PLAIN_DTYPES
-                and value.layout is _strided
-                and value.is_cpu
-                and not value.is_cuda
-            ):
-                tensors[name] = value
-                arguments.pop(name, None)
-                shape, nbytes, end = value.shape, value.nbytes, bound.end
-                described += (len(shape), *shape, *value.stride(), end, nbytes)
-                offsets.append(end)
-                dtypes.append(dtype)
-                bound.end = end + -(-nbytes // ALIGNMENT) * ALIGNMENT
-            elif kind is bool:
-                arguments[name] = value
-            else:
-                _sort_rest_into(bound, name, value)
-                if name in tensors:
-                    bound.lay_out((tensors[name],))
-        if len(dtypes) != len(tensors):  # a name came twice, which the call itself will not survive
-            bound.described, bound.offsets, bound.dtypes, bound.end = [], [], [], 0
-            bound.lay_out(tensors.values())
+            _sort_into(bound, name, value)
         if len(args) > len(self.names):
             bound.extra[self._rest or "args"] = f"{len(args) - len(self.names)} positional arguments without a name"
         return bound
 
 
-def _sort_rest_into(bound: Bound, name: str, value: Any) -> None:
+def _sort_into(bound: Bound, name: str, value: Any) -> None:
     """Any argument into its place; see the table above."""
     if isinstance(value, torch.Tensor):
         bound.arguments.pop(name, None)
@@ -188,7 +138,6 @@ def _unstorable_tensor(tensor: torch.Tensor) -> str:
         return f"a tensor subclass {type(tensor).__module__}.{type(tensor).__qualname__}"
     if tensor.is_meta or not storable(tensor) or tensor.is_complex():
         return f"a tensor of dtype {tensor.dtype}, layout {tensor.layout} on {tensor.device.type}"
-    PLAIN_DTYPES.add(tensor.dtype)
     return ""
 
 

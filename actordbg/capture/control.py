@@ -27,6 +27,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from actordbg.base.fault import ActordbgError, NewerFormat, StoreProblem
@@ -51,7 +52,7 @@ class Triggers:
     slow: float | None = None
     logprobs: tuple[float, float] | None = None
 
-    @property
+    @cached_property
     def of_outputs(self) -> bool:
         """Whether a call's outputs have to be looked at."""
         return self.nan or self.logprobs is not None
@@ -136,7 +137,8 @@ class Control:
     def __post_init__(self) -> None:
         object.__setattr__(self, "on", parse(self.triggers))
 
-    def has_no_limits(self) -> bool:
+    @cached_property
+    def unlimited(self) -> bool:
         """Whether every call of every rank is wanted."""
         limits = (self.max_dumps, self.max_bytes, self.ranks, self.min_seq_len, self.max_seq_len)
         return self.every == 1 and limits == (None,) * len(limits)

@@ -20,14 +20,13 @@ import os
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from time import monotonic_ns, time_ns
 from typing import Any
 
 import torch
 from torch import is_grad_enabled
 
 from actordbg.base.fault import scrub
-from actordbg.formats.dump_record import dtype_name, timestamp_of
+from actordbg.formats.dump_record import dtype_name
 
 DISTRIBUTIONS = ["openrlhf", "torch", "transformers", "deepspeed", "flash-attn", "peft"]
 _CONFIG_FACTS = (
@@ -44,25 +43,6 @@ class Rank:
     rank: int = 0
     world_size: int | None = None
     local_rank: int | None = None
-
-
-@dataclass(slots=True, eq=False)
-class CallFacts:
-    """The state around one call, read before it runs. Times: wall clock in ns since the epoch, monotonic in ns."""
-
-    time_ns: int
-    monotonic_ns: int
-    training: bool | None
-    grad_enabled: bool
-    autocast_dtype: str | None
-    packing_samples: bool | None
-    temperature: float | None
-    step: int | None
-
-    @property
-    def timestamp(self) -> str:
-        """The wall clock as a record spells it."""
-        return timestamp_of(self.time_ns)
 
 
 @dataclass(frozen=True)
@@ -94,23 +74,29 @@ def versions() -> dict[str, str]:
     return found
 
 
-def facts_of_call(actor: Any) -> CallFacts:
-    """Read the state around a call of `actor.forward`."""
+NO_STEP = -1
+
+
+def facts_of_call(actor: Any) -> tuple[int, bool, str | None, Any, Any, Any]:
+    """The state around a call of `actor.forward`: step, gradient mode, autocast, and as they are there training, packing and
+    temperature (`plain_facts`).
+    """
     state = actor.__dict__  # of a module: its plain attributes, without the detour that getattr makes for missing ones
     engine = state.get("_modules", state).get("model")
     step = engine.__dict__.get("global_steps") if engine is not None else None
-    temperature = state.get("temperature")
-    training, packing = state.get("training"), state.get("packing_samples")
-    return CallFacts(
-        time_ns(),
-        monotonic_ns(),
-        training if training is True or training is False else None,
-        is_grad_enabled(),
-        _autocast_dtype() if _any_autocast() else None,
-        packing if packing is True or packing is False else None,
-        float(temperature) if isinstance(temperature, (int, float)) else None,
-        step if type(step) is int else None,
-    )
+    step, autocast = step if type(step) is int else NO_STEP, _autocast_dtype() if _any_autocast() else None
+    return step, is_grad_enabled(), autocast, state.get("training"), state.get("packing_samples"), state.get("temperature")
+
+
+def plain_facts(grad: bool, autocast: str | None, training: Any, packing: Any, temperature: Any) -> dict[str, Any]:
+    """These as a record has them."""
+    return {
+        "training": training if training is True or training is False else None,
+        "grad_enabled": grad,
+        "autocast_dtype": autocast,
+        "packing_samples": packing if packing is True or packing is False else None,
+        "temperature": float(temperature) if isinstance(temperature, (int, float)) else None,
+    }
 
 
 def facts_of_actor(actor: Any) -> ActorFacts:

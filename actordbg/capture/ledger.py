@@ -85,7 +85,6 @@ class Ledger:
     _eligible: int = 0
     _bytes_before: int = 0
     _bytes_full: bool = False
-    _unlimited: Control | None = None
     _triggered_before: dict[str, int] = field(default_factory=dict)
 
     calls, captured, bytes = map(_count, ("calls", "captured", "bytes"))
@@ -135,15 +134,10 @@ class Ledger:
         telling. If it raises, nothing is counted.
         """
         with self._lock:
-            if control is self._unlimited:
-                self.changed, number = True, self.counts[0]
-                self.counts[0] = number + 1
-                return number, None
             if control.generation != self.generation:
                 self._begin(control.generation)
-            self._unlimited = control if control.has_no_limits() else None
-            reason, counts = self._unwanted(control, seq_len), self.counts
-            place = PLACE[f"sampled_out.{reason}"] if reason is not None else -1
+            reason = None if control.unlimited else self._unwanted(control, seq_len)
+            place, counts = PLACE["sampled_out." + reason] if reason else -1, self.counts
             self.changed, number = True, counts[0]
             counts[0] = number + 1
             if place >= 0:

@@ -1,6 +1,6 @@
 """One call on its way from the training thread to the disk, and what it has in common with others.
 
-Of a call's record, only its number, times, step, and shapes are its own (`numbers`); the rest is that of every other call of the
+Of a call's record, only its number, times, step, and shapes are its own (`Item.own`); the rest is that of every other call of the
 same actor with the same arguments. So a call (`Item`) refers to its `Kind`: the writer builds records from it, and the ring holds
 it once as JSON, so that a call in flight is described without the training thread writing a word.
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 import os
 import resource
+import struct
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,14 +28,14 @@ from typing import Any
 import torch
 
 from actordbg.base.fault import describe, scrub
-from actordbg.capture.binding import PLAIN_DTYPES, Bound
+from actordbg.capture.binding import Binder, Bound
 from actordbg.capture.control import EXCEPTION, LOGPROBS, NAN, OOM, SLOW, Control, Triggers
-from actordbg.capture.facts import CallFacts, digests
+from actordbg.capture.facts import digests, plain_facts
 from actordbg.capture.ledger import Ledger
 from actordbg.capture.ring import Ring, RingEntry
 from actordbg.capture.snapshot import Snapshot
-from actordbg.formats.dump_record import OUTPUT_PREFIX, DumpRecord, dtype_name, make_dump_id, storable
-from actordbg.formats.ringfile import CAPTURED, DROPPED, OPEN, PLACE, SAMPLED, sealed
+from actordbg.formats.dump_record import OUTPUT_PREFIX, DumpRecord, dtype_name, make_dump_id, storable, timestamp_of
+from actordbg.formats.ringfile import CAPTURED, DROPPED, OPEN, OWN_NUMBERS, PLACE, SAMPLED, aligned, sealed
 
 MEDIAN_OF, MEDIAN_FROM = 64, 5
 ERROR = PLACE["dropped.error"]
@@ -83,7 +84,7 @@ class Judge:
     def _slow(self, multiple: float, item: Item) -> Verdict | None:
         if item.seconds is None:
             return None
-        seconds, kind = item.seconds(), (item.call.grad_enabled, (item.shape[0] * item.shape[1]).bit_length())
+        seconds, kind = item.seconds(), (item.kind.fields["grad_enabled"], (item.own[5] * item.own[6]).bit_length())
         known = self.times.setdefault(kind, deque(maxlen=MEDIAN_OF))
         usual = median(known) if len(known) >= MEDIAN_FROM else math.inf
         known.append(seconds)
@@ -149,26 +150,65 @@ def _out_of_range(
     return Verdict(LOGPROBS, {"lowest": lowest, "highest": highest, "outside": outside, "of": values.numel()})
 
 
-NO_STEP = -1
-MOST_KINDS = 512
-"""Kinds that are remembered; with more than these, arguments are different for each call."""
-_OF_CALLS = ("training", "grad_enabled", "autocast_dtype", "packing_samples", "temperature")
-"""What calls of a kind have in common of their `CallFacts`."""
+MOST_KINDS = MOST_LAYOUTS = 512
+"""Kinds, and layouts of a kind, that are remembered; with more than these, arguments are different for each call."""
+_PLAIN = frozenset((torch.Tensor, bool, int, float, type(None)))
+"""Types of what tells kinds apart. No strings: what may be stored of one depends on the environment."""
+_Tensor, _strided = torch.Tensor, torch.strided
+
+
+@dataclass(slots=True, eq=False)
+class Layout:
+    """How tensors of these shapes and strides lie in an extent: `offsets` and `sizes` in bytes, the first at 0, `end` in all.
+
+    `described`: of each, its count of dimensions, shape, strides, offset, bytes. `pack`: makes a call's `count` numbers bytes.
+    `shape`: (B, S). `contiguous`: all are.
+    """
+
+    described: tuple[int, ...]
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    end: int
+    shape: tuple[int, int]
+    contiguous: bool
+    count: int
+    pack: Callable[..., bytes]
+
+    @classmethod
+    def of(cls, tensors: Sequence[torch.Tensor], leading: int) -> Layout:
+        """`leading`: the tensor whose shape is (B, S), -1 for none."""
+        described: list[int] = []
+        offsets, end = [], 0
+        for tensor in tensors:
+            described += (tensor.dim(), *tensor.shape, *tensor.stride(), end, tensor.nbytes)
+            offsets.append(end)
+            end += aligned(tensor.nbytes)
+        shape = tensors[leading].shape if leading >= 0 else ()
+        pair = (shape[0], shape[1]) if len(shape) > 1 else (1, shape[0]) if shape else (0, 0)
+        whole = all(tensor.is_contiguous() for tensor in tensors)
+        sizes, count = tuple(tensor.nbytes for tensor in tensors), OWN_NUMBERS + len(described)
+        return cls(tuple(described), tuple(offsets), sizes, end, pair, whole, count, struct.Struct(f"<{count}q").pack)
 
 
 @dataclass(slots=True, eq=False)
 class Kind:
     """`fields`: of the record, equal for all calls of this kind. `tensors`: (name, dtype) of each, in order.
 
-    `shared`: other calls refer to it, too. `ring`, `at`: where a ring holds `text`; (0, 0): the call's own extent has to.
+    `leading`: see `Layout`; `layouts`, by shapes and strides. `weight`: bytes that the plain arguments count as. `returns`: how
+    log-probs are called that a call returns. `shared`: other calls refer to it, too. `ring`, `at`: where a ring holds `text`;
+    (0, 0): the call's own extent has to.
     """
 
     fields: dict[str, Any]
     tensors: tuple[tuple[str, str], ...]
     text: bytes
+    leading: int = -1
+    weight: int = 0
+    returns: str = "log_probs"
     shared: bool = False
     ring: Ring | None = None
     at: tuple[int, int] = (0, 0)
+    layouts: dict[Any, Layout] = field(default_factory=dict)
 
     def place_in(self, ring: Ring) -> tuple[int, int]:
         """Where this ring holds the text, written there the first time; (0, 0) if it has no room, or is not shared."""
@@ -183,51 +223,69 @@ class Kinds:
 
     known: dict[Any, Kind] = field(default_factory=dict)
 
-    def of(self, ledger: Ledger, instance: Any, call: CallFacts, bound: Bound, dtypes: tuple[torch.dtype, ...]) -> Kind:
-        """The kind of a call. `instance`: its actor (`actordbg.capture.recorder.Instance`)."""
-        if bound.extra or any(bound.groups.values()):
-            return self._make(ledger, instance, call, bound, dtypes)
-        arguments = bound.arguments
-        key = (
-            ledger, instance.role, call.training, call.grad_enabled, call.autocast_dtype, call.packing_samples,
-            call.temperature, *bound.tensors, dtypes, *bound.groups, *arguments, *arguments.values(),
-            *map(type, arguments.values()),
-        )  # fmt: skip
-        try:
-            kind = self.known.get(key)
-        except TypeError:  # an argument is a list or a dict
-            return self._make(ledger, instance, call, bound, dtypes)
+    def of(
+        self, ledger: Ledger, instance: Any, call: tuple[Any, ...], binder: Binder, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Kind, Layout, list[torch.Tensor]]:
+        """The kind of a call, its layout, and the tensors to copy. `instance`: its actor (`actordbg.capture.recorder.Instance`);
+        `call`: `facts_of_call`.
+
+        A call whose arguments are tensors, numbers and None is described by looking at each of them once.
+        """
+        _, grad, autocast, *values = call
+        values += (*args, *kwargs.values())
+        types, tensors, marks = tuple(map(type, values)), [], []
+        sizes: tuple[Any, ...] = ()
+        for value in values if _PLAIN.issuperset(types) else ():
+            if type(value) is not _Tensor:
+                marks.append(value)
+            elif value.layout is _strided:
+                tensors.append(value)
+                marks.append(value.dtype)
+                sizes += (value.shape, value.stride())
+        key = None
+        if len(marks) == len(values):
+            key = (binder, ledger, instance.role, grad, autocast, len(args), *kwargs, *types, *marks)
+        kind = self.known.get(key)
         if kind is None:
-            kind = self._make(ledger, instance, call, bound, dtypes)
-            if len(self.known) < MOST_KINDS:
-                kind.shared = True
-                self.known[key] = kind
-        return kind
+            return self._bind(key, tensors, ledger, instance, call, binder.bind(args, kwargs))
+        layout = kind.layouts.get(sizes)
+        if layout is None:
+            if len(kind.layouts) >= MOST_LAYOUTS:
+                kind.layouts = {}
+            kind.layouts[sizes] = layout = Layout.of(tensors, kind.leading)
+        return kind, layout, tensors
 
-    def _make(self, ledger: Ledger, instance: Any, call: CallFacts, bound: Bound, dtypes: tuple[torch.dtype, ...]) -> Kind:
-        who, about = ledger.identity, instance.about
-        fields = {
-            **{name: getattr(who, name) for name in ("run", "host", "pid", "instance")},
-            **vars(instance.rank),
-            "role": instance.role,
-            **{name: getattr(call, name) for name in _OF_CALLS},
-            "arguments": bound.arguments,
-            "process_groups": bound.groups,
-            "extra": bound.extra,
-            "model_name": about.model_name,
-            "model_dtype": about.model_dtype,
-            "actor": about.facts,
-        }
-        tensors = tuple((name, dtype_name(dtype)) for name, dtype in zip(bound.tensors, dtypes, strict=True))
-        return Kind(fields, tensors, sealed({"fields": fields, "tensors": tensors}))
+    def _bind(
+        self, key: Any, given: list[torch.Tensor], ledger: Ledger, instance: Any, call: tuple[Any, ...], bound: Bound
+    ) -> tuple[Kind, Layout, list[torch.Tensor]]:
+        """The same, when the arguments had to be sorted. `key`: what calls like this one have, which get its kind, too."""
+        kind, tensors = _kind(ledger, instance, call, bound), list(bound.tensors.values())
+        alike = key is not None and not bound.extra and not any(bound.groups.values())
+        if alike and [*map(id, given)] == [*map(id, tensors)] and len(self.known) < MOST_KINDS:
+            kind.shared = True
+            self.known[key] = kind
+        return kind, Layout.of(tensors, kind.leading), tensors
 
 
-def numbers(call: CallFacts, number: int, token: int, shape: tuple[int, int], tensors: Sequence[int]) -> tuple[int, ...]:
-    """What is one call's own: number, time (ns), monotonic time (ns), step, token of its dump id, B, S, then for each tensor
-    its count of dimensions, shape, strides, offset in the extent, bytes.
-    """
-    step = NO_STEP if call.step is None else call.step
-    return (number, call.time_ns, call.monotonic_ns, step, token, *shape, *tensors)
+def _kind(ledger: Ledger, instance: Any, call: tuple[Any, ...], bound: Bound) -> Kind:
+    about = instance.about
+    fields = {
+        **{name: getattr(ledger.identity, name) for name in ("run", "host", "pid", "instance")},
+        **vars(instance.rank),
+        "role": instance.role,
+        **plain_facts(*call[1:]),
+        "arguments": bound.arguments,
+        "process_groups": bound.groups,
+        "extra": bound.extra,
+        "model_name": about.model_name,
+        "model_dtype": about.model_dtype,
+        "actor": about.facts,
+    }
+    tensors = tuple((name, dtype_name(tensor.dtype)) for name, tensor in bound.tensors.items())
+    mask = "action_mask" in bound.tensors or "action_mask" in bound.extra
+    of_actions = mask or bound.arguments.get("num_actions") is not None  # the second in old trainers
+    returns = "action_log_probs" if of_actions else "log_probs"
+    return Kind(fields, tensors, sealed({"fields": fields, "tensors": tensors}), bound.leading, bound.argument_bytes, returns)
 
 
 LEFT = -1
@@ -235,35 +293,23 @@ LEFT = -1
 NOWHERE = RingEntry(0, 0, -1)
 """Of a call that has no place in the ring (yet)."""
 NO_KIND = Kind({}, (), b"")
-NO_FACTS = CallFacts(0, 0, None, False, None, None, None, None)
 
 
-@dataclass(slots=True, eq=False)
 class Item:
     """One call. `standing` in the books: OPEN (wanted, nothing is decided), CAPTURED, DROPPED or SAMPLED, the last two for a
     `reason`.
 
-    `own`: its `numbers`. `timer` runs during the call; `seconds` may be called once the device is done. `ended`: triggers can
-    judge it. `nbytes`: reserved in the queue; 0 for a call that only the ring keeps. `held`: holds on its place in the ring;
-    `kept`: those that stay. `whole`: it is copied, and can be written. `deferred`: it is queued when it has run. `handled`: the
-    writer has had it. `failed`: something went wrong around its call, so it is none of the last calls. `cause`: the dump id of
-    the triggered call that this one came before. `path`, `written`: its dump file, once published, its record and its
-    safetensors bytes (the latter only where calls before a trigger are wanted). `offered`: to the writer process; `ahead`: bytes
-    of the file that it published.
+    `own`: number, time (ns), monotonic time (ns), step, token of its dump id, B, S, then `Layout.described`. `timer` runs
+    during the call; `seconds` may be called once the device is done. `ended`: triggers can judge it. `nbytes`: reserved in the
+    queue; 0 for a call that only the ring keeps. `held`: holds on its place in the ring; `kept`: those that stay. `whole`: it is
+    copied, and can be written. `deferred`: it is queued when it has run. `handled`: the writer has had it. `failed`: something
+    went wrong around its call, so it is none of the last calls. `cause`: the dump id of the triggered call that this one came
+    before. `path`, `written`: its dump file, once published, its record and its safetensors bytes (the latter only where calls
+    before a trigger are wanted). `offered`: to the writer process; `ahead`: bytes of the file that it published.
     """
 
-    pid: int
-    ledger: Ledger
-    control: Control
-    ring: Ring
-    number: int
-    reason: str | None
-    standing: int
     entry: RingEntry = NOWHERE
     kind: Kind = NO_KIND
-    call: CallFacts = NO_FACTS
-    token: int = 0
-    shape: tuple[int, int] = (0, 0)
     own: tuple[int, ...] = ()
     nbytes: int = 0
     device: torch.device | None = None
@@ -286,9 +332,15 @@ class Item:
     offered: bool = False
     ahead: int = 0
 
+    def __init__(
+        self, pid: int, ledger: Ledger, control: Control, ring: Ring, number: int, reason: str | None, standing: int
+    ) -> None:
+        self.pid, self.ledger, self.control, self.ring = pid, ledger, control, ring
+        self.number, self.reason, self.standing = number, reason, standing
+
     @property
     def dump_id(self) -> str:
-        return make_dump_id(self.call.timestamp, self.number, self.pid, f"{self.token:08x}")
+        return make_dump_id(timestamp_of(self.own[1]), self.number, self.pid, f"{self.own[4]:08x}")
 
     def needs_only_inputs(self) -> bool:
         """Whether a process that sees nothing but the ring can write the call, and nothing else decides whether it is written."""
@@ -361,33 +413,27 @@ class Item:
             self.ring.set_book(self.entry, self.standing)
 
 
-def named_outputs(output: Any, of_actions: bool, logits: bool = False) -> dict[str, torch.Tensor]:
+def named_outputs(output: Any, returns: str, logits: bool = False) -> dict[str, torch.Tensor]:
     """The small tensors of what `forward` returned, named `output.<name>`.
 
-    A trainer returns log-probs, `(log-probs, model output)` or the model output. `of_actions` says whether log-probs are those
-    of the actions. Since 0.7.2 the model output may carry `entropy`. With `logits`, where there are no log-probs, the sum of
-    the logits (a scalar, float32) stands for them: that reads them once on their device, and waits for nothing.
+    A trainer returns log-probs, `(log-probs, model output)` or the model output. `returns`: what log-probs are called. Since
+    0.7.2 the model output may carry `entropy`. With `logits`, where there are no log-probs, the sum of the logits (a scalar,
+    float32) stands for them: that reads them once on their device, and waits for nothing.
     """
     found: dict[str, Any] = {}
-    parts = list(output) if isinstance(output, (tuple, list)) and not hasattr(output, "logits") else [output]
+    several = isinstance(output, (tuple, list)) and not hasattr(output, "logits")
+    parts = list(output) if several else [output]
     if parts and isinstance(parts[0], torch.Tensor):
-        found["action_log_probs" if of_actions else "log_probs"] = parts.pop(0)
+        found[returns] = parts.pop(0)
     for part in parts:
         found.setdefault("entropy", getattr(part, "entropy", None))
-    if logits and "log_probs" not in found and "action_log_probs" not in found:
+    if logits and returns not in found:
         found[LOGITS_SUM] = next((_sum(part.logits) for part in parts if hasattr(part, "logits")), None)
     return {
         OUTPUT_PREFIX + name: value
         for name, value in found.items()
-        if type(value) is torch.Tensor and (value.dtype in PLAIN_DTYPES or storable(value)) and not value.is_meta
+        if type(value) is _Tensor and storable(value) and not value.is_meta
     }
-
-
-def wants_actions(kind: Kind) -> bool:
-    """Log-probs are those of the actions if the call had an `action_mask` (or `num_actions`, in old trainers)."""
-    names = {name for name, _ in kind.tensors}
-    fields = kind.fields
-    return "action_mask" in names or "action_mask" in fields["extra"] or fields["arguments"].get("num_actions") is not None
 
 
 def _sum(logits: Any) -> torch.Tensor | None:

@@ -18,24 +18,27 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import monotonic_ns, time_ns
 from typing import Any, TypeVar
 
 import torch
 
 from actordbg.capture import facts
-from actordbg.capture.binding import Binder, Bound
+from actordbg.capture.binding import Binder
 from actordbg.capture.control import Control, ControlWatcher
 from actordbg.capture.ledger import Identity, Ledger
-from actordbg.capture.recorded_call import Item, Kinds, error_facts, named_outputs, numbers, wants_actions
+from actordbg.capture.recorded_call import Item, Kinds, Layout, error_facts, named_outputs
 from actordbg.capture.ring import Ring
-from actordbg.capture.snapshot import Copier, PoolExhausted, Snapshot, cost
+from actordbg.capture.snapshot import LOW, Copier, PoolExhausted, Snapshot, cost, memmove
 from actordbg.capture.watch import Notices, RingKeeper, Watch
 from actordbg.capture.writer import EXIT_SECONDS, ITEM_BYTES, Writer
 from actordbg.formats.dump_record import RNG_PREFIX
-from actordbg.formats.ringfile import DROPPED, OPEN, OWN_NUMBERS, SAMPLED, aligned, host_name
+from actordbg.formats.ringfile import DROPPED, OPEN, SAMPLED, aligned, host_name
 from actordbg.formats.store_files import StoreFiles
 
 T = TypeVar("T")
+OUTPUT_BYTES = 16 * 2**10
+"""What a call's outputs may take without being asked for, where triggers judge them."""
 
 
 @dataclass
@@ -51,11 +54,6 @@ class Instance:
     about: facts.ActorFacts | None = None
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     kinds: Kinds = field(default_factory=Kinds)
-
-    def observe(self, call: facts.CallFacts) -> None:
-        """An actor that runs forward in training mode with gradients is being trained: the policy."""
-        if self.role is None and call.training and call.grad_enabled:
-            self.role = self.ledger.role = "policy"
 
 
 class Recorder:
@@ -128,17 +126,18 @@ class Recorder:
         open_: Item | Ledger | None = None
         counted = False
         try:
-            instance = self._instance(actor, control)
-            limited = control.min_seq_len is not None or control.max_seq_len is not None
-            seq_len = _peek_seq_len(binder, args, kwargs) if limited else None
+            seen = self._seen.get(id(actor))
+            known = seen is not None and seen[0]() is actor and seen[1] is control
+            instance = seen[2] if seen is not None and known else self._instance(actor, control)
             ledger = instance.ledger
-            number, reason = ledger.open(control, seq_len)
+            limited = control.min_seq_len is not None or control.max_seq_len is not None
+            number, reason = ledger.open(control, _peek_seq_len(binder, args, kwargs) if limited else None)
             counted, open_ = True, ledger if reason is None else None
             if reason is not None and not ring.keep and not control.triggers:
                 return None
             item = Item(self.pid, ledger, control, ring, number, reason, OPEN if reason is None else SAMPLED)
             open_ = item
-            return self._hand_over(item) if self._copy(item, instance, actor, binder.bind(args, kwargs)) else None
+            return self._hand_over(item) if self._copy(item, instance, actor, binder, args, kwargs) else None
         except BaseException as error:  # an edge: assignments only
             if isinstance(error, Exception):
                 error.__traceback__ = None
@@ -153,6 +152,8 @@ class Recorder:
         """The call of an item returned, or raised. If this raises, the item goes to `Writer.failed`."""
         if item.pid != self.pid:
             return  # forked inside forward: the parent hands it over
+        if error is None and not item.deferred:
+            return item.ring.leave(item.entry, False)
         try:
             if error is not None:
                 item.error = error_facts(error, item.device)
@@ -219,51 +220,52 @@ class Recorder:
                 self.notices.later += (("fault", error),)
         return otherwise
 
-    def _copy(self, item: Item, instance: Instance, actor: Any, bound: Bound) -> bool:
+    def _copy(
+        self, item: Item, instance: Instance, actor: Any, binder: Binder, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
         """Copy one call into the ring, and reserve its place in the queue. False, and counted, if that cannot be.
 
         What it takes belongs to the item at once, so that whatever fails, `Writer.free` gives it back.
         """
-        control, ring, tensors = item.control, item.ring, bound.tensors
-        item.call, item.shape = call, shape = facts.facts_of_call(actor), bound.shape()
-        instance.observe(call)
-        if instance.about is None:
-            instance.about = self._attempt(lambda: facts.facts_of_actor(actor), facts.ActorFacts(None, None, {}))
+        control, ring = item.control, item.ring
+        call = facts.facts_of_call(actor)
+        if instance.role is None or instance.about is None:
+            self._observe(instance, actor, call)
         if control.with_rng:
-            device = next((t.device for t in tensors.values() if t.is_cuda), None)
-            states = facts.states((device,) if device is not None else ())
-            tensors.update({RNG_PREFIX + name: state for name, state in states.items()})
-            bound.lay_out(states.values())
-        described, total, device = bound.described, bound.end, bound.device
-        item.device = device
+            kwargs = kwargs | _states_before(args, kwargs)
+        kind, layout, tensors = instance.kinds.of(item.ledger, instance, call, binder, args, kwargs)
+        item.kind = kind
+        device, addresses = None, []
+        for tensor in tensors:
+            if tensor.is_cuda:
+                item.device = device = tensor.device
+            elif tensor.is_cpu and not tensor.is_neg():
+                addresses.append(tensor.data_ptr())
         if device is not None and not self._copier.may_copy(tensors):
             return self._refuse(item, "cuda_graph")
-        item.kind = kind = instance.kinds.of(item.ledger, instance, call, bound, tuple(bound.dtypes))
-        at = kind.place_in(ring)
-        entry = ring.open(OWN_NUMBERS + len(described), total if at[1] else total + aligned(len(kind.text)))
+        at = kind.at if kind.ring is ring else kind.place_in(ring)
+        entry = ring.open(layout.count, layout.end if at[1] else layout.end + aligned(len(kind.text)))
         if entry is None:
             return self._refuse(item, "queue_full")
         item.entry = entry
-        if item.reason is None or control.triggers or device is not None:
-            wanted = max(ITEM_BYTES, total + bound.argument_bytes)
-            if ring.admits() and self.writer.reserve(wanted):
+        if (item.reason is None or control.triggers or device is not None) and ring.admits():
+            wanted = max(ITEM_BYTES, layout.end + kind.weight) + OUTPUT_BYTES * control.on.of_outputs
+            if self.writer.reserve(wanted):
                 item.nbytes = wanted
                 entry.holds += 1  # nobody else knows it yet
                 item.held = 1
-        try:
-            if device is not None and not item.nbytes:
-                raise PoolExhausted("nobody would bring the copy over into the ring")
-            item.snapshot = self._copier.place(tensors, ring.arena, entry.data, bound.offsets, device is None)
-        except PoolExhausted:
-            ring.abandon(entry)
-            self.writer.free(item)
+        if layout.contiguous and len(addresses) == len(tensors) and min(addresses, default=LOW) >= LOW:
+            base = ring.arena.address + entry.data
+            for address, offset, size in zip(addresses, layout.offsets, layout.sizes, strict=True):
+                memmove(base + offset, address, size)
+        elif not self._place(item, tensors, layout):
             return self._refuse(item, "queue_full")
         if not at[1]:
-            at = ring.write(entry.data + total, kind.text)
-        item.token = next(self._dump_tokens) & 0xFFFFFFFF
+            at = ring.write(entry.data + layout.end, kind.text)
         standing = item.standing if item.nbytes or item.standing != OPEN else DROPPED
-        item.own = numbers(call, item.number, item.token, shape, described)
-        ring.commit(entry, item.ledger.book, standing, at, item.own, whole=device is None)
+        token = next(self._dump_tokens) & 0xFFFFFFFF
+        item.own = own = (item.number, time_ns(), monotonic_ns(), call[0], token, *layout.shape, *layout.described)
+        ring.commit(entry, item.ledger.book, standing, at, layout.pack(*own), device is None)
         if control.on.slow is not None:
             item.timer = self._copier.timer(device)
         if standing == DROPPED:  # the ring keeps it all the same
@@ -273,12 +275,31 @@ class Recorder:
         item.whole = True
         return True
 
+    def _observe(self, instance: Instance, actor: Any, call: tuple[Any, ...]) -> None:
+        """An actor that runs forward in training mode with gradients is being trained: the policy."""
+        if instance.role is None and call[1] and call[3] is True:
+            instance.role = instance.ledger.role = "policy"
+        if instance.about is None:
+            instance.about = self._attempt(lambda: facts.facts_of_actor(actor), facts.ActorFacts(None, None, {}))
+
+    def _place(self, item: Item, tensors: list[torch.Tensor], layout: Layout) -> bool:
+        """Copy tensors of which one is not dense memory of this process. False, and nothing is held, if there is no room."""
+        try:
+            if item.device is not None and not item.nbytes:
+                raise PoolExhausted("nobody would bring the copy over into the ring")
+            named = {name: tensor for (name, _), tensor in zip(item.kind.tensors, tensors, strict=True)}
+            item.snapshot = self._copier.place(named, item.ring.arena, item.entry.data, layout.offsets)
+        except PoolExhausted:
+            item.ring.abandon(item.entry)
+            self.writer.free(item)
+            return False
+        return True
+
     def _hand_over(self, item: Item) -> Item | None:
         """Queue what can be queued at once. Returns the item if its end has to be told."""
         control, ring = item.control, item.ring
         if item.nbytes:
-            wanted = item.standing == OPEN
-            item.deferred = bool(control.triggers or (wanted and (control.with_outputs or control.with_rng)))
+            item.deferred = bool(control.triggers or ((control.with_outputs or control.with_rng) and item.standing == OPEN))
             if not item.deferred:
                 self.writer.put(item)
         if ring.keep or item.deferred:
@@ -302,10 +323,13 @@ class Recorder:
         if control.with_rng:
             item.rng_after = facts.states((item.device,) if item.device is not None else ())
         if error is None and (control.with_outputs or control.on.of_outputs):
-            self._add_outputs(item, named_outputs(output, wants_actions(item.kind), logits=control.on.nan))
+            self._add_outputs(item, named_outputs(output, item.kind.returns, logits=control.on.nan))
 
     def _add_outputs(self, item: Item, outputs: dict[str, torch.Tensor]) -> None:
         if not outputs:
+            return
+        if item.control.on.of_outputs and (near := Snapshot.near(outputs, OUTPUT_BYTES)):
+            item.outputs = near
             return
         nbytes = cost(outputs)
         if not self.writer.reserve(nbytes):
@@ -313,15 +337,12 @@ class Recorder:
             return
         item.nbytes += nbytes
         try:
-            item.outputs = Snapshot.near(outputs) or self._copier.snapshot(outputs)
+            item.outputs = Snapshot.near(outputs, nbytes) or self._copier.snapshot(outputs)
         except PoolExhausted:
             item.ledger.lost_outputs()
 
     def _instance(self, actor: Any, control: Control) -> Instance:
         key = id(actor)
-        seen = self._seen.get(key)
-        if seen is not None and seen[0]() is actor and seen[1] is control:
-            return seen[2]
         with self._meeting:  # two threads may meet an actor at once, and it has one ledger
             known = self._meet(actor, self._run or control.run)
             self._seen[key] = weakref.ref(actor, lambda _: self._seen.pop(key, None)), control, known
@@ -375,6 +396,13 @@ class Recorder:
         """What counters files say of the process."""
         self._attempt(self._count_strays, None)
         return {"faults": self.faults, "ring": self._rings.about()}
+
+
+def _states_before(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """The generators' states as tensors of a call with these arguments."""
+    given = (value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor))
+    device = next((tensor.device for tensor in given if tensor.is_cuda), None)
+    return {RNG_PREFIX + name: state for name, state in facts.states((device,) if device is not None else ()).items()}
 
 
 def _peek_seq_len(binder: Binder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:

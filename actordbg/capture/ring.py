@@ -120,7 +120,6 @@ class Arena:
 
 _MAP_NORESERVE = 0x4000
 _SLOTS_AT, _SLOT_SIZE = ringfile.SLOTS_AT, ringfile.SLOT_SIZE
-_NUMBERS = {count: struct.Struct(f"<{count}q") for count in range(64)}
 _MOST_LEFT, _MOST_LEFT_BYTES = 16, 2**21
 """Calls that returned and were not sorted yet; more than the last ones stay in the ring for so long."""
 MOST_RUNNING = 64
@@ -292,13 +291,9 @@ class Ring:
             self._running[entry.sequence] = entry
             return entry
 
-    def commit(
-        self, entry: RingEntry, ledger: int, book: int, kind: tuple[int, int], numbers: tuple[int, ...], *, whole: bool
-    ) -> None:
+    def commit(self, entry: RingEntry, ledger: int, book: int, kind: tuple[int, int], packed: bytes, whole: bool) -> None:
         """Write down all but the tensors; if these are in place (`whole`), at last that the call is in flight."""
-        memory, at = self._memory, _SLOTS_AT + entry.slot * _SLOT_SIZE
-        packer = _NUMBERS.get(entry.count) or struct.Struct(f"<{entry.count}q")
-        packed, first = packer.pack(*numbers), entry.offset
+        memory, at, first = self._memory, _SLOTS_AT + entry.slot * _SLOT_SIZE, entry.offset
         memory[first : first + len(packed)] = packed
         fixed = (entry.sequence, first, entry.size, *kind, entry.count)
         SLOT.pack_into(memory, at, WRITING, book, ledger, 0, *fixed, slot_check(ledger, *fixed, packed))

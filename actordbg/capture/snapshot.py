@@ -20,7 +20,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -33,14 +33,14 @@ POOL_BYTES = 512 * 2**20
 KEEP_BYTES = 32 * 2**20
 """Most bytes of unused buffers that are kept for the next calls."""
 _SMALLEST_BUFFER = 2**14
-_LOW = 2**40
+LOW = 2**40
 """An address below this may be the offset into a storage that was freed; it is looked at more closely."""
 _CANARY = 0xEE
 """No byte of a mask, nor the first one of a token id."""
 
-_memmove = ctypes.PyDLL(None).memmove  # PyDLL: keeps the GIL
-_memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-_memmove.restype = ctypes.c_void_p
+memmove = ctypes.PyDLL(None).memmove  # PyDLL: keeps the GIL
+memmove.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+memmove.restype = ctypes.c_void_p
 
 
 class PoolExhausted(Exception):
@@ -154,13 +154,17 @@ class Snapshot:
         self._bytes: dict[str, tuple[bytes, torch.dtype, torch.Size]] = {}
 
     @classmethod
-    def near(cls, tensors: dict[str, torch.Tensor]) -> Snapshot | None:
-        """Small tensors of the CPU as they are now, without a pool and almost without torch; None if one is something else."""
+    def near(cls, tensors: dict[str, torch.Tensor], most: int) -> Snapshot | None:
+        """Tensors of the CPU as they are now, without a pool and almost without torch; None if one is something else, or they
+        have more than `most` bytes.
+        """
         taken = cls()
         for name, tensor in tensors.items():
-            if not (tensor.is_cpu and tensor.is_contiguous()) or tensor.is_neg() or tensor.data_ptr() < _LOW:
+            address, nbytes = tensor.data_ptr() if tensor.is_cpu else 0, tensor.nbytes
+            most -= nbytes
+            if address < LOW or most < 0 or tensor.is_neg() or not tensor.is_contiguous():
                 return None
-            taken._bytes[name] = ctypes.string_at(tensor.data_ptr(), tensor.nbytes), tensor.dtype, tensor.shape
+            taken._bytes[name] = ctypes.string_at(address, nbytes), tensor.dtype, tensor.shape
         return taken
 
     def wait(self) -> None:
@@ -238,23 +242,9 @@ class Copier:
         room = self._room(total, self._host, taken) if total else torch.empty(0, dtype=torch.uint8, device="cpu")
         return self._copy(tensors, taken, room, room.data_ptr(), offsets, None)
 
-    def place(
-        self, tensors: dict[str, torch.Tensor], arena: Arena, first: int, offsets: list[int], near: bool = False
-    ) -> Snapshot | None:
-        """Copy tensors as they are now into an arena, to these offsets behind `first`. Those of a device come later
-        (`Snapshot.land`); where no GPU has any (`near`), all are there.
-        """
-        if not near:
-            return self._copy(tensors, Snapshot(), arena.tensor, arena.address, [first + offset for offset in offsets], arena)
-        base = arena.address + first
-        for tensor, offset in zip(tensors.values(), offsets, strict=True):
-            if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
-                if size := tensor.nbytes:
-                    address = tensor.data_ptr()
-                    _memmove(base + offset, address if address > _LOW else _address(tensor), size)
-            else:
-                _copy_to(arena.tensor[first + offset : first + offset + tensor.nbytes], tensor)
-        return None
+    def place(self, tensors: dict[str, torch.Tensor], arena: Arena, first: int, offsets: Sequence[int]) -> Snapshot:
+        """Copy tensors as they are now into an arena, to these offsets behind `first`; those of a device come later (`land`)."""
+        return self._copy(tensors, Snapshot(), arena.tensor, arena.address, [first + offset for offset in offsets], arena)
 
     def _copy(
         self, tensors: dict[str, torch.Tensor], taken: Snapshot, memory: torch.Tensor, base: int, offsets: list[int],
@@ -276,7 +266,7 @@ class Copier:
                 if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
                     if size:
                         address = tensor.data_ptr()
-                        _memmove(base + offset, address if address > _LOW else _address(tensor), size)
+                        memmove(base + offset, address if address > LOW else _address(tensor), size)
                 else:
                     taken.strides[name] = tensor.stride()
                     _copy_to(memory[offset : offset + size], tensor)
@@ -289,9 +279,9 @@ class Copier:
                 taken.release()
         return taken
 
-    def may_copy(self, tensors: dict[str, torch.Tensor]) -> bool:
+    def may_copy(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether copies can be queued now: False during a CUDA graph capture."""
-        return not any(t.is_cuda and self._device(t.device)[0].capturing() for t in tensors.values())
+        return not any(t.is_cuda and self._device(t.device)[0].capturing() for t in tensors)
 
     def timer(self, where: torch.device | None) -> Callable[[], Callable[[], float]]:
         """A timer that runs from now on; `where` the call's inputs are, None for a CPU. It is called when the call returns; what

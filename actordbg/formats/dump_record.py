@@ -18,6 +18,7 @@ This module is imported in the training process: standard library only. Example:
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import struct
@@ -177,7 +178,12 @@ DEFAULTS: dict[str, Any] = {
 
 def storable(tensor: Any) -> bool:
     """Whether a tensor's dtype and layout can be stored (dense, and of a dtype that safetensors knows)."""
-    return str(tensor.layout) == "torch.strided" and dtype_name(tensor.dtype) in SIZES and not tensor.is_quantized
+    return _storable(tensor.dtype, tensor.layout)
+
+
+@functools.cache
+def _storable(dtype: Any, layout: Any) -> bool:
+    return str(layout) == "torch.strided" and dtype_name(dtype) in SIZES
 
 
 def dtype_name(dtype: Any) -> str:

@@ -23,6 +23,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import mmap
@@ -94,6 +95,7 @@ def aligned(nbytes: int) -> int:
     return (nbytes + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
+@functools.cache
 def head_bytes(count: int) -> int:
     """What an extent with `count` numbers holds before its first tensor, in bytes."""
     return aligned(8 * count + END)
@@ -118,7 +120,7 @@ def slot_check(
     ledger: int, sequence: int, offset: int, size: int, kind_at: int, kind_len: int, count: int, numbers: bytes
 ) -> int:
     """The CRC-32 of all that does not change while a call is in its slot."""
-    return zlib.crc32(numbers, zlib.crc32(_FIXED.pack(ledger, sequence, offset, size, kind_at, kind_len, count)))
+    return zlib.crc32(_FIXED.pack(ledger, sequence, offset, size, kind_at, kind_len, count) + numbers)
 
 
 def hold(descriptor: int) -> None:

@@ -10,6 +10,7 @@ import torch
 from capturekit import SIGNATURES, ForkWithTypingDefault, ForkWithVisualInputs, SignatureD, SignatureH, ids, padded_mask
 
 from actordbg.capture.binding import MAX_ARGUMENTS, MAX_STRING, Binder, Bound
+from actordbg.capture.recorded_call import Layout
 from actordbg.formats.dump_record import MAX_RECORD
 
 
@@ -28,7 +29,7 @@ def test_position_and_name_give_the_same(actor: type):
     assert by_position.arguments == by_name.arguments
     assert by_position.arguments["return_output"] is True
     assert by_position.extra == by_name.extra == {}
-    assert by_position.shape() == (2, 12)
+    assert Layout.of(list(by_position.tensors.values()), by_position.leading).shape == (2, 12)
     if isinstance(second, int):
         assert by_position.arguments["num_actions"] == 5
 

@@ -397,7 +397,7 @@ def test_a_copy_that_fails_costs_the_dump_and_nothing_else(
     def fail(*arguments: Any) -> None:
         raise error
 
-    monkeypatch.setattr(recording.recorder._copier, "place", fail)
+    monkeypatch.setattr(recorder, "memmove", fail)
     recording.forward(SignatureH(), ids())
     assert recording.close()
     assert recording.recorder.writer._bytes == 0 and recording.recorder.ring.running == []
@@ -408,7 +408,7 @@ def test_an_interrupt_goes_through_and_the_books_are_right(recording: Recording,
     def interrupt(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(recording.recorder._copier, "place", interrupt)
+    monkeypatch.setattr(recorder, "memmove", interrupt)
     with pytest.raises(KeyboardInterrupt):
         recording.forward(SignatureH(), ids())
     assert recording.close() and balanced(recording.ledgers[0])
@@ -477,7 +477,7 @@ def test_a_call_with_too_large_arguments_is_recorded_without_them(recording: Rec
 def test_a_record_that_no_reader_would_accept_is_a_counted_drop(
     recording: Recording, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr("actordbg.formats.dump_record.MAX_RECORD", 200)
+    monkeypatch.setattr("actordbg.formats.encoding.MAX_RECORD", 200)
     with caplog.at_level(logging.WARNING, "actordbg"):
         recording.forward(SignatureH(), ids())
         assert recording.close()
