@@ -46,7 +46,7 @@ DEATHS = ("process", "thread", "pickle", "torch.save", "safetensors", "clone + t
 KILLED, FULL = 20, 40
 
 
-def run(rounds: int = 6, steps: int = 12, deaths: bool = True) -> list[Row]:
+def run(rounds: int = 4, steps: int = 12, deaths: bool = True) -> list[Row]:
     """The rows of the table."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -66,10 +66,10 @@ def run(rounds: int = 6, steps: int = 12, deaths: bool = True) -> list[Row]:
 
 def _rows(blocks: list[Block], sizes: dict[str, float]) -> list[Row]:
     rows: list[Row] = []
-    noise, error = ratio(blocks, "off", "steps")
+    noise, error = ratio_of(blocks, "off", "steps")
     usual = median(_middle(blocks, "off", "steps"))
     rows.append(Row("step time, off / off (the noise)", usual * 1e3, usual * 1e3, "ms", noise, "-", f"+- {error:.4f}"))
-    found = {way: ratio(blocks, way, "steps") for way in WAYS}
+    found = {way: ratio_of(blocks, way, "steps") for way in WAYS}
     best = min(ratio for way, (ratio, _) in found.items() if way not in OURS and way != "clone")
     for way, (ratio, own) in found.items():
         limit = 1.005 + math.hypot(error, own)
@@ -79,7 +79,7 @@ def _rows(blocks: list[Block], sizes: dict[str, float]) -> list[Row]:
         mine, note = median(_middle(blocks, way, "steps")) * 1e3, f"+- {own:.4f}"
         rows.append(Row(f"step time, {way} / off", mine, usual * 1e3, "ms", ratio, said, note, within))
     for way in ("off", *WAYS):
-        ratio, own = ratio(blocks, way, "cpu")
+        ratio, own = ratio_of(blocks, way, "cpu")
         spent = median(_middle(blocks, way, "cpu")) * 1e3
         rows.append(Row(f"CPU of a step, {way} / off", spent, None, "ms", ratio, "-", f"+- {own:.4f}"))
     clone = beside(blocks, "clone", "stalls")
@@ -110,7 +110,7 @@ def _pairs(blocks: list[Block], way: str) -> Iterator[tuple[Block, Block, Block]
             yield blocks[place], blocks[place - reach], blocks[place + reach]
 
 
-def ratio(blocks: list[Block], way: str, what: str) -> tuple[float, float]:
+def ratio_of(blocks: list[Block], way: str, what: str) -> tuple[float, float]:
     """Median of a figure over that of the neighbours, and its error (1 sigma)."""
     triples = [[median(getattr(block, what)) for block in three] for three in _pairs(blocks, way)]
     ratios = [2 * mine / (before + after) for mine, before, after in triples]

@@ -29,7 +29,7 @@ NOTHING_NEW = (
 _TYPER = ("-c", "import typer")
 
 
-def run(repeat: int = 9, helps: int = 3, dumps: int = 20) -> list[Row]:
+def run(repeat: int = 5, helps: int = 1, dumps: int = 20) -> list[Row]:
     """Four rows. `helps`: how often each command's own help is asked for."""
     with tempfile.TemporaryDirectory() as folder:
         store = Path(folder) / "store"

@@ -42,7 +42,7 @@ from actordbg.store import payload
 from actordbg.store.layout import Store
 from benchmarks.rows import Row
 
-BUDGET = 1.1
+BUDGET = 1.03
 MEMORY_BUDGET = 1.05
 
 TWO_WAYS = """

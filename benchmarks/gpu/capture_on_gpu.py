@@ -29,7 +29,7 @@ from actordbg.config.choices import Choices
 from actordbg.host.trainer import TRAINER
 from actordbg.store import payload
 from benchmarks import real_step
-from benchmarks.bench_capture import beside, ratio
+from benchmarks.bench_capture import beside, ratio_of
 from benchmarks.gpu.made_inputs import LARGE
 from benchmarks.real_step import Training
 
@@ -127,7 +127,7 @@ def measured(training: Training, rounds: int, steps: int) -> list[dict[str, Any]
     blocks = [training.block(way, steps) for way in order]
     rows = []
     for way in ("off", *WAYS):
-        times, error = ratio(blocks, way, "steps")
+        times, error = ratio_of(blocks, way, "steps")
         row = {"way": way, "step_ratio": times, "error": error, "stall_us": 1e6 * beside(blocks, way, "stalls")}
         rows.append(row | {"others_ms": 1e3 * beside(blocks, way, "others"), "step_ms": 1e3 * steps_of(blocks, way)})
     return rows

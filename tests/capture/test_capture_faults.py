@@ -24,10 +24,12 @@ from typing import Any
 
 import pytest
 import torch
+from amounts import turn
 from capturekit import Recording, TinyActor, balanced, ids
 from roots import SUPPORT
 from typer.testing import CliRunner
 
+from actordbg.capture.control import WRITERS
 from actordbg.cli.app import app
 from actordbg.dumps import recover
 from actordbg.formats.recording_reading import read_counters
@@ -190,7 +192,7 @@ def test_status_tells_of_losses_where_no_counters_could_be_written(
 # --- a disk that sleeps ---------------------------------------------------------------------------------------------------
 
 TRAINING = """
-import json, os, sys, threading, time
+import json, os, signal, sys, threading, time
 sys.path.insert(0, {tests!r})
 import torch
 torch.set_num_threads(1)
@@ -204,7 +206,7 @@ store = Store({store!r}).create()
 fsync, naps, awake = os.fsync, [], threading.Event()
 
 def sleeping_fsync(descriptor):
-    asleep = threading.current_thread().name == "actordbg-writer" and armed and not naps
+    asleep = threading.current_thread().name == "actordbg-writer" and armed and not naps and {writer!r} == "thread"
     if asleep:
         naps.append(descriptor)
         awake.wait()
@@ -216,7 +218,7 @@ os.fsync = sleeping_fsync
 def switch(on):
     global generation
     generation += 1
-    write_control(store, Control(on, "r", "2026-11-20T12:00:00.000000Z", generation, free_floor_bytes=0))
+    write_control(store, Control(on, "r", "2026-11-20T12:00:00.000000Z", generation, free_floor_bytes=0, writer={writer!r}))
 
 class Actor(TinyActor):
     pass
@@ -253,8 +255,14 @@ def until(condition):
         call()
 
 for _ in range(20): call()
+if {writer!r} == "process":
+    until(lambda: slot.recorder.writer._scribe is not None and slot.recorder.writer._scribe._ready)
 armed = True
 waits.clear()  # the first call of a process waits for the first look at the switch
+scribe = slot.recorder.writer._scribe
+if scribe is not None:  # it sleeps as a process does whose write does not return
+    os.kill(scribe._process.pid, signal.SIGSTOP)
+    naps.append(scribe)
 until(lambda: naps)
 """
 
@@ -266,6 +274,8 @@ until(lambda: slot.enter is not None)
 enough = calls + 50
 until(lambda: calls >= enough)
 awake.set()
+if scribe is not None:
+    os.kill(scribe._process.pid, signal.SIGCONT)
 print(json.dumps(dict(calls=calls, waits=waits)))
 """
 
@@ -275,20 +285,21 @@ print(json.dumps(dict(calls=calls, waits=waits)))
 """
 
 
-def start(store: Store, body: str) -> subprocess.Popen[str]:
-    code = TRAINING.format(tests=str(TESTS), store=str(store.root)) + body
+def start(store: Store, body: str, writer: str) -> subprocess.Popen[str]:
+    code = TRAINING.format(tests=str(TESTS), store=str(store.root), writer=writer) + body
     environment = {**os.environ, "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.slow
-def test_a_disk_that_sleeps_holds_up_nobody(tmp_path: Path):
+@pytest.mark.parametrize("writer", turn(WRITERS))
+def test_a_disk_that_sleeps_holds_up_nobody(tmp_path: Path, writer: str):
     """While the writer hangs in a write: calls go on and wait for nothing, the switch works, the process ends, and the books are
     exact (of the process that had to leave, once its ring is recovered).
 
     The disk wakes when the training has seen all that, and never in the process that ends: whoever waited for it would not come here."""
     live, ends = Store(tmp_path / "live"), Store(tmp_path / "ends")
-    processes = [start(live, LIVE), start(ends, ENDS)]
+    processes = [start(live, LIVE, writer), start(ends, ENDS, writer)]
     told = [json.loads(process.communicate(timeout=180)[0]) for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
     assert [one["waits"] for one in told] == [[], []]

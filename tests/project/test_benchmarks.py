@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from amounts import turn
 from roots import ROOT
 
 
@@ -79,7 +80,7 @@ def test_loading_and_packs_are_measured(monkeypatch: pytest.MonkeyPatch, tmp_pat
         monkeypatch.setattr(module, "REAL", tmp_path / "nowhere")
         monkeypatch.setattr(module, "_generate", few)
     monkeypatch.setattr(pack, "_end_to_end", lambda: None)  # six replays with a real worker
-    assert len(load.run(1)) == 4 and len(pack.run(1)) == 8
+    assert len(load.run(1)) == 5 and len(pack.run(1)) == 8
 
 
 @pytest.mark.slow
@@ -95,3 +96,31 @@ def test_commands_are_measured(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cli, "every_command", lambda contents: [("dump ls", None), ("ui", None)])
     rows = cli.run(1, 1, dumps=2)
     assert len(rows) == 4 and all(0 < row.ours < 60 for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", turn(("first", "replay")))
+def test_replays_are_measured(monkeypatch: pytest.MonkeyPatch, name: str):
+    """One of the two each day: each starts workers."""
+    module = bench(name)
+    if name == "first":
+        rows = module.run(1, ("plain",))
+    else:
+        with module._environment():
+            rows = [module._overhead(module.Shape(1, 16, 3), module.BUDGET)]
+    assert [row.within is not None and row.ours > 0 for row in rows] == [True]
+
+
+def test_the_table_names_each_row_and_goes_on_after_one_that_fails(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    table, rows = importlib.import_module("benchmarks.__main__"), importlib.import_module("benchmarks.rows")
+    for name in (*table.NAMES, *table.MORE):
+        assert callable(bench(name).run)
+    made = rows.Row("ours / theirs", 2.0, 3.0, "s", 0.6667, "<= 0.5", "busy", False)
+    monkeypatch.setattr(bench("load"), "run", lambda: [made])
+    monkeypatch.setattr(bench("replay"), "run", lambda: 1 // 0)
+    assert table.main(["replay", "load"]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1] == "| ours / theirs | 2 s | 3 s | 0.6667 | <= 0.5 | NOT MET | busy |"
+    assert "COULD NOT BE RUN" in said[-2] and "ZeroDivisionError" in said[-2]
