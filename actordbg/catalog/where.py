@@ -1,8 +1,9 @@
 """`--where`: one SQL expression over documented columns, checked, and written again from what was understood.
 
-The text never reaches SQLite. It is parsed (sqlglot, SQLite's dialect), the tree is walked, and each node that is on the
-list below is spelled out anew, with every literal as a bound parameter. A node, an argument of a node, a function or a
-name that is not on the list is refused with the reason. So what runs is always one expression of this shape:
+The text never reaches SQLite. What is more than plain comparisons is parsed (sqlglot, SQLite's dialect), the tree is
+walked, and each node that is on the list below is spelled out anew, with every literal as a bound parameter. A node, an
+argument of a node, a function or a name that is not on the list is refused with the reason. So what runs is always one
+expression of this shape:
 
     ((d.seq_len > ?) AND (d.rank = ?))            parameters 4096, 0
 
@@ -26,19 +27,24 @@ Example::
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
 from actordbg.base.errors import WhereError
-from actordbg.catalog.columns import BOOL, COLUMNS, refusal, shortened
+from actordbg.catalog.columns import BOOL, COLUMNS, NUMBER, TEXT, refusal, shortened
 from actordbg.catalog.expression import MAX_ITEMS, ExpressionWriter
 from actordbg.catalog.shorthand import as_sql
 
 MAX_LENGTH = 20_000
 MAX_DEPTH = 16
 MAX_OPERATORS = 200
+MAX_SIMPLE = 20
+_AND = re.compile(r"\sand\s", re.IGNORECASE | re.ASCII)
+_COMPARED = re.compile(r"\s*([a-z]\w*)\s*([<>]=?|<>|!=|==?)\s*(?:(\d{1,15}(?:\.\d{1,9})?)|'([\w .:/+-]*)')\s*\Z", re.ASCII)
+_SIGNS = {"==": "=", "<>": "IS NOT", "!=": "IS NOT"}
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,10 @@ def compile_where(text: str, *, now: datetime | None = None) -> Condition:
     """Check and rewrite one expression. Raises WhereError, whose message names what is wrong. `now` is for tests."""
     _bound(text)
     text = as_sql(text)
+    return _simple(text) or _parsed(text, now)
+
+
+def _parsed(text: str, now: datetime | None) -> Condition:
     writer = ExpressionWriter(now or datetime.now(timezone.utc))
     try:
         with _silent_parser():
@@ -68,6 +78,24 @@ def compile_where(text: str, *, now: datetime | None = None) -> Condition:
     if part.kind != BOOL:
         raise refusal(f"{shortened(text)!r} is a {part.kind}, not a condition", "compare it with something: seq_len > 4096")
     return Condition(part.sql, tuple(part.params), frozenset(writer.columns))
+
+
+def _simple(text: str) -> Condition | None:
+    """The answer for comparisons of a column with a number or a text, joined by `and`: the same as the parser's, which takes
+    0.1 s to import. None for anything else, which the parser refuses or understands.
+    """
+    parts: list[str] = []
+    params: list[Any] = []
+    names: list[str] = []
+    for one in _AND.split(text, MAX_SIMPLE):
+        found = _COMPARED.match(one)
+        column = COLUMNS.get(found[1]) if found else None
+        if found is None or column is None or column.kind != (TEXT if found[3] is None else NUMBER):
+            return None
+        parts.append(f"({column.sql} {_SIGNS.get(found[2], found[2])} ?)")
+        params.append(found[4] if found[3] is None else float(found[3]) if "." in found[3] else int(found[3]))
+        names.append(column.name)
+    return Condition(parts[0] if len(parts) == 1 else f"({' AND '.join(parts)})", tuple(params), frozenset(names))
 
 
 def parts_of(text: str) -> list[str]:

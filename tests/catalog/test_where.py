@@ -11,7 +11,8 @@ import pytest
 from steps import counted
 
 from actordbg.base.errors import WhereError
-from actordbg.catalog.columns import parse_duration
+from actordbg.catalog import where
+from actordbg.catalog.columns import COLUMNS, parse_duration
 from actordbg.catalog.where import MAX_DEPTH, MAX_OPERATORS, compile_where
 
 NOW = datetime(2025, 6, 20, 12, 0, tzinfo=timezone.utc)
@@ -285,3 +286,52 @@ def test_what_is_no_sql_and_plain_is_understood(text: str, sql: str) -> None:
 def test_what_could_mean_anything_is_refused(text: str) -> None:
     with pytest.raises(WhereError):
         compile_where(text, now=NOW)
+
+
+def test_plain_comparisons_are_understood_as_the_parser_understands_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every column with every sign and every kind of value, alone and joined; and what only looks plain is left to the parser."""
+    values = [
+        "0",
+        "007",
+        "4096",
+        "1.50",
+        "999999999999999",
+        "'x'",
+        "''",
+        "'a:b/c+d-e .1'",
+        "'4096'",
+        "null",
+        "-1",
+        "1e3",
+        "0x1",
+        "1_0",
+        "x",
+    ]
+    signs = ["<", "<=", ">", ">=", "=", "==", "!=", "<>", "=>", "is", "<=>"]
+    plain = []
+    for name in (*COLUMNS, "S", "Rank", "nothing"):
+        for place, sign in enumerate(signs):
+            for value in values[place % 3 :: 3]:
+                text = f"{name} {sign} {value}"
+                if (found := where._simple(text)) is not None:
+                    assert found == where._parsed(text, None), text
+                    plain.append(text)
+    assert len(plain) > 500
+    joined = [
+        "  and ".join(plain[start::97][:count]).replace(" ", "\t" if start % 2 else " ")
+        for start in range(60)
+        for count in (2, 5)
+    ]
+    for text in [
+        *joined,
+        "rank=0 AND run='x and y'",
+        "run='x' and rank=0 or step=1",
+        "rank=0 and",
+        "rank=0 and (step=1)",
+        "rank=0and step=1",
+    ]:
+        found = where._simple(text)
+        assert found is None or found == where._parsed(text, None), text
+    assert sum(where._simple(text) is not None for text in joined) > 60
+    monkeypatch.setattr(where, "_parse", lambda text: pytest.fail("the parser was asked"))
+    assert compile_where("seq_len>4k and status!='passed'").params == (4000, "passed")
