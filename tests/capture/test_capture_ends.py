@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from capturekit import LaterDevice, Recording
+from capturekit import AdaptedRecording, LaterDevice, Recording
 from roots import ROOT, SUPPORT
 from typer.testing import CliRunner
 from victims import inputs
@@ -259,12 +259,16 @@ def fill(folder: Path) -> Path:
             return path
 
 
-@pytest.mark.parametrize("ring", [8, 0])
-@pytest.mark.parametrize("first", [8, 0])
-def test_a_full_disk_does_not_make_the_books_old(small_disk: Path, ring: int, first: int, caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize(
+    ("ring", "first", "way"),
+    [(8, 8, Recording), (8, 8, AdaptedRecording), (8, 0, AdaptedRecording), (0, 8, Recording), (0, 0, Recording)],
+)
+def test_a_full_disk_does_not_make_the_books_old(
+    small_disk: Path, ring: int, first: int, way: type[Recording], caplog: pytest.LogCaptureFixture
+):
     """`first` calls are counted in a file before the disk is full. Without these and without a ring there is nothing to count in."""
     store = Store(small_disk / "store").create()
-    recording, actor = Recording(store, ring=ring), Actor()
+    recording, actor = way(store, ring=ring), Actor()
     train(recording, first, actor)
     wait_until(lambda: bool(list(store.counters.rglob("[!.]*.json"))) == bool(first))
     filler = fill(small_disk)

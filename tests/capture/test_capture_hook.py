@@ -14,6 +14,7 @@ import pytest
 import torch
 from capturekit import (
     SIGNATURES,
+    AdaptedRecording,
     FailingStore,
     ForkWithTypingDefault,
     LaterDevice,
@@ -237,10 +238,14 @@ EVERYTHING = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("limits", [{}, {"with_outputs": True}, EVERYTHING, {"ring": 0}, EVERYTHING | {"every": 0}])
-def test_outputs_gradients_weights_and_random_state_are_bit_identical(store: Store, limits: dict[str, Any]):
+@pytest.mark.parametrize(
+    ("way", "limits"),
+    [(Recording, one) for one in ({}, {"with_outputs": True}, EVERYTHING, {"ring": 0}, EVERYTHING | {"every": 0})]
+    + [(AdaptedRecording, EVERYTHING)],
+)
+def test_outputs_gradients_weights_and_random_state_are_bit_identical(store: Store, way: type[Recording], limits: dict[str, Any]):
     plain, plain_state = train(TinyActor.forward, TinyActor())
-    recording = Recording(store, **limits)
+    recording = way(store, **limits)
     hooked, hooked_state = train(recording.forward, TinyActor())
     assert recording.close() and recording.ledgers[0].calls == 4 and balanced(recording.ledgers[0])
     assert recording.ledgers[0].captured == (4 if limits.get("every", 1) else 0)

@@ -116,8 +116,11 @@ for n in range(60): actor(ids())
 
 
 def test_a_killed_process_leaves_only_whole_files(store: Store):
+    """Of an Actor's calls, and of those of a function that an adapter reads."""
     switch(store)
-    process = start(store, "actor = Actor()\nprint('up', flush=True)\nwhile True: actor(ids(4, 1000))")
+    other = f"Actor.score = adapted(lambda self, sequences: sequences, Path({str(store.root)!r}))"
+    body = "actor = Actor()\nprint('up', flush=True)\nwhile True: actor(ids(4, 1000)), actor.score(ids(4, 900))"
+    process = start(store, f"from pathlib import Path\nfrom capturekit import adapted\n{other}\n{body}")
     assert process.stdout is not None and process.stdout.readline() == "up\n"
     deadline = time.monotonic() + 30
     while len(list(store.iter_dumps())) < 20 and time.monotonic() < deadline:
@@ -126,7 +129,7 @@ def test_a_killed_process_leaves_only_whole_files(store: Store):
     process.communicate()
     dumps = [payload.load(path) for path in store.iter_dumps()]
     assert len(dumps) >= 20
-    assert {dump.record.seq_len for dump in dumps} == {1000}
+    assert {(dump.record.seq_len, dump.record.actor["actor_class"]) for dump in dumps} == {(1000, "Actor"), (900, "kit.forward")}
 
 
 def test_forks_while_the_queue_is_busy(store: Store):

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from capturekit import Recording, StuckStore, balanced, ids
+from capturekit import AdaptedRecording, Recording, StuckStore, balanced, ids
 from roots import ROOT
 
 from actordbg.capture.control import EXCEPTION, FORMS, LOGPROBS, NAN, OOM, SLOW, Control, Triggers, parse
@@ -41,9 +41,9 @@ def wait_until_judged(recording: Recording) -> None:
         time.sleep(0.01)
 
 
-def armed(store: Store, *words: str, **limits: Any) -> Recording:
+def armed(store: Store, *words: str, way: type[Recording] = Recording, **limits: Any) -> Recording:
     """Recording that keeps only what triggers say."""
-    return Recording(store, **({"every": 0, "triggers": words, "ring": 8} | limits))
+    return way(store, **({"every": 0, "triggers": words, "ring": 8} | limits))
 
 
 def call(recording: Recording, actor: Steered, result: Any = None, seed: int = 0, seconds: float = 0.0, **kwargs: Any) -> Any:
@@ -79,9 +79,11 @@ def bad(value: float) -> torch.Tensor:
     return tensor
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_a_call_whose_output_is_not_finite_is_kept_and_pinned(store: Store, value: float):
-    recording, actor = armed(store, "nan"), Steered()
+@pytest.mark.parametrize(
+    ("value", "way"), [(float("nan"), AdaptedRecording), (float("inf"), Recording), (float("-inf"), Recording)]
+)
+def test_a_call_whose_output_is_not_finite_is_kept_and_pinned(store: Store, value: float, way: type[Recording]):
+    recording, actor = armed(store, "nan", way=way), Steered()
     for seed in range(4):
         call(recording, actor, seed=seed)
     call(recording, actor, bad(value), seed=4)
@@ -109,8 +111,9 @@ def test_entropy_and_logits_are_looked_at_too(store: Store):
     assert all(not dump.outputs for dump in map(payload.load, store.iter_dumps()))
 
 
-def test_an_exception_is_kept_with_what_it_said_and_still_raised(store: Store):
-    recording, actor = armed(store, "exception"), Steered()
+@pytest.mark.parametrize("way", [Recording, AdaptedRecording])
+def test_an_exception_is_kept_with_what_it_said_and_still_raised(store: Store, way: type[Recording]):
+    recording, actor = armed(store, "exception", way=way), Steered()
     call(recording, actor)
     with pytest.raises(RuntimeError, match="shapes"):
         call(recording, actor, RuntimeError("shapes do not fit"), seed=1)
