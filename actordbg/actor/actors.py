@@ -5,16 +5,113 @@
 | the home trainer's Actor | left open: that Actor; rows: an Actor of ours | that Actor |
 | another trainer, by an adapter | an Actor of ours, no trainer imported | the trainer's function, if its adapter can call it |
 
-The answer says which: `through` among what a replay ran with (`resolved`).
+The answer says which: `through` among what a replay ran with (`resolved`). An adapter is found by the name that the record has,
+so among ours and those that installed packages announce: what a store says is never imported.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actordbg.adapters.find_adapter import find
+from actordbg.adapters.recorded_model import read_scores
+from actordbg.adapters.seam import Rows, Seam, Unreadable
+from actordbg.base.errors import Unsupported
 from actordbg.config.choices import Choices
-from actordbg.host.rows_actor import ROWS
+from actordbg.formats.nested_values import nested
+from actordbg.host.captured_call import ReplayedCall
+from actordbg.host.rows_actor import ROWS, RowsActor, RowsActors, build_rows_actor, positions_of, unpacked_values
 from actordbg.host.trainer import TRAINER, Actors
+from actordbg.store.payload import Dump
 
 
 def actors_of(choices: Choices) -> Actors:
     """What builds and calls the Actors of this configuration."""
-    return ROWS if choices.through == "rows" else TRAINER
+    if choices.through == "rows":
+        return ROWS
+    return TRAINER if choices.adapter is None else FunctionActors(choices.adapter)
+
+
+class FunctionActor(RowsActor):
+    """The trainer's own function around a transformers model, called with rows. function: the seam that a call came from."""
+
+    seams: Mapping[str, Seam]
+
+    def forward(  # type: ignore[override]
+        self,
+        sequences: Tensor,
+        action_mask: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        return_entropy: bool = False,
+        function: str = "",
+        **more: Any,
+    ) -> Any:
+        """As an Actor of the rows returns it."""
+        real = torch.ones_like(sequences) if attention_mask is None else attention_mask
+        of_model = nested({name: one for name, one in more.items() if isinstance(one, Tensor)})
+        rows = Rows(self.model, sequences, real, action_mask, self.temperature, return_entropy, more=of_model)
+        kept = None
+        if self.packing_samples:
+            rows, kept = _packed(rows, real)
+        try:
+            scores = read_scores(seam := self.seams[function], rows, seam.again(self.model, rows))  # type: ignore[misc]
+        except Unreadable as why:
+            raise Unsupported(f"{function}: {why}", hint="--through rows") from None
+        log_probs, entropy = (_placed(one, kept, sequences.shape) for one in (scores.log_probs, scores.entropy))
+        if log_probs is not None and action_mask is not None:
+            log_probs = log_probs[:, -action_mask.shape[1] :] * action_mask.float()
+        return log_probs, _Output(entropy)
+
+
+class _Output:
+    """What stands behind the log-probs."""
+
+    def __init__(self, entropy: Tensor | None) -> None:
+        self.entropy = entropy
+
+
+def _packed(rows: Rows, real: Tensor) -> tuple[Rows, Tensor]:
+    """The same rows one behind the other, and where in [B, S] each token was."""
+    kept = real.flatten().nonzero().flatten()
+    ids, places = (one.flatten()[kept].unsqueeze(0) for one in (rows.sequences, positions_of(real)))
+    counts = (places > 0).long()
+    if rows.action_mask is not None:
+        of_all = torch.zeros_like(rows.sequences)
+        of_all[:, -rows.action_mask.shape[1] :] = rows.action_mask.long()
+        counts = counts * of_all.flatten()[kept].unsqueeze(0)
+    return replace(rows, sequences=ids, attention_mask=None, action_mask=counts[:, 1:], positions=places), kept
+
+
+def _placed(values: Tensor | None, kept: Tensor | None, shape: torch.Size) -> Tensor | None:
+    """Packed values [1, T-1] at their places in [B, S-1]; others as they are."""
+    if values is None or kept is None:
+        return values
+    return unpacked_values(torch.nn.functional.pad(values, (0, 1)), kept, shape)[:, :-1]
+
+
+class FunctionActors(RowsActors):
+    """Builds and calls such Actors, for one adapter."""
+
+    name = "trainer"
+
+    def __init__(self, adapter: str) -> None:
+        self._seams = {seam.where: seam for seam in find(adapter).seams if seam.again is not None}
+
+    def build_actor(self, path: str, choices: Choices, ds_config: Mapping[str, Any] | None = None) -> RowsActor:
+        actor = build_rows_actor(path, choices, ds_config, functools.partial(FunctionActor))
+        actor.__dict__["seams"] = self._seams
+        return actor
+
+    def make_call(self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> ReplayedCall:
+        where = dump.record.actor.get("function")
+        if where not in self._seams:
+            raise Unsupported(f"the adapter cannot call {where or 'what recorded this dump'} by itself", hint="--through rows")
+        call = super().make_call(actor, dump, vocab_size, device)
+        call.arguments["function"] = where
+        return replace(call, notes=(*call.notes, f"computed by {where}"))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from actordbg.actor.models import attention_heads
+from actordbg.adapters.find_adapter import calls_again
 from actordbg.config.choices import Choices, Facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.host.trainer import TRAINER
@@ -62,6 +63,16 @@ class Case:
     @property
     def compiles(self) -> bool:
         return self.config.compile or self.config.deepcompile
+
+    @property
+    def uncallable(self) -> bool:
+        """Whether the trainer's function is asked for, and its adapter cannot call it."""
+        return self.function and not calls_again(str(self.choices.adapter))
+
+    @property
+    def function(self) -> bool:
+        """Whether the function of a trainer with an adapter is asked for."""
+        return self.choices.through == "trainer" and self.choices.adapter is not None
 
     def version(self, package: str) -> tuple[int, ...]:
         """(4, 52, 4) of "4.52.4"; () where the package is not installed."""

@@ -11,9 +11,16 @@ PARALLEL_RULES: tuple[Rule, ...] = (
     Rule(
         "trainer-cannot-be-called",
         REFUSE,
-        lambda case: case.choices.through == "trainer" and case.choices.adapter is not None,
-        "the adapter {adapter} cannot call its trainer's function by itself",
-        ("--through rows, which needs no trainer",),
+        lambda case: case.uncallable,
+        "no adapter {adapter} is installed that calls its trainer's function by itself",
+        ("--through rows, which needs no trainer", "announce the adapter as an entry point, with a seam that has `again`"),
+    ),
+    Rule(
+        "trainers-function-is-alone",
+        REFUSE,
+        lambda case: case.function and (case.together or case.compiles),
+        "the trainer's function is called with a plain model: nothing is sharded or compiled around it",
+        ("--backend plain, without --compile", "--through rows"),
     ),
     Rule(
         "plain-ranks-share-nothing",

@@ -49,6 +49,14 @@ def places() -> dict[str, str]:
     return {**{one.name: one.value for one in _announced()}, **BUILT_IN}
 
 
+def calls_again(adapter: str) -> bool:
+    """Whether there is an adapter of this name that can call its trainer's function again."""
+    try:
+        return any(seam.again is not None for seam in find(adapter).seams)
+    except Unsupported:
+        return False
+
+
 def distribution_of(named: str) -> str:
     """The package that an adapter comes in, ours for a built-in one; of a `module:Class` the module."""
     announced = {one.name: one.dist for one in _announced()}

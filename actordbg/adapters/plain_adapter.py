@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from actordbg.adapters.seam import Rows, Scores, Seam, Unreadable
+from actordbg.adapters.seam import Rows, Scores, Seam
 from actordbg.capture.facts import unwrap
 
 _trainers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -22,13 +22,12 @@ def _rows(call: Mapping[str, Any]) -> Rows | None:
     head = getattr(model, "get_output_embeddings", lambda: True)
     if ids is None or call.get("past_key_values") is not None or head() is None:
         return None
-    if mask is None and call.get("position_ids") is not None:
-        raise Unreadable("its rows are packed, which this adapter does not read")
     trainer = _trainers.get(model, lambda: None)()
     return Rows(
         model=model,
         sequences=ids,
         attention_mask=mask,
+        positions=call.get("position_ids") if mask is None else None,
         action_mask=None if labels is None else labels[:, 1:] != -100,
         step=None if trainer is None else trainer.state.global_step,
         more={name: one for name, one in call.items() if hasattr(one, "dim") and one.dim() and name not in _READ},

@@ -23,10 +23,12 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from actordbg.adapters.seam import Adapter, Rows, Scores, Seam, padded
+from actordbg.adapters.seam import Adapter, Rows, Scores, Seam, Unreadable, padded
 from actordbg.base.fault import describe
 from actordbg.capture import hook
 from actordbg.capture.facts import unwrap
+from actordbg.formats.nested_values import CONTEXT, flat
+from actordbg.formats.packed_rows import OFFSETS, POSITIONS
 
 MARK = "__actordbg_seam__"
 """Attribute of a wrapped function: the original."""
@@ -53,13 +55,12 @@ class ModelOfCall:
 class RecordedModel:
     """One model as the recorder sees an Actor. A subclass for each seam carries its name."""
 
-    packing_samples = False
     known: weakref.WeakKeyDictionary[torch.nn.Module, RecordedModel]
     recorded_as: Mapping[str, str]
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = ModelOfCall(model)
-        self.training = False
+        self.training = self.packing_samples = False
         self.temperature = 1.0
 
     @classmethod
@@ -70,7 +71,7 @@ class RecordedModel:
         if found is None:
             found = cls.known[model] = cls(model)
         found.training, found.temperature = model.training, float(rows.temperature)
-        found.model.global_steps = rows.step
+        found.packing_samples, found.model.global_steps = rows.packed, rows.step
         return found
 
     def forward(
@@ -175,10 +176,43 @@ def arguments_of(signature: inspect.Signature, args: tuple[Any, ...], kwargs: di
 
 def _named(rows: Rows) -> dict[str, Any]:
     """The rows as arguments of an Actor's forward that computes the same. Rows without a mask are all real."""
-    real = torch.ones_like(rows.sequences) if rows.attention_mask is None else rows.attention_mask
     flags = {"return_logprobs": rows.action_mask is None, "return_entropy": rows.entropy, "return_output": rows.entropy}
+    more = flat(rows.more) if rows.more else {}
+    if rows.context:
+        more |= {f"{CONTEXT}{name}": one for name, one in flat(rows.context).items()}
+    if rows.packed:
+        return _packed(rows) | flags | more
+    real = torch.ones_like(rows.sequences) if rows.attention_mask is None else rows.attention_mask
     counted = {} if rows.action_mask is None else {"action_mask": rows.action_mask}
-    return {"sequences": rows.sequences, "attention_mask": real, **counted, **flags, **rows.more}
+    return {"sequences": rows.sequences, "attention_mask": real, **counted, **flags, **more}
+
+
+def _packed(rows: Rows) -> dict[str, Any]:
+    """Packed rows as one long row, and where each begins: views of what the trainer has. The writer takes them apart."""
+    given = {"sequences": _long(rows.sequences), "attention_mask": rows.attention_mask, "action_mask": rows.action_mask}
+    found = {name: _long(one) for name, one in given.items() if one is not None}
+    total = found["sequences"].shape[1]
+    if "action_mask" in found:
+        found["action_mask"] = found["action_mask"][:, 1 - total :]
+    ids: Any = rows.sequences
+    offsets = ids.offsets() if rows.offsets is None and ids.is_nested else rows.offsets
+    borders = {POSITIONS: rows.positions} if offsets is None else {OFFSETS: offsets}
+    return found | {name: one.reshape(-1) for name, one in borders.items() if one is not None}
+
+
+def _of_long(scores: Scores, total: int) -> Scores:
+    """Scores of packed rows as [1, T-1]."""
+    return Scores(*(None if one is None else _long(one)[:, : total - 1] for one in (scores.log_probs, scores.entropy)))
+
+
+def _long(tensor: Any) -> torch.Tensor:
+    """A packed or jagged tensor as [1, T]."""
+    if not tensor.is_nested:
+        return tensor.reshape(1, -1)  # type: ignore[no-any-return]
+    if tensor.layout is not torch.jagged or tensor.lengths() is not None:
+        raise Unreadable("a nested tensor has holes, or the layout before jagged")
+    long: torch.Tensor = tensor.values().reshape(1, -1)
+    return long
 
 
 def _run(original: Callable[..., Any], seam: Seam, rows: Rows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Returned:
@@ -191,12 +225,8 @@ def _run(original: Callable[..., Any], seam: Seam, rows: Rows, args: tuple[Any, 
 def scores_of(seam: Seam, rows: Rows, output: Any) -> Scores:
     """What an adapter reads in a result. From logits, log-probs are computed."""
     try:
-        scores = seam.result(output)
-        if scores.logits is None or scores.log_probs is not None:
-            return Scores(_of_actions(scores.log_probs, rows), _of_actions(scores.entropy, rows))
         with torch.no_grad():
-            found = log_probs_of(scores.logits, rows.sequences, rows.temperature)
-        return Scores(found if rows.action_mask is None else found[:, -rows.action_mask.shape[1] :] * rows.action_mask)
+            return read_scores(seam, rows, output)
     except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training goes on
         tell(f"{seam.where}: its result was not read: {describe(error)}")
         return Scores()
@@ -210,6 +240,19 @@ def _of_actions(jagged: torch.Tensor | None, rows: Rows) -> torch.Tensor | None:
     if rows.action_mask is None:
         return found
     return found[:, -rows.action_mask.shape[1] :] * rows.action_mask.to(found.device)
+
+
+def read_scores(seam: Seam, rows: Rows, output: Any) -> Scores:
+    """Log-probs and entropies of a result, those of packed rows as [1, T-1]. Raises whatever the adapter raises."""
+    scores = seam.result(output)
+    if scores.logits is None or scores.log_probs is not None:
+        if rows.packed:
+            return _of_long(scores, _long(rows.sequences).shape[1])
+        return Scores(_of_actions(scores.log_probs, rows), _of_actions(scores.entropy, rows))
+    given = _named(rows)
+    actions = given.get("action_mask")
+    found = log_probs_of(scores.logits, given["sequences"], rows.temperature)
+    return Scores(found if actions is None else found[:, -actions.shape[1] :] * actions)
 
 
 def log_probs_of(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> torch.Tensor:

@@ -45,8 +45,13 @@ class Rows:
     """One call as rows of tokens. model: the module that computes; it is never stored.
 
     sequences: token ids [B, S]. attention_mask: [B, S], which are real; None for all. action_mask: [B, A], which of the last A
-    next tokens count; None for all that are real. entropy: the call computes entropies, too. more: tensors that the model gets
-    beside them (images), by name. Columns that are not real may be on either side.
+    next tokens count; None for all that are real. entropy: the call computes entropies, too. more: what the model gets beside
+    them (images), by name. context: what else to keep of the call, by name; a replay does without. Both may hold dicts, lists,
+    dataclasses and the like (`actordbg.formats.nested_values`). Columns that are not real may be on either side.
+
+    Packed rows are one long row [1, T] or [T]: give offsets ([rows + 1]), or positions, which begin anew at 0 with each row.
+    Jagged tensors bring their own offsets. Then `action_mask` is [1, T-1], or says of each token [1, T] whether it counts. The
+    writer takes the rows apart: nothing of a device is asked for here.
     """
 
     model: torch.nn.Module
@@ -56,12 +61,22 @@ class Rows:
     temperature: float = 1.0
     entropy: bool = False
     step: int | None = None
-    more: dict[str, torch.Tensor] = field(default_factory=dict)
+    more: dict[str, Any] = field(default_factory=dict)
+    context: dict[str, Any] = field(default_factory=dict)
+    offsets: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
+
+    @property
+    def packed(self) -> bool:
+        """Whether the rows lie one behind the other in one."""
+        return self.offsets is not None or self.positions is not None or self.sequences.is_nested
 
 
 @dataclass(frozen=True)
 class Scores:
     """What the function returned, None for nothing: log-probs and entropies, [B, A] as `action_mask`, [B, S-1] without one.
+
+    Of packed rows [1, T-1], or [1, T] or jagged with one for each token, of which the last means nothing.
 
     logits: [B, S, V] where it returned those alone; log-probs are computed from them, when outputs are recorded.
     """
@@ -80,6 +95,18 @@ def padded(jagged: torch.Tensor, size: tuple[int, ...] | None = None) -> torch.T
     return made
 
 
+IMAGES = (
+    "pixel_values", "image_grid_thw", "pixel_attention_mask", "spatial_shapes", "image_sizes", "token_type_ids",
+    "mm_token_type_ids", "image_position_ids",
+)  # fmt: skip
+"""What transformers calls the inputs that come with images."""
+
+
+def images(call: Mapping[str, Any]) -> dict[str, Any]:
+    """What a call has of images."""
+    return {name: call[name] for name in IMAGES if call.get(name) is not None}
+
+
 def no_scores(output: Any) -> Scores:
     """For a function that returns no log-probs."""
     return Scores()
@@ -91,6 +118,9 @@ class Seam:
 
     makes_model: the function does not compute, but prepares a model, its argument of this name. That model's `forward` is then
     what is recorded, if it has the arguments `takes`; `rows` gets those of both.
+
+    again: calls the function once more in a replay, with a model and rows that were recorded (`actordbg.adapters.calling`), and
+    returns what it returns. None: that cannot be done, and a replay is on the rows.
     """
 
     where: str
@@ -99,6 +129,7 @@ class Seam:
     needs: tuple[str, ...] = ()
     makes_model: str = ""
     takes: tuple[str, ...] = ()
+    again: Callable[[Any, Rows], Any] | None = None
 
     def differs(self, takes: Iterable[str]) -> str:
         """What the adapter reads and a function with these parameters does not take, in words; "" if it takes all."""

@@ -1,46 +1,51 @@
 """TRL: GRPO and RLOO at the function that scores completions; DPO and SFT at the models that are given a fused LM head.
 
-`add_fused_lm_head(model)` gives a model a forward that returns log-probs, when it is asked to: all trainers since 1.16. GRPO's
-own function is recorded where there is one, for it knows the step. Rows that TRL packed begin where only the device knows.
+`add_fused_lm_head(model)` replaces a model's forward by one that returns log-probs, when it is asked to. All of TRL's trainers
+have used it since 1.16. GRPO's own function is recorded instead where there is one, because it knows the step: a recorded
+function inside of a recorded one counts once. Log-probs that do not count are zero, as the Actor's are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from actordbg.adapters.seam import Rows, Scores, Seam, Unreadable
+from actordbg.adapters.seam import Rows, Scores, Seam, Unreadable, images
 
-_IMAGES = (
-    "pixel_values", "image_grid_thw", "pixel_attention_mask", "spatial_shapes", "image_sizes", "token_type_ids",
-    "mm_token_type_ids", "image_position_ids",
-)  # fmt: skip
+_HEAD = "trl.trainer.utils:add_fused_lm_head"
+_SCORED = tuple(f"trl.trainer.{one.lower()}_trainer:{one}Trainer._get_per_token_logps_and_entropies" for one in ("GRPO", "RLOO"))
+_NEEDS = ("model", "input_ids", "attention_mask", "logits_to_keep")
 
 
 def _completions(call: Mapping[str, Any]) -> Rows:
     trainer, mask = call["self"], call["attention_mask"]
-    counted, entropy = mask[:, -call["logits_to_keep"] :], bool(call.get("compute_entropy"))
-    facts = {"temperature": trainer.temperature, "entropy": entropy, "step": trainer.state.global_step}
-    return Rows(call["model"], call["input_ids"], mask, counted, more=_images(call), **facts)
+    given: Any = {"entropy": bool(call.get("compute_entropy")), "step": trainer.state.global_step, "more": images(call)}
+    return Rows(call["model"], call["input_ids"], mask, mask[:, -call["logits_to_keep"] :], trainer.temperature, **given)
 
 
 def _labelled(call: Mapping[str, Any]) -> Rows | None:
-    labels, mask = call.get("labels"), call.get("attention_mask")
+    labels, mask, places = (call.get(name) for name in ("labels", "attention_mask", "position_ids"))
     if not call.get("fused_lm_head"):
         return None
-    if labels is None or mask is None or call.get("position_ids") is not None:
-        raise Unreadable("its rows are packed, or split over ranks, which this adapter does not read")
-    facts = {"temperature": call["temperature"], "entropy": "entropy" in call["outputs"]}
-    return Rows(call["self"], call["input_ids"], mask, labels[:, 1:] != -100, more=_images(call), **facts)
+    if labels is None or call.get("shift_labels") is not None or (mask is None and places is None):
+        raise Unreadable("its rows are split over ranks, or packed without positions, which this adapter does not read")
+    entropy, positions = "entropy" in call["outputs"], places if mask is None else None
+    given: dict[str, Any] = {"entropy": entropy, "positions": positions, "more": images(call)}
+    return Rows(call["self"], call["input_ids"], mask, labels[:, 1:] != -100, call["temperature"], **given)
 
 
-def _images(call: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: call[name] for name in _IMAGES if call.get(name) is not None}
+def _again(where: str, model: Any, rows: Rows) -> Any:
+    """TRL's function once more: GRPO's with a trainer that has nothing but a temperature."""
+    from actordbg.adapters import calling
 
-
-def _scoring(where: str) -> Seam:
-    needs = ("model", "input_ids", "attention_mask", "logits_to_keep")
-    return Seam(where, _completions, lambda output: Scores(output[0], output[1]), needs)
+    model.__dict__.pop("forward", None)  # the head that the call before gave it
+    calling.function(_HEAD)(model, temperature=rows.temperature, outputs=("log_probs", "entropy"))
+    if where == _HEAD:
+        return model(**calling.labelled(rows), **rows.more, fused_lm_head=True)
+    keep, trainer = calling.actions(rows).shape[1], calling.stand_in(temperature=rows.temperature)
+    given = (trainer, model, rows.sequences, rows.attention_mask, keep)
+    return calling.function(where)(*given, compute_entropy=rows.entropy, **rows.more)
 
 
 class Trl:
@@ -49,11 +54,7 @@ class Trl:
     name = package = "trl"
     tried = ("1.16.0",)
     seams = (
-        _scoring("trl.trainer.grpo_trainer:GRPOTrainer._get_per_token_logps_and_entropies"),
-        _scoring("trl.trainer.rloo_trainer:RLOOTrainer._get_per_token_logps_and_entropies"),
-        Seam(
-            "trl.trainer.utils:add_fused_lm_head", _labelled,
-            lambda output: Scores(getattr(output, "log_probs", None), getattr(output, "entropy", None)),
-            ("model", "temperature", "outputs"), makes_model="model",
-        ),
+        *(Seam(one, _completions, lambda out: Scores(out[0], out[1]), _NEEDS, again=partial(_again, one)) for one in _SCORED),
+        Seam(_HEAD, _labelled, lambda out: Scores(getattr(out, "log_probs", None), getattr(out, "entropy", None)),
+             ("model", "temperature", "outputs"), makes_model="model", again=partial(_again, _HEAD)),
     )  # fmt: skip

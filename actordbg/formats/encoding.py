@@ -1,16 +1,13 @@
 """Turns a call's tensors and its record into the bytes of a dump file: in the training process, in its writer, and at the desk.
 
-Tensors are stored narrow where nothing is lost: integer and float masks that hold only 0 and 1 as bool, token ids below
-65,536 as uint16, below 2**24 as their low 16 and high 8 bits apart (`<name>.lo`, `<name>.hi`: 8 % smaller after zstd than
-int32, and a generic reader still sees plain integers), other int64 that fit as int32. The record keeps the logical dtype,
-shape and strides, so that `actordbg.store.payload` gives back exactly what was captured.
+Tensors are stored narrow where nothing is lost: masks of 0 and 1 as bool, ids below 65,536 as uint16, below 2**24 as their low
+16 and high 8 bits apart (`<name>.lo`, `<name>.hi`), other int64 that fit as int32. The record keeps the logical dtype, shape
+and strides: `actordbg.store.payload` gives back exactly what was captured.
 
-Works on numpy's views of memory, since torch's operators cost many times as much for tensors of this size, and a writer process
-has no torch. numpy has no bfloat16 and no float8: values of these are their bits, as unsigned integers of the same width.
+Works on numpy's views of memory: torch costs many times as much here, and a writer process has none. bfloat16 and float8, which
+numpy lacks, are their bits, as unsigned integers.
 
-Example::
-
-    record, data = serialize(record, {"sequences": of_torch(ids), "attention_mask": of_torch(mask)})
+    record, data = serialize(record, {"sequences": of_torch(ids)})
     blob = pack(record, data, compressor(level=3))
 """
 
@@ -145,7 +142,11 @@ def compressor(level: int) -> zstandard.ZstdCompressor:
 
 
 def serialize(record: DumpRecord, tensors: Mapping[str, PlainTensor]) -> tuple[DumpRecord, bytes]:
-    """The finished record and the safetensors bytes of its payload, with tensor specs and hash."""
+    """The finished record and the safetensors bytes of its payload, with tensor specs and hash. Packed rows are taken apart."""
+    if "packed.offsets" in tensors or "packed.positions" in tensors:
+        from actordbg.formats.packed_rows import unpacked
+
+        record, tensors = unpacked(record, tensors)
     specs: dict[str, TensorSpec] = {}
     entries: dict[str, tuple[str, Array]] = {}
     for name, tensor in tensors.items():

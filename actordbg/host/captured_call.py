@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from actordbg.base.errors import Unsupported
 from actordbg.formats.dump_record import DumpRecord
+from actordbg.formats.nested_values import CONTEXT
 
 if TYPE_CHECKING:
     import torch
@@ -158,7 +159,7 @@ def _require_replayable(record: DumpRecord, inputs: Mapping[str, Tensor]) -> Non
 def _scalars(signature: Signature, record: DumpRecord) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     for name, value in record.arguments.items():
-        if name in _GROUPS:
+        if name in _GROUPS or name.startswith(CONTEXT):
             continue
         if name in signature.names:
             arguments[name] = value

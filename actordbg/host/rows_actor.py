@@ -14,7 +14,8 @@ other, without a mask: transformers finds the borders where positions begin anew
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,7 @@ from actordbg.base.errors import EnvironmentProblem, Unsupported
 from actordbg.config import consent
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import DTYPES, ReplayConfig
+from actordbg.formats.nested_values import nested
 from actordbg.host.built_model import check
 from actordbg.host.captured_call import ReplayedCall, Signature, make_call, read_result
 
@@ -66,16 +68,16 @@ class RowsActor(torch.nn.Module):
             logits = logits / self.temperature
         output["logits"] = logits
         if return_entropy:
-            output.entropy = _unpacked(entropies(logits), kept, sequences.shape)[:, :-1]
+            output.entropy = unpacked_values(entropies(logits), kept, sequences.shape)[:, :-1]
         labels = following if kept is None else following.flatten()[kept].unsqueeze(0)
-        log_probs = _unpacked(log_probs_of(logits, labels), kept, sequences.shape)[:, :-1]
+        log_probs = unpacked_values(log_probs_of(logits, labels), kept, sequences.shape)[:, :-1]
         if action_mask is not None:
             log_probs = log_probs[:, -action_mask.shape[1] :] * action_mask.float()
         return (log_probs, output) if return_output or return_entropy else log_probs
 
     def _padded(self, sequences: Tensor, real: Tensor, more: Mapping[str, Tensor]) -> Any:
         places = None if self._sees else positions_of(real)  # a model with images knows its own
-        return self.model(sequences, attention_mask=real, position_ids=places, use_cache=False, **more)
+        return self.model(sequences, attention_mask=real, position_ids=places, use_cache=False, **nested(more))
 
     def _packed(self, sequences: Tensor, real: Tensor, more: Mapping[str, Tensor]) -> tuple[Any, Tensor]:
         if more:
@@ -104,11 +106,14 @@ def entropies(logits: Tensor) -> Tensor:
     return torch.cat(parts).view(logits.shape[:-1])
 
 
-def _unpacked(values: Tensor, kept: Tensor | None, shape: torch.Size) -> Tensor:
+def unpacked_values(values: Tensor, kept: Tensor | None, shape: torch.Size) -> Tensor:
     """Values [1, kept] of attended tokens at their places in [B, S], 0 elsewhere."""
     if kept is None:
         return values
     return values.new_zeros(shape.numel()).index_put((kept,), values.flatten()).view(shape)
+
+
+_NAMES = frozenset(inspect.signature(RowsActor.forward).parameters) - {"self", "more"}
 
 
 class RowsActors:
@@ -126,11 +131,10 @@ class RowsActors:
         return False
 
     def build_actor(self, path: str, choices: Choices, ds_config: Mapping[str, Any] | None = None) -> RowsActor:
-        return build_rows_actor(path, choices, ds_config)
+        return build_rows_actor(path, choices, ds_config, RowsActor)
 
     def make_call(self, actor: Any, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> ReplayedCall:
-        known = Signature.of(actor)
-        return make_call(Signature(known.names | {*dump.inputs}, multimodal=True), dump, vocab_size, device)
+        return make_call(Signature(_NAMES | {*dump.inputs}, multimodal=True), dump, vocab_size, device)
 
     def strategy(self, choices: Choices, config: ReplayConfig, world_size: int, training: Steps | None = None) -> RowsStrategy:
         from actordbg.host.rows_strategy import RowsStrategy
@@ -150,7 +154,9 @@ class RowsActors:
 ROWS = RowsActors()
 
 
-def build_rows_actor(path: str, choices: Choices, ds_config: Mapping[str, Any] | None = None) -> RowsActor:
+def build_rows_actor(
+    path: str, choices: Choices, ds_config: Mapping[str, Any] | None, kind: Callable[..., RowsActor]
+) -> RowsActor:
     """An Actor of the model at `path`, checked against `choices`. `ds_config`: its ZeRO stage 3 partitions what is loaded."""
     kept = _partitioning(ds_config)
     dtype = getattr(torch, DTYPES[choices.dtype])
@@ -160,7 +166,7 @@ def build_rows_actor(path: str, choices: Choices, ds_config: Mapping[str, Any] |
     )
     model.config.use_cache = False
     check(model, choices)
-    actor = RowsActor(model, packing=choices.packing, temperature=choices.temperature)
+    actor = kind(model, packing=choices.packing, temperature=choices.temperature)
     actor.__dict__["partitioning"] = kept  # transformers looks at it as long as it lives
     return actor
 

@@ -23,6 +23,7 @@ from actordbg.formats import dumpfile
 from actordbg.formats import payload_check as contents
 from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX, SIZES, DumpRecord, TensorSpec, contiguous_strides
 from actordbg.formats.encoding import of_torch, serialize
+from actordbg.formats.nested_values import CONTEXT
 from actordbg.store import places
 
 DTYPES = {name: getattr(torch, name) for name in SIZES}
@@ -40,7 +41,7 @@ class Dump:
     @property
     def inputs(self) -> dict[str, torch.Tensor]:
         """The tensors that the call received."""
-        return {name: t for name, t in self.tensors.items() if not name.startswith((OUTPUT_PREFIX, RNG_PREFIX))}
+        return {name: t for name, t in self.tensors.items() if not name.startswith((OUTPUT_PREFIX, RNG_PREFIX, CONTEXT))}
 
     @property
     def outputs(self) -> dict[str, torch.Tensor]:

@@ -21,10 +21,16 @@ RING_SERVER = replace(SERVER, versions=NEW | {"ring-flash-attn": "0.1.8"})
 TP = ReplayConfig(backend="fsdp2", tp=2, nproc=2)
 RING = ReplayConfig(backend="fsdp2", ring=2, nproc=2, packing=True)
 
-RECORDED = {"trainer-cannot-be-called": make_dump(actor={"adapter": "nobody"}).record}
+RECORDED = {
+    "trainer-cannot-be-called": make_dump(actor={"adapter": "nobody"}).record,
+    "trainers-function-is-alone": make_dump(actor={"adapter": "trl"}).record,
+}
 """The dump that a rule is about, where it is about one."""
 
 CASES = {
+    "trainers-function-is-alone": (
+        ReplayConfig(through="trainer", backend="fsdp2"), LAPTOP, "refuse", [(ReplayConfig(backend="fsdp2"), LAPTOP)],
+    ),
     "trainer-cannot-be-called": (ReplayConfig(through="trainer"), LAPTOP, "refuse", [(ReplayConfig(through="trainer"), LAPTOP)]),
     "packing-leaks": (
         ReplayConfig(packing=True, attn="sdpa"), replace(SERVER, versions={"transformers": "4.52.4"}), "refuse",

@@ -60,14 +60,16 @@ def test_trl_completions_count_where_they_are_real() -> None:
         assert seam.result((1, 2, 3)).entropy == 2
 
 
-def test_trl_labels_count_for_the_token_before_them_and_packed_rows_are_not_read() -> None:
+def test_trl_labels_count_for_the_token_before_them_and_packed_rows_have_positions() -> None:
     seam = Trl.seams[2]
     call = FUSED | {"outputs": ("log_probs", "entropy")}
     rows = read(seam, call)
     assert rows.action_mask is not None
     assert rows.action_mask.int().tolist() == [[0, 0, 0, 1, 1], [0, 1, 1, 1, 0]]
     assert seam.rows(call | {"fused_lm_head": False}) is None
-    for without in ({"attention_mask": None}, {"labels": None}, {"position_ids": IDS}):
+    packed = seam.rows(call | {"attention_mask": None, "position_ids": IDS})
+    assert packed.packed and packed.positions is IDS and packed.attention_mask is None
+    for without in ({"attention_mask": None}, {"labels": None}, {"shift_labels": IDS}):
         with pytest.raises(Unreadable, match="packed"):
             seam.rows(call | without)
 
@@ -95,8 +97,8 @@ def test_plain_calls_count_their_labels_and_a_step_of_generate_is_none() -> None
     without = seam.rows({"self": MODEL, "input_ids": IDS})
     assert without is not None and without.action_mask is None and without.step is None
     assert seam.rows(call | {"past_key_values": ()}) is None and seam.rows(call | {"input_ids": None}) is None
-    with pytest.raises(Unreadable, match="packed"):
-        seam.rows(call | {"attention_mask": None, "position_ids": IDS})
+    packed = seam.rows(call | {"attention_mask": None, "position_ids": IDS})
+    assert packed is not None and packed.positions is IDS and packed.packed
 
 
 TRAINING = """

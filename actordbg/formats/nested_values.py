@@ -1,0 +1,115 @@
+"""Values within values as flat names, and back: dicts, lists, dataclasses, TensorDicts, nested tensors and what else calls get.
+
+    flat({"images": [a, b], "loss": ppo_loss})    {"images.0": a, "images.1": b, "loss": "function losses.ppo_loss"}
+
+| Value | Kept as |
+|---|---|
+| tensor, number, text, None | itself |
+| dict, TensorDict, DataProto, dataclass | its parts, by name; a DataProto's tensors and the rest of it alike |
+| list, tuple (or what has a list `tensors`) | its parts, by number |
+| nested tensor, jagged | `.values` and `.offsets` (`.lengths`, where it has holes); of the older layout its rows |
+| DTensor | the shard that this process has, and `.placement`: how it was cut |
+| function, class, module | its qualified name |
+| anything else, or too deep | "left out: " and its type |
+
+Nothing is copied and no value is looked at. Standard library only: torch's kinds are told by what they have.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+CONTEXT = "context."
+"""What the names of parts begin with that belong to a call and are not needed to make it again."""
+LEFT_OUT = "left out: "
+MOST_PARTS, MOST_DEPTH = 256, 6
+
+
+def flat(value: Any, name: str = "") -> dict[str, Any]:
+    """All parts of a value by their dotted names, at most MOST_PARTS; what is beyond is named under the value's own name."""
+    found: dict[str, Any] = {}
+    for at, part in _parts(value, name, 0):
+        if len(found) >= MOST_PARTS:
+            found[name] = f"{LEFT_OUT}more than {MOST_PARTS} parts"
+            break
+        found[at] = part
+    return found
+
+
+def nested(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Dicts and lists from dotted names; numbers make a list."""
+    found: dict[str, Any] = {}
+    for name, part in parts.items():
+        *way, last = name.split(".")
+        holder = found
+        for step in way:
+            holder = holder.setdefault(step, {})
+        holder[last] = part
+    return {name: _listed(one) for name, one in found.items()}
+
+
+def named(value: Any) -> str:
+    """What is said of a value that is not kept: the qualified name of code, the type of anything else."""
+    if isinstance(value, type) or hasattr(value, "__qualname__"):
+        kind = "class" if isinstance(value, type) else "function"
+        return f"{kind} {getattr(value, '__module__', '?')}.{value.__qualname__}"
+    if hasattr(value, "func") and hasattr(value, "keywords"):  # functools.partial
+        return f"partial of {named(value.func)}"
+    if hasattr(value, "named_parameters"):
+        return f"module {type(value).__module__}.{type(value).__qualname__}"
+    return f"{LEFT_OUT}{type(value).__module__}.{type(value).__qualname__}"
+
+
+def _parts(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+    inside = _inside(value)
+    if inside is None or depth >= MOST_DEPTH:
+        plain = inside is None and (value is None or isinstance(value, (bool, int, float, str)) or _is_tensor(value))
+        yield name, value if plain else named(value)
+        return
+    for key, part in inside.items():
+        yield from _parts(part, f"{name}.{key}" if name else str(key), depth + 1)
+
+
+def _inside(value: Any) -> Mapping[Any, Any] | None:
+    """The parts of a value that has some."""
+    if _is_tensor(value):
+        return _inside_tensor(value)
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, (list, tuple)) and not (len(value) > 16 and isinstance(value[0], (bool, int, float, str))):
+        return dict(enumerate(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if hasattr(value, "batch") and hasattr(value, "non_tensor_batch"):
+        return {"batch": value.batch, "non_tensor_batch": value.non_tensor_batch, "meta_info": getattr(value, "meta_info", None)}
+    if hasattr(value, "batch_size") and hasattr(value, "items") and hasattr(value, "keys"):  # TensorDict
+        return dict(value.items())
+    if hasattr(value, "tensors") and isinstance(value.tensors, (list, tuple)):
+        return dict(enumerate(value.tensors))
+    data = getattr(value, "data", value)
+    return {"data": data} if type(value).__name__ in ("NonTensorData", "NonTensorStack") and data is not value else None
+
+
+def _inside_tensor(value: Any) -> Mapping[Any, Any] | None:
+    if getattr(value, "is_nested", False):
+        if str(value.layout) != "torch.jagged":
+            return dict(enumerate(value.unbind()))
+        lengths = value.lengths()
+        return {"values": value.values(), "offsets": value.offsets()} | ({} if lengths is None else {"lengths": lengths})
+    if hasattr(value, "to_local") and hasattr(value, "placements"):
+        cut = f"{', '.join(map(str, value.placements))} of {list(value.shape)} over {tuple(value.device_mesh.shape)}"
+        return {"shard": value.to_local(), "placement": cut}
+    return None
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "stride") and hasattr(value, "layout")
+
+
+def _listed(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    parts = {key: _listed(part) for key, part in value.items()}
+    return list(parts.values()) if [*parts] == [str(number) for number in range(len(parts))] else parts
