@@ -22,6 +22,7 @@ import hashlib
 import math
 import os
 import struct
+import threading
 import zlib
 from operator import itemgetter
 from typing import NamedTuple
@@ -52,7 +53,8 @@ class Entry(NamedTuple):
     offset: int
 
 
-_FIRST_READ = 4096
+_FIRST_READ, _SMALL = 4096, 2**18
+"""Bytes that are read at once: for a record, and for a dump file, of which most have fewer."""
 _FRAME_ROOM = 65_536
 """More bytes than a zstd frame takes beside its content and 1/128 of it, where nothing can be compressed."""
 HINT = "run `actordbg dump verify` to list every damaged file; `actordbg dump prune --damaged` removes them"
@@ -121,15 +123,22 @@ def read_payload(
 
 def read_file(path: str | os.PathLike[str], max_bytes: int = DEFAULT_CAP) -> bytes:
     """The bytes of a dump file, unless it has more than its payload can take. CorruptDump, or OSError if it cannot be read."""
-    with open(open_regular(path), "rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        head = 8 + _record_size(os.pread(file.fileno(), 8, 0), path)
-        content = _content_size(os.pread(file.fileno(), 32, head))
+    descriptor = open_regular(path)
+    try:
+        data, size = os.read(descriptor, _SMALL), os.fstat(descriptor).st_size
+        head = 8 + _record_size(data[:8], path)
+        frame = data[head : head + 32]
+        content = _content_size(frame if len(frame) == 32 else os.pread(descriptor, 32, head))
         if content is None:
-            return file.read(head + 32)  # enough for `unpack` to say what is wrong
+            return data[: head + 32] if len(data) > head else os.pread(descriptor, head + 32, 0)  # `unpack` says what is wrong
         if size > min(head + content + content // 128 + _FRAME_ROOM, 2 * max_bytes + MAX_RECORD):
             raise CorruptDump(f"{path}: has {size} bytes, over what its payload of {content} can take", hint=HINT)
-        return file.read()
+        if len(data) < size:
+            with open(descriptor, "rb", buffering=0, closefd=False) as file:
+                data += file.read()
+        return data
+    finally:
+        os.close(descriptor)
 
 
 def _content_size(frame: bytes) -> int | None:
@@ -233,7 +242,7 @@ def _decompress(frame: memoryview, name: str | os.PathLike[str], max_bytes: int)
             raise CorruptDump(f"{name}: its payload has no checksum", hint=HINT)
         if parameters.window_size > max(max_bytes, 2**27):
             raise CorruptDump(f"{name}: its payload claims a window of {parameters.window_size} bytes", hint=HINT)
-        return zstandard.ZstdDecompressor().decompress(frame, max_output_size=max_bytes, allow_extra_data=False)
+        return _decompressor().decompress(frame, max_output_size=max_bytes, allow_extra_data=False)
     except MemoryError:
         raise StoreProblem(
             f"{name}: there is no memory for its payload of {parameters.content_size} bytes",
@@ -241,3 +250,13 @@ def _decompress(frame: memoryview, name: str | os.PathLike[str], max_bytes: int)
         ) from None
     except zstandard.ZstdError as error:
         raise CorruptDump(f"{name}: damaged payload: {error}", hint=HINT) from None
+
+
+_own = threading.local()
+
+
+def _decompressor() -> zstandard.ZstdDecompressor:
+    """This thread's: making one takes longer than what it does to a small payload."""
+    if not hasattr(_own, "decompressor"):
+        _own.decompressor = zstandard.ZstdDecompressor()
+    return _own.decompressor  # type: ignore[no-any-return]

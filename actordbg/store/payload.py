@@ -25,9 +25,12 @@ from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX, SIZES, DumpR
 from actordbg.formats.encoding import of_torch, serialize
 from actordbg.formats.nested_values import CONTEXT
 from actordbg.store import places
+from actordbg.store.plain_tensors import widened
 
 DTYPES = {name: getattr(torch, name) for name in SIZES}
 """The torch dtypes that can be stored, by name."""
+_OF_NUMPY = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"))
+"""Dtypes that torch takes over from numpy."""
 _HINT = "run `actordbg dump verify` to list every damaged file"
 
 
@@ -84,29 +87,28 @@ def load(path: str | os.PathLike[str], max_bytes: int = dumpfile.DEFAULT_CAP) ->
 def widen(record: DumpRecord, payload: bytes, name: str = "dump", max_bytes: int = dumpfile.DEFAULT_CAP) -> Dump:
     """Tensors as captured from a record and its checked safetensors payload."""
     entries = contents.check(record, payload, name, max_bytes)
-    stored = bytearray(payload)  # tensors must be able to write to their memory
-    return Dump(record, {key: _widen(key, stored, entries, spec) for key, spec in record.tensors.items()})
+    return Dump(record, {key: _widen(key, payload, entries, spec) for key, spec in record.tensors.items()})
 
 
-def _widen(key: str, stored: bytearray, entries: dict[str, dumpfile.Entry], spec: TensorSpec) -> torch.Tensor:
+def _widen(key: str, payload: bytes, entries: dict[str, dumpfile.Entry], spec: TensorSpec) -> torch.Tensor:
+    """One tensor in memory of its own. numpy widens: what torch does for one small tensor takes several times as long."""
     dtype = DTYPES[spec.dtype]
-    parts = [_view(stored, entries[part]) for part, _ in spec.parts(key)]
-    tensor = parts[0].to(dtype)
-    if len(parts) == 2:
-        tensor.add_(parts[1], alpha=2**16)
+    if 0 in spec.shape:
+        return torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
+    if spec.dtype in _OF_NUMPY:
+        tensor = torch.from_numpy(widened(key, payload, entries, spec))
+    else:
+        tensor = _view(payload, entries[key]).to(dtype)
     if spec.strides == contiguous_strides(spec.shape):
         return tensor
-    if tensor.numel() == 0:
-        return torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
     return _with_strides(tensor, spec)
 
 
-def _view(stored: bytearray, entry: dumpfile.Entry) -> torch.Tensor:
-    """A tensor over the bytes of one entry; nothing is copied."""
+def _view(payload: bytes, entry: dumpfile.Entry) -> torch.Tensor:
+    """A tensor over a copy of the bytes of one entry: it must be able to write to them."""
     dtype, count = DTYPES[entry.dtype], math.prod(entry.shape)
-    if count == 0:
-        return torch.empty(entry.shape, dtype=dtype)
-    return torch.frombuffer(stored, dtype=dtype, count=count, offset=entry.offset).view(entry.shape)
+    stored = bytearray(payload[entry.offset : entry.offset + SIZES[entry.dtype] * count])
+    return torch.frombuffer(stored, dtype=dtype).view(entry.shape)
 
 
 def _with_strides(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:

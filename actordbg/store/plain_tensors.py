@@ -73,18 +73,24 @@ def widen_plain(
 ) -> dict[str, PlainTensor]:
     """Tensors as captured from a record and its checked safetensors payload."""
     entries = contents.check(record, data, name, max_bytes)
-    return {name: _widened(name, data, entries, spec) for name, spec in record.tensors.items()}
+    return {
+        name: PlainTensor(spec.dtype, widened(name, data, entries, spec), spec.strides) for name, spec in record.tensors.items()
+    }
 
 
-def _widened(name: str, data: bytes, entries: Mapping[str, dumpfile.Entry], spec: TensorSpec) -> PlainTensor:
+def widened(name: str, data: bytes, entries: Mapping[str, dumpfile.Entry], spec: TensorSpec) -> Array:
+    """The values of one tensor as captured, contiguous, in memory of their own."""
+    values: Array
     parts = [_view(data, entries[key]) for key, _ in spec.parts(name)]
     if len(parts) == 2:
-        values = parts[0].astype(array_dtype(spec.dtype)) + (parts[1].astype(array_dtype(spec.dtype)) << 16)
+        values = parts[1].astype(array_dtype(spec.dtype))
+        values <<= 16
+        values |= parts[0]
     elif spec.stored == "bool" and spec.dtype in BITS:
         values = parts[0].astype(array_dtype(spec.dtype)) * ONES[spec.dtype]
     else:
         values = parts[0].astype(array_dtype(spec.dtype))
-    return PlainTensor(spec.dtype, values.reshape(spec.shape), spec.strides)
+    return values.reshape(spec.shape)
 
 
 def _view(data: bytes, entry: dumpfile.Entry) -> Array:
