@@ -201,7 +201,7 @@ def test_a_dead_node_is_one_failure_too_many(cluster, store: Store) -> None:
 
 
 KILLED = """
-import sys
+import json, sys
 from clustercases import *
 from actordbg.cluster.desk_side import StoreElsewhere
 from actordbg.store.staging import Mirror, Pusher
@@ -210,13 +210,15 @@ store, spec, url = Store(sys.argv[1]), ReplaySpec.from_json(sys.argv[3]), sys.ar
 if url:
     Pusher(Mirror(url, store.root), print, 0.05)
 order = ClusterOrder(Cluster.address, store=StoreElsewhere(url, store.root) if url else None)
-scripted(store, spec, {"takes": 0.3}, Cluster, order)
+scripted(store, spec, json.loads(sys.argv[5]), Cluster, order)
 """
 
 
-def kill_in_the_middle(cluster: Any, store: Store, spec: ReplaySpec, folder: Path, environment: Any, url: str = "") -> None:
+def kill_in_the_middle(
+    cluster: Any, store: Store, spec: ReplaySpec, folder: Path, environment: Any, script: dict[str, Any], url: str = ""
+) -> None:
     """Kill a command after four results lie in this folder of its replay."""
-    command = [sys.executable, "-c", KILLED, str(store.root), cluster.address, spec.to_json(), url]
+    command = [sys.executable, "-c", KILLED, str(store.root), cluster.address, spec.to_json(), url, json.dumps(script)]
     killed = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE)
     while len(ends(folder)) < 4 and killed.poll() is None:
         time.sleep(0.1)
@@ -229,17 +231,18 @@ def kill_in_the_middle(cluster: Any, store: Store, spec: ReplaySpec, folder: Pat
 def test_the_command_may_be_killed_and_another_goes_on(cluster, store: Store) -> None:
     spec = make_spec(20)
     folder = store.replays / spec.replay_id
-    kill_in_the_middle(cluster, store, spec, folder, os.environ)
+    kill_in_the_middle(cluster, store, spec, folder, os.environ, {"takes": 0.3})
     outcome = scripted(store, ReplaySpec.from_json((folder / "spec.json").read_bytes()), {}, cluster)
     assert outcome.all_passed and set(ends(outcome.folder).values()) == {1}
 
 
 def test_where_nothing_is_shared_a_killed_command_and_a_dead_node_cost_what_was_running(cluster, machines: Machines) -> None:
     """The first command is killed, one on another machine goes on, and a node dies under it. What is read is in the bucket."""
-    spec, url = make_spec(24), f"{machines.url}/killed"
+    spec, url = make_spec(24, timeout_s=600.0), f"{machines.url}/killed"
     there = machines.folder / "bucket" / "killed" / "replays" / spec.replay_id
     first, second = (Store(machines.folder / name) for name in ("desk-first", "desk-second"))
-    kill_in_the_middle(cluster, first, spec, there, machines.desk("first"), url)
+    hangs = {"d4": "hang", "d8": "hang"}  # one in the first portion of either group
+    kill_in_the_middle(cluster, first, spec, there, machines.desk("first"), hangs, url)
     mirror, told, dead = Mirror(url, second.root), [], []
     mirror.pull()
 
