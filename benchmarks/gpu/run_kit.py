@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -130,7 +131,7 @@ class Kit:
     python: str = sys.executable
     cuda: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
-    behind: dict[str, tuple[Step, subprocess.Popen[bytes], float]] = field(default_factory=dict)
+    behind: dict[str, threading.Thread] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
 
     @property
@@ -216,7 +217,7 @@ def plain(name: str) -> str:
 def take(kit: Kit, step: Step) -> None:
     """Run one step, or begin it if it goes on behind the others."""
     if step.after in kit.behind:
-        finish(kit, step.after)
+        kit.behind[step.after].join()
     if not kit.cuda and step.stand_in is None:
         kit.outcomes.append(Outcome(step.name, step.what, NO_CUDA, why="it needs CUDA, and there is no stand-in for it"))
         return
@@ -228,15 +229,15 @@ def take(kit: Kit, step: Step) -> None:
     with open(kit.work / f"{step.name}.log", "wb") as log:
         pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": subprocess.STDOUT}
         process = subprocess.Popen(words, cwd=kit.tree, env=kit.environment(), start_new_session=True, **pipes)
-    kit.behind[step.name] = (step, process, time.monotonic())
     if not step.behind:
-        finish(kit, step.name)
+        return finish(kit, step, process)
+    kit.behind[name] = threading.Thread(target=finish, args=(kit, step, process))
+    kit.behind[name].start()
 
 
-def finish(kit: Kit, name: str) -> None:
+def finish(kit: Kit, step: Step, process: subprocess.Popen[bytes]) -> None:
     """Wait for a step as long as it may take, end what it left, and note how it went."""
-    step, process, began = kit.behind.pop(name)
-    status, why = PASSED, ""
+    name, began, status, why = step.name, time.monotonic(), PASSED, ""
     try:
         process.wait(max(0.1, min(began + kit.slow * step.limit - time.monotonic(), kit.left)))
     except subprocess.TimeoutExpired:
@@ -345,8 +346,8 @@ def main(words: list[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001  # the report comes whatever happens
         kit.outcomes.append(Outcome("install", "the environment", FAILED, why=f"{type(error).__name__}: {error}"[:2000]))
     finally:
-        for name in list(kit.behind):
-            finish(kit, name)
+        for thread in kit.behind.values():
+            thread.join()
         report(kit, time.monotonic() - began)
         shutil.rmtree(work, ignore_errors=True)
     print((kit.out / "report.md").read_text().splitlines()[0])
