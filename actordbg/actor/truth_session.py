@@ -145,9 +145,8 @@ class TruthSession:
     def _rows(self, call: Call, dump: Dump, backward: bool, temperature: float) -> ForwardOutcome:
         sequences, mask = call.arguments["sequences"], call.mask
         attended = _attended(call.arguments.get("attention_mask"), sequences)
-        weight = call.arguments.get("action_mask", mask).to(
-            self._device, truth_model.wide(self._dtype)
-        )  # the Actor multiplies by it
+        given = call.arguments.get("action_mask")
+        weight = (mask if given is None else given).to(self._device, truth_model.wide(self._dtype))  # the Actor multiplies by it
         log_probs = torch.zeros(mask.shape)
         wants_entropy = bool(dump.record.arguments.get("return_entropy"))
         entropy = torch.zeros(mask.shape) if wants_entropy else None

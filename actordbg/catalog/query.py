@@ -185,6 +185,16 @@ def dumps_by_trainer(source: Store | Catalog) -> dict[str, int]:
         return dict(reader.execute(sql).fetchall())
 
 
+def calls_by_step(source: Store | Catalog, run: str) -> list[tuple[str | None, int, int, int, str]]:
+    """Of a run's captured dumps: role, step, rank, how many, and when the newest began. Those without a step are none of them."""
+    sql = (
+        "SELECT role, step, rank, count(*), max(timestamp) FROM dump"
+        " WHERE run = ? AND step IS NOT NULL AND source = 'capture' GROUP BY role, step, rank"
+    )
+    with _reader(_catalog(source)) as reader:
+        return [tuple(row) for row in reader.execute(sql, (run,)).fetchall()]
+
+
 def dump_bytes(source: Store | Catalog) -> int:
     """What all dumps of the store take, in bytes."""
     with _reader(_catalog(source)) as reader:

@@ -6,7 +6,7 @@ answer.sentence       # "RIGHT: 8 of 257 dumps run, and are as near the truth as
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from actordbg.actor.signatures import explain
@@ -15,7 +15,7 @@ from actordbg.base.units import human_bytes, plural
 from actordbg.check.run_check import CheckFound
 from actordbg.config.as_ran import as_ran, label
 from actordbg.config.replay_config import TINY, TOY_MODEL
-from actordbg.formats.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord
+from actordbg.formats.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord, Figures
 from actordbg.formats.law_answer import answers_of, violations
 from actordbg.report.blocks import Block, Heading, Items, Paragraph, number, rate, seconds
 from actordbg.report.comparison_document import flat_where_it_matters
@@ -118,12 +118,47 @@ def _verdict(found: CheckFound, one: ReplaySummary, dumps: str) -> tuple[str, st
         )
         return UNJUDGED, f"{dumps} run, and nothing could be compared with the truth{f': {why}' if why else ''}"
     dtype = compared.a.dtype or "its dtype"
+    own = "" if found.golden is None else _own_in_words(found.golden, dtype)
     far = sum(dump.verdict == MISMATCH for dump in compared.dumps)
     if not compared.good:
         return WRONG, f"{far:,} of {plural(len(compared.dumps), 'dump')} further from the truth than {dtype} explains"
+    if own:
+        return WRONG, own
     if compared.verdict == WITHIN_NOISE:
         return RIGHT, f"{dumps} run, no further from the truth than noise moves them"
     return RIGHT, f"{dumps} run, as near the truth as {dtype} allows"
+
+
+def _is_golden_alone(found: CheckFound) -> bool:
+    """Whether all that is wrong is what the training run itself got."""
+    right = found.comparison is not None and found.comparison.good and not _lawless(found)
+    return right and found.golden is not None and found.golden.verdict == MISMATCH
+
+
+def _own_in_words(golden: ComparisonRecord, dtype: str) -> str:
+    """What the training run itself got and these replays do not, with the furthest of each; "" where they agree."""
+    bad = [dump for dump in golden.dumps if dump.verdict == MISMATCH]
+    if not bad:
+        return ""
+    kinds = {"log-probs": [dump.log_probs for dump in bad], "entropies": [dump.entropy for dump in bad]}
+    limit = {"log-probs": golden.thresholds.get("max_abs"), "entropies": golden.thresholds.get("entropy_max_abs")}
+    said = {name: _furthest(one) for name, one in kinds.items() if _beyond(one, limit[name])}
+    furthest = ", ".join(f"{name} by up to {figure}" for name, figure in said.items()) or bad[0].reasons[0]
+    agree = "" if "log-probs" in said or not said else "; its log-probs agree"
+    many = f"{len(bad):,} of {plural(len(golden.dumps), 'dump')}"
+    return f"in {many} what the run itself got is not what its model gives in {dtype}: {furthest}{agree}"
+
+
+def _beyond(figures: Iterable[Figures | None], limit: float | None) -> bool:
+    return any(one is not None and (one.nonfinite > 0 or (one.max_abs or 0.0) > (limit or 0.0)) for one in figures)
+
+
+def _furthest(figures: Iterable[Figures | None]) -> str:
+    """The largest difference, in nats; one that is not finite is further than any."""
+    known = [one for one in figures if one is not None]
+    if any(one.nonfinite for one in known):
+        return "no finite figure"
+    return f"{number(max((one.max_abs or 0.0 for one in known), default=0.0), 3)} nats"
 
 
 def _in_brief(name: str, cause: str) -> str:
@@ -138,6 +173,10 @@ def _not_judged(found: CheckFound, one: ReplaySummary, toy: bool) -> Iterator[st
         yield "your model"
     if found.comparison is not None:
         yield from found.comparison.unjudged
+        left = [dump for dump in (found.golden.dumps if found.golden else ()) if dump.verdict == NOT_COMPARED]
+        if left:
+            why = next(iter(left[0].not_compared.values()), "nothing to compare")
+            yield f"what the run itself got in {plural(len(left), 'dump')}: {why}"
         if flat_where_it_matters(found.comparison):
             yield "what rounding does to these inputs, so the limits are flat"
     if not any(result.grad_norm is not None for result in found.data.results):
@@ -159,6 +198,8 @@ def _next(found: CheckFound, word: str, toy: bool, recorded: str | None) -> str:
     spec = found.data.spec
     if word in (FAILED, UNJUDGED):
         return f"actordbg report {spec.replay_id}"
+    if word == WRONG and _is_golden_alone(found):
+        return f"actordbg compare {spec.replay_id} golden"
     if word == WRONG:
         return f"actordbg matrix --where {in_shell(_worst(found))} --model {in_shell(spec.config.model)}"
     if toy:
@@ -168,6 +209,11 @@ def _next(found: CheckFound, word: str, toy: bool, recorded: str | None) -> str:
 
 def _worst(found: CheckFound) -> str:
     """The dump to look at: one that broke a law, else the one that is furthest from the truth."""
-    lawless = (one.dump_id for one in found.data.results if violations(answers_of(one.extra), found.data.spec.config.accept))
     furthest = (dump.dump_id for dump in (found.comparison.dumps if found.comparison else ()))
-    return f"dump_id = '{next(lawless, None) or next(furthest)}'"
+    return f"dump_id = '{next(iter(_lawless(found)), None) or next(furthest)}'"
+
+
+def _lawless(found: CheckFound) -> list[str]:
+    """Dumps that broke a law."""
+    accepted = found.data.spec.config.accept
+    return [one.dump_id for one in found.data.results if violations(answers_of(one.extra), accepted)]

@@ -8,6 +8,7 @@ from dataclasses import replace
 from actordbg.actor.signatures import explain
 from actordbg.check.check_document import RIGHT, UNJUDGED, CheckAnswer
 from actordbg.check.run_check import CheckFound
+from actordbg.formats.comparison_record import ComparisonRecord
 from actordbg.report.blocks import BAD_TONE, GOOD_TONE, PART_TONE, Banner, Block, Chart, Heading, Items, Paragraph
 from actordbg.report.comparison_document import document as comparison_blocks
 from actordbg.report.replay_document import document
@@ -26,7 +27,8 @@ def check_blocks(found: CheckFound, answer: CheckAnswer, charts: Sequence[Chart]
         Paragraph(f"{found.data.spec.command}; {found.data.spec.created_at}"),
         _banner(answer),
         Items((f"next: {answer.next}", f"configuration: {answer.configuration}")),
-        *_compared(found),
+        *_compared(found.golden, "Against what the run itself got"),
+        *_compared(found.comparison, "Against the truth"),
         *of_replay[at + 1 :],
     ]
 
@@ -42,9 +44,9 @@ def _figure(name: str, text: str) -> tuple[str, str]:
     return f"{name}{',' * bool(rest)} {rest}".strip(), f"{number} {unit}".strip(" ,")
 
 
-def _compared(found: CheckFound) -> list[Block]:
-    if found.comparison is None:
+def _compared(record: ComparisonRecord | None, against: str) -> list[Block]:
+    if record is None:
         return []
-    first, *rest = comparison_blocks(found.comparison, _WORST)
+    first, *rest = comparison_blocks(record, _WORST)
     assert isinstance(first, Heading)
-    return [replace(first, level=2, text=f"Against the truth: {first.text}"), *rest]
+    return [replace(first, level=2, text=f"{against}: {first.text}"), *rest]

@@ -1,7 +1,8 @@
 """A check for other programs: JUnit's XML, which every CI reads, and the annotations of a GitHub workflow.
 
-Each dump is a test case three times: it ran, it kept the laws, it is as near the truth as its dtype allows. What was not judged
-is skipped, with the reason. Both formats quote foreign text as they want it; hidden characters are written out first.
+Each dump is a test case up to four times: it ran, it kept the laws, it is as near the truth as its dtype allows, the training got
+the same. What was not judged is skipped, with the reason. Both formats quote foreign text as they want it; hidden characters are
+written out first.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def cases(found: CheckFound) -> Iterator[JunitCase]:
     """Every case of a check, dump by dump."""
     results = {one.dump_id: one for one in found.data.results}
     compared = {one.dump_id: one for one in (found.comparison.dumps if found.comparison else ())}
+    goldens = {one.dump_id: one for one in (found.golden.dumps if found.golden else ())}
     for item in found.data.spec.inputs:
         result = results.get(item.dump_id)
         if result is None:
@@ -56,6 +58,9 @@ def cases(found: CheckFound) -> Iterator[JunitCase]:
         elif passed and dump is not None:
             bad = dump.verdict == MISMATCH
             yield JunitCase("truth", item.dump_id, failure="; ".join(dump.reasons) or dump.verdict if bad else "")
+        if (own := goldens.get(item.dump_id)) is not None and own.verdict != NOT_COMPARED:
+            bad = own.verdict == MISMATCH
+            yield JunitCase("golden", item.dump_id, failure="; ".join(own.reasons) or own.verdict if bad else "")
 
 
 def junit_xml(found: CheckFound, answer: CheckAnswer) -> bytes:

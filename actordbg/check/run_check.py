@@ -17,6 +17,7 @@ from actordbg.base.errors import ActordbgError
 from actordbg.compare.comparing import compare, save
 from actordbg.compare.find_truth import ensure_rounding, ensure_truth
 from actordbg.compare.noise_floor import newest_for
+from actordbg.compare.sides import GOLDEN
 from actordbg.formats.comparison_record import ComparisonRecord
 from actordbg.formats.replay_record import PASSED, ReplaySpec
 from actordbg.replay.supervise import Progress, run_replay
@@ -29,11 +30,15 @@ REPLAYING, TRUTH, ROUNDING = "replaying", "computing the truth", "measuring what
 
 @dataclass(frozen=True)
 class CheckFound:
-    """What a check came to. comparison: with the truth; None where there is none, and `no_truth` says why."""
+    """What a check came to. comparison: with the truth; None where there is none, and `no_truth` says why.
+
+    golden: with what the training run itself got, where that was asked for.
+    """
 
     data: ReplayData
     comparison: ComparisonRecord | None = None
     no_truth: str = ""
+    golden: ComparisonRecord | None = None
 
 
 @dataclass
@@ -46,8 +51,8 @@ class CheckListener:
     warm: WarmGroups = field(default_factory=lambda: WarmGroups(reopen=True))
 
 
-def run_check(store: Store, spec: ReplaySpec, around: CheckListener) -> CheckFound:
-    """Replay what the specification says, and compare it with the truth.
+def run_check(store: Store, spec: ReplaySpec, around: CheckListener, *, golden: bool = False) -> CheckFound:
+    """Replay what the specification says, and compare it with the truth; with `golden` also with what the training run got.
 
     An error of the replay is raised, as by `run_replay`. A truth that cannot be computed is said in the answer.
     """
@@ -59,10 +64,17 @@ def run_check(store: Store, spec: ReplaySpec, around: CheckListener) -> CheckFou
         if not any(one.status == PASSED for one in data.results):
             return CheckFound(data, no_truth="no input passed")
         warm.share(None)
+        own = _with_golden(store, spec.replay_id) if golden else None
         try:
-            return CheckFound(data, _compared(store, spec.replay_id, around))
+            return CheckFound(data, _compared(store, spec.replay_id, around), golden=own)
         except ActordbgError as problem:
-            return CheckFound(data, no_truth=problem.message)
+            return CheckFound(data, no_truth=problem.message, golden=own)
+
+
+def _with_golden(store: Store, replay_id: str) -> ComparisonRecord:
+    record = compare(store, replay_id, GOLDEN)
+    save(store, record)
+    return record
 
 
 def _compared(store: Store, replay_id: str, around: CheckListener) -> ComparisonRecord:

@@ -10,6 +10,7 @@ import contextlib
 import shutil
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -34,6 +35,8 @@ LONG_CALL_SECONDS = 60.0
 """A call in flight for longer is worth a line."""
 FULL_BYTES = 2**14
 """With less free space than this no counters file can be made."""
+AHEAD_SECONDS = 10.0
+"""Ranks that have made more calls than others, and are in one for so long, wait for the others."""
 STALE_SECONDS = 30.0
 """A process that has not published for so long, and did not say that it ended, is called lost."""
 
@@ -297,6 +300,29 @@ def _say_processes(answer: RecordingStatus) -> None:
     for row in answer.processes:
         for line in trouble_of(row):
             say(line)
+    for line in ranks_apart(answer.processes):
+        say(line)
+
+
+def ranks_apart(rows: list[ProcessRow]) -> Iterator[str]:
+    """Where ranks that compute together made unequal numbers of calls: those ahead are in a call, the others are in none."""
+    live = [row for row in rows if row.state == "on" and row.calls]
+    for run, role in sorted({(row.run, row.role) for row in live}, key=str):
+        counts = {row.rank: row for row in live if (row.run, row.role) == (run, role)}
+        most, least = (pick(row.calls for row in counts.values()) for pick in (max, min))
+        ahead = {row.calls == most for row in counts.values() if row.in_flight_s is not None}
+        waits = min((row.in_flight_s + row.age_s for row in counts.values() if row.in_flight_s is not None), default=0.0)
+        if most == least or ahead != {True} or waits < AHEAD_SECONDS:
+            continue
+        said = "; ".join(
+            f"{_ranks_of(counts, calls)} made {calls:,} calls" for calls in sorted({r.calls for r in counts.values()})
+        )
+        yield f"unequal numbers of calls in run {run}: {said}, and waits in its last one for {waits:.0f} s"
+
+
+def _ranks_of(counts: dict[int, ProcessRow], calls: int) -> str:
+    ranks = [str(rank) for rank, row in sorted(counts.items()) if row.calls == calls]
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"
 
 
 def _say_rings(answer: RecordingStatus) -> None:

@@ -59,6 +59,13 @@ def check(
     ctx: typer.Context,
     inputs: ChosenInputs = ChosenInputs(),
     settings: Given = NONE,
+    golden: Annotated[
+        bool,
+        typer.Option(
+            "--golden",
+            help="Judge what the training run got, too (--with-outputs); --model has the weights of that moment.",
+        ),
+    ] = False,
     junit: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", rich_help_panel=_FOR, help="Write JUnit's XML there, too.")
     ] = None,
@@ -101,7 +108,7 @@ def check(
     if not plan.spec.inputs:
         raise nothing_to("check", store, inputs)
     of = len(plan.spec.inputs) if inputs.input_file else count_dumps(open_fresh(store), of_all)
-    found = _run(store, plan.spec, quiet=quiet or how == "json")
+    found = _run(store, plan.spec, golden, quiet=quiet or how == "json")
     recorded = recorded_model(store, plan.spec) if "model" not in flags.keys() | asked.sources.keys() else None
     answer = answer_of_check(found, of=of, recorded=recorded)
     answer = replace(answer, page=str(_write_page(store, found, answer, html)))
@@ -141,7 +148,7 @@ def _require_torch() -> None:
             )
 
 
-def _run(store: Store, spec: ReplaySpec, *, quiet: bool) -> CheckFound:
+def _run(store: Store, spec: ReplaySpec, golden: bool, *, quiet: bool) -> CheckFound:
     """Run it with a bar over all that it computes. An interruption keeps what is done, and says how to go on."""
     findings = check_config(spec.config, defaults=defaults_of(store.root, spec.inputs))
     refuse_hits(findings)
@@ -151,7 +158,7 @@ def _run(store: Store, spec: ReplaySpec, *, quiet: bool) -> CheckFound:
     count = len(spec.inputs)
     try:
         with replaying(store, "checking", 2 * count, quiet=quiet) as (catalog, advance):
-            return run_check(store, spec, _listener(catalog.touch, catalog.tick, advance, count))
+            return run_check(store, spec, _listener(catalog.touch, catalog.tick, advance, count), golden=golden)
     except KeyboardInterrupt:
         output.note(f"interrupted; what is done is kept, `actordbg replay --resume {spec.replay_id}` goes on")
         raise typer.Exit(130) from None

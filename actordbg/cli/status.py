@@ -33,7 +33,8 @@ def status(ctx: typer.Context, python: Python = None, target: TargetFile = None,
     """Say how patch, switch, dumps and replays stand.
 
     Names the interpreter, the version of OpenRLHF and the store that the hook captures into; then what this store holds, what
-    was replayed last, what failed, and what to do about it.
+    was replayed last, what failed, and what to do about it. Names the step of the newest run in which ranks made unequal numbers
+    of calls, also while the job runs.
 
     Example: actordbg status --json
     """
@@ -100,6 +101,12 @@ def _held_in_words(one: Holdings) -> Iterator[tuple[str, str]]:
     yield "dumps", f"{one.dumps:,} in {human_bytes(one.bytes)}{newest}" + (f"; {one.in_packs:,} in packs" if one.in_packs else "")
     if len(one.trainers) > 1:
         yield "trainers", ", ".join(f"{name} {count:,}" for name, count in one.trainers.items())
+    if one.unequal:
+        since = f", no call for {ago(one.unequal.newest).removesuffix(' ago')}" if one.unequal.open else ""
+        yield (
+            "ranks",
+            f"{one.unequal.in_words}{since}: ranks that compute together wait for the call that one of them never makes",
+        )
     loose = one.dumps - one.in_packs
     if loose >= 100:
         yield "unpacked", f"{plural(loose, 'dump')} in files of their own: `actordbg dump pack` makes them much smaller"

@@ -8,9 +8,11 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from click.testing import Result
 from comparecases import given, write_replay
 from hostilestore import HOSTILE, forbidden
+from replaycases import publish
 from typer.testing import CliRunner
 
 from actordbg.catalog.query import get_configuration
@@ -21,6 +23,7 @@ from actordbg.cli.app import app
 from actordbg.dumps.create import create_dumps
 from actordbg.formats.comparison_record import ComparisonRecord
 from actordbg.replay.supervise import load_spec
+from actordbg.store import payload
 from actordbg.store.layout import Store
 
 INPUTS = [given(index) for index in range(3)]
@@ -73,6 +76,43 @@ class TestTheWord:
         _, answer = checked(store, change=lambda index, made: None)
         assert answer.word == "NOT JUDGED" and not answer.good
         assert "nothing could be compared with the truth: " in answer.sentence
+
+
+class TestWhatTheRunGot:
+    """A replay and a truth that agree, and dumps with what the training run itself got, of which one figure is off."""
+
+    @staticmethod
+    def answer(store: Store, log_prob: float = 0.0, entropy: float = 0.0, outputs: bool = True) -> CheckAnswer:
+        inputs = publish(store, 2, length=16, model_dtype="torch.float32", temperature=1.0)
+        made: list[dict[str, Any]] = []
+        for item in inputs:
+            dump = payload.load(store.root / item.path)
+            mask = dump.tensors["action_mask"].bool()
+            got, spread = -torch.rand(mask.shape), torch.rand(mask.shape)
+            made.append({"log_probs": got.clone(), "mask": mask, "entropy": spread.clone()})
+            got[1, 0], spread[1, 0] = got[1, 0] + log_prob * (item is inputs[0]), spread[1, 0] + entropy
+            own = {"output.action_log_probs": got, "output.entropy": spread} if outputs else {}
+            store.publish_dump(*payload.encode(dump.record, dump.tensors | own))
+        for name, truth in (("r-01", None), ("r-02", "fp32")):
+            same: dict[str, Any] = {"model": "/m", "truth": truth, "result": lambda index: {"folded_ids": False}}
+            write_replay(store, name, inputs, change=lambda index, _: made[index], **same)
+        return answer_of_check(run_check(store, load_spec(store, "r-01"), CheckListener(), golden=True), of=2)
+
+    def test_a_fault_of_the_trainer_is_wrong_though_the_replay_is_right(self, store: Store) -> None:
+        answer = self.answer(store, log_prob=1.5)
+        assert (answer.good, answer.max_abs, answer.next) == (False, 0, "actordbg compare r-01 golden")
+        assert answer.sentence.startswith(
+            "WRONG: in 1 of 2 dumps what the run itself got is not what its model gives in fp32: log-probs by up to 1.5 nats; not judged: "
+        )
+
+    def test_entropies_alone_are_named_so(self, store: Store) -> None:
+        assert "in 2 of 2 dumps" in (said := self.answer(store, entropy=3.25).said)
+        assert said.endswith(": entropies by up to 3.25 nats; its log-probs agree")
+
+    @pytest.mark.parametrize("outputs", [True, False])
+    def test_what_was_not_recorded_is_not_judged(self, store: Store, outputs: bool) -> None:
+        answer = self.answer(store, outputs=outputs)
+        assert answer.good and any("what the run itself got in 2 dumps" in one for one in answer.not_judged) is not outputs
 
 
 def test_other_programs_get_every_failure_as_text(store: Store) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
+import catalogcases
 import pytest
 from click.testing import Result
 from comparecases import write_replay
@@ -12,9 +14,12 @@ from replaycases import publish
 from typer.testing import CliRunner
 
 from actordbg.base.errors import EnvironmentProblem
+from actordbg.catalog.holdings import unequal_steps
+from actordbg.catalog.query import open_fresh
 from actordbg.cli import doctor as command
 from actordbg.cli import status as standing
 from actordbg.cli.app import app
+from actordbg.cli.dump_status import ProcessRow, ranks_apart
 from actordbg.doctor.check import bad, ok, warn
 from actordbg.store.layout import Store
 
@@ -46,6 +51,42 @@ def test_status_is_about_the_store_also_where_no_trainer_is(store: Store, monkey
     assert (held["state"], held["holds"]["dumps"], held["holds"]["failed"], held["holds"]["last"]) == (None, 3, 1, "r-01")
     with pytest.raises(EnvironmentProblem):
         invoke(store, "status", "--python", "/nope")
+
+
+def test_status_names_the_step_in_which_ranks_made_unequal_numbers_of_calls(store: Store) -> None:
+    """Four ranks; in step 2 rank 1 lacks a call; in step 4, the newest, rank 3 does, and nobody has made a call for long."""
+    for index in range(40):
+        if (index // 8, index % 8) not in ((2, 5), (4, 3)):
+            catalogcases.publish(store, catalogcases.record(index, role="policy"))
+    row = next(line for line in invoke(store, "status").stdout.splitlines() if line.startswith("  ranks"))
+    assert "run ppo-1, policy, step 4: rank 3 made 1; ranks 0, 1, 2 made 2 calls, no call for " in row
+    catalog = open_fresh(store)
+    just_now = catalogcases.START + timedelta(seconds=2)
+    (closed,) = unequal_steps(catalog, "ppo-1", just_now)
+    assert (closed.step, closed.open, closed.calls) == (2, False, {0: 2, 1: 1, 2: 2, 3: 2})
+
+
+@pytest.mark.parametrize(
+    "calls, flying, told",
+    [
+        (
+            (4, 5, 4),
+            (None, 20.0, None),
+            "run r: ranks 0, 2 made 4 calls; rank 1 made 5 calls, and waits in its last one for 21 s",
+        ),
+        ((4, 5, 4), (None, 3.0, None), None),  # a call that is on its way
+        ((4, 5, 4), (20.0, 20.0, None), None),  # one that is behind computes, too
+        ((5, 5, 5), (None, 20.0, None), None),  # a slow one
+    ],
+)
+def test_ranks_that_wait_for_a_call_that_others_do_not_make(calls: Any, flying: Any, told: str | None) -> None:
+    rows = [
+        ProcessRow(
+            "r", rank, "policy", "h", rank, "a", "on", count, count, 0, 0, 0, 0, 0, 1.0, "", None, {}, {}, in_flight_s=since
+        )
+        for rank, (count, since) in enumerate(zip(calls, flying, strict=True))
+    ]
+    assert list(ranks_apart(rows)) == ([f"unequal numbers of calls in {told}"] if told else [])
 
 
 def test_doctor_begins_with_what_is_wrong_and_has_one_command_for_what_is_missing(

@@ -1,0 +1,49 @@
+"""What the demonstrations share: a small random model, a batch with padding on both sides, and log-probs in the plainest way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+VOCABULARY, ROWS, LENGTH, ANSWER = 4096, 3, 24, 12
+"""Of the batch: rows, positions of each, and of these the last that are answers."""
+
+
+def model_in(folder: Path) -> Path:
+    """A small random Llama's folder, made if it is not there."""
+    from actordbg.actor.tiny import ensure_tiny
+
+    return ensure_tiny(folder)
+
+
+def loaded(folder: Path) -> Any:
+    """The model, in fp32."""
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def batch() -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids [ROWS, LENGTH] and their attention mask: the first row is padded on the left, the second on the right."""
+    ids = torch.randint(5, VOCABULARY, (ROWS, LENGTH), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[0, :7], mask[1, -5:] = 0, 0
+    return ids * mask, mask
+
+
+def positions(mask: torch.Tensor) -> torch.Tensor:
+    """Places counted from each row's first real token."""
+    return (mask.cumsum(-1) - 1).clamp(min=0)
+
+
+def log_probs(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Of each label, at its own place."""
+    return logits.float().log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+def entropies(logits: torch.Tensor) -> torch.Tensor:
+    """Of each place."""
+    logs = logits.float().log_softmax(-1)
+    return -(logs.exp() * logs).sum(-1)

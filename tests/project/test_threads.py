@@ -1,0 +1,49 @@
+"""Faults of public threads: each demonstration finds its fault by one command, and the page's table says what it found."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from amounts import turn
+from roots import ROOT
+
+FOLDER = ROOT / "examples" / "threads"
+PAGE = (ROOT / "docs" / "threads.md").read_text()
+NAMES = re.findall(r'"(\w+_\w+)"', re.findall(r"\nTHREADS = \((.*?)\)", (FOLDER / "run.py").read_text(), re.DOTALL)[0])
+
+
+def row_of(name: str) -> str:
+    (row,) = (line for line in PAGE.splitlines() if line.startswith("|") and f"`{name}`" in line)
+    return row
+
+
+def test_every_demonstration_has_a_row_and_says_what_its_users_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    for name in NAMES:
+        thread = importlib.import_module(name)
+        number = name.rpartition("_")[2]
+        assert number in row_of(name) and number in (thread.__doc__ or "").split("\n")[0], name
+        assert hasattr(thread, "answer") or not thread.PLANTED, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", turn(NAMES))
+def test_a_fault_is_found_by_one_command_and_gone_without_it(name: str, tmp_path: Path) -> None:
+    """Where the table has figures, the answer has the same, to a tenth."""
+    done = subprocess.run(
+        [sys.executable, FOLDER / "run.py", name, "--folder", tmp_path], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    planted = done.stdout.partition("without it")[0]
+    told, said = figures(row_of(name)), figures(planted)
+    assert [word for word, _ in told] == [word for word, _ in said]
+    assert [number for _, number in said] == pytest.approx([number for _, number in told], rel=0.1)
+
+
+def figures(text: str) -> list[tuple[str, float]]:
+    return [(word, float(number)) for word, number in re.findall(r"(log-probs|entropies) by up to ([\d.e-]+) nats", text)]
