@@ -51,6 +51,16 @@ def ring_folder() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.fixture(autouse=True)
+def recording_as_before() -> Iterator[None]:
+    """A truth or an actor that a test computes in this process turns recording off for the process: only for that test."""
+    before = os.environ.get("ACTORDBG_DISABLE")
+    yield
+    os.environ.pop("ACTORDBG_DISABLE", None)
+    if before is not None:
+        os.environ["ACTORDBG_DISABLE"] = before
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Store:
     """A new, empty store."""
