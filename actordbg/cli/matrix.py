@@ -121,11 +121,12 @@ def matrix(
     if power and no_truth:
         raise UsageError("--power plants faults beside the truth", hint="leave --no-truth out")
     axes = {name: str(flags.pop(name)) for name in AXES if name in flags}
+    if resume is not None:
+        _alone(ctx, "resume")
     matrix_id = new_replay_id() if resume is None else matrices.load(store, resume).matrix_id
     if not dry_run:
         machines.run(ctx, f"matrix {matrix_id}")
     if resume is not None:
-        _alone(ctx, "resume")
         record, chosen, held = _resumed(store, resume, yes)
     else:
         base = kept(asked_for(ctx, flags), flags)
