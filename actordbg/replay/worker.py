@@ -171,7 +171,9 @@ class Worker:
         self.peers = [RankView.of_peer(folder, other) for other in others]
         self._longest_s = 0.0
         self.goes_on = False
-        """Whether it ran another portion of the same replay before: its first input is then no start of anything."""
+        """Whether it ran a forward in another portion of the same replay: its first input is then no warm-up."""
+        self.has_run = False
+        """Whether an input came to its end."""
         self._asked = chosen(spec.inputs, spec.config.laws)
         self._order = StopOrder(**order.stops)
         self.stops = ReplayStops(folder, spec.replay_id, rank, self._order, self._write)
@@ -229,6 +231,7 @@ class Worker:
         if isinstance(outcome, Failure):
             self._raise_if_a_peer_died()
         fields = outcome.fields() if isinstance(outcome, Failure) else outcome
+        self.has_run = self.has_run or not isinstance(outcome, Failure)
         if self.goes_on:
             fields = {**fields, "extra": {**fields.get("extra", {}), GOES_ON: True}}
         if leads:
@@ -408,20 +411,22 @@ def main(make_engine: Callable[[Path, ReplaySpec, int], Engine], arguments: Sequ
         end_with((options.supervisor, start_ticks(options.supervisor)), interval_s=0.25)
     spec = ReplaySpec.from_json(read_regular(folder / SPEC))
     engine = make_engine(folder, spec, rank)
-    code = Worker(folder, spec, order, rank, engine).run()
-    return _stay(options.work, order, rank, engine) if code == 0 and order.stay else code
+    worker = Worker(folder, spec, order, rank, engine)
+    code = worker.run()
+    return _stay(options.work, worker) if code == 0 and order.stay else code
 
 
-def _stay(work: Path, order: WorkOrder, rank: int, engine: Engine) -> int:
+def _stay(work: Path, worker: Worker) -> int:
     """Run one replay's order after another on the loaded actor, until there is none or one goes wrong."""
-    folder = work.parent
+    folder, order, rank, engine = work.parent, worker.order, worker.rank, worker.engine
     while order.stay and (following := await_next(work)) is not None:
         before, work, folder = folder, following, following.parent
         redirect_output(rank_log(folder, rank))
         order = WorkOrder.from_json(read_regular(work))
         spec = ReplaySpec.from_json(read_regular(folder / SPEC))
+        warm = worker.goes_on or worker.has_run
         worker = Worker(folder, spec, order, rank, engine)
-        worker.goes_on = folder == before
+        worker.goes_on = warm and folder == before
         code = worker.run(switch_to=folder)
         if code != 0 or not order.stay:
             return code

@@ -44,6 +44,7 @@ from actordbg.memory.watched import OfReplay
 from actordbg.memory.watching import Rhythm, rounds, watch_into
 from actordbg.replay.group_engine import using
 from actordbg.replay.supervise import run_replay
+from actordbg.report.arithmetic import warm_up_of
 from actordbg.store.layout import Store
 from actordbg.store.staging import Mirror
 
@@ -74,14 +75,24 @@ def ends(folder: Path) -> Counter[str]:
 
 def test_inputs_are_shared_out_and_a_crash_costs_its_input(cluster, store: Store) -> None:
     spec = make_spec(12)
-    outcome = scripted(store, spec, {"d3": "kill", "d5": "fail", "takes": 0.05}, cluster)
-    assert statuses(outcome) == {f"d{n}": "passed" for n in range(12)} | {"d3": "crashed", "d5": "failed"}
+    odd = {"d0": "unreadable", "d1": "unreadable", "d2": "unreadable", "d5": "fail"}  # the first three are a portion
+    outcome = scripted(store, spec, odd | {"d3": "kill", "takes": 0.05}, cluster)
+    assert statuses(outcome) == {f"d{n}": "passed" for n in range(12)} | dict.fromkeys(odd, "failed") | {"d3": "crashed"}
     assert "SIGKILL" in outcome.results["d3"].error
     assert {one.worker for one in outcome.results.values()} == {0, 1}
     assert set(ends(outcome.folder).values()) == {1}
     events = read_events(outcome.folder / "supervisor.jsonl")
     nodes = {tuple(one["nodes"]) for one in events if one["event"] == "attempt"}
     assert len(nodes) == 2  # each group has its node, and a crash moves none
+    firsts = warm_up_of(outcome.results.values())[0]
+    ran: dict[int, list[bool]] = {}  # by process: of each input that it ran, whether that is its warm-up
+    pid = 0
+    for rank in (0, 1):
+        for event in read_events(outcome.folder / f"rank{rank}.jsonl"):
+            pid = event["pid"] if event["event"] == "boot" else pid
+            if event["event"] == "end" and event["status"] == "passed":
+                ran.setdefault(pid, []).append(event["dump_id"] in firsts)
+    assert all(inputs == [True] + [False] * (len(inputs) - 1) for inputs in ran.values()), ran
 
 
 def test_the_memory_of_ranks_is_read_on_their_own_nodes(cluster, store: Store) -> None:
