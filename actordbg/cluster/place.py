@@ -92,8 +92,9 @@ class GroupPlace:
 
         self.ray, self.shape, self.name, self._tell = ray, shape, name, tell
         self.nodes: list[dict[str, Any]] | None = None
-        self.lost, self.since, self.lost_at = "", time.monotonic(), 0.0
+        self.lost, self.lost_at = "", 0.0
         self.starved: Starved | None = None
+        self._told_at = time.monotonic()
         strategy = "PACK" if len(shape.counts) == 1 else "STRICT_SPREAD"
         self._reserved = placement_group(shape.bundles, strategy=strategy, name=name)
         self.side = None if store is None else DeskSide(store, len(shape.counts))
@@ -115,6 +116,19 @@ class GroupPlace:
             if len(there) == len(self._coming):
                 self.nodes = self.answers(self._coming)
         return self.nodes is not None and not self.lost
+
+    def is_late(self, after_s: float) -> bool:
+        """Whether it has been awaited so long, since it was asked for or since this was true the last time."""
+        if time.monotonic() - self._told_at < after_s:
+            return False
+        self._told_at = time.monotonic()
+        return True
+
+    def is_reserved(self) -> bool:
+        """Whether Ray has reserved it, so that only its hosts are missing."""
+        from ray.util.placement_group import placement_group_table
+
+        return bool(placement_group_table(self._reserved).get("state") == "CREATED")
 
     def answers(self, references: Sequence[Any]) -> list[Any] | None:
         """What the hosts answered; None, and the place is lost, if one of them is gone. Our own errors are raised."""

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import io
 import logging
 import os
 import socket
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -39,7 +39,7 @@ from actordbg.store.staging import packages_behind
 EARLIER_S = 60.0
 """How long hosts of a command that died are awaited."""
 SAY_AFTER_S = 10.0
-"""How long a place may be awaited in silence."""
+"""How long a place may be awaited in silence, and how long until it is looked at again."""
 
 
 class RayEngine(GroupEngine):
@@ -139,8 +139,10 @@ class RayEngine(GroupEngine):
         there = place.ready()
         if place.lost:
             raise PlaceLost(place.lost)
-        if not there and time.monotonic() - place.since > SAY_AFTER_S:
-            self._say(f"{place.name} waits for {shape.words()}; {self._in_words()}")
+        if not there and place.is_late(SAY_AFTER_S):
+            starts = "starts: its code and its hosts come to its nodes"
+            waits = f"waits for {shape.words()}; {self._in_words()}, free {self._free()}"
+            self._say(f"{place.name} {starts if place.is_reserved() else waits}")
         return there
 
     def launch(self, config: ReplayConfig, group: Group, work: Path, module: str = WORKER_MODULE) -> Running:
@@ -185,6 +187,13 @@ class RayEngine(GroupEngine):
     def _resources(self) -> list[dict[str, float]]:
         return [one["Resources"] for one in self.ray.nodes() if one["Alive"]]
 
+    def _free(self) -> str:
+        """What nobody has reserved, of all nodes together."""
+        free, nodes = self.ray.available_resources(), self._resources()
+        kinds = [kind for kind in ("CPU", "GPU") if any(kind in one for one in nodes)]
+        most = {kind: sum(one.get(kind, 0) for one in nodes) for kind in kinds}
+        return " and ".join(f"{free.get(kind, 0):g} of {most[kind]:g} {kind}" for kind in kinds)
+
     def _in_words(self) -> str:
         nodes = self._resources()
         each = ", ".join(f"{one.get('CPU', 0):g} CPU" + (f" and {one['GPU']:g} GPU" if "GPU" in one else "") for one in nodes[:8])
@@ -224,7 +233,8 @@ def connected(order: ClusterOrder, title: str) -> Iterator[RayEngine]:
         finally:
             engine.close()
     finally:
-        ray.shutdown()
+        with contextlib.redirect_stdout(io.StringIO()):  # what Ray held back of its nodes' errors comes now, from this thread
+            ray.shutdown()
 
 
 class OwnOutput:
