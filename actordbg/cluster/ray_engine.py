@@ -16,6 +16,7 @@ import importlib.util
 import io
 import logging
 import os
+import re
 import socket
 import sys
 import threading
@@ -36,6 +37,10 @@ from actordbg.replay.group_engine import GroupEngine, Losses, PlaceLost
 from actordbg.replay.launch import WORKER_MODULE, Group, Running
 from actordbg.store.staging import packages_behind
 
+_ADDRESS = re.compile(r"(?:ray://)?(\[[0-9a-fA-F:.]+\]|[\w.-]+):(\d{1,5})")
+_SETTINGS = b"\0\0\0\4\0\0\0\0\0"
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _SETTINGS
+"""How HTTP/2 begins, which Ray speaks: both sides send their settings first. Its dashboard speaks HTTP/1."""
 EARLIER_S = 60.0
 """How long hosts of a command that died are awaited."""
 SAY_AFTER_S = 10.0
@@ -263,11 +268,21 @@ def facts_of(ray: Any) -> Facts:
 
 def _require_answer(address: str) -> None:
     """Ray tries for minutes to reach what is not there; LaunchProblem within seconds instead."""
-    host, _, port = address.rpartition(":")
-    if "/" in host or not port.isdigit():
+    if address == "auto":
         return
+    found = _ADDRESS.fullmatch(address)
+    if found is None:
+        said = "" if os.environ.get("RAY_ADDRESS") != address else " (RAY_ADDRESS)"
+        raise UsageError(
+            f"{address:.100}{said} is no address of a Ray cluster",
+            hint="--address auto, HOST:PORT (`ray start` says which, usually 6379) or ray://HOST:10001; the dashboard's is none",
+        )
     try:
-        socket.create_connection((host, int(port)), timeout=10).close()
+        with socket.create_connection((found[1].strip("[]"), int(found[2])), timeout=10) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") == "0":
+                connection.sendall(_HELLO)
+                if connection.recv(9)[3:4] != _SETTINGS[3:4]:
+                    raise ConnectionError("something else than Ray listens there")
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise LaunchProblem(

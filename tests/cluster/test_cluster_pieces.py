@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from contextlib import nullcontext
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from actordbg.cluster.node_host import interface_of, require_debugpy
 from actordbg.cluster.node_store import HostNews, NodeStore
 from actordbg.cluster.order import ClusterOrder, checkouts, runtime_env_of
 from actordbg.cluster.place import GroupShape
-from actordbg.cluster.ray_engine import OwnOutput
+from actordbg.cluster.ray_engine import OwnOutput, _require_answer
 from actordbg.cluster.same_versions import differing_versions
 from actordbg.cluster.starved import RankThere, starved_by
 from actordbg.config.choices import Facts, facts_elsewhere, gather_facts
@@ -267,6 +268,11 @@ def test_the_interface_of_an_address_is_found() -> None:
         (["--engine", "ray", "--groups", "many"], "--groups many is no number"),
         (["--engine", "ray", "--address", "127.0.0.1:1"], "no Ray cluster answers at 127.0.0.1:1: Connection refused"),
         (["--engine", "ray", "--runtime-env", "RAY_DEBUG_POST_MORTEM=1"], "RAY_DEBUG_POST_MORTEM in --runtime-env would stop"),
+        (
+            ["--engine", "ray", "--address", "ray://127.0.0.1:1"],
+            "no Ray cluster answers at ray://127.0.0.1:1: Connection refused",
+        ),
+        (["--engine", "ray", "--address", "http://127.0.0.1:8265"], "http://127.0.0.1:8265 is no address of a Ray cluster"),
         (["--ray-debug-error"], "--ray-debug-error belongs to a Ray cluster"),
         (
             ["--engine", "ray", "--ray-debug-error", "--break", "after"],
@@ -286,6 +292,14 @@ def test_options_that_make_no_sense_are_refused_before_anything_starts(tmp_path:
     result = runner.invoke(app, [*store, "replay", *options])
     assert said in str(result.exception), result.output
     assert not (tmp_path / "replays").exists() or not list((tmp_path / "replays").iterdir())
+
+
+def test_a_port_that_is_not_rays_is_told_from_ray_at_once() -> None:
+    """Ray itself knocks for minutes at a dashboard's port."""
+    with HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        with pytest.raises(LaunchProblem, match="something else than Ray listens there"):
+            _require_answer(f"127.0.0.1:{server.server_port}")
 
 
 def test_rays_own_variable_asks_for_a_post_mortem_on_a_cluster_only(monkeypatch: pytest.MonkeyPatch) -> None:
