@@ -42,7 +42,7 @@ from actordbg.memory.memory_samples import Sample
 from actordbg.memory.ray_watched import OfRay
 from actordbg.memory.watched import OfReplay
 from actordbg.memory.watching import Rhythm, rounds, watch_into
-from actordbg.replay.group_engine import using
+from actordbg.replay.group_engine import Losses, using
 from actordbg.replay.supervise import run_replay
 from actordbg.report.arithmetic import warm_up_of
 from actordbg.store.layout import Store
@@ -154,7 +154,8 @@ def test_a_rank_that_hangs_on_another_node_is_blamed(cluster, store: Store) -> N
 
 
 @pytest.mark.parametrize(("most", "starts"), [(0, 1), (2, 3)])
-def test_max_failures_says_how_often_a_start_may_go_wrong(cluster, store: Store, most: int, starts: int) -> None:
+def test_max_failures_says_how_often_a_start_may_go_wrong(cluster, store: Store, monkeypatch, most: int, starts: int) -> None:
+    monkeypatch.setattr(Losses, "pause_s", 0.1)
     spec = make_spec(2)
     order = ClusterOrder(cluster.address, groups=1, max_failures=most)
     with pytest.raises(LaunchProblem, match=f"--max-failures {most}"):
@@ -164,7 +165,8 @@ def test_max_failures_says_how_often_a_start_may_go_wrong(cluster, store: Store,
     assert events[-1]["status"] == "failed"
 
 
-def test_without_a_limit_a_start_that_goes_wrong_is_tried_again(cluster, store: Store) -> None:
+def test_without_a_limit_a_start_that_goes_wrong_is_tried_again(cluster, store: Store, monkeypatch) -> None:
+    monkeypatch.setattr(Losses, "pause_s", 0.1)
     spec = make_spec(2)
     order = ClusterOrder(cluster.address, groups=1, max_failures=-1)
     script: dict[str, Any] = {"open": "kill"}
@@ -209,6 +211,7 @@ def test_a_dead_node_is_one_failure_too_many(cluster, store: Store) -> None:
         scripted(store, spec, {"takes": 0.5}, cluster, ClusterOrder(cluster.address, max_failures=0), on_event=kill)
     outcome = scripted(store, spec, {}, cluster)  # what --resume does
     assert outcome.all_passed and set(ends(outcome.folder).values()) == {1}
+    assert {dump: one.output_digest for dump, one in outcome.results.items()} == {f"d{n}": f"d{n}" for n in range(24)}
 
 
 KILLED = """
