@@ -20,6 +20,7 @@ import re
 import socket
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
