@@ -14,7 +14,7 @@ from padded import Adapter as Adapter
 PLANTED = False
 RECORDED = ("--on", "nan")
 COMMAND = ("dump", "ls", "--where", "triggered='nan' and step={step}")
-WORDS = "policy nan"
+WORDS = " 60 nan "
 
 
 def train(model: Any) -> None:

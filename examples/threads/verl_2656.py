@@ -15,7 +15,7 @@ from padded import Adapter as Adapter
 PLANTED = False
 RECORDED = ("--on", "logprobs:-50:0")
 COMMAND = ("dump", "ls", "--where", "triggered='logprobs' and step={step}")
-WORDS = "policy logprobs"
+WORDS = " 60 logprobs "
 
 
 class Fused(padded.HFModelWrapper):
