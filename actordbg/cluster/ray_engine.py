@@ -113,7 +113,7 @@ class RayEngine(GroupEngine):
     def losses(self) -> Losses:
         return Losses(self.order.max_failures, "--max-failures")
 
-    def await_end(self, replay_id: str) -> None:
+    def await_end(self, replay_id: str, folder: Path) -> None:
         """Ray ends the hosts of a command that died, and their ranks follow. Where they write into a folder of their own, no
         matter. Conflict if they stay: then that command lives, on another machine.
         """

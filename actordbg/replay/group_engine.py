@@ -11,14 +11,17 @@ so a slow or lost group holds nobody up. The journals, the blame and the verdict
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from actordbg.base.errors import GroupsLost
+from actordbg.base.errors import Conflict, GroupsLost
 from actordbg.config.replay_config import ReplayConfig
+from actordbg.formats.journal import read_events
 from actordbg.replay.launch import WORKER_MODULE, Group, Running, groups_of, launch
+from actordbg.replay.processes import ALIVE, STOPPED, state_of
 
 FRUITLESS_LIMIT = 3
 """Attempts of a group in a row without a single result after which the replay stops. A crash in an input is a result."""
@@ -58,6 +61,10 @@ class Losses:
         return min(30.0, 0.5 * 2.0 ** min(len(self.reasons), 10))
 
 
+EARLIER_S = 30.0
+"""Longest wait for the ranks of a command that died."""
+
+
 class GroupEngine:
     """This machine: each group has its place at once."""
 
@@ -79,8 +86,18 @@ class GroupEngine:
         """A new count of losses for a replay; None where each group counts its own fruitless attempts."""
         return None
 
-    def await_end(self, replay_id: str) -> None:
-        """Wait until ranks of an earlier command, which died while it ran the replay, have ended too."""
+    def await_end(self, replay_id: str, folder: Path) -> None:
+        """Wait until ranks of an earlier command, which died while it ran the replay, have ended too: they look for it once a
+        second, and would write beside ours. Conflict if one stays, such as one that somebody stopped.
+        """
+        until = time.monotonic() + EARLIER_S
+        while left := [pid for pid, ticks in _last_boots(folder) if state_of(pid, ticks)[0] in (ALIVE, STOPPED)]:
+            if time.monotonic() > until:
+                raise Conflict(
+                    f"process {left[0]} of an earlier command still runs replay {replay_id}",
+                    hint=f"end it (kill -9 {left[0]}), then --resume again",
+                )
+            time.sleep(0.05)
 
     def ready(self, config: ReplayConfig, group: Group) -> bool:
         """Whether the group can be launched now. An engine gets its place meanwhile. PlaceLost if that went wrong."""
@@ -125,3 +142,12 @@ def using(engine: GroupEngine) -> Iterator[None]:
 def launch_group(config: ReplayConfig, group: Group, work: Path, module: str = WORKER_MODULE) -> Running:
     """Start a group with the engine in use."""
     return engine_in_use().launch(config, group, work, module)
+
+
+def _last_boots(folder: Path) -> list[tuple[int, int]]:
+    """The processes that were the replay's ranks last, on this machine: pid and start time."""
+    found = []
+    for path in folder.glob("rank*.jsonl"):
+        boots = [event for event in read_events(path) if event["event"] == "boot" and "node" not in event]
+        found += [(event["pid"], event["ticks"]) for event in boots[-1:]]
+    return found

@@ -192,7 +192,7 @@ class Supervisor:
         self._on_event, self._on_tick, self._launcher, self._warm = on_event, on_tick, launcher, warm
         self._engine = engine_in_use()
         if _was_cut_off(folder, spec.replay_id):
-            self._engine.await_end(spec.replay_id)
+            self._engine.await_end(spec.replay_id, folder)
         done = read_results(folder)
         self.outcome = ReplayOutcome(spec.replay_id, folder, INTERRUPTED, len(spec.inputs), done)
         self._book = LaneBook(spec.replay_id, spec.config.lane_width, done.values())
@@ -388,11 +388,13 @@ def _attempts_so_far(folder: Path, group: Group) -> int:
 
 
 def _was_cut_off(folder: Path, replay_id: str) -> bool:
-    """Whether an earlier supervisor died. Conflict if another process runs this replay: two would run every input twice."""
+    """Whether a supervisor in another process died. Conflict if one runs this replay: two would run every input twice."""
     events = [event for event in read_events(folder / SUPERVISOR) if event["event"] in ("supervisor", "finished")]
     if not events or events[-1]["event"] == "finished":
         return False
     pid, ticks = events[-1]["pid"], events[-1]["ticks"]
-    if (pid, ticks) != _me() and state_of(pid, ticks)[0] in ("alive", "stopped"):
+    if (pid, ticks) == _me():
+        return False
+    if state_of(pid, ticks)[0] in ("alive", "stopped"):
         raise Conflict(f"replay {replay_id} is being run by process {pid}", hint="wait for it, or end it with Ctrl-C")
     return True
