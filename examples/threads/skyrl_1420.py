@@ -1,6 +1,6 @@
 """SkyRL PR#1420, tmax PR#9: under sequence parallelism the loss, and so each gradient, is a multiple of what it should be.
 
-Log-probs are right, so nothing that looks at them sees it; a learning rate hides it. Here the log-probs that a ring of two
+Log-probs are right, so nothing that looks at them sees it. Here the log-probs that a ring of two
 gathers give each gradient twice, as a loss that was multiplied by the ring's size once too often.
 """
 

@@ -1,6 +1,6 @@
 """verl#6278: the attention mask is built from the loss mask, so no answer sees its prompt.
 
-The loss went down all the same. Here the mask that the model gets is 1 where the loss counts, and 0 on all prompts.
+Here the mask that the model gets is 1 where the loss counts, and 0 on all prompts.
 """
 
 from __future__ import annotations
