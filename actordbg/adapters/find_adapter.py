@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
-from actordbg.adapters.seam import Adapter
+from actordbg.adapters.seam import Adapter, Seam
 from actordbg.base.fault import Unsupported
 
 GROUP = "actordbg.adapters"
@@ -32,13 +32,19 @@ def find(named: str) -> Adapter:
     module, _, name = place.partition(":")
     try:
         found = getattr(import_module(module), name)
-    except Exception as error:  # somebody's module, which may fail in any way
+    except (Exception, SystemExit) as error:  # somebody's module, which may fail in any way, or be a script
         raise Unsupported(f"adapter {place} cannot be imported: {type(error).__name__}: {error}", hint=_HINT) from error
     lacks = [part for part in ("name", "package", "tried", "seams") if not hasattr(found, part)]
     if lacks:
         raise Unsupported(f"adapter {place} has no {', '.join(lacks)}", hint=_HINT)
+    odd = [part for part in ("tried", "seams") if not isinstance(getattr(found, part), tuple | list)]
+    if odd or not found.seams or not all(isinstance(seam, Seam) for seam in found.seams):
+        raise Unsupported(f"adapter {place}: its {odd[0] if odd else 'seams'} {_TUPLES[not odd]}", hint=_HINT)
     adapter: Adapter = found
     return adapter
+
+
+_TUPLES = ("is no tuple: one of a single thing ends in a comma, (one,)", "are not one or more of Seam")
 
 
 _HINT = "an adapter is a class with name, package, tried and seams: see docs/how-to/other-trainers.md"

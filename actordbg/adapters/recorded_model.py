@@ -11,6 +11,7 @@ caller gets; whatever fails in here is told once and forgotten.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
@@ -36,6 +37,7 @@ MARK = "__actordbg_seam__"
 _POSITIONS = 128
 """Positions whose softmax over the vocabulary is computed at a time."""
 
+_NO_MODEL = torch.nn.Module()
 _inside = threading.local()
 _told: set[str] = set()
 
@@ -57,6 +59,7 @@ class RecordedModel:
 
     known: weakref.WeakKeyDictionary[torch.nn.Module, RecordedModel]
     recorded_as: Mapping[str, str]
+    unknown: RecordedModel | None = None
 
     def __init__(self, model: torch.nn.Module) -> None:
         self.model = ModelOfCall(model)
@@ -73,6 +76,13 @@ class RecordedModel:
         found.training, found.temperature = model.training, float(rows.temperature)
         found.packing_samples, found.model.global_steps = rows.packed, rows.step
         return found
+
+    @classmethod
+    def of_no_model(cls) -> RecordedModel:
+        """The one for calls whose model cannot be told."""
+        if cls.unknown is None:
+            cls.unknown = cls(_NO_MODEL)
+        return cls.unknown
 
     def forward(
         self,
@@ -122,13 +132,13 @@ def recorded(
             return original(*args, **kwargs)
         _inside.busy = True
         try:
-            ready = _prepare(kind, seam, signature, made, args, kwargs)
+            ready = _prepare(kind, slot, seam, signature, made, args, kwargs)
             if ready is None:
                 _inside.busy = False  # what is inside of it may be recorded
                 return original(*args, **kwargs)
-            actor, rows = ready
+            actor, rows, named = ready
             _inside.call = functools.partial(_run, original, seam, rows, args, kwargs)
-            return actor.forward(**_named(rows)).output
+            return actor.forward(**named).output
         finally:
             _inside.busy, _inside.call = False, None
 
@@ -148,19 +158,32 @@ def _own_forward() -> Callable[..., Any]:
 
 def _prepare(
     kind: type[RecordedModel],
+    slot: hook.Slot,
     seam: Seam,
     signature: inspect.Signature,
     made: Mapping[str, Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-) -> tuple[RecordedModel, Rows] | None:
-    """The model and the rows of a call; None where there are none, or they cannot be told."""
+) -> tuple[RecordedModel, Rows, dict[str, Any]] | None:
+    """The model and the rows of a call, and these as arguments; None where there are none, or they cannot be told."""
     try:
         rows = seam.rows({**made, **arguments_of(signature, args, kwargs)})
-        return None if rows is None else (kind.of(rows), rows)
+        return None if rows is None else (kind.of(rows), rows, _named(rows))
     except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training goes on
         tell(f"{seam.where}: a call was not recorded: {describe(error)}")
+        with contextlib.suppress(Exception):
+            _count_lost(kind, slot, f"{seam.where}: {describe(error)}")
         return None
+
+
+def _count_lost(kind: type[RecordedModel], slot: hook.Slot, why: str) -> None:
+    """A call that cannot be told counts as dropped, in books of its seam's own, while recording is on."""
+    recorder = slot.recorder
+    recorder.watch.start()
+    if (control := recorder.control) is not None:
+        ledger = recorder._instance(kind.of_no_model(), control).ledger
+        if ledger.open(control, None)[1] is None:
+            ledger.drop("error", why)
 
 
 def arguments_of(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from actordbg.formats.replay_record import ReplaySpec
 from actordbg.replay.launch import surrounding_launcher
 from actordbg.replay.live_catalog import LiveCatalog
 from actordbg.replay.plan import ORDERS, Plan, make_plan
-from actordbg.replay.selection import PICKLES, rows_of
+from actordbg.replay.selection import PICKLES, require_one_trainer, rows_of
 from actordbg.replay.supervise import Progress
 from actordbg.store.layout import Store
 from actordbg.store.places import dump_id_of
@@ -169,8 +169,9 @@ def planned(store: Store, config: ReplayConfig, inputs: ChosenInputs, order: str
     """The plan of the dumps that --where, --input-file and --max-inputs select. answered: options that a question stands for."""
     where, files = inputs.where, inputs.input_file or []
     enough = None if config.align == "rank" else inputs.max_inputs  # of whole calls nobody knows how many rows they take
-    return make_plan(
-        rows_of(store, where, files, order, enough),
+    rows = rows_of(store, where, files, order, enough)
+    plan = make_plan(
+        rows,
         config,
         order=order,
         max_inputs=inputs.max_inputs,
@@ -179,6 +180,9 @@ def planned(store: Store, config: ReplayConfig, inputs: ChosenInputs, order: str
         command=command_line(answered),
         versions=versions_of(config.model),
     )
+    chosen = {item.dump_id for item in plan.spec.inputs}
+    require_one_trainer((row for row in rows if row.dump_id in chosen), [config])
+    return plan
 
 
 def recorded_model(store: Store, spec: ReplaySpec) -> str | None:

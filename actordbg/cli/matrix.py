@@ -46,6 +46,7 @@ from actordbg.matrix.matrix_document import explanations
 from actordbg.matrix.matrix_files import Selection, select, select_again
 from actordbg.matrix.run_matrix import Surroundings, new_matrix, run_matrix
 from actordbg.replay.plan import new_replay_id
+from actordbg.replay.selection import require_one_trainer
 from actordbg.replay.supervise import spec_and_owner
 from actordbg.report.renderings import as_text
 from actordbg.store.layout import Store
@@ -194,7 +195,9 @@ def _new(
     held: Baseline | None,
 ) -> MatrixRecord:
     axes = parse_axes(given)
-    cells = make_cells(combinations(base, axes), gather_facts(), chosen.defaults, skip_known=bool(options["skip_known"]))
+    configs = combinations(base, axes)
+    require_one_trainer(chosen.rows, (one.config for one in configs))
+    cells = make_cells(configs, gather_facts(), chosen.defaults, skip_known=bool(options["skip_known"]))
     baseline = held.name if held else None
     return new_matrix(cells, axes, chosen.rows, options, selection=where, command=command_line(), baseline=baseline)
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from actordbg.base.errors import StoreProblem, UsageError
+from actordbg.base.errors import StoreProblem, Unsupported, UsageError
+from actordbg.config.choices import adapter_of
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import SUFFIX, DumpRecord
 from actordbg.formats.replay_record import ReplayInput
 from actordbg.store.layout import Store
@@ -49,12 +52,14 @@ class FileRow:
     grad_enabled: bool | None
     return_output: bool | None
     replayable: bool
+    adapter: str | None
 
     @classmethod
     def of(cls, record: DumpRecord, path: str) -> FileRow:
         flag = record.arguments.get("return_output")
         values = {name: getattr(record, name) for name in _OF_RECORD}
-        return cls(path=path, return_output=flag if isinstance(flag, bool) else None, **values)
+        adapter = adapter_of(record.actor)
+        return cls(path=path, return_output=flag if isinstance(flag, bool) else None, adapter=adapter, **values)
 
 
 Row: TypeAlias = "FileRow | DumpRow"
@@ -67,6 +72,21 @@ def defaults_of(root: Path, inputs: Sequence[ReplayInput]) -> DumpRecord | None:
         with contextlib.suppress(StoreProblem):
             return read_record(root / item.path)
     return None
+
+
+def require_one_trainer(rows: Iterable[Row], configs: Iterable[ReplayConfig]) -> None:
+    """A replay runs one trainer's code: refuse rows that several recorded, unless every configuration takes them on the rows."""
+    counts = Counter(row.adapter for row in rows)
+    asked = {config.through for config in configs if not config.truth}
+    if len(counts) < 2 or not ("trainer" in asked or (None in asked and None in counts)):
+        return
+    found = sorted(counts.items(), key=lambda pair: (pair[0] or "", pair[1]))
+    whose = ", ".join(f"{count:,} {f'by adapter {name}' if name else 'without an adapter'}" for name, count in found)
+    narrower = " or ".join(f"\"adapter='{name}'\"" if name else '"adapter is null"' for name, _ in found)
+    raise Unsupported(
+        f"these inputs were recorded by several trainers ({whose}), and a replay runs one trainer's code",
+        hint=f"one at a time: --where {narrower}; or --through rows, which takes the rows of all, without a trainer",
+    )
 
 
 def rows_of_files(store: Store, files: Sequence[Path]) -> list[FileRow]:

@@ -18,13 +18,16 @@ import pytest
 import torch
 from adaptercases import CONTROL, dumps_of
 from roots import ROOT
+from typer.testing import CliRunner
 
 from actordbg.actor.truth_session import TruthSession
 from actordbg.adapters import attaching, find_adapter, fitting, recorded_model
 from actordbg.adapters.seam import Rows, Scores, Seam, Unreadable
 from actordbg.base.errors import Unsupported
 from actordbg.capture import hook
+from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
+from actordbg.dumps.create import create_dumps
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
@@ -99,7 +102,7 @@ def test_an_adapter_written_from_the_how_to_gives_dumps_whose_golden_is_the_trut
     assert (truth - golden).abs().max() < 1e-5 and truth.abs().max() > 0.5
 
 
-def test_what_the_adapter_raises_harms_no_call_and_is_told_once(
+def test_what_the_adapter_raises_harms_no_call_is_told_once_and_counts_as_dropped(
     written: ModuleType, recording: Store, capsys: pytest.CaptureFixture[str]
 ) -> None:
     adapter = importlib.import_module("my_adapter")
@@ -108,6 +111,8 @@ def test_what_the_adapter_raises_harms_no_call_and_is_told_once(
     def rows(call: Any) -> Rows | None:
         if call["keep"] == 1:
             raise Unreadable("one token is too few")
+        if call["keep"] == 4:
+            return Rows(call["self"].model, call["ids"], offsets=[0, 6, 12])  # type: ignore[arg-type]
         return None if call["keep"] == 2 else seam.rows(call)
 
     def result(output: Any) -> Scores:
@@ -116,12 +121,15 @@ def test_what_the_adapter_raises_harms_no_call_and_is_told_once(
     adapter.MyAdapter.seams = (Seam(seam.where, rows, result, seam.needs),)
     attaching.attach(written, "my_adapter:MyAdapter", str(recording.root))
     loop = written.Loop(Body(), 1.0)
-    assert [tuple(loop.score(IDS, MASK, keep).shape) for keep in (1, 1, 2, 3)] == [(2, 1), (2, 1), (2, 2), (2, 3)]
+    assert [loop.score(IDS, MASK, keep).shape[1] for keep in (1, 1, 4, 2, 3)] == [1, 1, 4, 2, 3]
     with pytest.raises(AttributeError, match="cumsum"):
         loop.score(IDS, None, 2)
     told = capsys.readouterr().err
     assert told.count("a call was not recorded: Unreadable: one token is too few") == 1
-    assert told.count("its result was not read: KeyError") == 1
+    assert told.count("its result was not read: KeyError") == 1 and told.count("'list' object has no attribute") == 1
+    lost, kept = hook._slots[str(recording.root)].recorder.writer.watched()
+    assert (lost.calls, lost.dropped, kept.calls) == (3, {"error": 3}, 1)
+    assert (lost.last_error or "").startswith("my_loop:Loop.score: AttributeError: 'list'")
     (dump,) = dumps_of(recording)
     assert dump.record.action_len == 3 and not dump.outputs and dump.record.replayable
 
@@ -197,11 +205,43 @@ def test_another_release_is_left_alone_and_the_difference_named(
     assert fitting.fit(adapter).fits, "code beside the script has no package"
 
 
-@pytest.mark.parametrize("named", ["nobody", "no_such_module:Adapter", "json:JSONDecoder", "json:Nobody"])
-def test_what_is_no_adapter_is_refused_before_the_job_starts(named: str, tmp_path: Path) -> None:
+ODD = """
+from actordbg.adapters.seam import Seam
+class NoTuple:
+    name = package = "odd"; tried = (); seams = Seam("my_loop:f", print)
+class Empty(NoTuple): seams = ()
+class Names(NoTuple): seams = ("my_loop:f",)
+class Text(NoTuple): tried, seams = "1.0", (NoTuple.seams,)
+"""
+
+
+@pytest.mark.parametrize(
+    "named",
+    ["nobody", "no_such_module:Adapter", "json:JSONDecoder", "json:Nobody", "ends:Adapter",
+     "odd:NoTuple", "odd:Empty", "odd:Names", "odd:Text"],
+)  # fmt: skip
+def test_what_is_no_adapter_is_refused_before_the_job_starts(named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "odd.py").write_text(ODD)
+    (tmp_path / "ends.py").write_text("raise SystemExit(0)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("odd", None)
     with pytest.raises(Unsupported) as refused:
         find_adapter.carried_form([named])
     assert refused.value.hint and named.partition(":")[0] in refused.value.message
+
+
+def test_a_replay_runs_the_code_of_one_trainer(written: ModuleType, recording: Store) -> None:
+    attaching.attach(written, "my_adapter:MyAdapter", str(recording.root))
+    written.Loop(Body(), 1.0).score(IDS, MASK, 3)
+    dumps_of(recording)
+    create_dumps(recording, 1, batch_size=1, seq_len=8)
+    files = [f"--input-file={path}" for path in sorted(recording.iter_dumps())]
+    for words in (["replay"], ["replay", *files], ["check"], ["noise"], ["matrix", "--through", "rows,trainer"]):
+        refused = CliRunner().invoke(app, ["--store", str(recording.root), *words]).exception
+        assert isinstance(refused, Unsupported) and "(1 without an adapter, 1 by adapter mine)" in refused.message
+        assert '"adapter is null" or "adapter=\'mine\'"; or --through rows' in str(refused.hint)
+    for given in (["--through", "rows"], ["--where", "adapter is null"], ["--where", "adapter='mine'"]):
+        assert CliRunner().invoke(app, ["--store", str(recording.root), "replay", "--dry-run", *given]).exit_code == 0
 
 
 @pytest.mark.slow
