@@ -42,10 +42,11 @@ from actordbg.config.as_ran import as_ran, label
 from actordbg.config.replay_config import TINY
 from actordbg.formats.comparison_record import ComparisonRecord
 from actordbg.formats.noise_record import NoiseRecord
+from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
 from actordbg.replay.live_catalog import LiveCatalog
 from actordbg.replay.supervise import load_spec, spec_and_owner
 from actordbg.replay.warm_groups import WarmGroups
-from actordbg.report.blocks import Block, as_data
+from actordbg.report.blocks import Block, Paragraph, as_data
 from actordbg.report.comparison_charts import comparison_charts
 from actordbg.report.comparison_document import document
 from actordbg.report.renderings import as_markdown, as_text
@@ -167,6 +168,8 @@ def compare(
     moves = floor.floor.get("max_abs") if floor else None
     charts = comparison_charts(store, record, texts, moves) if html or chosen == "json" else []
     blocks = document(record, limit, charts)
+    if b == "golden" and (said := _weights(store, judged)):
+        blocks.insert(1, Paragraph(f"Weights: {said}."))
     write_page(html, blocks)
     told = vars(record) | as_data(blocks) if chosen == "json" else record
     output.emit(told, lambda _: _render(blocks, chosen, path), chosen == "json")
@@ -181,6 +184,11 @@ def _meant(store: Store, name: str, silent: bool) -> str:
         what = label(as_ran(row.config, row.resolved))
         output.note(f"last is {row.replay_id}: {what}, {row.status}; {row.command or 'no command recorded'}")
     return row.replay_id
+
+
+def _weights(store: Store, replay_id: str) -> str:
+    """Whether a replay had the weights that the run recorded; "" where it recorded none."""
+    return str((get_configuration(store, replay_id).resolved or {}).get(RECORDED_WEIGHTS, ""))
 
 
 def _selected(store: Store, where: str | None) -> set[str] | None:

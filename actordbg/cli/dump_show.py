@@ -14,6 +14,7 @@ from actordbg.cli.completion import complete_dumps
 from actordbg.cli.options import Json, store_of
 from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX, DumpRecord
 from actordbg.formats.replay_record import ResultRecord
+from actordbg.formats.weight_hashes import weights_of
 from actordbg.store.places import read_record
 
 INPUT, OUTPUT, GENERATOR = _KINDS = ("input", "output", "generator")
@@ -40,7 +41,8 @@ class TensorSummary:
 class DumpAnswer:
     """One dump: its record, its tensors, and what became of it in replays, the newest first. A packed dump's bytes: its share.
 
-    trainer, adapter, function: whose call it is, as the catalog says it.
+    trainer, adapter, function: whose call it is, as the catalog says it. weights: the hashes of the weights that it met, if the
+    run recorded them.
     """
 
     path: str
@@ -51,6 +53,7 @@ class DumpAnswer:
     record: DumpRecord
     tensors: list[TensorSummary]
     results: list[ResultRecord]
+    weights: str | None = None
 
 
 def show(
@@ -71,7 +74,10 @@ def show(
     record = read_record(path)
     tensors = _with_values(path) if values else _specs(record)
     whose = (row.trainer, row.adapter, row.function)
-    output.emit(DumpAnswer(row.path, row.bytes, *whose, record, tensors, results_of_dump(catalog, row.dump_id)), _render, as_json)
+    results = results_of_dump(catalog, row.dump_id)
+    hashes = weights_of(catalog.store.root, record)
+    weights = None if hashes is None else catalog.store.relative(hashes)
+    output.emit(DumpAnswer(row.path, row.bytes, *whose, record, tensors, results, weights), _render, as_json)
 
 
 def _specs(record: DumpRecord) -> list[TensorSummary]:
@@ -165,6 +171,7 @@ def _facts(answer: DumpAnswer) -> list[tuple[str, str]]:
         "batch": f"{record.batch_size} x {record.seq_len}: {record.tokens} tokens, {record.padding} padding",
         "actions": record.action_len,
         "model": " ".join(filter(None, (record.model_name, record.model_dtype))),
+        "weights": f"hashed in {answer.weights}" if answer.weights else None,
         "mode": f"training {output.cell(record.training)}, grad {output.cell(record.grad_enabled)}, "
         f"packing {output.cell(record.packing_samples)}, autocast {record.autocast_dtype or '-'}",
         "temperature": record.temperature,

@@ -14,6 +14,7 @@ from actordbg.cli import output
 from actordbg.config.as_ran import on_machine, toy
 from actordbg.formats.journal import TENSORS
 from actordbg.formats.replay_record import ReplaySpec
+from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
 from actordbg.report.agreement import against_the_run, ranks_in_words
 from actordbg.report.law_summary import LawSummary, laws_in_words
 from actordbg.report.report_model import Generators, Golden, NotCompared, RankAgreement, data_of
@@ -214,6 +215,8 @@ def _lines(answer: ReplayAnswer) -> list[tuple[str, str]]:
         lines.append(("restarts", str(answer.restarts)))
     if answer.configuration:
         lines.append(("configuration", answer.configuration))
+    if RECORDED_WEIGHTS in answer.resolved:
+        lines.append(("weights", str(answer.resolved[RECORDED_WEIGHTS])))
     if answer.recorded_model:
         lines.append(("your model", f"the dumps recorded it: --model {in_shell(answer.recorded_model)}"))
     if answer.folded_ids:

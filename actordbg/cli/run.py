@@ -68,6 +68,9 @@ def run(
         list[str] | None,
         typer.Option("--adapter", metavar="NAME", help="Record this trainer: a name of `actordbg adapters`, or module:Class."),
     ] = None,
+    hash_weights: Annotated[
+        bool, typer.Option("--hash-weights", help="Hash the weights of each recorded step: slow, for a small check.")
+    ] = False,
     leave_on: Annotated[
         bool, typer.Option("--leave-on", help="Do not switch recording off at the end: the job goes on elsewhere.")
     ] = False,
@@ -94,7 +97,9 @@ def run(
         note(f"actordbg: as installed here, this is not recorded: {why}")
     store = store_of(ctx).create()
     name = opt.checked_run_name(run) or f"{opt.default_run_name()}-{os.urandom(2).hex()}"  # jobs of the same second differ
-    environment = carried.child_environment(os.environ, str(store.root), name, stops=stops, adapters=adapters)
+    environment = carried.child_environment(
+        os.environ, str(store.root), name, stops=stops, adapters=adapters, hash_weights=hash_weights
+    )
     known = {_key(row) for row in process_rows(store, datetime.now(timezone.utc))[0]}
     _start_recording(store, name, options)
     if stops:

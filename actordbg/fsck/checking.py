@@ -42,6 +42,7 @@ CHECKS = (
     StoreCheck("records", "comparisons, noise floors, matrices, memory", _plainly(record_checks.records)),
     StoreCheck("switches", "dump switches", _plainly(recording_checks.switches)),
     StoreCheck("counters", "counters of recording processes", _plainly(recording_checks.counters)),
+    StoreCheck("weights", "hashes of the weights that recorded calls met", _plainly(recording_checks.weights)),
     StoreCheck("rings", "rings of this machine", _plainly(recording_checks.rings)),
     StoreCheck("events", "events of patches", _plainly(recording_checks.events)),
     StoreCheck("backups", "originals of patched files", _plainly(recording_checks.backups)),

@@ -75,6 +75,7 @@ KINDS = {
     "damaged-backup": FindingKind(DAMAGE, "the backup of a patched file is not what its name says", Repair.QUARANTINE),
     "damaged-control": FindingKind(DAMAGE, "a dump switch that is broken: jobs that follow it do not record", Repair.QUARANTINE),
     "damaged-counters": FindingKind(DAMAGE, "counters that are broken", Repair.QUARANTINE),
+    "damaged-weights": FindingKind(DAMAGE, "hashes of weights that are broken", Repair.QUARANTINE),
     "damaged-ring": FindingKind(DAMAGE, "a ring that is broken, or has broken slots"),
     "calls-in-ring": FindingKind(NOTE, "a ring of a dead process with calls: `actordbg dump recover` makes dumps of them"),
     "damaged-model": FindingKind(DAMAGE, "a model that actordbg built is incomplete; it is built again", Repair.QUARANTINE),

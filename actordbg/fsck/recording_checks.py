@@ -15,6 +15,7 @@ from actordbg.formats.old_rings import ring_paths
 from actordbg.formats.recording_reading import read_counters, read_ring
 from actordbg.formats.ringfile import place
 from actordbg.formats.store_files import OddFile, read_regular
+from actordbg.formats.weight_hashes import WEIGHTS, read_weights
 from actordbg.fsck.finding import Finding
 from actordbg.install.patch_state import Event
 from actordbg.store.layout import Store
@@ -32,6 +33,13 @@ def counters(store: Store) -> Iterator[Finding]:
     for run in store.folder_names("counters", {}):
         for path in store.files(f"counters/{run}", ".json", {}):
             yield from _read(store.root / path, "damaged-counters", read_counters)
+
+
+def weights(store: Store) -> Iterator[Finding]:
+    """Hashes of the weights that recorded calls met."""
+    for run in store.folder_names(WEIGHTS, {}):
+        for path in store.files(f"{WEIGHTS}/{run}", ".json", {}):
+            yield from _read(store.root / path, "damaged-weights", read_weights)
 
 
 def events(store: Store) -> Iterator[Finding]:

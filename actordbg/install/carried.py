@@ -3,6 +3,7 @@
     ACTORDBG_STORE=/shared/actordbg       where to record
     ACTORDBG_RUN=ppo-7b                   the run's name, and so its switch (store/controls/ppo-7b.json)
     ACTORDBG_ADAPTERS=NAME=module,module  only under `run --adapter`: each adapter, and the modules whose import it waits for
+    ACTORDBG_HASH_WEIGHTS=1               only under `run --hash-weights`: hashes of the weights that recorded calls meet
     ACTORDBG_RING_DIR=/scratch            only if the user set it
     PYTHONBREAKPOINT=actordbg.debug...    only under `run --break`: `breakpoint()` stops all ranks, for `actordbg attach`
     PYTHONPATH=<FOLDER>:...               the folder with our sitecustomize in front, the user's entries behind
@@ -24,7 +25,7 @@ from typing import Any
 
 from actordbg.base.errors import EnvironmentProblem
 
-NAMES = ("ACTORDBG_STORE", "ACTORDBG_RUN", "ACTORDBG_RING_DIR", "ACTORDBG_STOP_DIR", "ACTORDBG_ADAPTERS")
+NAMES = ("ACTORDBG_STORE", "ACTORDBG_RUN", "ACTORDBG_RING_DIR", "ACTORDBG_STOP_DIR", "ACTORDBG_ADAPTERS", "ACTORDBG_HASH_WEIGHTS")
 BREAKPOINT = {"PYTHONBREAKPOINT": "actordbg.debug.breakpoint"}
 FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pythonpath")
 _OURS = tuple(os.path.join("actordbg", room, "pythonpath") for room in ("install", "attach"))
@@ -34,11 +35,12 @@ _NODES_OWN = "${PYTHONPATH}"
 
 
 def child_environment(
-    environ: Mapping[str, str], store: str, run: str, *, stops: bool = False, adapters: str = ""
+    environ: Mapping[str, str], store: str, run: str, *, stops: bool = False, adapters: str = "", hash_weights: bool = False
 ) -> dict[str, str]:
     """The environment of COMMAND. Raises EnvironmentProblem where our folder cannot stand in PYTHONPATH.
 
-    stops: `breakpoint()` is ours in it. adapters: as `actordbg.adapters.find_adapter.carried_form` writes them.
+    stops: `breakpoint()` is ours in it. adapters: as `actordbg.adapters.find_adapter.carried_form` writes them. hash_weights: of
+    the calls that are recorded (`actordbg.capture.weight_recording`).
     """
     if os.pathsep in FOLDER:
         raise EnvironmentProblem(
@@ -47,6 +49,7 @@ def child_environment(
     path = _in_front(environ.get("PYTHONPATH") or None, None)
     ours = {"ACTORDBG_STORE": store, "ACTORDBG_RUN": run, "PYTHONPATH": path}
     asked = {"ACTORDBG_ADAPTERS": adapters} if adapters else {}
+    asked |= {"ACTORDBG_HASH_WEIGHTS": "1"} if hash_weights else {}
     return {**environ, **ours, **asked, **(BREAKPOINT if stops else {})}
 
 

@@ -22,6 +22,7 @@ from actordbg.formats.journal import TENSORS
 from actordbg.formats.law_answer import LAWS
 from actordbg.formats.replay_record import ReplayInput, ReplaySpec
 from actordbg.formats.store_files import atomic_write
+from actordbg.formats.weight_hashes import WEIGHTS
 from actordbg.replay.selection import defaults_of
 
 if TYPE_CHECKING:
@@ -62,7 +63,16 @@ class ActorEngine:
         self._session = self._resources.enter_context(opening)
         self._watched()
         self._record()
+        self._ask_for_weights()
         return self._session.resolved
+
+    def _ask_for_weights(self) -> None:
+        """Whether the weights are those that the inputs met in the training, where it recorded hashes."""
+        if not (self.root / WEIGHTS).is_dir():
+            return
+        from actordbg.replay.recorded_weights import statement
+
+        self._session.resolved |= statement(self.root, self.spec.inputs, self._session)
 
     def _record(self) -> None:
         """Let torch record its allocations, or stop that, as the configuration has it."""
@@ -79,6 +89,7 @@ class ActorEngine:
             return self.open()
         self._session.switch(spec.config, defaults)
         self._record()
+        self._ask_for_weights()
         if self._session.resolved["load_s"]:
             return self._session.resolved
         return self._session.resolved | {"load_shared_with": self._loaded_for}

@@ -14,6 +14,7 @@ from actordbg.catalog.tables import ComparisonRow
 from actordbg.config import consent
 from actordbg.config.as_ran import as_ran, in_words, label, meant, on_machine, toy
 from actordbg.config.replay_config import SETTINGS
+from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
 from actordbg.replay.hang import in_brief
 from actordbg.report.agreement import against_the_run, ranks_in_words
 from actordbg.report.arithmetic import PERCENTILE_DEFINITION, Spread
@@ -165,6 +166,8 @@ def _facts(one: ReplaySummary) -> Iterable[str]:
     yield f"inputs: {_selected(one)}"
     if one.resolved:
         yield f"ran as: {on_machine(one.asked, one.resolved)}"
+        if RECORDED_WEIGHTS in one.resolved:
+            yield f"weights: {one.resolved[RECORDED_WEIGHTS]}"
     else:
         yield f"no worker became ready; asked for: {label(as_ran(one.asked))}"
         yield f"logs: the store's replays/{one.replay_id}/"

@@ -4,6 +4,7 @@
     store/control.json                               the dump switch, replaced atomically
     store/controls/<run>.json                        the switch of one job that has a name of its own
     store/counters/<run>/<rank>-<host>-<pid>-<instance>.json   what each recording actor counted, replaced by its writer
+    store/weights/<run>/<rank>-<host>-<pid>-<instance>-<call>.json   hashes of weights, on request (`run --hash-weights`)
     store/dumps/<run>/rank0003/<dump_id>.safetensors.zst
     store/packs/<run>/<utc>-<sha256>.pack            many dumps in one file (`dump pack`)
     store/replays/<replay>/spec.json, rank0.jsonl, rank0.log, supervisor.jsonl, tensors/

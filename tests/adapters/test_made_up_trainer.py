@@ -20,14 +20,19 @@ from adaptercases import CONTROL, dumps_of
 from roots import ROOT
 from typer.testing import CliRunner
 
+from actordbg.actor.session import ActorSession
 from actordbg.actor.truth_session import TruthSession
 from actordbg.adapters import attaching, find_adapter, fitting, recorded_model
 from actordbg.adapters.seam import Rows, Scores, Seam, Unreadable
 from actordbg.base.errors import Unsupported
-from actordbg.capture import hook
+from actordbg.capture import hook, weight_recording
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.dumps.create import create_dumps
+from actordbg.formats.replay_record import ReplayInput
+from actordbg.formats.weight_hashes import read_weights, weights_of
+from actordbg.fsck.checking import check
+from actordbg.replay.recorded_weights import statement
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
@@ -205,6 +210,37 @@ def test_another_release_is_left_alone_and_the_difference_named(
     assert fitting.fit(adapter).fits, "code beside the script has no package"
 
 
+def test_a_replay_names_the_parameter_that_is_not_the_recorded_one(
+    written: ModuleType, recording: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = small_model(tmp_path / "model").eval()
+    attaching.attach(written, "my_adapter:MyAdapter", str(recording.root))
+    weight_recording.follow(str(recording.root))
+    weight_recording.follow(str(recording.root))
+    loop = written.Loop(model, 1.0)
+    for step in (0, 0, 1, 1):
+        loop.steps = step
+        loop.score(IDS, MASK, 3)
+        with torch.no_grad():
+            model.lm_head.weight[3, 5] += 1 - step
+    records = [dump.record for dump in dumps_of(recording)]
+    files = sorted((recording.root / "weights" / "r").iterdir())
+    assert [read_weights(path).call_index for path in files] == [0, 2], "one for each step"
+    paths = sorted(map(str, recording.iter_dumps()))
+    assert [weights_of(recording.root, record) for record in records] == [files[0], files[0], files[1], files[1]]
+    inputs = [ReplayInput(one.dump_id, path, 0, 2, 6, 9) for one, path in zip(records, paths, strict=True)]
+    session = ActorSession(ReplayConfig(model=str(tmp_path / "model"), through="rows"), records[0], tmp_path / "cache")
+    ((_, said),) = statement(recording.root, inputs, session).items()
+    differs = "1 of 21 parameters differ from those recorded at step 1: lm_head.weight"
+    assert said == f"{differs}; they are those that were recorded at step 0 (21 parameters)"
+    files[0].write_text("{}")
+    ((_, said),) = statement(recording.root, inputs, session).items()
+    assert said.startswith("not checked: ") and files[0].name in said
+    found = [one.place for one in check(recording, deep=False) if "weights" in one.place.parts]
+    assert found == [files[0]], "the other one is known"
+    session.close()
+
+
 ODD = """
 from actordbg.adapters.seam import Seam
 class NoTuple:
@@ -270,7 +306,7 @@ def test_a_trainer_is_recorded_by_its_adapter_and_replayed_on_the_rows_without_o
     announced.mkdir()
     (announced / "METADATA").write_text("Metadata-Version: 2.1\nName: my-adapter\nVersion: 1.0\n")
     (announced / "entry_points.txt").write_text("[actordbg.adapters]\nmine = my_adapter:MyAdapter\n")
-    adapter = ["--adapter", "mine", "--with-outputs"]
+    adapter = ["--adapter", "mine", "--with-outputs", "--hash-weights"]
     done = run("run", "--run", "a", *adapter, "--", sys.executable, "train.py")
     assert done.returncode == 0, done.stderr
     assert "3 calls = 3 captured + 0 dropped" in done.stderr
@@ -278,8 +314,10 @@ def test_a_trainer_is_recorded_by_its_adapter_and_replayed_on_the_rows_without_o
     done = run("replay", "--all", "--model", "model", "--laws", "1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout and "laws of 1 of 3" in done.stdout and "on the rows" in done.stdout
+    same = "the weights are those that were recorded at step 0"
+    assert same in done.stdout
     done = run("compare", "last", "golden")
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0 and same in done.stdout, done.stdout + done.stderr
     done = run("replay", "--all", "--model", "model", "--through", "trainer")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "through the trainer" in done.stdout and "log-probs: 3 inputs, 18 tokens; all equal" in done.stdout

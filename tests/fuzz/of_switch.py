@@ -1,4 +1,4 @@
-"""The switch and the counters, which training and desk exchange: `control.json`, and the counters files."""
+"""What training and desk exchange: the switch `control.json`, the counters files, hashes of weights."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from actordbg.formats.record_reading import parse_timestamp
 from actordbg.formats.recording_reading import read_counters
 from actordbg.formats.ringfile import place
 from actordbg.formats.store_files import StoreFiles
+from actordbg.formats.weight_hashes import ParameterHash, WeightRecord, read_weights
 
-PARSERS = (Control.from_json, parse, read_counters)
+PARSERS = (Control.from_json, parse, read_counters, read_weights)
 WORDS = (b'"nan"', b'"slow:3x"', b'"logprobs:-40:0"', b"-inf", b'"triggers":[', b'"ring_dir":"', b'"ranks":[')
 mutate = mutate_json
 _FOLDER = work_folder()
@@ -30,7 +31,10 @@ def seeds() -> dict[str, bytes]:
         ledger.open(control, 30)
         close()
     ledger.publish(_STORE, "on", {"queue_bytes": 5, "ring": {"path": "/x", "in_flight_s": 2.5}, "heartbeat": control.since})
-    return {"switch": control_text(control).encode(), "counters": ledger.identity.counters(_STORE).read_bytes().strip()}
+    hashes = {"a": ParameterHash("bfloat16", (4, 3), (6, 6), "0f" * 32), "b": ParameterHash("float32", (), why_not="offloaded")}
+    weights = WeightRecord("r", 0, "node-1", 7, "actor0-ab", 12, None, control.since, 0.5, 12, hashes)
+    counters = ledger.identity.counters(_STORE).read_bytes().strip()
+    return {"switch": control_text(control).encode(), "counters": counters, "weights": weights.to_json().encode()}
 
 
 def one_input(data: bytes) -> None:
@@ -45,6 +49,9 @@ def one_input(data: bytes) -> None:
         counters = read_counters(_FILE)
     if counters is not None:
         _used(counters)
+    with damage():
+        weights = read_weights(_FILE)
+        assert all(sum(one.shape) >= 0 and (one.part is None or sum(one.part) >= 0) for one in weights.parameters.values())
 
 
 def _used(data: dict) -> None:

@@ -68,6 +68,7 @@ def record(module: "ModuleType") -> None:
     from actordbg.capture.hook import install
 
     install(module.Actor, store=os.environ["ACTORDBG_STORE"])
+    hash_weights()
 
 
 def take_ray_along(module: "ModuleType") -> None:
@@ -108,8 +109,17 @@ def attaching(name: str, before: "Callable[[ModuleType], object] | None") -> "Ca
         from actordbg.adapters.attaching import attach
 
         attach(module, name, os.environ["ACTORDBG_STORE"])
+        hash_weights()
 
     return attach
+
+
+def hash_weights() -> None:
+    """Under `run --hash-weights`: hash the weights that recorded calls meet."""
+    if os.environ.get("ACTORDBG_HASH_WEIGHTS", "") not in ("", "0"):
+        from actordbg.capture.weight_recording import follow
+
+        follow(os.environ["ACTORDBG_STORE"])
 
 
 class ActordbgFinder:
