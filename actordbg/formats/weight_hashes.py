@@ -127,6 +127,6 @@ def sha256_of(tensor: torch.Tensor) -> str:
     import torch
 
     digest = hashlib.sha256()
-    for piece in tensor.detach().reshape(-1).split(_PIECE):
+    for piece in tensor.detach().reshape(-1).split(_PIECE):  # type: ignore[no-untyped-call]
         digest.update(piece.cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()

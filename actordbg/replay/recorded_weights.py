@@ -17,6 +17,7 @@ import torch
 
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import ActordbgError
+from actordbg.base.units import plural
 from actordbg.config.replay_config import TINY
 from actordbg.formats.replay_record import ReplayInput
 from actordbg.formats.weight_hashes import RECORDED_WEIGHTS, ParameterHash, WeightRecord, read_weights, sha256_of, weights_of
@@ -34,8 +35,9 @@ def statement(root: Path, inputs: Sequence[ReplayInput], session: Any) -> dict[s
     if session.resolved["model"] == TINY or not isinstance(session, ActorSession):
         return {}
     paths = [_recorded_for(root, item) for item in inputs]
+    met = sorted({path for path in paths if path is not None})
     try:
-        records = [read_weights(path) for path in sorted({path for path in paths if path is not None})]
+        records = [read_weights(path) for path in met]
     except (OSError, ActordbgError) as error:
         return {RECORDED_WEIGHTS: f"not checked: {error}"}
     if not records:
@@ -44,7 +46,7 @@ def statement(root: Path, inputs: Sequence[ReplayInput], session: Any) -> dict[s
     found = [hashing.held_against(record) for record in records]
     unknown = sum(path is None for path in paths)
     behind = f"; {unknown} of {len(paths)} inputs have no recorded hashes" if unknown else ""
-    return {RECORDED_WEIGHTS: in_words(records, found) + behind}
+    return {RECORDED_WEIGHTS: in_words(records, found, [paths.count(path) for path in met]) + behind}
 
 
 def _recorded_for(root: Path, item: ReplayInput) -> Path | None:
@@ -104,8 +106,8 @@ class _Hashing:
         return f"this replay has them in {str(ours.dtype)[6:]}, the run in {one.dtype}" if narrower else "differs"
 
 
-def in_words(records: Sequence[WeightRecord], found: Sequence[HeldAgainst]) -> str:
-    """What is to be said of all records in one sentence or two."""
+def in_words(records: Sequence[WeightRecord], found: Sequence[HeldAgainst], inputs: Sequence[int]) -> str:
+    """What is to be said of all records in one sentence or two. inputs: how many met each."""
     other = [at for at, one in enumerate(found) if one.differ]
     same = [at for at, one in enumerate(found) if one.equal and not one.differ]
     said = []
@@ -113,20 +115,21 @@ def in_words(records: Sequence[WeightRecord], found: Sequence[HeldAgainst]) -> s
         names = list(dict.fromkeys(name for at in other for name in found[at].differ))
         total = len({name for at in other for name in records[at].parameters})
         shown = ", ".join(names[:_NAMED]) + (", ..." if len(names) > _NAMED else "")
-        said.append(f"{len(names)} of {total} parameters differ from those recorded{_steps(records, other)}: {shown}")
+        said.append(f"{len(names)} of {total} parameters differ from those recorded{_when(records, inputs, other)}: {shown}")
     if same:
         count = len({name for at in same for name in records[at].parameters})
         all_of = "the weights are those that were recorded" if not other else "they are those that were recorded"
-        said.append(f"{all_of}{_steps(records, same)} ({count} parameters)")
+        said.append(f"{all_of}{_when(records, inputs, same)} ({count} parameters)")
     unchecked = found[0].unchecked
     for why, count in unchecked.most_common(2):
         said.append(f"{count} not checked: {why}")
     return "; ".join(said)
 
 
-def _steps(records: Sequence[WeightRecord], which: Sequence[int]) -> str:
+def _when(records: Sequence[WeightRecord], inputs: Sequence[int], which: Sequence[int]) -> str:
+    """At which steps; where steps are not known, for how many inputs."""
     steps = sorted({step for at in which if (step := records[at].step) is not None})
     if not steps:
-        return ""
+        return f" for {sum(inputs[at] for at in which)} of {plural(sum(inputs), 'input')}"
     shown = ", ".join(map(str, steps[:_NAMED])) + (", ..." if len(steps) > _NAMED else "")
     return f" at {'step' if len(steps) == 1 else 'steps'} {shown}"
