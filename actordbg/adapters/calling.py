@@ -28,7 +28,10 @@ def function(where: str) -> Any:
         for part in name.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise EnvironmentProblem(f"{where} cannot be imported: {error}", hint="--through rows, which needs no trainer") from error
+        raise EnvironmentProblem(
+            f"{where} cannot be imported: {error}; --through trainer needs the trainer installed, --through rows does not",
+            hint="--through rows",
+        ) from error
     return inspect.unwrap(found)
 
 

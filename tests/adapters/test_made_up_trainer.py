@@ -22,9 +22,9 @@ from typer.testing import CliRunner
 
 from actordbg.actor.session import ActorSession
 from actordbg.actor.truth_session import TruthSession
-from actordbg.adapters import attaching, find_adapter, fitting, recorded_model
+from actordbg.adapters import attaching, calling, find_adapter, fitting, recorded_model
 from actordbg.adapters.seam import Rows, Scores, Seam, Unreadable
-from actordbg.base.errors import Unsupported
+from actordbg.base.errors import EnvironmentProblem, Unsupported
 from actordbg.capture import hook, weight_recording
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
@@ -278,6 +278,12 @@ def test_a_replay_runs_the_code_of_one_trainer(written: ModuleType, recording: S
         assert '"adapter is null" or "adapter=\'mine\'"; or --through rows' in str(refused.hint)
     for given in (["--through", "rows"], ["--where", "adapter is null"], ["--where", "adapter='mine'"]):
         assert CliRunner().invoke(app, ["--store", str(recording.root), "replay", "--dry-run", *given]).exit_code == 0
+
+
+def test_a_trainer_that_is_not_installed_is_named_with_the_way_without_it() -> None:
+    for where in ("no_such_trainer.loop:score", "json:nothing"):  # an input's failure shows the message alone
+        with pytest.raises(EnvironmentProblem, match=r"cannot be imported: .*--through rows"):
+            calling.function(where)
 
 
 @pytest.mark.slow
