@@ -39,6 +39,7 @@ from actordbg.replay.launch import Launched, NodeShare, launch_share
 from actordbg.replay.processes import GONE, ZOMBIE, state_of, wait_for_any
 from actordbg.replay.rank_view import NODE
 from actordbg.replay.work_order import WorkOrder
+from actordbg.replay.worker_logs import status_by_launcher
 
 POLL_S = 0.05
 SETTLE_S = 0.5
@@ -265,6 +266,8 @@ class NodeHost:
         if status is None and self._direct and launched.ended():  # its parent is we: reaped a moment ago
             code = launched.process.returncode
             status = -code if code < 0 else code << 8
+        elif status is None and rank.identity is not None:  # its launcher looks as often as we do, and may be first
+            status = status_by_launcher(launched.log, rank.identity[0])
         if not rank.done and os.getppid() == self._raylet:
             journal = Journal(rank_journal(self._folder, rank.number))
             journal.append("gone", rank=rank.number, attempt=rank.attempt, wait_status=status)

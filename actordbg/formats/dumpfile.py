@@ -134,7 +134,7 @@ def read_file(path: str | os.PathLike[str], max_bytes: int = DEFAULT_CAP) -> byt
         if size > min(head + content + content // 128 + _FRAME_ROOM, 2 * max_bytes + MAX_RECORD):
             raise CorruptDump(f"{path}: has {size} bytes, over what its payload of {content} can take", hint=HINT)
         if len(data) < size:
-            with open(descriptor, "rb", buffering=0, closefd=False) as file:
+            with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
                 data += file.read()
         return data
     finally:

@@ -190,6 +190,12 @@ def reported_by_launcher(launcher: Path) -> str:
     return describe_status(-code if code < 0 else code << 8)
 
 
+def status_by_launcher(launcher: Path, pid: int) -> int | None:
+    """The wait status of a rank that its launcher reaped, as `rank_launcher` wrote it down; None where it did not."""
+    codes = re.findall(rf"\(pid {pid}\) exits with return code = (-?\d+)", tail_of(launcher))
+    return None if not codes else -int(codes[-1]) if codes[-1].startswith("-") else int(codes[-1]) << 8
+
+
 def take_stacks(folder: Path, processes: Mapping[int, tuple[int, int]]) -> dict[int, str]:
     """Ask workers (rank: pid and start time) for their stacks, and wait up to STACKS_S for the answers, by rank."""
     before: dict[int, int] = {}

@@ -36,6 +36,9 @@ SEEN = {
         ("torch.OutOfMemoryError", "CUDA out of memory. Tried to allocate 31.50 GiB. GPU 0 has a total capacity of 79.10 GiB"),
         ("RuntimeError", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
     ],
+    "node-out-of-memory": [
+        ("WorkerDied", "node b0735129 (10.0.0.7) ran out of memory (22.4GB / 23.5GB), and Ray's memory monitor ended a host there"),
+    ],
     "cpu-out-of-memory": [
         ("RuntimeError", "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you tried "
          "to allocate 1050673152 bytes. Error code 12 (Cannot allocate memory)"),

@@ -18,6 +18,7 @@ from actordbg.formats.journal import Journal, Tail, rank_journal, read_events
 from actordbg.formats.store_files import make_folder
 from actordbg.replay.launch import Group, Launched, launch
 from actordbg.replay.processes import start_ticks
+from actordbg.replay.worker_logs import status_by_launcher
 from actordbg.store.layout import Store
 
 
@@ -82,3 +83,9 @@ def test_a_host_tells_of_a_dead_rank_only_while_its_raylet_lives(
     assert host.wait() == -9
     gone = [event for event in read_events(rank_journal(host._folder, 0)) if event["event"] == "gone"]
     assert len(gone) == told and all(event["wait_status"] == 9 for event in gone)
+
+
+def test_a_rank_that_its_launcher_reaped_first_ended_as_the_launcher_says(tmp_path: Path) -> None:
+    log = tmp_path / "launcher.log"
+    log.write_text("rank 0 (pid 71) exits with return code = -9\nrank 1 (pid 7) exits with return code = 3\n")
+    assert (status_by_launcher(log, 71), status_by_launcher(log, 7), status_by_launcher(log, 1)) == (9, 3 << 8, None)

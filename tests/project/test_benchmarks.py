@@ -7,7 +7,7 @@ import functools
 import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,8 +43,7 @@ def test_what_a_benchmark_imports_is_there(path: Path):
                     assert hasattr(module, name.name) or importlib.import_module(f"{node.module}.{name.name}"), name.name
 
 
-@pytest.mark.slow
-def test_recording_and_files_are_measured(monkeypatch: pytest.MonkeyPatch):
+def recording_and_files(monkeypatch: pytest.MonkeyPatch):
     capture = bench("capture")
     monkeypatch.setattr("benchmarks.real_step.SETTLE_SECONDS", 0.1)
     monkeypatch.setattr("actordbg.capture.watch.POLL_SECONDS", 0.02)
@@ -90,25 +89,32 @@ def test_comparing_is_measured(monkeypatch: pytest.MonkeyPatch):
     assert lab._compare().ours > 0
 
 
-@pytest.mark.slow
-def test_commands_are_measured(monkeypatch: pytest.MonkeyPatch):
+def commands(monkeypatch: pytest.MonkeyPatch):
     cli = bench("cli")
     monkeypatch.setattr(cli, "every_command", lambda contents: [("dump ls", None), ("ui", None)])
     rows = cli.run(1, 1, dumps=2)
     assert len(rows) == 4 and all(0 < row.ours < 60 for row in rows)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", turn(("first", "replay")))
-def test_replays_are_measured(monkeypatch: pytest.MonkeyPatch, name: str):
-    """One of the two each day: each starts workers."""
-    module = bench(name)
-    if name == "first":
-        rows = module.run(1, ("plain",))
-    else:
-        with module._environment():
-            rows = [module._overhead(module.Shape(1, 16, 3), module.BUDGET)]
+def the_first_input(monkeypatch: pytest.MonkeyPatch):
+    measured(bench("first").run(1, ("plain",)))
+
+
+def replays(monkeypatch: pytest.MonkeyPatch):
+    module = bench("replay")
+    with module._environment():
+        measured([module._overhead(module.Shape(1, 16, 3), module.BUDGET)])
+
+
+def measured(rows):
     assert [row.within is not None and row.ours > 0 for row in rows] == [True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", turn([recording_and_files, commands, the_first_input, replays]), ids=lambda one: one.__name__)
+def test_what_starts_processes_is_measured(what: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch):
+    """One of the four each day."""
+    what(monkeypatch)
 
 
 def test_the_table_names_each_row_and_goes_on_after_one_that_fails(

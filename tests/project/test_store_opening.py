@@ -21,6 +21,7 @@ ALLOWED = {
     "formats/ringfile.py": "rings lie in shared memory and have an opener of their own; the list of mounts",
     "store/pack_build.py": "a temporary file that it made itself, O_EXCL",
     "adapters/fitting.py": "the trainer's own source",
+    "adapters/recorded_model.py": "the books of a process, by their own `open`",
     "catalog/connections.py": "the list of mounts",
     "replay/processes.py": "/proc",
     "replay/init_program.py": "the folder that `actor init` made for itself",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from amounts import turn
 from replaycases import publish
 from roots import SUPPORT
 from typer.testing import CliRunner
@@ -40,8 +42,7 @@ PARTS_AT = {
 }
 
 
-@pytest.mark.slow
-def test_five_configurations_agree_over_ten_steps_and_four_faults_are_found(
+def five_configurations_agree_over_ten_steps_and_four_faults_are_found(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On four processes, in fp32: within 1e-5 of the plain Actor in every step and figure. Faults run beside sound cells."""
@@ -104,8 +105,7 @@ def _printed_again(store: Store, folder: Path) -> None:
     assert json.loads(again.stdout)["check"]["status"] == "complete"
 
 
-@pytest.mark.slow
-def test_the_trainers_own_sft_is_run_under_zero_2_and_on_one_process_and_agrees(
+def the_trainers_own_sft_is_run_under_zero_2_and_on_one_process_and_agrees(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OpenRLHF's `train_sft`, its own data loader, optimizer and log; a step's rows are the same in both."""
@@ -124,3 +124,17 @@ def test_the_trainers_own_sft_is_run_under_zero_2_and_on_one_process_and_agrees(
     pair = [str(tmp_path / "logs/sft" / cell.log_name) for cell in done.cells[:2]]
     assert pair[1].endswith("sft/deepspeed_test.log")
     assert "gpt_loss" in CliRunner().invoke(app, ["compare-logs", *pair]).stdout
+
+
+LONG_WAYS = [
+    five_configurations_agree_over_ten_steps_and_four_faults_are_found,
+    the_trainers_own_sft_is_run_under_zero_2_and_on_one_process_and_agrees,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("long_way", turn(LONG_WAYS), ids=lambda one: one.__name__)
+def test_a_training_is_checked_whole(
+    long_way: Callable[..., None], store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_way(store, tmp_path, monkeypatch)
