@@ -98,10 +98,14 @@ def in_csv(text: str) -> str:
     return f"'{shown}" if _FORMULA.match(shown) else shown
 
 
+_MEANS_MORE = frozenset('"$`\\!')
+"""What a shell reads inside of double quotes, too."""
+
+
 def in_shell(text: str) -> str:
     """`text` as one word of a command that somebody pastes. Hidden characters are written so that bash and zsh read them."""
     if in_line(text) == text:
-        return shlex.quote(text)
+        return f'"{text}"' if "'" in text and not _MEANS_MORE & set(text) else shlex.quote(text)
     errors = "surrogateescape" if all("\udc80" <= char <= "\udcff" for char in _SURROGATE.findall(text)) else "surrogatepass"
     return "$'" + "".join(_for_shell(byte) for byte in text.encode("utf-8", errors)) + "'"
 
