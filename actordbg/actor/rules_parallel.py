@@ -12,7 +12,7 @@ PARALLEL_RULES: tuple[Rule, ...] = (
         "trainer-cannot-be-called",
         REFUSE,
         lambda case: case.uncallable,
-        "no adapter {adapter} is installed that calls its trainer's function by itself",
+        "adapter {adapter} is not installed here, or has no `again`, so its trainer's function cannot be called by itself",
         ("--through rows, which needs no trainer", "announce the adapter as an entry point, with a seam that has `again`"),
     ),
     Rule(

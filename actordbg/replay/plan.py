@@ -78,7 +78,7 @@ def make_plan(
     rows = list(rows)
     usable = [row for row in rows if row.replayable]
     lost = len(rows) - len(usable)
-    skipped = {"they hold arguments that could not be stored": lost} if lost else {}
+    skipped = {"they cannot be replayed; `dump show` says why": lost} if lost else {}
     notes = _notes(config)
     if config.align == "rank" and config.lanes > 1:
         calls = find_calls(usable, config.lanes)

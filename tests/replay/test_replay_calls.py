@@ -131,7 +131,7 @@ def test_an_order_is_that_of_the_calls_and_a_call_stays_together() -> None:
 def test_a_dump_that_cannot_be_replayed_takes_its_call_with_it() -> None:
     plan = make_plan([row(0, 0, replayable=False), row(0, 1), row(1, 0), row(1, 1)], TOGETHER)
     assert [one.dump_id for one in plan.spec.inputs] == ["c1r0", "c1r1"]
-    assert plan.skipped == {"they hold arguments that could not be stored": 1, NOT_ON_EVERY_RANK: 1}
+    assert plan.skipped == {"they cannot be replayed; `dump show` says why": 1, NOT_ON_EVERY_RANK: 1}
 
 
 def test_when_one_input_of_a_call_is_gone_a_filler_keeps_its_place_and_no_other_call_moves_up() -> None:
