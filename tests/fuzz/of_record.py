@@ -41,8 +41,9 @@ def _agrees(row: tuple[object, ...], record: DumpRecord) -> None:
     """The catalog holds a temperature as a double, so a whole number over 2^53 as the nearest one."""
     found = dict(zip(RECORD_FIELDS, row, strict=False))
     said = {name: getattr(record, name) for name in RECORD_FIELDS}
-    if said["temperature"] is not None:
-        said["temperature"] = float(said["temperature"])
+    for one in (found, said):
+        if one["temperature"] is not None:
+            one["temperature"] = float(one["temperature"])
     assert found == said, "a row that is not the record's"
 
 
