@@ -20,13 +20,15 @@ WORDS = tuple(
     for word in (*COLUMNS, *(f"{name}(" for name in FUNCTIONS), *OPERATORS.split(), "'2h'", "'2025-06-19'", "d.", "select")
 )
 _JOIN = "SELECT d.dump_id FROM dump AS d LEFT JOIN result AS r ON r.dump_id = d.dump_id WHERE"
+LAW_COLUMNS = ("law", "dump_id", "verdict", "replay_id")
 _read: set[tuple[str, str]] = set()
 
 
 def _tables() -> sqlite3.Connection:
-    """A catalog's five tables in memory, with values of every kind in three dumps."""
+    """A catalog's six tables in memory, with values of every kind in three dumps."""
     found = sqlite3.connect(":memory:", isolation_level=None)
     made = {"dump": columns_of(DumpColumns), "result": columns_of(Result), "comparison": columns_of(ComparedDump)}
+    made["law_answer"] = LAW_COLUMNS
     for table, columns in made.items():
         names = {*columns, "dump_id", "comparison_id", "created_at"}
         found.execute(f"CREATE TABLE {table} ({', '.join(sorted(names))})")
@@ -89,6 +91,7 @@ def _columns_allowed() -> set[tuple[str, str]]:
         ("dump", "dump_id"),
         ("result", "dump_id"),
         *(("comparison", name) for name in ("dump_id", "comparison_id", "created_at")),
+        *(("law_answer", name) for name in LAW_COLUMNS),
     }
     results = {("result", column.sql.removeprefix("r.")) for column in COLUMNS.values() if column.of_result}
     return joins | results | {(table, name) for table in ("dump", "comparison") for name in COLUMNS}
