@@ -34,7 +34,9 @@ def page_id(path: Path) -> str:
 
 
 def error_classes(root: type[ActordbgError] = ActordbgError) -> list[type[ActordbgError]]:
-    return [root, *(found for child in root.__subclasses__() for found in error_classes(child))]
+    """The tree that this package defines. Ray derives a class of its own from an actor's error, in whatever process gets it."""
+    ours = [child for child in root.__subclasses__() if child.__module__.partition(".")[0] == "actordbg"]
+    return [root, *(found for child in ours for found in error_classes(child))]
 
 
 def environment_variables() -> set[str]:
