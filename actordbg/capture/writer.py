@@ -189,7 +189,7 @@ class Writer:
                 if self._last and (self._deadline is not None or self.control is None):
                     self._let_go(0)
                 self._tick()
-                if self._deadline is not None and not self._queue and not self.failed:
+                if self._deadline is not None and not self._queue and not self._last and not self.failed:
                     for ledger in self._ledgers:
                         ledger.closed = ledger.changed = True
                     self._publish("ended")

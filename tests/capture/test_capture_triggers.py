@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -211,6 +212,28 @@ def test_the_calls_before_are_kept_too_and_every_call_is_in_one_book(store: Stor
     assert balanced(ledger)
     assert (ledger.captured, ledger.sampled_out) == (4, {"armed": 4})
     assert ledger.triggered == {"before": 2, "nan": 2}
+
+
+def test_calls_before_a_trigger_leave_the_ring_though_the_end_comes_between_two_looks(store: Store):
+    recording, actor = armed(store, "nan", before=2), Steered()
+    writer, ring = recording.recorder.writer, recording.recorder.ring
+    tick, looked, ending = writer._tick, threading.Event(), threading.Event()
+
+    def ends_meanwhile() -> None:
+        """The first look at an empty queue follows the call; after the second one, the thread asks whether it is the end."""
+        if writer._last and not writer._queue and not looked.is_set():
+            looked.set()
+        elif writer._last and not ending.is_set():
+            ending.set()
+            while writer._deadline is None:
+                time.sleep(0.001)
+        tick()
+
+    writer._tick = ends_meanwhile  # type: ignore[method-assign]
+    call(recording, actor)
+    assert ending.wait(60) and recording.close() and ring is not None and ring.path is not None
+    assert (list(writer._last), ring.arena._extents) == ([], []), "nothing is left to recover"
+    assert not ring.path.exists()
 
 
 def test_a_recorded_call_before_a_triggered_one_is_pinned_in_place(store: Store):
