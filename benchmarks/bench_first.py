@@ -18,7 +18,7 @@ from pathlib import Path
 from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
 
-from benchmarks.rows import Row
+from benchmarks.rows import Row, scatter
 
 BARE = """
 import sys
@@ -44,8 +44,10 @@ def run(repeat: int = 2, backends: Sequence[str] = BACKENDS) -> list[Row]:
         _cpu_seconds(replay)  # builds the tiny model
         (model,) = (path.parent for path in (store / "models").rglob("config.json"))
         commands = [[*replay, "--backend", one] for one in backends]
-        *took, bare = _in_turn([*commands, [sys.executable, "-c", BARE, str(model)]], repeat)
-    note = f"2 x 64, tiny, fp32, forward, one thread; CPU time of all processes, median of {repeat}"
+        columns = _in_turn([*commands, [sys.executable, "-c", BARE, str(model)]], repeat)
+    *took, bare = map(median, columns)
+    noise = f"plain {scatter(columns[0])}, script {scatter(columns[-1])}"
+    note = f"2 x 64, tiny, fp32, forward, one thread; CPU time of all processes, median of {repeat} ({noise})"
     rows = [Row("first input, plain / bare script", took[0], bare, "s", took[0] / bare, "<= 1.05", note, took[0] / bare <= 1.05)]
     for name, seconds in zip(backends[1:], took[1:], strict=True):
         later = seconds - took[0]
@@ -56,9 +58,10 @@ def run(repeat: int = 2, backends: Sequence[str] = BACKENDS) -> list[Row]:
     return rows
 
 
-def _in_turn(commands: Sequence[Sequence[str]], repeat: int) -> list[float]:
+def _in_turn(commands: Sequence[Sequence[str]], repeat: int) -> list[tuple[float, ...]]:
+    """CPU seconds of each command, round by round."""
     rounds = [[_cpu_seconds(command) for command in commands] for _ in range(repeat)]
-    return [median(column) for column in zip(*rounds, strict=True)]
+    return list(zip(*rounds, strict=True))
 
 
 def _cpu_seconds(command: Sequence[str]) -> float:

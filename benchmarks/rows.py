@@ -5,7 +5,7 @@ A benchmark module has `run() -> list[Row]`. `python -m benchmarks` runs them al
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
@@ -35,3 +35,9 @@ def interleaved(ours: Callable[[], object], theirs: Callable[[], object], repeat
             call()
             into.append(perf_counter() - start)
     return median(times[0]), median(times[1])
+
+
+def scatter(values: Sequence[float]) -> str:
+    """How far repeated measurements lie from the median at most: the noise, as a note says it."""
+    middle = median(values)
+    return f"+- {max(abs(value - middle) for value in values) / middle:.1%}"

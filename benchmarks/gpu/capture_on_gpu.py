@@ -128,8 +128,8 @@ def measured(training: Training, rounds: int, steps: int) -> list[dict[str, Any]
     rows = []
     for way in ("off", *WAYS):
         times, error = ratio_of(blocks, way, "steps")
-        row = {"way": way, "step_ratio": times, "error": error, "stall_us": 1e6 * beside(blocks, way, "stalls")}
-        rows.append(row | {"others_ms": 1e3 * beside(blocks, way, "others"), "step_ms": 1e3 * steps_of(blocks, way)})
+        row = {"way": way, "step_ratio": times, "error": error, "stall_us": 1e6 * beside(blocks, way, "stalls")[0]}
+        rows.append(row | {"others_ms": 1e3 * beside(blocks, way, "others")[0], "step_ms": 1e3 * steps_of(blocks, way)})
     return rows
 
 

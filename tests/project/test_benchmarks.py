@@ -103,7 +103,7 @@ def the_first_input(monkeypatch: pytest.MonkeyPatch):
 def replays(monkeypatch: pytest.MonkeyPatch):
     module = bench("replay")
     with module._environment():
-        measured([module._overhead(module.Shape(1, 16, 3), module.BUDGET)])
+        measured([module._overhead(module.Shape(1, 16, 3))])
 
 
 def measured(rows):
