@@ -188,5 +188,5 @@ def callees(planned: tuple[Fault, ...]) -> set[str]:
 def _speechless(planned: tuple[Fault, ...]) -> bool:
     """Whether what fails is in the way of saying that something failed."""
     silent = {"warn", "fault", "describe", "scrub", "_failed", "give_up", "_lost"}
-    inside = any(faults.sites[fault.site].function.startswith(("Notices.", "scrub", "describe")) for fault in planned)
+    inside = any(faults.sites[fault.site].function.startswith(("Notices.", "scrub", "describe", "_secrets")) for fault in planned)
     return inside or any(callee.rpartition(".")[2] in silent or "notices" in callee for callee in callees(planned))

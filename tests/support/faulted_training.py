@@ -34,6 +34,9 @@ from actordbg.capture.switch_file import control_text  # noqa: E402
 from actordbg.formats import dump_record  # noqa: E402
 from actordbg.formats.ringfile import CLOSED  # noqa: E402
 
+STARTS_IN_S = 25.0
+"""On a busy machine a writer process takes longer to start than a training waits at its end; its calls would stay in the ring."""
+
 
 def hasten() -> None:
     """The recorder's clock runs a few hundred times faster, so that a run takes milliseconds and passes every periodic task."""
@@ -239,6 +242,8 @@ class Run:
             for slot in hook._slots.values():
                 self.log.listen(slot.recorder.notices)
                 self._remember(slot.recorder.writer)
+                if self.limits.get("writer") == "process":
+                    slot.recorder.close = functools.partial(slot.recorder.close, STARTS_IN_S)
         except Exception:  # noqa: BLE001  # as the trailer does
             hook._slots.clear()
 
