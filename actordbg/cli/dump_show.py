@@ -180,9 +180,13 @@ def _facts(answer: DumpAnswer) -> list[tuple[str, str]]:
         "arguments": ", ".join(f"{name}={value}" for name, value in sorted(record.arguments.items())),
         "source": record.source + (f" ({record.origin['name']})" if "name" in record.origin else ""),
         "versions": ", ".join(f"{name} {version}" for name, version in sorted(record.versions.items())),
-        "replayable": "yes" if record.replayable else f"no: {', '.join(f'{k} ({v})' for k, v in record.extra.items())}",
+        "replayable": ": ".join(filter(None, ("yes" if record.replayable else "no", _extra(record)))),
     }
     return [(name, str(value)) for name, value in facts.items() if value not in (None, "")]
+
+
+def _extra(record: DumpRecord) -> str:
+    return ", ".join(f"{name} ({why})" for name, why in record.extra.items())
 
 
 def _kept_because(record: DumpRecord) -> str:

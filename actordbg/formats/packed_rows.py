@@ -12,7 +12,8 @@ copies, in numpy:
 | other tensors [1, T] | [B, S] |
 
 A last row of a single token that only positions tell of is padding (position 0), and is left out; so are rows without tokens.
-Rows that cannot be told leave the call as it is, not replayable, with the reason.
+Rows that cannot be told leave the call as it is, not replayable, with the reason. Tokens that lie in no row by the offsets
+(padding behind the last one, as a rule) are left out, and the record says how many.
 """
 
 from __future__ import annotations
@@ -58,7 +59,9 @@ def unpacked(record: DumpRecord, tensors: Mapping[str, Any]) -> tuple[DumpRecord
     attended = found["attention_mask"].nonzero
     actions = found["action_mask"].values.shape[-1] if "action_mask" in found else None
     rows = {"batch_size": len(starts), "seq_len": longest, "tokens": attended, "action_len": actions}
-    return replace(record, packing_samples=True, **rows), found
+    outside = total - int(lengths.sum()) if OFFSETS in tensors else 0
+    said = {"rows": f"{outside} of {total} packed tokens lie in no row, and are left out"} if outside else {}
+    return replace(record, packing_samples=True, extra={**record.extra, **said}, **rows), found
 
 
 def _borders(tensors: Mapping[str, Any], total: int) -> tuple[_Array, _Array]:
