@@ -17,6 +17,8 @@ from pathlib import Path
 from actordbg.base.errors import ActordbgError, UsageError
 
 LAST = "last"
+MOST_NAMED = 200
+"""Ids that an expression may name: it has a longest length."""
 _SHOWN = 5
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import pwd
 import stat
-import tempfile
 from pathlib import Path
 
 NOT_FROM_HERE = {"PYTHONSAFEPATH": "1"}
@@ -58,14 +57,16 @@ def own_cache(name: str) -> Path:
 
     Where there can be none, a new temporary folder. A store will not do: others may write there.
     """
+    from tempfile import mkdtemp  # every command imports this module, and this one needs a folder
+
     folder = user_folder("XDG_CACHE_HOME", "~/.cache") / name
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         state = os.lstat(folder)
     except OSError:
-        return Path(tempfile.mkdtemp(prefix="actordbg-"))
+        return Path(mkdtemp(prefix="actordbg-"))
     mine = stat.S_ISDIR(state.st_mode) and is_own(state.st_uid) and not state.st_mode & 0o022
-    return folder if mine else Path(tempfile.mkdtemp(prefix="actordbg-"))
+    return folder if mine else Path(mkdtemp(prefix="actordbg-"))
 
 
 def user_folder(variable: str, usual: str) -> Path:

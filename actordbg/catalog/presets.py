@@ -14,8 +14,6 @@ from actordbg.catalog.query import Catalog, DumpRow, select_dumps
 
 FAILED = "status in ('failed', 'crashed', 'hung')"
 """What did not pass in its last replay."""
-MOST = 200
-"""Dumps that a preset may name: an expression has a longest length."""
 
 
 def joined(where: str | None, more: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,11 +14,9 @@ from actordbg.base.ids import LAST
 from actordbg.cli import output
 from actordbg.cli.completion import complete_replays
 from actordbg.cli.options import store_of
-from actordbg.debug import live_job
-from actordbg.debug.terminal import attend
-from actordbg.formats.journal import SUPERVISOR, read_events
-from actordbg.replay.supervise import load_spec
-from actordbg.store.layout import Store
+
+if TYPE_CHECKING:
+    from actordbg.store.layout import Store
 
 
 def attach(
@@ -38,6 +36,9 @@ def attach(
 
     Example: actordbg attach ppo-7b
     """
+    from actordbg.debug import live_job
+    from actordbg.debug.terminal import attend
+
     store, run = store_of(ctx), live_job.root() / name
     if run.is_dir():
         output.note(f"waiting for the stops of run {name}; Ctrl-C leaves")
@@ -54,6 +55,9 @@ def attach(
 
 
 def _replay(store: Store, name: str) -> Path:
+    from actordbg.debug import live_job
+    from actordbg.replay.supervise import load_spec
+
     try:
         return store.replays / load_spec(store.require(), name).replay_id
     except StoreProblem as error:
@@ -64,6 +68,8 @@ def _replay(store: Store, name: str) -> Path:
 
 def _runs(folder: Path) -> bool:
     """Whether the replay is running: its supervisor has not said that it finished."""
+    from actordbg.formats.journal import SUPERVISOR, read_events
+
     said = [event["event"] for event in read_events(folder / SUPERVISOR) if event["event"] in ("supervisor", "finished")]
     return said[-1:] == ["supervisor"]
 

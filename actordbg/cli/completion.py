@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 import typer
 
 from actordbg.base.errors import ActordbgError
-from actordbg.base.foreign_text import in_line
 from actordbg.base.ids import LAST
 from actordbg.cli.options import store_of
 
@@ -62,5 +61,7 @@ def of_values(values: Iterable[object]) -> Callable[[str], list[str]]:
 
 
 def _beginning(incomplete: str, words: Iterable[str]) -> list[str]:
+    from actordbg.base.foreign_text import in_line
+
     fitting = (word for word in dict.fromkeys(words) if word.startswith(incomplete) and in_line(word) == word)
     return [word for _, word in zip(range(MOST), fitting, strict=False)]

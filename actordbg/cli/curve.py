@@ -2,96 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from actordbg.base import plotfile
 from actordbg.base.errors import UsageError
 from actordbg.base.units import parse_seconds, parse_size
-from actordbg.catalog.query import newest_configuration, open_fresh
-from actordbg.cli import output
-from actordbg.cli.completion import complete_replays
-from actordbg.cli.input_options import replaying, show
-from actordbg.cli.options import (
-    ConfirmOption,
-    Explain,
-    Json,
-    Quiet,
-    Where,
-    approve,
-    chosen_format,
-    command_line,
-    store_of,
-    takes,
-)
-from actordbg.cli.page_file import HtmlFile, check_page, write_page
+from actordbg.cli.curve_options import Question
+from actordbg.cli.options import takes
 from actordbg.cli.setting_options import NONE, Given, takes_settings
-from actordbg.config.as_ran import as_ran, costs
-from actordbg.config.replay_config import SETTINGS, TINY, validate
-from actordbg.curve import curve_plot
-from actordbg.curve.curve_chart import curve_banner, curve_chart
-from actordbg.curve.curve_document import as_csv, document, explanations, where_explained
-from actordbg.curve.curves import CurvesAnswer, answer
-from actordbg.curve.measure_lengths import plan_lengths, settled
-from actordbg.curve.measurements import gather, left_out_replays
-from actordbg.matrix import matrix_files as matrices
-from actordbg.replay.supervise import run_replay, spec_and_owner
-from actordbg.report.blocks import Block, as_data
-from actordbg.report.load_replays import load
-from actordbg.report.renderings import as_markdown, as_text
-from actordbg.store.layout import Store
-
-
-@dataclass(frozen=True)
-class Question:
-    """What both commands take."""
-
-    replays: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[REPLAY...|last|all]", help="Replays by id, name or @1 (default: all).", autocompletion=complete_replays
-        ),
-    ] = None
-    matrix: Annotated[str | None, typer.Option("--matrix", metavar="ID|last", help="The replays of this matrix's cells.")] = None
-    where: Where = None
-    at: Annotated[
-        list[int] | None,
-        typer.Option("--at", metavar="LEN", min=1, help="What this length needs, and whether it fits; may be repeated."),
-    ] = None
-    by: Annotated[
-        Literal["seq_len", "padded", "tokens"],
-        typer.Option(
-            "--by", help="Length is seq_len (a curve for each batch size), padded (batch size x seq_len), or real tokens."
-        ),
-    ] = "seq_len"
-    measure: Annotated[
-        str | None,
-        typer.Option(
-            "--measure",
-            metavar="LEN,LEN,...",
-            help="First make inputs of these lengths and replay them under the configuration of each REPLAY, changed by the "
-            "settings below.",
-        ),
-    ] = None
-    batch_size: Annotated[
-        int | None, typer.Option("--batch-size", min=1, help="Rows of the inputs of --measure (default: as in REPLAY).")
-    ] = None
-    plot: Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Draw the curves, too: .png, .svg or .pdf.")] = None
-    limit: Annotated[int, typer.Option("--limit", min=0, help="At most this many lengths of each curve; 0 for all.")] = 24
-    html: HtmlFile = None
-    explained: Explain = False
-    format: Annotated[
-        Literal["text", "md", "json", "csv"] | None,
-        typer.Option("--format", "-f", help="How to write the answer (default: text). csv: a row for each measured length."),
-    ] = None
-    yes: ConfirmOption = False
-    quiet: Quiet = False
-    as_json: Json = False
 
 
 @takes("asked", Question)
@@ -112,12 +31,14 @@ def memory(
 
     Example: actordbg curve memory --budget 80GB --at 16384 --at 32768
     """
+    from actordbg.cli.curve_work import answer_question
+
     if budget is not None and budget.strip().replace(".", "", 1).isdecimal():
         raise UsageError(f"--budget {budget} has no unit", hint=f"write --budget {budget}GB, or {budget}B if bytes are meant")
     most = None if budget is None else float(parse_size("--budget", budget))
     if most == 0:
         raise UsageError(f"--budget {budget} holds nothing", hint="write it like 500MB, 10GB or 5GiB")
-    _answer(ctx, asked, settings, "memory", most)
+    answer_question(ctx, asked, settings, "memory", most)
 
 
 @takes("asked", Question)
@@ -141,100 +62,7 @@ def time(
 
     Example: actordbg curve time last --budget 2s --by tokens
     """
+    from actordbg.cli.curve_work import answer_question
+
     most = None if budget is None else parse_seconds("--budget", budget)
-    _answer(ctx, asked, settings, "time", most, of)
-
-
-def _answer(
-    ctx: typer.Context, asked: Question, settings: Given, quantity: str, budget: float | None, passes: str = "both"
-) -> None:
-    """Answer for memory (`budget` in bytes) or time (in seconds, of the `passes`)."""
-    if asked.explained:
-        return output.say_lines(as_text(explanations(quantity)))
-    chosen = chosen_format(asked.format, asked.as_json)
-    check_page(asked.html)
-    if asked.plot is not None:
-        plotfile.check("--plot", asked.plot)
-    store = store_of(ctx)
-    if settings and asked.measure is None:
-        given = ", ".join(SETTINGS[name].flag for name in settings)
-        raise UsageError(f"{given} changes nothing without --measure", hint="add --measure LEN,LEN,..., or leave it out")
-    names = _names(store, asked)
-    if asked.measure is not None:
-        names += _measured(store.require_writable(), names, asked, settings)
-    material = load(store, names, asked.where)
-    notes = list(material.notes)
-    if others := left_out_replays(material.replays):
-        notes.append(f"{output.plural(others, 'replay')} left out: truths and noise variants")
-    measured, lengths, count = gather(material.replays, asked.by), sorted(set(asked.at or [])), len(material.replays) - others
-    found = answer(measured, quantity, asked.by, passes=passes, budget=budget, at=lengths, replays=count, notes=notes)
-    blocks = document(found, asked.limit)
-    blocks[2:2] = [curve_banner(found), *([chart] if (chart := curve_chart(found)) else [])]
-    whole = [*blocks, *explanations(quantity, found)]
-    write_page(asked.html, whole)
-    if chosen == "csv":
-        output.say_lines(as_csv(found))
-    else:
-        _tell(found, [*blocks, where_explained(quantity)] if chosen == "text" else whole, chosen)
-    if asked.plot is not None and any(one.values for one in found.curves):
-        curve_plot.plot(found, asked.plot)
-        output.note(f"wrote {asked.plot}")
-    if not found.good:
-        raise typer.Exit(1)
-
-
-def _tell(found: CurvesAnswer, blocks: Sequence[Block], chosen: str) -> None:
-    written = as_markdown if chosen == "md" else as_text
-    told = vars(found) | as_data(blocks) if chosen == "json" else found
-    output.emit(told, lambda _: output.say_lines(written(blocks)), chosen == "json")
-
-
-def _names(store: Store, asked: Question) -> list[str]:
-    if asked.matrix is None:
-        names = asked.replays or ["all"]
-        # the newest that can have a curve: truths and noise variants cannot
-        newest = newest_configuration(open_fresh(store)) if "last" in names else None
-        return [newest.replay_id if newest is not None and name == "last" else name for name in names]
-    if asked.replays:
-        raise UsageError("REPLAY and --matrix exclude each other", hint="give one of them")
-    names = [cell.replay_id for cell in matrices.load(store, asked.matrix).cells if cell.replay_id is not None]
-    if not names:
-        raise UsageError(f"no cell of the matrix {asked.matrix} was replayed", hint="`actordbg matrix --resume` goes on")
-    there = [name for name in names if (store.replays / name).is_dir()]
-    if gone := [name for name in names if name not in there]:
-        output.note(f"left out, since they are gone from the store: {', '.join(gone)}")
-    if not there:
-        raise UsageError(f"all replays of the matrix {asked.matrix} are gone", hint="`actordbg matrix` runs a new one")
-    return there
-
-
-def _measured(store: Store, names: Sequence[str], asked: Question, settings: Given) -> list[str]:
-    """Replays of made-up inputs of the lengths that --measure names, one for each different configuration of `names`."""
-    if not asked.replays and asked.matrix is None:
-        raise UsageError("--measure needs the replays whose configurations it is to use", hint="name one, or `last`")
-    lengths = _lengths(asked.measure or "")
-    done: dict[tuple[str, int], str] = {}
-    for data in load(store, names).replays:
-        config = replace(settled(data.spec.config, data.resolved), **settings)
-        validate(config)
-        batch = asked.batch_size or max((one.batch_size for one in data.spec.inputs), default=1)
-        if config.model != TINY:
-            _, owner = spec_and_owner(store, data.spec.replay_id)
-            approve(f"replay {data.spec.replay_id}, whose model {config.model!r} would be loaded", owner, asked.yes)
-        key = (str(costs(as_ran(config))), batch)
-        if key in done or config.truth is not None or config.vary is not None:
-            continue
-        spec = plan_lengths(store, config, lengths, batch, command=command_line())
-        label, silent = f"measuring as {data.spec.replay_id}", asked.quiet or asked.as_json
-        with replaying(store, label, len(spec.inputs), quiet=silent) as (catalog, advance):
-            advance(0, note="starting the workers")
-            run_replay(store, spec, partial(show, catalog, advance), on_tick=catalog.tick)
-        done[key] = spec.replay_id
-    return list(done.values())
-
-
-def _lengths(text: str) -> list[int]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and int(part[:9]) >= 2 and len(part) < 9 for part in parts):
-        raise UsageError(f"--measure {text!r:.60} is not a list of lengths", hint="write it like 512,1024,2048")
-    return sorted({int(part) for part in parts})
+    answer_question(ctx, asked, settings, "time", most, of)

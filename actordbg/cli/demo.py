@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import signal
-import tempfile
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Literal
@@ -12,9 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 from actordbg.base.errors import UsageError
-from actordbg.base.foreign_text import in_shell
 from actordbg.cli.output import note, say_lines
-from actordbg.demo.demo_steps import Demo
 
 
 def demo(
@@ -35,6 +32,9 @@ def demo(
 
     Example: actordbg demo --trainer sft --keep /tmp/demo
     """
+    from actordbg.base.foreign_text import in_shell
+    from actordbg.demo.demo_steps import Demo
+
     signal.signal(signal.SIGTERM, _interrupt)
     directory = _directory(keep)
     try:
@@ -47,6 +47,8 @@ def demo(
 
 
 def _directory(keep: Path | None) -> Path:
+    import tempfile
+
     if keep is None:
         return Path(tempfile.mkdtemp(prefix="actordbg-demo-"))
     if keep.exists() and (not keep.is_dir() or any(keep.iterdir())):

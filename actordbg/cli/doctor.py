@@ -5,16 +5,16 @@ from __future__ import annotations
 import sys
 import textwrap
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actordbg.cli.options import Json, store_of
 from actordbg.cli.output import emit, progress, say, say_lines
-from actordbg.doctor.check import Check
-from actordbg.doctor.checkup import examine, exit_code
-from actordbg.doctor.missing import install_command, missing_packages
-from actordbg.host.trainer import TRAINER
+
+if TYPE_CHECKING:
+    from actordbg.doctor.check import Check
+
 
 WIDTH = 80
 _NAME = 19
@@ -22,6 +22,8 @@ _NAME = 19
 
 def render(check: Check) -> str:
     """One check in at most 80 columns (a path longer than that stays whole), its remedy below it."""
+    from actordbg.host.trainer import TRAINER
+
     name = check.name.removeprefix(f"import {TRAINER.package}.")  # the line says "imported"
     head = f"{check.status.value:<4}  {name.ljust(_NAME)}  "
     lines = _wrapped(check.detail, head)
@@ -47,6 +49,8 @@ def doctor(
 
     Example: actordbg doctor --python /opt/train/bin/python
     """
+    from actordbg.doctor.checkup import examine, exit_code
+
     checks: list[Check] = []
     executable = str(python) if python is not None else sys.executable
     with progress("examining", None, quiet=as_json or not sys.stderr.isatty()) as advance:
@@ -59,6 +63,8 @@ def doctor(
 
 def _render_all(checks: list[Check]) -> None:
     """How many are bad, then these, the warnings, one command for all that is missing, and last what is all right."""
+    from actordbg.doctor.missing import install_command, missing_packages
+
     levels = ("bad", "warn", "ok")
     say(", ".join(f"{sum(one.status.value == level for one in checks)} {level}" for level in levels))
     missing, others = missing_packages(checks)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actordbg.catalog.columns import COLUMNS, FUNCTIONS, HEADINGS, OPERATORS
 from actordbg.cli import output
 from actordbg.cli.options import Json
 
@@ -26,12 +25,16 @@ def columns(as_json: Json = False) -> None:
 
     Example: actordbg dump columns
     """
+    from actordbg.catalog.columns import COLUMNS, HEADINGS
+
     headings = {name: heading for heading, name in HEADINGS.items()}
     answer = [ColumnAnswer(one.name, one.kind, headings.get(one.name), one.doc) for one in COLUMNS.values()]
     output.emit(answer, _render, as_json)
 
 
 def _render(answer: list[ColumnAnswer]) -> None:
+    from actordbg.catalog.columns import FUNCTIONS, OPERATORS
+
     output.table(("column", "kind", "meaning"), [(one.name, one.kind, one.meaning) for one in answer], tight=True)
     output.say()
     output.say(f"operators: {OPERATORS}")

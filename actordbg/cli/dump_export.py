@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actordbg.base.errors import Conflict, StoreProblem, UsageError
-from actordbg.catalog.query import select_dumps
-from actordbg.catalog.tables import Damaged
 from actordbg.cli import output
 from actordbg.cli.completion import complete_dumps
 from actordbg.cli.options import AllowEmpty, Json, Limit, Quiet, Where, require_some, store_of
-from actordbg.store.layout import Store
-from actordbg.store.places import dump_id_of, places_of
+
+if TYPE_CHECKING:
+    from actordbg.catalog.tables import Damaged
+    from actordbg.store.layout import Store
 
 
 @dataclass
@@ -62,6 +62,7 @@ def export(
     Example: actordbg dump export --where "seq_len>1800 and rank=0" --out exported --format pt
     """
     from actordbg.dumps import export as exporting
+    from actordbg.store.places import dump_id_of
 
     store = store_of(ctx).require()
     paths = _selected(store, dump_ids or [], where, limit)
@@ -78,7 +79,9 @@ def export(
 
 
 def _export(paths: list[Path], out: Path, format: str, advance: Callable[..., None]) -> ExportAnswer:
+    from actordbg.catalog.tables import Damaged
     from actordbg.dumps import export as exporting
+    from actordbg.store.places import dump_id_of
 
     exported: list[Exported] = []
     damaged: list[Damaged] = []
@@ -94,6 +97,9 @@ def _export(paths: list[Path], out: Path, format: str, advance: Callable[..., No
 
 def _selected(store: Store, dump_ids: Sequence[str], where: str | None, limit: int) -> list[Path]:
     """Paths of the dumps that were named or selected; UsageError when neither was said."""
+    from actordbg.catalog.query import select_dumps
+    from actordbg.store.places import places_of
+
     if bool(dump_ids) == (where is not None):
         raise UsageError("say which dumps: ids, or --where", hint='e.g. --where "rank=0"; `actordbg dump ls` lists the ids')
     if where is not None:
@@ -103,6 +109,8 @@ def _selected(store: Store, dump_ids: Sequence[str], where: str | None, limit: i
 
 
 def _find(known: list[Path], dump_id: str) -> Path:
+    from actordbg.store.places import dump_id_of
+
     exact = [path for path in known if dump_id_of(path) == dump_id]
     found = exact or [path for path in known if dump_id_of(path).startswith(dump_id)]
     if len(found) != 1:

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -14,29 +13,6 @@ import typer
 
 from actordbg.cli import output
 from actordbg.cli.options import Json, Quiet, store_of
-from actordbg.formats.dump_record import SUFFIX
-from actordbg.legacy.importer import ImportSummary, find_pickles, import_paths
-
-SHOWN = 50
-
-
-@dataclass
-class ImportAnswer(ImportSummary):
-    """What an import did; `refused` names each file that was skipped, with the error code and the reason."""
-
-    store: str = ""
-    seconds: float = 0.0
-
-
-@dataclass
-class CreateAnswer:
-    """The dumps that were made: their ids, and bytes on disk."""
-
-    store: str
-    run: str
-    created: int
-    bytes_stored: int
-    dump_ids: list[str]
 
 
 def import_(
@@ -53,6 +29,9 @@ def import_(
 
     Example: actordbg dump import input_dumps/ --run ppo-llama
     """
+    from actordbg.cli.dump_import_work import ImportAnswer, say_imported
+    from actordbg.legacy.importer import find_pickles, import_paths
+
     store = store_of(ctx)
     if store.exists():
         store.require_writable()
@@ -60,7 +39,7 @@ def import_(
     with output.progress("importing", len(find_pickles(paths)), quiet=quiet or as_json) as advance:
         summary = import_paths(store, paths, run=run, on_progress=lambda done, total, path: advance(1))
     answer = ImportAnswer(**vars(summary), store=str(store.root), seconds=round(time.perf_counter() - began, 3))
-    output.emit(answer, _say_imported, as_json)
+    output.emit(answer, say_imported, as_json)
     if answer.refused:
         raise typer.Exit(1)
 
@@ -89,7 +68,9 @@ def create(
 
     Example: actordbg dump create --count 4 --batch-size 2 --seq-len 1024 --padding both --ranks 2
     """
+    from actordbg.cli.dump_import_work import CreateAnswer, say_created
     from actordbg.dumps.create import create_dumps
+    from actordbg.formats.dump_record import SUFFIX
 
     store = store_of(ctx)
     if store.exists():
@@ -101,25 +82,4 @@ def create(
         )  # fmt: skip
     ids = [path.name.removesuffix(SUFFIX) for path in paths]
     size = sum(path.stat().st_size for path in paths)
-    output.emit(CreateAnswer(str(store.root), run, len(paths), size, ids), _say_created, as_json)
-
-
-def _say_imported(answer: ImportAnswer) -> None:
-    for refusal in answer.refused[:SHOWN]:
-        output.note(f"refused[{refusal.code}]: {refusal.path}: {refusal.reason}")
-    if len(answer.refused) > SHOWN:
-        output.note(f"... and {len(answer.refused) - SHOWN} more; --json lists them all")
-    output.say(
-        f"{output.plural(answer.added, 'dump')} added, {answer.present:,} already there, "
-        f"{len(answer.refused):,} refused, in {answer.seconds:.1f} s"
-    )
-    if answer.added:
-        read, stored = output.human_bytes(answer.bytes_read), output.human_bytes(answer.bytes_stored)
-        ratio = answer.bytes_read / answer.bytes_stored
-        output.say(f"run {', '.join(answer.runs)}: {read} of pickles became {stored} ({ratio:.1f} times smaller)")
-
-
-def _say_created(answer: CreateAnswer) -> None:
-    made, size = output.plural(answer.created, "dump"), output.human_bytes(answer.bytes_stored)
-    output.say(f"made {made} in run {answer.run} ({size})")
-    output.say(f"see them with: actordbg dump ls --where \"run='{answer.run}'\"")
+    output.emit(CreateAnswer(str(store.root), run, len(paths), size, ids), say_created, as_json)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import shutil
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actordbg.base.units import ago
-from actordbg.catalog.query import Catalog, DumpRow, count_dumps, open_fresh, select_dumps
-from actordbg.catalog.why_nothing import reasons
 from actordbg.cli import output
-from actordbg.cli.index import warn_damaged
 from actordbg.cli.options import AllowEmpty, Json, Where, require_some, store_of
+
+if TYPE_CHECKING:
+    from actordbg.catalog.query import Catalog, DumpRow
+
 
 _SHORT = 30
 _ROWS = 50
@@ -39,6 +40,9 @@ def ls(
 
     Example: actordbg dump ls --where "seq_len>4096 and timestamp > now() - '2h'"
     """
+    from actordbg.catalog.query import count_dumps, open_fresh, select_dumps
+    from actordbg.cli.index import warn_damaged
+
     catalog = open_fresh(store_of(ctx), where)
     limit = (0 if as_json else _ROWS) if limit is None else limit
     rows = select_dumps(catalog, where, order=order, limit=limit or None)
@@ -51,6 +55,8 @@ def ls(
 
 
 def _render(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None:
+    from actordbg.catalog.why_nothing import reasons
+
     if not rows:
         output.say(f"no dump matches {where}" if where else "there are no dumps in this store yet")
         for reason in reasons(catalog, where) if where else ():

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actordbg.base.errors import UsageError
-from actordbg.catalog.tables import Damaged
 from actordbg.cli import output
-from actordbg.cli.index import damage_line
 from actordbg.cli.options import AllowEmpty, Json, OfRun, Quiet, Where, require_selected, store_of
-from actordbg.dumps.packing import PackSummary, UnpackSummary, pack_dumps, unpack_dumps
+
+if TYPE_CHECKING:
+    from actordbg.catalog.tables import Damaged
+    from actordbg.dumps.packing import PackSummary, UnpackSummary
+
 
 SHOWN = 20
 
@@ -60,6 +62,8 @@ def pack(
 
     Example: actordbg dump pack --where "timestamp < now() - '1d'"
     """
+    from actordbg.dumps.packing import pack_dumps
+
     store = store_of(ctx).require_writable()
     store = store_of(ctx)
     with output.progress("packing", None, quiet=quiet or as_json) as advance:
@@ -88,6 +92,8 @@ def unpack(
 
     Example: actordbg dump unpack --where "seq_len>1800 and rank=0"
     """
+    from actordbg.dumps.packing import unpack_dumps
+
     if where is None and run is None and not all_:
         raise UsageError("say which dumps: --where, --run or --all", hint="see --help")
     store = store_of(ctx).require_writable()
@@ -123,6 +129,8 @@ def _ratio(before: int, after: int) -> float | None:
 
 
 def _say_packed(answer: PackAnswer) -> None:
+    from actordbg.cli.index import damage_line
+
     for item in answer.kept[:SHOWN]:
         output.note(f"stays a file: {damage_line(item)}")
     if len(answer.kept) > SHOWN:
@@ -148,6 +156,8 @@ def _say_packed(answer: PackAnswer) -> None:
 
 
 def _say_unpacked(answer: UnpackSummary) -> None:
+    from actordbg.cli.index import damage_line
+
     for item in answer.kept:
         output.note(f"stays packed: {damage_line(item)}")
     if not answer.dumps:

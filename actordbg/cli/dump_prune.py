@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actordbg.base.errors import UsageError
 from actordbg.base.units import parse_size
-from actordbg.catalog.columns import parse_duration
-from actordbg.catalog.query import open_fresh
 from actordbg.cli import output
 from actordbg.cli.options import AllowEmpty, Json, OfRun, Where, Yes, require_selected, store_of
-from actordbg.dumps import prune as pruning
-from actordbg.dumps.prune import PrunePlan
+
+if TYPE_CHECKING:
+    from actordbg.dumps.prune import PrunePlan
+
 
 _SHOWN = 20
 
@@ -43,6 +43,10 @@ def prune(
 
     Example: actordbg dump prune --older-than 7d --keep 10GB --yes
     """
+    from actordbg.catalog.columns import parse_duration
+    from actordbg.catalog.query import open_fresh
+    from actordbg.dumps import prune as pruning
+
     if where is None and older_than is None and keep is None and run is None and not damaged:
         raise UsageError("say what may go: --where, --older-than, --keep, --run or --damaged", hint="see --help")
     age = parse_duration(older_than).total_seconds() if older_than is not None else None

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actordbg.base.errors import UsageError
 from actordbg.cli.options import Json, store_of
 from actordbg.cli.output import emit, note, plural, say, table
-from actordbg.dumps import recover as recovering
-from actordbg.dumps.recover import RingReport
-from actordbg.formats.ringfile import host_name
-from actordbg.store.layout import Store
+
+if TYPE_CHECKING:
+    from actordbg.dumps.recover import RingReport
+    from actordbg.store.layout import Store
 
 
 @dataclass
@@ -60,6 +60,8 @@ def recovered_from(
 ) -> RecoverAnswer:
     """Recover rings, all of this machine's by default, and let the catalog know."""
     from actordbg.catalog.indexer import forget_dumps
+    from actordbg.dumps import recover as recovering
+    from actordbg.formats.ringfile import host_name
 
     for path in rings or []:
         if not path.is_file():

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actordbg.catalog.query import get_dump, open_fresh, results_of_dump
 from actordbg.cli import output
 from actordbg.cli.completion import complete_dumps
 from actordbg.cli.options import Json, store_of
-from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX, DumpRecord
-from actordbg.formats.replay_record import ResultRecord
-from actordbg.formats.weight_hashes import weights_of
-from actordbg.store.places import read_record
+
+if TYPE_CHECKING:
+    from actordbg.formats.dump_record import DumpRecord
+    from actordbg.formats.replay_record import ResultRecord
+
 
 INPUT, OUTPUT, GENERATOR = _KINDS = ("input", "output", "generator")
 
@@ -68,6 +68,10 @@ def show(
 
     Example: actordbg dump show 20250619T052608 --values
     """
+    from actordbg.catalog.query import get_dump, open_fresh, results_of_dump
+    from actordbg.formats.weight_hashes import weights_of
+    from actordbg.store.places import read_record
+
     catalog = open_fresh(store_of(ctx))
     row = get_dump(catalog, dump_id)
     path = catalog.store.root / row.path
@@ -104,6 +108,8 @@ def _with_values(path: Path) -> list[TensorSummary]:
 
 
 def _kind(name: str) -> str:
+    from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX
+
     return OUTPUT if name.startswith(OUTPUT_PREFIX) else GENERATOR if name.startswith(RNG_PREFIX) else INPUT
 
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from actordbg.base.errors import NewerFormat, StoreProblem
-from actordbg.capture.control import Control
-from actordbg.capture.switch_file import control_dict, read_control, write_control
 from actordbg.cli import capture_options as opt
 from actordbg.cli.options import Json, store_of, takes
 from actordbg.cli.output import emit, note, say
-from actordbg.formats.dump_record import now_timestamp
-from actordbg.store.layout import Store
+
+if TYPE_CHECKING:
+    from actordbg.capture.control import Control
+    from actordbg.store.layout import Store
 
 
 @dataclass
@@ -42,6 +42,8 @@ def enable(
 
     Example: actordbg dump enable --run ppo-7b --on nan,exception,slow:3x --before 4 --keep 20GB
     """
+    from actordbg.capture.switch_file import control_dict, write_control
+
     store = store_of(ctx).create()
     name = opt.checked_run_name(run)
     job = name if name is not None and store.control_of(name).exists() else None
@@ -64,6 +66,8 @@ def disable(
 
     Example: actordbg dump disable
     """
+    from actordbg.capture.switch_file import control_dict
+
     store = store_of(ctx).require()
     name = opt.checked_run_name(run)
     own = name is not None and store.control_of(name).exists()
@@ -81,6 +85,9 @@ def job_names(store: Store) -> list[str]:
 
 def switch_off(store: Store, job: str | None) -> bool:
     """Switch the store's switch off, or that of one job. Whether it was on."""
+    from actordbg.capture.switch_file import write_control
+    from actordbg.formats.dump_record import now_timestamp
+
     before = control_before(store, job)
     if before is None or not before.enabled:
         return False
@@ -90,6 +97,8 @@ def switch_off(store: Store, job: str | None) -> bool:
 
 def control_before(store: Store, job: str | None) -> Control | None:
     """The switch as it was; None where there was none or it is damaged (it is about to be replaced)."""
+    from actordbg.capture.switch_file import read_control
+
     try:
         return read_control(store, job)
     except NewerFormat:

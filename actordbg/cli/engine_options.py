@@ -5,14 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actordbg.base.errors import UsageError
 from actordbg.cli.options import settings_of
-from actordbg.config.replay_config import TOGETHER, ReplayConfig
-from actordbg.replay.group_engine import GroupEngine, engine_in_use, using
+
+if TYPE_CHECKING:
+    from actordbg.config.replay_config import ReplayConfig
+    from actordbg.replay.group_engine import GroupEngine
+
 
 _PANEL = "The machines"
 ENGINES = ("local", "ray")
@@ -64,6 +67,8 @@ class EngineOptions:
 
     def spans_nodes(self, config: ReplayConfig) -> bool:
         """Whether a group has ranks on several nodes."""
+        from actordbg.config.replay_config import TOGETHER
+
         return self.per_node is not None and config.backend in TOGETHER and self.per_node < config.nproc
 
     def run(self, ctx: typer.Context, title: str) -> GroupEngine:
@@ -73,6 +78,8 @@ class EngineOptions:
     @contextlib.contextmanager
     def _running(self, ctx: typer.Context, title: str) -> Iterator[GroupEngine]:
         """Inside the block the command's groups run there."""
+        from actordbg.replay.group_engine import engine_in_use, using
+
         if self.engine not in ENGINES:
             raise UsageError(f"--engine {self.engine} is not known", hint=f"one of: {', '.join(ENGINES)}")
         if self.engine == "local":

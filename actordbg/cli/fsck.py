@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actordbg.cli import output
 from actordbg.cli.options import Json, Quiet, store_of
-from actordbg.fsck.checking import CHECKS, check
-from actordbg.fsck.finding import DAMAGE, KINDS, LEFTOVER, NOTE, Finding
-from actordbg.fsck.repairing import repair as mend
-from actordbg.store.layout import Store, printable
+
+if TYPE_CHECKING:
+    from actordbg.fsck.finding import Finding
+    from actordbg.store.layout import Store
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,9 @@ def fsck(
 
     Example: actordbg fsck --repair
     """
+    from actordbg.fsck.finding import NOTE
+    from actordbg.fsck.repairing import repair as mend
+
     store = store_of(ctx)
     if repair and store.root.is_dir():
         store.probed(room=False)  # on a full disk it removes unfinished files
@@ -72,17 +75,24 @@ def fsck(
 
 
 def _look(store: Store, deep: bool, quiet: bool) -> list[Finding]:
+    from actordbg.fsck.checking import CHECKS, check
+
     with output.progress("checking", len(CHECKS), quiet=quiet) as advance:
         return check(store, deep=deep, on_start=lambda name: advance(1, note=name))
 
 
 def _said(store: Store, one: Finding, did: str | None = None) -> Found:
+    from actordbg.fsck.finding import KINDS
+    from actordbg.store.layout import printable
+
     inside = one.place.is_relative_to(store.root)
     path = printable(os.path.relpath(one.place, store.root) if inside else os.fspath(one.place))
     return Found(path, one.kind, one.severity, KINDS[one.kind].meaning, one.detail, one.repair.value if did is None else did)
 
 
 def _render(answer: FsckAnswer) -> None:
+    from actordbg.fsck.finding import DAMAGE, LEFTOVER, NOTE
+
     for one in answer.repaired:
         output.say(f"repaired: {one.kind}: {one.path}: {one.repair}")
     for one in answer.failed:

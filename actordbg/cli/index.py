@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actordbg.base.errors import CorruptDump
-from actordbg.catalog.indexer import IndexSummary, refresh
-from actordbg.catalog.query import open_fresh
-from actordbg.catalog.tables import Damaged
 from actordbg.cli import output
 from actordbg.cli.options import AllowEmpty, Json, Quiet, Where, require_some, store_of
-from actordbg.dumps.verify import paths_to_verify, verify_files
+
+if TYPE_CHECKING:
+    from actordbg.catalog.indexer import IndexSummary
+    from actordbg.catalog.tables import Damaged
 
 
 @dataclass
@@ -38,6 +38,8 @@ def index(
 
     Example: actordbg index --rebuild
     """
+    from actordbg.catalog.indexer import refresh
+
     with output.progress("reading headers", None, quiet=quiet or as_json) as advance:
         seen = 0
 
@@ -65,6 +67,9 @@ def verify(
 
     Example: actordbg dump verify --where "run='ppo-1'"
     """
+    from actordbg.catalog.query import open_fresh
+    from actordbg.dumps.verify import paths_to_verify, verify_files
+
     catalog = open_fresh(store_of(ctx), where)
     paths = paths_to_verify(catalog, where)
     damaged, size = [], 0

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actordbg.adapters import adapter_template
-from actordbg.adapters.fitting import Fit, fit_of, fits
 from actordbg.cli import output
 from actordbg.cli.options import Json
+
+if TYPE_CHECKING:
+    from actordbg.adapters.fitting import Fit
 
 
 def adapters(
@@ -27,6 +28,9 @@ def adapters(
 
     Example: actordbg adapters my_adapter:MyTrainer
     """
+    from actordbg.adapters import adapter_template
+    from actordbg.adapters.fitting import fit_of, fits
+
     if template:
         for line in inspect.getsource(adapter_template).splitlines():
             output.say(line)

@@ -2,45 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from actordbg.base.errors import EnvironmentProblem, UsageError
-from actordbg.base.ids import resolve
 from actordbg.base.units import parse_seconds
-from actordbg.catalog.query import open_fresh, table_rows
-from actordbg.catalog.tables import MemoryRow
 from actordbg.cli import output
 from actordbg.cli.options import FormatOption, Json, Limit, Quiet, chosen_format, require_some, store_of
-from actordbg.cli.page_file import HtmlFile, check_page, write_page
-from actordbg.formats.memory_record import MemoryRecord
-from actordbg.memory import watched as sources
-from actordbg.memory import watching
-from actordbg.memory.memory_compare import ALIKE, compare_samples
-from actordbg.memory.memory_document import compare_page, watch_page
-from actordbg.memory.memory_samples import Sample, read_samples
-from actordbg.memory.watched import Watched
-from actordbg.replay.supervise import load_spec
-from actordbg.report.blocks import Block, as_data
-from actordbg.report.renderings import as_markdown, as_text
-from actordbg.store.layout import Store
+from actordbg.cli.page_file import HtmlFile, check_page
 
 Name = Annotated[str, typer.Argument(metavar="[FILE|ID|last]", help="A file of samples, or what `memory ls` lists.")]
-
-
-@dataclass(frozen=True)
-class _Chosen:
-    """What is watched, how it is read, and what it is called."""
-
-    kind: str
-    name: str
-    watched: Watched
-    read: watching.Reader
-    replay_id: str | None = None
 
 
 def watch(
@@ -77,65 +49,28 @@ def watch(
 
     Example: actordbg memory watch --replay last --interval 200ms
     """
+    from actordbg.cli.memory_work import chosen_source, say_answer, tell
+    from actordbg.memory import watching
+    from actordbg.memory.memory_document import watch_page
+    from actordbg.memory.memory_samples import read_samples
+
     check_page(html)
     chosen = chosen_format(format, as_json)
     most = None if lasting is None else parse_seconds("--for", lasting)
     rhythm = watching.Rhythm(parse_seconds("--interval", interval), most, not no_uss)
     store = store_of(ctx)
-    what = _chosen(store, pid or [], replay, run, address if ray else None, step_file, rhythm)
+    what = chosen_source(store, pid or [], replay, run, address if ray else None, step_file, rhythm)
     record = watching.new_record(what.kind, what.name, rhythm, what.replay_id)
     if out is None:
         watching.save(store.create().require_writable(), record)
     path = out or watching.samples_path(store, record)
-    watching.watch_into(path, watching.rounds(what.watched, what.read, rhythm), _tell(quiet or chosen == "json"))
+    watching.watch_into(path, watching.rounds(what.watched, what.read, rhythm), tell(quiet or chosen == "json"))
     record = watching.finished(record, path, what.watched.notes())
     if out is None:
         watching.save(store, record)
     output.note(f"wrote {path}")
-    _answer(record, watch_page(record, read_samples(path)), chosen, html)
+    say_answer(record, watch_page(record, read_samples(path)), chosen, html)
     require_some(len(record.processes), False)
-
-
-def _chosen(
-    store: Store,
-    pids: list[int],
-    replay: str | None,
-    run: str | None,
-    address: str | None,
-    step_file: Path | None,
-    rhythm: watching.Rhythm,
-) -> _Chosen:
-    given = [name for name, value in (("--pid", pids), ("--replay", replay), ("--run", run)) if value]
-    if len(given) > 1 or not (given or address) or (address and pids):
-        raise UsageError("memory watch takes one of --pid, --replay and --run, or --ray", hint="name what to watch")
-    if step_file is not None and not pids:
-        raise UsageError("--step-file is for --pid: a replay and a run count their own steps", hint="leave it out")
-    read = watching.local_reader(rhythm.unshared)
-    if pids:
-        return _Chosen("processes", ", ".join(map(str, pids)), sources.OfPids(pids, step_file), read)
-    replay_id = load_spec(store.require(), replay).replay_id if replay else None
-    if address is not None:
-        from actordbg.memory.ray_watched import OfRay
-
-        marks: Watched | None = sources.OfReplay(store.replays / replay_id) if replay_id else None
-        on_ray = OfRay(address, rhythm.unshared, marks or (sources.OfRun(store.require(), run, anywhere=True) if run else None))
-        return _Chosen("ray", replay_id or run or address, on_ray, on_ray.read, replay_id)
-    if replay_id:
-        return _Chosen("replay", replay_id, sources.OfReplay(store.replays / replay_id), read, replay_id)
-    return _Chosen("run", str(run), sources.OfRun(store.require(), str(run)), read)
-
-
-def _tell(silent: bool) -> Callable[[list[Sample]], None]:
-    """Says once who is watched."""
-    told: set[str] = set()
-
-    def tell(samples: list[Sample]) -> None:
-        if new := sorted({one.process for one in samples} - told):
-            told.update(new)
-            if not silent:
-                output.note(f"watching {', '.join(new[:8])}{f' and {len(new) - 8} more' if len(new) > 8 else ''}; Ctrl-C ends it")
-
-    return tell
 
 
 def show(
@@ -145,10 +80,15 @@ def show(
 
     Example: actordbg memory show last --html memory.html
     """
+    from actordbg.cli.memory_work import known, say_answer
+    from actordbg.memory import watching
+    from actordbg.memory.memory_document import watch_page
+    from actordbg.memory.memory_samples import read_samples
+
     check_page(html)
-    record, path = _known(store_of(ctx), name)
+    record, path = known(store_of(ctx), name)
     record = watching.finished(record, path, list(record.notes)) if not record.processes else record
-    _answer(record, watch_page(record, read_samples(path)), chosen_format(format, as_json), html)
+    say_answer(record, watch_page(record, read_samples(path)), chosen_format(format, as_json), html)
     require_some(len(record.processes), False)
 
 
@@ -174,11 +114,16 @@ def compare(
 
     Example: actordbg memory compare before.csv after.csv --html memory.html
     """
+    from actordbg.cli.memory_work import known, say_answer
+    from actordbg.memory.memory_compare import ALIKE, compare_samples
+    from actordbg.memory.memory_document import compare_page
+    from actordbg.memory.memory_samples import read_samples
+
     check_page(html)
     store = store_of(ctx)
-    ours, theirs = (read_samples(_known(store, name)[1]) for name in (a, b))
+    ours, theirs = (read_samples(known(store, name)[1]) for name in (a, b))
     answer = compare_samples((a, b), ours, theirs, threshold, [of] if of else ())
-    _answer(answer, compare_page(answer, ours, theirs), chosen_format(format, as_json), html)
+    say_answer(answer, compare_page(answer, ours, theirs), chosen_format(format, as_json), html)
     if answer.verdict != ALIKE:
         raise typer.Exit(1)
 
@@ -188,6 +133,9 @@ def ls(ctx: typer.Context, limit: Limit = 20, as_json: Json = False) -> None:
 
     Example: actordbg memory ls
     """
+    from actordbg.catalog.query import open_fresh, table_rows
+    from actordbg.catalog.tables import MemoryRow
+
     rows = table_rows(open_fresh(store_of(ctx)), MemoryRow, f"1 ORDER BY created_at DESC, memory_id DESC LIMIT {limit or -1}")
     columns = ("id", "what", "of", "processes", "samples", "steps", "peak RSS", "growth a step")
     shown = [
@@ -197,25 +145,3 @@ def ls(ctx: typer.Context, limit: Limit = 20, as_json: Json = False) -> None:
     ]  # fmt: skip
     output.emit(rows, lambda _: output.table(columns, shown), as_json)
     require_some(len(rows), False)
-
-
-def _known(store: Store, name: str) -> tuple[MemoryRecord, Path]:
-    """The record and the samples that a name means: a file, or an id in the store."""
-    if "/" in name or name.endswith(".csv") or Path(name).is_file():
-        return MemoryRecord("", "", None, "file", name, 0.0), Path(name)
-    ids = sorted(path.stem for path in store.require().memory.glob("[!.]*.json"))
-    found = resolve(name, ids, "watching of memory", made_by="memory watch")
-    record = MemoryRecord.from_file(store.memory / f"{found}.json")
-    path = watching.samples_path(store, record)
-    if not path.is_file():
-        raise EnvironmentProblem(
-            f"the samples of {found} are gone: there is no {path}", hint="`actordbg memory watch` makes new ones"
-        )
-    return record, path
-
-
-def _answer(answer: object, blocks: Sequence[Block], chosen: str, html: Path | None) -> None:
-    write_page(html, blocks)
-    written = as_markdown if chosen == "md" else as_text
-    told = vars(answer) | as_data(blocks) if chosen == "json" else answer
-    output.emit(told, lambda _: output.say_lines(written(blocks)), chosen == "json")

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
 from actordbg.actor.hub_model import find_model
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.cli import output
-from actordbg.cli.input_options import ChosenInputs, asked_for, chosen_order, planned, what_there_is
+from actordbg.cli.chosen_inputs import asked_for, chosen_order, planned, what_there_is
+from actordbg.cli.input_options import ChosenInputs
 from actordbg.cli.options import command_line
 from actordbg.cli.setting_options import TRAINING_AXES
+from actordbg.cli.training_options import HowToTrain
 from actordbg.config.choices import choose, gather_facts
 from actordbg.config.replay_config import AXES, ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
@@ -25,93 +27,12 @@ from actordbg.matrix.axes import Axes
 from actordbg.replay.selection import defaults_of
 from actordbg.store.layout import Store
 from actordbg.traincheck.ancestor_names import AncestorNames, read_names
-from actordbg.traincheck.checkpoints import checked_storage, every_by_default
-from actordbg.traincheck.run_train_check import STORAGE, folder_of
+from actordbg.traincheck.run_train_check import folder_of
 from actordbg.traincheck.sft_cells import keys_of, sft_cells
 from actordbg.traincheck.train_plan import batch_of, configurations, make_train_cells
 
-_PANEL = "The training"
 MOST_BY_DEFAULT = 32
 """Inputs, where --max-inputs does not say: a check should take minutes."""
-
-
-@dataclass(frozen=True)
-class HowToTrain:
-    """The optimizer's numbers, and what else is trained, as typed."""
-
-    steps: Annotated[int, typer.Option("--steps", min=1, rich_help_panel=_PANEL, help="Optimizer steps (default 10).")] = 10
-    lr: Annotated[
-        float, typer.Option("--lr", rich_help_panel=_PANEL, help="Learning rate, constant (default 5e-6, the test suite's).")
-    ] = 5e-6
-    gradient_accumulation: Annotated[
-        int,
-        typer.Option(
-            "--gradient-accumulation",
-            min=1,
-            rich_help_panel=_PANEL,
-            help="Micro-batches in each step of the configuration with most lanes; others take as many in all (default 1).",
-        ),
-    ] = 1
-    max_norm: Annotated[
-        float,
-        typer.Option("--max-norm", min=0, rich_help_panel=_PANEL, help="Clip gradients to this norm; 0: never (default 1)."),
-    ] = 1.0
-    weight_decay: Annotated[float, typer.Option("--weight-decay", min=0, rich_help_panel=_PANEL, help="AdamW's (default 0).")] = (
-        0.0
-    )
-    threshold: Annotated[
-        float,
-        typer.Option(
-            "--threshold", metavar="X", rich_help_panel=_PANEL, help="First, mean and last loss must be nearer (default 0.05)."
-        ),
-    ] = 0.05
-    log_dir: Annotated[
-        Path | None, typer.Option("--log-dir", metavar="DIR", help="Where each configuration's log goes (default: in the store).")
-    ] = None
-    trainer: Annotated[
-        str | None,
-        typer.Option(
-            "--trainer", metavar="sft", rich_help_panel=_PANEL, help="Run the trainer's own train_sft as well, over rows of text."
-        ),
-    ] = None
-    dataset: Annotated[
-        Path | None,
-        typer.Option(
-            "--dataset", metavar="FILE", rich_help_panel=_PANEL, help="Rows for --trainer sft, JSONL (default: made-up ones)."
-        ),
-    ] = None
-
-    storage: Annotated[
-        str | None,
-        typer.Option(
-            "--storage", metavar="DIR", rich_help_panel=_PANEL, help="Where ranks write checkpoints, to go on from after a death."
-        ),
-    ] = None
-    checkpoint_every: Annotated[
-        int | None,
-        typer.Option(
-            "--checkpoint-every", min=1, metavar="N", rich_help_panel=_PANEL,
-            help="Steps from one checkpoint to the next (default: a tenth of --steps).",
-        ),
-    ] = None  # fmt: skip
-
-    def stored(self, store: Path) -> dict[str, Any]:
-        """Where checkpoints go and how often, as the record's options have it."""
-        if self.storage is None:
-            if self.checkpoint_every is not None:
-                raise UsageError("--checkpoint-every says nothing without --storage", hint="--storage DIR, or leave it out")
-            return {}
-        every = self.checkpoint_every or every_by_default(self.steps)
-        return {STORAGE: {"folder": str(checked_storage(self.storage, store)), "every": every}}
-
-    def training(self) -> dict[str, Any]:
-        """The optimizer's numbers, as `training.json` has them."""
-        if not 0 < self.lr < 10:
-            raise UsageError(f"--lr {self.lr:g} is no learning rate", hint="for example 5e-6")
-        if not 0 < self.threshold < 1:
-            raise UsageError(f"--threshold {self.threshold:g} is no share", hint="0.05 allows 5 % of difference")
-        numbers = {"lr": self.lr, "max_norm": self.max_norm, "weight_decay": self.weight_decay}
-        return {"betas": [0.9, 0.95], "eps": 1e-8} | numbers
 
 
 def new_train_check(

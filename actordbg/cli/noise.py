@@ -2,68 +2,25 @@
 
 from __future__ import annotations
 
-import textwrap
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import typer
 
-from actordbg.actor.hub_model import find_model
-from actordbg.actor.known_failures import check_config, refuse_hits
-from actordbg.cli import input_options as inputs
 from actordbg.cli import output
 from actordbg.cli.engine_options import EngineOptions
+from actordbg.cli.input_options import ChosenInputs, Shuffle
 from actordbg.cli.options import Json, Quiet, takes
 from actordbg.cli.page_file import HtmlFile, check_page, write_page
 from actordbg.cli.setting_options import NONE, Given, takes_settings
-from actordbg.compare.noise_floor import ROUNDING, ROUNDING_MARGIN, measure_noise
-from actordbg.compare.thresholds import MEASURES
-from actordbg.config.replay_config import VARIATIONS
-from actordbg.formats.noise_record import NoiseRecord, NoiseVariant
-from actordbg.formats.replay_record import ReplaySpec
-from actordbg.replay.selection import defaults_of
-from actordbg.report.other_pages import noise_page
-from actordbg.store.layout import Store
-
-ANSWERS = {
-    "repeat": "the same call again",
-    "repad": "more padding",
-    "rebatch": "every row twice",
-    "reorder": "rows reversed",
-    "rounding": "the dtype by itself",
-}
 
 
-@dataclass
-class NoiseAnswer:
-    """The noise floor of one configuration. Log-probs in nats; `floor` by measure, the largest over all dumps and variations.
-
-    `moves_most`: the variation that moves a log-prob most, None where none moves any ("rounding" is none). `deterministic`:
-    whether the same call, run again, gave the same log-probs and gradient norms. `conclusion`: what this means, in words.
-    """
-
-    noise_id: str
-    replay_id: str
-    label: str
-    dtype: str | None
-    dumps: int
-    tokens: int
-    floor: dict[str, float]
-    variants: tuple[NoiseVariant, ...]
-    moves_most: str | None
-    deterministic: bool | None
-    conclusion: tuple[str, ...]
-    reasons: tuple[str, ...] = ()
-    skipped: dict[str, int] = field(default_factory=dict)
-
-
-@takes("chosen", inputs.ChosenInputs)
+@takes("chosen", ChosenInputs)
 @takes("machines", EngineOptions)
 @takes_settings("noise")
 def noise(
     ctx: typer.Context,
-    chosen: inputs.ChosenInputs = inputs.ChosenInputs(),
-    shuffle_inputs: inputs.Shuffle = False,
+    chosen: ChosenInputs = ChosenInputs(),
+    shuffle_inputs: Shuffle = False,
     settings: Given = NONE,
     machines: EngineOptions = EngineOptions(),
     html: HtmlFile = None,
@@ -78,116 +35,23 @@ def noise(
 
     Example: actordbg noise --max-inputs 5 --dtype bf16 --packing
     """
+    from actordbg.cli.chosen_inputs import asked_for, chosen_order, is_left_to_rank_0, nothing_to, opened, planned
+    from actordbg.cli.noise_work import answer_of, render, run
+    from actordbg.report.other_pages import noise_page
+
     check_page(html)
     flags = dict(settings)
-    if inputs.is_left_to_rank_0(flags):
+    if is_left_to_rank_0(flags):
         return
-    store, chosen = inputs.opened(ctx, chosen)
-    order = inputs.chosen_order(chosen.order, shuffle_inputs)
-    config = inputs.asked_for(ctx, flags).config
+    store, chosen = opened(ctx, chosen)
+    order = chosen_order(chosen.order, shuffle_inputs)
+    config = asked_for(ctx, flags).config
     config = replace(config, keep_tensors=True, keep_gradients=config.backward is not False)
-    plan = inputs.planned(store, config, chosen, order)
+    plan = planned(store, config, chosen, order)
     if not plan.spec.inputs:
-        raise inputs.nothing_to("measure noise on", store, chosen)
+        raise nothing_to("measure noise on", store, chosen)
     machines.run(ctx, f"noise of {plan.spec.replay_id}")
     record = run(store, plan.spec, quiet=quiet or as_json)
     answer = answer_of(record, plan.skipped)
     write_page(html, noise_page(record, answer.deterministic, answer.conclusion))
     output.emit(answer, render, as_json)
-
-
-def run(store: Store, spec: ReplaySpec, *, quiet: bool) -> NoiseRecord:
-    """Check the configuration, run all five replays with a progress bar, and leave the catalog up to date."""
-    refuse_hits(check_config(spec.config, defaults=defaults_of(store.root, spec.inputs)))
-    find_model(spec.config.model)
-    total = len(spec.inputs) * (3 + len(VARIATIONS))
-    with inputs.replaying(store, "measuring noise", total, quiet=quiet) as (catalog, advance):
-        on_event = inputs.counting(catalog, advance)
-        return measure_noise(store, spec, on_run=lambda name: advance(0, note=name), on_event=on_event, on_tick=catalog.tick)
-
-
-def answer_of(record: NoiseRecord, skipped: dict[str, int] | None = None) -> NoiseAnswer:
-    """The answer out of what was measured."""
-    moved = [one for one in record.variants if _largest(one) and one.name != "rounding"]
-    largest = max(moved, key=_largest, default=None)
-    repeat = next((one for one in record.variants if one.name == "repeat"), None)
-    same = None
-    if repeat is not None and repeat.log_probs is not None:
-        same = not repeat.log_probs.max_abs and not repeat.grad_norm_rel
-    return NoiseAnswer(
-        noise_id=record.noise_id,
-        replay_id=record.replay_id,
-        label=record.label,
-        dtype=record.dtype,
-        dumps=len(record.dumps),
-        tokens=max((one.log_probs.count for one in record.variants if one.log_probs is not None), default=0),
-        floor=record.floor,
-        variants=record.variants,
-        moves_most=largest.name if largest else None,
-        deterministic=same,
-        conclusion=tuple(_conclusion(record, largest, same)),
-        reasons=record.reasons,
-        skipped=skipped or {},
-    )
-
-
-def render(answer: NoiseAnswer) -> None:
-    """The floor by variation, then by measure, and what it means."""
-    _say(f"noise {answer.noise_id}: {answer.label}")
-    _say(f"{output.plural(answer.dumps, 'input')} with {answer.tokens:,} compared log-probs; unchanged in {answer.replay_id}")
-    output.say()
-    rows = [(one.name, ANSWERS.get(one.name, ""), *_figures(one), one.grad_norm_rel) for one in answer.variants]
-    output.table(["variation", "what", "max", "p99", "mean", "|g| rel"], rows)
-    _say("max, p99, mean: how far it moves log-probs, nats. |g| rel: the gradient norm, relative.")
-    output.say()
-    floor = [(MEASURES.get(name, name).removesuffix(" (no default)"), value) for name, value in answer.floor.items()]
-    output.table(["the floor", "largest"], floor)
-    output.say()
-    for line in answer.conclusion:
-        _say(line)
-    for reason in answer.reasons[:5]:
-        _say(f"left out: {reason}")
-    if len(answer.reasons) > 5:
-        output.say(f"left out: {len(answer.reasons) - 5} more, in --json")
-
-
-def _say(text: str) -> None:
-    """A line of the answer, wrapped between words; a command to copy stays whole."""
-    if text.startswith("next: "):
-        output.say(text)
-    else:
-        output.say_lines(textwrap.fill(text, 79, break_long_words=False))
-
-
-def _conclusion(record: NoiseRecord, largest: NoiseVariant | None, same: bool | None) -> list[str]:
-    lines = []
-    if same is True:
-        lines.append("Run again, it gives the same bits: this configuration is deterministic here.")
-    elif same is False:
-        lines.append(
-            "Run again, the same call gives other numbers: it is not deterministic here (atomic additions, kernels chosen by "
-            "timing), and no two runs of it can agree better than that."
-        )
-    if largest is None:
-        lines.append("Padding, batch and order of rows move no log-prob at all.")
-    else:
-        how = ANSWERS.get(largest.name, largest.name)
-        lines.append(f"Moved most by {how} ({largest.name}): a log-prob by up to {_largest(largest):.3g} nats.")
-    rounding = next((one for one in record.variants if one.name == ROUNDING), None)
-    if rounding is not None:
-        lines.append(
-            f"{record.dtype} itself, each row alone, is up to {_largest(rounding):.3g} nats from the same in a wider dtype: no "
-            f"configuration can be expected to be nearer to the truth. That counts {ROUNDING_MARGIN:g} times in the floor."
-        )
-    if record.config.get("oracle") is None:
-        lines.append(f"next: actordbg compare {record.replay_id} truth --noise {record.noise_id}")
-    return lines
-
-
-def _largest(variant: NoiseVariant) -> float:
-    return (variant.log_probs.max_abs or 0.0) if variant.log_probs else 0.0
-
-
-def _figures(variant: NoiseVariant) -> tuple[Any, Any, Any]:
-    found = variant.log_probs
-    return (None, None, None) if found is None else (found.max_abs, found.p99_abs, found.mean_abs)

@@ -9,17 +9,18 @@ import sys
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import fields
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from actordbg.base.errors import NothingToDo, Refused, StoreProblem, UsageError
-from actordbg.base.fault import scrub
-from actordbg.base.owners import is_own, name_of
 from actordbg.cli import output
 from actordbg.config import accelerate_file, consent, dist_plugin
-from actordbg.config.sources import Settings, load_settings
-from actordbg.store.layout import Store
+
+if TYPE_CHECKING:
+    from actordbg.config.sources import Settings
+    from actordbg.store.layout import Store
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
 Limit = Annotated[int, typer.Option("--limit", min=0, help="At most this many rows; 0 for all.")]
@@ -119,6 +120,8 @@ def command_line(answered: Sequence[str] = ()) -> str:
 
     Consent to a model's code is left out, and said to be needed.
     """
+    from actordbg.base.fault import scrub
+
     typed = [word for word in sys.argv[1:] if word != consent.FLAG]
     remark = f"  # {consent.NEEDED}" if len(typed) < len(sys.argv) - 1 else ""
     return shlex.join(["actordbg", *map(scrub, typed), *answered]) + remark
@@ -134,6 +137,8 @@ def take_consent(given: bool) -> None:
 
 def approve(what: str, owner: int, yes: bool) -> None:
     """Go on with what another user wrote only if --yes says so, or the user at the terminal; Refused otherwise."""
+    from actordbg.base.owners import is_own, name_of
+
     if is_own(owner):
         return
     shown = f"{name_of(owner)} wrote {what}"
@@ -159,12 +164,16 @@ def require_selected(store: Store, where: str | None, done: int, allow_empty: bo
 
 def settings_of(ctx: typer.Context) -> Settings:
     """The merged settings of this invocation (`actordbg --store DIR COMMAND` comes first)."""
+    from actordbg.config.sources import load_settings
+
     root = ctx.find_root()
     return load_settings(root.params.get("store"))
 
 
 def store_of(ctx: typer.Context) -> Store:
     """The store of this invocation; it may not exist yet (`Store.create`, `Store.require`)."""
+    from actordbg.store.layout import Store
+
     settings = settings_of(ctx)
     store = Store(settings.store)
     if settings.url is not None:

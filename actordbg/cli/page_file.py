@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import webbrowser
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actordbg.actor.hub_model import cached_file
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.cli.output import note
-from actordbg.formats.store_files import atomic_write
-from actordbg.report.blocks import Block
-from actordbg.report.token_charts import Texts
+
+if TYPE_CHECKING:
+    from actordbg.report.blocks import Block
+    from actordbg.report.token_charts import Texts
+
 
 HtmlFile = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Write the answer as a page, too: one HTML file with its charts.")
@@ -30,6 +30,8 @@ TokenizerFile = Annotated[
 
 def texts_of(path: Path | None) -> Texts | None:
     """The text of token ids by a tokenizer on this machine; None without one. Nothing is fetched, no code of a model is run."""
+    from actordbg.actor.hub_model import cached_file
+
     if path is None:
         return None
     from tokenizers import Tokenizer
@@ -69,6 +71,8 @@ def write_page(path: Path | None, blocks: Iterable[Block]) -> None:
 
 def write_file(path: Path, text: str) -> None:
     """Write a file that the user named, whole or not at all, and say so."""
+    from actordbg.formats.store_files import atomic_write
+
     try:
         atomic_write(path, text.encode(), mode=0o644)
     except OSError as error:
@@ -80,6 +84,8 @@ def write_file(path: Path, text: str) -> None:
 
 def open_page(path: Path) -> None:
     """Show a file in the browser of this machine; where there is none, say where it lies."""
+    import webbrowser
+
     address = path.resolve().as_uri()
     try:
         opened = webbrowser.open_new_tab(address)

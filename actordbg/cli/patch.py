@@ -6,15 +6,16 @@ Both find the file, as `status` does, in the same way: by --target, in the envir
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actordbg.cli.options import Json, store_of
 from actordbg.cli.output import emit, note, say, say_lines
-from actordbg.install import patching as operate
-from actordbg.install.patch_target import find_target
-from actordbg.install.patching import Outcome
+
+if TYPE_CHECKING:
+    from actordbg.install.patching import Outcome
+
 
 Python = Annotated[
     Path | None, typer.Option("--python", metavar="EXE", help="The interpreter of the training environment (default: this one).")
@@ -36,6 +37,9 @@ def patch(
 
     Example: actordbg --store /data/store patch --python /opt/train/bin/python
     """
+    from actordbg.install import patching as operate
+    from actordbg.install.patch_target import find_target
+
     answer = operate.patch(find_target(python, target), store_of(ctx), dry_run=dry_run)
     emit(answer, _say_outcome, as_json)
     if not as_json and not dry_run:
@@ -53,6 +57,9 @@ def unpatch(
 
     Example: actordbg unpatch --dry-run
     """
+    from actordbg.install import patching as operate
+    from actordbg.install.patch_target import find_target
+
     emit(operate.unpatch(find_target(python, target), store_of(ctx), dry_run=dry_run), _say_outcome, as_json)
 
 

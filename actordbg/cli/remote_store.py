@@ -12,9 +12,6 @@ import typer
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
 from actordbg.cli.options import Json
-from actordbg.cli.staged_store import in_words
-from actordbg.store.layout import Store
-from actordbg.store.staging import Mirror, split_runs
 
 
 @dataclass(frozen=True)
@@ -53,11 +50,16 @@ def push(
 
     Example: actordbg store push ./store s3://bucket/store
     """
+    from actordbg.store.layout import Store
+
     Store(folder).require()
     _move(url, folder, "pushed", as_json)
 
 
 def _move(url: str, folder: Path, what: str, as_json: bool) -> None:
+    from actordbg.cli.staged_store import in_words
+    from actordbg.store.staging import Mirror, split_runs
+
     if "://" not in url:
         raise UsageError(f"{url!r:.60} is no URL", hint="s3://bucket/store, hdfs://host/store; a folder needs no staging: cp -r")
     began = time.monotonic()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actordbg.base.units import ago
-from actordbg.catalog.query import Catalog, ReplayRow, comparisons, list_own_replays, list_replays, open_fresh
 from actordbg.cli import output
 from actordbg.cli.options import AllowEmpty, Json, require_some, store_of
-from actordbg.config.as_ran import as_ran, label
+
+if TYPE_CHECKING:
+    from actordbg.catalog.query import Catalog, ReplayRow
+
 
 _ROWS = 20
 
@@ -52,6 +54,8 @@ def replays(
 
     Example: actordbg replays --limit 5
     """
+    from actordbg.catalog.query import open_fresh
+
     catalog = open_fresh(store_of(ctx).require())
     rows = _listed(catalog, everything)
     shown = rows[: (0 if as_json else _ROWS) if limit is None else limit] or rows
@@ -62,6 +66,8 @@ def replays(
 
 
 def _listed(catalog: Catalog, everything: bool) -> list[ListedReplay]:
+    from actordbg.catalog.query import comparisons, list_own_replays, list_replays
+
     own = list_own_replays(catalog)
     handles = {row.replay_id: f"@{number}" for number, row in enumerate(own, 1)}
     verdicts = {row.replay_id: row.verdict for row in comparisons(catalog) if row.against_kind == "truth"}
@@ -72,6 +78,8 @@ def _listed(catalog: Catalog, everything: bool) -> list[ListedReplay]:
 
 
 def _answer(row: ReplayRow, handle: str | None, verdict: str | None) -> ListedReplay:
+    from actordbg.config.as_ran import as_ran, label
+
     name = row.config.get("name")
     return ListedReplay(
         handle, row.replay_id, str(name) if name else None, row.created_at, row.status, row.inputs, row.passed, verdict,

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from actordbg.actor.signatures import explain
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.cli.completion import complete_replays
 from actordbg.cli.options import Explain, Format, Where, chosen_format, store_of
 from actordbg.cli.output import note, say_lines
 from actordbg.cli.page_file import TokenizerFile, open_page, texts_of, write_file
-from actordbg.formats.dump_record import now_timestamp
-from actordbg.pages.page import as_html
-from actordbg.report import tabular
-from actordbg.report.load_replays import Material, load
-from actordbg.report.pictures import pictures
-from actordbg.report.renderings import as_markdown, as_text
-from actordbg.report.replay_document import Pictures, brief_document, document, explanations
-from actordbg.report.report_model import Summary
-from actordbg.report.summary import summarise
-from actordbg.report.token_charts import Texts
-from actordbg.report.trackers import send
-from actordbg.store.layout import Store
+
+if TYPE_CHECKING:
+    from actordbg.report.load_replays import Material
+    from actordbg.report.replay_document import Pictures
+    from actordbg.report.report_model import Summary
+    from actordbg.report.token_charts import Texts
+    from actordbg.store.layout import Store
+
 
 _BY_SUFFIX: dict[str, Format] = {
     ".txt": "text",
@@ -73,6 +67,11 @@ def report(
 
     Example: actordbg report last --format md --output report.md
     """
+    from actordbg.report.load_replays import load
+    from actordbg.report.renderings import as_text
+    from actordbg.report.replay_document import explanations
+    from actordbg.report.trackers import send
+
     if explain_figures:
         return say_lines(as_text(explanations()))
     by_suffix = _by_suffix(output, format is not None or as_json) if output else None
@@ -96,6 +95,14 @@ def report(
 
 
 def _written(store: Store, material: Material, chosen: Format, slowest: int, texts: Texts | None) -> str:
+    from actordbg.actor.signatures import explain
+    from actordbg.formats.dump_record import now_timestamp
+    from actordbg.pages.page import as_html
+    from actordbg.report import tabular
+    from actordbg.report.renderings import as_markdown, as_text
+    from actordbg.report.replay_document import brief_document, document
+    from actordbg.report.summary import summarise
+
     if chosen == "csv":
         return tabular.render_csv(material.replays)
     summary = summarise(
@@ -114,6 +121,8 @@ def _written(store: Store, material: Material, chosen: Format, slowest: int, tex
 
 
 def _pictures(store: Store, material: Material, summary: Summary, texts: Texts | None) -> Pictures:
+    from actordbg.report.pictures import pictures
+
     pairs = zip(summary.replays, material.replays, strict=True)
     return {one.label: pictures(store, data, texts) for one, data in pairs}
 
@@ -133,6 +142,8 @@ def _by_suffix(path: Path, said: bool) -> Format | None:
 
 def _of_its_own(text: str) -> Path:
     """The page in a temporary folder that only this user can look into; the browser reads it after this command ended."""
+    import tempfile
+
     path = Path(tempfile.mkdtemp(prefix="actordbg-")) / "report.html"
     write_file(path, text)
     return path

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from actordbg.base.errors import Refused
 from actordbg.cli import output
-from actordbg.store.layout import Store
-from actordbg.store.staging import Mirror, Moved, Pusher, split_runs
+
+if TYPE_CHECKING:
+    from actordbg.store.layout import Store
+    from actordbg.store.staging import Moved, Pusher
+
 
 NOT_THERE = {
     "run": "training processes write into a folder", "patch": "the hook writes into a folder",
@@ -25,6 +28,8 @@ NOT_THERE = {
 
 def staged(ctx: typer.Context, url: str, store: Store) -> None:
     """Bring the mirror up to date once in a process, push while the command runs, and push the rest when it ends."""
+    from actordbg.store.staging import Mirror, Pusher, split_runs
+
     root = ctx.find_root()
     if root.meta.get(__name__) is not None:
         return

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from actordbg.base.errors import EnvironmentProblem
 from actordbg.base.units import ago
-from actordbg.catalog.holdings import Holdings, holdings
-from actordbg.catalog.query import open_fresh
 from actordbg.cli.options import Json, store_of
 from actordbg.cli.output import cell, emit, human_bytes, note, plural, say
 from actordbg.cli.patch import Python, TargetFile
-from actordbg.install.patch_state import Status, inspect_target
-from actordbg.install.patch_target import find_target
-from actordbg.store.layout import Store
+
+if TYPE_CHECKING:
+    from actordbg.catalog.holdings import Holdings
+    from actordbg.install.patch_state import Status
+    from actordbg.store.layout import Store
 
 
 @dataclass
@@ -38,6 +38,9 @@ def status(ctx: typer.Context, python: Python = None, target: TargetFile = None,
 
     Example: actordbg status --json
     """
+    from actordbg.install.patch_state import inspect_target
+    from actordbg.install.patch_target import find_target
+
     store = store_of(ctx)
     patch, why = None, ""
     try:
@@ -51,6 +54,9 @@ def status(ctx: typer.Context, python: Python = None, target: TargetFile = None,
 
 
 def _held(store: Store) -> Holdings | None:
+    from actordbg.catalog.holdings import holdings
+    from actordbg.catalog.query import open_fresh
+
     return holdings(open_fresh(store)) if store.exists() else None
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from actordbg.base.errors import Unsupported, UsageError, require_package
 from actordbg.base.ids import resolve
-from actordbg.config.replay_config import ReplayConfig
-from actordbg.debug.replay_stops import AFTER, BEFORE, ERROR, LEVELS, POST_MORTEM, StopOrder
-from actordbg.formats.replay_record import ReplaySpec
+
+if TYPE_CHECKING:
+    from actordbg.config.replay_config import ReplayConfig
+    from actordbg.debug.replay_stops import StopOrder
+    from actordbg.formats.replay_record import ReplaySpec
+
 
 _PANEL = "Stopping and watching"
 _ATTACH = "or --break-wait 600, and then `actordbg attach` from another terminal; or --debugpy PORT, for an editor"
@@ -72,7 +75,7 @@ class StopOptions:
     log_level: Annotated[
         str | None,
         typer.Option(
-            "--log-level", metavar="|".join(LEVELS), rich_help_panel=_PANEL,
+            "--log-level", metavar="warning|info|debug", rich_help_panel=_PANEL,
             help="info is --verbose, debug has a line for each layer too (default: warning, no lines).",
         ),
     ] = None  # fmt: skip
@@ -83,6 +86,8 @@ class StopOptions:
 
     def on(self, engine: str, several_nodes: bool, apart: bool = False) -> StopOptions:
         """The same where groups run there; what cannot be there is refused. apart: nodes do not see the store's folder."""
+        from actordbg.debug.replay_stops import ERROR, POST_MORTEM
+
         if engine != "ray":
             if self.ray_debug_error:
                 raise UsageError("--ray-debug-error belongs to a Ray cluster", hint="add --engine ray; here it is --break error")
@@ -114,6 +119,8 @@ class StopOptions:
 
     def order(self, spec: ReplaySpec) -> StopOrder:
         """What this asks of the workers of a replay; what cannot be is refused before they start."""
+        from actordbg.debug.replay_stops import LEVELS, StopOrder
+
         terminal = sys.stdin.isatty() and sys.stderr.isatty()
         self._refuse(terminal, spec.config)
         return StopOrder(
@@ -129,6 +136,8 @@ class StopOptions:
 
     def _refuse(self, terminal: bool, config: ReplayConfig) -> None:
         """What makes no sense here, or has no place in this configuration."""
+        from actordbg.debug.replay_stops import AFTER, BEFORE, ERROR, LEVELS
+
         wanted = self.break_at or ""
         if wanted and not terminal and self.break_wait is None and self.debugpy is None:
             raise UsageError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import webbrowser
 from typing import Annotated
 
 import typer
@@ -24,6 +23,8 @@ def ui(
 
     Example: actordbg ui --port 8700 --no-open
     """
+    import webbrowser
+
     from actordbg.pages.ui_server import UiServer
 
     server = UiServer(store_of(ctx).require(), port)

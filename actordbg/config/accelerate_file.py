@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import Unsupported, UsageError, require_package
-from actordbg.config.replay_config import COMPILE_BACKENDS
 
 FLAG = "--accelerate-config"
 _BACKENDS = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp2"}
@@ -34,6 +33,8 @@ def _backend(kind: Any) -> dict[str, Any]:
 
 
 def _compiled(dynamo: Any) -> dict[str, Any]:
+    from actordbg.config.replay_config import COMPILE_BACKENDS
+
     name = str(dynamo).lower()
     return {"compile": True, "compile_backend": name} if name in COMPILE_BACKENDS else {}
 

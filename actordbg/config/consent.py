@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import shlex
 
-from actordbg.config.replay_config import TINY
-
 FLAG = "--trust-remote-code"
 NEEDED = f"needs {FLAG}: the model brings code of its own"
 _ANY = "*"
@@ -50,6 +48,8 @@ def withhold() -> None:
 
 def is_given(model: str) -> bool:
     """Whether the code of this model may run here. The tiny model has none."""
+    from actordbg.config.replay_config import TINY
+
     return model != TINY and _given in (_ANY, model)
 
 

@@ -26,7 +26,7 @@ from actordbg.capture.switch_file import read_control, write_control
 from actordbg.cli import dump_status, dump_switch
 from actordbg.cli.app import app
 from actordbg.cli.capture_options import parse_ranks
-from actordbg.cli.dump_status import process_rows
+from actordbg.cli.dump_status_work import process_rows
 from actordbg.formats.ringfile import PLACE, place
 from actordbg.store.layout import Store
 

@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from actordbg.base.errors import EnvironmentProblem
 from actordbg.catalog.holdings import unequal_steps
 from actordbg.catalog.query import open_fresh
-from actordbg.cli import doctor as command
-from actordbg.cli import status as standing
 from actordbg.cli.app import app
-from actordbg.cli.dump_status import ProcessRow, ranks_apart
+from actordbg.cli.dump_status_work import ProcessRow, ranks_apart
+from actordbg.doctor import checkup
 from actordbg.doctor.check import bad, ok, warn
+from actordbg.install import patch_target
 from actordbg.store.layout import Store
 
 
@@ -36,7 +36,7 @@ def no_trainer(*given: Any) -> Any:
 
 
 def test_status_is_about_the_store_also_where_no_trainer_is(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standing, "find_target", no_trainer)
+    monkeypatch.setattr(patch_target, "find_target", no_trainer)
     assert "next        actordbg check" not in invoke(store, "status").stdout
     inputs = publish(store, 3)
     assert "next        actordbg check" in invoke(store, "status").stdout
@@ -102,7 +102,7 @@ def test_doctor_begins_with_what_is_wrong_and_has_one_command_for_what_is_missin
         yield warn("peft", "not installed; replay needs it", "python -m pip install peft==0.21.2")
         yield bad("zstandard", "not installed; capture needs it", "python -m pip install zstandard")
 
-    monkeypatch.setattr(command, "examine", checks)
+    monkeypatch.setattr(checkup, "examine", checks)
     done = invoke(store, "doctor")
     lines = done.stdout.splitlines()
     assert lines[0] == "2 bad, 3 warn, 1 ok" and done.exit_code == 4

@@ -12,6 +12,8 @@ import tomllib
 from catalogcases import append, fill, result, spec, write_spec
 from roots import ROOT
 
+from actordbg.cli.app import CONTENTS
+from actordbg.cli.lazy import every_command
 from actordbg.store.layout import Store
 
 DESK_ONLY = {"typer", "rich", "pydantic", "sqlmodel", "sqlalchemy", "sqlite3", "alembic", "sqlglot", "msgspec", "click"}
@@ -119,8 +121,35 @@ def test_the_desk_does_not_load_torch(desk: dict[str, dict[str, Any]], name: str
     assert (desk[name]["code"], desk[name]["loaded"]) == (0, []), desk[name]["said"]
 
 
-def test_help_loads_neither_the_catalog_nor_rich_tables():
-    assert {"sqlmodel", "sqlalchemy", "alembic", "sqlglot", "msgspec"}.isdisjoint(loaded_by(command("--help")))
+EVERY_HELP = """
+import sys, typer
+before = set(sys.modules)
+from actordbg.cli.app import CONTENTS, app
+from actordbg.cli.lazy import every_command
+for name, _ in every_command(CONTENTS):
+    try:
+        app([*name.split(), "--help"])
+    except SystemExit as end:
+        assert not end.code, name
+print("\\n" + " ".join(set(sys.modules) - before))
+"""
+
+
+def test_no_commands_own_help_loads_what_the_command_works_with():
+    """Options, and what declares them: no other package than typer, no database, no room but cli/, config/ and base/."""
+    done = subprocess.run([sys.executable, "-c", EVERY_HELP], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.count("Usage: ") == len(list(every_command(CONTENTS))), done.stderr
+    loaded = set(done.stdout.splitlines()[-1].split())
+    own = {name for name in loaded if name.partition(".")[0] == "actordbg"}
+    assert {name.partition(".")[0] for name in loaded - own} - sys.stdlib_module_names - {"typer"} == set()
+    assert {"sqlite3", "hashlib", "tempfile", "socket", "statistics", "csv", "webbrowser"}.isdisjoint(loaded)
+    targets = {f"actordbg.cli.{one.target.partition(':')[0]}" for _, one in every_command(CONTENTS)}
+    left = own - targets - {name for name in own if name.endswith("options") or name.startswith("actordbg.base")}
+    assert left <= {
+        "actordbg", "actordbg.cli", "actordbg.cli.app", "actordbg.cli.completion", "actordbg.cli.lazy", "actordbg.cli.output",
+        "actordbg.cli.page_file", "actordbg.cli.plain_values", "actordbg.config", "actordbg.config.accelerate_file",
+        "actordbg.config.consent", "actordbg.config.dist_plugin", "actordbg.config.replay_config", "actordbg.config.setting",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("dump", "--help"), ("--version",)])

@@ -200,8 +200,8 @@ def test_the_model_that_the_dumps_name_is_asked_for_at_a_terminal_and_nowhere_el
     ran: list[Any] = []
     asked: list[str] = []
     monkeypatch.setattr(supervise, "run_replay", lambda where, spec, *given, **more: ran.append(spec))
-    monkeypatch.setattr("actordbg.cli.replay.find_model", lambda model: None)
-    monkeypatch.setattr("actordbg.cli.input_options.require_consent", lambda model: None)
+    monkeypatch.setattr("actordbg.cli.replay_work.find_model", lambda model: None)
+    monkeypatch.setattr("actordbg.cli.chosen_inputs.require_consent", lambda model: None)
     invoke(store)
     assert ran[-1].config.model == "tiny", "a pipe is not asked"
     for said, expected in (("org/model", "org/model"), ("other/one", "other/one"), ("tiny", "tiny")):

@@ -1,0 +1,342 @@
+"""What `actordbg dump status` answers: the switch, each process, each flight recorder, and how they are said."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from actordbg.base.errors import CorruptDump, StoreProblem
+from actordbg.capture.control import Control
+from actordbg.capture.switch_file import control_dict, read_control
+from actordbg.cli.capture_options import limits_in_words
+from actordbg.cli.dump_switch import job_names
+from actordbg.cli.output import human_bytes, note, plural, say, table
+from actordbg.dumps.recover import find_rings
+from actordbg.formats.record_reading import parse_timestamp
+from actordbg.formats.recording_reading import Books, RingFile, read_counters, read_ring
+from actordbg.formats.ringfile import IN_FLIGHT
+from actordbg.store.layout import Store
+
+LONG_CALL_SECONDS = 60.0
+"""A call in flight for longer is worth a line."""
+FULL_BYTES = 2**14
+"""With less free space than this no counters file can be made."""
+AHEAD_SECONDS = 10.0
+"""Ranks that have made more calls than others, and are in one for so long, wait for the others."""
+STALE_SECONDS = 30.0
+"""A process that has not published for so long, and did not say that it ended, is called lost."""
+
+
+@dataclass
+class ProcessRow:
+    """One recording actor of one process. `state`: on, off, ended, killed, lost. `age_s`: since its counters were published.
+
+    `triggered_by` counts captured calls by trigger, `rotated` dumps that made room for newer ones. `ring`: the file of the
+    process's last inputs; `in_flight_s`: how long its oldest running call had been running. `writer`: who writes
+    its dumps, "thread" or "process", or "thread: " and why the writer process does not.
+    """
+
+    run: str
+    rank: int
+    role: str | None
+    host: str
+    pid: int
+    instance: str
+    state: str
+    calls: int
+    captured: int
+    dropped: int
+    sampled_out: int
+    pending: int
+    bytes: int
+    queue_bytes: int
+    age_s: float
+    since: str
+    last_error: str | None
+    dropped_by: dict[str, int]
+    sampled_out_by: dict[str, int]
+    triggered_by: dict[str, int] = field(default_factory=dict)
+    rotated: int = 0
+    rotated_bytes: int = 0
+    outputs_dropped: int = 0
+    ring: str | None = None
+    in_flight_s: float | None = None
+    writer: str = "thread"
+
+
+@dataclass
+class RingRow:
+    """A ring file on this machine. `inputs` counts the calls in it, `in_flight` those that were running."""
+
+    path: str
+    pid: int
+    alive: bool
+    inputs: int
+    in_flight: int
+    problem: str | None = None
+
+
+@dataclass
+class RecordingStatus:
+    """The answer of `dump status`. `total` sums the rows; `unreadable` counts counters files that were skipped.
+
+    `jobs` are the switches of jobs that have one of their own. `rings` are those on this machine. `damaged_switches` says which
+    cannot be read, and why.
+    """
+
+    store: str
+    enabled: bool
+    control: dict[str, Any] | None
+    processes: list[ProcessRow]
+    total: dict[str, int]
+    unreadable: int
+    jobs: list[dict[str, Any]]
+    rings: list[RingRow]
+    damaged_switches: list[str]
+
+
+def status_of(store: Store, everything: bool) -> RecordingStatus:
+    """What is known of a store's recording now."""
+    control, jobs, damaged = _switches(store)
+    rows, unreadable = process_rows(store, datetime.now(timezone.utc))
+    if not everything and (control is not None or jobs):
+        current = {one.run for one in (control, *jobs) if one is not None}
+        rows = [row for row in rows if row.run in current or row.state == "on" or row.pending]
+    return RecordingStatus(
+        store=str(store.root),
+        enabled=control is not None and control.enabled,
+        control=control_dict(control) if control else None,
+        processes=rows,
+        total=total_of(rows),
+        unreadable=unreadable,
+        jobs=[control_dict(job) for job in jobs],
+        rings=ring_rows(store),
+        damaged_switches=damaged,
+    )
+
+
+def _switches(store: Store) -> tuple[Control | None, list[Control], list[str]]:
+    """The store's switch, those of jobs that are on, and why others cannot be read; to a job such a one means off."""
+    read: list[Control | None] = []
+    damaged = []
+    for name in (None, *job_names(store)):
+        try:
+            read.append(read_control(store, name))
+        except StoreProblem as error:
+            damaged.append(error.message)
+            read.append(None)
+    return read[0], [job for job in read[1:] if job is not None and job.enabled], damaged
+
+
+def ring_rows(store: Store) -> list[RingRow]:
+    """The rings of a store that are on this machine."""
+    rows = []
+    for path in find_rings(store):
+        try:
+            ring = read_ring(path)
+        except StoreProblem as error:
+            rows.append(RingRow(str(path), 0, False, 0, 0, error.message))
+        else:
+            flying = sum(slot.state == IN_FLIGHT for slot in ring.slots)
+            rows.append(RingRow(str(path), int(ring.facts.get("pid", 0)), ring.alive, len(ring.slots), flying))
+    return rows
+
+
+def process_rows(store: Store, now: datetime) -> tuple[list[ProcessRow], int]:
+    """Every recording actor of the store, sorted by run, rank and host; and how many counters files could not be read."""
+    known, unreadable = {}, 0
+    for path in sorted(store.counters.glob("*/[!.]*.json")):
+        try:
+            data = read_counters(path)
+            known[_who(data)] = data
+        except CorruptDump:
+            unreadable += 1
+    for path in find_rings(store):
+        with contextlib.suppress(StoreProblem):
+            ring = read_ring(path)
+            for books in ring.books.values():
+                who = _who(books.identity)
+                known[who] = _newest(known.get(who), ring, books)
+    rows = [_row(data, now) for data in known.values()]
+    return sorted(rows, key=lambda row: (row.run, row.rank, row.role or "", row.host, row.pid, row.instance)), unreadable
+
+
+def _who(data: dict[str, Any]) -> tuple[Any, ...]:
+    """What tells recording actors apart."""
+    return tuple(data[name] for name in ("run", "rank", "host", "pid", "instance"))
+
+
+def _newest(known: dict[str, Any] | None, ring: RingFile, books: Books) -> dict[str, Any]:
+    """What is known of an actor, from its counters file and its books in a ring. Both only grow, so more is newer."""
+    state = "on" if ring.alive else "ended" if books.counts["ended"] else "killed"
+    counted = books.as_counters() | {"ring": {"path": str(ring.path)}, "heartbeat": books.identity["since"], "queue_bytes": 0}
+    if known is None:
+        return counted | {"state": state}
+    known = known | ({"state": state} if not ring.alive and known["state"] in ("on", "off") else {})
+    kept = {name: known[name] for name in ("heartbeat", "queue_bytes", "ring", "role") if known.get(name) is not None}
+    return known | counted | kept if _progress(counted) > _progress(known) else known
+
+
+def _progress(data: dict[str, Any]) -> tuple[int, int]:
+    return data["calls"], data["calls"] - data["pending"]
+
+
+def total_of(rows: list[ProcessRow]) -> dict[str, int]:
+    """The counts of all rows together."""
+    names = ("calls", "captured", "dropped", "sampled_out", "pending", "bytes")
+    return {name: sum(getattr(row, name) for row in rows) for name in names}
+
+
+def totals_in_words(total: dict[str, int]) -> str:
+    """`42 calls = 42 captured + 0 dropped + 0 sampled out`, and what is in the ring."""
+    in_ring = f" + {total['pending']:,} in ring" if total["pending"] else ""
+    return (
+        f"{total['calls']:,} calls = {total['captured']:,} captured + {total['dropped']:,} dropped"
+        f" + {total['sampled_out']:,} sampled out{in_ring}"
+    )
+
+
+def _row(data: dict[str, Any], now: datetime) -> ProcessRow:
+    age = (now - parse_timestamp(data["heartbeat"])).total_seconds()
+    ring = data.get("ring") or {}
+    lost = data["state"] == "on" and age > STALE_SECONDS
+    return ProcessRow(
+        **{name: data[name] for name in ("run", "rank", "host", "pid", "instance", "calls", "captured", "pending", "bytes")},
+        role=data.get("role"),
+        state="lost" if lost else data["state"],
+        dropped=sum(data["dropped"].values()),
+        sampled_out=sum(data["sampled_out"].values()),
+        queue_bytes=data["queue_bytes"],
+        age_s=round(max(age, 0.0), 1),
+        since=data["since"],
+        last_error=data.get("last_error"),
+        dropped_by=data["dropped"],
+        sampled_out_by=data["sampled_out"],
+        triggered_by=data.get("triggered") or {},
+        **{name: data.get(name, 0) for name in ("rotated", "rotated_bytes", "outputs_dropped")},
+        ring=ring.get("path"),
+        in_flight_s=ring.get("in_flight_s"),
+        writer=str(data.get("writer", "thread")),
+    )
+
+
+def say_status(answer: RecordingStatus) -> None:
+    if answer.control is None and not answer.jobs:
+        never = "" if answer.processes or answer.damaged_switches else ": it was never on"
+        say(f"Recording is off{never} in {answer.store}")
+        note("next: `actordbg dump enable`, or `actordbg run -- COMMAND`")
+    if answer.control is not None:
+        state = "on" if answer.enabled else "off"
+        say(f"Recording is {state}: run {answer.control['run']}, since {answer.control['since']}")
+        say(f"  {limits_in_words(answer.control)}")
+    for job in answer.jobs:
+        say(f"Recording is on for the job {job['run']} alone, since {job['since']}")
+        say(f"  {limits_in_words(job)}")
+    if answer.processes:
+        _say_processes(answer)
+    else:
+        on = answer.enabled or answer.jobs
+        say("No process has reported yet." if on else "No process has reported.")
+        if on and shutil.disk_usage(answer.store).free < FULL_BYTES:
+            note("the store's disk is full, so a process cannot report what it loses: `actordbg dump prune` makes room")
+    _say_rings(answer)
+    for problem in answer.damaged_switches:
+        note(f"a switch that cannot be read, which means off: {problem}")
+    if answer.unreadable:
+        note(f"{plural(answer.unreadable, 'counters file')} could not be read")
+
+
+def _say_processes(answer: RecordingStatus) -> None:
+    say()
+    names = ("rank", "role", "state", "calls", "captured", "dropped", "sampled", "in ring", "size", "since")
+    table(names, [_cells(row) for row in answer.processes], tight=True)
+    say(f"{plural(len(answer.processes), 'recording actor')}: {totals_in_words(answer.total)}")
+    say(f"{human_bytes(answer.total['bytes'])} written; counted {min(row.age_s for row in answer.processes):.0f} s ago")
+    for row in answer.processes:
+        for line in trouble_of(row):
+            say(line)
+    for line in ranks_apart(answer.processes):
+        say(line)
+
+
+def ranks_apart(rows: list[ProcessRow]) -> Iterator[str]:
+    """Where ranks that compute together made unequal numbers of calls: those ahead are in a call, the others are in none."""
+    live = [row for row in rows if row.state == "on" and row.calls]
+    for run, role in sorted({(row.run, row.role) for row in live}, key=str):
+        counts = {row.rank: row for row in live if (row.run, row.role) == (run, role)}
+        most, least = (pick(row.calls for row in counts.values()) for pick in (max, min))
+        ahead = {row.calls == most for row in counts.values() if row.in_flight_s is not None}
+        waits = min((row.in_flight_s + row.age_s for row in counts.values() if row.in_flight_s is not None), default=0.0)
+        if most == least or ahead != {True} or waits < AHEAD_SECONDS:
+            continue
+        said = "; ".join(
+            f"{_ranks_of(counts, calls)} made {calls:,} calls" for calls in sorted({r.calls for r in counts.values()})
+        )
+        yield f"unequal numbers of calls in run {run}: {said}, and waits in its last one for {waits:.0f} s"
+
+
+def _ranks_of(counts: dict[int, ProcessRow], calls: int) -> str:
+    ranks = [str(rank) for rank, row in sorted(counts.items()) if row.calls == calls]
+    return f"rank{'s' * (len(ranks) > 1)} {', '.join(ranks)}"
+
+
+def _say_rings(answer: RecordingStatus) -> None:
+    dead = [ring for ring in answer.rings if not ring.alive]
+    for ring in dead:
+        flying = f", {ring.in_flight} in flight" if ring.in_flight else ""
+        what = ring.problem or f"a dead process's ring: {plural(ring.inputs, 'input')}{flying}"
+        say(f"pid {ring.pid}: {what} ({ring.path})" if ring.pid else f"{Path(ring.path).name}: {what}")
+    if dead:
+        note("next: `actordbg dump recover` turns rings into dumps")
+
+
+def _cells(row: ProcessRow) -> tuple[Any, ...]:
+    counts = (row.calls, row.captured, row.dropped, row.sampled_out, row.pending)
+    return (row.rank, row.role, row.state, *counts, _short_bytes(row.bytes), row.since[11:19])
+
+
+def trouble_of(row: ProcessRow) -> list[str]:
+    """What a user should know about one recording actor, in sentences: calls that were lost, or are not written yet."""
+    who = f"rank {row.rank} {row.role or 'actor'} ({row.host}, pid {row.pid})"
+    lines = []
+    if row.dropped:
+        reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(row.dropped_by.items()))
+        lines.append(f"{who} dropped: {reasons}" + (f"; last: {row.last_error}" if row.last_error else ""))
+    if row.pending and row.state in ("ended", "killed"):
+        calls = f"{plural(row.pending, 'call')} {'is' if row.pending == 1 else 'are'}"
+        lines.append(f"{calls} still in the ring of pid {row.pid}: `actordbg dump recover` on {row.host} brings them")
+    elif row.pending:
+        lines.append(
+            f"{who} has {plural(row.pending, 'call')} in its ring to write, {human_bytes(row.queue_bytes)} of its process"
+        )
+    elif row.last_error and not row.dropped:
+        lines.append(f"{who} last error: {row.last_error}")
+    if row.triggered_by:
+        kept = ", ".join(f"{trigger} {count}" for trigger, count in sorted(row.triggered_by.items()))
+        lines.append(f"{who} kept for triggers: {kept}")
+    if row.rotated:
+        lines.append(f"{who} rotated {plural(row.rotated, 'dump')} out, {human_bytes(row.rotated_bytes)}")
+    if row.outputs_dropped:
+        lines.append(f"{who} kept {plural(row.outputs_dropped, 'dump')} without outputs: the queue was full")
+    if row.in_flight_s is not None and row.in_flight_s > LONG_CALL_SECONDS:
+        lines.append(f"{who} has been in one call for {row.in_flight_s + row.age_s:.0f} s: `dump recover --live` gives its input")
+    if row.writer not in ("thread", "process"):
+        lines.append(f"{who} has no writer process, a {row.writer}")
+    if row.state == "lost":
+        where = f"; `dump recover` on {row.host} gives its last inputs" if row.ring else ""
+        lines.append(f"{who} is lost: silent for {row.age_s:.0f} s; killed, or it cannot write here{where}")
+    return lines
+
+
+def _short_bytes(count: float) -> str:
+    """12345 as "12.1K": four or five characters."""
+    for unit in ("", "K", "M"):
+        if abs(count) < 1000:
+            return f"{count:.0f}{unit}" if not unit or count >= 100 else f"{count:.1f}{unit}"
+        count /= 1024
+    return f"{count:.0f}G" if count >= 100 else f"{count:.1f}G"

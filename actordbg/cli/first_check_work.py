@@ -1,0 +1,132 @@
+"""The work of `actordbg check`: the run, its bar, and the answer as text, page and annotations."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import typer
+
+from actordbg.actor.hub_model import find_model
+from actordbg.actor.known_failures import check_config, refuse_hits
+from actordbg.base.errors import EnvironmentProblem
+from actordbg.check.check_document import CheckAnswer, check_document
+from actordbg.check.check_page import check_blocks
+from actordbg.check.junit import workflow_commands
+from actordbg.check.run_check import ROUNDING, TRUTH, CheckFound, CheckListener, run_check
+from actordbg.cli import output
+from actordbg.cli.chosen_inputs import replaying
+from actordbg.cli.input_options import ChosenInputs
+from actordbg.cli.options import Format
+from actordbg.formats.replay_record import ReplaySpec
+from actordbg.formats.store_files import atomic_write, make_folder
+from actordbg.pages.page import as_html
+from actordbg.replay.selection import defaults_of
+from actordbg.replay.supervise import Progress
+from actordbg.report.load_replays import load
+from actordbg.report.pictures import pictures
+from actordbg.report.renderings import as_markdown
+from actordbg.store.layout import Store
+
+SAMPLE = 8
+"""Dumps that are checked where nothing says how many."""
+
+
+def sampled(inputs: ChosenInputs) -> ChosenInputs:
+    """The inputs, as a diverse sample where no option names some of them."""
+    if inputs.longest or inputs.slowest or inputs.diverse or inputs.input_file:
+        return inputs
+    return replace(inputs, diverse=inputs.max_inputs or SAMPLE)
+
+
+def require_folders(*paths: Path | None) -> None:
+    """Before minutes of work: whether each file that was named has a folder to lie in."""
+    for path in paths:
+        if path is not None and not path.absolute().parent.is_dir():
+            hint = "make it first, or name another one"
+            raise EnvironmentProblem(f"cannot write {path}: {path.parent} is no folder", hint=hint)
+
+
+def require_torch() -> None:
+    for name in ("torch", "transformers"):
+        if find_spec(name) is None:
+            raise EnvironmentProblem(
+                f"a check replays, and this environment has no {name}",
+                hint="run it in the training environment, or: pip install 'actordbg[replay]'",
+            )
+
+
+def run_with_bar(store: Store, spec: ReplaySpec, golden: bool, *, quiet: bool) -> CheckFound:
+    """Run it with a bar over all that it computes. An interruption keeps what is done, and says how to go on."""
+    findings = check_config(spec.config, defaults=defaults_of(store.root, spec.inputs))
+    refuse_hits(findings)
+    find_model(spec.config.model)
+    for finding in findings if not quiet else ():
+        output.note(f"{finding.severity}[{finding.id}]: {finding.message}")
+    count = len(spec.inputs)
+    try:
+        with replaying(store, "checking", 2 * count, quiet=quiet) as (catalog, advance):
+            return run_check(store, spec, _listener(catalog.touch, catalog.tick, advance, count), golden=golden)
+    except KeyboardInterrupt:
+        output.note(f"interrupted; what is done is kept, `actordbg replay --resume {spec.replay_id}` goes on")
+        raise typer.Exit(130) from None
+
+
+def _listener(touch: Callable[[], None], tick: Callable[[], None], advance: Callable[..., None], count: int) -> CheckListener:
+    """Moves the bar. Each stage has `count` steps; what was there already, or needs no measuring, is passed over."""
+    done: dict[str, int] = {}
+
+    def on_stage(stage: str) -> None:
+        done[stage] = 0
+        advance(count - done[TRUTH] if stage == ROUNDING else 0, note=stage)
+
+    def on_event(event: Progress) -> None:
+        stage = list(done)[-1]
+        if event.kind == "attempt" and stage == ROUNDING:
+            advance(0, total=3 * count)
+        if event.kind == "result":
+            touch()
+            done[stage] += 1
+            advance(1)
+        elif event.kind == "attempt":
+            advance(0, note=f"{stage}: {f'starting again: {event.text[:100]}' if event.text else 'starting the workers'}")
+        elif event.kind == "start":
+            advance(0, note=f"{stage}: {event.text}")
+
+    return CheckListener(on_stage, on_event, tick)
+
+
+def write_check_page(store: Store, found: CheckFound, answer: CheckAnswer, named: Path | None) -> Path:
+    """The page, where it was asked for, else in the store."""
+    path = named or store.reports / f"check-{answer.replay_id}.html"
+    if named is None:
+        make_folder(store.reports)
+    (data,) = load(store, [answer.replay_id]).replays
+    page = as_html(check_blocks(found, answer, pictures(store, data)))
+    atomic_write(path, page.encode(), mode=0o644 if named else 0o600)
+    return path
+
+
+def print_check(found: CheckFound, answer: CheckAnswer, how: Format) -> None:
+    if how == "json":
+        output.emit(answer, lambda _: None, True)
+    elif how == "md":
+        output.say_lines(as_markdown(check_document(answer)))
+    else:
+        output.say_wrapped(answer.sentence, rest="  ")
+        for name, text in (*answer.figures, ("configuration", answer.configuration)):
+            output.say_wrapped(f"  {name:<14}  {text}", rest=" " * 18)
+        output.say(f"next: {answer.next}")
+        output.say(f"page: {answer.page}")
+
+
+def annotate(found: CheckFound, answer: CheckAnswer, how: Format) -> None:
+    """Annotations beside the answer, and the answer on the workflow's summary page where there is one."""
+    for line in workflow_commands(found, answer):
+        (output.note if how == "json" else output.say)(line)
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        with open(summary, "a", encoding="utf-8") as file:
+            file.write(as_markdown(check_document(answer)))
