@@ -319,7 +319,8 @@ class ActorSession:
         actor.packing_samples = packing
         actor.temperature = _first(self.config.temperature, record.temperature, self.choices.temperature)
         training = _first(record.training, backward)
-        actor.train(training)
+        if any(module.training is not training for module in actor.modules()):
+            actor.train(training)
         return packing, actor.temperature, training
 
     def _autocast(self, record: DumpRecord) -> contextlib.AbstractContextManager[Any]:

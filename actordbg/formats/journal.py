@@ -1,8 +1,9 @@
 """A replay's journals: append-only JSON lines, one file for each writer, read while they grow.
 
 Every process of a replay writes only its own file (`rank<N>.jsonl`, `supervisor.jsonl`) and may read the others'. A line is
-one JSON object with the key `event`. It is written by a single `write` and flushed to disk before the writer goes on, so
-what a crashed worker was doing is on disk: a `start` without an `end`. A crash may cut a line; the next writer closes it.
+one JSON object with the key `event`. It is written by a single `write` before the writer goes on, so it outlives the process:
+what a crashed worker was doing is a `start` without an `end`. It is flushed to disk at once (`append`), or by a thread while
+the worker goes on (`write`, see `actordbg.replay.flushing`). A crash may cut a line; the next writer closes it.
 
 Replay, matrix, compare and catalog all read with this module, so they skip the same lines: what is not JSON, has no
 `event`, or is an `end` without a sound result. Events and fields of a newer version are kept: readers pass over events that
@@ -38,6 +39,7 @@ TENSORS = "tensors"
 MOST_BYTES = 2**28
 """Most bytes of a journal that are read at once: those of 100,000 results, and far more than any replay wrote so far."""
 
+_ENCODE = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 _REQUIRED = {f.name for f in fields(ResultRecord) if f.default is not None}
 """Fields of a result that are never null."""
 
@@ -53,16 +55,23 @@ def rank_log(folder: Path, rank: int) -> Path:
 
 
 class Journal:
-    """The writer's end. One process holds it; `append` returns when the line is on disk."""
+    """The writer's end. One process holds it; `append` returns when the line is on disk, `write` when others can read it."""
 
     def __init__(self, path: Path) -> None:
         self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         self._close_cut_line()
 
     def append(self, event: str, /, **values: Any) -> None:
-        """Write one event. Values must be JSON; a `ResultRecord` goes in as `**record.to_dict()`."""
-        line = json.dumps({"event": event, **values}, separators=(",", ":"), allow_nan=False)
-        os.write(self._descriptor, line.encode() + b"\n")
+        """Write one event, and flush it. Values must be JSON; a `ResultRecord` goes in as `**record.to_dict()`."""
+        self.write(event, **values)
+        self.sync()
+
+    def write(self, event: str, /, **values: Any) -> None:
+        """Write one event: the same without the flush."""
+        os.write(self._descriptor, _ENCODE({"event": event, **values}).encode() + b"\n")
+
+    def sync(self) -> None:
+        """Flush what was written."""
         os.fdatasync(self._descriptor)
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 A replay lives in `store/replays/<replay_id>/`:
 
 * `spec.json`: one ReplaySpec. Written once, before anything starts.
-* `rank<N>.jsonl`: what worker N appended and fsynced, one JSON object a line, `event` says which:
+* `rank<N>.jsonl`: what worker N appended, one JSON object a line, `event` says which:
   `ready` (pid, attempt, resolved configuration), `start` (dump_id, slot, attempt), `end` (a ResultRecord), `done`;
   `stop` and `go` around a prompt, during which no clock runs.
 * `supervisor.jsonl`: what the supervisor found out: `end` for inputs that killed or hung a worker, and for those that
@@ -41,6 +41,8 @@ HUNG = "hung"
 STOPPED = "stopped"
 GOES_ON = "goes_on"
 """In a result's `extra`: its worker ran other inputs of the replay before, so its first one here is no warm-up."""
+KEPT_BYTES = "kept_bytes"
+"""In a result's `extra`: the size of the file of its tensors, where it kept them."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ class ResultRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; non-finite numbers become None and are counted in `nonfinite`."""
-        return {k: None if isinstance(v, float) and v - v != 0 else v for k, v in asdict(self).items()}
+        return {k: None if isinstance(v, float) and v - v != 0 else v for k, v in vars(self).items()}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ResultRecord:

@@ -20,6 +20,7 @@ group had another size, that is noted.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -51,9 +52,14 @@ class Signature:
     @classmethod
     def of(cls, actor: Any) -> Signature:
         """Read off a built Actor; a wrapped forward (`functools.wraps`) is read through."""
-        parameters = inspect.signature(type(actor).forward).parameters.values()
-        named = frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
-        return cls(named - {"self"}, any(p.kind is p.VAR_KEYWORD for p in parameters))
+        return _read_off(type(actor).forward)
+
+
+@functools.lru_cache(maxsize=8)
+def _read_off(forward: Any) -> Signature:
+    parameters = inspect.signature(forward).parameters.values()
+    named = frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+    return Signature(named - {"self"}, any(p.kind is p.VAR_KEYWORD for p in parameters))
 
 
 @dataclass

@@ -20,9 +20,9 @@ from actordbg.debug import stops
 from actordbg.debug.replay_stops import ReplayStops
 from actordbg.formats.journal import TENSORS
 from actordbg.formats.law_answer import LAWS
-from actordbg.formats.replay_record import ReplayInput, ReplaySpec
-from actordbg.formats.store_files import atomic_write
+from actordbg.formats.replay_record import KEPT_BYTES, ReplayInput, ReplaySpec
 from actordbg.formats.weight_hashes import WEIGHTS
+from actordbg.replay.flushing import UNFLUSHED, Unflushed
 from actordbg.replay.selection import defaults_of
 
 if TYPE_CHECKING:
@@ -119,11 +119,12 @@ class ActorEngine:
         varied, undo = vary(loaded, self.spec.config.vary)
         outcome = self._session.run(varied, backward=self._session.backward_for(loaded.record), keep=keep)
         outcome.apply(undo)
-        if outcome.tensors and recorded:
-            self._keep(item, outcome)
         fields = self._fields(loaded, outcome)
         if on_law is not None and self.spec.config.vary is None:
             fields["extra"][LAWS] = self._ask(loaded, outcome, on_law)
+        if outcome.tensors and recorded:
+            kept = fields[UNFLUSHED] = self._keep(item, outcome)
+            fields["extra"][KEPT_BYTES] = kept.size
         return fields
 
     def _watched(self) -> None:
@@ -178,16 +179,16 @@ class ActorEngine:
             "extra": _extra(outcome, checked.not_compared) | reserved(),
         }
 
-    def _keep(self, item: ReplayInput, outcome: ForwardOutcome) -> None:
-        """`--keep-tensors`: what a comparison needs, as a safetensors file named after the dump."""
-        import safetensors.torch
+    def _keep(self, item: ReplayInput, outcome: ForwardOutcome) -> Unflushed:
+        """`--keep-tensors`: what a comparison needs, as a safetensors file named after the dump, which is yet to be flushed."""
+        import safetensors.numpy
 
-        plain = {name: tensor.detach().contiguous() for name, tensor in outcome.tensors.items()}
+        plain = {name: tensor.detach().contiguous().numpy() for name, tensor in outcome.tensors.items()}
         about = {"dump_id": item.dump_id, "replay_id": self.spec.replay_id}
         if outcome.gradients:
             about["gradients"] = json.dumps(outcome.gradients)
-        blob = safetensors.torch.save(plain, metadata=about)
-        atomic_write(self.folder / TENSORS / f"{item.dump_id}.safetensors", blob)
+        blob = safetensors.numpy.save(plain, metadata=about)
+        return Unflushed.write(self.folder / TENSORS / f"{item.dump_id}.safetensors", blob)
 
     def _device_is_lost(self) -> bool:
         """After some CUDA errors (an illegal memory access) every later call in this process fails: try one."""

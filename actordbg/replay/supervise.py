@@ -36,7 +36,7 @@ from actordbg.debug.replay_stops import StopOrder
 from actordbg.debug.terminal import Relay, clear_away
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Event, Journal, read_events, read_results, result_of
-from actordbg.formats.replay_record import ReplaySpec, ResultRecord
+from actordbg.formats.replay_record import KEPT_BYTES, ReplaySpec, ResultRecord
 from actordbg.formats.store_files import atomic_write, make_folder, read_regular
 from actordbg.replay.dealing import Dealer
 from actordbg.replay.group import START_TIMEOUT_S, GroupRun
@@ -191,9 +191,10 @@ class Supervisor:
         self.spec, self.folder = spec, folder
         self._on_event, self._on_tick, self._launcher, self._warm = on_event, on_tick, launcher, warm
         self._engine = engine_in_use()
-        if _was_cut_off(folder, spec.replay_id):
+        cut_off = _was_cut_off(folder, spec.replay_id)
+        if cut_off:
             self._engine.await_end(spec.replay_id, folder)
-        done = read_results(folder)
+        done = {name: one for name, one in read_results(folder).items() if not cut_off or _is_whole(folder, one)}
         self.outcome = ReplayOutcome(spec.replay_id, folder, INTERRUPTED, len(spec.inputs), done)
         self._book = LaneBook(spec.replay_id, spec.config.lane_width, done.values())
         self.journal = Journal(folder / SUPERVISOR)
@@ -385,6 +386,15 @@ def _attempts_so_far(folder: Path, group: Group) -> int:
     """The number of this group's last attempt in earlier runs of the replay."""
     orders = folder.glob(f"work-{group.ranks[0]}-*.json")
     return max((WorkOrder.from_json(read_regular(path)).attempt for path in orders), default=0)
+
+
+def _is_whole(folder: Path, record: ResultRecord) -> bool:
+    """Whether what a result speaks of came to the disk: where a machine lost its power, the journal may have been first."""
+    size = record.extra.get(KEPT_BYTES)
+    try:
+        return size is None or (folder / TENSORS / f"{record.dump_id}.safetensors").stat().st_size == size
+    except OSError:
+        return False
 
 
 def _was_cut_off(folder: Path, replay_id: str) -> bool:

@@ -14,7 +14,8 @@ A launcher starts it (deepspeed, torchrun or plain python). RANK says which work
     restart why this process cannot go on and must be replaced        (it then exits with EXIT_RESTART)
     done    nothing is left
 
-The supervisor blames a crash or a hang on a `start` without an `end`.
+The supervisor blames a crash or a hang on a `start` without an `end`. A thread flushes lines to the disk while the next input
+runs, after the files that a result speaks of (`actordbg.replay.flushing`).
 
 An input that raises is recorded as failed, and the loop goes on, unless the exception left this process unusable:
 
@@ -54,6 +55,7 @@ from actordbg.formats.journal import SPEC, Journal, rank_journal, rank_log
 from actordbg.formats.replay_record import FAILED, GOES_ON, STOPPED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.formats.store_files import open_regular, read_regular
 from actordbg.laws.law_choice import chosen
+from actordbg.replay.flushing import UNFLUSHED, Flusher, Unflushed
 from actordbg.replay.lanes import answer_fields
 from actordbg.replay.processes import GONE, ZOMBIE, start_ticks, state_of
 from actordbg.replay.rank_view import NODE, RankView
@@ -93,7 +95,7 @@ class Engine(Protocol):
     def run(
         self, item: ReplayInput, loaded: Any, *, recorded: bool, on_law: Callable[[str], None] | None = None
     ) -> dict[str, Any]:
-        """Run one input; returns fields of its ResultRecord, `status` among them.
+        """Run one input; returns fields of its ResultRecord, `status` among them, and as `UNFLUSHED` a file that it wrote.
 
         `recorded`: this rank's result counts. Otherwise nothing is written to the store, but the rank takes part in every
         collective. on_law: ask the input for its laws too, and call this before each step of that.
@@ -167,6 +169,7 @@ class Worker:
     def __init__(self, folder: Path, spec: ReplaySpec, order: WorkOrder, rank: int, engine: Engine) -> None:
         self.spec, self.order, self.rank, self.engine = spec, order, rank, engine
         self.journal = Journal(rank_journal(folder, rank))
+        self.flusher = Flusher(self.journal)
         others = [other for other in order.ranks if other != rank]
         self.peers = [RankView.of_peer(folder, other) for other in others]
         self._longest_s = 0.0
@@ -182,6 +185,13 @@ class Worker:
 
     def run(self, switch_to: Path | None = None) -> int:
         """Run all inputs; returns the exit code. `switch_to`: the folder of another replay, to run on the loaded actor."""
+        try:
+            return self._run_all(switch_to)
+        finally:
+            self.flusher.close()
+            self.journal.close()
+
+    def _run_all(self, switch_to: Path | None) -> int:
         pid = os.getpid()
         where = {"node": os.environ[NODE]} if NODE in os.environ else {}
         self._write("boot", pid=pid, ticks=start_ticks(pid), **where)
@@ -197,10 +207,11 @@ class Worker:
         try:
             self._loop()
         except Restart as reason:
+            self.flusher.settle()
             self._write("restart", reason=str(reason))
             return EXIT_RESTART
+        self.flusher.settle()
         self._write("done")
-        self.journal.close()
         if self.order.stay:
             return 0
         while any(peer.is_alive() and not peer.done for peer in self._peers_now()):
@@ -234,6 +245,7 @@ class Worker:
         self.has_run = self.has_run or not isinstance(outcome, Failure)
         if self.goes_on:
             fields = {**fields, "extra": {**fields.get("extra", {}), GOES_ON: True}}
+        kept = fields.pop(UNFLUSHED, None)
         if leads:
             record = ResultRecord(
                 replay_id=self.spec.replay_id,
@@ -246,7 +258,7 @@ class Worker:
                 load_s=load_s,
                 **fields,
             )
-            self.journal.append("end", **record.to_dict())
+            self._end(record, kept)
         else:
             whose = {"dump_id": item.dump_id, "slot": task.slot, "follows": True, "started_at": started_at}
             self._write("filled", **whose, **answer_fields(fields))
@@ -256,6 +268,21 @@ class Worker:
             self._settle(task.slot)
         elif self.engine.out_of_step:
             raise Restart(self.engine.out_of_step)
+
+    def _end(self, record: ResultRecord, kept: Unflushed | None) -> None:
+        """Write down a result. What the one before it left behind is on disk by then, so a flush never takes a result ahead."""
+        self.flusher.settle()
+        self.journal.write("end", **record.to_dict())
+        if kept is None:
+            return self.flusher.note()
+        return self.flusher.hand_over(kept, lambda error: self._lost(record, error))
+
+    def _lost(self, record: ResultRecord, error: OSError) -> None:
+        """The disk did not take what the result speaks of: the input failed. Of two results the last one counts."""
+        names = ("replay_id", "dump_id", "attempt", "worker", "slot", "started_at", "load_s")
+        known = {name: getattr(record, name) for name in names}
+        failed = ResultRecord(**known, finished_at=now_timestamp(), **Failure.of(error).fields())
+        self.journal.write("end", **failed.to_dict())
 
     def _begin(self, event: str, slot: int, item: ReplayInput, **values: Any) -> str:
         """Write down that an input starts now, and where its log begins; returns the time."""
@@ -357,7 +384,8 @@ class Worker:
         return self.peers
 
     def _write(self, event: str, **values: Any) -> None:
-        self.journal.append(event, rank=self.rank, attempt=self.order.attempt, **values)
+        self.journal.write(event, rank=self.rank, attempt=self.order.attempt, **values)
+        self.flusher.note()
 
 
 def _log_size() -> int:

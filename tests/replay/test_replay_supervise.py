@@ -5,6 +5,7 @@ The workers here are real processes with the real loop and journal; only what ru
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -14,7 +15,9 @@ import pytest
 from supervised import TESTS, Bench, make_spec, statuses
 
 from actordbg.base.errors import Conflict, LaunchProblem, StoreProblem
-from actordbg.formats.journal import Journal, read_events, read_results
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.journal import TENSORS, Journal, read_events, read_results
+from actordbg.formats.replay_record import KEPT_BYTES, PASSED, ResultRecord
 from actordbg.formats.store_files import make_folder
 from actordbg.replay.processes import session_members, start_ticks
 from actordbg.replay.supervise import Progress, ReplayOutcome, interruptible, load_spec, run_replay
@@ -198,6 +201,23 @@ def test_resuming_a_complete_replay_starts_nothing(bench: Bench) -> None:
     spec = make_spec(2)
     bench.run(spec, {})
     assert bench.run(spec, {}).all_passed and len(bench.sessions) == 1
+
+
+def test_after_a_power_cut_a_result_without_its_tensors_runs_again(bench: Bench) -> None:
+    spec = make_spec(4)
+    folder = bench.store.replays / spec.replay_id
+    make_folder(folder / TENSORS)
+    journal = Journal(folder / "rank0.jsonl")
+    for name, bytes_there in {"d0": 5, "d1": 3, "d2": None}.items():
+        moment = now_timestamp()
+        record = ResultRecord(spec.replay_id, name, PASSED, started_at=moment, finished_at=moment, extra={KEPT_BYTES: 5})
+        journal.append("end", **record.to_dict())
+        if bytes_there is not None:
+            (folder / TENSORS / f"{name}.safetensors").write_bytes(b"1" * bytes_there)
+    (folder / "supervisor.jsonl").write_text(json.dumps({"event": "supervisor", "pid": 2**22 + 1, "ticks": 1}) + "\n")
+    outcome = bench.run(spec, {})
+    assert statuses(outcome) == {f"d{n}": PASSED for n in range(4)}
+    assert sorted(path.name for path in folder.glob("ran-*")) == [f"ran-d{n}-0-True" for n in (1, 2, 3)]
 
 
 def test_a_replay_that_another_process_supervises_is_refused(bench: Bench) -> None:

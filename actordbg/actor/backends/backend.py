@@ -149,7 +149,10 @@ class Place:
 def set_seed(seed: int) -> None:
     """Seed everything that a forward with dropout or a model's initialisation draws from."""
     random.seed(seed)
-    torch.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.manual_seed(seed)
+    else:  # torch.manual_seed would put this thread's whole stack into words, for a CUDA that comes later
+        torch.default_generator.manual_seed(seed)
 
 
 def gradient_norm(parameters: Any) -> float:
