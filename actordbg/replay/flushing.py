@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actordbg.formats.journal import Journal
-from actordbg.formats.store_files import make_folder, sync_folder, temporary_name
+from actordbg.formats.store_files import make_folder, open_regular, sync_folder, temporary_name
 
 UNFLUSHED = "unflushed"
 """The key of an `Unflushed` among the fields that an engine returns for an input."""
@@ -42,7 +42,7 @@ class Unflushed:
         """Write `data` to `path`, whole or not at all. OSError, and nothing is left, where there is no room."""
         make_folder(path.parent)
         temporary = path.with_name(temporary_name(path.name[:80]))
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = open_regular(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             left = memoryview(data)
             while left:
