@@ -20,6 +20,7 @@ import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from actordbg.base.errors import CatalogProblem, UsageError
@@ -399,16 +400,17 @@ def rows_of(kind: type[T], found: Iterable[Sequence[Any]], **more: Callable[[dic
 
     more: how to make fields that were not asked for from those that were.
     """
-    columns = [one for one in columns_of(kind).values() if one.name not in more]
-    names = [one.name for one in columns]
-    decoded = [(one.name, _DECODERS[one.kind], one) for one in columns if one.kind in _DECODERS]
+    names, flags, texts = _decoded(kind, tuple(more))
     rows = []
     for values in found:
         row = dict(zip(names, values, strict=True))
-        for name, decode, column in decoded:
+        for name in flags:
             if row[name] is not None:
-                row[name] = decode(row[name])
-            elif column.kind == "dict" and not column.optional:
+                row[name] = row[name] != 0
+        for name, optional in texts:
+            if row[name] is not None:
+                row[name] = json.loads(row[name])
+            elif not optional:
                 row[name] = {}
         for name, make in more.items():
             row[name] = make(row)
@@ -418,7 +420,13 @@ def rows_of(kind: type[T], found: Iterable[Sequence[Any]], **more: Callable[[dic
     return rows
 
 
-_DECODERS: dict[str, Callable[[Any], Any]] = {"bool": bool, "dict": json.loads}
+@cache
+def _decoded(kind: Any, without: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, bool], ...]]:
+    """Names of a table's columns but some; of these the flags; and those of JSON, with whether they may be None."""
+    columns = [one for one in columns_of(kind).values() if one.name not in without]
+    flags = tuple(one.name for one in columns if one.kind == "bool")
+    texts = tuple((one.name, one.optional) for one in columns if one.kind == "dict")
+    return tuple(one.name for one in columns), flags, texts
 
 
 def _dump_rows(found: Iterable[Sequence[Any]]) -> list[DumpRow]:

@@ -26,6 +26,7 @@ from actordbg.catalog.columns import FUNCTIONS
 TIME_LIMIT_S = 1.0
 _TABLES = {"dump", "result", "run", "replay", "comparison", "law_answer"}
 _FUNCTIONS = (set(FUNCTIONS) - {"now"}) | {"like", "count", "min", "max", "group_concat"}
+_READ, _OK = sqlite3.SQLITE_READ, sqlite3.SQLITE_OK
 _STEPS = 20_000
 _FETCH = 1000
 _LIMITS = {
@@ -91,9 +92,9 @@ def guarded(path: Path, time_limit_s: float = TIME_LIMIT_S) -> Iterator[Sandbox]
 
 
 def _authorize(action: int, first: str | None, second: str | None, *_: str | None) -> int:
+    if action == _READ and first in _TABLES:  # first, since it is asked for each column
+        return _OK
     if action == sqlite3.SQLITE_SELECT:
-        return sqlite3.SQLITE_OK
-    if action == sqlite3.SQLITE_READ and first in _TABLES:
         return sqlite3.SQLITE_OK
     if action == sqlite3.SQLITE_FUNCTION and second in _FUNCTIONS:
         return sqlite3.SQLITE_OK

@@ -34,9 +34,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 from actordbg.base.errors import WhereError
-from actordbg.catalog.columns import BOOL, COLUMNS, NUMBER, TEXT, refusal, shortened
+from actordbg.catalog.columns import BOOL, COLUMNS, NUMBER, TEXT, TIME, WhereColumn, parse_moment, refusal, shortened
 from actordbg.catalog.expression import MAX_ITEMS, ExpressionWriter
 from actordbg.catalog.shorthand import as_sql
+from actordbg.formats.dump_record import format_timestamp
 
 MAX_LENGTH = 20_000
 MAX_DEPTH = 16
@@ -81,8 +82,8 @@ def _parsed(text: str, now: datetime | None) -> Condition:
 
 
 def _simple(text: str) -> Condition | None:
-    """The answer for comparisons of a column with a number or a text, joined by `and`: the same as the parser's, which takes
-    0.1 s to import. None for anything else, which the parser refuses or understands.
+    """The answer for comparisons of a column with a number, a text or a time, joined by `and`: the same as the parser's, which
+    takes 0.1 s to import. None for anything else, which the parser refuses or understands.
     """
     parts: list[str] = []
     params: list[Any] = []
@@ -90,12 +91,23 @@ def _simple(text: str) -> Condition | None:
     for one in _AND.split(text, MAX_SIMPLE):
         found = _COMPARED.match(one)
         column = COLUMNS.get(found[1]) if found else None
-        if found is None or column is None or column.kind != (TEXT if found[3] is None else NUMBER):
+        value = _value(column, found[3], found[4]) if found is not None and column is not None else None
+        if found is None or column is None or value is None:
             return None
         parts.append(f"({column.sql} {_SIGNS.get(found[2], found[2])} ?)")
-        params.append(found[4] if found[3] is None else float(found[3]) if "." in found[3] else int(found[3]))
+        params.append(value)
         names.append(column.name)
     return Condition(parts[0] if len(parts) == 1 else f"({' AND '.join(parts)})", tuple(params), frozenset(names))
+
+
+def _value(column: WhereColumn, number: str | None, text: str | None) -> Any:
+    """What is bound for a plain number or text beside this column; None where the parser must say."""
+    if column.kind == NUMBER and number is not None:
+        return float(number) if "." in number else int(number)
+    if column.kind == TIME and text is not None:
+        moment = parse_moment(text)
+        return format_timestamp(moment) if moment is not None else None
+    return text if column.kind == TEXT else None
 
 
 def parts_of(text: str) -> list[str]:

@@ -300,6 +300,9 @@ def test_plain_comparisons_are_understood_as_the_parser_understands_them(monkeyp
         "''",
         "'a:b/c+d-e .1'",
         "'4096'",
+        "'2025-06-19'",
+        "'2025-06-19T05:26:08.5+02:00'",
+        "'today'",
         "null",
         "-1",
         "1e3",
@@ -335,3 +338,4 @@ def test_plain_comparisons_are_understood_as_the_parser_understands_them(monkeyp
     assert sum(where._simple(text) is not None for text in joined) > 60
     monkeypatch.setattr(where, "_parse", lambda text: pytest.fail("the parser was asked"))
     assert compile_where("seq_len>4k and status!='passed'").params == (4000, "passed")
+    assert compile_where("timestamp>'2025-06-19 05:26'").params == ("2025-06-19T05:26:00.000000Z",)
