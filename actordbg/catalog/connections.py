@@ -161,8 +161,12 @@ def copy_into(made: sqlite3.Connection, path: Path) -> None:
             raise sqlite3.OperationalError("database is locked")
 
     with catalog_errors(path), contextlib.closing(connect_writable(path)) as target:
+        mode = journal_mode(path)
+        if mode == "wal" and path.stat().st_size == 0:  # nothing can be lost, and the change of the journal waits for the disk
+            target.execute("PRAGMA synchronous = OFF")
         made.backup(target, progress=busy)
-        set_journal(target, path)
+        target.execute("PRAGMA synchronous = NORMAL")
+        set_journal(target, mode)
 
 
 def connect_writable(path: Path) -> sqlite3.Connection:
@@ -303,7 +307,7 @@ def _mount_of(folder: Path, mounts: str, column: int) -> list[str]:
     return found
 
 
-def set_journal(connection: sqlite3.Connection, path: Path) -> None:
-    """Give the catalog the journal that suits its disk. A file that others have open keeps the one it has."""
+def set_journal(connection: sqlite3.Connection, mode: str) -> None:
+    """Give the catalog the journal that suits its disk (`journal_mode`). A file that others have open keeps the one it has."""
     with contextlib.suppress(sqlite3.OperationalError):
-        connection.execute(f"PRAGMA journal_mode = {journal_mode(path)}")
+        connection.execute(f"PRAGMA journal_mode = {mode}")

@@ -1,15 +1,17 @@
-"""One dump's header to one row of the catalog: the path that runs 100,000 times.
+"""Dumps' headers to rows of the catalog: the path that runs 100,000 times.
 
 The full check of a record (`parse_record`) builds dataclasses in Python. Here msgspec parses the JSON straight into
 the columns and checks their types and ranges on the way, in C. What it refuses goes through the full check, which
 says what is wrong, or accepts it; so every row has been held to the same rules.
+
+One dump at a time; `many_headers` reads many together, with the same checks.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import lru_cache
 from typing import Annotated, Any, Literal
@@ -42,18 +44,21 @@ RECORD_FIELDS = tuple(name for name in _TABLE if name in _RECORD)
 CALL_FLAGS = tuple(name for name, one in _TABLE.items() if one.source == "arguments")
 SEAM = tuple(name for name, one in _TABLE.items() if one.source == "actor")
 VERSIONS = tuple(name for name, one in _TABLE.items() if one.source == "versions")
+Columns = Sequence[Sequence[Any]]
+"""Values of many rows: for each of DUMP_COLUMNS those of all rows."""
 DUMP_COLUMNS = (*RECORD_FIELDS, "padding", *CALL_FLAGS, "with_outputs", "with_rng", *SEAM, *VERSIONS, "bytes", "pack")
 """Columns of the rows that `read_row` and `row_of` make, in this order."""
 
-_SOURCE = RECORD_FIELDS.index("source")
+SOURCE = RECORD_FIELDS.index("source")
 _HOME = (TRAINER.package, None, f"{TRAINER.actor_module}:Actor.forward")
 """The SEAM of a call that names none: one of the trainer that needs no adapter."""
 _PACKAGES = tuple(name.removesuffix("_version") for name in VERSIONS)
-_FIRST_READ = 2048
+FIRST_READ = 2048
 """Most records are shorter, and what follows is the payload, which nobody wants here."""
 _INT64 = 2**63
-_OUTPUT_KEY, _RNG_KEY = f'"{OUTPUT_PREFIX}'.encode(), f'"{RNG_PREFIX}'.encode()
-_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z", re.ASCII)
+MOST_QUICK = 16_384
+"""Longest record of which parts are remembered."""
+MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z", re.ASCII)
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=_INT64 - 1)]
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
@@ -75,25 +80,35 @@ def _column(name: str, kind: Any) -> tuple[Any, ...]:
     return name, kind, msgspec.field(default_factory=dict) if default == {} else default
 
 
-_Flags = msgspec.defstruct("_Flags", [(name, bool | None, None) for name in CALL_FLAGS], gc=False)
-_Seam = msgspec.defstruct("_Seam", [(name, str | None, None) for name in SEAM], gc=False)
-_Versions = msgspec.defstruct("_Versions", [(name, str | None, None) for name in _PACKAGES], gc=False)
+_OBJECTS = ("arguments", "actor", "versions")
+"""Objects of a record of which some members have columns. Most dumps say the same in them, so what they say is remembered."""
 _Columns = msgspec.defstruct(
     "_Columns",
     [
         *(_column(name, _kind(name)) for name in RECORD_FIELDS),
         _column("tensors", dict[str, msgspec.Raw]),
-        ("arguments", _Flags, msgspec.field(default_factory=_Flags)),
-        ("actor", _Seam, msgspec.field(default_factory=_Seam)),
-        ("versions", _Versions, msgspec.field(default_factory=_Versions)),
+        *((name, msgspec.Raw, msgspec.Raw(b"{}")) for name in _OBJECTS),
         ("format_version", Literal[RECORD_VERSION]),
     ],
     kw_only=True,
     gc=False,
 )
-_decode = msgspec.json.Decoder(_Columns).decode
-_plain = msgspec.structs.astuple
-_FIELDS, _BATCH, _LENGTH, _TOKENS = len(RECORD_FIELDS), *(RECORD_FIELDS.index(one) for one in ("batch_size", "seq_len", "tokens"))
+decode = msgspec.json.Decoder(_Columns).decode
+values_of = msgspec.structs.astuple
+FIELDS, BATCH_SIZE, SEQ_LEN, TOKENS = (
+    len(RECORD_FIELDS),
+    *(RECORD_FIELDS.index(one) for one in ("batch_size", "seq_len", "tokens")),
+)
+
+
+def _picker(names: Iterable[str], kind: type) -> Any:
+    """What picks the members of these names out of an object's JSON, None where there is none. ValueError for another type."""
+    members = msgspec.defstruct("_Members", [(name, kind | None, None) for name in names], gc=False)
+    parse = msgspec.json.Decoder(members).decode
+    return lru_cache(maxsize=64)(lambda text: values_of(parse(text)))
+
+
+pick_flags, pick_seam, pick_versions = PICKS = _picker(CALL_FLAGS, bool), _picker(SEAM, str), _picker(_PACKAGES, str)
 
 
 def read_row(path: str, dump_id: str, run: str, rank: int | None) -> tuple[Any, ...]:
@@ -117,19 +132,25 @@ def row_of(text: bytes, size: int, pack: str | None = None) -> tuple[Any, ...]:
     Raises CorruptDump or NewerFormat for a line that is not a sound record.
     """
     fields, tensors, flags, seam, versions = _quickly(text) or _checked(text)
-    if seam[0] is None and fields[_SOURCE] != "create":
-        seam = _HOME
-    outputs = _OUTPUT_KEY in text and any(name.startswith(OUTPUT_PREFIX) for name in tensors)
-    rng = _RNG_KEY in text and any(name.startswith(RNG_PREFIX) for name in tensors)
-    padding = fields[_BATCH] * fields[_LENGTH] - fields[_TOKENS]
-    return (*fields, padding, *flags, outputs, rng, *seam, *versions, size, pack)
+    padding = fields[BATCH_SIZE] * fields[SEQ_LEN] - fields[TOKENS]
+    return (*fields, padding, *flags, *kinds_in(tensors), *seam_of(seam, fields[SOURCE]), *versions, size, pack)
+
+
+def seam_of(seam: tuple[Any, ...], source: str) -> tuple[Any, ...]:
+    """The SEAM of a call that says this, or nothing, of it."""
+    return _HOME if seam[0] is None and source != "create" else seam
+
+
+def kinds_in(tensors: Iterable[str]) -> tuple[bool, bool]:
+    """Whether there are outputs, and generator states, among tensors of these names."""
+    return any(name.startswith(OUTPUT_PREFIX) for name in tensors), any(name.startswith(RNG_PREFIX) for name in tensors)
 
 
 def _line(path: str) -> tuple[bytes, int]:
     """The record's line of JSON, its checksum compared, and the size of the file."""
     descriptor = open_regular(path)
     try:
-        head = os.read(descriptor, _FIRST_READ)
+        head = os.read(descriptor, FIRST_READ)
         length = int.from_bytes(head[4:8], "little")
         if len(head) < 8 or head[:4] != MAGIC:
             raise CorruptDump("not an actordbg dump (wrong magic)", hint=dumpfile.HINT)
@@ -148,29 +169,36 @@ def _line(path: str) -> tuple[bytes, int]:
     return dumpfile.record_line(head[8 : 8 + length], "header"), size
 
 
+def countable(text: bytes) -> bool:
+    """Whether msgspec checks this text as the full check does, or else something is refused.
+
+    Records are written in ASCII: in anything else msgspec does not check the characters of the fields that it skips. It counts
+    no levels of nesting either.
+    """
+    return text.isascii() and text.count(b"[") + text.count(b"{") <= MAX_DEPTH
+
+
 _Picked = tuple[tuple[Any, ...], Iterable[str], Iterable[Any], tuple[Any, ...], Iterable[Any]]
 """The values of RECORD_FIELDS, names of tensors, values of CALL_FLAGS, SEAM and VERSIONS."""
 
 
 def _quickly(text: bytes) -> _Picked | None:
-    """The picked values, if msgspec finds every one of them sound; None means: ask the full check.
-
-    Records are written in ASCII: in anything else msgspec does not check the characters of the fields that it skips. It counts
-    no levels of nesting either.
-    """
-    if not text.isascii() or text.count(b"[") + text.count(b"{") > MAX_DEPTH:
+    """The picked values, if msgspec finds every one of them sound; None means: ask the full check."""
+    if not countable(text):
         return None
     try:
-        found: Any = _decode(text)
+        found: Any = decode(text)
         datetime.fromisoformat(found.timestamp[:26])
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+        picks = PICKS if len(text) <= MOST_QUICK else (one.__wrapped__ for one in PICKS)
+        flags, seam, versions = (pick(bytes(getattr(found, name))) for pick, name in zip(picks, _OBJECTS, strict=True))
+    except (ValueError, RecursionError):  # msgspec's errors are ValueErrors
         return None
-    if not (_MOMENT.match(found.timestamp) and is_plain_name(found.dump_id) and _plain_run(found.run)):
+    if not (MOMENT.match(found.timestamp) and is_plain_name(found.dump_id) and plain_run(found.run)):
         return None
-    return _plain(found)[:_FIELDS], found.tensors, _plain(found.arguments), _plain(found.actor), _plain(found.versions)
+    return values_of(found)[:FIELDS], found.tensors, flags, seam, versions
 
 
-_plain_run = lru_cache(maxsize=64)(is_plain_name)
+plain_run = lru_cache(maxsize=64)(is_plain_name)
 
 
 def _checked(text: bytes) -> _Picked:

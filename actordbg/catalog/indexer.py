@@ -31,6 +31,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from actordbg.base.errors import NewerFormat, StoreProblem
@@ -164,9 +165,9 @@ def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | 
         final = True
         for first in range(0, len(folder.new), BATCH):
             batch = folder.new[first : first + BATCH]
-            rows, damaged, passing = _read_batch(store, folder, batch)
+            columns, damaged, passing = _read_batch(store, folder, batch)
             final = final and not passing
-            summary.added += _write_batch(store, folder, rows, damaged)
+            summary.added += _write_batch(store, folder, columns, damaged)
             done += len(batch)
             if on_progress:
                 on_progress(done, total)
@@ -196,37 +197,55 @@ def _changed_folders(store: Store, odd: dict[str, str]) -> tuple[list[_DumpFolde
             match = _RANK.match(name)
             rank = int(match[1]) if match and name == f"rank{int(match[1]):04d}" else None
             cut, ours = -len(SUFFIX), [entry for entry in listed if entry[0] != "."]
-            names = {entry[:cut] for entry in ours if entry.endswith(SUFFIX) and entry.isprintable()}
-            strange = {printable(f"{path}/{entry}"): UNPRINTABLE for entry in ours if not entry.isprintable()}
+            odd_ones = [] if "".join(ours).isprintable() else [entry for entry in ours if not entry.isprintable()]
+            strange = {printable(f"{path}/{entry}"): UNPRINTABLE for entry in odd_ones}
+            names = {entry[:cut] for entry in ours if entry.endswith(SUFFIX)}.difference(entry[:cut] for entry in odd_ones)
             known = {row[0] for row in reader.execute("SELECT dump_id FROM dump WHERE run = ? AND rank = ?", (run, rank))}
             changed.append(_DumpFolder(path, run, rank, mtime_ns, names, sorted(names - known), strange))
     return changed, sorted(path for path in set(noted) - present if not {"dumps", path.rpartition("/")[0]} & odd.keys())
 
 
-def _read_batch(store: Store, folder: _DumpFolder, names: list[str]) -> tuple[list[tuple[Any, ...]], list[Damaged], bool]:
-    """Rows of the good ones, the damaged ones, and whether any of these may become good without a change of the folder."""
-    from actordbg.catalog import dump_rows as headers  # and msgspec, which nothing new does without
+def _read_batch(store: Store, folder: _DumpFolder, names: list[str]) -> tuple[list[Any], list[Damaged], bool]:
+    """Columns of the good ones, the damaged ones, and whether any of these may become good without a change of the folder."""
+    from actordbg.catalog import many_headers as together  # and msgspec, which nothing new does without
+
+    blocks: list[Any] = []
+    damaged: list[Damaged] = []
+    passing = False
+    for first in range(0, len(names), together.AT_ONCE):
+        some = names[first : first + together.AT_ONCE]
+        columns = together.read_columns(f"{store.root}/{folder.path}/", some, folder.run, folder.rank)
+        if columns is None:
+            columns, bad, may_pass = _read_each(store, folder, some)
+            damaged, passing = damaged + bad, passing or may_pass
+        if columns:
+            blocks.append(columns)
+    return [[*chain.from_iterable(parts)] for parts in zip(*blocks, strict=True)], damaged, passing
+
+
+def _read_each(store: Store, folder: _DumpFolder, names: list[str]) -> tuple[list[Any], list[Damaged], bool]:
+    """The same, one by one, where something is odd among them."""
+    from actordbg.catalog import dump_rows as headers
 
     rows, damaged, passing = [], [], False
-    prefix = f"{store.root}/{folder.path}/"
     for name in names:
         path = f"{folder.path}/{name}{SUFFIX}"
         try:
-            rows.append(headers.read_row(f"{prefix}{name}{SUFFIX}", name, folder.run, folder.rank))
+            rows.append(headers.read_row(f"{store.root}/{path}", name, folder.run, folder.rank))
         except FileNotFoundError:
             continue
         except (StoreProblem, OSError) as error:
             passing = passing or (isinstance(error, NewerFormat | OSError) and not isinstance(error, OddFile))
             damaged.append(Damaged.by(path, error))
-    return rows, damaged, passing
+    return list(zip(*rows, strict=True)), damaged, passing
 
 
-def _write_batch(store: Store, folder: _DumpFolder, rows: list[tuple[Any, ...]], damaged: list[Damaged]) -> int:
+def _write_batch(store: Store, folder: _DumpFolder, columns: list[Any], damaged: list[Damaged]) -> int:
     with engine.writing(store.catalog_path) as writer:
         writer.note_folder(folder.path, -1)
         noted = [(item.path, folder.path, item.code, item.reason) for item in damaged]
-        writer.put_damaged(noted, (f"{folder.path}/{row[0]}{SUFFIX}" for row in rows))
-        return writer.put_dumps(folder.run, rows)
+        writer.put_damaged(noted, (f"{folder.path}/{name}{SUFFIX}" for name in (columns[0] if columns else ())))
+        return writer.put_dumps(folder.run, columns)
 
 
 def _settle(store: Store, folder: _DumpFolder, final: bool) -> int:

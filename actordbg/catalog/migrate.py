@@ -131,7 +131,7 @@ def _put_in_place(made: sqlite3.Connection, path: Path, rebuild: bool) -> None:
 def upgrade(path: Path, head: str = HEAD, scripts: Path | None = None) -> None:
     """Make an empty catalog, or run the missing migrations, in one transaction; the caller holds the lock."""
     with engine.held_open(path) as connection:
-        engine.set_journal(connection, path)
+        engine.set_journal(connection, engine.journal_mode(path))
         if head == HEAD and scripts is None and not connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
             with engine.plain_transaction(path) as fresh:
                 _make(fresh)

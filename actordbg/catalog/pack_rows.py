@@ -141,7 +141,7 @@ def _write(store: Store, folder: _PackFolder, path: str, rows: list[tuple[Any, .
     with engine.writing(store.catalog_path) as writer:
         writer.forget_damaged_pack(path)
         writer.take_into_pack(path, rows)
-        added = writer.put_dumps(folder.run, rows)
+        added = writer.put_dumps(folder.run, list(zip(*rows, strict=True)))
         kept = {row[0] for row in rows}
         lost = [dump_id for dump_id in writer.packed_dumps(path) if dump_id not in kept]
         _remove(writer, folder.run, lost)

@@ -400,7 +400,7 @@ def rows_of(kind: type[T], found: Iterable[Sequence[Any]], **more: Callable[[dic
 
     more: how to make fields that were not asked for from those that were.
     """
-    names, flags, texts = _decoded(kind, tuple(more))
+    names, flags, texts = _decoded(kind, tuple(more))  # type: ignore[arg-type]
     rows = []
     for values in found:
         row = dict(zip(names, values, strict=True))

@@ -11,12 +11,11 @@ import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from actordbg.catalog import tables
-from actordbg.catalog.dump_rows import DUMP_COLUMNS
+from actordbg.catalog.dump_rows import DUMP_COLUMNS, Columns
 from actordbg.catalog.replay_rows import RESULT_COLUMNS, UNFINISHED, FileMark, News, setting_columns, spec_columns
 from actordbg.formats.law_answer import answers_of
 from actordbg.formats.store_files import read_regular
@@ -48,16 +47,16 @@ class CatalogWriter:
         for values in rows:
             self.connection.execute(_upsert(row, tuple(values)), _stored(row, values))
 
-    def put_dumps(self, run_name: str, rows: Sequence[tuple[Any, ...]]) -> int:
-        """Add rows of `headers.read_row` or `row_of`, all of one run; returns how many were not there yet."""
-        if not rows:
+    def put_dumps(self, run_name: str, columns: Columns) -> int:
+        """Add rows of `dump_rows`, by columns, all of one run; returns how many were not there yet."""
+        if not columns:
             return 0
         self.connection.execute("INSERT OR IGNORE INTO run (name) VALUES (?)", (run_name,))
         before = self.connection.total_changes
-        self.connection.executemany(*_insert_dumps(rows))
+        self.connection.executemany(*_insert_dumps(columns))
         added = self.connection.total_changes - before
         if self.connection.execute("SELECT 1 FROM result LIMIT 1").fetchone():
-            self._point_to_last_result([row[0] for row in rows])
+            self._point_to_last_result(columns[0])
         return added
 
     def remove_dumps(self, dump_ids: Iterable[str]) -> None:
@@ -291,16 +290,17 @@ def _stored(row: type[Any], values: Mapping[str, Any]) -> list[Any]:
     return [json.dumps(one) if columns[name].kind == "dict" and one is not None else one for name, one in values.items()]
 
 
-def _insert_dumps(rows: Sequence[tuple[Any, ...]]) -> tuple[str, Iterable[Sequence[Any]]]:
+def _insert_dumps(columns: Columns) -> tuple[str, Iterable[Sequence[Any]]]:
     """A statement, and what to bind to it for each row.
 
     What is the same in all rows of a folder stands in the statement: that is most of them, and binding costs more than storing.
     """
-    same = [_literal(column[0]) if column.count(column[0]) == len(rows) else None for column in zip(*rows, strict=True)]
+    count = len(columns[0])
+    same = [_literal(column[0]) if column.count(column[0]) == count else None for column in columns]
     places = ", ".join(one or "?" for one in same)
     sql = f"INSERT INTO dump ({_listed(DUMP_COLUMNS)}) VALUES ({places}) ON CONFLICT DO NOTHING"
-    bound = [index for index, one in enumerate(same) if one is None]
-    return sql, map(itemgetter(*bound), rows) if len(bound) > 1 else ([row[index] for index in bound] for row in rows)
+    bound = [column for column, literal in zip(columns, same, strict=True) if literal is None]
+    return sql, zip(*bound, strict=True) if bound else [()]
 
 
 def _literal(value: Any) -> str | None:

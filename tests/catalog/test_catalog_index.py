@@ -16,10 +16,11 @@ from catalogcases import contents
 
 from actordbg.base.errors import CatalogProblem, StoreProblem
 from actordbg.catalog import dump_rows as headers
+from actordbg.catalog import many_headers as together
 from actordbg.catalog import migrate, query
 from actordbg.catalog.indexer import refresh
 from actordbg.catalog.tables import PatchEventRow
-from actordbg.formats.dump_record import SUFFIX, DumpRecord
+from actordbg.formats.dump_record import SUFFIX, DumpRecord, TensorSpec
 from actordbg.formats.replay_record import ResultRecord
 from actordbg.store.layout import Store
 
@@ -388,6 +389,47 @@ def test_rows_and_schema_are_the_same_however_the_catalog_was_made(store: Store)
     with sqlite3.connect(store.catalog_path) as connection:
         stored = connection.execute(f"SELECT {', '.join(headers.DUMP_COLUMNS)} FROM dump ORDER BY dump_id").fetchall()
     assert stored == sorted(bound)
+
+
+def test_dumps_that_are_read_together_have_the_rows_that_each_has_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From memory and from a slow disk, which is told of the files before they are read; one odd file is found among the others."""
+    spec = TensorSpec("int64", (2, 30), (33, 1), "uint24")
+    odd = [
+        {"tensors": {"sequences": spec, "output.log_probs": spec}},
+        {"tensors": {"sequences": spec, "rng.cpu": spec}, "step": 2**62},
+        {"source": "create", "arguments": {}, "versions": {}},
+        {"actor": {"trainer": "trl", "adapter": "grpo", "function": "trl:f", "more": [[1]]}, "host": "a\0b \N{SNOWMAN}"},
+        {"arguments": {"return_output": None, "return_entropy": True, "packed_seq_lens": [*range(900)]}, "temperature": 3},
+    ]
+    plain = [cases.record(index, rank=0, **odd[index] if index < len(odd) else {}) for index in range(30)]
+    for described in plain:
+        path = store.dump_path(described)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(cases.header_frame(described.to_json().encode()) + b"payload")
+    folder, names = f"{path.parent}/", [one.dump_id for one in plain]
+    alone = [headers.read_row(f"{folder}{name}{SUFFIX}", name, "ppo-1", 0) for name in names]
+    told: list[int] = []
+    monkeypatch.setattr(os, "posix_fadvise", lambda *which: told.append(which[2]))
+    for slow, known in ((3600.0, 0), (-1.0, 22)):
+        monkeypatch.setattr(together, "_COLD_S", slow)
+        columns = together.read_columns(folder, names, "ppo-1", 0)
+        assert columns is not None and list(zip(*columns, strict=True)) == alone
+        assert len(told) == known
+    bad = store.dump_path(plain[17])
+    good, elsewhere = bad.read_bytes(), bad.with_name("elsewhere")
+    for blob in (good[:100], good[:-7], good[:60] + b"x" + good[61:], cases.with_record(good, b'"rank":0', b'"rank":1'),
+                 cases.with_record(good, b"2025-06-19", b"2025-06-99"), cases.with_record(good, b'"pid"', b'"pid\xc3\xa4"'),
+                 cases.with_record(good, b'"host"', b'"extra":{"x":' + b"[" * 70 + b"]" * 70 + b'},"host"'), b""):  # fmt: skip
+        bad.write_bytes(blob)
+        assert together.read_columns(folder, names, "ppo-1", 0) is None
+    bad.rename(elsewhere)
+    for make in (bad.mkdir, lambda: bad.symlink_to(elsewhere), lambda: os.mkfifo(bad)):
+        make()
+        assert together.read_columns(folder, names, "ppo-1", 0) is None
+        bad.rmdir() if bad.is_dir() and not bad.is_symlink() else bad.unlink()
+    bad.write_bytes(good[:100])
+    summary = refresh(store)
+    assert (summary.added, [item.path for item in summary.damaged]) == (29, [store.relative(bad)])
 
 
 def test_an_index_anew_that_fails_leaves_the_catalog_and_one_that_waits_makes_no_second(

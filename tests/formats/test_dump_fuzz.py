@@ -25,6 +25,7 @@ from typer.main import get_command
 
 from actordbg.base.errors import ActordbgError
 from actordbg.catalog import dump_rows as headers
+from actordbg.catalog import many_headers as together
 from actordbg.cli.app import app
 from actordbg.dumps import verify
 from actordbg.formats import dumpfile
@@ -70,6 +71,8 @@ def judge(mutant: Mutant, path: Path, store: Store) -> tuple[bool, bool]:
     path.write_bytes(mutant.blob)
     record: DumpRecord | None = attempt(lambda: dumpfile.read_record(path))
     row = attempt(lambda: headers.read_row(str(path), A.record.dump_id, A.record.run, A.record.rank))
+    many = together.read_columns(f"{path.parent}/", [A.record.dump_id], A.record.run, A.record.rank)
+    assert many is None or list(zip(*many, strict=True)) == [row], "another row among others"
     whole = attempt(lambda: dumpfile.read_payload(path, mutants.CAP))
     dump = attempt(lambda: payload.load(path, mutants.CAP))
     ((_, _, damaged),) = verify.verify_files(store, [store.relative(path)], 1, mutants.CAP)
