@@ -33,7 +33,7 @@ from actordbg.capture.control import EXCEPTION, LOGPROBS, NAN, OOM, SLOW, Contro
 from actordbg.capture.facts import digests, plain_facts
 from actordbg.capture.ledger import Ledger
 from actordbg.capture.ring import Ring, RingEntry
-from actordbg.capture.snapshot import Snapshot
+from actordbg.capture.snapshot import LOW, Near, Snapshot
 from actordbg.formats.dump_record import OUTPUT_PREFIX, DumpRecord, dtype_name, make_dump_id, storable, timestamp_of
 from actordbg.formats.ringfile import CAPTURED, DROPPED, OPEN, OWN_NUMBERS, PLACE, SAMPLED, aligned, sealed
 
@@ -82,9 +82,8 @@ class Judge:
         return _out_of_range(on.logprobs, outputs, action_mask)
 
     def _slow(self, multiple: float, item: Item) -> Verdict | None:
-        if item.seconds is None:
-            return None
-        seconds, kind = item.seconds(), (item.kind.fields["grad_enabled"], (item.own[5] * item.own[6]).bit_length())
+        seconds = item.seconds() if item.seconds is not None else (item.until - item.began) / 1e9
+        kind = item.kind.fields["grad_enabled"], (item.own[5] * item.own[6]).bit_length()
         known = self.times.setdefault(kind, deque(maxlen=MEDIAN_OF))
         usual = median(known) if len(known) >= MEDIAN_FROM else math.inf
         known.append(seconds)
@@ -152,7 +151,7 @@ def _out_of_range(
 
 MOST_KINDS = MOST_LAYOUTS = 512
 """Kinds, and layouts of a kind, that are remembered; with more than these, arguments are different for each call."""
-_PLAIN = frozenset((torch.Tensor, bool, int, float, type(None)))
+_PLAIN = frozenset((bool, int, float, type(None)))
 """Types of what tells kinds apart. No strings: what may be stored of one depends on the environment."""
 _Tensor, _strided = torch.Tensor, torch.strided
 
@@ -161,7 +160,7 @@ _Tensor, _strided = torch.Tensor, torch.strided
 class Layout:
     """How tensors of these shapes and strides lie in an extent: `offsets` and `sizes` in bytes, the first at 0, `end` in all.
 
-    `described`: of each, its count of dimensions, shape, strides, offset, bytes. `pack`: makes a call's `count` numbers bytes.
+    `described`: of each, its count of dimensions, shape, strides, offset, bytes. `pack_into`: writes a call's `count` numbers.
     `shape`: (B, S). `contiguous`: all are.
     """
 
@@ -172,7 +171,7 @@ class Layout:
     shape: tuple[int, int]
     contiguous: bool
     count: int
-    pack: Callable[..., bytes]
+    pack_into: Callable[..., None]
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor], leading: int) -> Layout:
@@ -187,7 +186,7 @@ class Layout:
         pair = (shape[0], shape[1]) if len(shape) > 1 else (1, shape[0]) if shape else (0, 0)
         whole = all(tensor.is_contiguous() for tensor in tensors)
         sizes, count = tuple(tensor.nbytes for tensor in tensors), OWN_NUMBERS + len(described)
-        return cls(tuple(described), tuple(offsets), sizes, end, pair, whole, count, struct.Struct(f"<{count}q").pack)
+        return cls(tuple(described), tuple(offsets), sizes, end, pair, whole, count, struct.Struct(f"<{count}q").pack_into)
 
 
 @dataclass(slots=True, eq=False)
@@ -225,27 +224,31 @@ class Kinds:
 
     def of(
         self, ledger: Ledger, instance: Any, call: tuple[Any, ...], binder: Binder, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Kind, Layout, list[torch.Tensor]]:
-        """The kind of a call, its layout, and the tensors to copy. `instance`: its actor (`actordbg.capture.recorder.Instance`);
-        `call`: `facts_of_call`.
+    ) -> tuple[Kind, Layout, list[torch.Tensor], list[int]]:
+        """The kind of a call, its layout, the tensors to copy, and the addresses of those that are plain memory of this process.
+        `instance`: its actor (`actordbg.capture.recorder.Instance`); `call`: `facts_of_call`.
 
         A call whose arguments are tensors, numbers and None is described by looking at each of them once.
         """
         _, grad, autocast, *values = call
-        values += (*args, *kwargs.values())
-        types, tensors, marks = tuple(map(type, values)), [], []
+        key: Any = [binder, ledger, instance.role, grad, autocast, len(args), *kwargs]
+        tensors: list[torch.Tensor] = []
+        addresses: list[int] = []
         sizes: tuple[Any, ...] = ()
-        for value in values if _PLAIN.issuperset(types) else ():
-            if type(value) is not _Tensor:
-                marks.append(value)
-            elif value.layout is _strided:
+        for value in (*values, *args, *kwargs.values()):
+            which = type(value)
+            if which is _Tensor and value.layout is _strided:
                 tensors.append(value)
-                marks.append(value.dtype)
-                sizes += (value.shape, value.stride())
-        key = None
-        if len(marks) == len(values):
-            key = (binder, ledger, instance.role, grad, autocast, len(args), *kwargs, *types, *marks)
-        kind = self.known.get(key)
+                sizes += value.shape, value.stride()
+                if value.is_cpu and not value.is_neg() and (address := value.data_ptr()) >= LOW:
+                    addresses.append(address)
+                key += which, value.dtype
+            elif which in _PLAIN:
+                key += which, value
+            else:
+                key = ()
+                break
+        kind = self.known.get(key := tuple(key))
         if kind is None:
             return self._bind(key, tensors, ledger, instance, call, binder.bind(args, kwargs))
         layout = kind.layouts.get(sizes)
@@ -253,18 +256,19 @@ class Kinds:
             if len(kind.layouts) >= MOST_LAYOUTS:
                 kind.layouts = {}
             kind.layouts[sizes] = layout = Layout.of(tensors, kind.leading)
-        return kind, layout, tensors
+        return kind, layout, tensors, addresses
 
     def _bind(
         self, key: Any, given: list[torch.Tensor], ledger: Ledger, instance: Any, call: tuple[Any, ...], bound: Bound
-    ) -> tuple[Kind, Layout, list[torch.Tensor]]:
+    ) -> tuple[Kind, Layout, list[torch.Tensor], list[int]]:
         """The same, when the arguments had to be sorted. `key`: what calls like this one have, which get its kind, too."""
         kind, tensors = _kind(ledger, instance, call, bound), list(bound.tensors.values())
-        alike = key is not None and not bound.extra and not any(bound.groups.values())
+        alike = key and not bound.extra and not any(bound.groups.values())
         if alike and [*map(id, given)] == [*map(id, tensors)] and len(self.known) < MOST_KINDS:
             kind.shared = True
             self.known[key] = kind
-        return kind, Layout.of(tensors, kind.leading), tensors
+        addresses = [at for one in tensors if one.is_cpu and not one.is_neg() and (at := one.data_ptr()) >= LOW]
+        return kind, Layout.of(tensors, kind.leading), tensors, addresses
 
 
 def _kind(ledger: Ledger, instance: Any, call: tuple[Any, ...], bound: Bound) -> Kind:
@@ -299,13 +303,14 @@ class Item:
     """One call. `standing` in the books: OPEN (wanted, nothing is decided), CAPTURED, DROPPED or SAMPLED, the last two for a
     `reason`.
 
-    `own`: number, time (ns), monotonic time (ns), step, token of its dump id, B, S, then `Layout.described`. `timer` runs
-    during the call; `seconds` may be called once the device is done. `ended`: triggers can judge it. `nbytes`: reserved in the
-    queue; 0 for a call that only the ring keeps. `held`: holds on its place in the ring; `kept`: those that stay. `whole`: it is
-    copied, and can be written. `deferred`: it is queued when it has run. `handled`: the writer has had it. `failed`: something
-    went wrong around its call, so it is none of the last calls. `cause`: the dump id of the triggered call that this one came
-    before. `path`, `written`: its dump file, once published, its record and its safetensors bytes (the latter only where calls
-    before a trigger are wanted). `offered`: to the writer process; `ahead`: bytes of the file that it published.
+    `own`: number, time (ns), monotonic time (ns), step, token of its dump id, B, S, then `Layout.described`. It ran from `began`
+    to `until` (monotonic, ns); on a device `timer` runs, and `seconds` may be called once the device is done. `near`: small
+    outputs of the CPU, others in `outputs`. `ended`: triggers can judge it. `nbytes`: reserved in the queue; 0 for a call that
+    only the ring keeps. `held`: holds on its place in the ring; `kept`: those that stay. `whole`: it is copied, and can be
+    written. `deferred`: it is queued when it has run. `handled`: the writer has had it. `failed`: something went wrong around its
+    call, so it is none of the last calls. `cause`: the dump id of the triggered call that this one came before. `path`,
+    `written`: its dump file, once published, its record and its safetensors bytes (the latter only where calls before a trigger
+    are wanted). `offered`: to the writer process; `ahead`: bytes of the file that it published.
     """
 
     entry: RingEntry = NOWHERE
@@ -315,9 +320,11 @@ class Item:
     device: torch.device | None = None
     snapshot: Snapshot | None = None
     outputs: Snapshot | None = None
+    near: Mapping[str, Near] = {}
     timer: Callable[[], Callable[[], float]] | None = None
     error: dict[str, Any] | None = None
     seconds: Callable[[], float] | None = None
+    began = until = 0
     ended: bool = False
     rng_after: dict[str, torch.Tensor] | None = None
     held: int = 0
@@ -341,6 +348,11 @@ class Item:
     @property
     def dump_id(self) -> str:
         return make_dump_id(timestamp_of(self.own[1]), self.number, self.pid, f"{self.own[4]:08x}")
+
+    def returned(self) -> dict[str, torch.Tensor]:
+        """The copied outputs."""
+        near = {n: torch.frombuffer(bytearray(one[0]), dtype=one[1]).as_strided(*one[2:]) for n, one in self.near.items()}
+        return near if self.outputs is None else self.outputs.tensors()
 
     def needs_only_inputs(self) -> bool:
         """Whether a process that sees nothing but the ring can write the call, and nothing else decides whether it is written."""
@@ -379,7 +391,7 @@ class Item:
         self.ring.set_end(self.entry, {**(verdict.facts if verdict else self.error or {}), "record": known})
         self.held = 0
         if self.standing == OPEN:
-            if self.outputs is not None and self.control.with_outputs:
+            if (self.near or self.outputs) and self.control.with_outputs:
                 self.ledger.lost_outputs()
             self.standing = LEFT
         return None

@@ -29,16 +29,16 @@ from actordbg.capture.control import Control, ControlWatcher
 from actordbg.capture.ledger import Identity, Ledger
 from actordbg.capture.recorded_call import Item, Kinds, Layout, error_facts, named_outputs
 from actordbg.capture.ring import Ring
-from actordbg.capture.snapshot import LOW, Copier, PoolExhausted, Snapshot, cost, memmove
+from actordbg.capture.snapshot import Copier, PoolExhausted, cost, memmove, near
 from actordbg.capture.watch import Notices, RingKeeper, Watch
 from actordbg.capture.writer import EXIT_SECONDS, ITEM_BYTES, Writer
-from actordbg.formats.dump_record import RNG_PREFIX
+from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX
 from actordbg.formats.ringfile import DROPPED, OPEN, SAMPLED, aligned, host_name
 from actordbg.formats.store_files import StoreFiles
 
 T = TypeVar("T")
 OUTPUT_BYTES = 16 * 2**10
-"""What a call's outputs may take without being asked for, where triggers judge them."""
+"""What a call's outputs may take without being asked for, where there are triggers."""
 
 
 @dataclass
@@ -233,14 +233,11 @@ class Recorder:
             self._observe(instance, actor, call)
         if control.with_rng:
             kwargs = kwargs | _states_before(args, kwargs)
-        kind, layout, tensors = instance.kinds.of(item.ledger, instance, call, binder, args, kwargs)
+        kind, layout, tensors, addresses = instance.kinds.of(item.ledger, instance, call, binder, args, kwargs)
         item.kind = kind
-        device, addresses = None, []
-        for tensor in tensors:
-            if tensor.is_cuda:
-                item.device = device = tensor.device
-            elif tensor.is_cpu and not tensor.is_neg():
-                addresses.append(tensor.data_ptr())
+        simple = layout.contiguous and len(addresses) == len(tensors)
+        device = None if simple else next((tensor.device for tensor in tensors if tensor.is_cuda), None)
+        item.device = device
         if device is not None and not self._copier.may_copy(tensors):
             return self._refuse(item, "cuda_graph")
         at = kind.at if kind.ring is ring else kind.place_in(ring)
@@ -248,13 +245,13 @@ class Recorder:
         if entry is None:
             return self._refuse(item, "queue_full")
         item.entry = entry
-        if (item.reason is None or control.triggers or device is not None) and ring.admits():
-            wanted = max(ITEM_BYTES, layout.end + kind.weight) + OUTPUT_BYTES * control.on.of_outputs
+        if entry.spare and (item.reason is None or control.triggers or device is not None):
+            wanted = max(ITEM_BYTES, layout.end + kind.weight) + (OUTPUT_BYTES if control.triggers else 0)
             if self.writer.reserve(wanted):
                 item.nbytes = wanted
                 entry.holds += 1  # nobody else knows it yet
                 item.held = 1
-        if layout.contiguous and len(addresses) == len(tensors) and min(addresses, default=LOW) >= LOW:
+        if simple:
             base = ring.arena.address + entry.data
             for address, offset, size in zip(addresses, layout.offsets, layout.sizes, strict=True):
                 memmove(base + offset, address, size)
@@ -265,9 +262,11 @@ class Recorder:
         standing = item.standing if item.nbytes or item.standing != OPEN else DROPPED
         token = next(self._dump_tokens) & 0xFFFFFFFF
         item.own = own = (item.number, time_ns(), monotonic_ns(), call[0], token, *layout.shape, *layout.described)
-        ring.commit(entry, item.ledger.book, standing, at, layout.pack(*own), device is None)
-        if control.on.slow is not None:
+        layout.pack_into(ring.arena.memory, entry.offset, *own)
+        ring.commit(entry, item.ledger.book, standing, at, own, device is None)
+        if device is not None and control.on.slow is not None:
             item.timer = self._copier.timer(device)
+        item.began = own[2]
         if standing == DROPPED:  # the ring keeps it all the same
             self._refuse(item, "queue_full")
         elif "queue_full" in self.notices.active:
@@ -319,25 +318,27 @@ class Recorder:
         """Take what is wanted of the end: time, outputs, generator states."""
         control = item.control
         item.seconds = item.timer() if item.timer is not None else None
-        item.ended = True
+        item.until, item.ended = monotonic_ns(), True
         if control.with_rng:
             item.rng_after = facts.states((item.device,) if item.device is not None else ())
         if error is None and (control.with_outputs or control.on.of_outputs):
-            self._add_outputs(item, named_outputs(output, item.kind.returns, logits=control.on.nan))
+            if control.triggers and type(output) is torch.Tensor and (few := near(output, OUTPUT_BYTES)):
+                item.near = {OUTPUT_PREFIX + item.kind.returns: few}
+            elif outputs := named_outputs(output, item.kind.returns, logits=control.on.nan):
+                self._add_outputs(item, outputs)
 
     def _add_outputs(self, item: Item, outputs: dict[str, torch.Tensor]) -> None:
-        if not outputs:
+        few = {name: copy for name, one in outputs.items() if (copy := near(one, OUTPUT_BYTES // len(outputs)))}
+        if not item.control.triggers or len(few) < len(outputs):
+            if not self.writer.reserve(nbytes := cost(outputs)):
+                item.ledger.lost_outputs()
+                return
+            item.nbytes += nbytes
+        if len(few) == len(outputs):
+            item.near = few
             return
-        if item.control.on.of_outputs and (near := Snapshot.near(outputs, OUTPUT_BYTES)):
-            item.outputs = near
-            return
-        nbytes = cost(outputs)
-        if not self.writer.reserve(nbytes):
-            item.ledger.lost_outputs()
-            return
-        item.nbytes += nbytes
         try:
-            item.outputs = Snapshot.near(outputs, nbytes) or self._copier.snapshot(outputs)
+            item.outputs = self._copier.snapshot(outputs)
         except PoolExhausted:
             item.ledger.lost_outputs()
 

@@ -130,16 +130,17 @@ class RingEntry:
     """One call's place in a ring. `offset`: of its extent in the mapping; `data`: of its first tensor.
 
     `sequence` counts the calls of the process. `holds`: how many reasons there are to keep it. `whole`: its tensors are there.
+    `spare`: it may wait to be written; however many wait, the last calls and those in flight get their slots.
     """
 
-    __slots__ = ("count", "data", "holds", "offset", "sequence", "size", "slot", "state", "whole")
+    __slots__ = ("count", "data", "holds", "offset", "sequence", "size", "slot", "spare", "state", "whole")
 
     def __init__(self, size: int, count: int, sequence: int) -> None:
         self.size, self.count, self.sequence = size, count, sequence
         self.slot = self.offset = self.data = 0
         self.holds = 1
         self.state = IN_FLIGHT
-        self.whole = False
+        self.whole = self.spare = False
 
 
 class Ring:
@@ -259,10 +260,6 @@ class Ring:
             self._memory[offset : offset + len(text)] = text
         return offset, len(text)
 
-    def admits(self) -> bool:
-        """Whether one more call may wait to be written: however many wait, the last ones and those in flight get their slots."""
-        return len(self._free) > self.keep + MOST_RUNNING
-
     def open(self, count: int, tensor_bytes: int) -> RingEntry | None:
         """Room for a call with `count` numbers and `tensor_bytes` of tensors (aligned each); None if there is none.
 
@@ -288,15 +285,15 @@ class Ring:
             entry.slot = self._free[-1]
             del self._free[-1]
             self._sequence += 1
+            entry.spare = len(self._free) > self.keep + MOST_RUNNING
             self._running[entry.sequence] = entry
             return entry
 
-    def commit(self, entry: RingEntry, ledger: int, book: int, kind: tuple[int, int], packed: bytes, whole: bool) -> None:
-        """Write down all but the tensors; if these are in place (`whole`), at last that the call is in flight."""
-        memory, at, first = self._memory, _SLOTS_AT + entry.slot * _SLOT_SIZE, entry.offset
-        memory[first : first + len(packed)] = packed
-        fixed = (entry.sequence, first, entry.size, *kind, entry.count)
-        SLOT.pack_into(memory, at, WRITING, book, ledger, 0, *fixed, slot_check(ledger, *fixed, packed))
+    def commit(self, entry: RingEntry, ledger: int, book: int, kind: tuple[int, int], own: tuple[int, ...], whole: bool) -> None:
+        """Write down all but the tensors and numbers (`own`); if the tensors are in place, at last that the call is in flight."""
+        memory, at = self._memory, _SLOTS_AT + entry.slot * _SLOT_SIZE
+        fixed = (entry.sequence, entry.offset, entry.size, *kind, entry.count)
+        SLOT.pack_into(memory, at, WRITING, book, ledger, 0, *fixed, slot_check(ledger, *fixed, own))
         if whole:
             entry.whole = True
             memory[at] = IN_FLIGHT

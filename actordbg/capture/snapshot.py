@@ -19,13 +19,13 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
 from actordbg.capture.ring import Arena
+from actordbg.formats.dump_record import storable
 from actordbg.formats.ringfile import ALIGNMENT, aligned
 
 POOL_BYTES = 512 * 2**20
@@ -142,7 +142,7 @@ class Snapshot:
     `strides` are, by name, those that the original had where the copy's are others.
     """
 
-    __slots__ = ("_buffers", "_bytes", "_landings", "_marks", "_parts", "_waits", "strides")
+    __slots__ = ("_buffers", "_landings", "_marks", "_parts", "_waits", "strides")
 
     def __init__(self) -> None:
         self.strides: dict[str, tuple[int, ...]] = {}
@@ -151,21 +151,6 @@ class Snapshot:
         self._parts: dict[str, _Part] = {}
         self._waits: list[Callable[[], None]] = []
         self._buffers: list[tuple[Pool, torch.Tensor]] = []
-        self._bytes: dict[str, tuple[bytes, torch.dtype, torch.Size]] = {}
-
-    @classmethod
-    def near(cls, tensors: dict[str, torch.Tensor], most: int) -> Snapshot | None:
-        """Tensors of the CPU as they are now, without a pool and almost without torch; None if one is something else, or they
-        have more than `most` bytes.
-        """
-        taken = cls()
-        for name, tensor in tensors.items():
-            address, nbytes = tensor.data_ptr() if tensor.is_cpu else 0, tensor.nbytes
-            most -= nbytes
-            if address < LOW or most < 0 or tensor.is_neg() or not tensor.is_contiguous():
-                return None
-            taken._bytes[name] = ctypes.string_at(address, nbytes), tensor.dtype, tensor.shape
-        return taken
 
     def wait(self) -> None:
         """Return when all copies are complete."""
@@ -208,13 +193,12 @@ class Snapshot:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """The copies by name; valid until `release`."""
-        near = {n: torch.frombuffer(bytearray(data), dtype=dtype).view(shape) for n, (data, dtype, shape) in self._bytes.items()}
-        return near | {name: _view(*part) for name, part in self._parts.items()}
+        return {name: _view(*part) for name, part in self._parts.items()}
 
     def release(self) -> None:
         """Give the buffers back."""
         self.wait()
-        self._parts, self._bytes = {}, {}
+        self._parts = {}
         self._give_back()
 
     def _give_back(self) -> None:
@@ -283,13 +267,8 @@ class Copier:
         """Whether copies can be queued now: False during a CUDA graph capture."""
         return not any(t.is_cuda and self._device(t.device)[0].capturing() for t in tensors)
 
-    def timer(self, where: torch.device | None) -> Callable[[], Callable[[], float]]:
-        """A timer that runs from now on; `where` the call's inputs are, None for a CPU. It is called when the call returns; what
-        it gives says the seconds. Those of a device lie between two events, since a call returns before the device is done.
-        """
-        if where is None:
-            began = time.perf_counter()
-            return lambda: (lambda seconds: lambda: seconds)(time.perf_counter() - began)
+    def timer(self, where: torch.device) -> Callable[[], Callable[[], float]]:
+        """A device's timer from now on. Called when the call returns, it gives what says the seconds once the device is done."""
         device = self._device(where)[0]
         start = device.event()
         return lambda: device.seconds_between(start, device.event())
@@ -317,6 +296,22 @@ class Copier:
             made = self._make_device(device)
             self._devices[device] = (made, Pool(made.pinned, self._capacity))
         return self._devices[device]
+
+
+Near = tuple[bytes, torch.dtype, torch.Size, "tuple[int, ...]"]
+
+
+def near(tensor: torch.Tensor, most: int) -> Near | None:
+    """A tensor of the CPU as it is now: the memory that it spans, its dtype, shape and strides. None for any other tensor."""
+    if not tensor.is_cpu or tensor.is_neg() or not storable(tensor):
+        return None
+    shape, strides, last = tensor.shape, tensor.stride(), 0
+    for length, step in zip(shape, strides, strict=True):
+        last += (length - 1) * step
+    address, size = tensor.data_ptr(), (last + 1) * tensor.element_size()
+    if address < LOW or size > most or 0 in shape:
+        return None
+    return ctypes.string_at(address, size), tensor.dtype, shape, strides
 
 
 def cost(tensors: dict[str, torch.Tensor]) -> int:

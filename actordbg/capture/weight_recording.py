@@ -50,8 +50,10 @@ class WeightRecorder:
         try:
             if self._wanted(actor) != before and not _is_capturing():
                 self._look(actor)
-                if item is not None and item.timer is not None:
-                    item.timer = self._recorder._copier.timer(item.device)  # the call is slow, not we
+                if item is not None:  # the call is slow, not we
+                    item.began = time.monotonic_ns()
+                    if item.timer is not None and item.device is not None:
+                        item.timer = self._recorder._copier.timer(item.device)
         except Exception as error:  # noqa: BLE001  # weights may be of any kind; the training goes on
             self._recorder.notices.warn("weights", f"weights are not hashed: {describe(error)}")
         return item

@@ -346,7 +346,7 @@ class Writer:
 
     def _verdict(self, item: Item) -> Verdict | None:
         """The trigger that keeps an item, if it may keep one more."""
-        tensors = item.outputs.tensors() if item.outputs is not None else {}
+        tensors = item.returned()
         mask = None
         if item.control.on.logprobs is not None:
             from actordbg.formats.encoding import tensors_in
@@ -409,9 +409,9 @@ class Writer:
         self._versions = self._versions or versions()
         tensors = encoding.tensors_in(item.ring.arena.memory, item.entry.data, item.own, item.kind.tensors)
         record = encoding.record_of(item.kind.fields, item.own, tensors, self._versions, **item.known(verdict))
-        if item.outputs is not None and item.control.with_outputs:
-            strides = item.outputs.strides
-            outputs = {name: encoding.of_torch(t, strides.get(name)) for name, t in item.outputs.tensors().items()}
+        if item.control.with_outputs:
+            strides = item.outputs.strides if item.outputs is not None else {}
+            outputs = {name: encoding.of_torch(t, strides.get(name)) for name, t in item.returned().items()}
             outputs.pop(OUTPUT_PREFIX + LOGITS_SUM, None)
             tensors |= outputs
         return encoding.serialize(record, tensors)
@@ -450,6 +450,7 @@ class Writer:
         while item.held > item.kept:
             item.ring.release(item.entry)
             item.held -= 1
+        item.near = {}
         if item.outputs is not None:
             item.outputs.release()
         if item.snapshot is not None and item.snapshot.on_its_way:

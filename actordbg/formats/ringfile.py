@@ -12,7 +12,7 @@ mapping before SIGKILL is in the page cache.
 
 A slot's state byte is written last, after everything that it vouches for, and is cleared first; so a slot that says IN_FLIGHT,
 DONE or RAISED is whole. Processor stores of one thread are seen in order, and a kill falls between two of them. Each JSON ends
-with its CRC-32 (8 hex digits), and a slot has one over its numbers: what says where tensors are is believed only if it is
+with its CRC-32 (8 hex digits), and a slot has a sum of its numbers: what says where tensors are is believed only if it is
 undamaged. There is no checksum over the tensors: it would cost the training thread more than the copy.
 
 Also where rings lie, and what this machine is called: the same answer in training and at the desk. Standard library only.
@@ -39,7 +39,7 @@ from typing import Any
 
 from actordbg.formats.store_files import StoreFiles, make_folder, open_regular
 
-MAGIC, VERSION, SUFFIX = b"ADBGRING", 1, ".ring"
+MAGIC, VERSION, SUFFIX = b"ADBGRING", 2, ".ring"
 UNFINISHED = ".making"
 """Suffix of a ring that is being made."""
 HEADER = 4096
@@ -58,10 +58,8 @@ OPEN, CAPTURED, DROPPED, SAMPLED = range(4)
 
 SLOT = struct.Struct("<BBhIQQQQIII")
 """state, book, ledger, end length, sequence number, extent's offset, its size, kind's offset, kind's length, count of NUMBERS,
-and a CRC-32: see `slot_check`.
+and `slot_check`.
 """
-_FIXED = struct.Struct("<hQQQQII")
-
 DROP_REASONS = (
     "queue_full", "disk_floor", "disk_full", "write_error", "error", "exit", "cuda_graph", "killed", "other",
 )  # fmt: skip
@@ -116,11 +114,11 @@ def sealed(data: Mapping[str, Any]) -> bytes:
     return b"%b%08x" % (text, zlib.crc32(text))
 
 
-def slot_check(
-    ledger: int, sequence: int, offset: int, size: int, kind_at: int, kind_len: int, count: int, numbers: bytes
-) -> int:
-    """The CRC-32 of all that does not change while a call is in its slot."""
-    return zlib.crc32(_FIXED.pack(ledger, sequence, offset, size, kind_at, kind_len, count) + numbers)
+def slot_check(*numbers: Any) -> int:
+    """Of SLOT's numbers from the sequence on, before these the ledger, behind them NUMBERS: all that stays while a call is there.
+    Python hashes whole numbers alike in every process (and -1 like -2).
+    """
+    return hash(numbers) & 0xFFFFFFFF
 
 
 def hold(descriptor: int) -> None:

@@ -582,6 +582,7 @@ def test_inputs_on_a_device_reach_the_ring_when_the_writer_has_seen_them(store: 
 def test_during_a_graph_capture_calls_are_dropped(recording: Recording, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(recording.recorder._copier, "may_copy", lambda tensors: False)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
+    monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda self: False))
     recording.forward(SignatureH(), ids())
     assert recording.ledgers[0].dropped == {"cuda_graph": 1}
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import struct
 import threading
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from actordbg.capture.hook import wrap
 from actordbg.capture.ring import CHUNK, Arena, Ring
 from actordbg.dumps.recover import recover
 from actordbg.formats.recording_reading import read_counters, read_ring
-from actordbg.formats.ringfile import DATA, MAX_LEDGERS, SLOTS
+from actordbg.formats.ringfile import DATA, HEAD, MAX_LEDGERS, SLOT, SLOT_SIZE, SLOTS, SLOTS_AT, slot_check
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
@@ -242,3 +244,43 @@ def test_extents_never_overlap_whatever_is_taken_and_given_back():
             held[offset] = size
         if dice.random() < 0.01:
             arena.trim()
+
+
+def as_version_1(ring: bytearray) -> None:
+    """Make a ring what an earlier version wrote: a CRC-32 in each slot."""
+    struct.pack_into("<I", ring, 8, 1)
+    end = HEAD.size + HEAD.unpack_from(ring)[2]
+    struct.pack_into("<I", ring, end, zlib.crc32(ring[:end]))
+    for at in range(SLOTS_AT, SLOTS_AT + SLOTS * SLOT_SIZE, SLOT_SIZE):
+        state, _, ledger, _, *numbers, _ = SLOT.unpack_from(ring, at)
+        packed = struct.pack("<hQQQQII", ledger, *numbers) + ring[numbers[1] : numbers[1] + 8 * numbers[-1]]
+        struct.pack_into("<I", ring, at + SLOT.size - 4, zlib.crc32(packed) if state else 0)
+
+
+def test_slots_of_both_versions_are_read_and_a_changed_bit_is_seen(store: Store, tmp_path: Path):
+    assert slot_check(0, 1, DATA, 4096, 86016, 99, 8, (3, -1, 2**62)) == 1_361_749_812, "alike in Python 3.8 to 3.13"
+    recording = Recording(store)
+    for seed in range(3):
+        recording.forward(SignatureH(), ids(2, 9, seed))
+    ring = recording.recorder.ring
+    assert ring is not None and ring.path is not None
+    bytes_now, wanted = bytearray(ring.path.read_bytes()), read_ring(ring.path).slots
+    path, chance = tmp_path / "x.ring", random.Random(0)
+    assert len(wanted) == 3 and recording.close()
+    for version in (2, 1):
+        if version == 1:
+            as_version_1(bytes_now)
+        path.write_bytes(bytes_now)
+        found = read_ring(path)
+        assert found.slots == wanted and not found.damaged
+        for _ in range(20):
+            at = wanted[1].offset + chance.randrange(8 * len(wanted[1].numbers))
+            changed = bytes([bytes_now[at] ^ 1 << chance.randrange(8)])
+            with path.open("r+b") as file:
+                file.seek(at)
+                file.write(changed)
+            found = read_ring(path)
+            assert found.slots == [wanted[0], wanted[2]] and len(found.damaged) == 1
+            with path.open("r+b") as file:
+                file.seek(at)
+                file.write(bytes_now[at : at + 1])

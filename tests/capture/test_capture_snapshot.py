@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import mmap
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from capturekit import LaterDevice
 
+from actordbg.capture.recorded_call import Item
 from actordbg.capture.ring import Arena
-from actordbg.capture.snapshot import Copier, Pool, PoolExhausted, Snapshot, cost, span, span_bytes
+from actordbg.capture.snapshot import Copier, Pool, PoolExhausted, Snapshot, cost, near, span, span_bytes
 
 
 @pytest.fixture
@@ -224,3 +227,26 @@ def test_on_cuda_the_copy_sees_the_values_of_the_call_and_allocates_nothing_ther
     taken.wait()
     assert all(torch.equal(taken.tensors()[name], expected[name]) for name in tensors)
     assert taken.tensors()["x"].stride() == tensors["x"].stride()
+
+
+def test_small_outputs_of_any_strides_are_copied_by_the_memory_that_they_span():
+    whole = torch.arange(24.0).view(4, 6)
+    freed = torch.ones(9)
+    freed.untyped_storage().resize_(0)
+    kinds = {
+        "sliced": whole[:, :-1], "transposed": whole.t(), "expanded": whole[:1].expand(3, 6), "a number": whole[2, 3],
+        "bf16": whole.bfloat16()[1:, ::2], "bool": whole > 7, "with a gradient": (whole.requires_grad_() * 2)[:, 1:],
+    }  # fmt: skip
+    copies = {name: near(tensor, 96) for name, tensor in kinds.items()}
+    assert None not in copies.values()
+    before = {name: tensor.detach().clone() for name, tensor in kinds.items()}
+    with torch.no_grad():
+        whole.fill_(-1)
+    item: Any = SimpleNamespace(near=copies, outputs=None)
+    for name, tensor in Item.returned(item).items():
+        assert torch.equal(tensor, before[name]) and tensor.stride() == kinds[name].stride(), name
+    others = (
+        whole[:0], whole[:, 2:2], freed, whole.detach().to_sparse(), torch.ones(2, dtype=torch.complex64), torch.ones(2, device="meta"),
+        torch.ones(2, dtype=torch.complex64).conj().imag, torch.arange(25.0), torch.ones(100)[::33],
+    )  # fmt: skip
+    assert [near(tensor, 96) for tensor in others] == [None] * len(others)

@@ -59,7 +59,7 @@ def seeds() -> dict[str, bytes]:
     ]
     for place, (state, tail) in enumerate(((ringfile.IN_FLIGHT, b""), (ringfile.RAISED, end))):
         fixed = (0, place + 1, at, size, KINDS_AT, len(kind), len(NUMBERS))
-        check = ringfile.slot_check(*fixed, packed)
+        check = ringfile.slot_check(*fixed, NUMBERS)
         slot = SLOT.pack(state, ringfile.OPEN, 0, len(tail), place + 1, at, size, KINDS_AT, len(kind), len(NUMBERS), check)
         pieces += [
             (SLOTS_AT + place * SLOT_SIZE, slot),
@@ -113,7 +113,8 @@ def _sum_slot(memory: bytearray, at: int, flags: int) -> None:
         _sum_json(memory, kind_at, kind_len)
         _sum_json(memory, offset + 8 * count, end)
     if flags & 8:
-        numbers = bytes(memory[offset : offset + 8 * count]) if count < 1024 else b""
+        inside = count < 1024 and offset + 8 * count <= len(memory)
+        numbers = struct.unpack_from(f"<{count}q", memory, offset) if inside else ()
         struct.pack_into(
             "<I",
             memory,
