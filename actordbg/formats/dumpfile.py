@@ -24,6 +24,7 @@ import os
 import struct
 import threading
 import zlib
+from collections.abc import Callable
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -53,6 +54,7 @@ class Entry(NamedTuple):
     offset: int
 
 
+Parser = Callable[[bytes], DumpRecord]
 _FIRST_READ, _SMALL = 4096, 2**18
 """Bytes that are read at once: for a record, and for a dump file, of which most have fewer."""
 _FRAME_ROOM = 65_536
@@ -98,7 +100,7 @@ def read_record(path: str | os.PathLike[str]) -> DumpRecord:
                 head += more
     except OSError as error:
         raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from None
-    return _parse(head[8 : 8 + size], path)
+    return parse_line(record_line(head[8 : 8 + size], path), path)
 
 
 def record_line(header: bytes, name: str | os.PathLike[str] = "dump") -> bytes:
@@ -110,22 +112,25 @@ def record_line(header: bytes, name: str | os.PathLike[str] = "dump") -> bytes:
 
 
 def read_payload(
-    path: str | os.PathLike[str], max_bytes: int = DEFAULT_CAP, *, hash_too: bool = True
+    path: str | os.PathLike[str], max_bytes: int = DEFAULT_CAP, *, hash_too: bool = True, parse: Parser = parse_record
 ) -> tuple[DumpRecord, bytes]:
     """Record and checked safetensors bytes of a dump file. At most `max_bytes` are allocated for the payload, and under twice
-    as many for payload and file together."""
+    as many for payload and file together. `parse`: what reads the record, in the place of `parse_record`.
+    """
     try:
         data = read_file(path, max_bytes)
     except OSError as error:
         raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from None
-    return unpack(data, path, max_bytes, hash_too=hash_too)
+    return unpack(data, path, max_bytes, hash_too=hash_too, parse=parse)
 
 
 def read_file(path: str | os.PathLike[str], max_bytes: int = DEFAULT_CAP) -> bytes:
     """The bytes of a dump file, unless it has more than its payload can take. CorruptDump, or OSError if it cannot be read."""
     descriptor = open_regular(path)
     try:
-        data, size = os.read(descriptor, _SMALL), os.fstat(descriptor).st_size
+        data, size = os.read(descriptor, _SMALL), os.lseek(descriptor, 0, os.SEEK_END)
+        if len(data) == size <= _FRAME_ROOM:
+            return data
         head = 8 + _record_size(data[:8], path)
         frame = data[head : head + 32]
         content = _content_size(frame if len(frame) == 32 else os.pread(descriptor, 32, head))
@@ -135,6 +140,7 @@ def read_file(path: str | os.PathLike[str], max_bytes: int = DEFAULT_CAP) -> byt
             raise CorruptDump(f"{path}: has {size} bytes, over what its payload of {content} can take", hint=HINT)
         if len(data) < size:
             with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
+                file.seek(len(data))
                 data += file.read()
         return data
     finally:
@@ -151,13 +157,18 @@ def _content_size(frame: bytes) -> int | None:
 
 
 def unpack(
-    data: bytes, name: str | os.PathLike[str] = "dump", max_bytes: int = DEFAULT_CAP, *, hash_too: bool = True
+    data: bytes,
+    name: str | os.PathLike[str] = "dump",
+    max_bytes: int = DEFAULT_CAP,
+    *,
+    hash_too: bool = True,
+    parse: Parser = parse_record,
 ) -> tuple[DumpRecord, bytes]:
     """Record and checked safetensors bytes from a dump file's bytes; `name` is used in messages."""
     size = _record_size(data[:8], name)
     if len(data) < 8 + size:
         raise CorruptDump(f"{name}: ends inside its record", hint=HINT)
-    record = _parse(data[8 : 8 + size], name)
+    record = parse_line(record_line(data[8 : 8 + size], name), name, parse)
     payload = _decompress(memoryview(data)[8 + size :], name, max_bytes)
     if hash_too:
         check_hash(record, payload, name)
@@ -216,14 +227,10 @@ def _record_size(head: bytes, name: str | os.PathLike[str]) -> int:
     return size
 
 
-def _parse(header: bytes, name: str | os.PathLike[str]) -> DumpRecord:
-    return parse_line(record_line(header, name), name)
-
-
-def parse_line(line: bytes, name: str | os.PathLike[str] = "dump") -> DumpRecord:
+def parse_line(line: bytes, name: str | os.PathLike[str] = "dump", parse: Parser = parse_record) -> DumpRecord:
     """The record that a line of JSON holds; what is wrong with it is said of `name`."""
     try:
-        return parse_record(line)
+        return parse(line)
     except StoreProblem as error:
         prefix = "" if error.message.startswith(f"{name}: ") else f"{name}: "
         raise type(error)(f"{prefix}{error.message}", hint=error.hint) from None

@@ -10,7 +10,9 @@ about itself names this dump, so that two good halves of different files are not
 
 from __future__ import annotations
 
+import functools
 import math
+from typing import Any
 
 from actordbg.base.errors import CorruptDump
 from actordbg.formats import dumpfile
@@ -23,15 +25,14 @@ from actordbg.formats.dump_record import (
     label,
     reach_of,
 )
+from actordbg.formats.written_header import entries_as_written
 
 _WIDTHS = dict(SAFETENSORS_DTYPES.values())
 _MASKS = ("int64", "int32", "int16", "int8", "uint8", "float64", "float32", "float16", "bfloat16")
-_NARROWER = {
-    **dict.fromkeys(_MASKS, ("bool",)),
-    "int32": ("bool", "uint16", UINT24),
-    "int64": ("bool", "uint16", UINT24, "int32"),
-}
-"""By logical dtype, the forms beside itself in which `payload.encode` may store a tensor."""
+_NARROWER = {(dtype, "bool") for dtype in _MASKS} | {
+    ("int32", "uint16"), ("int32", UINT24), ("int64", "uint16"), ("int64", UINT24), ("int64", "int32"),
+}  # fmt: skip
+"""(dtype, stored) of every form beside itself in which `payload.encode` may store a tensor."""
 _HINT = "run `actordbg dump verify` to list every damaged file"
 
 
@@ -42,23 +43,13 @@ def check(
 
     What a reader then allocates, the payload and a copy of it included, stays under twice `max_bytes`.
     """
-    entries = dumpfile.payload_entries(payload, name)
-    wanted: dict[str, tuple[str, tuple[int, ...]]] = {}
+    entries = entries_as_written(record, payload) or _compared(record, payload, name)
     room = 2 * len(payload)
     for tensor, spec in record.tensors.items():
         room += _room(tensor, spec, name)
-        for key, kind in spec.parts(tensor):
-            if key in wanted:
-                raise CorruptDump(f"{name}: two tensors of the record are both stored as {key!r:.80}", hint=_HINT)
-            wanted[key] = kind, spec.shape
-    if {key: entry[:2] for key, entry in entries.items()} != wanted:
-        raise CorruptDump(f"{name}: the payload's tensors are not those of its record", hint=_HINT)
     if room > 2 * max_bytes:
         raise CorruptDump(f"{name}: its tensors take {room} bytes, over the limit of {2 * max_bytes}", hint=_HINT)
-    _check_label(record, payload, name)
-    for key, entry in entries.items():
-        if entry.dtype == "bool":
-            _check_truths(key, entry, payload, name)
+    _check_truths(entries, payload, name)
     for tensor, spec in record.tensors.items():
         if 0 in spec.strides:
             for key, _ in spec.parts(tensor):
@@ -66,14 +57,32 @@ def check(
     return entries
 
 
+def _compared(record: DumpRecord, payload: bytes, name: str) -> dict[str, dumpfile.Entry]:
+    """The entries out of the payload's header, which must be those of the record's tensors. Its sentence about itself, too."""
+    entries = dumpfile.payload_entries(payload, name)
+    wanted: dict[str, tuple[str, tuple[int, ...]]] = {}
+    for tensor, spec in record.tensors.items():
+        _room(tensor, spec, name)
+        for key, kind in spec.parts(tensor):
+            if key in wanted:
+                raise CorruptDump(f"{name}: two tensors of the record are both stored as {key!r:.80}", hint=_HINT)
+            wanted[key] = kind, spec.shape
+    if {key: entry[:2] for key, entry in entries.items()} != wanted:
+        raise CorruptDump(f"{name}: the payload's tensors are not those of its record", hint=_HINT)
+    header = payload[8 : 8 + int.from_bytes(payload[:8], "little")]
+    if b'"actordbg"' in header and label(record).encode() not in header:
+        raise CorruptDump(f"{name}: its payload says that it belongs to another dump", hint=_HINT)
+    return entries
+
+
 def _room(tensor: str, spec: TensorSpec, name: str) -> int:
     """Bytes that this tensor takes beside the payload; CorruptDump for a spec that was never written by `encode`."""
-    if spec.stored != spec.dtype and spec.stored not in _NARROWER.get(spec.dtype, ()):
+    if spec.stored != spec.dtype and (spec.dtype, spec.stored) not in _NARROWER:
         what = f"tensor {tensor!r:.80} of dtype {spec.dtype!r:.40} cannot be stored as {spec.stored!r:.40}"
         raise CorruptDump(f"{name}: {what}", hint=_HINT)
     width, count = _WIDTHS.get(spec.dtype, 0), math.prod(spec.shape)
     room = width * count if spec.stored != spec.dtype else 0
-    if spec.strides == contiguous_strides(spec.shape) or count == 0:
+    if count == 0 or spec.strides == contiguous_strides(spec.shape):
         return room
     reach = reach_of(spec.shape, spec.strides)
     if reach is None:
@@ -81,18 +90,32 @@ def _room(tensor: str, spec: TensorSpec, name: str) -> int:
     return room + width * (reach + 1)
 
 
-def _check_label(record: DumpRecord, payload: bytes, name: str) -> None:
-    header = payload[8 : 8 + int.from_bytes(payload[:8], "little")]
-    if b'"actordbg"' in header and label(record).encode() not in header:
-        raise CorruptDump(f"{name}: its payload says that it belongs to another dump", hint=_HINT)
+def _check_truths(entries: dict[str, dumpfile.Entry], payload: bytes, name: str) -> None:
+    """Entries are in the order of their bytes: those that lie side by side are looked at as one."""
+    spans: dict[int, int] = {}  # where it ends: where it begins
+    for dtype, shape, offset in entries.values():
+        if dtype == "bool":
+            spans[offset + math.prod(shape)] = spans.pop(offset, offset)
+    for last, first in spans.items():
+        wrong = _highest(payload, first, last) if last > first else first
+        if last > first and payload[wrong] > 1:
+            ends = ((key, offset + math.prod(shape)) for key, (_, shape, offset) in entries.items())
+            key = next(key for key, end in ends if wrong < end)
+            raise CorruptDump(f"{name}: {key!r:.80} holds bytes that are neither true nor false", hint=_HINT)
 
 
-def _check_truths(key: str, entry: dumpfile.Entry, payload: bytes, name: str) -> None:
-    import numpy as np  # who loads tensors has it, and it looks at 16 bytes at once
+def _highest(payload: bytes, first: int, last: int) -> int:
+    """Where the highest byte of some lies. Not `max`: where it runs once in a load, a reduction takes several times as long."""
+    frombuffer, byte = _of_numpy()
+    return first + int(frombuffer(payload, byte, last - first, first).argmax())
 
-    count = math.prod(entry.shape)
-    if count and np.frombuffer(payload, np.uint8, count, entry.offset).max() > 1:
-        raise CorruptDump(f"{name}: {key!r:.80} holds bytes that are neither true nor false", hint=_HINT)
+
+@functools.cache
+def _of_numpy() -> tuple[Any, Any]:
+    """Who loads tensors has numpy, and it looks at 16 bytes at once. Who does not should not import it."""
+    import numpy as np
+
+    return np.frombuffer, np.uint8
 
 
 def _check_expanded(key: str, spec: TensorSpec, entry: dumpfile.Entry, payload: bytes, name: str) -> None:

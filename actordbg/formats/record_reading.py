@@ -36,7 +36,9 @@ from actordbg.formats.dump_record import (
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z", re.ASCII)
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_MAX_SIZE, _PLAIN = 2**48, {int}
+MAX_SIZE = 2**48
+"""More elements than a tensor can have."""
+_PLAIN = {int}
 _VERIFY_HINT = "run `actordbg dump verify` to find every damaged file"
 
 
@@ -165,7 +167,8 @@ def _checked(data: dict[str, Any]) -> DumpRecord:
     for name in ("dump_id", "run"):
         if not is_plain_name(values[name]):
             raise CorruptDump(f"the record's {name} is not a plain name: {values[name]!r:.80}", hint=_VERIFY_HINT)
-    parse_timestamp(values["timestamp"])
+    if not is_moment(values["timestamp"]):
+        raise _no_moment(values["timestamp"])
     for name in _OBJECTS:
         if name not in data:
             values[name] = {}
@@ -185,7 +188,7 @@ def _spec(name: str, data: Any) -> TensorSpec:
     if not _are_sizes(shape) or not _are_sizes(strides) or (rest and len(strides) != len(shape)):
         raise CorruptDump(f"tensor {name!r:.80} of the record has an impossible shape", hint=_VERIFY_HINT)
     shape = tuple(shape)
-    if math.prod(filter(None, shape)) >= _MAX_SIZE:
+    if math.prod(filter(None, shape)) >= MAX_SIZE:
         raise CorruptDump(f"tensor {name!r:.80} of the record has too many elements", hint=_VERIFY_HINT)
     spec = object.__new__(TensorSpec)  # as in `_checked`
     vars(spec).update(dtype=dtype, shape=shape, strides=tuple(strides) if rest else contiguous_strides(shape), stored=stored)
@@ -196,14 +199,23 @@ def _are_sizes(values: Any) -> bool:
     """Whether this is a shape, or strides: few plain integers that torch can count with."""
     if type(values) is not list or len(values) > MAX_DIMS or not {*map(type, values)} <= _PLAIN:
         return False
-    return not values or (min(values) >= 0 and max(values) < _MAX_SIZE)
+    return not values or (min(values) >= 0 and max(values) < MAX_SIZE)
 
 
 def parse_timestamp(text: str) -> datetime:
     """An ISO-8601 UTC timestamp of a record ("2025-06-19T05:26:08.430740Z") as an aware datetime; CorruptDump otherwise."""
+    if is_moment(text):
+        return datetime.fromisoformat(text[:26]).replace(tzinfo=timezone.utc)
+    raise _no_moment(text)
+
+
+def is_moment(text: str) -> bool:
+    """Whether this is a timestamp as `parse_timestamp` wants it, of a moment that there was."""
     try:
-        if _MOMENT.match(text):
-            return datetime.fromisoformat(text[:26]).replace(tzinfo=timezone.utc)
+        return bool(_MOMENT.match(text) and datetime.fromisoformat(text[:26]))
     except ValueError:
-        pass
-    raise CorruptDump(f"{text!r:.60} is not a timestamp like 2025-06-19T05:26:08.430740Z", hint=_VERIFY_HINT)
+        return False
+
+
+def _no_moment(text: str) -> CorruptDump:
+    return CorruptDump(f"{text!r:.60} is not a timestamp like 2025-06-19T05:26:08.430740Z", hint=_VERIFY_HINT)

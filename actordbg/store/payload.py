@@ -12,7 +12,6 @@ Example::
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,15 +21,19 @@ import torch
 from actordbg.formats import dumpfile
 from actordbg.formats import payload_check as contents
 from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX, SIZES, DumpRecord, TensorSpec, contiguous_strides
-from actordbg.formats.encoding import of_torch, serialize
+from actordbg.formats.encoding import BITS, Array, of_torch, serialize
 from actordbg.formats.nested_values import CONTEXT
 from actordbg.store import places
 from actordbg.store.plain_tensors import widened
 
+_parse: dumpfile.Parser
+try:
+    from actordbg.store.quick_record import quick_record as _parse
+except ImportError:  # a worker's environment may be without msgspec
+    from actordbg.formats.record_reading import parse_record as _parse
+
 DTYPES = {name: getattr(torch, name) for name in SIZES}
 """The torch dtypes that can be stored, by name."""
-_OF_NUMPY = frozenset(("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64"))
-"""Dtypes that torch takes over from numpy."""
 _HINT = "run `actordbg dump verify` to list every damaged file"
 
 
@@ -80,35 +83,26 @@ def load(path: str | os.PathLike[str], max_bytes: int = dumpfile.DEFAULT_CAP) ->
 
     Raises CorruptDump, NewerFormat or StoreProblem; never returns wrong tensors.
     """
-    record, payload = places.read_payload(path, max_bytes, hash_too=False)
+    record, payload = places.read_payload(path, max_bytes, hash_too=False, parse=_parse)
     return widen(record, payload, str(path), max_bytes)
 
 
 def widen(record: DumpRecord, payload: bytes, name: str = "dump", max_bytes: int = dumpfile.DEFAULT_CAP) -> Dump:
     """Tensors as captured from a record and its checked safetensors payload."""
     entries = contents.check(record, payload, name, max_bytes)
-    return Dump(record, {key: _widen(key, payload, entries, spec) for key, spec in record.tensors.items()})
+    specs = record.tensors
+    return Dump(record, {key: _tensor(values, specs[key]) for key, values in widened(record, payload, entries).items()})
 
 
-def _widen(key: str, payload: bytes, entries: dict[str, dumpfile.Entry], spec: TensorSpec) -> torch.Tensor:
-    """One tensor in memory of its own. numpy widens: what torch does for one small tensor takes several times as long."""
-    dtype = DTYPES[spec.dtype]
-    if 0 in spec.shape:
-        return torch.empty_strided(spec.shape, spec.strides, dtype=dtype)
-    if spec.dtype in _OF_NUMPY:
-        tensor = torch.from_numpy(widened(key, payload, entries, spec))
-    else:
-        tensor = _view(payload, entries[key]).to(dtype)
-    if spec.strides == contiguous_strides(spec.shape):
-        return tensor
-    return _with_strides(tensor, spec)
-
-
-def _view(payload: bytes, entry: dumpfile.Entry) -> torch.Tensor:
-    """A tensor over a copy of the bytes of one entry: it must be able to write to them."""
-    dtype, count = DTYPES[entry.dtype], math.prod(entry.shape)
-    stored = bytearray(payload[entry.offset : entry.offset + SIZES[entry.dtype] * count])
-    return torch.frombuffer(stored, dtype=dtype).view(entry.shape)
+def _tensor(values: Array, spec: TensorSpec) -> torch.Tensor:
+    """A tensor over memory that numpy widened: what torch does for one small tensor takes several times as long."""
+    shape, strides = spec.shape, spec.strides
+    if 0 in shape:
+        return torch.empty_strided(shape, strides, dtype=DTYPES[spec.dtype])
+    tensor = torch.from_numpy(values)
+    if spec.dtype in BITS:
+        tensor = tensor.view(DTYPES[spec.dtype])
+    return tensor if strides == contiguous_strides(shape) else _with_strides(tensor, spec)
 
 
 def _with_strides(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:

@@ -27,6 +27,7 @@ from actordbg.base.errors import CorruptDump, StoreProblem
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SUFFIX, DumpRecord, is_plain_name
 from actordbg.formats.dumpfile import DEFAULT_CAP
+from actordbg.formats.record_reading import parse_record
 from actordbg.store.layout import Store
 from actordbg.store.pack_bytes import HINT, PACK_SUFFIX
 from actordbg.store.pack_reader import Pack, open_pack
@@ -74,10 +75,14 @@ def read_record(place: str | os.PathLike[str]) -> DumpRecord:
 
 
 def read_payload(
-    place: str | os.PathLike[str], max_bytes: int = DEFAULT_CAP, *, hash_too: bool = True
+    place: str | os.PathLike[str],
+    max_bytes: int = DEFAULT_CAP,
+    *,
+    hash_too: bool = True,
+    parse: dumpfile.Parser = parse_record,
 ) -> tuple[DumpRecord, bytes]:
     """Record and checked safetensors bytes of a dump, wherever it lies now; see `dumpfile.read_payload`."""
-    return _follow(place, lambda found: _payload_at(found, max_bytes, hash_too))
+    return _follow(place, lambda found: _payload_at(found, max_bytes, hash_too, parse))
 
 
 def places_of(store: Store) -> Iterator[Path]:
@@ -100,16 +105,16 @@ def _record_at(place: str) -> DumpRecord:
     if packed is None:
         return dumpfile.read_record(place)
     pack, dump_id = _holding(*packed)
-    return _parsed(pack.line(dump_id), place, dump_id)
+    return _parsed(pack.line(dump_id), place, dump_id, parse_record)
 
 
-def _payload_at(place: str, max_bytes: int, hash_too: bool) -> tuple[DumpRecord, bytes]:
+def _payload_at(place: str, max_bytes: int, hash_too: bool, parse: dumpfile.Parser) -> tuple[DumpRecord, bytes]:
     packed = split_place(place)
     if packed is None:
-        return dumpfile.read_payload(place, max_bytes, hash_too=hash_too)
+        return dumpfile.read_payload(place, max_bytes, hash_too=hash_too, parse=parse)
     pack, dump_id = _holding(*packed)
     line, payload = pack.read(dump_id, max_bytes)
-    record = _parsed(line, place, dump_id)
+    record = _parsed(line, place, dump_id, parse)
     if hash_too:
         dumpfile.check_hash(record, payload, place)
     return record, payload
@@ -128,8 +133,8 @@ def _holding(path: str, dump_id: str) -> tuple[Pack, str]:
     return pack, dump_id
 
 
-def _parsed(line: bytes, place: str, dump_id: str) -> DumpRecord:
-    record = dumpfile.parse_line(line, place)
+def _parsed(line: bytes, place: str, dump_id: str, parse: dumpfile.Parser) -> DumpRecord:
+    record = dumpfile.parse_line(line, place, parse)
     if record.dump_id != dump_id:
         raise CorruptDump(f"{place}: its record is that of {record.dump_id}", hint=HINT)
     return record

@@ -19,7 +19,7 @@ import numpy as np
 
 from actordbg.formats import dumpfile
 from actordbg.formats import payload_check as contents
-from actordbg.formats.dump_record import DumpRecord, TensorSpec, contiguous_strides
+from actordbg.formats.dump_record import UINT24, DumpRecord, contiguous_strides
 from actordbg.formats.encoding import BITS, ONES, Array, PlainTensor, array_dtype, serialize
 from actordbg.store import places
 
@@ -73,26 +73,28 @@ def widen_plain(
 ) -> dict[str, PlainTensor]:
     """Tensors as captured from a record and its checked safetensors payload."""
     entries = contents.check(record, data, name, max_bytes)
-    return {
-        name: PlainTensor(spec.dtype, widened(name, data, entries, spec), spec.strides) for name, spec in record.tensors.items()
-    }
+    values = widened(record, data, entries)
+    return {name: PlainTensor(spec.dtype, values[name], spec.strides) for name, spec in record.tensors.items()}
 
 
-def widened(name: str, data: bytes, entries: Mapping[str, dumpfile.Entry], spec: TensorSpec) -> Array:
-    """The values of one tensor as captured, contiguous, in memory of their own."""
-    values: Array
-    parts = [_view(data, entries[key]) for key, _ in spec.parts(name)]
-    if len(parts) == 2:
-        values = parts[1].astype(array_dtype(spec.dtype))
-        values <<= 16
-        values |= parts[0]
-    elif spec.stored == "bool" and spec.dtype in BITS:
-        values = parts[0].astype(array_dtype(spec.dtype)) * ONES[spec.dtype]
-    else:
-        values = parts[0].astype(array_dtype(spec.dtype))
-    return values.reshape(spec.shape)
+def widened(record: DumpRecord, data: bytes, entries: Mapping[str, dumpfile.Entry]) -> dict[str, Array]:
+    """The values of each tensor as captured, contiguous, in memory of their own. `entries`: what `payload_check` found."""
+    found: dict[str, Array] = {}
+    for name, spec in record.tensors.items():
+        kind = array_dtype(spec.dtype)
+        if spec.stored == UINT24:
+            (low, _), (high, _) = spec.parts(name)
+            found[name] = values = _view(data, entries[low]).astype(kind)
+            third = np.ndarray(values.shape, np.uint8, values, 2, values.strides)  # the third byte of each, of which it has 0
+            third[...] = _view(data, entries[high])
+        else:
+            found[name] = values = _view(data, entries[name]).astype(kind)
+            if spec.stored == "bool" and spec.dtype in BITS:
+                values *= kind.type(ONES[spec.dtype])
+    return found
 
 
 def _view(data: bytes, entry: dumpfile.Entry) -> Array:
-    kind, count = array_dtype(entry.dtype), math.prod(entry.shape)
-    return np.frombuffer(data, kind, count, entry.offset if count else 0).reshape(entry.shape)
+    dtype, shape, offset = entry
+    values: Array = np.ndarray(shape, array_dtype(dtype), data, offset)
+    return values

@@ -17,6 +17,7 @@ from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SAFETENSORS_DTYPES, framed
 from actordbg.formats.payload_check import check
 from actordbg.formats.record_reading import strict_header
+from actordbg.formats.written_header import entries_as_written
 from actordbg.store import payload
 
 PARSERS = (
@@ -57,6 +58,8 @@ def one_input(data: bytes) -> None:
 
 
 def _whole(record: dumpfile.DumpRecord, stored: bytes) -> None:
+    written = entries_as_written(record, stored)
+    assert written is None or written == dumpfile.payload_entries(stored), "a header that is not what it is compared with"
     entries = check(record, stored, max_bytes=CAP)
     theirs = {
         name: (value["dtype"], tuple(value["shape"]), bytes(value["data"])) for name, value in safetensors.deserialize(stored)
