@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from actordbg.base.ids import new_replay_id
 from actordbg.cluster.order import ClusterOrder
 from actordbg.cluster.ray_engine import connected
 from actordbg.config.replay_config import ReplayConfig
@@ -23,7 +24,6 @@ from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.record_reading import parse_timestamp
 from actordbg.formats.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.group_engine import using
-from actordbg.replay.plan import new_replay_id
 from actordbg.replay.supervise import Progress, run_replay
 from actordbg.store.layout import Store
 from benchmarks.bench_replay import Shape, publish

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from actordbg.base.ids import new_replay_id
 from actordbg.cluster.order import ClusterOrder
 from actordbg.cluster.ray_engine import RayEngine, connected
 from actordbg.config.replay_config import ReplayConfig
@@ -23,7 +24,6 @@ from actordbg.formats.record_reading import parse_timestamp
 from actordbg.formats.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.group_engine import using
 from actordbg.replay.launch import Group, Running
-from actordbg.replay.plan import new_replay_id
 from actordbg.replay.supervise import run_replay
 from actordbg.store.layout import Store
 from benchmarks.rows import Row

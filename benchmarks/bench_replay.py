@@ -32,12 +32,12 @@ from typing import Any
 
 import torch
 
+from actordbg.base.ids import new_replay_id
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord, make_dump_id, now_timestamp
 from actordbg.formats.record_reading import parse_timestamp
 from actordbg.formats.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.live_catalog import LiveCatalog
-from actordbg.replay.plan import new_replay_id
 from actordbg.replay.supervise import ReplayOutcome, run_replay
 from actordbg.store import payload
 from actordbg.store.layout import Store

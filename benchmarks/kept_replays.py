@@ -21,7 +21,10 @@ NAMES = ("20250101T000000-aaaaaa", "20250101T000001-bbbbbb")
 
 
 def two_replays(root: Path, dumps: int, shape: tuple[int, int], gradients: int = 0) -> tuple[str, str]:
-    """Their ids, in a new store: B's log-probs [B, A] = `shape` differ by about 1e-3. gradients: parameters of 4,096 elements."""
+    """Their ids, in a new store: B's log-probs [B, A] = `shape` and its gradients are others by about 1e-3.
+
+    gradients: parameters of 4,096 elements.
+    """
     store, (batch, actions) = Store(root), shape
     paths = create_dumps(store, dumps, batch_size=batch, seq_len=2 * actions, action_len=actions)
     inputs = [
@@ -53,6 +56,9 @@ def _keep(store: Store, name: str, inputs: Sequence[ReplayInput], shape: tuple[i
 def _tensors(index: int, shape: tuple[int, int], noise: float, gradients: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(index)
     log_probs = -8 * torch.rand(shape, generator=generator)
-    made = {f"grad/layer.{number}": torch.randn(4096, generator=generator) for number in range(gradients)}
+    made = {
+        f"grad/layer.{number}": torch.randn(4096, generator=generator) + noise * torch.randn(4096, generator=generator)
+        for number in range(gradients)
+    }
     moved = {"log_probs": log_probs + noise * torch.randn(shape, generator=generator), "entropy": -log_probs}
     return made | moved | {"mask": torch.ones(shape, dtype=torch.bool)}

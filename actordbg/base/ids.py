@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 
 from actordbg.base.errors import ActordbgError, UsageError
@@ -47,3 +48,9 @@ def is_own(path: Path) -> bool:
 
 def _some(ids: Sequence[str]) -> str:
     return f"{'..., ' if len(ids) > _SHOWN else ''}{', '.join(ids[-_SHOWN:])}"
+
+
+def new_replay_id(moment: datetime | None = None) -> str:
+    """`20250619T052608-9f3a2c`: sorts by time, unique without asking anybody."""
+    moment = moment or datetime.now(timezone.utc)
+    return f"{moment.astimezone(timezone.utc):%Y%m%dT%H%M%S}-{os.urandom(3).hex()}"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,10 +26,8 @@ from actordbg.config.replay_config import TINY, ReplayConfig
 from actordbg.config.sources import Asked, build_config
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.replay.launch import surrounding_launcher
-from actordbg.replay.live_catalog import LiveCatalog
 from actordbg.replay.plan import ORDERS, Plan, make_plan
 from actordbg.replay.selection import PICKLES, require_one_trainer, rows_of
-from actordbg.replay.supervise import Progress
 from actordbg.store.layout import Store
 from actordbg.store.places import dump_id_of
 
@@ -175,38 +172,3 @@ def nothing_to(purpose: str, store: Store, inputs: ChosenInputs) -> Exception:
         return NothingToDo(reason, hint="choose dumps with --where or --input-file; --allow-empty calls this good")
     output.note(reason)
     return typer.Exit(0)
-
-
-@contextmanager
-def replaying(store: Store, label: str, total: int, *, quiet: bool) -> Iterator[tuple[LiveCatalog, Callable[..., None]]]:
-    """A catalog that follows running replays, and a progress bar (`output.progress`). The catalog is up to date afterwards,
-    also after a Ctrl-C; why it is not goes to standard error."""
-    catalog = LiveCatalog(store)
-    try:
-        with output.progress(label, total, quiet=quiet) as advance:
-            yield catalog, advance
-    finally:
-        settle(store, catalog)
-
-
-def settle(store: Store, catalog: LiveCatalog) -> None:
-    """Index what is new. What cannot be indexed now will be by the next command."""
-    catalog.flush()
-    if catalog.problem is not None:
-        output.note(f"the catalog could not be updated ({catalog.problem}); the results are in {store.root}")
-
-
-def counting(catalog: LiveCatalog, advance: Callable[..., None]) -> Callable[[Progress], None]:
-    """What to do with a replay's news: each result is a step of the bar, and beside it stands what goes on."""
-    return lambda event: show(catalog, advance, event)
-
-
-def show(catalog: LiveCatalog, advance: Callable[..., None], event: Progress) -> None:
-    """The same for one event."""
-    if event.kind == "attempt":
-        advance(0, note=f"starting again: {event.text[:100]}" if event.text else "starting the workers")
-    elif event.kind in ("start", "leaving"):
-        advance(0, note=event.text)
-    elif event.kind == "result":
-        catalog.touch()
-        advance(1, note="" if event.text == "passed" else f"last: {event.text}")

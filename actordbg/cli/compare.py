@@ -109,12 +109,12 @@ def compare(
 
     Example: actordbg compare last truth --noise
     """
-    from actordbg.cli.chosen_inputs import settle
-    from actordbg.cli.compare_work import kept, meant, noise_of, render, rounding_of, selected, truth_of, weights
+    from actordbg.catalog.query import open_fresh
+    from actordbg.cli.compare_work import kept, meant, render, selected, weights
+    from actordbg.cli.live_progress import settle
     from actordbg.compare.comparing import compare as compare_sides
     from actordbg.compare.thresholds import FLAGS, Thresholds
     from actordbg.replay.live_catalog import LiveCatalog
-    from actordbg.replay.warm_groups import WarmGroups
     from actordbg.report.blocks import Paragraph, as_data
     from actordbg.report.comparison_charts import comparison_charts
     from actordbg.report.comparison_document import document
@@ -130,16 +130,21 @@ def compare(
         raise UsageError("--power plants faults beside the truth", hint="compare REPLAY truth --power, without --flat-limits")
     if a in ("truth", "golden"):
         raise UsageError(f"A is the side that is judged, so it cannot be {a}", hint=f"turn them round: compare REPLAY {a}")
-    judged = meant(store, a, silent)
-    floor = None if noise is None else noise_of(store, judged, noise)
+    catalog = open_fresh(store)
+    judged = meant(catalog, a, silent)
+    floor = None
+    if noise is not None:
+        from actordbg.cli.compare_truth import noise_of
+
+        floor = noise_of(store, judged, noise)
     only = selected(store, where)
     rounding = None
     if b == "truth":
-        with WarmGroups() as warm:
-            b = truth_of(store, judged, dtype, silent, yes, warm)
-            rounding = None if flat else rounding_of(store, judged, silent, warm, power)
+        from actordbg.cli.compare_truth import truth_and_rounding
+
+        b, rounding = truth_and_rounding(store, judged, dtype, flat=flat, planted=power, quiet=silent, yes=yes)
     elif b != "golden":
-        b = meant(store, b, silent)
+        b = meant(catalog, b, silent)
     with output.progress("comparing", None, quiet=silent) as advance:
 
         def on_progress(done: int, total: int) -> None:

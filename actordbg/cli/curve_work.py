@@ -12,8 +12,8 @@ from actordbg.base import plotfile
 from actordbg.base.errors import UsageError
 from actordbg.catalog.query import newest_configuration, open_fresh
 from actordbg.cli import output
-from actordbg.cli.chosen_inputs import replaying, show
 from actordbg.cli.curve_options import Question
+from actordbg.cli.live_progress import replaying, show
 from actordbg.cli.options import approve, chosen_format, command_line, store_of
 from actordbg.cli.page_file import check_page, write_page
 from actordbg.cli.setting_options import Given

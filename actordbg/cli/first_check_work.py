@@ -18,8 +18,8 @@ from actordbg.check.check_page import check_blocks
 from actordbg.check.junit import workflow_commands
 from actordbg.check.run_check import ROUNDING, TRUTH, CheckFound, CheckListener, run_check
 from actordbg.cli import output
-from actordbg.cli.chosen_inputs import replaying
 from actordbg.cli.input_options import ChosenInputs
+from actordbg.cli.live_progress import replaying
 from actordbg.cli.options import Format
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.formats.store_files import atomic_write, make_folder

@@ -13,9 +13,10 @@ from actordbg.actor.hub_model import find_model
 from actordbg.actor.model_code import require_consent
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
-from actordbg.cli.chosen_inputs import chosen_order, nothing_to, replaying
+from actordbg.cli.chosen_inputs import chosen_order, nothing_to
 from actordbg.cli.engine_options import EngineOptions
 from actordbg.cli.input_options import ChosenInputs
+from actordbg.cli.live_progress import replaying
 from actordbg.cli.matrix_answer import MatrixAnswer, MatrixPlan, follow, print_answer, print_plan, steps_of
 from actordbg.cli.options import Format, approve, command_line, typed_options
 from actordbg.config.choices import gather_facts

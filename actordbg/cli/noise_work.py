@@ -9,7 +9,7 @@ from typing import Any
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.cli import output
-from actordbg.cli.chosen_inputs import counting, replaying
+from actordbg.cli.live_progress import counting, replaying
 from actordbg.compare.noise_floor import ROUNDING, ROUNDING_MARGIN, measure_noise
 from actordbg.compare.thresholds import MEASURES
 from actordbg.config.replay_config import VARIATIONS

@@ -10,9 +10,10 @@ from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.base.units import in_time
 from actordbg.catalog.query import open_fresh
 from actordbg.cli import output
-from actordbg.cli.chosen_inputs import replaying, show, what_there_is
+from actordbg.cli.chosen_inputs import what_there_is
 from actordbg.cli.engine_options import EngineOptions
 from actordbg.cli.input_options import MOST_UNASKED, ChosenInputs
+from actordbg.cli.live_progress import replaying, show
 from actordbg.cli.replay_answer import ReplayAnswer, answer_of, shares_of
 from actordbg.cli.stop_options import StopOptions
 from actordbg.debug.replay_stops import StopOrder

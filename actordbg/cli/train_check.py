@@ -53,10 +53,10 @@ def train_check(
     Example: actordbg train-check --where "seq_len<512" --steps 20 --backend deepspeed,fsdp2 --zero-stage 2 --tp 1,2 --nproc 4
     """
     from actordbg.base import plotfile
+    from actordbg.base.ids import new_replay_id
     from actordbg.cli.chosen_inputs import is_left_to_rank_0, opened
     from actordbg.cli.new_train_check import new_train_check
     from actordbg.cli.train_check_work import Pictured, inputs_again, print_train_check, require_alone, run_cells_of, say_plan
-    from actordbg.replay.plan import new_replay_id
     from actordbg.traincheck.run_train_check import load_train_check
 
     flags = dict(settings)

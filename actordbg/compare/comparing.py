@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from actordbg.base.errors import StoreProblem, UsageError
+from actordbg.base.ids import new_replay_id
 from actordbg.catalog import query
 from actordbg.compare import sides
 from actordbg.compare.dump_figures import measure, unlike
@@ -44,7 +45,6 @@ from actordbg.formats.comparison_record import (
 )
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.noise_record import NoiseRecord
-from actordbg.replay.plan import new_replay_id
 from actordbg.store.layout import Store
 
 if TYPE_CHECKING:

@@ -23,13 +23,13 @@ from pathlib import Path
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.weights_version import DECIDE, WEIGHTS, versions_of
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem, Unsupported, UsageError
+from actordbg.base.ids import new_replay_id
 from actordbg.compare.measured_limits import DTYPES
 from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import LONE_ROWS, SETTINGS, ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC, TENSORS, read_results, read_standing
 from actordbg.formats.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec, ResultRecord
-from actordbg.replay.plan import new_replay_id
 from actordbg.replay.supervise import Progress, load_spec, run_replay
 from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store

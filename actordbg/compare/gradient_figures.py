@@ -29,7 +29,7 @@ import numpy as np
 import safetensors
 from safetensors import SafetensorError
 
-from actordbg.compare.tensor_figures import figures, spread_of
+from actordbg.compare.tensor_figures import figures, finite_on_one_side, spread_of
 from actordbg.formats.comparison_record import Figures, ParameterFigures
 from actordbg.formats.dumpfile import DEFAULT_CAP
 from actordbg.formats.encoding import Array
@@ -103,28 +103,43 @@ def _opened(paths: Sequence[Path]) -> Iterator[_KeptGradients]:
 
 def _compare(a: _KeptGradients, b: _KeptGradients, count: int, small: float) -> GradientFigures:
     sums = _Sums()
-    each: list[ParameterFigures] = []
     apart: dict[str, tuple[float, float, int]] = {}
-    unlike: list[str] = []
+    badness: dict[str, float] = {}
+    nonfinite: dict[str, int] = {}
+    sampled, unlike = False, []
     for name in sorted(a.names & b.names):
         ours, theirs = a.read(name), b.read(name)
         numel = a.numel(name, ours)
         if ours.shape != theirs.shape or numel != b.numel(name, theirs):
             unlike.append(name)
             continue
-        found = figures(ours, theirs)
-        each.append(ParameterFigures(name, found, sampled=numel > ours.size))
-        if not found.nonfinite:
-            apart[name] = sums.add(ours, theirs, numel)
+        sampled = sampled or numel > ours.size
+        if odd := finite_on_one_side(ours, theirs):
+            nonfinite[name], badness[name] = odd, math.inf
+            continue
+        apart[name] = difference, norm, _ = sums.add(ours, theirs, numel)
+        badness[name] = difference and (difference / norm if norm else math.inf)
     not_compared = _left_out("only A has it", a.names - b.names) | _left_out("only B has it", b.names - a.names)
     not_compared |= _left_out("another size on each side", set(unlike))
-    missing = tuple(name for name in sorted(b.names - a.names) if each and float(np.abs(b.read(name)).max(initial=0)) > 0)
-    nonfinite = tuple(one.name for one in each if one.figures.nonfinite)
-    together = replace(sums.figures(), nonfinite=sum(one.figures.nonfinite for one in each)) if each else None
-    worst = sorted((one for one in each if _badness(one) > 0), key=lambda one: (-_badness(one), one.name))
-    whole = bool(each) and not any(one.sampled for one in each) and not not_compared
-    norm = sums.norm_b if whole else None
-    return GradientFigures(together, tuple(worst[:count]), not_compared, nonfinite, missing, _distances(apart, small), norm)
+    missing = tuple(name for name in sorted(b.names - a.names) if badness and float(np.abs(b.read(name)).max(initial=0)) > 0)
+    together = replace(sums.figures(), nonfinite=sum(nonfinite.values())) if badness else None
+    worst = sorted((name for name in badness if badness[name] > 0), key=lambda name: (-badness[name], name))[:count]
+    whole = bool(badness) and not sampled and not not_compared
+    return GradientFigures(
+        together,
+        tuple(_of_one(name, a, b) for name in worst),
+        not_compared,
+        tuple(nonfinite),
+        missing,
+        _distances(apart, small),
+        sums.norm_b if whole else None,
+    )
+
+
+def _of_one(name: str, a: _KeptGradients, b: _KeptGradients) -> ParameterFigures:
+    """Every figure of one parameter; those of the worst are shown."""
+    ours = a.read(name)
+    return ParameterFigures(name, figures(ours, b.read(name)), sampled=a.numel(name, ours) > ours.size)
 
 
 def _distances(apart: dict[str, tuple[float, float, int]], small: float) -> dict[str, float]:
@@ -145,11 +160,6 @@ def _left_out(why: str, names: set[str]) -> dict[str, str]:
     first = min(names)
     what = f"gradient of {first}" if len(names) == 1 else f"gradients of {len(names)} parameters, e.g. {first}"
     return {what: why}
-
-
-def _badness(one: ParameterFigures) -> float:
-    """0 for equal gradients; infinite if finite on one side only, or if only B's is zero."""
-    return math.inf if one.figures.distance is None else one.figures.distance
 
 
 class _Sums:
@@ -174,7 +184,8 @@ class _Sums:
         """
         ours, theirs = a.astype(np.float64), b.astype(np.float64)
         both = np.isfinite(ours)
-        ours, theirs = ours[both], theirs[both]
+        if not both.all():
+            ours, theirs = ours[both], theirs[both]
         if not ours.size:
             return 0.0, 0.0, numel
         difference = ours - theirs

@@ -38,7 +38,6 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from statistics import median
 
 from actordbg.compare.dump_figures import Measured
 from actordbg.compare.thresholds import DEFAULTS, Applied, measures
@@ -115,6 +114,8 @@ class Rounding:
         """The limit of each parameter that is judged by itself."""
         if not here.distances:
             return {}
+        from statistics import median  # it imports fractions and decimal, and only measured limits need it
+
         usual = median(here.distances.values())
         factor, least = PARAMETER, DEFAULTS["fp32"]["parameter_distance"]
         alone = list(ours.distances)
@@ -142,6 +143,8 @@ class Rounding:
 
     def _together(self) -> dict[str, float]:
         """By measure over all dumps: the mean over all tokens, the largest of the largest, the median of the others."""
+        from statistics import median
+
         each = [(measures(one.dump), one.dump.log_probs.count if one.dump.log_probs else 0) for one in self.found.values()]
         names = {name for values, _ in each for name in values if name in FACTORS}
         found = {name: median(values[name] for values, _ in each if name in values) for name in names}

@@ -32,6 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from actordbg.base.errors import StoreProblem, UsageError
+from actordbg.base.ids import new_replay_id
 from actordbg.catalog import query
 from actordbg.compare import sides
 from actordbg.compare.comparing import compare
@@ -43,7 +44,6 @@ from actordbg.formats.comparison_record import NOT_COMPARED, DumpComparison, Fig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.noise_record import DumpNoise, NoiseRecord, NoiseVariant
 from actordbg.formats.replay_record import ReplaySpec
-from actordbg.replay.plan import new_replay_id
 from actordbg.replay.supervise import Progress, run_replay
 from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store

@@ -67,6 +67,12 @@ def figures(a: Array, b: Array, *, log_probs: bool = False, dtype: str | None = 
     )
 
 
+def finite_on_one_side(a: Array, b: Array) -> int:
+    """How many values are finite on one side only, or differ without being finite: `Figures.nonfinite`."""
+    finite = np.isfinite(a) & np.isfinite(b)
+    return 0 if finite.all() else int((~finite & ~_same(a, b)).sum())
+
+
 def spread_of(kind: str, values: Array) -> dict[str, Any]:
     """The four figures of Figures that end in `kind` ("abs" or "rel"): of differences, 1-D. None of nothing."""
     if not values.size:

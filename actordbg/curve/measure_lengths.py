@@ -17,12 +17,13 @@ from typing import Any
 
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import check_config, refuse_hits
+from actordbg.base.ids import new_replay_id
 from actordbg.catalog.query import open_fresh, select_dumps
 from actordbg.config.as_ran import as_ran
 from actordbg.config.choices import installed_versions
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.replay_record import ReplaySpec
-from actordbg.replay.plan import make_plan, new_replay_id
+from actordbg.replay.plan import make_plan
 from actordbg.store.layout import Store
 
 INPUTS = 2

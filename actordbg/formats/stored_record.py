@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -36,7 +37,7 @@ class StoredRecord:
 
     def to_json(self) -> str:
         """The record as JSON."""
-        return json.dumps({"format": FORMAT} | _plain(dataclasses.asdict(self)), indent=1, sort_keys=True)  # type: ignore[call-overload]
+        return json.dumps({"format": FORMAT} | _plain(self), indent=1, sort_keys=True)
 
     @classmethod
     def from_file(cls: type[T], path: Path) -> T:
@@ -68,43 +69,72 @@ def built(kind: Any, value: Any) -> Any:
     """A JSON value as the type that its field is declared with, at any depth. TypeError or ValueError if it is of another one,
     or no catalog could hold it. A float that was not finite is None.
     """
+    return _reader(kind)(value)
+
+
+@cache
+def _reader(kind: Any) -> Callable[[Any], Any]:
+    """The function that makes a value of this type out of a JSON value."""
     kinds = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-    kind, origin, inner = kinds[0], get_origin(kinds[0]) or kinds[0], get_args(kinds[0])
+    origin, inner = get_origin(kinds[0]) or kinds[0], get_args(kinds[0])
     if origin is Any:
-        return _plain_json(value)
-    if value is None and (NoneType in kinds or origin is float):
-        return None
-    if dataclasses.is_dataclass(origin) and isinstance(value, dict):
-        types = _field_types(origin)  # type: ignore[arg-type]
-        return origin(**{name: built(types[name], item) for name, item in value.items()})  # type: ignore[operator]
-    if origin in (tuple, list) and isinstance(value, list):
-        return origin(built(inner[0], item) for item in value)
-    if origin is dict and isinstance(value, dict):
-        return {_plain_json(name): built(inner[1], item) for name, item in value.items()}
-    if type(value) is not origin and not (origin is float and type(value) is int):
-        raise TypeError(f"{value!r:.60} where a {getattr(origin, '__name__', origin)} belongs")
-    return _plain_json(value)
+        return _plain_json
+    nothing = NoneType in kinds or origin is float
+    if dataclasses.is_dataclass(origin):
+        return _checked(origin, dict, nothing, lambda value: _made(origin, value))
+    if origin in (tuple, list):
+        each = _reader(inner[0])
+        return _checked(origin, list, nothing, lambda value: origin(map(each, value)))
+    if origin is dict:
+        of_value = _reader(inner[1])
+        return _checked(dict, dict, nothing, lambda value: {_plain_json(name): of_value(item) for name, item in value.items()})
+    return _checked(origin, origin, nothing, _plain_json)
+
+
+def _checked(kind: Any, of: type, nothing: bool, made: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """`made` of a JSON value of the type `of`, or of a whole number where a float belongs. What is a `kind` already stays as it
+    is, and so does None where it may be."""
+    name, fitting = getattr(kind, "__name__", kind), {of, int} if of is float else {of}
+
+    def read(value: Any) -> Any:
+        if type(value) in fitting:
+            return made(value)
+        if type(value) is kind or (value is None and nothing):
+            return value
+        raise TypeError(f"{value!r:.60} where a {name} belongs")
+
+    return read
+
+
+def _made(kind: Any, value: dict[str, Any]) -> Any:
+    readers = _field_readers(kind)
+    return kind(**{name: readers[name](item) for name, item in value.items()})
 
 
 def _plain_json(value: Any) -> Any:
     """The value; ValueError for a number of more than 64 bits or half of a surrogate pair."""
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise ValueError(f"{value!r:.40} has more than 64 bits")
-    if isinstance(value, str | dict | list):
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise ValueError(f"{value!r:.40} has more than 64 bits")
+    elif isinstance(value, str):
+        value.encode()
+    elif isinstance(value, dict | list):
         json.dumps(value, ensure_ascii=False).encode()
     return value
 
 
 @cache
-def _field_types(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
+def _field_readers(kind: Any) -> dict[str, Callable[[Any], Any]]:
+    return {name: _reader(declared) for name, declared in get_type_hints(kind).items()}
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, float) and value - value != 0:
-        return None
+    if isinstance(value, float):
+        return value if value - value == 0 else None
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
     return value

@@ -22,6 +22,7 @@ from typing import Any
 
 from actordbg.actor.weights_version import versions_of
 from actordbg.base.errors import ActordbgError, UsageError
+from actordbg.base.ids import new_replay_id
 from actordbg.config.choices import Facts, gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord, now_timestamp
@@ -35,7 +36,7 @@ from actordbg.matrix.cell_verdicts import Baseline, judged, regressions
 from actordbg.matrix.cells import Batch, batches, with_way_out
 from actordbg.matrix.cells_in_parallel import CellRunners
 from actordbg.replay.group_engine import engine_in_use
-from actordbg.replay.plan import DEFAULT_SHUFFLE_SEED, make_plan, new_replay_id
+from actordbg.replay.plan import DEFAULT_SHUFFLE_SEED, make_plan
 from actordbg.replay.selection import Row
 from actordbg.replay.supervise import (
     COMPLETE,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from actordbg.base.ids import new_replay_id
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.memory_record import MemoryRecord
 from actordbg.formats.store_files import make_folder
@@ -17,7 +18,6 @@ from actordbg.memory.memory_growth import figures
 from actordbg.memory.memory_samples import QUANTITIES, Sample, SampleFile, read_samples
 from actordbg.memory.process_memory import Reading, read_memory
 from actordbg.memory.watched import Watched, WatchedProcess
-from actordbg.replay.plan import new_replay_id
 from actordbg.store.layout import Store
 
 Reader = Callable[[Collection[WatchedProcess]], dict[WatchedProcess, Reading]]

@@ -25,15 +25,14 @@ With `rank` and `shuffle` the slots stay those of the plan, whatever was lost or
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from itertools import zip_longest
 from typing import TypeVar
 
 from actordbg.base.errors import UsageError
+from actordbg.base.ids import new_replay_id
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.replay_record import ReplayInput, ReplaySpec
@@ -101,12 +100,6 @@ def make_plan(
         versions=versions or {},
     )
     return Plan(spec, skipped, notes)
-
-
-def new_replay_id(moment: datetime | None = None) -> str:
-    """`20250619T052608-9f3a2c`: sorts by time, unique without asking anybody."""
-    moment = moment or datetime.now(timezone.utc)
-    return f"{moment.astimezone(timezone.utc):%Y%m%dT%H%M%S}-{os.urandom(3).hex()}"
 
 
 def owner(index: int, lanes: int) -> int:

@@ -14,7 +14,7 @@ from roots import SUPPORT
 from supervised import Bench as Replays
 from supervised import make_spec
 
-from actordbg.cli.chosen_inputs import counting
+from actordbg.cli.live_progress import counting
 from actordbg.cli.matrix_answer import follow, steps_of
 from actordbg.cli.progress_bar import Bar
 from actordbg.formats.matrix_record import FAILED, PASSED

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from actordbg.actor.weights_version import versions_of
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, NothingToDo, UsageError, WhereError
+from actordbg.base.ids import new_replay_id
 from actordbg.cli.app import app
 from actordbg.cli.lazy import filled_in
 from actordbg.compare.noise_floor import measure, save
@@ -22,7 +23,6 @@ from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import SPEC
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.formats.store_files import make_folder
-from actordbg.replay.plan import new_replay_id
 from actordbg.store.layout import Store
 
 

@@ -15,6 +15,7 @@ from comparecases import Tensors, given, write_replay
 from replaycases import publish
 from typer.testing import CliRunner
 
+from actordbg.base.ids import new_replay_id
 from actordbg.cli.app import app
 from actordbg.compare.comparing import compare
 from actordbg.config.replay_config import ReplayConfig
@@ -25,7 +26,6 @@ from actordbg.formats.noise_record import NoiseRecord
 from actordbg.formats.replay_record import ReplayInput, ReplaySpec
 from actordbg.matrix.cell_verdicts import judged
 from actordbg.matrix.matrix_document import MatrixContext, matrix_document
-from actordbg.replay.plan import new_replay_id
 from actordbg.replay.supervise import run_replay
 from actordbg.report.comparison_document import document
 from actordbg.report.renderings import as_text

@@ -405,7 +405,8 @@ class TestGolden:
         assert all(one.entropy and one.entropy.max_abs == 0 for one in record.dumps)
 
     def test_it_needs_no_torch_and_answers_the_same(self, store: Store) -> None:
-        """Golden in bf16, ids of the worst tokens, gradients beside: the record of a process that cannot import torch."""
+        """Golden in bf16, ids of the worst tokens, gradients beside: the record of a process that can import neither torch nor
+        what starts replays."""
         inputs = self.recorded(store, change=0.5)
         for item in inputs:
             dump = payload.load(store.root / item.path)
@@ -413,7 +414,11 @@ class TestGolden:
             store.publish_dump(*payload.encode(dump.record, dump.tensors | golden))
         write_replay(store, "r-02", inputs, gradients=lambda index: {"w": torch.arange(5.0) + index})
         write_replay(store, "r-03", inputs, gradients=lambda index: {"w": torch.arange(5.0)})
-        program = "import sys; sys.modules['torch'] = None; sys.argv[0] = 'actordbg'\nfrom actordbg.cli.app import main; main()"
+        program = (
+            "import sys; sys.argv[0] = 'actordbg'\n"
+            "sys.modules |= dict.fromkeys(('torch', 'sqlalchemy', 'actordbg.replay.supervise', 'actordbg.replay.launch'))\n"
+            "from actordbg.cli.app import main; main()"
+        )
         for a, b in (("r-01", "golden"), ("r-02", "r-03")):
             command = [sys.executable, "-c", program, "--store", str(store.root), "compare", a, b, "--json"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)

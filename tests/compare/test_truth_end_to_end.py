@@ -17,13 +17,13 @@ from replaycases import publish
 from roots import ROOT
 from typer.testing import CliRunner
 
+from actordbg.base.ids import new_replay_id
 from actordbg.cli.app import app
 from actordbg.compare.find_truth import ensure_truth
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.replay_record import ReplayInput, ReplaySpec
 from actordbg.legacy.importer import import_paths
-from actordbg.replay.plan import new_replay_id
 from actordbg.replay.supervise import load_spec, run_replay
 from actordbg.store.layout import Store
 

@@ -21,13 +21,13 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, NothingToDo, UsageError
+from actordbg.base.ids import new_replay_id
 from actordbg.cli.app import app
 from actordbg.formats.journal import read_events, read_results
 from actordbg.formats.matrix_record import MatrixRecord
 from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 from actordbg.matrix import matrix_files as matrices
 from actordbg.matrix.cell_verdicts import Baseline, judged, regressions
-from actordbg.replay.plan import new_replay_id
 from actordbg.replay.supervise import load_spec, run_replay
 from actordbg.store.layout import Store
 

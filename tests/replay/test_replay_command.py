@@ -21,6 +21,7 @@ from roots import ROOT, SUPPORT
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, CorruptDump, LaunchProblem, StoreProblem, Unsupported, UsageError, WhereError
+from actordbg.base.ids import new_replay_id
 from actordbg.cli import output
 from actordbg.cli.app import app
 from actordbg.cli.replay_answer import answer_of, render
@@ -32,7 +33,6 @@ from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 from actordbg.formats.store_files import make_folder
 from actordbg.replay import supervise
 from actordbg.replay.launch import launch, torchrun_command
-from actordbg.replay.plan import new_replay_id
 from actordbg.replay.processes import session_members
 from actordbg.store.layout import Store
 

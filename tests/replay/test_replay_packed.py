@@ -7,12 +7,13 @@ from collections.abc import Iterator
 import pytest
 from replaycases import publish
 
+from actordbg.base.ids import new_replay_id
 from actordbg.catalog import query
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.dumps import packing
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.replay_record import ReplayInput, ReplaySpec
-from actordbg.replay.plan import make_plan, new_replay_id
+from actordbg.replay.plan import make_plan
 from actordbg.replay.supervise import run_replay
 from actordbg.store.layout import Store
 

@@ -17,11 +17,11 @@ import pytest
 from replaycases import publish
 from safetensors.torch import load_file
 
+from actordbg.base.ids import new_replay_id
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import TENSORS, Tail, read_events, read_results
 from actordbg.formats.replay_record import ReplayInput, ReplaySpec
-from actordbg.replay.plan import new_replay_id
 from actordbg.replay.supervise import Progress, ReplayOutcome, load_spec, run_replay
 from actordbg.store.layout import Store
 

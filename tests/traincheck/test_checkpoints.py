@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from actordbg.actor.backends.training import Training
 from actordbg.base.errors import ActordbgError, GroupsLost, UnsafeInput, Unsupported
+from actordbg.base.ids import new_replay_id
 from actordbg.cli.app import app
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import ReplayConfig
@@ -25,7 +26,6 @@ from actordbg.formats.journal import SPEC, Journal
 from actordbg.formats.replay_record import PASSED, ReplaySpec, ResultRecord
 from actordbg.formats.train_check_record import TRAINED, TrainCheckRecord
 from actordbg.replay.group_engine import GroupEngine, Losses, using
-from actordbg.replay.plan import new_replay_id
 from actordbg.replay.supervise import Progress, ReplayOutcome
 from actordbg.store.layout import Store
 from actordbg.traincheck import checkpoints

@@ -15,13 +15,13 @@ from roots import SUPPORT
 from typer.testing import CliRunner
 
 from actordbg.actor.backends.training import Training
+from actordbg.base.ids import new_replay_id
 from actordbg.cli.app import app
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.train_check_record import ASKED, SFT, TrainCheckRecord
 from actordbg.replay.launch import launch
-from actordbg.replay.plan import new_replay_id
 from actordbg.replay.processes import session_members
 from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store
