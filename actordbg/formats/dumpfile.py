@@ -21,7 +21,6 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-import struct
 import threading
 import zlib
 from collections.abc import Callable
@@ -221,7 +220,7 @@ def payload_entries(payload: bytes, name: str | os.PathLike[str] = "dump") -> di
 def _record_size(head: bytes, name: str | os.PathLike[str]) -> int:
     if len(head) < 8 or head[:4] != MAGIC:
         raise CorruptDump(f"{name}: not an actordbg dump (wrong magic)", hint=HINT)
-    size: int = struct.unpack("<I", head[4:8])[0]
+    size = int.from_bytes(head[4:8], "little")
     if size > MAX_RECORD:
         raise CorruptDump(f"{name}: its record claims {size} bytes, over the limit of {MAX_RECORD}", hint=HINT)
     return size

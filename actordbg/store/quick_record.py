@@ -90,7 +90,7 @@ def quickly(line: bytes) -> DumpRecord | None:
 
 def _tensor(found: _Spec) -> TensorSpec | None:
     shape, strides = found.shape, found.strides
-    if math.prod(shape) >= MAX_SIZE or 0 in shape:  # the full check knows more of a tensor without elements
+    if not 0 < math.prod(shape) < MAX_SIZE:  # the full check knows more of a tensor without elements
         return None
     if strides is msgspec.UNSET:
         strides = contiguous_strides(shape)
