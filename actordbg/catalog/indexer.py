@@ -25,11 +25,12 @@ Example::
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import sqlite3
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
@@ -113,13 +114,13 @@ def refresh(store: Store, rebuild: bool = False, on_progress: Progress | None = 
 def _refresh(store: Store, rebuild: bool, on_progress: Progress | None) -> IndexSummary:
     path, summary = store.catalog_path, IndexSummary()
 
-    def take_in() -> None:
-        _refresh_dumps(store, summary, on_progress)
+    def take_in(anew: bool = False) -> None:
+        _refresh_dumps(store, summary, on_progress, anew)
         _refresh_replays(store, summary)
         _refresh_events(store, summary)
         summary.lab = comparison_index.refresh_records(store, SETTLED_NS)
 
-    made = (rebuild or not path.exists()) and migrate.make_anew(store, take_in, rebuild=rebuild)
+    made = (rebuild or not path.exists()) and migrate.make_anew(store, lambda: take_in(anew=True), rebuild=rebuild)
     if not made:
         migrate.ensure(store)
         with engine.held_open(path) if engine.is_writable(path) else contextlib.nullcontext(), engine.one_reader(path):
@@ -147,7 +148,8 @@ def read_damaged(reader: sqlite3.Connection) -> list[Damaged]:
     return [Damaged(*row) for row in reader.execute("SELECT path, code, reason FROM damaged_file ORDER BY path")]
 
 
-def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | None) -> None:
+def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | None, anew: bool) -> None:
+    """anew: no row is there that this refresh did not write."""
     done = 0
 
     def count(read: int) -> None:
@@ -165,15 +167,28 @@ def _refresh_dumps(store: Store, summary: IndexSummary, on_progress: Progress | 
         final = True
         for first in range(0, len(folder.new), BATCH):
             batch = folder.new[first : first + BATCH]
-            columns, damaged, passing = _read_batch(store, folder, batch)
+            with _collector_paused():
+                columns, damaged, passing = _read_batch(store, folder, batch)
+                summary.added += _write_batch(store, folder, columns, damaged)
             final = final and not passing
-            summary.added += _write_batch(store, folder, columns, damaged)
             done += len(batch)
             if on_progress:
                 on_progress(done, total)
-        summary.removed += _settle(store, folder, final)
+        summary.removed += _settle(store, folder, final, anew)
     for path in gone:
         summary.removed += _drop_folder(store, path)
+
+
+@contextlib.contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Rows are many small tuples without a cycle among them: looking for one takes 2 of 27 us a dump."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def _changed_folders(store: Store, odd: dict[str, str]) -> tuple[list[_DumpFolder], list[str]]:
@@ -248,14 +263,15 @@ def _write_batch(store: Store, folder: _DumpFolder, columns: list[Any], damaged:
         return writer.put_dumps(folder.run, columns)
 
 
-def _settle(store: Store, folder: _DumpFolder, final: bool) -> int:
+def _settle(store: Store, folder: _DumpFolder, final: bool, anew: bool) -> int:
     """The last transaction of a folder: rows of vanished files go, and its modification time is noted.
 
     `final`: what was read of its files will be the same as long as the modification time is.
     """
     settled = final and time.time_ns() - folder.mtime_ns >= SETTLED_NS
     with engine.writing(store.catalog_path) as writer:
-        missing = [name for name in writer.known_dumps(folder.run, folder.rank) if name not in folder.names]
+        known = [] if anew else writer.known_dumps(folder.run, folder.rank)
+        missing = [name for name in known if name not in folder.names]
         missing = [name for name in missing if not os.path.lexists(f"{store.root}/{folder.path}/{name}{SUFFIX}")]
         writer.remove_dumps(missing)
         stale = [path for path in writer.known_damaged(folder.path) if not os.path.lexists(store.root / path)]

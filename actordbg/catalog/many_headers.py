@@ -81,18 +81,17 @@ def _joined(fields: Columns, picked: Sequence[Any], found: Sequence[Any], sizes:
     return [*fields, padding, *chain.from_iterable(more), sizes, [None] * len(sizes)]
 
 
-def _lines(prefix: str, names: Sequence[str]) -> tuple[Sequence[bytes], list[int]]:
+def _lines(prefix: str, names: Sequence[str]) -> tuple[list[bytes], list[int]]:
     """The records' lines, their checksums compared, and the sizes of the files. ValueError or struct.error where one is odd."""
     descriptors: list[int] = []
     try:
         for name in names:
             descriptors.append(open_regular(f"{prefix}{name}{SUFFIX}"))
-        found = list(map(_parts, _heads(descriptors), descriptors))
+        lines, checks = _parts(descriptors, _heads(descriptors))
         sizes = [os.lseek(one, 0, os.SEEK_END) for one in descriptors]
     finally:
         for one in descriptors:
             os.close(one)
-    lines, checks = zip(*found, strict=True)
     sums = struct.pack(f">{len(lines)}I", *map(zlib.crc32, lines)).hex("\n", 4)
     if b"".join(checks) != b"\n" + sums.encode() or not all(map(one_row.countable, lines)):
         raise ValueError(prefix)
@@ -111,12 +110,16 @@ def _heads(descriptors: Sequence[int]) -> list[bytes]:
     return heads + [os.read(one, FIRST_READ) for one in descriptors[_TRIED:]]
 
 
-def _parts(head: bytes, descriptor: int) -> tuple[bytes, bytes]:
-    """The record's line, and the checksum behind it, from the first bytes of a dump and what comes behind them."""
-    magic, length = _HEAD(head)
-    end = 8 + length
-    if magic != MAGIC or not _CHECK < length <= one_row.MOST_QUICK:
-        raise ValueError("not a dump, or a long one")
-    if len(head) < end:
-        head += os.read(descriptor, end - len(head))
-    return head[8 : end - _CHECK], head[end - _CHECK : end]
+def _parts(descriptors: Sequence[int], heads: Sequence[bytes]) -> tuple[list[bytes], list[bytes]]:
+    """The records' lines, and the checksums behind them, from the first bytes of the files and what comes behind those."""
+    lines, checks = [], []
+    for descriptor, head in zip(descriptors, heads, strict=True):
+        magic, length = _HEAD(head)
+        end = 8 + length
+        if magic != MAGIC or not _CHECK < length <= one_row.MOST_QUICK:
+            raise ValueError("not a dump, or a long one")
+        if len(head) < end:
+            head += os.read(descriptor, end - len(head))
+        lines.append(head[8 : end - _CHECK])
+        checks.append(head[end - _CHECK : end])
+    return lines, checks
