@@ -34,7 +34,7 @@ from actordbg.capture.facts import digests, plain_facts
 from actordbg.capture.ledger import Ledger
 from actordbg.capture.ring import Ring, RingEntry
 from actordbg.capture.snapshot import LOW, Near, Snapshot
-from actordbg.formats.dump_record import OUTPUT_PREFIX, DumpRecord, dtype_name, make_dump_id, storable, timestamp_of
+from actordbg.formats.dump_record import OUTPUT_PREFIX, SIZES, DumpRecord, dtype_name, make_dump_id, storable, timestamp_of
 from actordbg.formats.ringfile import CAPTURED, DROPPED, OPEN, OWN_NUMBERS, PLACE, SAMPLED, aligned, sealed
 
 MEDIAN_OF, MEDIAN_FROM = 64, 5
@@ -351,8 +351,9 @@ class Item:
 
     def returned(self) -> dict[str, torch.Tensor]:
         """The copied outputs."""
-        near = {n: torch.frombuffer(bytearray(one[0]), dtype=one[1]).as_strided(*one[2:]) for n, one in self.near.items()}
-        return near if self.outputs is None else self.outputs.tensors()
+        near = {name: one for name, one in self.near.items() if dtype_name(one[1]) in SIZES}
+        small = {n: torch.frombuffer(bytearray(one[0]), dtype=one[1]).as_strided(*one[2:]) for n, one in near.items()}
+        return small if self.outputs is None else self.outputs.tensors()
 
     def needs_only_inputs(self) -> bool:
         """Whether a process that sees nothing but the ring can write the call, and nothing else decides whether it is written."""

@@ -25,7 +25,6 @@ from typing import Any
 import torch
 
 from actordbg.capture.ring import Arena
-from actordbg.formats.dump_record import storable
 from actordbg.formats.ringfile import ALIGNMENT, aligned
 
 POOL_BYTES = 512 * 2**20
@@ -298,12 +297,13 @@ class Copier:
         return self._devices[device]
 
 
+_strided, _memory_at = torch.strided, (ctypes.c_ubyte * LOW).from_address  # a slice costs less, cold, than a call by ctypes
 Near = tuple[bytes, torch.dtype, torch.Size, "tuple[int, ...]"]
 
 
 def near(tensor: torch.Tensor, most: int) -> Near | None:
     """A tensor of the CPU as it is now: the memory that it spans, its dtype, shape and strides. None for any other tensor."""
-    if not tensor.is_cpu or tensor.is_neg() or not storable(tensor):
+    if not tensor.is_cpu or tensor.is_neg() or tensor.layout is not _strided:
         return None
     shape, strides, last = tensor.shape, tensor.stride(), 0
     for length, step in zip(shape, strides, strict=True):
@@ -311,7 +311,7 @@ def near(tensor: torch.Tensor, most: int) -> Near | None:
     address, size = tensor.data_ptr(), (last + 1) * tensor.element_size()
     if address < LOW or size > most or 0 in shape:
         return None
-    return ctypes.string_at(address, size), tensor.dtype, shape, strides
+    return memoryview(_memory_at(address))[:size].tobytes(), tensor.dtype, shape, strides
 
 
 def cost(tensors: dict[str, torch.Tensor]) -> int:

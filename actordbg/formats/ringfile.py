@@ -115,9 +115,7 @@ def sealed(data: Mapping[str, Any]) -> bytes:
 
 
 def slot_check(*numbers: Any) -> int:
-    """Of SLOT's numbers from the sequence on, before these the ledger, behind them NUMBERS: all that stays while a call is there.
-    Python hashes whole numbers alike in every process (and -1 like -2).
-    """
+    """The sum of a ledger, of SLOT's numbers from the sequence on, and of NUMBERS: whole numbers hash alike in every process."""
     return hash(numbers) & 0xFFFFFFFF
 
 

@@ -246,7 +246,9 @@ def test_small_outputs_of_any_strides_are_copied_by_the_memory_that_they_span():
     for name, tensor in Item.returned(item).items():
         assert torch.equal(tensor, before[name]) and tensor.stride() == kinds[name].stride(), name
     others = (
-        whole[:0], whole[:, 2:2], freed, whole.detach().to_sparse(), torch.ones(2, dtype=torch.complex64), torch.ones(2, device="meta"),
+        whole[:0], whole[:, 2:2], freed, whole.detach().to_sparse(), torch.ones(2, device="meta"),
         torch.ones(2, dtype=torch.complex64).conj().imag, torch.arange(25.0), torch.ones(100)[::33],
     )  # fmt: skip
     assert [near(tensor, 96) for tensor in others] == [None] * len(others)
+    item.near = {"no dtype of a dump": near(torch.ones(2, dtype=torch.complex64), 96)}
+    assert Item.returned(item) == {}
