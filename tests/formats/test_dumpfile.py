@@ -115,6 +115,16 @@ def test_a_record_that_no_reader_would_accept_is_not_written(why: str):
     assert refused.value.hint and "d-1" in refused.value.message
 
 
+@pytest.mark.parametrize("temperature", [-1, -(2**63), 2**63 - 1, -0.5, 1e300])
+def test_a_temperature_that_a_reader_accepts_is_written(temperature: float):
+    record, blob = payload.encode(replace(BASE, temperature=temperature), {"sequences": torch.ones(2, 3).long()})
+    assert dumpfile.unpack(blob)[0] == record and record.temperature == temperature
+    with pytest.raises(Unsupported, match="out of range"):
+        payload.encode(
+            replace(BASE, temperature=2**63 if temperature > 0 else -(2**63) - 1), {"sequences": torch.ones(2, 3).long()}
+        )
+
+
 def test_more_tensors_than_a_reader_accepts_are_not_written():
     header = b"{" + b" " * MAX_RECORD + b"}"
     with pytest.raises(Unsupported, match="list of tensors"):
