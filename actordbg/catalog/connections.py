@@ -206,6 +206,8 @@ def connect_readonly(path: Path, *, alone: bool = False) -> Iterator[sqlite3.Con
         return
     _refuse_odd(path)
     with catalog_errors(path):
+        if os.path.exists(f"{path}-journal") and is_writable(path):
+            _roll_back(path)
         uri = f"file:{quote(str(path))}?mode=ro{'&immutable=1' if never_changes(path) else ''}"
         connection = sqlite3.connect(uri, uri=True, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         try:
@@ -213,6 +215,12 @@ def connect_readonly(path: Path, *, alone: bool = False) -> Iterator[sqlite3.Con
             yield connection
         finally:
             connection.close()
+
+
+def _roll_back(path: Path) -> None:
+    """Have SQLite undo what a killed writer left in a rollback journal: a connection that can only read is refused there."""
+    with contextlib.closing(connect_writable(path)) as connection:
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
 
 
 def _refuse_odd(path: Path) -> None:

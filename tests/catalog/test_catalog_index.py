@@ -15,9 +15,9 @@ import pytest
 from catalogcases import contents
 
 from actordbg.base.errors import CatalogProblem, StoreProblem
+from actordbg.catalog import connections, migrate, query
 from actordbg.catalog import dump_rows as headers
 from actordbg.catalog import many_headers as together
-from actordbg.catalog import migrate, query
 from actordbg.catalog.indexer import refresh
 from actordbg.catalog.tables import PatchEventRow
 from actordbg.formats.dump_record import SUFFIX, DumpRecord, TensorSpec
@@ -453,6 +453,21 @@ def test_an_index_anew_that_fails_leaves_the_catalog_and_one_that_waits_makes_no
             refresh(store, rebuild=True)
     assert len(rows_of(store)) == 4
     assert migrate.make_anew(store, lambda: pytest.fail("made twice"), rebuild=False) is False
+
+
+def test_what_a_killed_writer_left_in_a_rollback_journal_is_undone(store: Store) -> None:
+    """As on a network file system, or in the copy of a new catalog; a connection that can only read is refused there."""
+    cases.fill(store, 4)
+    refresh(store)
+    path, journal = store.catalog_path, Path(f"{store.catalog_path}-journal")
+    killed = connections.connect_writable(path)
+    for one in ("PRAGMA journal_mode = DELETE", "PRAGMA synchronous = OFF", "BEGIN IMMEDIATE", "DELETE FROM dump"):
+        killed.execute(one)
+    left = journal.read_bytes()
+    killed.close()
+    journal.write_bytes(left)
+    assert refresh(store).dumps == 4
+    assert store.catalog_path == path and not journal.exists(), "it is still the store's own"
 
 
 @pytest.mark.parametrize("junk", [b"this is not a database" * 500, b"SQLite format 3\0" + b"\xff" * 8000])
