@@ -14,6 +14,7 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.journal import TENSORS, read_events, read_results
 from actordbg.formats.replay_record import KEPT_BYTES, PASSED, ReplayInput, ReplaySpec
 from actordbg.replay.flushing import UNFLUSHED, Unflushed
+from actordbg.replay.rank_view import RankView
 from actordbg.replay.work_order import WorkOrder
 from actordbg.replay.worker import Worker
 
@@ -112,6 +113,31 @@ def test_a_disk_that_does_not_take_the_tensors_fails_their_input_and_no_other(
     assert (found["d3"].error_class, found["d3"].forward_s) == ("OSError", None) and "No space left" in str(found["d3"].error)
     assert not (tmp_path / TENSORS / "d3.safetensors").exists()
     assert [event["event"] for event in read_events(tmp_path / "rank0.jsonl")][-1] == "done"
+
+
+def test_an_input_that_fails_when_the_next_one_runs_does_not_hide_that_one(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, engine = Disk(monkeypatch, tmp_path / "rank0.jsonl"), worker.engine
+    disk.full_for = "d1"
+    run = engine.run
+
+    def died(item: ReplayInput, *more: Any, **options: Any) -> dict[str, Any]:
+        if item.dump_id == "d1":
+            worker.flusher.settle()
+            disk.gate.clear()
+        elif item.dump_id == "d2":
+            disk.gate.set()
+            worker.flusher.settle()
+            raise SystemExit  # as far as the journal goes, a process that dies in d2
+        return run(item, *more, **options)
+
+    monkeypatch.setattr(engine, "run", died)
+    with pytest.raises(SystemExit):
+        worker.run()
+    view = RankView.of_peer(tmp_path, 0)
+    assert [event["dump_id"] for event in view.poll(1) if event["event"] == "end"] == ["d0", "d1", "d1"]
+    assert view.doing is not None and view.doing["dump_id"] == "d2", "nobody would be blamed, and no clock would run"
 
 
 def test_a_journal_that_cannot_be_flushed_ends_the_worker(
