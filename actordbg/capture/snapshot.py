@@ -309,7 +309,7 @@ def near(tensor: torch.Tensor, most: int) -> Near | None:
     for length, step in zip(shape, strides, strict=True):
         last += (length - 1) * step
     address, size = tensor.data_ptr(), (last + 1) * tensor.element_size()
-    if address < LOW or size > most or 0 in shape:
+    if address < LOW or size > most or not 0 < tensor.nbytes <= most:  # expanded, few bytes may be many values
         return None
     return memoryview(_memory_at(address))[:size].tobytes(), tensor.dtype, shape, strides
 

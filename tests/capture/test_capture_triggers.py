@@ -287,6 +287,14 @@ def test_with_outputs_a_triggered_dump_has_them(store: Store):
     assert OUTPUT_PREFIX + LOGITS_SUM not in dump.tensors
 
 
+def test_an_output_of_few_bytes_and_very_many_values_costs_neither_the_dump_nor_memory(store: Store):
+    recording, actor = Recording(store, triggers=("nan",), with_outputs=True), Steered()
+    call(recording, actor, torch.zeros(1).expand(2**20, 2**20))
+    (dump,) = recording.dumps()
+    (ledger,) = recording.ledgers
+    assert dump.outputs == {} and balanced(ledger) and (ledger.captured, ledger.outputs_dropped) == (1, 1)
+
+
 def test_no_secret_of_the_environment_gets_into_what_an_exception_said(store: Store, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("HF_TOKEN", "hf_PLANTEDSECRET")
     recording, actor = armed(store, "exception"), Steered()
