@@ -51,7 +51,7 @@ def check(
         raise CorruptDump(f"{name}: its tensors take {room} bytes, over the limit of {2 * max_bytes}", hint=_HINT)
     _check_truths(entries, payload, name)
     for tensor, spec in record.tensors.items():
-        if 0 in spec.strides:
+        if 0 in spec.strides and 0 not in spec.shape:
             for key, _ in spec.parts(tensor):
                 _check_expanded(key, spec, entries[key], payload, name)
     return entries
@@ -77,10 +77,10 @@ def _compared(record: DumpRecord, payload: bytes, name: str) -> dict[str, dumpfi
 
 def _room(tensor: str, spec: TensorSpec, name: str) -> int:
     """Bytes that this tensor takes beside the payload; CorruptDump for a spec that was never written by `encode`."""
-    if spec.stored != spec.dtype and (spec.dtype, spec.stored) not in _NARROWER:
+    if spec.dtype not in _WIDTHS or (spec.stored != spec.dtype and (spec.dtype, spec.stored) not in _NARROWER):
         what = f"tensor {tensor!r:.80} of dtype {spec.dtype!r:.40} cannot be stored as {spec.stored!r:.40}"
         raise CorruptDump(f"{name}: {what}", hint=_HINT)
-    width, count = _WIDTHS.get(spec.dtype, 0), math.prod(spec.shape)
+    width, count = _WIDTHS[spec.dtype], math.prod(spec.shape)
     room = width * count if spec.stored != spec.dtype else 0
     if count == 0 or spec.strides == contiguous_strides(spec.shape):
         return room

@@ -85,8 +85,9 @@ def widened(record: DumpRecord, data: bytes, entries: Mapping[str, dumpfile.Entr
         if spec.stored == UINT24:
             (low, _), (high, _) = spec.parts(name)
             found[name] = values = _view(data, entries[low]).astype(kind)
-            third = np.ndarray(values.shape, np.uint8, values, 2, values.strides)  # the third byte of each, of which it has 0
-            third[...] = _view(data, entries[high])
+            if values.size:  # in the third byte of each it has 0
+                third = np.ndarray(values.shape, np.uint8, values, 2, values.strides)
+                third[...] = _view(data, entries[high])
         else:
             found[name] = values = _view(data, entries[name]).astype(kind)
             if spec.stored == "bool" and spec.dtype in BITS:

@@ -66,6 +66,17 @@ def test_a_header_that_is_put_otherwise_is_parsed_and_says_the_same():
     assert all(torch.equal(loaded[name], tensor) and loaded[name].stride() == tensor.stride() for name, tensor in TENSORS.items())
 
 
+def test_a_tensor_without_elements_is_loaded_however_it_was_laid_out_and_stored():
+    empty = torch.empty(1, 0).expand(5, 0)
+    record, data = made({"of.lo": torch.empty(0, 2, dtype=torch.uint16), "of.hi": torch.empty(0, 2, dtype=torch.uint8), "e": empty})
+    assert payload.widen(record, data).tensors["e"].stride() == empty.stride() == (0, 1)
+    ids = replace(record.tensors["of.lo"], dtype="int64", stored="uint24")
+    apart = replace(record, tensors={"e": record.tensors["e"], "of": ids})
+    assert payload.widen(apart, data).tensors["of"].shape == (0, 2)
+    with pytest.raises(CorruptDump, match="cannot be stored"):
+        payload.widen(replace(apart, tensors=apart.tensors | {"of": replace(ids, dtype="uint24")}), data)
+
+
 @pytest.mark.parametrize("mask", ["a_mask", "b_mask"])
 def test_of_masks_that_lie_side_by_side_the_damaged_one_is_named(mask: str):
     record, data = made()
