@@ -343,8 +343,8 @@ def _view(
 
 
 def _address(tensor: torch.Tensor) -> int:
-    """Where a tensor's memory is. ValueError if it was freed (ZeRO and FSDP do that): torch itself would crash on it."""
-    if not tensor.untyped_storage().nbytes():
+    """Where a tensor's memory is. ValueError if it was freed (ZeRO, FSDP), or is nowhere (torch.func): copying would crash."""
+    if not (tensor.untyped_storage().nbytes() and tensor.untyped_storage().data_ptr()):
         raise ValueError(f"the memory of a tensor of shape {tuple(tensor.shape)} was freed")
     return tensor.data_ptr()
 

@@ -87,6 +87,15 @@ def test_half_of_a_surrogate_pair_costs_no_dump(store: Store):
     assert payload.load(store.dump_path(third.record)).record.trigger_facts["message"] == "ValueError: a file called \\udce9"
 
 
+def test_a_tensor_that_a_transform_made_of_another_costs_its_call_and_not_the_process(store: Store):
+    recording, actor = Recording(store), Taking()
+    x = torch.ones(2, 9)
+    for transform in (torch.func.functionalize, torch.func.vmap):
+        assert torch.equal(transform(lambda seen: recording.forward(actor, seen) * 2)(x), x * 2)
+    recording.forward(actor, x)
+    assert len(recording.dumps()) == 1 and recording.ledgers[0].dropped == {"error": 2}
+
+
 @pytest.mark.parametrize("how", ["of another user", "writable by others", "a link"])
 def test_a_ring_is_never_made_in_a_folder_that_is_not_ours_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: str

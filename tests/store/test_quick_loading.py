@@ -68,7 +68,9 @@ def test_a_header_that_is_put_otherwise_is_parsed_and_says_the_same():
 
 def test_a_tensor_without_elements_is_loaded_however_it_was_laid_out_and_stored():
     empty = torch.empty(1, 0).expand(5, 0)
-    record, data = made({"of.lo": torch.empty(0, 2, dtype=torch.uint16), "of.hi": torch.empty(0, 2, dtype=torch.uint8), "e": empty})
+    record, data = made(
+        {"of.lo": torch.empty(0, 2, dtype=torch.uint16), "of.hi": torch.empty(0, 2, dtype=torch.uint8), "e": empty}
+    )
     assert payload.widen(record, data).tensors["e"].stride() == empty.stride() == (0, 1)
     ids = replace(record.tensors["of.lo"], dtype="int64", stored="uint24")
     apart = replace(record, tensors={"e": record.tensors["e"], "of": ids})
