@@ -59,6 +59,7 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        self._is_cut = False
         self._close_cut_line()
 
     def append(self, event: str, /, **values: Any) -> None:
@@ -67,8 +68,12 @@ class Journal:
         self.sync()
 
     def write(self, event: str, /, **values: Any) -> None:
-        """Write one event: the same without the flush."""
-        os.write(self._descriptor, _ENCODE({"event": event, **values}).encode() + b"\n")
+        """Write one event: the same without the flush. OSError where a full disk took only a part of it."""
+        left = b"\n" * self._is_cut + _ENCODE({"event": event, **values}).encode() + b"\n"
+        self._is_cut = True
+        while left:
+            left = left[os.write(self._descriptor, left) :]
+        self._is_cut = False
 
     def sync(self) -> None:
         """Flush what was written."""

@@ -30,6 +30,7 @@ Standard library only; torch is behind `Engine`, so supervision is tested withou
 from __future__ import annotations
 
 import argparse
+import contextlib
 import faulthandler
 import os
 import signal
@@ -207,7 +208,8 @@ class Worker:
         try:
             self._loop()
         except Restart as reason:
-            self.flusher.settle()
+            with contextlib.suppress(OSError):
+                self.flusher.settle()
             self._write("restart", reason=str(reason))
             return EXIT_RESTART
         self.flusher.settle()
@@ -270,8 +272,14 @@ class Worker:
             raise Restart(self.engine.out_of_step)
 
     def _end(self, record: ResultRecord, kept: Unflushed | None) -> None:
-        """Write down a result. What the one before it left behind is on disk by then, so a flush never takes a result ahead."""
-        self.flusher.settle()
+        """Write down a result. What the one before it left behind is on disk by then, so a flush never takes a result ahead.
+
+        A journal that cannot be flushed is no fault of the input: nobody is blamed, and it runs again.
+        """
+        try:
+            self.flusher.settle()
+        except OSError as error:
+            raise Restart(f"its journal cannot be brought to the disk: {error.strerror}") from None
         self.journal.write("end", **record.to_dict())
         if kept is None:
             return self.flusher.note()

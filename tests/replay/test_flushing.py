@@ -140,10 +140,11 @@ def test_an_input_that_fails_when_the_next_one_runs_does_not_hide_that_one(
     assert view.doing is not None and view.doing["dump_id"] == "d2", "nobody would be blamed, and no clock would run"
 
 
-def test_a_journal_that_cannot_be_flushed_ends_the_worker(
+def test_a_journal_that_cannot_be_flushed_ends_the_worker_and_blames_no_input(
     worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Disk(monkeypatch, tmp_path / "rank0.jsonl").full_for = "journal"
     with pytest.raises(OSError, match="Input/output error"):
         worker.run()
-    assert not any(event["event"] == "done" for event in read_events(tmp_path / "rank0.jsonl"))
+    said = [event["event"] for event in read_events(tmp_path / "rank0.jsonl")]
+    assert said == ["boot", "ready", "start", "restart"], "an input without an end would count as what killed it"

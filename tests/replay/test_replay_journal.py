@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import catalogcases as cases
@@ -37,6 +39,26 @@ def test_a_line_that_a_crash_cut_off_is_skipped_and_does_not_spoil_the_next(tmp_
     Journal(path).append("boot", pid=1)
     path.write_bytes(path.read_bytes() + b'[1, 2]\n\n{"no": "event"}\n\xff\xfe\n')
     assert [event["event"] for event in read_events(path)] == ["start", "boot"]
+
+
+def test_a_line_that_a_full_disk_cut_is_an_error_and_does_not_spoil_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal, write, room = Journal(tmp_path / "rank0.jsonl"), os.write, 10
+
+    def full(descriptor: int, data: bytes) -> int:
+        nonlocal room
+        if not room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = write(descriptor, data[:room])
+        room -= written
+        return written
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
+        patch.setattr(os, "write", full)
+        journal.append("start", dump_id="a")
+    journal.append("start", dump_id="b")
+    assert [event.get("dump_id") for event in read_events(tmp_path / "rank0.jsonl")] == ["b"]
 
 
 def test_of_several_results_for_a_dump_the_last_one_counts_whichever_file_it_is_in(tmp_path: Path) -> None:
