@@ -208,10 +208,7 @@ class Worker:
         try:
             self._loop()
         except Restart as reason:
-            with contextlib.suppress(OSError):
-                self.flusher.settle()
-            self._write("restart", reason=str(reason))
-            return EXIT_RESTART
+            return self._leave(str(reason))
         self.flusher.settle()
         self._write("done")
         if self.order.stay:
@@ -220,6 +217,15 @@ class Worker:
             time.sleep(0.02)  # the first rank serves the group's key-value store: nobody leaves before all are done
         self.engine.close()
         return 0
+
+    def _leave(self, reason: str) -> int:
+        """Ask to be replaced. Where the journal takes nothing more, the log and the exit code say so."""
+        sys.stderr.write(f"{reason}\n")
+        with contextlib.suppress(OSError):
+            self.flusher.settle()
+        with contextlib.suppress(OSError):
+            self._write("restart", reason=reason)
+        return EXIT_RESTART
 
     def _loop(self) -> None:
         work = self.order.inputs_of(self.rank)
@@ -274,13 +280,13 @@ class Worker:
     def _end(self, record: ResultRecord, kept: Unflushed | None) -> None:
         """Write down a result. What the one before it left behind is on disk by then, so a flush never takes a result ahead.
 
-        A journal that cannot be flushed is no fault of the input: nobody is blamed, and it runs again.
+        A journal that cannot be written is no fault of the input: nobody is blamed, and it runs again.
         """
         try:
             self.flusher.settle()
+            self.journal.write("end", **record.to_dict())
         except OSError as error:
             raise Restart(f"its journal cannot be brought to the disk: {error.strerror}") from None
-        self.journal.write("end", **record.to_dict())
         if kept is None:
             return self.flusher.note()
         return self.flusher.hand_over(kept, lambda error: self._lost(record, error))

@@ -15,7 +15,7 @@ from actordbg.formats.journal import TENSORS, read_events, read_results
 from actordbg.formats.replay_record import KEPT_BYTES, PASSED, ReplayInput, ReplaySpec
 from actordbg.replay.flushing import UNFLUSHED, Unflushed
 from actordbg.replay.rank_view import RankView
-from actordbg.replay.work_order import WorkOrder
+from actordbg.replay.work_order import EXIT_RESTART, WorkOrder
 from actordbg.replay.worker import Worker
 
 
@@ -148,3 +148,18 @@ def test_a_journal_that_cannot_be_flushed_ends_the_worker_and_blames_no_input(
         worker.run()
     said = [event["event"] for event in read_events(tmp_path / "rank0.jsonl")]
     assert said == ["boot", "ready", "start", "restart"], "an input without an end would count as what killed it"
+
+
+def test_a_result_that_a_full_disk_does_not_take_blames_no_input(
+    worker: Worker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write = worker.journal.write
+
+    def full(event: str, /, **values: Any) -> None:
+        if event in ("end", "restart"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write(event, **values)
+
+    monkeypatch.setattr(worker.journal, "write", full)
+    assert worker.run() == EXIT_RESTART, "the exit code says what the journal cannot"
+    assert read_results(tmp_path) == {} and "No space left on device" in capsys.readouterr().err
