@@ -172,18 +172,16 @@ def revision(path: Path) -> str | None:
             return None
     with engine.connect_readonly(path) as connection:
         _refuse_programs(connection, path)
-        try:
+        names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        try:  # after the names: whoever makes the catalog meanwhile makes all of it at once
             row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
         except sqlite3.OperationalError as error:
             if "no such table" not in str(error):
                 raise
             row = None
-        if row is not None:
-            return str(row[0])
-        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if tables and not _is_empty_version_table(connection):
+        if row is None and not names <= {"alembic_version"}:
             raise CatalogProblem(f"{path} is a database, but not a catalog of actordbg", hint=_REBUILD)
-    return None
+    return str(row[0]) if row is not None else None
 
 
 def scripts_folder() -> Path:
@@ -233,11 +231,6 @@ def _refuse_newer(path: Path) -> None:
         return
     if found is not None:
         _present(path, HEAD)
-
-
-def _is_empty_version_table(connection: sqlite3.Connection) -> bool:
-    names = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    return names == {"alembic_version"}
 
 
 def _run_migrations(connection: Connection, head: str, scripts: Path | None) -> None:

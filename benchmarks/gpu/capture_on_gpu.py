@@ -74,9 +74,9 @@ def on_a_stand_in(wanted: bool) -> Iterator[None]:
         return
     defaults = (StandInDevice, *snapshot.Copier.__init__.__defaults__[1:])  # type: ignore[index]
     with mock.patch.object(snapshot.Copier.__init__, "__defaults__", defaults):
-        with mock.patch.object(torch.Tensor, "is_cuda", property(lambda self: True)):
-            with mock.patch.object(torch.cuda, "synchronize", lambda *_: None):
-                yield
+        on_gpu = {"is_cuda": property(lambda self: True), "is_cpu": property(lambda self: False)}
+        with mock.patch.multiple(torch.Tensor, **on_gpu), mock.patch.object(torch.cuda, "synchronize", lambda *_: None):
+            yield
 
 
 def build(folder: Path, cuda: bool) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -10,6 +11,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -224,6 +226,38 @@ def _open(root: str) -> str:
 def test_many_processes_may_open_a_store_that_has_no_catalog_yet(store: Store) -> None:
     with ProcessPoolExecutor(8) as pool:
         assert set(pool.map(_open, [str(store.root)] * 16)) == {migrate.HEAD}
+
+
+@pytest.mark.parametrize("asked", [1, 2])
+def test_a_catalog_that_is_made_between_two_questions_is_one(store: Store, asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    cases.fill(store, 1)
+    with contextlib.closing(engine.connect_writable(store.catalog_path)) as empty:
+        empty.execute("PRAGMA journal_mode = WAL")
+    connect, questions = engine.connect_readonly, 0
+
+    class Slow:
+        """Another process makes the catalog before question no. `asked` about its tables."""
+
+        def __init__(self, connection: sqlite3.Connection) -> None:
+            self.connection = connection
+
+        def execute(self, sql: str) -> sqlite3.Cursor:
+            nonlocal questions
+            questions += "NOT IN" not in sql
+            if questions == asked and "NOT IN" not in sql:
+                with monkeypatch.context() as patched:
+                    patched.setattr(engine, "connect_readonly", connect)
+                    migrate.ensure(store)
+            return self.connection.execute(sql)
+
+    @contextlib.contextmanager
+    def slowly(path: Path) -> Iterator[Slow]:
+        with connect(path) as connection:
+            yield Slow(connection)
+
+    monkeypatch.setattr(engine, "connect_readonly", slowly)
+    assert migrate.revision(store.catalog_path) == migrate.HEAD
+    assert questions == 2
 
 
 def test_a_catalog_that_cannot_be_written_is_an_error_with_a_remedy(store: Store) -> None:
