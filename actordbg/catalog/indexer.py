@@ -274,7 +274,9 @@ def _settle(store: Store, folder: _DumpFolder, final: bool, anew: bool) -> int:
         missing = [name for name in known if name not in folder.names]
         missing = [name for name in missing if not os.path.lexists(f"{store.root}/{folder.path}/{name}{SUFFIX}")]
         writer.remove_dumps(missing)
-        stale = [path for path in writer.known_damaged(folder.path) if not os.path.lexists(store.root / path)]
+        noted = writer.known_damaged(folder.path)
+        unlisted = [path for path in noted if path.rpartition("/")[2].removesuffix(SUFFIX) not in folder.names]
+        stale = [path for path in unlisted if not os.path.lexists(store.root / path)]
         writer.put_damaged([], stale)
         writer.put_damaged([(item.path, folder.path, item.code, item.reason) for item in odd_files(folder.odd)], [])
         writer.note_folder(folder.path, folder.mtime_ns if settled else -1)
