@@ -136,6 +136,8 @@ OPTIONAL = frozenset(
 )
 """What a plain `pip install actordbg` leaves out, because it belongs to the training environment."""
 
+_COMPLETED = "actordbg"
+"""What a shell completes: for `python -m actordbg` it would complete each `python` of the user's."""
 _PIPE_CLOSED = 141
 """What a shell shows for a program that ends because nobody reads what it writes: 128 + SIGPIPE."""
 MISTYPED: Any = typer.BadParameter.__mro__[2]
@@ -186,7 +188,7 @@ def main() -> None:
     gc.set_threshold(50_000, 20, 20)  # modules are most of what a command makes, and they stay
     sys.excepthook = lambda *what: _output().say_traceback(*what)
     try:
-        code = app(standalone_mode=False)
+        code = app(standalone_mode=False, prog_name=_COMPLETED if any("-completion" in word for word in sys.argv) else None)
         sys.exit(code if isinstance(code, int) else 0)
     except MISTYPED as error:
         _output().say_usage(error)

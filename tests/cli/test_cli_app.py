@@ -107,6 +107,13 @@ def test_the_shell_completes_commands_and_their_options(typed: str, offered: str
     assert offered in done.stdout.split(), done.stderr
 
 
+def test_the_completion_that_python_m_installs_leaves_python_alone():
+    environment = os.environ | {"_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION": "1"}
+    command = [sys.executable, "-m", "actordbg", "--show-completion", "bash"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.stdout.splitlines()[-1].endswith(" _actordbg_completion actordbg"), done
+
+
 def test_what_a_replay_keeps_of_its_command_and_of_errors_has_no_secret(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("HF_TOKEN", "hf_PLANTEDSECRET")
     monkeypatch.setattr(sys, "argv", ["actordbg", "replay", "--model", "https://me:hf_PLANTEDSECRET@hub/a model"])
