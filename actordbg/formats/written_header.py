@@ -45,6 +45,8 @@ class _Written(NamedTuple):
 def entries_as_written(record: DumpRecord, payload: bytes) -> dict[str, Entry] | None:
     """The payload's entries by key, if its header is this record's to the byte, and the payload as long as it says."""
     size = int.from_bytes(payload[:8], "little")
+    if size > _MOST_HEADER:
+        return None
     written = _written(tuple([(name, spec.stored, spec.shape) for name, spec in record.tensors.items()]), size)
     if written is None or len(payload) != written.size:
         return None
@@ -56,7 +58,7 @@ def entries_as_written(record: DumpRecord, payload: bytes) -> dict[str, Entry] |
 def _written(tensors: _Tensors, header: int) -> _Written | None:
     """What the recorder writes for such tensors, behind a header of so many bytes; None if it writes none such."""
     form = _form(tuple([(name, stored, len(shape)) for name, stored, shape in tensors]))
-    if form is None or header > _MOST_HEADER:
+    if form is None:
         return None
     entries: dict[str, Entry] = {}
     numbers: list[int] = []
