@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from actordbg.base.errors import UsageError
+from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.cli import output
 from actordbg.cli.options import Json
 
@@ -58,6 +58,7 @@ def push(
 
 def _move(url: str, folder: Path, what: str, as_json: bool) -> None:
     from actordbg.cli.staged_store import in_words
+    from actordbg.store.layout import Store
     from actordbg.store.staging import Mirror, split_runs
 
     if "://" not in url:
@@ -68,5 +69,7 @@ def _move(url: str, folder: Path, what: str, as_json: bool) -> None:
     moved = mirror.pull()
     if what == "pushed":
         moved = mirror.push()
+    elif not Store(folder).format_path.exists():
+        raise StoreProblem(f"there is no store at {address}", hint="check the URL; `actordbg store push DIR URL` puts one there")
     answer = Staged(address, str(folder), moved.files, moved.bytes, time.monotonic() - began)
     output.emit(answer, lambda _: output.say(in_words(what, moved, address, answer.seconds)), as_json)

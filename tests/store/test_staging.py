@@ -159,6 +159,9 @@ def test_commands_work_on_a_url_and_those_that_cannot_say_why(tmp_path: Path, mo
     assert len(json.loads(invoke("--store", f"file://{tmp_path}/a", "dump", "ls", "--json"))) == 14
     with pytest.raises(UsageError, match="no store can lie at"):
         invoke("--store", "nosuch://x/y", "dump", "ls")
+    with pytest.raises(StoreProblem, match=f"there is no store at {url}x"):
+        invoke("store", "pull", f"{url}x", str(tmp_path / "c"))
+    assert json.loads(invoke("store", "pull", url, str(tmp_path / "d"), "--json"))["files"] > 10
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(EnvironmentProblem, match="needs fsspec"):
         invoke("--store", url, "dump", "ls")
