@@ -34,12 +34,15 @@ class RankThere:
     @classmethod
     def of(cls, number: int, events: Iterable[Event]) -> RankThere | None:
         """None before its first boot."""
-        boot, busy = None, False
+        boot, running = None, -1
         for event in events:
-            kind = event["event"]
+            kind, slot = event["event"], event.get("slot", 0)
             boot = event if kind == "boot" else boot
-            busy = kind in ("start", "fill") or (busy and kind not in ("end", "filled", "boot"))
-        return None if boot is None else cls(number, boot["pid"], boot["attempt"], boot.get("node", ""), busy)
+            if kind in ("start", "fill"):
+                running = slot
+            elif kind == "boot" or (kind in ("end", "filled") and slot >= running):  # one that fails late ends no other
+                running = -1
+        return None if boot is None else cls(number, boot["pid"], boot["attempt"], boot.get("node", ""), running >= 0)
 
 
 @dataclass(frozen=True)

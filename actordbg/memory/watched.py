@@ -113,7 +113,9 @@ class OfReplay:
         elif kind in ("end", "filled"):
             extra = event.get("extra")
             reserved = extra.get("cuda_reserved_bytes") if isinstance(extra, dict) else None
-            self._marks[rank] = Mark(before.step, "", reserved if isinstance(reserved, int) else before.cuda_reserved)
+            late = kind == "end" and event.get("dump_id") != before.dump_id  # its file was lost while the next one runs
+            running = before.dump_id if late else ""
+            self._marks[rank] = Mark(before.step, running, reserved if isinstance(reserved, int) else before.cuda_reserved)
 
     def over(self, sampled: int) -> bool:
         if self._finished:

@@ -78,7 +78,8 @@ class GroupRun:
     killed or hung its worker. `stops`: where the workers are to stop.
 
     dealer: where the group gets its inputs from, portion by portion; None: all are its own. losses: the replay's count of lost
-    groups; None: the group counts its fruitless attempts itself. A group `waits` until the engine has a place for it.
+    groups; None: the group counts its fruitless attempts itself. A group `waits` until the engine has a place for it, and holds
+    no dealt input meanwhile.
     """
 
     folder: Path
@@ -123,7 +124,10 @@ class GroupRun:
         if not (self.pending or self.dealer):
             self.finished, self._waits = True, False
             return
-        if time.monotonic() < self._not_before or not self._has_a_place():
+        if time.monotonic() < self._not_before:
+            return
+        if not self._has_a_place():
+            self._hand_back()  # those that have a place may hold what this one waits for
             return
         self._waits, reason = False, self._reason
         if self.dealer is not None and not self.pending:
@@ -159,6 +163,7 @@ class GroupRun:
         if broken:
             self.stop()
             raise as_error(broken, self._last_words())
+        gone = self._launcher_is_gone()  # asked before what is lost: it may become so between the two, and is no death then
         if self._launched is not None and self._launched.lost:
             self._judge_loss(self._launched.lost, self._launched.excused)
         elif all(view.done for view in self._views):
@@ -168,7 +173,7 @@ class GroupRun:
                 self._judge_death(seen)
         elif asked:
             self._again(f"rank {asked.rank}: {asked.restart}")
-        elif self._launcher_is_gone():
+        elif gone:
             self._judge_death([self._look(view) for view in self._views])
         elif any(view.held_since is not None for view in self._views):
             pass  # somebody is at a prompt: no clock runs
@@ -302,10 +307,14 @@ class GroupRun:
         self.stop()
         if self.losses is not None and not excused:
             self.losses.count(why)
-        if self.dealer is not None:
+        self._hand_back()
+        self.start(why)
+
+    def _hand_back(self) -> None:
+        """Let other groups have what this one was dealt and has not finished."""
+        if self.dealer is not None and self.pending:
             self.dealer.give_back(self.pending)
             self.pending = []
-        self.start(why)
 
     def _judge_hang(self, late: list[int]) -> None:
         stacks = self._stacks()

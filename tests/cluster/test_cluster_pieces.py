@@ -205,6 +205,11 @@ def test_who_is_blamed_where_a_node_ran_out_of_memory(tmp_path: Path) -> None:
     assert culprits((node, not busy), (node, not busy), here, here) == [1]  # whoever only starts is no victim of an input
     assert starved_by("new words").culprits([RankThere(0, 10, 1, "", True), RankThere(1, 11, 1, "", True)], (0, 1))[1:]
 
+    boot = {"event": "boot", "pid": 13, "attempt": 1}
+    for slot, in_one in ((0, True), (1, False)):
+        told = RankThere.of(3, [boot, {"event": "start", "slot": 1}, {"event": "end", "slot": slot}])
+        assert told is not None and told.busy == in_one, "an input before, whose file was lost, ends no other"
+
     journal = Journal(rank_journal(tmp_path, 3))
     journal.append("boot", rank=3, attempt=2, pid=13, ticks=1, node=node[:8])
     journal.append("start", rank=3, attempt=2, dump_id="d1", slot=0, log_at=0)

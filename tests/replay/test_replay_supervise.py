@@ -9,16 +9,20 @@ import json
 import os
 import signal
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
 from supervised import TESTS, Bench, make_spec, statuses
 
 from actordbg.base.errors import Conflict, LaunchProblem, StoreProblem
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.journal import TENSORS, Journal, read_events, read_results
 from actordbg.formats.replay_record import KEPT_BYTES, PASSED, ResultRecord
 from actordbg.formats.store_files import make_folder
+from actordbg.replay.group_engine import GroupEngine, using
+from actordbg.replay.launch import Group
 from actordbg.replay.processes import session_members, start_ticks
 from actordbg.replay.supervise import Progress, ReplayOutcome, interruptible, load_spec, run_replay
 from actordbg.store.layout import Store
@@ -79,7 +83,7 @@ def test_a_worker_that_is_stopped_from_outside_counts_as_hung(bench: Bench) -> N
         if event.kind == "start" and event.text.endswith(", d1"):
             os.kill(bench.sessions[0], signal.SIGSTOP)
 
-    outcome = bench.run(spec, {"takes": 0.3}, on_event=stop_it)
+    outcome = bench.run(spec, {"d1": "hang"}, on_event=stop_it)  # it is in d1 still, however late the signal comes
     assert statuses(outcome) == {"d0": "passed", "d1": "hung", "d2": "passed"}
     assert "stopped by a signal" in (outcome.results["d1"].error or "")
 
@@ -295,3 +299,32 @@ class TestRanksThatComputeTogether:
         outcome = self.run(bench, 4, {"d1": "unreadable"})
         assert statuses(outcome) == {"d0": "passed", "d1": "failed", "d2": "passed", "d3": "passed"}
         assert outcome.restarts == 0
+
+
+class OnePlaceLess(GroupEngine):
+    """An engine that deals to two groups, one of which loses its place when it first needs another one, for good."""
+
+    def __init__(self) -> None:
+        self.asked: Counter[int] = Counter()
+
+    def deals(self, config: ReplayConfig) -> bool:
+        return True
+
+    def groups(self, config: ReplayConfig, inputs: int) -> list[Group]:
+        return [Group((0,), False), Group((1,), False)]
+
+    def ready(self, config: ReplayConfig, group: Group) -> bool:
+        self.asked[group.ranks[0]] += 1
+        return group.ranks[0] == 0 or self.asked[1] == 1
+
+
+@pytest.mark.parametrize("first", ["kill", ""])
+def test_a_group_that_waits_for_a_place_keeps_no_input_from_the_others(bench: Bench, first: str) -> None:
+    """Whether it died, and starts again with what it had left, or was done: the other group runs the rest."""
+    spec = make_spec(16)
+    with using(OnePlaceLess()):
+        outcome = bench.run(spec, {"d1": first, "d4": first, "takes": 0.02})
+    found = statuses(outcome)
+    assert len(found) == 16 and outcome.status == "complete"
+    assert Counter(found.values()) == Counter(passed=14, crashed=2) if first else {*found.values()} == {"passed"}
+    assert {one.worker for one in outcome.results.values()} == {0, 1}
