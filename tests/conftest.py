@@ -15,6 +15,9 @@ import pytest
 
 from actordbg.store.layout import Store
 
+LONGEST_S = 600.0
+"""The longest, a whole demo, takes two minutes and a half on two busy cores."""
+
 SHARED_DUMPS = Path(__file__).resolve().parents[2] / "shared" / "data" / "input_dumps"
 
 
@@ -49,6 +52,20 @@ def ring_folder() -> Iterator[Path]:
     os.environ["ACTORDBG_RING_DIR"] = str(folder)
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(autouse=True)
+def ends_some_time() -> Iterator[None]:
+    """A test that hangs fails where it is: otherwise the whole run would wait for it for ever."""
+
+    def late(*_: object) -> None:
+        pytest.fail(f"it was still running after {LONGEST_S:g} s")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, LONGEST_S)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(autouse=True)

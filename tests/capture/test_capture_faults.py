@@ -226,7 +226,7 @@ Actor.forward = TinyActor.forward
 switch(True)
 assert hook.install(Actor, store={store!r})
 (slot,) = hook._slots.values()
-actor, calls, inside, waits, sleep = Actor(), 0, False, [], time.sleep
+actor, calls, unsure, inside, waits, sleep = Actor(), 0, 0, False, [], time.sleep
 
 def counted(wait):
     def waiting(*args, **kwargs):
@@ -240,12 +240,14 @@ threading.Condition.wait = counted(threading.Condition.wait)
 threading.Thread.join = counted(threading.Thread.join)
 
 def call():
-    global calls, inside
-    calls += slot.enter is not None
+    global calls, unsure, inside
+    on = slot.enter is not None
+    calls += on
     inside = True
     with torch.no_grad():
         actor(ids(2, 50, calls), return_logprobs=True)
     inside = False
+    unsure += on != (slot.enter is not None)  # switched while we called: before the call or in it
     sleep(0.02)
 
 def until(condition):
@@ -276,12 +278,12 @@ until(lambda: calls >= enough)
 awake.set()
 if scribe is not None:
     os.kill(scribe._process.pid, signal.SIGCONT)
-print(json.dumps(dict(calls=calls, waits=waits)))
+print(json.dumps(dict(calls=calls, unsure=unsure, waits=waits)))
 """
 
 ENDS = """
 for _ in range(20): call()
-print(json.dumps(dict(calls=calls, waits=waits)))
+print(json.dumps(dict(calls=calls, unsure=unsure, waits=waits)))
 """
 
 
@@ -305,7 +307,8 @@ def test_a_disk_that_sleeps_holds_up_nobody(tmp_path: Path, writer: str):
     assert [one["waits"] for one in told] == [[], []]
 
     (data,) = [read_counters(path) for path in live.counters.rglob("*.json")]
-    assert data["calls"] == told[0]["calls"] == data["captured"] == len(list(live.iter_dumps()))
+    assert abs(data["calls"] - told[0]["calls"]) <= told[0]["unsure"] <= 2
+    assert data["calls"] == data["captured"] == len(list(live.iter_dumps()))
     assert (data["pending"], data["dropped"], data["state"]) == (0, {}, "ended")
 
     assert [len(report.dumps) > 0 for report in recover.recover(ends, recover.find_rings(ends))] == [True]

@@ -356,8 +356,8 @@ def test_rays_debugger_finds_an_input_that_failed_and_sees_its_frames(cluster, s
     seen: dict[str, str] = {}
     with subprocess.Popen(command, text=True, env=stopcases.environment(), **pipes) as replaying:
         try:
-            for _ in range(2):
-                host, port = _look_into_what_is_paused(replaying, seen)
+            for number in (1, 2):
+                host, port = _look_into_what_is_paused(replaying, store, number, seen)
             said, told = replaying.communicate(timeout=stopcases.PATIENCE_S)
         finally:
             replaying.terminate()
@@ -366,10 +366,20 @@ def test_rays_debugger_finds_an_input_that_failed_and_sees_its_frames(cluster, s
     assert told.count(f"an editor, at {host}:{port}") == 2 and not paused()
 
 
-def _look_into_what_is_paused(replaying: subprocess.Popen[str], seen: dict[str, str]) -> tuple[str, int]:
-    """As Ray's debugger does it: find the process that is paused, connect to its port, look at a frame, and let it go on."""
-    while not (found := paused()):
-        assert replaying.poll() is None, replaying.communicate()
+def _look_into_what_is_paused(
+    replaying: subprocess.Popen[str], store: Store, number: int, seen: dict[str, str]
+) -> tuple[str, int]:
+    """As Ray's debugger does it: find the process that is paused, connect to its port, look at a frame, and let it go on.
+
+    number: which stop it is. The next one may come at once, at the same port: nothing but the journal tells them apart.
+    """
+
+    def stops() -> int:
+        return sum(one["event"] == "stop" for file in store.replays.glob("*/rank0.jsonl") for one in read_events(file))
+
+    patience = time.monotonic() + stopcases.PATIENCE_S
+    while stops() < number or not (found := paused()):
+        assert replaying.poll() is None and time.monotonic() < patience, replaying.communicate(timeout=1)
         time.sleep(0.1)
     ((host, port),) = found
     editor = Editor(port, host)
@@ -380,8 +390,6 @@ def _look_into_what_is_paused(replaying: subprocess.Popen[str], seen: dict[str, 
         seen["marked"] = editor.evaluate("marked", stopped["threadId"], "forward")
     editor.ask("disconnect", terminateDebuggee=False)
     editor.close()
-    while replaying.poll() is None and paused() == found:
-        time.sleep(0.1)
     return host, port
 
 

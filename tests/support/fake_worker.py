@@ -111,10 +111,12 @@ class ScriptedEngine:
 
 
 def await_sample(folder: Path, patience_s: float = 30.0) -> None:
-    """Wait until somebody wrote more samples into a store's folder of memory."""
-    before, deadline = _written(folder), time.monotonic() + patience_s
-    while _written(folder) == before and time.monotonic() < deadline:
-        time.sleep(0.005)
+    """Wait until somebody wrote into a store's folder of memory, twice: what comes first may be a heading, or seen before now."""
+    deadline = time.monotonic() + patience_s
+    for _ in range(2):
+        before = _written(folder)
+        while _written(folder) == before and time.monotonic() < deadline:
+            time.sleep(0.005)
 
 
 def _written(folder: Path) -> int:
