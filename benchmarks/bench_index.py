@@ -23,6 +23,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from itertools import product
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time, time
@@ -32,6 +33,7 @@ import torch
 from actordbg.catalog import connections as engine
 from actordbg.catalog import migrate
 from actordbg.catalog.indexer import IndexSummary, refresh
+from actordbg.catalog.moments import to_micros
 from actordbg.catalog.query import Catalog, select_dumps
 from actordbg.formats.dump_record import MAGIC, DumpRecord, format_timestamp, make_dump_id
 from actordbg.store import payload
@@ -44,6 +46,7 @@ MANY = 100_000
 _WARM = "CPU time, in the page cache"
 PICKLES = 256
 """As many different pickles are made; time per pickle does not depend on their number."""
+ROLES = ("policy", "reference")
 CONDITIONS = (
     "seq_len>4096 and rank=0", "seq_len>4096", "rank=3", "rank=0 and seq_len>1800", "step=777", "rank=1 and step=777",
     "tokens>4052", "timestamp>'2025-06-19 15:40' and rank=1", "status='failed' and seq_len>1500", "role='policy'",
@@ -212,9 +215,13 @@ def _synthetic_rows(connection: sqlite3.Connection, rows: int) -> None:
     connection.execute("INSERT INTO run VALUES ('r')")
     connection.execute("INSERT INTO replay (replay_id, created_at, status, inputs) VALUES ('p', '2025', 'complete', 1)")
     connection.executemany(
-        "INSERT INTO dump (dump_id, run, rank, timestamp, batch_size, seq_len, tokens, padding, source, role, step, host, "
-        "call_index, training, replayable, with_outputs, with_rng, pinned, bytes) "
-        "VALUES (?, 'r', ?, ?, 2, ?, ?, ?, 'capture', ?, ?, 'node-1', ?, ?, 1, 0, 0, 0, 12000)",
+        "INSERT INTO caller (id, run, rank, source, role, host, training, replayable, with_outputs, with_rng, pinned) "
+        "VALUES (?, 'r', ?, 'capture', ?, 'node-1', ?, 1, 0, 0, 0)",
+        [(_caller(*which), which[0], ROLES[which[1]], which[2]) for which in product(range(4), range(2), range(2))],
+    )
+    connection.executemany(
+        "INSERT INTO dump (dump_id, timestamp, batch_size, seq_len, tokens, padding, caller, step, call_index, bytes) "
+        "VALUES (?, ?, 2, ?, ?, ?, ?, ?, ?, 12000)",
         (_synthetic(number, rows) for number in range(rows)),
     )
     _synthetic_results(connection)
@@ -224,20 +231,13 @@ def _synthetic(number: int, rows: int) -> tuple[object, ...]:
     moment = format_timestamp(START + timedelta(milliseconds=37 * number))
     seq_len = 5000 + number % 7 if number % max(rows // 20, 1) == 0 else 128 + number * 37 % 1900
     dump_id = make_dump_id(moment, number, 4711, f"{number * 7919 % 2**32:08x}")
-    role = "policy" if number % 3 else "reference"
     short = min(seq_len, 2027)
-    return (
-        dump_id,
-        number % 4,
-        moment,
-        seq_len,
-        2 * short - number % 97,
-        number % 97,
-        role,
-        number // 8,
-        number,
-        number % 2,
-    )
+    caller = _caller(number % 4, int(number % 3 == 0), number % 2)
+    return dump_id, to_micros(moment), seq_len, 2 * short - number % 97, number % 97, caller, number // 8, number
+
+
+def _caller(rank: int, role: int, training: int) -> int:
+    return 4 * rank + 2 * role + training + 1
 
 
 def _synthetic_results(connection: sqlite3.Connection) -> None:

@@ -20,7 +20,13 @@ The first index and `--rebuild` put a whole catalog in its place at once: one th
 next one begins again.
 Look at it with `sqlite3 -readonly store/catalog.db`.
 
-Timestamps are text, ISO 8601 in UTC with microseconds, so they sort as they are.
+The time of a dump is a number, microseconds since 1970, UTC; all other times are text, ISO 8601 in UTC with microseconds.
+What the calls of a process share stands once, in `caller`. So a look at dumps joins two tables:
+
+```sql
+SELECT dump_id, strftime('%Y-%m-%d %H:%M:%f', timestamp / 1e6, 'unixepoch') AS at, run, rank, role, seq_len
+FROM dump JOIN caller ON caller.id = dump.caller ORDER BY timestamp DESC LIMIT 20;
+```
 """
 WHERE = """\
 ## What `--where` knows

@@ -276,27 +276,19 @@ CREATE TABLE memory_watch (
         PRIMARY KEY (memory_id)
     );
 
-CREATE TABLE dump (
-        dump_id VARCHAR NOT NULL,  -- unique name of the dump; begins with its time
+CREATE TABLE caller (
+        id INTEGER NOT NULL,  -- number of the row
         run VARCHAR NOT NULL,  -- the training run
         rank INTEGER NOT NULL,  -- global rank of the process that captured it
-        timestamp VARCHAR NOT NULL,  -- UTC time of the call, 2025-06-19T05:26:08.430740Z
-        batch_size INTEGER NOT NULL,  -- B of sequences [B, S]
-        seq_len INTEGER NOT NULL,  -- S of sequences [B, S], padding included
-        tokens INTEGER NOT NULL,  -- real tokens: sum of attention_mask, B*S without one
-        padding INTEGER NOT NULL,  -- padded positions: B*S - tokens
-        action_len INTEGER,  -- A of action_mask [B, A]; NULL without one
         source VARCHAR NOT NULL,  -- capture, import or create
         trainer VARCHAR,  -- package of the trainer whose call it is; NULL of a made-up input
         adapter VARCHAR,  -- adapter that read the call; NULL where none was needed
         function VARCHAR,  -- function that was recorded, module:name; NULL of a made-up input
         role VARCHAR,  -- what the actor was: policy, reference, ema, sft, ...
-        step INTEGER,  -- global step of the DeepSpeed engine at the call
         world_size INTEGER,  -- processes in the run
         local_rank INTEGER,  -- rank within its host
         host VARCHAR,  -- host name
         pid INTEGER,  -- process id
-        call_index INTEGER,  -- how many calls this process had captured before
         instance VARCHAR,  -- tells several actors in one process apart
         training INTEGER,  -- whether the module was in training mode (1 yes, 0 no)
         grad_enabled INTEGER,  -- whether gradients were enabled (1 yes, 0 no)
@@ -315,15 +307,30 @@ CREATE TABLE dump (
         torch_version VARCHAR,  -- version of torch in the run
         transformers_version VARCHAR,  -- version of transformers in the run
         deepspeed_version VARCHAR,  -- version of deepspeed in the run
-        bytes INTEGER NOT NULL,  -- size of the dump file in bytes; of a packed dump its share of the pack
         pinned INTEGER NOT NULL,  -- whether rotation spares it (1 yes, 0 no)
         triggered VARCHAR,  -- the trigger that kept it: nan, exception, oom, slow, logprobs, before; NULL if none
         recovered VARCHAR,  -- in_flight or recent: out of the ring of a process that died; NULL otherwise
         with_rng INTEGER NOT NULL,  -- whether the generator states were recorded too (1 yes, 0 no)
+        PRIMARY KEY (id),
+        FOREIGN KEY(run) REFERENCES run (name)
+    );
+
+CREATE TABLE dump (
+        dump_id VARCHAR NOT NULL,  -- unique name of the dump; begins with its time
+        timestamp INTEGER NOT NULL,  -- UTC time of the call, 2025-06-19T05:26:08.430740Z, in microseconds since 1970
+        batch_size INTEGER NOT NULL,  -- B of sequences [B, S]
+        seq_len INTEGER NOT NULL,  -- S of sequences [B, S], padding included
+        tokens INTEGER NOT NULL,  -- real tokens: sum of attention_mask, B*S without one
+        padding INTEGER NOT NULL,  -- padded positions: B*S - tokens
+        action_len INTEGER,  -- A of action_mask [B, A]; NULL without one
+        step INTEGER,  -- global step of the DeepSpeed engine at the call
+        call_index INTEGER,  -- how many calls this process had captured before
+        bytes INTEGER NOT NULL,  -- size of the dump file in bytes; of a packed dump its share of the pack
         pack VARCHAR,  -- the pack file that holds it, below the store; NULL for a file of its own
+        caller INTEGER NOT NULL,  -- whose call it is
         last_result INTEGER,  -- newest result of this dump
         PRIMARY KEY (dump_id),
-        FOREIGN KEY(run) REFERENCES run (name),
+        FOREIGN KEY(caller) REFERENCES caller (id),
         FOREIGN KEY(last_result) REFERENCES result (id) ON DELETE SET NULL
     );
 
@@ -341,15 +348,15 @@ CREATE INDEX ix_comparison_dump ON comparison (dump_id, created_at) WHERE compar
 
 CREATE INDEX ix_law_answer_dump ON law_answer (dump_id, verdict);
 
+CREATE INDEX ix_caller_rank_run ON caller (rank, run);
+
+CREATE INDEX ix_dump_caller_seq_len ON dump (caller, seq_len);
+
+CREATE INDEX ix_dump_caller_timestamp ON dump (caller, timestamp);
+
 CREATE INDEX ix_dump_last_result ON dump (last_result) WHERE last_result IS NOT NULL;
 
 CREATE INDEX ix_dump_pack ON dump (pack) WHERE pack IS NOT NULL;
-
-CREATE INDEX ix_dump_rank_seq_len ON dump (rank, seq_len);
-
-CREATE INDEX ix_dump_rank_timestamp ON dump (rank, timestamp);
-
-CREATE INDEX ix_dump_run_rank ON dump (run, rank);
 
 CREATE INDEX ix_dump_seq_len ON dump (seq_len, timestamp);
 
@@ -359,5 +366,5 @@ CREATE INDEX ix_dump_timestamp ON dump (timestamp);
 
 CREATE INDEX ix_dump_tokens ON dump (tokens);
 
-INSERT INTO alembic_version VALUES ('0008');
+INSERT INTO alembic_version VALUES ('0009');
 

@@ -10,12 +10,13 @@ mistyped query would then match every row, or none, in silence.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from actordbg.base.errors import WhereError
+from actordbg.catalog.moments import from_micros
 from actordbg.catalog.tables import Column, ComparedDump, DumpColumns, Result, columns_of
 
 NUMBER, TEXT, TIME, BOOL = "number", "text", "time", "yes/no"
@@ -23,17 +24,26 @@ NUMBER, TEXT, TIME, BOOL = "number", "text", "time", "yes/no"
 
 @dataclass(frozen=True)
 class WhereColumn:
-    """One column: its name in `--where`, its kind, the SQL for it, and what it means."""
+    """One column: its name in `--where`, its kind, the SQL for it, what it means, and which table must be joined for it.
+
+    A time is a number in SQL, microseconds since 1970.
+    """
 
     name: str
     kind: str
     sql: str
     doc: str
+    join: str = ""
 
-    @property
-    def of_result(self) -> bool:
-        """Whether it belongs to the dump's last result, so that the result table must be joined."""
-        return self.sql.startswith("r.")
+    def shown(self, value: Any) -> Any:
+        """A value that its SQL gave, as people read it."""
+        return from_micros(value) if self.kind == TIME and value is not None else value
+
+
+CALLER = "JOIN caller AS k ON k.id = d.caller"
+"""How the caller of a dump is joined."""
+LAST_RESULT = "LEFT JOIN result AS r ON r.id = d.last_result"
+"""How the last result of a dump is joined, if it has one."""
 
 
 _KINDS = {"int": NUMBER, "float": NUMBER, "str": TEXT, "bool": BOOL}
@@ -62,17 +72,18 @@ _BROKEN_LAW = (
 )
 
 
-def _where(name: str, sql: str, column: Column, of: str = "") -> WhereColumn:
+def _where(name: str, sql: str, column: Column, of: str = "", join: str = "") -> WhereColumn:
     kind = TIME if column.moment else _KINDS[column.kind]
-    return WhereColumn(name, kind, sql, of + _MEANING.get(name, column.comment).replace("NULL", "null"))
+    number = f"micros({sql})" if column.moment and not column.micros else sql
+    return WhereColumn(name, kind, number, of + _MEANING.get(name, column.comment).replace("NULL", "null"), join)
 
 
 def _all() -> Iterator[WhereColumn]:
     result, compared = columns_of(Result), columns_of(ComparedDump)
     for name, column in columns_of(DumpColumns).items():
-        yield _where(name, f"d.{name}", column)
+        yield _where(name, f"k.{name}", column, join=CALLER) if column.caller else _where(name, f"d.{name}", column)
     for name, spelled in _LAST_RESULT.items():
-        yield _where(name, f"r.{spelled}", result[spelled], "last result: ")
+        yield _where(name, f"r.{spelled}", result[spelled], "last result: ", LAST_RESULT)
     for name in _LAST_COMPARISON:
         yield _where(name, _COMPARISON_SQL.format(name), compared[name], "last comparison: ")
     yield WhereColumn(
@@ -82,6 +93,13 @@ def _all() -> Iterator[WhereColumn]:
 
 COLUMNS: dict[str, WhereColumn] = {column.name: column for column in _all()}
 """What `--where` knows, by name."""
+
+
+def joins(names: Iterable[str]) -> str:
+    """What must follow `dump AS d` for the SQL of these columns."""
+    needed = {COLUMNS[name].join for name in names}
+    return " ".join(one for one in (CALLER, LAST_RESULT) if one in needed)
+
 
 HEADINGS = {"S": "seq_len", "B": "batch_size", "last": "status"}
 """Headings of `dump ls` that are no names of columns, and what stands under them."""

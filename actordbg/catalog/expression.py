@@ -29,6 +29,7 @@ from actordbg.catalog.columns import (
     refusal,
     shortened,
 )
+from actordbg.catalog.moments import micros_of
 from actordbg.formats.dump_record import format_timestamp
 
 if TYPE_CHECKING:
@@ -150,7 +151,7 @@ class ExpressionWriter:
         wildcards = sum(pattern.literal.count(char) for char in "%_")
         if len(pattern.literal) > MAX_PATTERN or wildcards > MAX_WILDCARDS:
             raise refusal(f"a `like` pattern may have {MAX_PATTERN} characters, {MAX_WILDCARDS} of them % or _")
-        sql = f"({tested.sql} LIKE ?)"
+        sql = f"({_text_of(tested)} LIKE ?)"
         if node.args.get("negate"):
             sql = f"(NOT coalesce({sql}, 0))"
         return Part(sql, BOOL, [*tested.params, pattern.literal], bare=True)
@@ -202,7 +203,7 @@ class ExpressionWriter:
             inner = self.write(node.this)
             if inner.kind not in (TEXT, TIME):
                 raise refusal(f"{_sql(node)!r}: {name} takes a text")
-            return Part(f"{name}({inner.sql})", NUMBER if name == "length" else TEXT, inner.params)
+            return Part(f"{name}({_text_of(inner)})", NUMBER if name == "length" else TEXT, inner.params)
         if name == "coalesce":
             return self._coalesce(node)
         raise _unknown_function(name)
@@ -262,8 +263,7 @@ class ExpressionWriter:
         return None if days is None else midnight - timedelta(days=days)
 
     def _moment(self, moment: datetime) -> Part:
-        text = format_timestamp(moment)
-        return Part("?", TIME, [text], literal=text)
+        return Part("?", TIME, [micros_of(moment)], literal=format_timestamp(moment))
 
     def _shift(self, left: Part, right: Part, sign: str, node: Any) -> Part:
         moment = parse_moment(left.literal)
@@ -323,6 +323,11 @@ def _left_spine(node: Any, names: tuple[str, ...]) -> tuple[Any, list[Any]]:
         spine.append(node)
         node = node.this
     return node, spine[::-1]
+
+
+def _text_of(part: Part) -> str:
+    """The SQL of a part that functions of texts take: a time as records spell it."""
+    return f"moment({part.sql})" if part.kind == TIME else part.sql
 
 
 def _require_number(part: Part, node: Any, parent: Any) -> None:

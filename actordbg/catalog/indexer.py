@@ -41,7 +41,7 @@ from actordbg.catalog import connections as engine
 from actordbg.catalog import pack_rows as packed
 from actordbg.catalog import replay_rows as replays
 from actordbg.catalog.replay_rows import FileMark
-from actordbg.catalog.tables import Damaged, odd_files
+from actordbg.catalog.tables import OF_A_RANK, Damaged, odd_files
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import OddFile
 from actordbg.store.layout import UNPRINTABLE, Store, printable
@@ -215,7 +215,7 @@ def _changed_folders(store: Store, odd: dict[str, str]) -> tuple[list[_DumpFolde
             odd_ones = [] if "".join(ours).isprintable() else [entry for entry in ours if not entry.isprintable()]
             strange = {printable(f"{path}/{entry}"): UNPRINTABLE for entry in odd_ones}
             names = {entry[:cut] for entry in ours if entry.endswith(SUFFIX)}.difference(entry[:cut] for entry in odd_ones)
-            known = {row[0] for row in reader.execute("SELECT dump_id FROM dump WHERE run = ? AND rank = ?", (run, rank))}
+            known = {row[0] for row in reader.execute(f"SELECT dump_id FROM dump WHERE {OF_A_RANK}", (run, rank))}
             changed.append(_DumpFolder(path, run, rank, mtime_ns, names, sorted(names - known), strange))
     return changed, sorted(path for path in set(noted) - present if not {"dumps", path.rpartition("/")[0]} & odd.keys())
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from alembic.config import Config
     from sqlalchemy import Connection
 
-HEAD = "0008"
+HEAD = "0009"
 """The revision that this program reads and writes: the newest migration."""
 
 SCRIPT = "head.sql"
@@ -43,7 +43,7 @@ SCRIPT = "head.sql"
 _END = ";\n\n"
 
 _INDEX = "CREATE INDEX ix_dump_"
-_SEARCHED = ("ix_dump_run_rank", "ix_dump_pack")
+_SEARCHED = ("ix_dump_caller_seq_len", "ix_dump_pack")
 """The indexes of `dump` that an index of files needs. The others are made behind the rows, in a quarter of the time."""
 
 KINDS = {str: "VARCHAR", int: "INTEGER", float: "FLOAT", bool: "INTEGER"}

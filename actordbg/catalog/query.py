@@ -28,8 +28,9 @@ from actordbg.base.ids import LAST, is_own, resolve
 from actordbg.catalog import connections as engine
 from actordbg.catalog import indexer as index
 from actordbg.catalog import sandbox
-from actordbg.catalog.columns import COLUMNS
+from actordbg.catalog.columns import CALLER, COLUMNS, LAST_RESULT, joins
 from actordbg.catalog.handles import is_handle, replay_of
+from actordbg.catalog.moments import from_micros, to_micros
 from actordbg.catalog.tables import ComparisonRow, Damaged, DumpColumns, Replay, columns_of
 from actordbg.catalog.where import Condition, compile_where
 from actordbg.formats.dump_record import SUFFIX
@@ -46,7 +47,8 @@ ORDERS = {
     "newest": "d.timestamp DESC, d.dump_id DESC",
     "length": "d.seq_len, d.timestamp, d.dump_id",
 }
-LAST_RESULT = "LEFT JOIN result AS r ON r.id = d.last_result"
+_ALL = f"CROSS {CALLER} {LAST_RESULT}"
+"""What follows `dump AS d` for every column; dumps come first, in the order in which they are found."""
 _LISTED = 5
 _AT_ONCE = 500
 """Dumps that one query names: SQLite takes 999 parameters at least."""
@@ -94,7 +96,7 @@ class ReplayRow(Replay):
 
 _COUNTED = ("passed", "failed", "crashed", "hung")
 _DUMP_SQL = ", ".join(COLUMNS[f.name].sql for f in fields(DumpRow) if f.name != "path")
-_PLACE_SQL = "d.dump_id, d.run, d.rank, d.pack"
+_PLACE_SQL = "d.dump_id, k.run, k.rank, d.pack"
 
 
 def open_fresh(store: Store, where: str | None = None, on_progress: index.Progress | None = None) -> Catalog:
@@ -132,13 +134,12 @@ def _source(box: sandbox.Sandbox, condition: Condition | None, order: str) -> tu
     sorting half a million rows to show twenty would take a second.
     """
     if condition is None:
-        return f"dump AS d INDEXED BY {_INDEXES[order]} {LAST_RESULT}", ()
-    joined = LAST_RESULT if condition.uses_result else ""
-    some = f"SELECT d.rowid AS number FROM dump AS d {joined} WHERE {condition.sql} LIMIT {_PROBE}"
+        return f"dump AS d INDEXED BY {_INDEXES[order]} {_ALL}", ()
+    some = f"SELECT d.rowid AS number FROM dump AS d {condition.joins} WHERE {condition.sql} LIMIT {_PROBE}"
     count, numbers = next(box.rows(f"SELECT count(*), group_concat(number) FROM ({some})", condition.params))
     if count < _PROBE:
-        return f"dump AS d {LAST_RESULT} WHERE d.rowid IN ({numbers or ''})", ()
-    return f"dump AS d INDEXED BY {_INDEXES[order]} {LAST_RESULT} WHERE {condition.sql}", condition.params
+        return f"dump AS d {_ALL} WHERE d.rowid IN ({numbers or ''})", ()
+    return f"dump AS d INDEXED BY {_INDEXES[order]} {_ALL} WHERE {condition.sql}", condition.params
 
 
 def count_dumps(source: Store | Catalog, where: str | None = None) -> int:
@@ -149,7 +150,7 @@ def count_dumps(source: Store | Catalog, where: str | None = None) -> int:
         with _reader(catalog) as reader:
             return int(reader.execute("SELECT count(*) FROM dump").fetchone()[0])
     with sandbox.guarded(catalog.store.catalog_path) as box:
-        sql = f"SELECT count(*) FROM dump AS d {LAST_RESULT if condition.uses_result else ''} WHERE {condition.sql}"
+        sql = f"SELECT count(*) FROM dump AS d {condition.joins} WHERE {condition.sql}"
         return int(next(box.rows(sql, condition.params))[0])
 
 
@@ -164,10 +165,11 @@ def dump_extent(source: Store | Catalog) -> tuple[int, int, int]:
 def frequent_values(source: Store | Catalog, name: str, most: int = 50) -> list[tuple[Any, int]]:
     """The values of a column of `--where`, and of how many dumps: the most frequent first."""
     column = COLUMNS[name]
-    found = f"FROM dump AS d {LAST_RESULT if column.of_result else ''}"
     with sandbox.guarded(_catalog(source).store.catalog_path) as box:
-        rows = box.rows(f"SELECT {column.sql}, count(*) {found} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {most}")
-        return [(value, int(count)) for value, count in rows]
+        rows = box.rows(
+            f"SELECT {column.sql}, count(*) FROM dump AS d {joins([name])} GROUP BY 1 ORDER BY 2 DESC, 1 LIMIT {most}"
+        )
+        return [(column.shown(value), int(count)) for value, count in rows]
 
 
 def dump_tally(source: Store | Catalog) -> tuple[int, int, int, int]:
@@ -181,7 +183,7 @@ def dump_tally(source: Store | Catalog) -> tuple[int, int, int, int]:
 
 def dumps_by_trainer(source: Store | Catalog) -> dict[str, int]:
     """How many dumps are of each trainer, the most first; those of made-up inputs are of none."""
-    sql = "SELECT trainer, count(*) FROM dump WHERE trainer IS NOT NULL GROUP BY trainer ORDER BY 2 DESC, 1"
+    sql = f"SELECT k.trainer, count(*) FROM dump AS d {CALLER} WHERE k.trainer IS NOT NULL GROUP BY 1 ORDER BY 2 DESC, 1"
     with _reader(_catalog(source)) as reader:
         return dict(reader.execute(sql).fetchall())
 
@@ -189,11 +191,11 @@ def dumps_by_trainer(source: Store | Catalog) -> dict[str, int]:
 def calls_by_step(source: Store | Catalog, run: str) -> list[tuple[str | None, int, int, int, str]]:
     """Of a run's captured dumps: role, step, rank, how many, and when the newest began. Those without a step are none of them."""
     sql = (
-        "SELECT role, step, rank, count(*), max(timestamp) FROM dump"
-        " WHERE run = ? AND step IS NOT NULL AND source = 'capture' GROUP BY role, step, rank"
+        f"SELECT k.role, d.step, k.rank, count(*), max(d.timestamp) FROM dump AS d {CALLER}"
+        " WHERE k.run = ? AND d.step IS NOT NULL AND k.source = 'capture' GROUP BY k.role, d.step, k.rank"
     )
     with _reader(_catalog(source)) as reader:
-        return [tuple(row) for row in reader.execute(sql, (run,)).fetchall()]
+        return [(*row, from_micros(newest)) for *row, newest in reader.execute(sql, (run,)).fetchall()]
 
 
 def dump_bytes(source: Store | Catalog) -> int:
@@ -222,15 +224,16 @@ def dump_files(
     """
     condition = compile_where(where) if where is not None else None
     catalog = _catalog(source)
+    until = None if before is None else to_micros(before)
     with sandbox.guarded(catalog.store.catalog_path) as box:
         source_sql, params = _source(box, condition, "time")
         found = box.rows(
-            f"SELECT {_PLACE_SQL}, d.timestamp, d.bytes, d.pinned FROM {source_sql} ORDER BY {ORDERS['time']}", params
+            f"SELECT {_PLACE_SQL}, d.timestamp, d.bytes, k.pinned FROM {source_sql} ORDER BY {ORDERS['time']}", params
         )
         return [
             (dump_path(dump_id, of_run, rank, pack), size)
             for dump_id, of_run, rank, pack, timestamp, size, pins in found
-            if (before is None or timestamp < before)
+            if (until is None or timestamp < until)
             and (run is None or of_run == run)
             and (pinned is None or pinned == bool(pins))
         ]
@@ -245,7 +248,7 @@ def get_dump(source: Store | Catalog, dump_id: str) -> DumpRow:
             newest = reader.execute(f"SELECT dump_id FROM dump ORDER BY timestamp DESC LIMIT {_LISTED}")
             ids = [row[0] for row in newest][::-1]
         found = resolve(dump_id, ids, "dump", made_by="dump enable")
-        sql = f"SELECT {_DUMP_SQL} FROM dump AS d {LAST_RESULT} WHERE d.dump_id = ?"
+        sql = f"SELECT {_DUMP_SQL} FROM dump AS d {_ALL} WHERE d.dump_id = ?"
         return _dump_rows(reader.execute(sql, (found,)))[0]
 
 
@@ -358,7 +361,8 @@ def autocast_dtypes(source: Store | Catalog, dump_ids: Sequence[str]) -> dict[st
         for first in range(0, len(dump_ids), _AT_ONCE):
             some = dump_ids[first : first + _AT_ONCE]
             places = ",".join("?" * len(some))
-            sql = f"SELECT dump_id, autocast_dtype FROM dump WHERE dump_id IN ({places}) AND autocast_dtype IS NOT NULL"
+            named = f"d.dump_id IN ({places}) AND k.autocast_dtype IS NOT NULL"
+            sql = f"SELECT d.dump_id, k.autocast_dtype FROM dump AS d CROSS {CALLER} WHERE {named}"
             found |= dict(reader.execute(sql, some).fetchall())
     return found
 
@@ -396,11 +400,11 @@ def _reader(catalog: Catalog) -> Iterator[sqlite3.Connection]:
 
 
 def rows_of(kind: type[T], found: Iterable[Sequence[Any]], **more: Callable[[dict[str, Any]], Any]) -> list[T]:
-    """Rows of a query, in the order of the dataclass's fields, as its objects; flags as bool, JSON as what it says.
+    """Rows of a query, in the order of the dataclass's fields, as its objects: flags as bool, JSON parsed, times as text.
 
     more: how to make fields that were not asked for from those that were.
     """
-    names, flags, texts = _decoded(kind, tuple(more))  # type: ignore[arg-type]
+    names, flags, texts, moments = _decoded(kind, tuple(more))  # type: ignore[arg-type]
     rows = []
     for values in found:
         row = dict(zip(names, values, strict=True))
@@ -412,6 +416,8 @@ def rows_of(kind: type[T], found: Iterable[Sequence[Any]], **more: Callable[[dic
                 row[name] = json.loads(row[name])
             elif not optional:
                 row[name] = {}
+        for name in moments:
+            row[name] = from_micros(row[name])
         for name, make in more.items():
             row[name] = make(row)
         made = object.__new__(kind)
@@ -420,13 +426,16 @@ def rows_of(kind: type[T], found: Iterable[Sequence[Any]], **more: Callable[[dic
     return rows
 
 
+_Names = tuple[str, ...]
+
+
 @cache
-def _decoded(kind: Any, without: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...], tuple[tuple[str, bool], ...]]:
-    """Names of a table's columns but some; of these the flags; and those of JSON, with whether they may be None."""
+def _decoded(kind: Any, without: tuple[str, ...]) -> tuple[_Names, _Names, tuple[tuple[str, bool], ...], _Names]:
+    """Names of a table's columns but some; of these the flags; those of JSON, with whether they may be None; and the times."""
     columns = [one for one in columns_of(kind).values() if one.name not in without]
     flags = tuple(one.name for one in columns if one.kind == "bool")
     texts = tuple((one.name, one.optional) for one in columns if one.kind == "dict")
-    return tuple(one.name for one in columns), flags, texts
+    return tuple(one.name for one in columns), flags, texts, tuple(one.name for one in columns if one.micros)
 
 
 def _dump_rows(found: Iterable[Sequence[Any]]) -> list[DumpRow]:

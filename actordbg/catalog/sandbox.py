@@ -1,10 +1,10 @@
-"""Runs a user's condition on a connection that can read five tables, for a second, and do nothing else.
+"""Runs a user's condition on a connection that can read seven tables, for a second, and do nothing else.
 
 `where` already lets nothing through but comparisons of known columns. This is the second wall, in SQLite itself:
 
 * the file is opened read-only (`mode=ro`, `query_only`), on a connection of its own;
-* an authorizer allows reading `dump`, `result`, `run`, `replay` and `comparison`, and the functions that `--where` has, and
-  denies the rest;
+* an authorizer allows reading `dump`, `caller`, `result`, `run`, `replay`, `comparison` and `law_answer`, and the functions that
+  `--where` has, and denies the rest;
 * SQLite's limits are lowered (Python 3.11 and later have the call);
 * a progress handler stops a query that has been at work for a second without giving a row. The clock starts again with
   each batch of rows, so listing a million rows is no offence; a filter that finds nothing in a second is.
@@ -21,11 +21,12 @@ from typing import Any
 
 from actordbg.base.errors import WhereError
 from actordbg.catalog import connections as engine
+from actordbg.catalog import moments
 from actordbg.catalog.columns import FUNCTIONS
 
 TIME_LIMIT_S = 1.0
-_TABLES = {"dump", "result", "run", "replay", "comparison", "law_answer"}
-_FUNCTIONS = (set(FUNCTIONS) - {"now"}) | {"like", "count", "min", "max", "group_concat"}
+_TABLES = {"dump", "caller", "result", "run", "replay", "comparison", "law_answer"}
+_FUNCTIONS = (set(FUNCTIONS) - {"now"}) | {"like", "count", "min", "max", "group_concat", *moments.FUNCTIONS}
 _READ, _OK = sqlite3.SQLITE_READ, sqlite3.SQLITE_OK
 _STEPS = 20_000
 _FETCH = 1000
@@ -56,6 +57,7 @@ class Sandbox:
         if hasattr(connection, "setlimit"):
             for name, value in _LIMITS.items():
                 connection.setlimit(getattr(sqlite3, name), value)
+        moments.add_functions(connection)
         connection.execute("BEGIN")  # one snapshot for all queries of a sandbox
         connection.execute("SELECT 1 FROM dump LIMIT 0")  # reads schema and statistics, which the authorizer would deny
         connection.set_progress_handler(self._late, _STEPS)

@@ -39,7 +39,7 @@ def _model(row: type[tables.TableRow]) -> Any:
         "__doc__": row.__doc__,
         "__tablename__": row.TABLE,
         "__table_args__": (*unique, *indexes),
-        "__annotations__": {one.name: _PYTHON.get(one.kind, Any) | None for one in columns.values()},
+        "__annotations__": {one.name: _PYTHON.get(one.stored_kind, Any) | None for one in columns.values()},
         "model_config": {"protected_namespaces": ()},
     }
     fields = {one.name: Field(default=None, sa_column=_column(one)) for one in columns.values()}
@@ -49,8 +49,8 @@ def _model(row: type[tables.TableRow]) -> Any:
 
 def _column(one: tables.Column) -> sqlalchemy.Column[Any]:
     keys = [ForeignKey(one.references, ondelete=one.on_delete)] if one.references else []
-    comment = f"{one.comment} (1 yes, 0 no)" if one.kind == "bool" else one.comment
-    kind = _TYPES.get(one.kind, sqlalchemy.JSON)()
+    comment = one.comment + (" (1 yes, 0 no)" if one.kind == "bool" else ", in microseconds since 1970" if one.micros else "")
+    kind = _TYPES.get(one.stored_kind, sqlalchemy.JSON)()
     return sqlalchemy.Column(kind, *keys, comment=comment, primary_key=one.primary, nullable=one.nullable)
 
 

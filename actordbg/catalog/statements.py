@@ -16,6 +16,7 @@ from typing import Any
 
 from actordbg.catalog import tables
 from actordbg.catalog.dump_rows import DUMP_COLUMNS, Columns
+from actordbg.catalog.moments import to_micros
 from actordbg.catalog.replay_rows import RESULT_COLUMNS, UNFINISHED, FileMark, News, setting_columns, spec_columns
 from actordbg.formats.law_answer import answers_of
 from actordbg.formats.store_files import read_regular
@@ -25,7 +26,12 @@ EVENT_FORMAT = 1
 GOLDEN = {"golden": "golden", "golden-entropy": "golden_entropy"}
 """What a comparison is against, and how the columns of `result` that it is made from begin."""
 
-_BYTES = DUMP_COLUMNS.index("bytes")
+_BYTES, _RUN, _RANK = (DUMP_COLUMNS.index(name) for name in ("bytes", "run", "rank"))
+_OF_CALLER = tuple(name for name in DUMP_COLUMNS if name in tables.columns_of(tables.Caller))
+"""Columns of a dump's caller, in the order of the rows of `dump_rows`; `_OF_DUMP`: those of its own."""
+_OF_DUMP = tuple(name for name in DUMP_COLUMNS if name in tables.columns_of(tables.IndexedDump))
+_AT = {name: number for number, name in enumerate(DUMP_COLUMNS)}
+
 _FINISHED_LATER = "(excluded.finished_at, excluded.attempt) >= (result.finished_at, result.attempt)"
 _FROM = {
     "comparisons": ("comparison", "comparison_run", "comparison_id"),
@@ -52,28 +58,51 @@ class CatalogWriter:
         if not columns:
             return 0
         self.connection.execute("INSERT OR IGNORE INTO run (name) VALUES (?)", (run_name,))
+        callers = self._callers(run_name, columns)
         before = self.connection.total_changes
-        self.connection.executemany(*_insert_dumps(columns))
+        self.connection.executemany(*_insert_dumps(columns, callers))
         added = self.connection.total_changes - before
         if self.connection.execute("SELECT 1 FROM result LIMIT 1").fetchone():
             self._point_to_last_result(columns[0])
         return added
+
+    def _callers(self, run_name: str, columns: Columns) -> list[int]:
+        """The numbers of the callers of rows that are added; a new caller gets a row."""
+        count = len(columns[0])
+        parts = [columns[_AT[name]] for name in _OF_CALLER]
+        varying = [number for number, part in enumerate(parts) if part.count(part[0]) != count]
+        keys: list[tuple[Any, ...]] = list(zip(*(parts[number] for number in varying), strict=True)) or [()] * count
+        known: dict[tuple[Any, ...], int] = {}
+        for rank in {*columns[_RANK]}:
+            sql = f"SELECT id, {_listed(_OF_CALLER)} FROM caller WHERE run = ? AND rank = ?"
+            known |= {tuple(row): number for number, *row in self.connection.execute(sql, (run_name, rank))}
+        insert = f"INSERT INTO caller ({_listed(_OF_CALLER)}) VALUES ({', '.join('?' * len(_OF_CALLER))})"
+        values = [part[0] for part in parts]
+        numbers = {}
+        for key in dict.fromkeys(keys):
+            for number, value in zip(varying, key, strict=True):
+                values[number] = value
+            found = known.get(tuple(values))
+            numbers[key] = self.connection.execute(insert, values).lastrowid if found is None else found
+        return [numbers[key] for key in keys]  # type: ignore[misc]
 
     def remove_dumps(self, dump_ids: Iterable[str]) -> None:
         """Remove rows of dumps; runs that have none left go too. Their results stay."""
         names = [(dump_id,) for dump_id in dump_ids]
         if names:
             self.connection.executemany("DELETE FROM dump WHERE dump_id = ?", names)
-            self.connection.execute("DELETE FROM run WHERE NOT EXISTS (SELECT 1 FROM dump WHERE dump.run = run.name)")
+            self.connection.execute("DELETE FROM caller WHERE NOT EXISTS (SELECT 1 FROM dump WHERE dump.caller = caller.id)")
+            self.connection.execute("DELETE FROM run WHERE NOT EXISTS (SELECT 1 FROM caller WHERE caller.run = run.name)")
 
     def take_into_pack(self, pack: str, rows: Sequence[tuple[Any, ...]]) -> None:
         """Rows that are there as files, or of this pack or one that is not noted any more, become rows of this pack."""
         if not rows:
             return
         self.connection.executemany(
-            "UPDATE dump SET pack = ?1, bytes = ?2 WHERE dump_id = ?3 AND run = ?4 AND rank = ?5 "
+            "UPDATE dump SET pack = ?1, bytes = ?2 WHERE dump_id = ?3 "
+            "AND (SELECT run = ?4 AND rank = ?5 FROM caller WHERE id = dump.caller) "
             "AND (pack IS NULL OR pack = ?1 OR pack NOT IN (SELECT path FROM scanned_folder))",
-            [(pack, row[_BYTES], row[0], row[1], row[2]) for row in rows],
+            [(pack, row[_BYTES], row[0], row[_RUN], row[_RANK]) for row in rows],
         )
 
     def packed_dumps(self, pack: str) -> list[str]:
@@ -94,7 +123,7 @@ class CatalogWriter:
         """Ids of the dumps that have a file of their own in one folder."""
         if rank is None:
             return []
-        return self._first("SELECT dump_id FROM dump WHERE run = ? AND rank = ? AND pack IS NULL", run_name, rank)
+        return self._first(f"SELECT dump_id FROM dump WHERE {tables.OF_A_RANK} AND pack IS NULL", run_name, rank)
 
     def put_damaged(self, rows: Sequence[tuple[str, str, str, str]], sound: Iterable[str]) -> None:
         """Note damaged files (path, folder, code, reason), and forget those at the paths `sound`."""
@@ -117,6 +146,7 @@ class CatalogWriter:
     def count_for_planner(self) -> None:
         """Tell SQLite how many rows each index gives, so that it can choose; looks at a sample, takes a few milliseconds."""
         self.connection.execute("PRAGMA analysis_limit = 400")
+        self.connection.execute("ANALYZE caller")
         self.connection.execute("ANALYZE dump")
         self.connection.execute("ANALYZE result")
 
@@ -290,15 +320,17 @@ def _stored(row: type[Any], values: Mapping[str, Any]) -> list[Any]:
     return [json.dumps(one) if columns[name].kind == "dict" and one is not None else one for name, one in values.items()]
 
 
-def _insert_dumps(columns: Columns) -> tuple[str, Iterable[Sequence[Any]]]:
+def _insert_dumps(columns: Columns, callers: Sequence[int]) -> tuple[str, Iterable[Sequence[Any]]]:
     """A statement, and what to bind to it for each row.
 
     What is the same in all rows of a folder stands in the statement: that is most of them, and binding costs more than storing.
     """
     count = len(columns[0])
+    columns = [*(columns[_AT[name]] for name in _OF_DUMP), callers]
+    columns[_OF_DUMP.index("timestamp")] = [to_micros(one) for one in columns[_OF_DUMP.index("timestamp")]]
     same = [_literal(column[0]) if column.count(column[0]) == count else None for column in columns]
     places = ", ".join(one or "?" for one in same)
-    sql = f"INSERT INTO dump ({_listed(DUMP_COLUMNS)}) VALUES ({places}) ON CONFLICT DO NOTHING"
+    sql = f"INSERT INTO dump ({_listed((*_OF_DUMP, 'caller'))}) VALUES ({places}) ON CONFLICT DO NOTHING"
     bound = [column for column, literal in zip(columns, same, strict=True) if literal is None]
     return sql, zip(*bound, strict=True) if bound else [()]
 

@@ -3,8 +3,8 @@
 The catalog is a cache: each row is derived from a file of the store, and `actordbg index --rebuild` makes all of
 them again. So nothing is kept here alone, and no column needs to be precious.
 
-    run ──< dump              one row for each dump file whose header could be read
-             └── last_result  the newest result of that dump, so that `--where "status='failed'"` needs no search
+    run ──< caller ──< dump   one row for each dump file whose header could be read; what many calls share stands in `caller`
+                        └── last_result  the newest result of that dump, so that `--where "status='failed'"` needs no search
     replay ──< result         one row for each dump that a replay got to
            └──< comparison    how far a result is from something else (`golden`: what the training run itself recorded)
     comparison_run            one row for each file of `compare`; the newest of a pair has its dumps in `comparison`
@@ -50,6 +50,7 @@ class Column:
     """One column. kind: str, int, float, bool or dict.
 
     references: "table.column" that it points to; on_delete: what happens if that goes. moment: it is a time as text.
+    micros: in the database that time is a number, microseconds since 1970. caller: the same in most calls of one caller.
     source: the object of a dump's record that holds it by name (`arguments`, `actor`, `versions`), if it is no field itself.
     """
 
@@ -58,6 +59,8 @@ class Column:
     references: str = ""
     on_delete: str | None = None
     moment: bool = False
+    micros: bool = False
+    caller: bool = False
     source: str = ""
     name: str = ""
     kind: str = ""
@@ -67,6 +70,11 @@ class Column:
     def nullable(self) -> bool:
         """Whether it may be NULL in the database; JSON always may."""
         return self.optional or self.kind == "dict"
+
+    @property
+    def stored_kind(self) -> str:
+        """The kind that it has in the database."""
+        return "int" if self.micros else self.kind
 
 
 @dataclass(frozen=True)
@@ -95,6 +103,8 @@ class TableRow:
     INDEXES: ClassVar[tuple[TableIndex, ...]] = ()
     UNIQUE: ClassVar[tuple[str, ...]] = ()
     WITH_SETTINGS: ClassVar[bool] = False
+    OF_CALLER: ClassVar[bool | None] = None
+    """Of the columns that it inherits it has those of the caller, or the others; None: all."""
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and vars(other) == vars(self)
@@ -110,6 +120,9 @@ def columns_of(row: Any) -> dict[str, Column]:
     """The columns of a dataclass, by name, in order; of a record that is no table, fields without comments."""
     if row not in _COLUMNS:
         _COLUMNS[row] = {one.name: _column_of(one) for one in fields(row)}
+        if (part := getattr(row, "OF_CALLER", None)) is not None:
+            kept = [one for one in _COLUMNS[row].values() if one.caller == part or one.name in row.__annotations__]
+            _COLUMNS[row] = {one.name: one for one in sorted(kept, key=lambda one: not one.primary)}
         if getattr(row, "WITH_SETTINGS", False):
             _COLUMNS[row] |= {one.stored: _column_of_setting(one) for one in SETTINGS.values()}
     return _COLUMNS[row]
@@ -144,68 +157,92 @@ class DumpColumns(TableRow):
     """What readers see of a dump too, as its record says it (`dump_rows`)."""
 
     dump_id: str = column("unique name of the dump; begins with its time", primary=True)
-    run: str = column("the training run", references="run.name")
-    rank: int = column("global rank of the process that captured it")
-    timestamp: str = column("UTC time of the call, 2025-06-19T05:26:08.430740Z", moment=True)
+    run: str = column("the training run", references="run.name", caller=True)
+    rank: int = column("global rank of the process that captured it", caller=True)
+    timestamp: str = column("UTC time of the call, 2025-06-19T05:26:08.430740Z", moment=True, micros=True)
     batch_size: int = column("B of sequences [B, S]")
     seq_len: int = column("S of sequences [B, S], padding included")
     tokens: int = column("real tokens: sum of attention_mask, B*S without one")
     padding: int = column("padded positions: B*S - tokens")
     action_len: int | None = column("A of action_mask [B, A]; NULL without one")
-    source: str = column("capture, import or create")
-    trainer: str | None = column("package of the trainer whose call it is; NULL of a made-up input", source="actor")
-    adapter: str | None = column("adapter that read the call; NULL where none was needed", source="actor")
-    function: str | None = column("function that was recorded, module:name; NULL of a made-up input", source="actor")
-    role: str | None = column("what the actor was: policy, reference, ema, sft, ...")
+    source: str = column("capture, import or create", caller=True)
+    trainer: str | None = column("package of the trainer whose call it is; NULL of a made-up input", source="actor", caller=True)
+    adapter: str | None = column("adapter that read the call; NULL where none was needed", source="actor", caller=True)
+    function: str | None = column("function that was recorded, module:name; NULL of a made-up input", source="actor", caller=True)
+    role: str | None = column("what the actor was: policy, reference, ema, sft, ...", caller=True)
     step: int | None = column("global step of the DeepSpeed engine at the call")
-    world_size: int | None = column("processes in the run")
-    local_rank: int | None = column("rank within its host")
-    host: str | None = column("host name")
-    pid: int | None = column("process id")
+    world_size: int | None = column("processes in the run", caller=True)
+    local_rank: int | None = column("rank within its host", caller=True)
+    host: str | None = column("host name", caller=True)
+    pid: int | None = column("process id", caller=True)
     call_index: int | None = column("how many calls this process had captured before")
-    instance: str | None = column("tells several actors in one process apart")
-    training: bool | None = column("whether the module was in training mode")
-    grad_enabled: bool | None = column("whether gradients were enabled")
-    packing_samples: bool | None = column("whether the actor packs samples")
-    autocast_dtype: str | None = column("dtype of the autocast context; NULL without one")
-    temperature: float | None = column("the actor's sampling temperature")
-    model_name: str | None = column("name or path of the model")
-    model_dtype: str | None = column("dtype of the model's parameters")
-    replayable: bool = column("whether everything the call needs was stored")
-    return_output: bool | None = column("the call's return_output", source="arguments")
-    return_logprobs: bool | None = column("the call's return_logprobs", source="arguments")
-    return_entropy: bool | None = column("the call's return_entropy", source="arguments")
-    allgather_logits: bool | None = column("the call's allgather_logits", source="arguments")
-    with_outputs: bool = column("whether the call's own outputs were recorded too")
-    openrlhf_version: str | None = column("version of openrlhf in the run", source="versions")
-    torch_version: str | None = column("version of torch in the run", source="versions")
-    transformers_version: str | None = column("version of transformers in the run", source="versions")
-    deepspeed_version: str | None = column("version of deepspeed in the run", source="versions")
+    instance: str | None = column("tells several actors in one process apart", caller=True)
+    training: bool | None = column("whether the module was in training mode", caller=True)
+    grad_enabled: bool | None = column("whether gradients were enabled", caller=True)
+    packing_samples: bool | None = column("whether the actor packs samples", caller=True)
+    autocast_dtype: str | None = column("dtype of the autocast context; NULL without one", caller=True)
+    temperature: float | None = column("the actor's sampling temperature", caller=True)
+    model_name: str | None = column("name or path of the model", caller=True)
+    model_dtype: str | None = column("dtype of the model's parameters", caller=True)
+    replayable: bool = column("whether everything the call needs was stored", caller=True)
+    return_output: bool | None = column("the call's return_output", source="arguments", caller=True)
+    return_logprobs: bool | None = column("the call's return_logprobs", source="arguments", caller=True)
+    return_entropy: bool | None = column("the call's return_entropy", source="arguments", caller=True)
+    allgather_logits: bool | None = column("the call's allgather_logits", source="arguments", caller=True)
+    with_outputs: bool = column("whether the call's own outputs were recorded too", caller=True)
+    openrlhf_version: str | None = column("version of openrlhf in the run", source="versions", caller=True)
+    torch_version: str | None = column("version of torch in the run", source="versions", caller=True)
+    transformers_version: str | None = column("version of transformers in the run", source="versions", caller=True)
+    deepspeed_version: str | None = column("version of deepspeed in the run", source="versions", caller=True)
     bytes: int = column("size of the dump file in bytes; of a packed dump its share of the pack")
-    pinned: bool = column("whether rotation spares it")
-    triggered: str | None = column("the trigger that kept it: nan, exception, oom, slow, logprobs, before; NULL if none")
-    recovered: str | None = column("in_flight or recent: out of the ring of a process that died; NULL otherwise")
-    with_rng: bool = column("whether the generator states were recorded too")
+    pinned: bool = column("whether rotation spares it", caller=True)
+    triggered: str | None = column(
+        "the trigger that kept it: nan, exception, oom, slow, logprobs, before; NULL if none", caller=True
+    )
+    recovered: str | None = column("in_flight or recent: out of the ring of a process that died; NULL otherwise", caller=True)
+    with_rng: bool = column("whether the generator states were recorded too", caller=True)
     pack: str | None = column("the pack file that holds it, below the store; NULL for a file of its own")
 
 
 @dataclass(init=False, repr=False, eq=False, match_args=False)
+class Caller(DumpColumns):
+    """What calls share: run, process, actor, the way of calling, versions. A row for each such combination that dumps have.
+
+    Most dumps of a rank have the same one. In each dump's row these columns would take more room than all others.
+    """
+
+    TABLE = "caller"
+    INDEXES = (TableIndex("ix_caller_rank_run", ("rank", "run")),)
+    OF_CALLER = True
+
+    id: int = column("number of the row", primary=True)
+
+
+OF_A_RANK = "caller IN (SELECT id FROM caller WHERE run = ? AND rank = ?)"
+"""Which dumps are those of a run's rank."""
+
+
+@dataclass(init=False, repr=False, eq=False, match_args=False)
 class IndexedDump(DumpColumns):
-    """One captured `Actor.forward` call; its tensors lie in `dumps/<run>/rank<rank, 4 digits>/<dump_id>.safetensors.zst`."""
+    """One captured `Actor.forward` call; its tensors lie in `dumps/<run>/rank<rank, 4 digits>/<dump_id>.safetensors.zst`.
+
+    The rest of what is known of it stands in its `caller`.
+    """
 
     TABLE = "dump"
+    OF_CALLER = False
     INDEXES = (
         TableIndex("ix_dump_timestamp", ("timestamp",)),
-        TableIndex("ix_dump_rank_timestamp", ("rank", "timestamp")),
-        TableIndex("ix_dump_rank_seq_len", ("rank", "seq_len")),
+        TableIndex("ix_dump_caller_timestamp", ("caller", "timestamp")),
+        TableIndex("ix_dump_caller_seq_len", ("caller", "seq_len")),
         TableIndex("ix_dump_seq_len", ("seq_len", "timestamp")),
         TableIndex("ix_dump_tokens", ("tokens",)),
         TableIndex("ix_dump_step", ("step",)),
-        TableIndex("ix_dump_run_rank", ("run", "rank")),
         TableIndex("ix_dump_pack", ("pack",), "pack IS NOT NULL"),
         TableIndex("ix_dump_last_result", ("last_result",), "last_result IS NOT NULL"),
     )
 
+    caller: int = column("whose call it is", references="caller.id")
     last_result: int | None = column("newest result of this dump", references="result.id", on_delete="SET NULL")
 
 
@@ -539,7 +576,7 @@ class ReadFile(TableRow):
 
 
 TABLES: tuple[type[Any], ...] = (
-    Run, IndexedDump, Replay, Result, ComparisonRow, ComparedDump, NoiseRow, MemoryRow, Matrix, CellRow, LawRow,
+    Run, Caller, IndexedDump, Replay, Result, ComparisonRow, ComparedDump, NoiseRow, MemoryRow, Matrix, CellRow, LawRow,
     PatchEventRow, DamagedFile,
     ScannedFolder, ReadFile,
 )  # fmt: skip

@@ -34,10 +34,10 @@ from datetime import datetime, timezone
 from typing import Any
 
 from actordbg.base.errors import WhereError
-from actordbg.catalog.columns import BOOL, COLUMNS, NUMBER, TEXT, TIME, WhereColumn, parse_moment, refusal, shortened
+from actordbg.catalog.columns import BOOL, COLUMNS, NUMBER, TEXT, TIME, WhereColumn, joins, parse_moment, refusal, shortened
 from actordbg.catalog.expression import MAX_ITEMS, ExpressionWriter
+from actordbg.catalog.moments import micros_of
 from actordbg.catalog.shorthand import as_sql
-from actordbg.formats.dump_record import format_timestamp
 
 MAX_LENGTH = 20_000
 MAX_DEPTH = 16
@@ -50,16 +50,16 @@ _SIGNS = {"==": "=", "<>": "IS NOT", "!=": "IS NOT"}
 
 @dataclass(frozen=True)
 class Condition:
-    """A checked expression: SQL over `dump AS d` and, if `uses_result`, `result AS r`; its bound values; columns used."""
+    """A checked expression: SQL over `dump AS d` and what `joins` joins; its bound values; columns used."""
 
     sql: str
     params: tuple[Any, ...]
     columns: frozenset[str]
 
     @property
-    def uses_result(self) -> bool:
-        """Whether it speaks of the last result, so that `result AS r` must be joined."""
-        return any(COLUMNS[name].of_result for name in self.columns)
+    def joins(self) -> str:
+        """What must follow `dump AS d` for it: the caller, the last result, or neither."""
+        return joins(self.columns)
 
 
 def compile_where(text: str, *, now: datetime | None = None) -> Condition:
@@ -106,7 +106,7 @@ def _value(column: WhereColumn, number: str | None, text: str | None) -> Any:
         return float(number) if "." in number else int(number)
     if column.kind == TIME and text is not None:
         moment = parse_moment(text)
-        return format_timestamp(moment) if moment is not None else None
+        return micros_of(moment) if moment is not None else None
     return text if column.kind == TEXT else None
 
 

@@ -9,8 +9,8 @@ Example::
 from __future__ import annotations
 
 from actordbg.catalog import sandbox
-from actordbg.catalog.columns import COLUMNS, NUMBER, TIME, shortened
-from actordbg.catalog.query import LAST_RESULT, Catalog, count_dumps, frequent_values
+from actordbg.catalog.columns import COLUMNS, NUMBER, TIME, joins, shortened
+from actordbg.catalog.query import Catalog, count_dumps, frequent_values
 from actordbg.catalog.where import compile_where, parts_of
 
 _SHOWN = 5
@@ -34,11 +34,10 @@ def _instead(catalog: Catalog, part: str) -> str:
 def _held(catalog: Catalog, name: str) -> str:
     """The values of a column: from the least to the largest, or the most frequent ones with their numbers of dumps."""
     column = COLUMNS[name]
-    found = f"FROM dump AS d {LAST_RESULT if column.of_result else ''}"
     if column.kind in (NUMBER, TIME):
         with sandbox.guarded(catalog.store.catalog_path) as box:
-            ((least, largest),) = box.rows(f"SELECT min({column.sql}), max({column.sql}) {found}")
-        return f"{name} is null everywhere" if least is None else f"{name} is {least} to {largest}"
+            ((least, largest),) = box.rows(f"SELECT min({column.sql}), max({column.sql}) FROM dump AS d {joins([name])}")
+        return f"{name} is null everywhere" if least is None else f"{name} is {column.shown(least)} to {column.shown(largest)}"
     rows = frequent_values(catalog, name, _SHOWN + 1)
     values = [f"{'null' if value is None else value} ({count:,})" for value, count in rows[:_SHOWN]]
     return f"{name} is {', '.join(values)}{', ...' if len(rows) > _SHOWN else ''}"

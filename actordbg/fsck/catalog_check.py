@@ -21,10 +21,12 @@ from actordbg.catalog.indexer import FOLDERS, refresh
 from actordbg.fsck.finding import Finding
 from actordbg.store.layout import Store
 
-_UNLIKE = ("alembic_version", "scanned_folder", "read_file")
-"""Tables that say how the index got there."""
-_NUMBERS = ("id", "last_result")
+_UNLIKE = ("alembic_version", "scanned_folder", "read_file", "caller")
+"""Tables that say how the index got there, and the callers, whose columns are compared as those of their dumps."""
+_NUMBERS = ("id", "last_result", "caller")
 """Columns that hold numbers of rows."""
+_WITH = {"dump": ("dump", "caller")}
+"""Tables whose rows go on in another one."""
 
 
 def catalog(store: Store, deep: bool) -> Iterator[Finding]:
@@ -93,7 +95,9 @@ def _rows(path: Path) -> dict[str, set[tuple[object, ...]]]:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         for table in (name for name in names if name not in _UNLIKE and not name.startswith("sqlite_")):
-            columns = [row[1] for row in connection.execute(f'PRAGMA table_info("{table}")') if row[1] not in _NUMBERS]
-            plain = ", ".join(f'"{name}"' for name in sorted(columns))
-            tables[table] = set(connection.execute(f'SELECT {plain} FROM "{table}"'))
+            both = _WITH.get(table, (table,))
+            columns = [row[1] for part in both for row in connection.execute(f'PRAGMA table_info("{part}")')]
+            plain = ", ".join(f'"{name}"' for name in sorted(columns) if name not in _NUMBERS)
+            joined = f'"{table}"' + "".join(f' JOIN "{part}" ON "{part}".id = "{table}"."{part}"' for part in both[1:])
+            tables[table] = set(connection.execute(f"SELECT {plain} FROM {joined}"))
     return tables

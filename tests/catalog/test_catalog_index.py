@@ -19,7 +19,7 @@ from actordbg.catalog import connections, migrate, query
 from actordbg.catalog import dump_rows as headers
 from actordbg.catalog import many_headers as together
 from actordbg.catalog.indexer import refresh
-from actordbg.catalog.tables import PatchEventRow
+from actordbg.catalog.tables import DumpColumns, PatchEventRow, columns_of
 from actordbg.formats.dump_record import SUFFIX, DumpRecord, TensorSpec
 from actordbg.formats.replay_record import ResultRecord
 from actordbg.store.layout import Store
@@ -364,10 +364,13 @@ def test_rows_and_schema_are_the_same_however_the_catalog_was_made(store: Store)
     ]
     records = [cases.record(index, **odd[index // 3 % 4]) for index in range(12)]
 
-    def whole() -> list[str]:
+    def whole() -> tuple[list[str], list[tuple[object, ...]]]:
         with sqlite3.connect(store.catalog_path) as connection:
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
-            return sorted(connection.iterdump())
+            assert connection.execute("PRAGMA foreign_key_check").fetchall() == []
+            lines = [one for one in connection.iterdump() if not one.startswith(('INSERT INTO "caller"', 'INSERT INTO "dump"'))]
+        dumps = cases.dump_rows(store, [*columns_of(DumpColumns), "last_result"])  # callers are numbered as they come
+        return sorted(lines), dumps
 
     migrate.ensure(store)
     for described in records:
@@ -388,9 +391,7 @@ def test_rows_and_schema_are_the_same_however_the_catalog_was_made(store: Store)
     refresh(store)
     assert whole() == anew == in_place and len(query.select_dumps(store)) == 12
     bound = [headers.read_row(os.fspath(store.dump_path(one)), one.dump_id, one.run, one.rank) for one in records]
-    with sqlite3.connect(store.catalog_path) as connection:
-        stored = connection.execute(f"SELECT {', '.join(headers.DUMP_COLUMNS)} FROM dump ORDER BY dump_id").fetchall()
-    assert stored == sorted(bound)
+    assert cases.dump_rows(store, headers.DUMP_COLUMNS) == sorted(bound)
 
 
 def test_dumps_that_are_read_together_have_the_rows_that_each_has_alone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

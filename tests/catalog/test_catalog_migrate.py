@@ -20,16 +20,17 @@ import pytest
 
 from actordbg.base.errors import CatalogProblem
 from actordbg.catalog import connections as engine
-from actordbg.catalog import migrate
+from actordbg.catalog import migrate, query
 from actordbg.catalog import sqlmodels as models
 from actordbg.catalog.indexer import refresh
 from actordbg.config.replay_config import SETTINGS, ReplayConfig
 from actordbg.fsck import catalog_check
 from actordbg.store.layout import Store
 
+NEXT = f"{int(migrate.HEAD) + 1:04d}"
 SECOND = """
 from alembic import op
-revision, down_revision, branch_labels, depends_on = "0009", "0008", None, None
+revision, down_revision, branch_labels, depends_on = "{revision}", "{before}", None, None
 def upgrade():
     connection = op.get_bind()
     connection.exec_driver_sql("CREATE TABLE extra (name VARCHAR)")
@@ -43,7 +44,7 @@ def second_revision(tmp_path: Path, then: str) -> Path:
     """A copy of the migrations with one more."""
     scripts = tmp_path / "migrations"
     shutil.copytree(migrate.scripts_folder(), scripts)
-    (scripts / "versions" / "0009_eighth.py").write_text(SECOND.format(then=then))
+    (scripts / "versions" / f"{NEXT}_next.py").write_text(SECOND.format(then=then, revision=NEXT, before=migrate.HEAD))
     return scripts
 
 
@@ -118,16 +119,38 @@ def test_a_new_catalog_has_the_right_journal_mode_and_permissions(store: Store) 
 def test_an_upgrade_keeps_the_rows_and_a_backup(store: Store, tmp_path: Path) -> None:
     cases.fill(store, 3)
     refresh(store)
-    left = store.root / "catalog.0008.bak.db.99.part-journal"
+    left = store.root / f"catalog.{migrate.HEAD}.bak.db.99.part-journal"
     left.write_bytes(b"of a process that was killed")
-    migrate.ensure(store, head="0009", scripts=second_revision(tmp_path, "pass"))
-    assert migrate.revision(store.catalog_path) == "0009" and not left.exists()
+    migrate.ensure(store, head=NEXT, scripts=second_revision(tmp_path, "pass"))
+    assert migrate.revision(store.catalog_path) == NEXT and not left.exists()
     with sqlite3.connect(store.catalog_path) as connection:
         assert connection.execute("SELECT name, colour FROM run").fetchall() == [("ppo-1", "red")]
-    backup = store.root / "catalog.0008.bak.db"
-    assert migrate.revision(backup) == "0008"
+    backup = store.root / f"catalog.{migrate.HEAD}.bak.db"
+    assert migrate.revision(backup) == migrate.HEAD
     with sqlite3.connect(backup) as connection:
         assert connection.execute("SELECT count(*) FROM dump").fetchone() == (3,)
+
+
+@pytest.mark.parametrize("revision", ["0007", "0008"])
+def test_an_older_catalog_gets_the_rows_of_a_new_one_and_keeps_its_results(store: Store, revision: str) -> None:
+    records = cases.fill(store, 9)
+    folder = cases.write_spec(store, cases.spec("r", records))
+    cases.append(folder / "rank0.jsonl", *(cases.result("r", one.dump_id, "failed") for one in records[:4]))
+    refresh(store)
+    fresh = cases.contents(store)
+    cases.make_older(store, revision)
+    shutil.rmtree(folder)  # with the folder gone a result that is not kept cannot come back
+    migrate.ensure(store)
+    with sqlite3.connect(store.catalog_path) as connection:
+        assert connection.execute("SELECT count(*) FROM result").fetchone() == (4,)
+        assert connection.execute("SELECT count(*) FROM dump").fetchone() == (0,)
+    cases.append(
+        cases.write_spec(store, cases.spec("r", records)) / "rank0.jsonl",
+        *(cases.result("r", one.dump_id, "failed") for one in records[:4]),
+    )
+    refresh(store)
+    assert cases.contents(store) == fresh and len(query.select_dumps(store, "status='failed'")) == 4
+    assert list(catalog_check.catalog(store, True)) == []
 
 
 @pytest.mark.parametrize("then", ["raise RuntimeError('no')", "connection.exec_driver_sql('CREATE TABLE run (x)')"])
@@ -136,9 +159,9 @@ def test_an_upgrade_that_fails_half_way_leaves_the_old_catalog(store: Store, tmp
     refresh(store)
     before = schema(store.catalog_path)
     with pytest.raises((RuntimeError, CatalogProblem)):
-        migrate.ensure(store, head="0009", scripts=second_revision(tmp_path, then))
+        migrate.ensure(store, head=NEXT, scripts=second_revision(tmp_path, then))
     assert schema(store.catalog_path) == before
-    assert migrate.revision(store.catalog_path) == "0008"
+    assert migrate.revision(store.catalog_path) == migrate.HEAD
     assert refresh(store).dumps == 3
 
 
@@ -169,7 +192,7 @@ def test_an_upgrade_that_is_killed_half_way_leaves_the_old_catalog(store: Store,
     scripts = second_revision(tmp_path, "import os; os.kill(os.getpid(), 9)")
     code = (
         "import sys; from pathlib import Path; from actordbg.catalog import migrate; from actordbg.store.layout import Store;"
-        "migrate.ensure(Store(sys.argv[1]), head='0009', scripts=Path(sys.argv[2]))"
+        f"migrate.ensure(Store(sys.argv[1]), head='{NEXT}', scripts=Path(sys.argv[2]))"
     )
     done = subprocess.run([sys.executable, "-c", code, store.root, scripts], check=False, timeout=60)
     assert done.returncode == -9

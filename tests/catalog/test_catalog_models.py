@@ -14,7 +14,7 @@ from actordbg.catalog import sqlmodels as models
 from actordbg.catalog.connections import make_engine
 from actordbg.catalog.indexer import refresh
 from actordbg.catalog.replay_rows import RESULT_COLUMNS
-from actordbg.catalog.tables import TABLES, Column, DumpColumns, IndexedDump, Replay, Result, columns_of
+from actordbg.catalog.tables import TABLES, Caller, Column, DumpColumns, IndexedDump, Replay, Result, columns_of
 from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.replay_record import ResultRecord
@@ -45,8 +45,10 @@ def _without(columns: dict[str, Column], *names: str) -> dict[str, Column]:
 
 def test_every_field_of_a_dumps_record_is_a_column_of_its_type_or_stays_in_the_file() -> None:
     record = _without(columns_of(DumpRecord), *IN_THE_FILE_ONLY)
-    taken = [name for name, one in columns_of(IndexedDump).items() if one.source]
-    assert _difference(record, _without(columns_of(IndexedDump), *COMPUTED, *taken)) == []
+    taken = [name for name, one in columns_of(DumpColumns).items() if one.source]
+    assert _difference(record, _without(columns_of(DumpColumns), *COMPUTED, *taken)) == []
+    assert columns_of(Caller).keys() | columns_of(IndexedDump).keys() == {*columns_of(DumpColumns), "id", "caller", "last_result"}
+    assert not columns_of(Caller).keys() & columns_of(IndexedDump).keys()
     assert {*dump_rows.DUMP_COLUMNS} == {*columns_of(DumpColumns)}
     assert dump_rows.RECORD_FIELDS[:4] == ("dump_id", "run", "rank", "timestamp")
 

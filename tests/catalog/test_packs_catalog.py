@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sqlite3
 from pathlib import Path
 
 import catalogcases as cases
@@ -14,6 +13,7 @@ import pytest
 from actordbg.catalog import connections as engine
 from actordbg.catalog import query
 from actordbg.catalog.indexer import refresh
+from actordbg.catalog.tables import DumpColumns, columns_of
 from actordbg.dumps import packing
 from actordbg.dumps.verify import paths_to_verify, verify_files
 from actordbg.store import pack_bytes as layout
@@ -32,10 +32,7 @@ def packed(store: Store) -> Store:
 
 def rows(store: Store) -> list[tuple[object, ...]]:
     """Every column that does not say where a dump lies."""
-    with sqlite3.connect(store.catalog_path) as connection:
-        names = [row[1] for row in connection.execute("PRAGMA table_info(dump)")]
-        same = ", ".join(name for name in names if name not in ("pack", "bytes", "last_result"))
-        return connection.execute(f"SELECT {same} FROM dump ORDER BY dump_id").fetchall()
+    return cases.dump_rows(store, [name for name in columns_of(DumpColumns) if name not in ("pack", "bytes")])
 
 
 def damaged(store: Store) -> list[tuple[str, str]]:

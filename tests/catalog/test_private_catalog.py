@@ -398,16 +398,20 @@ def test_a_catalog_whose_schema_does_something_is_refused(
 def test_rows_that_lead_out_of_the_store_are_refused(store: Store) -> None:
     cases.fill(store, 1)
     refresh(store)
-    for change in ("dump_id = '../../x'", "run = '/etc'", "pack = 'packs/../../x.pack'"):
+    for change in (
+        "UPDATE dump SET dump_id = '../../x'", "UPDATE caller SET run = '/etc'", "UPDATE dump SET pack = 'packs/../../x.pack'",
+    ):  # fmt: skip
         with sqlite3.connect(store.catalog_path) as connection:
             connection.execute("PRAGMA foreign_keys = OFF")
-            kept = connection.execute("SELECT dump_id, run, pack FROM dump").fetchone()
-            connection.execute(f"UPDATE dump SET {change}")
+            dump_id, pack = connection.execute("SELECT dump_id, pack FROM dump").fetchone()
+            (run,) = connection.execute("SELECT run FROM caller").fetchone()
+            connection.execute(change)
             connection.commit()
         with pytest.raises(CatalogProblem, match="outside of the store"):
             query.select_dumps(query.Catalog(store, IndexSummary()))
         with sqlite3.connect(store.catalog_path) as connection:
-            connection.execute("UPDATE dump SET dump_id = ?, run = ?, pack = ?", kept)
+            connection.execute("UPDATE dump SET dump_id = ?, pack = ?", (dump_id, pack))
+            connection.execute("UPDATE caller SET run = ?", (run,))
             connection.commit()
         connection.close()
 

@@ -12,7 +12,8 @@ from steps import counted
 
 from actordbg.base.errors import WhereError
 from actordbg.catalog import where
-from actordbg.catalog.columns import COLUMNS, parse_duration
+from actordbg.catalog.columns import CALLER, COLUMNS, LAST_RESULT, parse_duration
+from actordbg.catalog.moments import to_micros
 from actordbg.catalog.where import MAX_DEPTH, MAX_OPERATORS, compile_where
 
 NOW = datetime(2025, 6, 20, 12, 0, tzinfo=timezone.utc)
@@ -21,37 +22,39 @@ NOW = datetime(2025, 6, 20, 12, 0, tzinfo=timezone.utc)
 @pytest.mark.parametrize(
     ("text", "sql", "params"),
     [
-        ("seq_len>4096 and rank=0", "((d.seq_len > ?) AND (d.rank = ?))", (4096, 0)),
-        ("rank in (0, 2) or not training", "((d.rank IN (?, ?)) OR (NOT d.training))", (0, 2)),
-        ("training = true", "(d.training = 1)", ()),
-        ("training=1", "(d.training = 1)", ()),
-        ("training <> 0", "(d.training IS NOT 0)", ()),
-        ("training is true", "(d.training IS 1)", ()),
-        ("training", "d.training", ()),
-        ("role is null", "(d.role IS NULL)", ()),
-        ("role is not null", "(NOT (d.role IS NULL))", ()),
-        ("host not like 'node-%'", "(NOT coalesce((d.host LIKE ?), 0))", ("node-%",)),
+        ("seq_len>4096 and rank=0", "((d.seq_len > ?) AND (k.rank = ?))", (4096, 0)),
+        ("rank in (0, 2) or not training", "((k.rank IN (?, ?)) OR (NOT k.training))", (0, 2)),
+        ("training = true", "(k.training = 1)", ()),
+        ("training=1", "(k.training = 1)", ()),
+        ("training <> 0", "(k.training IS NOT 0)", ()),
+        ("training is true", "(k.training IS 1)", ()),
+        ("training", "k.training", ()),
+        ("role is null", "(k.role IS NULL)", ()),
+        ("role is not null", "(NOT (k.role IS NULL))", ()),
+        ("host not like 'node-%'", "(NOT coalesce((k.host LIKE ?), 0))", ("node-%",)),
         ("seq_len between 10 and 20", "(d.seq_len BETWEEN ? AND ?)", (10, 20)),
         ("seq_len not between 10 and 20", "(NOT (d.seq_len BETWEEN ? AND ?))", (10, 20)),
         ("tokens / batch_size > 1.5", "((CAST(d.tokens AS REAL) / d.batch_size) > ?)", (1.5,)),
-        ("-rank < -1", "((- d.rank) < (- ?))", (1,)),
+        ("-rank < -1", "((- k.rank) < (- ?))", (1,)),
         ("coalesce(step, 0) >= 3", "(coalesce(d.step, ?) >= ?)", (0, 3)),
-        ("lower(host) = 'a'", "(lower(d.host) = ?)", ("a",)),
-        ("rank < 99999999999999999999", "(d.rank < ?)", (1e20,)),
+        ("lower(host) = 'a'", "(lower(k.host) = ?)", ("a",)),
+        ("rank < 99999999999999999999", "(k.rank < ?)", (1e20,)),
         ("SEQ_LEN == 4", "(d.seq_len = ?)", (4,)),
         ('"seq_len" > 4', "(d.seq_len > ?)", (4,)),
-        ("model_name = 'it''s; -- here'", "(d.model_name = ?)", ("it's; -- here",)),
+        ("model_name = 'it''s; -- here'", "(k.model_name = ?)", ("it's; -- here",)),
         ("status = 'failed'", "(r.status = ?)", ("failed",)),
-        ("timestamp >= '2025-06-19'", "(d.timestamp >= ?)", ("2025-06-19T00:00:00.000000Z",)),
-        ("timestamp >= '2025-06-19 05:26'", "(d.timestamp >= ?)", ("2025-06-19T05:26:00.000000Z",)),
-        ("timestamp < '2025-06-19T05:26:08.5Z'", "(d.timestamp < ?)", ("2025-06-19T05:26:08.500000Z",)),
-        ("timestamp < '2025-06-19T05:26:08+02:00'", "(d.timestamp < ?)", ("2025-06-19T03:26:08.000000Z",)),
-        ("timestamp > now() - '2h30m'", "(d.timestamp > ?)", ("2025-06-20T09:30:00.000000Z",)),
-        ("now() - '1d' < timestamp", "(? < d.timestamp)", ("2025-06-19T12:00:00.000000Z",)),
+        ("timestamp >= '2025-06-19'", "(d.timestamp >= ?)", (to_micros("2025-06-19T00:00:00.000000Z"),)),
+        ("timestamp >= '2025-06-19 05:26'", "(d.timestamp >= ?)", (to_micros("2025-06-19T05:26:00.000000Z"),)),
+        ("timestamp < '2025-06-19T05:26:08.5Z'", "(d.timestamp < ?)", (to_micros("2025-06-19T05:26:08.500000Z"),)),
+        ("timestamp < '2025-06-19T05:26:08+02:00'", "(d.timestamp < ?)", (to_micros("2025-06-19T03:26:08.000000Z"),)),
+        ("timestamp > now() - '2h30m'", "(d.timestamp > ?)", (to_micros("2025-06-20T09:30:00.000000Z"),)),
+        ("now() - '1d' < timestamp", "(? < d.timestamp)", (to_micros("2025-06-19T12:00:00.000000Z"),)),
         ("timestamp between '2025-06-19' and now()", "(d.timestamp BETWEEN ? AND ?)",
-         ("2025-06-19T00:00:00.000000Z", "2025-06-20T12:00:00.000000Z")),
-        ("timestamp like '2025-06-19%'", "(d.timestamp LIKE ?)", ("2025-06-19%",)),
-        ("timestamp > '2025-06-19' + '6h'", "(d.timestamp > ?)", ("2025-06-19T06:00:00.000000Z",)),
+         (to_micros("2025-06-19T00:00:00.000000Z"), to_micros("2025-06-20T12:00:00.000000Z"))),
+        ("timestamp like '2025-06-19%'", "(moment(d.timestamp) LIKE ?)", ("2025-06-19%",)),
+        ("length(timestamp) = 27 and replayed_at < now()", "((length(moment(d.timestamp)) = ?) AND (micros(r.finished_at) < ?))",
+         (27, to_micros("2025-06-20T12:00:00.000000Z"))),
+        ("timestamp > '2025-06-19' + '6h'", "(d.timestamp > ?)", (to_micros("2025-06-19T06:00:00.000000Z"),)),
     ],
 )  # fmt: skip
 def test_what_is_allowed_is_spelled_out_with_bound_values(text: str, sql: str, params: tuple[object, ...]) -> None:
@@ -191,8 +194,9 @@ def test_reasonable_sizes_are_allowed() -> None:
 
 def test_columns_that_were_used_are_known() -> None:
     assert compile_where("rank=0 and status='failed'").columns == {"rank", "status"}
-    assert compile_where("status='failed'").uses_result
-    assert not compile_where("rank=0").uses_result
+    assert compile_where("status='failed' and seq_len>1").joins == LAST_RESULT
+    assert compile_where("rank=0 and replayed_at is null").joins == f"{CALLER} {LAST_RESULT}"
+    assert compile_where("seq_len>1").joins == ""
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("7d", 604_800), ("2h30m", 9_000), ("1.5h", 5_400), ("90s", 90), ("1w", 604_800)])
@@ -221,7 +225,7 @@ def test_a_sum_groups_as_it_is_written() -> None:
 @pytest.mark.parametrize("word", ["or", "and"])
 def test_a_long_chain_of_conditions_is_one_flat_chain(word: str) -> None:
     condition = compile_where(f" {word} ".join(["replayable"] * 299))
-    assert condition.sql == f"({f' {word.upper()} '.join(['d.replayable'] * 299)})"
+    assert condition.sql == f"({f' {word.upper()} '.join(['k.replayable'] * 299)})"
 
 
 def test_every_part_of_a_chain_is_checked() -> None:
@@ -338,4 +342,4 @@ def test_plain_comparisons_are_understood_as_the_parser_understands_them(monkeyp
     assert sum(where._simple(text) is not None for text in joined) > 60
     monkeypatch.setattr(where, "_parse", lambda text: pytest.fail("the parser was asked"))
     assert compile_where("seq_len>4k and status!='passed'").params == (4000, "passed")
-    assert compile_where("timestamp>'2025-06-19 05:26'").params == ("2025-06-19T05:26:00.000000Z",)
+    assert compile_where("timestamp>'2025-06-19 05:26'").params == (to_micros("2025-06-19T05:26:00.000000Z"),)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from datetime import datetime, timezone
 
@@ -10,7 +11,7 @@ from fuzzing import Chance, Havoc, refused
 from actordbg.base.errors import WhereError
 from actordbg.catalog import sandbox
 from actordbg.catalog.columns import COLUMNS, FUNCTIONS, OPERATORS, parse_duration, parse_moment
-from actordbg.catalog.tables import ComparedDump, DumpColumns, Result, columns_of
+from actordbg.catalog.tables import Caller, ComparedDump, IndexedDump, Result, columns_of
 from actordbg.catalog.where import compile_where
 
 PARSERS = (compile_where, parse_duration, parse_moment)
@@ -19,16 +20,19 @@ WORDS = tuple(
     word.encode()
     for word in (*COLUMNS, *(f"{name}(" for name in FUNCTIONS), *OPERATORS.split(), "'2h'", "'2025-06-19'", "d.", "select")
 )
-_JOIN = "SELECT d.dump_id FROM dump AS d LEFT JOIN result AS r ON r.dump_id = d.dump_id WHERE"
+_JOIN = (
+    "SELECT d.dump_id FROM dump AS d JOIN caller AS k ON k.dump_id IS d.dump_id "
+    "LEFT JOIN result AS r ON r.dump_id = d.dump_id WHERE"
+)
 LAW_COLUMNS = ("law", "dump_id", "verdict", "replay_id")
 _read: set[tuple[str, str]] = set()
 
 
 def _tables() -> sqlite3.Connection:
-    """A catalog's six tables in memory, with values of every kind in three dumps."""
+    """A catalog's seven tables in memory, with values of every kind in three dumps."""
     found = sqlite3.connect(":memory:", isolation_level=None)
-    made = {"dump": columns_of(DumpColumns), "result": columns_of(Result), "comparison": columns_of(ComparedDump)}
-    made["law_answer"] = LAW_COLUMNS
+    rows = {"dump": IndexedDump, "caller": Caller, "result": Result, "comparison": ComparedDump}
+    made = {table: tuple(columns_of(row)) for table, row in rows.items()} | {"law_answer": LAW_COLUMNS}
     for table, columns in made.items():
         names = {*columns, "dump_id", "comparison_id", "created_at"}
         found.execute(f"CREATE TABLE {table} ({', '.join(sorted(names))})")
@@ -90,11 +94,12 @@ def _columns_allowed() -> set[tuple[str, str]]:
     joins = {
         ("dump", "dump_id"),
         ("result", "dump_id"),
+        ("caller", "dump_id"),
         *(("comparison", name) for name in ("dump_id", "comparison_id", "created_at")),
         *(("law_answer", name) for name in LAW_COLUMNS),
     }
-    results = {("result", column.sql.removeprefix("r.")) for column in COLUMNS.values() if column.of_result}
-    return joins | results | {(table, name) for table in ("dump", "comparison") for name in COLUMNS}
+    results = {("result", found[1]) for column in COLUMNS.values() if (found := re.search(r"\br\.(\w+)", column.sql))}
+    return joins | results | {(table, name) for table in ("dump", "caller", "comparison") for name in COLUMNS}
 
 
 def mutate(data: bytes, chance: Chance, havoc: Havoc) -> bytes:

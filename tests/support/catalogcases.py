@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sqlite3
 import time
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import Any
 
 import torch
 
+from actordbg.catalog import migrate, moments
+from actordbg.catalog.tables import DumpColumns, columns_of
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import MAGIC, DumpRecord, format_timestamp, make_dump_id
@@ -24,7 +28,7 @@ from actordbg.store.layout import Store
 START = datetime(2025, 6, 19, 5, 26, 8, 430740, tzinfo=timezone.utc)
 
 DERIVED = (
-    "run", "dump", "replay", "result", "comparison", "patch_event", "damaged_file",
+    "run", "caller", "replay", "result", "comparison", "patch_event", "damaged_file",
     "comparison_run", "noise_floor", "matrix", "matrix_cell",
 )  # fmt: skip
 
@@ -110,13 +114,53 @@ def append(journal: Path, *events: dict[str, Any] | ResultRecord) -> None:
             file.write(json.dumps(data) + "\n")
 
 
+def dump_rows(store: Store, names: Sequence[str]) -> list[tuple[object, ...]]:
+    """These columns of all dumps, those of their callers among them, times as text, in order of the ids."""
+    with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection:
+        moments.add_functions(connection)
+        plain = ", ".join("moment(timestamp)" if name == "timestamp" else name for name in names)
+        return connection.execute(f"SELECT {plain} FROM dump JOIN caller ON caller.id = dump.caller ORDER BY dump_id").fetchall()
+
+
+def make_older(store: Store, revision: str) -> None:
+    """The catalog becomes what an earlier version made of the same files: of this revision, with the columns that it knew."""
+    new, old = store.catalog_path, store.root / "older.db"
+    migrate.upgrade(old, revision, migrate.scripts_folder())
+    with contextlib.closing(sqlite3.connect(old, isolation_level=None)) as connection:
+        moments.add_functions(connection)
+        connection.execute("ATTACH ? AS new", (str(new),))
+        dumps = {**columns_in(connection, "new.caller"), **columns_in(connection, "new.dump"), "timestamp": "moment(timestamp)"}
+        connection.execute("BEGIN")
+        for (table,) in connection.execute("SELECT name FROM main.sqlite_master WHERE type = 'table'").fetchall():
+            known, source = columns_in(connection, f"new.{table}"), f"new.{table}"
+            if table == "dump":
+                known, source = dumps, "new.dump JOIN new.caller ON new.caller.id = new.dump.caller"
+            both = [name for name in columns_in(connection, f"main.{table}") if name in known and table != "alembic_version"]
+            if both:
+                told = ", ".join(known[name] for name in both)
+                names = ", ".join(f'"{name}"' for name in both)
+                connection.execute(f"INSERT OR IGNORE INTO main.{table} ({names}) SELECT {told} FROM {source}")
+        connection.execute("COMMIT")
+    for path in store.root.glob("catalog.db*"):
+        path.unlink()
+    old.rename(new)
+    for path in store.root.glob("older.db*"):
+        path.unlink()
+
+
+def columns_in(connection: sqlite3.Connection, table: str) -> dict[str, str]:
+    """The columns of a table, "schema.name", as SQL."""
+    schema, name = table.split(".")
+    return {row[1]: f'"{row[1]}"' for row in connection.execute(f"PRAGMA {schema}.table_info({name})")}
+
+
 def contents(store: Store) -> dict[str, list[tuple[object, ...]]]:
     """Every derived row, without the numbers of rows."""
-    tables = {}
+    tables: dict[str, list[tuple[object, ...]]] = {"dump": dump_rows(store, list(columns_of(DumpColumns)))}
     with sqlite3.connect(store.catalog_path) as connection:
         for table in DERIVED:
             names = [row[1] for row in connection.execute(f"PRAGMA table_info({table})")]
-            plain = ", ".join(name for name in names if name not in ("id", "last_result"))
+            plain = ", ".join(name for name in names if name != "id")
             tables[table] = sorted(connection.execute(f"SELECT {plain} FROM {table}").fetchall(), key=repr)
         tables["last"] = sorted(
             connection.execute("SELECT d.dump_id, r.replay_id FROM dump d JOIN result r ON r.id = d.last_result")

@@ -44,6 +44,7 @@ from actordbg.capture.control import Control
 from actordbg.capture.switch_file import write_control
 from actordbg.catalog import migrate
 from actordbg.catalog.indexer import refresh
+from actordbg.catalog.tables import DumpColumns, columns_of
 from actordbg.cli.app import main as command_line
 from actordbg.dumps import packing
 from actordbg.dumps.recover import find_rings, recover
@@ -117,19 +118,7 @@ def _older(revision: str) -> Callable[[Store], None]:
     def prepare(store: Store) -> None:
         _changed(store)
         refresh(store)
-        new, old = store.catalog_path, store.root / "older.db"
-        migrate.upgrade(old, revision)
-        with contextlib.closing(sqlite3.connect(old, isolation_level=None)) as connection:
-            connection.execute("ATTACH ? AS new", (str(new),))
-            for table in ("run", "dump", "replay", "result", "patch_event", "damaged_file", "scanned_folder", "read_file"):
-                with contextlib.suppress(sqlite3.OperationalError):
-                    names = [_columns(connection, schema, table) for schema in ("main", "new")]
-                    both = ", ".join(f'"{name}"' for name in names[0] if name in names[1])
-                    connection.execute(f"INSERT INTO main.{table} ({both}) SELECT {both} FROM new.{table}")
-        _remove_catalog(store)
-        old.rename(new)
-        for path in store.root.glob("older.db*"):
-            path.unlink()
+        catalogcases.make_older(store, revision)
 
     return prepare
 
@@ -141,10 +130,6 @@ def _without_a_setting(store: Store) -> None:
     with contextlib.closing(sqlite3.connect(store.catalog_path, isolation_level=None)) as connection:
         for name in ("attn", "dtype"):
             connection.execute(f"ALTER TABLE replay DROP COLUMN {name}")
-
-
-def _columns(connection: sqlite3.Connection, schema: str, table: str) -> list[str]:
-    return [row[1] for row in connection.execute(f"PRAGMA {schema}.table_info({table})")]
 
 
 def _dead(store: Store) -> None:
@@ -258,7 +243,7 @@ def _catalog(store: Store) -> list[Any]:
         (answer,) = connection.execute("PRAGMA integrity_check").fetchone()
         tables = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
         sizes = {name: connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables}
-        columns = {name: len(_columns(connection, "main", name)) for name in tables}
+        columns = {name: len(catalogcases.columns_in(connection, f"main.{name}")) for name in tables}
     return [answer, migrate.revision(store.catalog_path), sizes, columns]
 
 
@@ -300,10 +285,10 @@ def _names(store: Store) -> list[str]:
 
 def _rows(store: Store) -> dict[str, list[str]]:
     """Every derived row, without the numbers of rows, and in whatever order an upgrade left the columns."""
-    found = {}
+    found = {"dump": [json.dumps(row) for row in catalogcases.dump_rows(store, [*columns_of(DumpColumns)])]}
     with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection:
         for table in catalogcases.DERIVED:
-            names = sorted(set(_columns(connection, "main", table)) - {"id", "last_result"})
+            names = sorted(set(catalogcases.columns_in(connection, f"main.{table}")) - {"id"})
             rows = connection.execute(f"SELECT {', '.join(names)} FROM {table}")
             found[table] = sorted(json.dumps(dict(zip(names, row, strict=True))) for row in rows)
     return found

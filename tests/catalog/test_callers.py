@@ -1,0 +1,100 @@
+"""What the calls of a process share stands once; times are numbers in the catalog, and texts everywhere else."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from pathlib import Path
+
+import catalogcases as cases
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from roots import ROOT
+
+from actordbg.base.errors import CatalogProblem
+from actordbg.catalog import moments, query
+from actordbg.catalog.indexer import IndexSummary, refresh
+from actordbg.formats.dump_record import format_timestamp
+from actordbg.store.layout import Store
+from benchmarks.bench_index import fill_synthetic
+
+COLUMNS = ["dump_id", "run", "rank", "timestamp", "host", "role", "training", "call_index"]
+
+
+def _asked(store: Store, sql: str) -> list[tuple[object, ...]]:
+    with sqlite3.connect(store.catalog_path) as connection:
+        found = connection.execute(sql).fetchall()
+    connection.close()
+    return found
+
+
+def test_each_combination_of_what_calls_share_is_one_row(store: Store) -> None:
+    records = cases.fill(store, 48)
+    wanted = {(one.rank, one.role, one.training, one.arguments["return_output"]) for one in records}
+    refresh(store)
+    first = _asked(store, "SELECT id, rank, role, training, return_output FROM caller")
+    assert {tuple(row[1:]) for row in first} == wanted and len(first) == len(wanted) < 24
+    cases.publish(store, cases.record(48))
+    cases.publish(store, cases.record(49, host="node-9"))
+    refresh(store)
+    second = _asked(store, "SELECT id, rank, role, training, return_output FROM caller")
+    assert second[: len(first)] == first and len(second) == len(first) + 1, "only what is new gets a row"
+    rows = cases.dump_rows(store, COLUMNS)
+    assert rows == [
+        tuple(getattr(one, name) for name in COLUMNS) for one in (*records, cases.record(48), cases.record(49, host="node-9"))
+    ]
+
+
+def test_a_caller_goes_with_its_last_dump_and_a_run_with_its_last_caller(store: Store) -> None:
+    kept, lost = cases.fill(store, 3), cases.record(3, run="other")
+    cases.publish(store, lost)
+    refresh(store)
+    assert _asked(store, "SELECT count(*) FROM run") == [(2,)]
+    store.dump_path(lost).unlink()
+    store.dump_path(kept[2]).unlink()
+    cases.settle(store)
+    refresh(store)
+    assert _asked(store, "SELECT run, rank FROM caller ORDER BY rank") == [("ppo-1", 0), ("ppo-1", 1)]
+    assert _asked(store, "SELECT name FROM run") == [("ppo-1",)]
+    assert [row.dump_id for row in query.select_dumps(store)] == [one.dump_id for one in kept[:2]]
+
+
+def test_a_catalog_takes_less_than_250_bytes_a_dump_and_finds_a_few_of_a_role_by_an_index(store: Store) -> None:
+    fill_synthetic(store, 40_000)
+    assert store.catalog_path.stat().st_size / 40_000 < 250  # of a million dumps 243; here the pages of empty tables count, too
+    catalog = query.Catalog(store, IndexSummary())
+    assert query.select_dumps(catalog, "role='critic'") == []
+    source, params = "dump AS d JOIN caller AS k ON k.id = d.caller WHERE (k.role = ?)", ("critic",)
+    with sqlite3.connect(store.catalog_path) as connection:
+        plan = " ".join(row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN SELECT d.rowid FROM {source} LIMIT 9", params))
+    connection.close()
+    assert "SEARCH d USING COVERING INDEX ix_dump_caller" in plan
+
+
+@given(st.datetimes())
+def test_a_time_comes_back_as_it_was(moment: object) -> None:
+    text = format_timestamp(moment)  # type: ignore[arg-type]
+    assert moments.from_micros(moments.to_micros(text)) == text
+
+
+def test_times_compare_as_numbers_and_read_as_texts(store: Store) -> None:
+    records = cases.fill(store, 8)
+    third = records[2].timestamp
+    assert [row.timestamp for row in query.select_dumps(store, f"timestamp>'{third}'")] == [one.timestamp for one in records[3:]]
+    assert len(query.select_dumps(store, f"timestamp like '{third[:24]}%' and length(timestamp) = 27")) == 1
+    assert query.frequent_values(store, "timestamp")[0] == (records[0].timestamp, 1)
+    assert len(query.dump_files(store, before=third)) == 2
+    with sqlite3.connect(store.catalog_path) as connection:
+        connection.execute("UPDATE dump SET timestamp = 9e18")
+    connection.close()
+    with pytest.raises(CatalogProblem, match="a time that is none"):
+        query.select_dumps(query.Catalog(store, IndexSummary()))
+
+
+def test_the_query_of_the_reference_page_reads_the_catalog(store: Store) -> None:
+    cases.fill(store, 3)
+    refresh(store)
+    page = Path(ROOT / "docs/reference/catalog.md").read_text()
+    (sql,) = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    assert _asked(store, sql)[0] == (cases.record(2).dump_id, "2025-06-19 05:26:08.505", "ppo-1", 2, "policy", 22)
