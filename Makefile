@@ -52,8 +52,10 @@ imports: $(VENV)/.test
 fast: $(VENV)/.test bytecode
 	$(PYTEST) -m "not slow"
 
+# At most two tests that fail beside others are tried once more, alone, and named.
 pytest: $(VENV)/.test bytecode
-	$(PYTEST)
+	rm -f .pytest_cache/v/cache/lastfailed
+	$(PYTEST) || $(BIN)/python tests/project/once_more.py $$?
 
 # The tests start a thousand processes, and where PYTHONDONTWRITEBYTECODE is set each would compile what it imports.
 bytecode: $(VENV)/.test

@@ -131,7 +131,9 @@ def test_check_is_test_without_what_is_slow():
     rules = makefile_rules()
     assert rules["check"][0] == ["lint", "types", "imports", "site", "fast"]
     assert rules["test"][0] == ["lint", "types", "imports", "site", "pytest"]
-    assert rules["fast"][1].strip() == rules["pytest"][1].strip() + ' -m "not slow"'
+    all_of_them, once_more = rules["pytest"][1].strip().splitlines()[-1].strip().split(" || ")
+    assert rules["fast"][1].strip() == all_of_them + ' -m "not slow"'
+    assert once_more == "$(BIN)/python tests/project/once_more.py $$?"
 
 
 def test_every_hook_of_a_commit_runs_out_of_the_environment_of_the_checkout():
@@ -162,10 +164,8 @@ def test_tests_and_their_helpers_do_not_mix():
     outside = [path for path in TESTS.rglob("*.py") if path.parent != SUPPORT]
     tests_only = {path for path in outside if path.name.startswith("test_")}
     targets = {TESTS / "fuzz" / name for name in ("run.py", "fuzzing.py")} | set((TESTS / "fuzz").glob("of_*.py"))
-    assert (
-        set(outside) - tests_only
-        == {TESTS / "conftest.py", TESTS / "project" / "figures.py", TESTS / "project" / "compat.py"} | targets
-    )
+    programs = {TESTS / "project" / name for name in ("figures.py", "compat.py", "once_more.py")}
+    assert set(outside) - tests_only == {TESTS / "conftest.py"} | programs | targets
     assert [path.name for path in SUPPORT.glob("test_*.py")] == []
 
 

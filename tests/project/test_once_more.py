@@ -1,0 +1,56 @@
+"""A test that failed is tried once more, alone: what passes then is named, what fails again fails the run, and many are not tried."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ONCE_MORE = Path(__file__).with_name("once_more.py")
+TESTS = """
+import pathlib
+import pytest
+
+@pytest.mark.parametrize("number", range({bad}))
+def test_bad(number):
+    assert False, "as always"
+
+@pytest.mark.parametrize("number", range({unsteady}))
+def test_unsteady(number):
+    tried = pathlib.Path(f"tried-{{number}}")
+    seen = tried.exists()
+    tried.touch()
+    assert seen, "for the first time"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("bad", "unsteady", "code", "words"),
+    [
+        (0, 2, 0, "UNSTEADY: test_these.py::test_unsteady[1] failed beside other tests and passed alone"),
+        (1, 1, 1, "1 failed, 1 passed"),
+        (0, 3, 1, ""),
+    ],
+)
+def test_only_what_passes_alone_is_forgiven(tmp_path: Path, bad: int, unsteady: int, code: int, words: str) -> None:
+    (tmp_path / "test_these.py").write_text(TESTS.format(bad=bad, unsteady=unsteady))
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    first = run(tmp_path, "-m", "pytest", "-q")
+    assert first.returncode == 1
+    second = run(tmp_path, str(ONCE_MORE), "1")
+    assert second.returncode == code and words in second.stdout
+    assert ("UNSTEADY" in second.stdout) == (code == 0)
+
+
+def test_what_is_no_failed_test_is_not_tried_again(tmp_path: Path) -> None:
+    """Interrupted, a wrong option, nothing collected: pytest's code stays."""
+    for code in (0, 2, 3, 4, 5):
+        again = run(tmp_path, str(ONCE_MORE), str(code))
+        assert (again.returncode, again.stdout, again.stderr) == (code, "", "")
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False)
