@@ -238,13 +238,14 @@ class RayRunning:
         return bool(self.place.lost) and time.monotonic() - self.place.lost_at > FENCE_S
 
     def end(self) -> None:
-        """End the ranks on all nodes, and take in their last words; those of a lost place end with their hosts."""
-        if self.place.lost:
-            return
-        self.place.answers([host.end.remote() for host in self.place.hosts])
-        until = time.monotonic() + END_S
-        while self.place.side and self._waiting and not self.place.lost and time.monotonic() < until:
-            self._hear(END_S)
+        """End the ranks on all nodes, and take in their last words; those of a lost place end with their hosts: wait for that."""
+        if not self.place.lost:
+            self.place.answers([host.end.remote() for host in self.place.hosts])
+            until = time.monotonic() + END_S
+            while self.place.side and self._waiting and not self.place.lost and time.monotonic() < until:
+                self._hear(END_S)
+        if self.place.lost:  # what they had may be given to others now
+            time.sleep(max(self.place.lost_at + FENCE_S - time.monotonic(), 0))
 
     def watch(self, identity: tuple[int, int]) -> None:
         """The host watches."""

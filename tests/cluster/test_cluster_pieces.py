@@ -9,6 +9,7 @@ import time
 from contextlib import nullcontext
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from hypothesis import given
@@ -19,11 +20,12 @@ from actordbg.base.errors import EnvironmentProblem, LaunchProblem, StoreProblem
 from actordbg.cli.app import app
 from actordbg.cli.stop_options import StopOptions
 from actordbg.cluster import node_store
+from actordbg.cluster import place as place_module
 from actordbg.cluster.desk_side import DeskSide, StoreElsewhere
 from actordbg.cluster.node_host import interface_of, require_debugpy
 from actordbg.cluster.node_store import HostNews, NodeStore
 from actordbg.cluster.order import ClusterOrder, checkouts, runtime_env_of
-from actordbg.cluster.place import GroupShape
+from actordbg.cluster.place import GroupShape, RayRunning
 from actordbg.cluster.ray_engine import OwnOutput, _require_answer
 from actordbg.cluster.same_versions import differing_versions
 from actordbg.cluster.starved import RankThere, starved_by
@@ -36,6 +38,7 @@ from actordbg.formats.store_files import make_folder
 from actordbg.matrix.cells_in_parallel import CellRunners
 from actordbg.replay.dealing import Dealer, dealt_slots
 from actordbg.replay.group_engine import GroupEngine, Losses, engine_in_use
+from actordbg.replay.launch import Group
 from actordbg.replay.rank_launcher import RankMachine, variables
 from actordbg.replay.rank_view import RankView
 from actordbg.replay.work_order import WorkOrder
@@ -364,3 +367,23 @@ def test_an_interruption_or_an_error_stops_the_other_cells(error: type[BaseExcep
     with pytest.raises(error):
         runners.run(range(4), work, tick)
     assert stopped.is_set()
+
+
+@pytest.mark.parametrize("lost", ["before", "by the question"])
+def test_ranks_of_a_lost_place_have_ended_before_others_get_what_they_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """They look for their host four times a second, and may write a result until they find it gone."""
+    monkeypatch.setattr(place_module, "FENCE_S", 0.2)
+
+    def lose(references: object) -> None:
+        place.lost, place.lost_at = "its node died", time.monotonic()
+
+    place = MagicMock(shape=GroupShape((1,), False), lost="", lost_at=0.0, side=None, answers=MagicMock(side_effect=lose))
+    place.nodes, place.hosts = [{"node": "a", "address": "127.0.0.1", "port": 1}], [MagicMock()]
+    running = RayRunning(place, ReplayConfig(), Group((0,), False), tmp_path / "replay" / "work-1.json", "worker")
+    if lost == "before":
+        lose(None)
+    running.end()
+    assert time.monotonic() - place.lost_at >= 0.2
+    assert place.answers.called == (lost != "before")
