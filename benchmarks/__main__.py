@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from benchmarks.rows import Row
 
-NAMES = ("capture", "load", "index", "growth", "cli", "first", "replay")
+NAMES = ("capture", "step", "load", "index", "growth", "cli", "first", "replay")
 MORE = ("formats", "pack", "lab", "training", "cluster", "groups")
 HEAD = ("What", "Ours", "Theirs", "Ratio", "Goal", "Met", "Conditions")
 

@@ -3,8 +3,7 @@
 Every figure of a block is compared with its two neighbours, in which the hook is installed and off. Medians over blocks; the
 error is 1 sigma of that median. *Noise* is the same done with blocks that do not differ.
 
-- *step time*: the block over its neighbours. *CPU of a step*: the same of the process's CPU time, which others on the machine
-  disturb less.
+- *CPU of a step*: the process's CPU time in the block over that of its neighbours. `benchmarks.bench_step` has the step's time.
 - *stall*: what the call takes beside its forward, less that of the neighbours.
 - *CPU of other threads*: of the process that trains, for each step, less that of the neighbours.
 - *bytes*: on the disk, for each call of 135 kB.
@@ -75,18 +74,6 @@ def _with(conditions: str, row: Row) -> Row:
 
 def _rows(blocks: list[Block], sizes: dict[str, float]) -> list[Row]:
     rows: list[Row] = []
-    noise, error = ratio_of(blocks, "off", "steps")
-    usual = median(_middle(blocks, "off", "steps"))
-    rows.append(Row("step time, off / off (the noise)", usual * 1e3, usual * 1e3, "ms", noise, "-", f"+- {error:.4f}"))
-    found = {way: ratio_of(blocks, way, "steps") for way in WAYS}
-    best = min(ratio for way, (ratio, _) in found.items() if way not in OURS and way != "clone")
-    for way, (ratio, own) in found.items():
-        limit = 1.005 + math.hypot(error, own)
-        goal = way in OURS
-        within = (ratio <= limit and (way == "armed" or ratio < best)) if goal else None
-        said = f"<= {limit:.4f}" if goal else "-"
-        mine, note = median(_middle(blocks, way, "steps")) * 1e3, f"+- {own:.4f}"
-        rows.append(Row(f"step time, {way} / off", mine, usual * 1e3, "ms", ratio, said, note, within))
     for way in ("off", *WAYS):
         ratio, own = ratio_of(blocks, way, "cpu")
         spent = median(_middle(blocks, way, "cpu")) * 1e3
@@ -124,10 +111,10 @@ def _pairs(blocks: list[Block], way: str) -> Iterator[tuple[Block, Block, Block]
 def ratio_of(blocks: list[Block], way: str, what: str) -> tuple[float, float]:
     """Median of a figure over that of the neighbours, and its error (1 sigma)."""
     triples = [[median(getattr(block, what)) for block in three] for three in _pairs(blocks, way)]
-    return _with_error([2 * mine / (before + after) for mine, before, after in triples])
+    return with_error([2 * mine / (before + after) for mine, before, after in triples])
 
 
-def _with_error(values: list[float]) -> tuple[float, float]:
+def with_error(values: list[float]) -> tuple[float, float]:
     """The median, and its error as if the values were normally distributed."""
     middle = median(values)
     spread = 1.4826 * median(abs(value - middle) for value in values)
@@ -139,7 +126,7 @@ def beside(blocks: list[Block], way: str, what: str) -> tuple[float, float]:
     block."""
     over: Callable[[list[float]], float] = median if what == "stalls" else lambda values: sum(values) / len(values)
     found = [over(getattr(a, what)) - (over(getattr(b, what)) + over(getattr(c, what))) / 2 for a, b, c in _pairs(blocks, way)]
-    return _with_error(found)
+    return with_error(found)
 
 
 def _bytes(training: Training, folder: Path) -> dict[str, float]:

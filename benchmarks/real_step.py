@@ -12,11 +12,12 @@ from __future__ import annotations
 import os
 import pickle
 import queue
+import random
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,6 +180,30 @@ class Training:
                 found.stalls.append(stall)
                 found.own.append(mine)
                 found.others.append(time.process_time() - cpu - mine)
+        return found
+
+    def turns(self, ours: str, peers: Sequence[str], each: int) -> list[tuple[str, float]]:
+        """Seconds of single steps: one of ours or of a peer, in an order drawn anew each round, between any two that are off.
+
+        The switch says `ours` all the while, and the hook is told before a step whether it is on. Drift of the machine is
+        slower than a step, so a step and its neighbours have it in common.
+        """
+        drawn = random.Random(0)
+        self.switch(ours)
+        until = time.perf_counter() + SETTLE_SECONDS
+        while time.perf_counter() < until:
+            self.step()
+        on, found = self.slot.enter, []
+        assert on is not None
+        for _ in range(each):
+            for way in drawn.sample((ours, *peers), 1 + len(peers)):
+                for which in ("off", way):
+                    self._class.forward = self.peers.ways.get(which, self._hooked)
+                    self.slot.enter = on if which == ours else None
+                    began = time.perf_counter()
+                    self.step()
+                    found.append((which, time.perf_counter() - began))
+        self.slot.enter = on
         return found
 
     def step(self) -> float:
