@@ -185,8 +185,8 @@ class Training:
     def turns(self, ours: str, peers: Sequence[str], each: int) -> list[tuple[str, float]]:
         """Seconds of single steps: one of ours or of a peer, in an order drawn anew each round, between any two that are off.
 
-        The switch says `ours` all the while, and the hook is told before a step whether it is on. Drift of the machine is
-        slower than a step, so a step and its neighbours have it in common.
+        The switch says `ours` all the while, and the hook is told before a step whether it is on. A step and its neighbours have
+        the machine's drift in common.
         """
         drawn = random.Random(0)
         self.switch(ours)
