@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from datetime import timedelta
 from pathlib import Path
 
 import catalogcases as cases
@@ -90,6 +91,32 @@ def test_times_compare_as_numbers_and_read_as_texts(store: Store) -> None:
     connection.close()
     with pytest.raises(CatalogProblem, match="a time that is none"):
         query.select_dumps(query.Catalog(store, IndexSummary()))
+
+
+def test_the_time_of_a_result_that_is_spelled_otherwise_is_the_same_moment_or_none(store: Store) -> None:
+    """A journal's times are checked by nobody."""
+    plain, short, east = "2025-07-01T01:00:00.000000Z", "2025-07-01T01:00:00Z", "2025-07-01T03:00:00.000000+02:00"
+    records = cases.fill(store, 5)
+    journal = cases.write_spec(store, cases.spec("r", records)) / "rank0.jsonl"
+    for one, moment in zip(records, (plain, short, east, "", "2025-07-01T01:00:00.0+0000Z"), strict=True):
+        cases.append(journal, cases.result("r", one.dump_id, finished_at=moment))
+    assert query.count_dumps(store, "replayed_at = '2025-07-01 01:00'") == 3
+    assert query.count_dumps(store, "status = 'passed' and replayed_at is null") == 2
+    assert query.frequent_values(store, "replayed_at") == [(plain, 3), (None, 2)]
+
+
+def test_a_second_is_spelled_once_for_all_its_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A condition on the text of a million times has a second."""
+    first, spelled = moments.to_micros("2042-01-01T00:00:00.000000Z"), 0
+
+    def counting(**parts: int) -> timedelta:
+        nonlocal spelled
+        spelled += 1
+        return timedelta(**parts)
+
+    monkeypatch.setattr(moments, "timedelta", counting)
+    assert {moments.from_micros(first + number)[:20] for number in range(100)} == {"2042-01-01T00:00:00."}
+    assert spelled == 1
 
 
 def test_the_query_of_the_reference_page_reads_the_catalog(store: Store) -> None:
