@@ -3,7 +3,8 @@
 Revision ID: 0009
 Revises: 0008
 
-The rows of dumps are derived from their files. They are made anew, and the next refresh reads them again; results stay.
+The rows of dumps are derived from their files. They are made anew, and the next refresh reads them again; results stay. It lists
+every folder again, and reads the files of the lab too: of an older catalog, 0008 has forgotten which of them are damaged.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ depends_on = None
 
 STATEMENTS: tuple[str, ...] = (
     "DROP TABLE dump",
-    "DELETE FROM damaged_file",
-    "DELETE FROM scanned_folder",
+    "DELETE FROM run",
+    "UPDATE scanned_folder SET mtime_ns = -1",
+    "UPDATE read_file SET size = -1 WHERE replay_id = ''",
     """
     CREATE TABLE caller (
         id INTEGER NOT NULL,  -- number of the row

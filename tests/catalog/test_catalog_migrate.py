@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import json
+import os
 import re
 import shutil
 import sqlite3
@@ -150,6 +151,25 @@ def test_an_older_catalog_gets_the_rows_of_a_new_one_and_keeps_its_results(store
     )
     refresh(store)
     assert cases.contents(store) == fresh and len(query.select_dumps(store, "status='failed'")) == 4
+    assert list(catalog_check.catalog(store, True)) == []
+
+
+@pytest.mark.parametrize("revision", ["0007", "0008"])
+def test_an_upgrade_keeps_what_is_damaged_and_forgets_what_is_gone(store: Store, revision: str) -> None:
+    """A run without dumps, and a broken file that nothing would read again: no later refresh would mend either."""
+    cases.fill(store, 3)
+    gone = cases.publish(store, cases.record(3, run="gone")).parent.parent
+    broken = store.comparisons / "broken.json"
+    broken.parent.mkdir()
+    broken.write_text("{")
+    cases.settle(store)
+    for path in (broken, store.comparisons):
+        os.utime(path, (1, 1))
+    refresh(store)
+    cases.make_older(store, revision)
+    shutil.rmtree(gone)
+    assert [one.path for one in refresh(store).damaged] == ["comparisons/broken.json"]
+    assert [run for (run,) in cases.contents(store)["run"]] == ["ppo-1"]
     assert list(catalog_check.catalog(store, True)) == []
 
 
