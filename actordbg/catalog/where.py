@@ -34,7 +34,19 @@ from datetime import datetime, timezone
 from typing import Any
 
 from actordbg.base.errors import WhereError
-from actordbg.catalog.columns import BOOL, COLUMNS, NUMBER, TEXT, TIME, WhereColumn, joins, parse_moment, refusal, shortened
+from actordbg.catalog.columns import (
+    BOOL,
+    CALLER,
+    COLUMNS,
+    NUMBER,
+    TEXT,
+    TIME,
+    WhereColumn,
+    joins,
+    parse_moment,
+    refusal,
+    shortened,
+)
 from actordbg.catalog.expression import MAX_ITEMS, ExpressionWriter
 from actordbg.catalog.moments import micros_of
 from actordbg.catalog.shorthand import as_sql
@@ -50,11 +62,15 @@ _SIGNS = {"==": "=", "<>": "IS NOT", "!=": "IS NOT"}
 
 @dataclass(frozen=True)
 class Condition:
-    """A checked expression: SQL over `dump AS d` and what `joins` joins; its bound values; columns used."""
+    """A checked expression: SQL over `dump AS d` and what `joins` joins; its bound values; columns used.
+
+    of_callers: those of the parts joined by `and` that are about a dump's caller alone: SQL over `caller AS k`, bound values.
+    """
 
     sql: str
     params: tuple[Any, ...]
     columns: frozenset[str]
+    of_callers: tuple[tuple[str, tuple[Any, ...]], ...] = ()
 
     @property
     def joins(self) -> str:
@@ -70,15 +86,30 @@ def compile_where(text: str, *, now: datetime | None = None) -> Condition:
 
 
 def _parsed(text: str, now: datetime | None) -> Condition:
-    writer = ExpressionWriter(now or datetime.now(timezone.utc))
+    writer = ExpressionWriter(now := now or datetime.now(timezone.utc))
     try:
         with _silent_parser():
-            part = writer.write(_parse(text))
+            tree = _parse(text)
+            part = writer.write(tree)
+            of_callers = tuple(_of_callers(tree, now))
     except RecursionError:
         raise _too_deep() from None
     if part.kind != BOOL:
         raise refusal(f"{shortened(text)!r} is a {part.kind}, not a condition", "compare it with something: seq_len > 4096")
-    return Condition(part.sql, tuple(part.params), frozenset(writer.columns))
+    return Condition(part.sql, tuple(part.params), frozenset(writer.columns), of_callers)
+
+
+def _of_callers(tree: Any, now: datetime) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    """Those of the parts, joined by `and`, of an expression that is allowed that are about callers alone."""
+    from sqlglot import exp
+
+    if isinstance(plain := tree.unnest(), exp.And):
+        for one in plain.flatten():
+            yield from _of_callers(one, now)
+        return
+    part = (writer := ExpressionWriter(now)).write(plain)
+    if {COLUMNS[name].join for name in writer.columns} == {CALLER}:
+        yield part.sql, tuple(part.params)
 
 
 def _simple(text: str) -> Condition | None:
@@ -97,7 +128,10 @@ def _simple(text: str) -> Condition | None:
         parts.append(f"({column.sql} {_SIGNS.get(found[2], found[2])} ?)")
         params.append(value)
         names.append(column.name)
-    return Condition(parts[0] if len(parts) == 1 else f"({' AND '.join(parts)})", tuple(params), frozenset(names))
+    sql = parts[0] if len(parts) == 1 else f"({' AND '.join(parts)})"
+    each = zip(parts, params, names, strict=True)
+    of_callers = tuple((part, (value,)) for part, value, name in each if COLUMNS[name].join == CALLER)
+    return Condition(sql, tuple(params), frozenset(names), of_callers)
 
 
 def _value(column: WhereColumn, number: str | None, text: str | None) -> Any:

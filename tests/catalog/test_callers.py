@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import catalogcases as cases
 import pytest
@@ -14,8 +16,9 @@ from hypothesis import strategies as st
 from roots import ROOT
 
 from actordbg.base.errors import CatalogProblem
-from actordbg.catalog import moments, query
+from actordbg.catalog import moments, query, sandbox
 from actordbg.catalog.indexer import IndexSummary, refresh
+from actordbg.catalog.where import compile_where
 from actordbg.formats.dump_record import format_timestamp
 from actordbg.store.layout import Store
 from benchmarks.bench_index import fill_synthetic
@@ -71,6 +74,42 @@ def test_a_catalog_takes_less_than_250_bytes_a_dump_and_finds_a_few_of_a_role_by
         plan = " ".join(row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN SELECT d.rowid FROM {source} LIMIT 9", params))
     connection.close()
     assert "SEARCH d USING COVERING INDEX ix_dump_caller" in plan
+
+
+@pytest.mark.parametrize(
+    ("where", "plan"),
+    [
+        ("host='node-1' and tokens>5000", "SEARCH d USING INDEX ix_dump_tokens"),
+        ("(source='capture' and tokens between 5000 and 5001) and pinned=0", "SEARCH d USING INDEX ix_dump_tokens"),
+        ("run='r' and padding>500", "SCAN d BLOOM FILTER ON k"),
+        (
+            "rank=1 and role in ('policy') and seq_len>4096",
+            "SEARCH d USING COVERING INDEX ix_dump_caller_seq_len (caller=? AND seq_len>?)",
+        ),
+        ("rank=1 and status='failed'", "SEARCH r USING COVERING INDEX ix_result_status (status=?) SEARCH d"),
+        ("rank=1 and training=1 or padding>500", "SCAN "),
+    ],
+)
+def test_what_all_callers_have_in_common_leads_to_no_dump(
+    store: Store, where: str, plan: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite takes `host = ?` for a condition that few callers meet, and looked up every dump of each, one by one."""
+    fill_synthetic(store, 20_000)
+    asked, rows = [], sandbox.Sandbox.rows
+
+    def listening(box: sandbox.Sandbox, sql: str, params: Sequence[Any] = ()) -> Iterator[tuple[Any, ...]]:
+        asked.append((sql, params))
+        return rows(box, sql, params)
+
+    monkeypatch.setattr(sandbox.Sandbox, "rows", listening)
+    count = query.count_dumps(query.Catalog(store, IndexSummary()), where)
+    with sqlite3.connect(store.catalog_path) as connection:
+        found = " ".join(row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {asked[-1][0]}", asked[-1][1]))
+        condition = compile_where(where)
+        plain = f"SELECT count(*) FROM dump AS d {condition.joins} WHERE {condition.sql}"
+        assert connection.execute(plain, condition.params).fetchone() == (count,)
+    connection.close()
+    assert found.startswith(plan)
 
 
 @given(st.datetimes())
