@@ -127,18 +127,12 @@ class ExpressionWriter:
         items = node.expressions
         if not items or len(items) > MAX_ITEMS:
             raise refusal(f"`in` needs a list of 1 to {MAX_ITEMS} values", "rank in (0, 1)")
-        tested = self.write(node.this)
-        params, marks = list(tested.params), []
-        for item in items:
-            tested, part = self._alike(tested, self.write(item), node)
-            params += part.params
-            marks.append(part.sql)
-        return Part(f"({tested.sql} IN ({', '.join(marks)}))", BOOL, params, bare=True)
+        tested, *listed = parts = self._all_alike([node.this, *items], node)
+        marks = ", ".join(part.sql for part in listed)
+        return Part(f"({tested.sql} IN ({marks}))", BOOL, [v for part in parts for v in part.params], bare=True)
 
     def between(self, node: Any) -> Part:
-        tested = self.write(node.this)
-        tested, low = self._alike(tested, self.write(node.args["low"]), node)
-        tested, high = self._alike(tested, self.write(node.args["high"]), node)
+        tested, low, high = self._all_alike([node.this, node.args["low"], node.args["high"]], node)
         if BOOL in (tested.kind, low.kind, high.kind):
             raise refusal(f"{_sql(node)!r} compares a condition")
         sql = f"({tested.sql} BETWEEN {low.sql} AND {high.sql})"
@@ -209,15 +203,11 @@ class ExpressionWriter:
         raise _unknown_function(name)
 
     def _coalesce(self, node: Any) -> Part:
-        first = self.write(node.this)
-        parts = [first]
-        for item in node.expressions:
-            first, part = self._alike(first, self.write(item), node)
-            parts.append(part)
+        parts = self._all_alike([node.this, *node.expressions], node)
         if len(parts) < 2:
             raise refusal("coalesce takes two values or more", "coalesce(step, 0) > 10")
-        kind = first.kind
-        return Part(f"coalesce({', '.join(part.sql for part in parts)})", kind, [v for part in parts for v in part.params])
+        sql = f"coalesce({', '.join(part.sql for part in parts)})"
+        return Part(sql, parts[0].kind, [v for part in parts for v in part.params])
 
     def _condition(self, node: Any, word: str) -> Part:
         part = self.write(node)
@@ -245,6 +235,13 @@ class ExpressionWriter:
                 f"{_sql(node)!r} compares a {left.kind} with a {right.kind}", "text goes in 'single quotes', numbers do not"
             )
         return left, right
+
+    def _all_alike(self, nodes: list[Any], node: Any) -> list[Part]:
+        """Several values that one is compared with, and that one, the first, brought to one kind, whichever of them says it."""
+        first, *others = map(self.write, nodes)
+        for one in others:
+            first, _ = self._alike(first, one, node)
+        return [first, *(self._alike(first, one, node)[1] for one in others)]
 
     def _as_time(self, part: Part) -> Part:
         if part.kind == TEXT and isinstance(part.literal, str):

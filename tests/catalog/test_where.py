@@ -54,6 +54,11 @@ NOW = datetime(2025, 6, 20, 12, 0, tzinfo=timezone.utc)
         ("timestamp like '2025-06-19%'", "(moment(d.timestamp) LIKE ?)", ("2025-06-19%",)),
         ("length(timestamp) = 27 and replayed_at < now()", "((length(moment(d.timestamp)) = ?) AND (micros(r.finished_at) < ?))",
          (27, to_micros("2025-06-20T12:00:00.000000Z"))),
+        ("1 in (rank=0)", "(1 IN ((k.rank = ?)))", (0,)),
+        ("'2' in ('1', rank)", "(? IN (?, k.rank))", (2, 1)),
+        ("coalesce('2', rank) = 2", "(coalesce(?, k.rank) = ?)", (2, 2)),
+        ("'2025-06-20' between '2025-06-19' and timestamp", "(? BETWEEN ? AND d.timestamp)",
+         (to_micros("2025-06-20T00:00:00.000000Z"), to_micros("2025-06-19T00:00:00.000000Z"))),
         ("timestamp > '2025-06-19' + '6h'", "(d.timestamp > ?)", (to_micros("2025-06-19T06:00:00.000000Z"),)),
     ],
 )  # fmt: skip
