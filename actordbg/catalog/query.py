@@ -249,14 +249,13 @@ def dump_files(
     with sandbox.guarded(catalog.store.catalog_path) as box:
         source_sql, params = _source(box, condition, "time")
         found = box.rows(
-            f"SELECT {_PLACE_SQL}, d.timestamp, d.bytes, k.pinned FROM {source_sql} ORDER BY {ORDERS['time']}", params
+            f"SELECT {_PLACE_SQL}, d.timestamp < ?, d.bytes, k.pinned FROM {source_sql} ORDER BY {ORDERS['time']}",
+            (until, *params),
         )
         return [
             (dump_path(dump_id, of_run, rank, pack), size)
-            for dump_id, of_run, rank, pack, timestamp, size, pins in found
-            if (until is None or timestamp < until)
-            and (run is None or of_run == run)
-            and (pinned is None or pinned == bool(pins))
+            for dump_id, of_run, rank, pack, older, size, pins in found
+            if (until is None or older) and (run is None or of_run == run) and (pinned is None or pinned == bool(pins))
         ]
 
 
@@ -400,7 +399,7 @@ def read_noise(source: Store | Catalog, name: str) -> NoiseRecord:
 
 def dump_path(dump_id: str, run: str, rank: int, pack: str | None = None) -> str:
     """A dump's path below the store: "dumps/ppo-1/rank0000/<dump_id>.safetensors.zst", or its place in its pack."""
-    if "/" in dump_id or "/" in run or (pack and ("/.." in pack or pack[:6] != "packs/")):
+    if not isinstance(rank, int) or "/" in dump_id or "/" in run or (pack and ("/.." in pack or pack[:6] != "packs/")):
         raise CatalogProblem(
             f"the catalog has a row of a dump outside of the store: {dump_id!r:.80}",
             hint="somebody else wrote it: `actordbg index --rebuild` makes a new one from the dumps",

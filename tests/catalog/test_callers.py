@@ -125,11 +125,13 @@ def test_times_compare_as_numbers_and_read_as_texts(store: Store) -> None:
     assert len(query.select_dumps(store, f"timestamp like '{third[:24]}%' and length(timestamp) = 27")) == 1
     assert query.frequent_values(store, "timestamp")[0] == (records[0].timestamp, 1)
     assert len(query.dump_files(store, before=third)) == 2
-    with sqlite3.connect(store.catalog_path) as connection:
-        connection.execute("UPDATE dump SET timestamp = 9e18")
-    connection.close()
-    with pytest.raises(CatalogProblem, match="a time that is none"):
-        query.select_dumps(query.Catalog(store, IndexSummary()))
+    for none in (9e18, third, b"2025"):
+        with sqlite3.connect(store.catalog_path) as connection:
+            connection.execute("UPDATE dump SET timestamp = ?", (none,))
+        connection.close()
+        with pytest.raises(CatalogProblem, match="a time that is none"):
+            query.select_dumps(query.Catalog(store, IndexSummary()))
+        assert query.dump_files(query.Catalog(store, IndexSummary()), before=third) == []
 
 
 def test_the_time_of_a_result_that_is_spelled_otherwise_is_the_same_moment_or_none(store: Store) -> None:

@@ -400,18 +400,19 @@ def test_rows_that_lead_out_of_the_store_are_refused(store: Store) -> None:
     refresh(store)
     for change in (
         "UPDATE dump SET dump_id = '../../x'", "UPDATE caller SET run = '/etc'", "UPDATE dump SET pack = 'packs/../../x.pack'",
+        "UPDATE caller SET rank = 'x'",
     ):  # fmt: skip
         with sqlite3.connect(store.catalog_path) as connection:
             connection.execute("PRAGMA foreign_keys = OFF")
             dump_id, pack = connection.execute("SELECT dump_id, pack FROM dump").fetchone()
-            (run,) = connection.execute("SELECT run FROM caller").fetchone()
+            run, rank = connection.execute("SELECT run, rank FROM caller").fetchone()
             connection.execute(change)
             connection.commit()
         with pytest.raises(CatalogProblem, match="outside of the store"):
             query.select_dumps(query.Catalog(store, IndexSummary()))
         with sqlite3.connect(store.catalog_path) as connection:
             connection.execute("UPDATE dump SET dump_id = ?, pack = ?", (dump_id, pack))
-            connection.execute("UPDATE caller SET run = ?", (run,))
+            connection.execute("UPDATE caller SET run = ?, rank = ?", (run, rank))
             connection.commit()
         connection.close()
 
