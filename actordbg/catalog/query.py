@@ -31,7 +31,7 @@ from actordbg.catalog import sandbox
 from actordbg.catalog.columns import CALLER, COLUMNS, LAST_RESULT, joins
 from actordbg.catalog.handles import is_handle, replay_of
 from actordbg.catalog.moments import from_micros, to_micros
-from actordbg.catalog.tables import ComparisonRow, Damaged, DumpColumns, Replay, columns_of
+from actordbg.catalog.tables import ComparedDump, ComparisonRow, Damaged, DumpColumns, Replay, columns_of
 from actordbg.catalog.where import Condition, compile_where
 from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.replay_record import ResultRecord
@@ -372,6 +372,12 @@ def comparisons(source: Store | Catalog, replay_id: str | None = None) -> list[C
     """The newest comparison of each pair whose replays are there, the newest first; of one replay (its full id): as A."""
     where, params = ("current AND replay_id = ?", (replay_id,)) if replay_id else ("current", ())
     return table_rows(source, ComparisonRow, f"{where} ORDER BY created_at DESC, comparison_id DESC", params)
+
+
+def why_not_compared(source: Store | Catalog, comparison_id: str) -> list[str]:
+    """Why each dump of a comparison was not compared, in words; each reason once."""
+    rows = table_rows(source, ComparedDump, "comparison_id = ? AND reasons IS NOT NULL ORDER BY dump_id", (comparison_id,))
+    return list(dict.fromkeys(row.reasons for row in rows if row.reasons))
 
 
 def autocast_dtypes(source: Store | Catalog, dump_ids: Sequence[str]) -> dict[str, str]:

@@ -113,9 +113,8 @@ def _verdict(found: CheckFound, one: ReplaySummary, dumps: str) -> tuple[str, st
     if one.laws is not None and not one.laws.good:
         return WRONG, violation_in_words(one.laws.violations[0])
     if compared is None or compared.verdict == NOT_COMPARED:
-        why = (
-            found.no_truth or next((why for dump in compared.dumps for why in dump.not_compared.values()), "") if compared else ""
-        )
+        dumps_why = (why for dump in (compared.dumps if compared else ()) for why in dump.not_compared.values())
+        why = found.no_truth or next(dumps_why, "")
         return UNJUDGED, f"{dumps} run, and nothing could be compared with the truth{f': {why}' if why else ''}"
     dtype = compared.a.dtype or "its dtype"
     own = "" if found.golden is None else _own_in_words(found.golden, dtype)

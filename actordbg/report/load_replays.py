@@ -19,6 +19,8 @@ from actordbg.store.layout import Store
 
 LAST = "last"
 ALL = "all"
+_WHYS = 3
+"""Reasons that a report gives for dumps that were not compared; the comparison itself has all of them."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,9 @@ def _read(catalog: query.Catalog, row: query.ReplayRow) -> ReplayData:
     spec = ReplaySpec.from_file(catalog.store.replays / row.replay_id / SPEC)
     results = query.results_for(catalog, row.replay_id)
     compared = tuple(query.comparisons(catalog, row.replay_id))
+    for one in compared:
+        if not one.compared and not one.reasons:
+            one.reasons = "; ".join(query.why_not_compared(catalog, one.comparison_id)[:_WHYS]) or None
     why = read_why(catalog.store.replays / row.replay_id)
     return ReplayData(spec, row.resolved or {}, row.status, tuple(results), compared, why)
 

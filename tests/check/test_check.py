@@ -15,6 +15,7 @@ from hostilestore import HOSTILE, forbidden
 from replaycases import publish
 from typer.testing import CliRunner
 
+from actordbg.base.errors import Unsupported
 from actordbg.catalog.query import get_configuration
 from actordbg.check.check_document import CheckAnswer, answer_of_check
 from actordbg.check.junit import junit_xml, workflow_commands
@@ -23,6 +24,7 @@ from actordbg.cli.app import app
 from actordbg.dumps.create import create_dumps
 from actordbg.formats.comparison_record import ComparisonRecord
 from actordbg.replay.supervise import load_spec
+from actordbg.report.load_replays import load
 from actordbg.store import payload
 from actordbg.store.layout import Store
 
@@ -76,6 +78,17 @@ class TestTheWord:
         _, answer = checked(store, change=lambda index, made: None)
         assert answer.word == "NOT JUDGED" and not answer.good
         assert "nothing could be compared with the truth: " in answer.sentence
+        (compared,) = load(store, ["r-01"]).replays[0].comparisons
+        why = answer.sentence.partition("nothing could be compared with the truth: ")[2]
+        assert compared.compared == 0 and why in (compared.reasons or "")
+
+    def test_a_truth_that_cannot_be_computed_says_why(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        def no_truth(*_: Any, **__: Any) -> str:
+            raise Unsupported("no row has a truth")
+
+        monkeypatch.setattr("actordbg.check.run_check.ensure_truth", no_truth)
+        _, answer = checked(store, truth=False)
+        assert answer.sentence.endswith("nothing could be compared with the truth: no row has a truth")
 
 
 class TestWhatTheRunGot:
