@@ -21,18 +21,20 @@ def joined(where: str | None, more: str) -> str:
     return more if where is None else f"({where}) and {more}"
 
 
-def longest(catalog: Catalog, where: str | None, count: int) -> str:
-    """The `count` dumps of the largest seq_len."""
-    return named(sorted(select_dumps(catalog, where), key=lambda row: (-row.seq_len, row.dump_id))[:count])
+def longest(catalog: Catalog, where: str | None, count: int) -> str | None:
+    """The `count` dumps of the largest seq_len; `where` if it selects none, so that an empty answer speaks of what was asked."""
+    rows = sorted(select_dumps(catalog, where), key=lambda row: (-row.seq_len, row.dump_id))[:count]
+    return named(rows) if rows else where
 
 
 def slowest(catalog: Catalog, where: str | None, count: int) -> str:
     """The `count` dumps whose last forward took longest; what was never replayed is left out."""
-    timed = [(row.forward_s, row) for row in select_dumps(catalog, joined(where, "forward_s is not null"))]
-    return named(row for _, row in sorted(timed, key=lambda one: (-(one[0] or 0.0), one[1].dump_id))[:count])
+    timed = joined(where, "forward_s is not null")
+    rows = sorted(select_dumps(catalog, timed), key=lambda row: (-(row.forward_s or 0.0), row.dump_id))[:count]
+    return named(rows) if rows else timed
 
 
-def diverse(catalog: Catalog, where: str | None, count: int) -> str:
+def diverse(catalog: Catalog, where: str | None, count: int) -> str | None:
     """A sample of `count` dumps that differ most: in role, padding, mode, trigger, last result, rows and length.
 
     Begins with the longest, and takes the one that is farthest from all that were taken (Gonzalez's traversal, 1985,
@@ -50,13 +52,13 @@ def diverse(catalog: Catalog, where: str | None, count: int) -> str:
             break
         taken.append(left[best])
         far = [min(known, _distance(row, left[best])) for known, row in zip(far, left, strict=True)]
-    return named(taken)
+    return named(taken) if taken else where
 
 
 def named(rows: Iterable[DumpRow]) -> str:
-    """An expression that selects just these dumps."""
+    """An expression that selects just these dumps, one or more."""
     ids = ", ".join(f"'{row.dump_id}'" for row in rows)
-    return f"dump_id in ({ids})" if ids else "dump_id = ''"
+    return f"dump_id in ({ids})"
 
 
 def _words(row: DumpRow) -> tuple[object, ...]:

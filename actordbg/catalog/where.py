@@ -152,7 +152,14 @@ def parts_of(text: str) -> list[str]:
     with _silent_parser():
         tree = _parse(as_sql(text))
         parts = tree.flatten() if isinstance(tree, exp.And) else [tree]
-        return [part.sql(dialect="sqlite") for part in parts]
+        return [part.transform(_plain_like).sql(dialect="sqlite") for part in parts]
+
+
+def _plain_like(node: Any) -> Any:
+    """`like` for `ilike`, which means the same here: sqlglot would write LOWER(role) LIKE LOWER('a%'), and that is refused."""
+    from sqlglot import exp
+
+    return exp.Like(**node.args) if isinstance(node, exp.ILike) else node
 
 
 @contextlib.contextmanager

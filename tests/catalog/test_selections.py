@@ -47,6 +47,10 @@ def test_an_empty_answer_names_the_part_that_selects_nothing_and_what_there_is(t
     assert together == "each part alone selects some: rank = 0 (3), rank = 1 (3)"
     (status,) = reasons(catalog, "status = 'pass'")
     assert status == "status = 'pass' selects none of 12: status is null (9), passed (2), failed (1)"
+    (alike,) = reasons(catalog, "role ilike 'crit%'")
+    assert alike == "role LIKE 'crit%' selects none of 12: role is policy (8), reference (4)"
+    (unlike,) = reasons(catalog, "not (role not ilike 'crit%')")
+    assert " selects none of 12: role is policy (8), reference (4)" in unlike
     (moment,) = reasons(catalog, "replayed_at > now() + 1d")
     assert "selects none of 12: replayed_at is " in moment
     done = CliRunner().invoke(app, ["dump", "ls", "--where", "role='critic'", "--store", str(twelve.root)])
@@ -66,6 +70,19 @@ def test_selections_by_name(twelve: Store):
     for name in ("role", "training", "status"):
         assert {getattr(row, name) for row in sample} == {getattr(row, name) for row in rows}
     assert count_dumps(catalog, presets.longest(catalog, "rank=99", 3)) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--longest", "3"), "no dump matches rank=99; rank = 99 selects none of 12: rank is 0 to 3"),
+        (("--diverse", "3"), "no dump matches rank=99; rank = 99 selects none of 12: rank is 0 to 3"),
+        (("--slowest", "3"), "no dump matches (rank=99) and forward_s is not null; "),
+    ],
+)
+def test_a_selection_by_name_of_nothing_speaks_of_what_was_asked(twelve: Store, options: tuple[str, ...], why: str):
+    done = CliRunner().invoke(app, ["--store", str(twelve.root), "replay", "--where", "rank=99", *options])
+    assert done.exit_code == 5 and why in " ".join(done.output.split())
 
 
 def test_a_sample_of_equal_dumps_is_one(tmp_path: Path):
