@@ -8,7 +8,7 @@ import io
 from actordbg.base.foreign_text import in_csv, in_shell
 from actordbg.base.units import plural
 from actordbg.config.as_ran import complete, label, repeat_options, toy
-from actordbg.curve.curves import MEASURED, MEMORY, At, CurveAnswer, CurvesAnswer, Longest, value_of
+from actordbg.curve.curves import EXTRAPOLATED, MEASURED, MEMORY, At, CurveAnswer, CurvesAnswer, Longest, value_of
 from actordbg.curve.fit import LEAST, Curve
 from actordbg.curve.measurements import BY, PADDED, SEQ_LEN, Measurements, Point
 from actordbg.report.blocks import Block, Grid, Heading, Items, Paragraph, seconds
@@ -136,12 +136,17 @@ def _longest(answer: CurvesAnswer, budget: float) -> list[Block]:
         if one.longest is not None:
             found = one.longest
             over = "-" if found.too_long is None else f"{found.too_long:,}"
-            rows.append((one.label, _or_dash(found.measured), over, _by_curve(found), found.how))
+            rows.append((one.label, _or_dash(found.measured), over, _by_curve(found), _how(found)))
     columns = ("", "ran and fits", "too long", "by the curve", "")
     texts = [text for one in answer.curves if one.longest for text in _remarks(one, one.longest)]
     blocks: list[Block] = [Heading(f"Longest {_unit(answer.by)} in {shown_budget(budget, answer.quantity)}", 2)]
     blocks.append(Grid(columns, tuple(rows), frozenset({""})))
     return blocks + ([Items(tuple(texts))] if texts else [])
+
+
+def _how(found: Longest) -> str:
+    """Where the answer is from; empty where nothing ran too long and no curve says anything."""
+    return "" if found.how == EXTRAPOLATED and found.by_curve is None else found.how
 
 
 def _by_curve(found: Longest) -> str:

@@ -70,7 +70,7 @@ def dumps_page(store: Store, asked: Asked) -> str:
     catalog = query.open_fresh(store, where)
     count = query.count_dumps(catalog, where)
     rows = query.select_dumps(catalog, where, order="newest", limit=SHOWN)
-    words = ["actordbg", "replay", *(["--where", where] if where else [])]
+    words = ["actordbg", "replay", *(["--where", where] if where else ["--all"])]
     told = f"{plural(count, 'dump')}" + (f", the newest {SHOWN} of them below" if count > SHOWN else "")
     blocks: list[Block] = [Heading("dumps", 1), Paragraph(told), Items((f"command: {' '.join(map(in_shell, words))}",))]
     columns = ("dump", "run", "rank", "B", "S", "tokens", "role", "status", "kept for", "bytes", "when")

@@ -50,6 +50,12 @@ def test_every_configuration_has_its_points_curve_and_longest_length(replayed: S
     assert "the process's resident memory" in " ".join(invoke(replayed, "memory", "--explain").stdout.split())
 
 
+def test_a_longest_length_that_no_curve_gives_is_not_called_extrapolated(store: Store):
+    keep(store, run("r1", memory=lambda n: 1e9))
+    text = shown(invoke(store, "memory", "--budget", "80GB"))
+    assert re.search(r"\n  A +2,048 +- +-\n", text) and "the curve never reaches the budget" in text
+
+
 def test_times_show_each_pass(replayed: Store):
     text = shown(invoke(replayed, "time", "r2", "--budget", "1s", "--of", "backward"))
     assert "backward time by seq_len" in text and "Longest seq_len in 1.00 s" in text

@@ -91,6 +91,9 @@ def test_lists_begin_with_the_newest_and_say_when(store: Store):
     create_dumps(store, 1, 1, 8, run="second")
     page = dumps_page(store, {})
     assert page.index("/runs/second") < page.index("/runs/first") and "s ago</td>" in page
+    assert "actordbg replay --all<" in page and "actordbg replay --where &#x27;rank = 0&#x27;<" in dumps_page(
+        store, {"rank": "0"}
+    )
     assert ">yes</span>" in dump_page(store, "last") and ">True<" not in dump_page(store, "last")
 
 
