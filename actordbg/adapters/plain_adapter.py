@@ -1,7 +1,8 @@
 """A loop of one's own, and `Trainer` of transformers: each `model(**batch)` of a transformers model with a language head.
 
-Such a model is met when it has been made (`post_init`). Calls with `labels` count the tokens that have one, others all. A call
-with a cache (`generate`) is none of a training, nor is one that gets embeddings. `Trainer` is asked for its step.
+Such a model is met when it has been made (`post_init`). Calls with `labels` count the tokens that have one, others all;
+the first token behind padding on the left counts in neither, since no model predicts it. A call with a cache (`generate`) is
+none of a training, nor is one that gets embeddings. `Trainer` is asked for its step.
 """
 
 from __future__ import annotations
@@ -28,10 +29,16 @@ def _rows(call: Mapping[str, Any]) -> Rows | None:
         sequences=ids,
         attention_mask=mask,
         positions=call.get("position_ids") if mask is None else None,
-        action_mask=None if labels is None else labels[:, 1:] != -100,
+        action_mask=None if labels is None else _counted(labels, mask),
         step=None if trainer is None else trainer.state.global_step,
         more={name: one for name, one in call.items() if hasattr(one, "dim") and one.dim() and name not in _READ},
     )
+
+
+def _counted(labels: Any, mask: Any) -> Any:
+    """Which next tokens count: those with a label, but for what stands behind padding, which no model predicts."""
+    counted = labels[:, 1:] != -100
+    return counted if mask is None or mask.dim() != 2 or mask.shape != labels.shape else counted & (mask[:, :-1] != 0)
 
 
 def _note_trainer(call: Mapping[str, Any]) -> None:

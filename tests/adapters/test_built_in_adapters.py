@@ -94,6 +94,9 @@ def test_plain_calls_count_their_labels_and_a_step_of_generate_is_none() -> None
     rows = seam.rows(call | {"token_type_ids": MASK, "past_key_values": None})
     assert rows is not None and rows.action_mask is not None and list(rows.more) == ["token_type_ids"]
     assert rows.action_mask.int().tolist() == [[0, 0, 0, 1, 1], [0, 1, 1, 1, 0]]
+    padded = seam.rows(call | {"labels": torch.where(MASK != 0, IDS, -100)})
+    assert padded is not None and padded.action_mask is not None
+    assert padded.action_mask.int().tolist() == [[0, 0, 1, 1, 1], [1, 1, 1, 1, 0]]
     without = seam.rows({"self": MODEL, "input_ids": IDS})
     assert without is not None and without.action_mask is None and without.step is None
     assert seam.rows(call | {"past_key_values": ()}) is None and seam.rows(call | {"input_ids": None}) is None
