@@ -76,7 +76,11 @@ def run_planned(
         output.note(f"left out {output.plural(count, 'dump')}: {reason}")
     known = tuple(asdict(finding) for finding in findings)
     if dry_run:
-        note, shares = f"{_plan_text(spec)}{_lasts(store, spec)}", shares_of(spec)
+        done = read_results(store.replays / spec.replay_id)
+        left = replace(spec, inputs=tuple(one for one in spec.inputs if one.dump_id not in done))
+        lasts = _lasts(store, left) if left.inputs else "; nothing is left to do"
+        note = f"{_plan_text(spec)}{f'; {len(spec.inputs) - len(left.inputs):,} are done' * bool(done)}{lasts}"
+        shares = shares_of(left)
         return ReplayAnswer(
             None, "planned", len(spec.inputs), skipped=plan.skipped, findings=known, note=note, shares=shares
         ), None
@@ -91,7 +95,7 @@ def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder, quiet: bool) -
     """
     done = len(read_results(store.replays / spec.replay_id))
     problem: Exception | None = None
-    begun = False
+    begun = interrupted = False
     restarts = 0
     lines: list[str] = []
     prompts = Relay() if stops.terminal and stops.debugpy is None else None
@@ -118,12 +122,14 @@ def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder, quiet: bool) -
             advance(done, note="starting the workers")
             supervise.run_replay(store, spec, on_event, on_tick=on_tick, stops=stops, prompts=prompts)
     except KeyboardInterrupt:
+        interrupted = True
         output.note(f"interrupted; what is done is kept, `actordbg replay --resume {spec.replay_id}` goes on")
     except (ActordbgError, OSError) as error:
         if not begun:
             raise
         problem = error
-    return answer_of(store, spec, restarts), problem
+    answer = answer_of(store, spec, restarts)
+    return replace(answer, status="interrupted") if interrupted and answer.status != "complete" else answer, problem
 
 
 def _somebody(spec: ReplaySpec, stops: StopOrder, at: str) -> str:

@@ -99,6 +99,17 @@ class TestAReplayThatIsGivenUp:
         answer = json.loads(result.stdout)
         assert (answer["status"], answer["passed"], answer["crashed"], answer["not_run"]) == ("failed", 1, 1, 1)
         assert answer["restarts"] == 3
+        planned = CliRunner().invoke(app, [*arguments, "--dry-run"])
+        assert planned.exit_code == 0 and "3 inputs" in planned.stdout and "; 2 are done; " in planned.stdout
+
+    def test_an_interruption_that_left_no_word_is_one(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupted(*_: Any, **__: Any) -> None:
+            raise KeyboardInterrupt
+
+        spec = written_spec(store)
+        monkeypatch.setattr(supervise, "run_replay", interrupted)
+        result = CliRunner().invoke(app, ["--store", str(store.root), "replay", "--resume", spec.replay_id])
+        assert result.exit_code == 130 and "(interrupted): 3 inputs, 3 not run" in result.stdout
 
     def test_as_text_and_in_the_catalog_too(self, store: Store, spec: ReplaySpec) -> None:
         result = CliRunner().invoke(app, ["--store", str(store.root), "replay", "--resume", spec.replay_id])
