@@ -35,7 +35,7 @@ def resolve(name: str, ids: Sequence[str], what: str, *, made_by: str, error: ty
         raise error(f"there is no {what} yet", hint=f"`actordbg {made_by}` makes one")
     if found:
         raise error(f"several ids begin with {name!r:.80}: {_some(found)}", hint="write more of the id")
-    raise error(f"no {what} has the id {name!r:.80}", hint=f"the newest: {_some(ids)}; `{LAST}` means the last of them")
+    raise error(f"no {what} has the id {name!r:.80}", hint=f"the newest: {_some(ids)}, or `{LAST}`")
 
 
 def is_own(path: Path) -> bool:
