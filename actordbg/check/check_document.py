@@ -17,6 +17,7 @@ from actordbg.config.as_ran import as_ran, label
 from actordbg.config.replay_config import TINY, TOY_MODEL
 from actordbg.formats.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord, Figures
 from actordbg.formats.law_answer import answers_of, violations
+from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
 from actordbg.report.blocks import Block, Heading, Items, Paragraph, number, rate, seconds
 from actordbg.report.comparison_document import flat_where_it_matters
 from actordbg.report.law_summary import violation_in_words
@@ -170,6 +171,8 @@ def _not_judged(found: CheckFound, one: ReplaySummary, toy: bool) -> Iterator[st
     """What the verdict says nothing about."""
     if toy:
         yield "your model"
+    if found.golden is not None and found.golden.verdict == MISMATCH and RECORDED_WEIGHTS not in found.data.resolved:
+        yield "whether the model has the weights of that moment (run --hash-weights)"
     if found.comparison is not None:
         yield from found.comparison.unjudged
         left = [dump for dump in (found.golden.dumps if found.golden else ()) if dump.verdict == NOT_COMPARED]

@@ -117,6 +117,7 @@ class TestWhatTheRunGot:
         assert answer.sentence.startswith(
             "WRONG: in 1 of 2 dumps what the run itself got is not what its model gives in fp32: log-probs by up to 1.5 nats; not judged: "
         )
+        assert answer.not_judged[0] == "whether the model has the weights of that moment (run --hash-weights)"
 
     def test_entropies_alone_are_named_so(self, store: Store) -> None:
         assert "in 2 of 2 dumps" in (said := self.answer(store, entropy=3.25).said)
