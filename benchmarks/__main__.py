@@ -1,8 +1,8 @@
 """All benchmarks in one command: `make bench`, or `python -m benchmarks [NAME...|all]`, as a table in Markdown.
 
 A row says what is measured, ours, theirs, their ratio (or what else the goal speaks of), the goal, whether it is met, and the
-conditions: shapes, threads, repeats, and what repeats scatter by. Without a name: the rows that have a goal, in ten minutes of
-two quiet cores; their sum is printed at the end. `all`: the others too, which train, or start Ray.
+conditions: shapes, threads, repeats, and what repeats scatter by. Without a name: the rows that have a goal, in five to ten
+minutes of two quiet cores; their sum is printed at the end. `all`: the others too, which train, or start Ray.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ def check(
         bool, typer.Option("--github", rich_help_panel=_FOR, help="Annotate the GitHub workflow that runs this.")
     ] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Where the page goes (default: into the store's reports/).")
+        Path | None,
+        typer.Option("--html", "-o", metavar="FILE", help="Where the page goes (default: into the store's reports/)."),
     ] = None,
     opened: Annotated[bool, typer.Option("--open", help="Show the page in the browser.")] = False,
     format: FormatOption = None,

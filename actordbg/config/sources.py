@@ -86,7 +86,9 @@ def load_settings(store_flag: str | Path | None = None, start: Path | None = Non
 
 
 def _with_store(text: str, source: str, replay: dict[str, Any], file: str) -> Settings:
-    """The settings with a store by its folder or its URL. A `file://` is a folder."""
+    """The settings with a store by its folder or its URL. A `file://` is a folder; nothing at all would be the working folder."""
+    if not text.strip():
+        raise UsageError(f"{source} names no store: it is empty", hint=f"{source} DIR, or leave it out for ./{DEFAULT_STORE}")
     if text.startswith("file://"):
         return Settings(Path(text.removeprefix("file://")), source, replay, file)
     if "://" not in text:

@@ -103,6 +103,16 @@ class TestEnvironment:
         assert "unset it" in refused.value.hint
 
 
+@pytest.mark.parametrize("text", ["", " "])
+def test_a_store_without_a_name_is_not_the_working_folder(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--store "$STORE"` of a variable that is not set."""
+    with pytest.raises(UsageError, match="--store names no store"):
+        load_settings(text)
+    monkeypatch.setenv("ACTORDBG_STORE", text or " ")
+    with pytest.raises(UsageError, match="ACTORDBG_STORE names no store"):
+        load_settings()
+
+
 class TestAnothersFile:
     """An actordbg.toml of another user decides nothing, unless the user's own configuration lists its folder."""
 
