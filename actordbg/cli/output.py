@@ -181,7 +181,8 @@ def cell(value: Any) -> str:
 @contextmanager
 def progress(label: str, total: int | None, *, quiet: bool = False) -> Iterator[Callable[..., None]]:
     """A progress bar on standard error while the block runs; yields `advance(n=1, note="", total=None)`, where a
-    total that is given replaces the one that the bar began with. A no-op with `quiet`."""
+    total that is given replaces the one that the bar began with. A no-op with `quiet`.
+    A bar of which no step was made goes away."""
     if quiet:
         yield lambda n=1, note="", total=None: None
         return
@@ -194,6 +195,7 @@ def progress(label: str, total: int | None, *, quiet: bool = False) -> Iterator[
 
     with bar.drawn:
         yield advance
+        bar.end()
 
 
 def _plain(value: Any) -> Any:

@@ -77,6 +77,15 @@ class Bar:
         fields: dict[str, Any] = {"note": (note, now)} if note and note != task.fields["note"][0] else {}
         self.drawn.update(self._task, advance=n, total=total, **fields)
 
+    def end(self) -> None:
+        """All is done: nothing begins any more, and if there was nothing to do, there is nothing to show."""
+        task = self.drawn.tasks[0]
+        if not task.completed:
+            self.drawn.live.transient = True
+            self.drawn.update(self._task, visible=False)
+        elif task.total is None or task.completed >= task.total:
+            self.drawn.update(self._task, total=task.completed, note=("", self.drawn.get_time()))
+
 
 def time_left(steps: list[float], now: float, completed: float, total: float | None) -> float | None:
     """Seconds that are left, by the pace between the first step and the last one: [when, which, when, which]."""

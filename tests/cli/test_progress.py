@@ -26,7 +26,7 @@ from actordbg.store.layout import Store
 class Clocked:
     """A bar in a terminal of so many columns, at a time that the test sets."""
 
-    def __init__(self, total: float, width: int) -> None:
+    def __init__(self, total: float | None, width: int) -> None:
         self.now, self.screen = 0.0, io.StringIO()
         self.console = Console(file=self.screen, width=width, force_terminal=True, color_system=None, get_time=lambda: self.now)
         self.bar = Bar("replaying", total, self.console)
@@ -53,6 +53,20 @@ def test_the_clock_runs_behind_the_last_step_and_says_what_takes_so_long(width: 
     assert "2/3 0:00:32 eta 0:00:12 [12 s] compiling: S 18" in shown and len(shown) <= width
     assert "3/3 0:00:40" in bar.at(40, 1, "stopping the workers")
     assert "3/3 0:01:40  [60 s] stopping the workers" in bar.at(100)
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "left"),
+    [(0, 3, ""), (3, 3, "3/3 0:00:09"), (2, None, "2/2 0:00:09"), (2, 3, "2/3 0:00:09  stopping the workers")],
+)
+def test_what_is_left_of_a_bar_says_what_was_done(done: int, total: float | None, left: str) -> None:
+    """Not `0/3` where there was nothing to do, nor what was begun where it is over; of work that was left, how much."""
+    bar = Clocked(total, 80)
+    bar.at(9, done, "stopping the workers")
+    bar.bar.end()
+    with bar.console.capture() as shown:
+        bar.console.print(bar.bar.drawn)
+    assert shown.get().strip().endswith(left) and bool(shown.get().strip()) == bool(done)
 
 
 def test_a_replays_bar_says_the_input_that_compiles_and_that_workers_stop(store: Store) -> None:
