@@ -377,7 +377,7 @@ def _refused(node: Any) -> WhereError:
 def _unknown_column(name: str, quoted: bool) -> WhereError:
     near = difflib.get_close_matches(name.lower(), COLUMNS, n=1)
     meant = f'; did you mean "{near[0]}"?' if near else ""
-    hint = f"columns: {', '.join(COLUMNS)}"
+    hint = "`actordbg dump columns` lists the columns"
     if quoted or not near:
         hint = f"text goes in 'single quotes'; {hint}"
     return refusal(f"there is no column {shortened(name)!r}{meant}", hint)

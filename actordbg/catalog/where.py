@@ -57,6 +57,7 @@ MAX_OPERATORS = 200
 MAX_SIMPLE = 20
 _AND = re.compile(r"\sand\s", re.IGNORECASE | re.ASCII)
 _COMPARED = re.compile(r"\s*([a-z]\w*)\s*([<>]=?|<>|!=|==?)\s*(?:(\d{1,15}(?:\.\d{1,9})?)|'([\w .:/+-]*)')\s*\Z", re.ASCII)
+_CLAUSE = re.compile(r"\b(order\s+by|limit)\b", re.IGNORECASE)
 _SIGNS = {"==": "=", "<>": "IS NOT", "!=": "IS NOT"}
 
 
@@ -214,7 +215,8 @@ def _parse(text: str) -> Any:
         _check_tokens(tokens, text)
         trees = dialect.parser(error_level=sqlglot.ErrorLevel.RAISE).parse_into(exp.Condition, tokens, text)
     except SqlglotError as error:
-        raise refusal(f"cannot be understood: {_reason(error, text)}") from None
+        hint = "a condition selects; --order, and --limit or --max-inputs, are options" if _CLAUSE.search(text) else ""
+        raise refusal(f"cannot be understood: {_reason(error, text)}", hint) from None
     except RecursionError:
         raise _too_deep() from None
     if len(trees) != 1 or trees[0] is None:

@@ -348,3 +348,18 @@ def test_plain_comparisons_are_understood_as_the_parser_understands_them(monkeyp
     monkeypatch.setattr(where, "_parse", lambda text: pytest.fail("the parser was asked"))
     assert compile_where("seq_len>4k and status!='passed'").params == (4000, "passed")
     assert compile_where("timestamp>'2025-06-19 05:26'").params == (to_micros("2025-06-19T05:26:00.000000Z"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("seqlen > 5", "`actordbg dump columns` lists the columns"),
+        ("role = policy", "text goes in 'single quotes'; `actordbg dump columns` lists the columns"),
+        ("seq_len > 5 ORDER  BY seq_len", "--order, and --limit or --max-inputs, are options"),
+        ("seq_len > 5 limit 3", "--order, and --limit or --max-inputs, are options"),
+    ],
+)
+def test_a_hint_names_what_there_is_in_a_line(text: str, hint: str) -> None:
+    with pytest.raises(WhereError) as refused:
+        compile_where(text)
+    assert refused.value.hint.endswith(hint) and len(refused.value.hint) < 80
