@@ -120,12 +120,21 @@ class LegacyDump:
         return self.tensors["sequences"].shape[1]
 
 
+_PROTOCOL = b"\x80"
+"""What a pickle of protocol 2 or later begins with."""
+
+
 def decode(data: bytes) -> LegacyDump:
     """Read one old pickle without executing anything. Raises UnsafeInput or CorruptDump, and nothing else."""
     if data[:4] == b"PK\x03\x04":
         raise CorruptDump("written by torch.save, not by the old recorder's pickle.dump", hint=CORRUPT_HINT)
     machine = Machine(data, 0, len(data), _NAMES)
-    content = machine.run()
+    try:
+        content = machine.run()
+    except CorruptDump:
+        if data[:1] == _PROTOCOL or not data:
+            raise
+        raise CorruptDump("not a pickle: those of an actor dump begin with the byte 0x80", hint=CORRUPT_HINT) from None
     if machine.position != len(data):
         raise CorruptDump(f"{len(data) - machine.position} bytes behind the end of the pickle", hint=CORRUPT_HINT)
     if type(content) is not dict:

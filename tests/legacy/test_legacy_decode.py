@@ -214,3 +214,9 @@ def test_the_real_dumps_equal_what_torch_reads(shared_dumps: Path):
             assert_same(tensor, theirs[name])
         assert dump.rank == theirs["rank"] and dump.stamp == theirs["timestamp"]
         assert all(theirs[key] == value and type(theirs[key]) is type(value) for key, value in dump.arguments.items())
+
+
+@pytest.mark.parametrize("text", ["root:x:0:0:root:/root:/bin/bash\n", '{"a": 1}\n', "# A page\n\nof words\n"])
+def test_a_text_is_called_no_pickle(text: str) -> None:
+    with pytest.raises(CorruptDump, match="not a pickle"):
+        decode(text.encode())
