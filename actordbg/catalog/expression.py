@@ -375,6 +375,8 @@ def _refused(node: Any) -> WhereError:
 
 
 def _unknown_column(name: str, quoted: bool) -> WhereError:
+    if name == "None":
+        return refusal("None is not a value of SQL", "what is not there is null: role is null")
     near = difflib.get_close_matches(name.lower(), COLUMNS, n=1)
     meant = f'; did you mean "{near[0]}"?' if near else ""
     hint = "`actordbg dump columns` lists the columns"

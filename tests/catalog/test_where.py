@@ -356,6 +356,7 @@ def test_plain_comparisons_are_understood_as_the_parser_understands_them(monkeyp
         ("seqlen > 5", "`actordbg dump columns` lists the columns"),
         ("role = policy", "text goes in 'single quotes'; `actordbg dump columns` lists the columns"),
         ("seq_len > 5 ORDER  BY seq_len", "--order, and --limit or --max-inputs, are options"),
+        ("role = None", "what is not there is null: role is null"),
         ("seq_len > 5 limit 3", "--order, and --limit or --max-inputs, are options"),
     ],
 )
