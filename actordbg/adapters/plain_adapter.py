@@ -24,21 +24,18 @@ def _rows(call: Mapping[str, Any]) -> Rows | None:
     if ids is None or call.get("past_key_values") is not None or head() is None:
         return None
     trainer = _trainers.get(model, lambda: None)()
+    counted: Any = None if labels is None else labels[:, 1:] != -100
+    if labels is not None and mask is not None and mask.shape == labels.shape:
+        counted = counted & (mask[:, :-1] != 0)  # what stands behind padding is predicted by no model
     return Rows(
         model=model,
         sequences=ids,
         attention_mask=mask,
         positions=call.get("position_ids") if mask is None else None,
-        action_mask=None if labels is None else _counted(labels, mask),
+        action_mask=counted,
         step=None if trainer is None else trainer.state.global_step,
         more={name: one for name, one in call.items() if hasattr(one, "dim") and one.dim() and name not in _READ},
     )
-
-
-def _counted(labels: Any, mask: Any) -> Any:
-    """Which next tokens count: those with a label, but for what stands behind padding, which no model predicts."""
-    counted = labels[:, 1:] != -100
-    return counted if mask is None or mask.dim() != 2 or mask.shape != labels.shape else counted & (mask[:, :-1] != 0)
 
 
 def _note_trainer(call: Mapping[str, Any]) -> None:

@@ -85,8 +85,8 @@ def _as_python_reads(data: bytes, dump: LegacyDump) -> None:
         assert all(theirs[name] == value for name, value in dump.arguments.items())
 
 
-class _Inert(pickle.Unpickler):
-    """Python's own, with names that do nothing."""
+class _Inert(pickle._Unpickler):  # type: ignore[name-defined,misc]
+    """Python's own, with names that do nothing. The one in Python: at a frame inside of a frame that in C reads on elsewhere."""
 
     def find_class(self, module: str, name: str) -> object:
         assert (module, name) in KNOWN, f"{module}.{name} was accepted"

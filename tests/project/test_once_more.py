@@ -45,6 +45,18 @@ def test_only_what_passes_alone_is_forgiven(tmp_path: Path, bad: int, unsteady: 
     assert ("UNSTEADY" in second.stdout) == (code == 0)
 
 
+@pytest.mark.slow
+def test_what_fails_by_chance_has_found_something(tmp_path: Path) -> None:
+    """Other inputs would be drawn, and the finding would be gone."""
+    folder = tmp_path / "tests" / "fuzz"
+    folder.mkdir(parents=True)
+    (folder / "test_these.py").write_text(TESTS.format(bad=0, unsteady=1))
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    assert run(tmp_path, "-m", "pytest", "-q").returncode == 1
+    again = run(tmp_path, str(ONCE_MORE), "1")
+    assert (again.returncode, again.stdout) == (1, "")
+
+
 def test_what_is_no_failed_test_is_not_tried_again(tmp_path: Path) -> None:
     """Interrupted, a wrong option, nothing collected: pytest's code stays."""
     for code in (0, 2, 3, 4, 5):
