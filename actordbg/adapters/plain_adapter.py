@@ -25,7 +25,7 @@ def _rows(call: Mapping[str, Any]) -> Rows | None:
         return None
     trainer = _trainers.get(model, lambda: None)()
     counted: Any = None if labels is None else labels[:, 1:] != -100
-    if labels is not None and mask is not None and mask.shape == labels.shape:
+    if labels is not None and mask is not None and getattr(mask, "shape", None) == labels.shape:
         counted = counted & (mask[:, :-1] != 0)  # what stands behind padding is predicted by no model
     return Rows(
         model=model,
