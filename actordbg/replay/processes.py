@@ -25,6 +25,9 @@ GONE = "gone"
 TERMINATED = int(signal.SIGTERM)
 """The wait status of a process that SIGTERM ended."""
 
+_LOOKS = 5
+"""How often a process is asked for its environment, a millisecond apart, while that is empty."""
+
 
 @dataclass(frozen=True)
 class Stat:
@@ -123,19 +126,31 @@ def session_members(session: int, mark: str | None = None) -> list[int]:
         if entry.isdigit():
             pid = int(entry)
             stat = read_stat(pid)
-            if stat is not None and stat.state not in "ZX" and (stat.session == session or _carries(pid, mark)):
+            if stat is not None and stat.state not in "ZX" and (stat.session == session or _carries(pid, mark, stat.session)):
                 members.append(pid)
     return members
 
 
-def _carries(pid: int, mark: str | None) -> bool:
-    """Whether the process was started with this in its environment; no for processes of other users."""
+def _carries(pid: int, mark: str | None, session: int) -> bool:
+    """Whether the process was started with this in its environment; no for processes of other users.
+
+    In the middle of its exec a process has an empty one for a moment, and the kernel's own, of session 0, have none ever.
+    """
     if mark is None or pid == os.getpid():
         return False
+    environment, looks = _environment(pid), 1
+    while environment == b"" and session and looks < _LOOKS:
+        time.sleep(0.001)
+        environment, looks = _environment(pid), looks + 1
+    return mark.encode() in (environment or b"").split(b"\0")
+
+
+def _environment(pid: int) -> bytes | None:
+    """What a process was started with; None if it is gone or another user's."""
     try:
-        return mark.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        return Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
-        return False
+        return None
 
 
 def end_session(session: int, grace_s: float = 2.0, *, mark: str | None = None) -> None:

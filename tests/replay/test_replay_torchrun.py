@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.replay_record import ReplayInput, ReplaySpec
 from actordbg.formats.store_files import make_folder
+from actordbg.replay import processes
 from actordbg.replay.launch import Group, Launched, _start, child_environment, groups_of, launch, torchrun_command
 from actordbg.replay.processes import session_members
 from actordbg.replay.supervise import run_replay
@@ -42,6 +44,22 @@ def test_a_process_that_left_the_launchers_session_is_ended_too(tmp_path: Path) 
     assert session_members(launched.session, launched.mark) == [left]
     launched.end()
     assert session_members(launched.session, launched.mark) == []
+
+
+def test_a_process_in_the_middle_of_its_exec_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its environment is empty for a moment; a launcher that is ended then would leave it behind."""
+    read, asked = processes._environment, Counter[int]()
+
+    def at_first_empty(pid: int) -> bytes | None:
+        asked[pid] += 1
+        return b"" if asked[pid] < 3 else read(pid)
+
+    monkeypatch.setattr(processes, "_environment", at_first_empty)
+    with subprocess.Popen(["sleep", "600"], env={"MARKED": "here"}, start_new_session=True) as sleeping:
+        try:
+            assert session_members(-1, "MARKED=here") == [sleeping.pid]
+        finally:
+            sleeping.kill()
 
 
 @pytest.mark.parametrize(
