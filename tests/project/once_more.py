@@ -26,7 +26,12 @@ def main(exit_code: int) -> int:
     """The exit code of the whole: 0 only where every test that failed passed alone."""
     if exit_code != TESTS_FAILED:
         return exit_code
-    failed = list(json.loads(FAILED.read_text()))
+    try:
+        failed = list(json.loads(FAILED.read_text()))
+    except (OSError, ValueError) as error:
+        print(f"nothing can be tried again: pytest left no list of the tests that failed ({error})", file=sys.stderr)
+        print("run it with its cache (without `-p no:cacheprovider`), in a folder that can be written", file=sys.stderr)
+        return exit_code
     if not 0 < len(failed) <= AT_MOST or any(name.startswith(BY_CHANCE) for name in failed):
         return exit_code
     print(f"\n{len(failed)} failed beside other tests: once more, alone\n", flush=True)

@@ -64,5 +64,18 @@ def test_what_is_no_failed_test_is_not_tried_again(tmp_path: Path) -> None:
         assert (again.returncode, again.stdout, again.stderr) == (code, "", "")
 
 
+@pytest.mark.parametrize("left", [None, "", "{"])
+def test_without_a_list_of_what_failed_it_says_so(tmp_path: Path, left: str | None) -> None:
+    """A run with `-p no:cacheprovider` leaves none, a full disk an empty one."""
+    if left is not None:
+        listed = tmp_path / ".pytest_cache" / "v" / "cache" / "lastfailed"
+        listed.parent.mkdir(parents=True)
+        listed.write_text(left)
+    again = run(tmp_path, str(ONCE_MORE), "1")
+    assert (again.returncode, again.stdout) == (1, "")
+    assert again.stderr.startswith("nothing can be tried again: pytest left no list of the tests that failed")
+    assert "Traceback" not in again.stderr
+
+
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *words], cwd=folder, capture_output=True, text=True, check=False)
