@@ -15,7 +15,7 @@ from actordbg.actor.weights_version import versions_of
 from actordbg.base.errors import NothingToDo, Unsupported, UsageError
 from actordbg.base.ids import MOST_NAMED
 from actordbg.catalog import presets
-from actordbg.catalog.query import dump_extent, open_fresh, select_dumps
+from actordbg.catalog.query import count_dumps, dump_extent, open_fresh, select_dumps
 from actordbg.catalog.why_nothing import reasons
 from actordbg.cli import output
 from actordbg.cli.input_options import ChosenInputs
@@ -160,6 +160,8 @@ def what_there_is(store: Store, where: str | None) -> str:
     count, shortest, longest = dump_extent(store)
     if not count:
         return "the store holds no dumps: `actordbg dump enable`, `dump import` or `dump create` bring some"
+    if where and (matching := count_dumps(open_fresh(store, where), where)):
+        return f"of the dumps that match {where} ({matching:,}) none can be replayed"
     if where:
         return f"no dump matches {where}; {'; '.join(reasons(open_fresh(store), where))}"
     return f"no dump can be replayed; the store holds {output.plural(count, 'dump')} with seq_len {shortest} to {longest}"

@@ -11,9 +11,9 @@ from typing import Any
 import typer
 
 from actordbg.actor.hub_model import find_model
-from actordbg.base.errors import StoreProblem, UsageError
+from actordbg.base.errors import UsageError
 from actordbg.cli import output
-from actordbg.cli.chosen_inputs import asked_for, chosen_order, planned, what_there_is
+from actordbg.cli.chosen_inputs import asked_for, chosen_order, nothing_to, planned
 from actordbg.cli.input_options import ChosenInputs
 from actordbg.cli.options import command_line
 from actordbg.cli.setting_options import TRAINING_AXES
@@ -52,7 +52,7 @@ def new_train_check(
     for reason, count in plan.skipped.items():
         output.note(f"left out {output.plural(count, 'dump')}: {reason}")
     if not plan.spec.inputs:
-        raise StoreProblem(f"nothing to train on: {what_there_is(store, narrowed.where)}", hint="choose dumps with --where")
+        raise nothing_to("train on", store, narrowed)
     defaults, facts = defaults_of(store.root, plan.spec.inputs), gather_facts()
     find_model(base.model)
     chosen = choose(base, defaults, facts)

@@ -12,7 +12,7 @@ from actordbg.cli import output
 from actordbg.cli.completion import complete_replays
 from actordbg.cli.engine_options import EngineOptions
 from actordbg.cli.input_options import MOST_UNASKED, ChosenInputs, Shuffle
-from actordbg.cli.options import ConfirmOption, Json, Quiet, approve, require_some, settings_of, takes, typed_options
+from actordbg.cli.options import ConfirmOption, Json, Quiet, approve, settings_of, takes, typed_options
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 from actordbg.cli.stop_options import StopOptions
 
@@ -64,6 +64,7 @@ def replay(
         asked_for,
         chosen_order,
         is_left_to_rank_0,
+        nothing_to,
         opened,
         planned,
         recorded_model,
@@ -107,11 +108,13 @@ def replay(
         given = flags.keys() | asked.sources.keys()
         own = recorded_model(store, plan.spec) if asked.config.model == TINY and "model" not in given else None
         answer = replace(answer, settings_from=asked.sources, recorded_model=own)
-    output.emit(answer, render, as_json)
+    if answer.selected or as_json:
+        output.emit(answer, render, as_json)
+    if not answer.selected:
+        raise nothing_to("replay", store, inputs)
     if problem is not None:
         raise problem
     if answer.status == "interrupted":
         raise typer.Exit(130)
     if not answer.good and not dry_run:
         raise typer.Exit(1)
-    require_some(answer.selected, inputs.allow_empty)

@@ -62,6 +62,8 @@ def run_planned(
 ) -> tuple[ReplayAnswer, Exception | None]:
     """The answer, and the error that ended the replay before every input had its result, if one did."""
     spec = plan.spec
+    for reason, count in plan.skipped.items():
+        output.note(f"left out {output.plural(count, 'dump')}: {reason}")
     if not spec.inputs:
         note = what_there_is(store, spec.where)
         return ReplayAnswer(None, "nothing to replay", 0, skipped=plan.skipped, note=note), None
@@ -72,8 +74,6 @@ def run_planned(
         output.note(f"{finding.severity}[{finding.id}]: {finding.message}")
     for note in plan.notes:
         output.note(note)
-    for reason, count in plan.skipped.items():
-        output.note(f"left out {output.plural(count, 'dump')}: {reason}")
     known = tuple(asdict(finding) for finding in findings)
     if dry_run:
         done = read_results(store.replays / spec.replay_id)

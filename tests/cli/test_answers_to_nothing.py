@@ -16,7 +16,7 @@ from actordbg.dumps.create import create_dumps
 from actordbg.store.layout import Store
 
 SELECTING = (
-    "replay", "replay --dry-run", "matrix", "noise", "dump export --out OUT", "dump pack", "dump unpack", "dump prune",
+    "replay", "replay --dry-run", "matrix", "noise", "train-check", "dump export --out OUT", "dump pack", "dump unpack", "dump prune",
     "dump prune --yes", "dump verify", "dump ls",
 )  # fmt: skip
 
@@ -60,6 +60,7 @@ def test_a_list_in_json_is_whole_and_on_a_terminal_fifty(sixty: Store):
         (("--store", "STORE", "dump", "ls", "--where", "nonsense=1", "--json"), "where"),
         (("--store", "STORE", "report", "no-such-replay", "--format", "json"), "usage"),
         (("--store", "STORE", "matrix", "--where", "seq_len>9999", "--json"), "nothing"),
+        (("--store", "STORE", "train-check", "--where", "seq_len>9999", "--json"), "nothing"),
         (("dump", "ls", "--jsn", "--json"), "usage"),
     ],
 )

@@ -20,7 +20,16 @@ from replaycases import old_pickle, publish
 from roots import ROOT, SUPPORT
 from typer.testing import CliRunner
 
-from actordbg.base.errors import ActordbgError, CorruptDump, LaunchProblem, StoreProblem, Unsupported, UsageError, WhereError
+from actordbg.base.errors import (
+    ActordbgError,
+    CorruptDump,
+    LaunchProblem,
+    NothingToDo,
+    StoreProblem,
+    Unsupported,
+    UsageError,
+    WhereError,
+)
 from actordbg.base.ids import new_replay_id
 from actordbg.cli import output
 from actordbg.cli.app import app
@@ -155,16 +164,23 @@ def test_a_condition_selects_and_max_inputs_cuts(store: Store) -> None:
 
 def test_nothing_selected_is_said_with_what_there_is_and_has_an_exit_code_of_its_own(store: Store) -> None:
     publish(store, 2, length=64)
-    result = invoke(store, "--where", "seq_len>4096")
-    assert result.exit_code == 5
-    assert "no dump matches seq_len>4096; seq_len > 4096 selects none of 2: seq_len is 64 to 64" in result.stdout
-    answer = json.loads(invoke(store, "--where", "seq_len>4096", "--json").stdout)
-    assert (answer["replay_id"], answer["selected"]) == (None, 0)
+    reason = "no dump matches seq_len>4096; seq_len > 4096 selects none of 2: seq_len is 64 to 64"
+    for mode in ([], ["--dry-run"]):
+        with pytest.raises(NothingToDo, match="nothing to replay: no dump matches") as caught:
+            invoke(store, "--where", "seq_len>4096", *mode)
+        assert reason in caught.value.message and "--allow-empty" in caught.value.hint
+    allowed = invoke(store, "--where", "seq_len>4096", "--allow-empty")
+    assert (allowed.exit_code, allowed.stdout) == (0, "") and reason in allowed.stderr
+    for mode in ([], ["--allow-empty"]):
+        done = CliRunner().invoke(app, ["--store", str(store.root), "replay", "--where", "seq_len>4096", "--json", *mode])
+        answer = json.loads(done.stdout)
+        assert (answer["replay_id"], answer["selected"], answer["note"]) == (None, 0, reason)
     assert list(store.replays.glob("*")) == []
 
 
 def test_an_empty_store_says_how_dumps_come_about(store: Store) -> None:
-    assert "dump import" in invoke(store).stdout
+    with pytest.raises(NothingToDo, match="dump import"):
+        invoke(store)
 
 
 def test_a_plan_says_what_each_rank_gets(store: Store) -> None:
@@ -228,8 +244,12 @@ def test_the_model_that_the_dumps_name_is_asked_for_at_a_terminal_and_nowhere_el
 
 def test_dumps_that_cannot_be_replayed_are_left_out_and_counted(store: Store) -> None:
     publish(store, 2, replayable=False, extra={"pixel_values": "not storable"})
-    result = invoke(store, "--dry-run")
-    assert "no dump can be replayed" in result.stdout
+    with pytest.raises(NothingToDo, match="no dump can be replayed; the store holds 2 dumps"):
+        invoke(store, "--dry-run")
+    with pytest.raises(NothingToDo, match=r"of the dumps that match rank=0 \(2\) none can be replayed"):
+        invoke(store, "--dry-run", "--where", "rank=0")
+    allowed = invoke(store, "--where", "rank=0", "--allow-empty")
+    assert "left out 2 dumps: " in allowed.stderr
 
 
 def test_an_input_file_is_replayed_wherever_it_lies(store: Store, tmp_path: Path) -> None:
