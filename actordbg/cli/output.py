@@ -97,14 +97,19 @@ def _wrapped(text: str, stream: Any, rest: str = "  ") -> str:
     return "\n".join(lines).replace(_HELD, " ")
 
 
+def can_ask() -> bool:
+    """Whether a question can be seen and answered."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
 def agreed(text: str) -> bool:
     """Whether the user at the terminal goes on with this; False where nobody can be asked."""
-    return sys.stdin.isatty() and sys.stderr.isatty() and typer.confirm(f"{in_line(text)}. Go on?", err=True)
+    return can_ask() and typer.confirm(f"{in_line(text)}. Go on?", err=True)
 
 
 def answered(question: str, usual: str) -> str | None:
     """What the user at the terminal answers, `usual` for Enter alone; None where nobody can be asked."""
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not can_ask():
         return None
     return str(typer.prompt(in_line(question), default=in_line(usual), err=True))
 

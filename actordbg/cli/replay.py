@@ -97,8 +97,8 @@ def replay(
         if not (dry_run or quiet or as_json) and (answers := ask_for_model(store, plan.spec, asked, flags)):
             asked = asked_for(ctx, flags)
             plan = planned(store, asked.config, inputs, chosen, answers)
-        if not (dry_run or everything or narrowed(inputs)):
-            ask_for_all(store, plan.spec)
+        if not (everything or narrowed(inputs)):
+            ask_for_all(store, plan.spec, dry_run=dry_run)
     if not dry_run and plan.spec.inputs:
         apart = settings_of(ctx).url is not None
         stopping = stopping.on(machines.engine, several_nodes=machines.spans_nodes(plan.spec.config), apart=apart)

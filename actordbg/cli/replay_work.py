@@ -38,10 +38,17 @@ def narrowed(inputs: ChosenInputs) -> bool:
     return inputs.where is not None or bool(inputs.max_inputs or inputs.input_file)
 
 
-def ask_for_all(store: Store, spec: ReplaySpec) -> None:
-    """Replay a whole store only if somebody wants that: UsageError where nobody can be asked."""
+def ask_for_all(store: Store, spec: ReplaySpec, *, dry_run: bool) -> None:
+    """Replay a whole store only if somebody wants that: UsageError where nobody can be asked.
+
+    A dry run says at a terminal that the replay will ask, and is refused elsewhere, as the replay would be.
+    """
     count = len(spec.inputs)
-    if count <= MOST_UNASKED or output.agreed(f"This replays all {count:,} dumps of the store{_lasts(store, spec)}"):
+    if count <= MOST_UNASKED:
+        return
+    if dry_run and output.can_ask():
+        return output.note(f"nothing selects among {count:,} dumps: without --dry-run this asks first, unless --all is given")
+    if output.agreed(f"This replays all {count:,} dumps of the store{_lasts(store, spec)}"):
         return
     raise UsageError(
         f"nothing selects among {count:,} dumps",

@@ -211,9 +211,15 @@ def test_a_plan_says_how_long_it_may_take_by_what_was_replayed_like_it(store: St
 
 def test_a_whole_store_is_replayed_only_if_that_was_asked_for(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(store, 51, model_name="org/model")
-    with pytest.raises(UsageError, match="nothing selects among 51 dumps") as caught:
-        invoke(store)
-    assert "--all every one" in str(caught.value.hint) and not store.replays.exists()
+    for mode in ([], ["--dry-run"], ["--dry-run", "--json"]):
+        with pytest.raises(UsageError, match="nothing selects among 51 dumps") as caught:
+            invoke(store, *mode)
+        assert "--all every one" in str(caught.value.hint) and not store.replays.exists()
+    assert "51 inputs" in invoke(store, "--dry-run", "--all").stdout
+    with monkeypatch.context() as at_terminal:
+        at_terminal.setattr(output, "can_ask", lambda: True)
+        plan = invoke(store, "--dry-run")
+    assert "51 inputs" in plan.stdout and "asks first, unless --all is given" in plan.stderr
     monkeypatch.setattr(supervise, "run_replay", lambda *given, **more: None)
     for way in (["--all"], ["--max-inputs", "51"], ["--where", "rank=0"], ["--diverse", "60"]):
         assert "your model     the dumps recorded it: --model org/model" in invoke(store, *way).stdout
