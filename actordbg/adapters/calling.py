@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
+from actordbg.adapters.find_adapter import cannot_import
 from actordbg.adapters.seam import Rows
-from actordbg.base.errors import EnvironmentProblem, Unsupported
+from actordbg.base.errors import Unsupported
 
 
 def function(where: str) -> Any:
@@ -28,10 +29,7 @@ def function(where: str) -> Any:
         for part in name.split("."):
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
-        raise EnvironmentProblem(
-            f"{where} cannot be imported: {error}; --through trainer needs the trainer installed, --through rows does not",
-            hint="--through rows",
-        ) from error
+        raise cannot_import(where, error) from error
     return inspect.unwrap(found)
 
 

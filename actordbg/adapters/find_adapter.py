@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 
 from actordbg.adapters.seam import Adapter, Seam
-from actordbg.base.fault import Unsupported
+from actordbg.base.fault import EnvironmentProblem, Unsupported
 
 GROUP = "actordbg.adapters"
 BUILT_IN = {
@@ -61,6 +61,28 @@ def calls_again(adapter: str) -> bool:
         return any(seam.again is not None for seam in find(adapter).seams)
     except Unsupported:
         return False
+
+
+def cannot_import(where: str, why: object) -> EnvironmentProblem:
+    """What to raise where a trainer's function is asked for and cannot be imported."""
+    return EnvironmentProblem(
+        f"{where} cannot be imported: {why}; --through trainer needs the trainer installed, --through rows does not",
+        hint="--through rows",
+    )
+
+
+def absent_trainer(adapter: str) -> EnvironmentProblem | None:
+    """What a call of its trainer's functions would raise where none of them is installed; nothing of the trainer is imported.
+
+    None of an adapter that is not ours: what its `again` imports is its own business.
+    """
+    from actordbg.base.imports import is_there  # not for a training
+
+    again = [seam for seam in find(adapter).seams if seam.again is not None] if adapter in BUILT_IN else []
+    packages = [seam.module.partition(".")[0] for seam in again]
+    if not again or any(is_there(package) for package in packages):
+        return None
+    return cannot_import(again[0].where, f"No module named {packages[0]!r}")
 
 
 def distribution_of(named: str) -> str:

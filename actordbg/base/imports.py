@@ -11,12 +11,24 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from importlib import import_module
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
+
+
+def is_there(package: str) -> bool:
+    """Whether this package can be found, here or by a process that `python -m` starts in this folder. Nothing of it is run."""
+    if package in sys.modules:
+        return True
+    try:
+        return find_spec(package) is not None or PathFinder.find_spec(package, [os.getcwd()]) is not None
+    except ImportError:
+        return False
 
 
 @contextlib.contextmanager

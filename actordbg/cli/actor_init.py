@@ -31,6 +31,7 @@ def init(
 
     Example: actordbg actor init --backend deepspeed --zero-stage 2 --packing --backward
     """
+    from actordbg.actor.find_trainer import find_trainer
     from actordbg.actor.hub_model import find_model
     from actordbg.actor.known_failures import check_config, refuse_hits
     from actordbg.base.owners import own_cache
@@ -41,6 +42,7 @@ def init(
     config = asked_for(ctx, settings).config
     findings = check_config(config)
     refuse_hits(findings)
+    find_trainer(config)
     find_model(config.model)
     for finding in findings:
         output.note(f"{finding.severity}[{finding.id}]: {finding.message}")

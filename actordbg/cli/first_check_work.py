@@ -10,6 +10,7 @@ from pathlib import Path
 
 import typer
 
+from actordbg.actor.find_trainer import find_trainer
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.base.errors import EnvironmentProblem
@@ -61,8 +62,10 @@ def require_torch() -> None:
 
 def run_with_bar(store: Store, spec: ReplaySpec, golden: bool, *, quiet: bool) -> CheckFound:
     """Run it with a bar over all that it computes. An interruption keeps what is done, and says how to go on."""
-    findings = check_config(spec.config, defaults=defaults_of(store.root, spec.inputs))
+    defaults = defaults_of(store.root, spec.inputs)
+    findings = check_config(spec.config, defaults=defaults)
     refuse_hits(findings)
+    find_trainer(spec.config, defaults)
     find_model(spec.config.model)
     for finding in findings if not quiet else ():
         output.note(f"{finding.severity}[{finding.id}]: {finding.message}")

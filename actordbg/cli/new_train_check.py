@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from actordbg.actor.find_trainer import find_trainer
 from actordbg.actor.hub_model import find_model
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
@@ -54,6 +55,7 @@ def new_train_check(
     if not plan.spec.inputs:
         raise nothing_to("train on", store, narrowed)
     defaults, facts = defaults_of(store.root, plan.spec.inputs), gather_facts()
+    find_trainer(base, defaults)
     find_model(base.model)
     chosen = choose(base, defaults, facts)
     cells = make_train_cells(configs, base, facts, defaults)

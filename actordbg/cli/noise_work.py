@@ -6,6 +6,7 @@ import textwrap
 from dataclasses import dataclass, field
 from typing import Any
 
+from actordbg.actor.find_trainer import find_trainer
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.cli import output
@@ -52,7 +53,9 @@ class NoiseAnswer:
 
 def run(store: Store, spec: ReplaySpec, *, quiet: bool) -> NoiseRecord:
     """Check the configuration, run all five replays with a progress bar, and leave the catalog up to date."""
-    refuse_hits(check_config(spec.config, defaults=defaults_of(store.root, spec.inputs)))
+    defaults = defaults_of(store.root, spec.inputs)
+    refuse_hits(check_config(spec.config, defaults=defaults))
+    find_trainer(spec.config, defaults)
     find_model(spec.config.model)
     total = len(spec.inputs) * (3 + len(VARIATIONS))
     with replaying(store, "measuring noise", total, quiet=quiet) as (catalog, advance):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, fields, replace
 
+from actordbg.actor.find_trainer import find_trainer
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.base.errors import ActordbgError, UsageError
@@ -74,8 +75,10 @@ def run_planned(
     if not spec.inputs:
         note = what_there_is(store, spec.where)
         return ReplayAnswer(None, "nothing to replay", 0, skipped=plan.skipped, note=note), None
-    findings = check_config(spec.config, defaults=defaults_of(store.root, spec.inputs))
+    defaults = defaults_of(store.root, spec.inputs)
+    findings = check_config(spec.config, defaults=defaults)
     refuse_hits(findings)
+    find_trainer(spec.config, defaults)
     find_model(spec.config.model)
     for finding in findings if not quiet else ():
         output.note(f"{finding.severity}[{finding.id}]: {finding.message}")

@@ -102,6 +102,11 @@ def facts_elsewhere(facts: Facts) -> Iterator[None]:
         _elsewhere.reset(before)
 
 
+def are_elsewhere() -> bool:
+    """Whether replays run on other machines now, so that what is installed here says nothing."""
+    return _elsewhere.get() is not None
+
+
 def installed_versions() -> dict[str, str]:
     """Versions of python and of the packages that a replay's result depends on; those not installed are left out."""
     import importlib.metadata  # it imports the parsers of e-mail
@@ -147,7 +152,7 @@ def choose(config: ReplayConfig, defaults: Recorded | None, facts: Facts) -> Cho
         backward=_first(config.backward, defaults and defaults.grad_enabled, False),
         num_layers=config.num_layers,
         seed=_first(config.seed, DEFAULT_SEED),
-        through=_first(config.through, "rows" if adapter else "trainer"),
+        through=through_of(config, adapter),
         adapter=adapter,
     )
 
@@ -156,6 +161,11 @@ def adapter_of(actor: Mapping[str, Any]) -> str | None:
     """The adapter that recorded a call, by what its record says of the actor; None for the trainer that needs none."""
     label = str(actor.get("actor_class", ""))
     return actor.get("adapter") or (label.partition(".")[0] if "." in label else None)
+
+
+def through_of(config: ReplayConfig, adapter: str | None) -> str:
+    """Whose code runs, "rows" or "trainer", for what this adapter recorded (None: the home trainer)."""
+    return config.through or ("rows" if adapter else "trainer")
 
 
 def default_attention(facts: Facts) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from actordbg.actor.find_trainer import find_trainer
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.base.ids import new_replay_id
@@ -41,11 +42,12 @@ def plan_lengths(store: Store, config: ReplayConfig, lengths: Sequence[int], bat
     """Make the inputs, and the replay that measures them. Failures and running out of memory are results, too.
 
     Raises UsageError for impossible lengths, Unsupported for a configuration that cannot run here, EnvironmentProblem for a
-    model that cannot be had.
+    model that cannot be had, or a trainer that is not installed.
     """
     from actordbg.dumps.create import create_dumps
 
     refuse_hits(check_config(config))
+    find_trainer(config)
     find_model(config.model)
     run = f"curve-{new_replay_id()}"
     for length in sorted(set(lengths)):

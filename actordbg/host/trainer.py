@@ -32,6 +32,7 @@ from actordbg.host.openrlhf.adapter import OpenRlhf
 if TYPE_CHECKING:
     import torch
 
+    from actordbg.base.fault import EnvironmentProblem
     from actordbg.config.choices import Choices
     from actordbg.config.replay_config import ReplayConfig
     from actordbg.store.payload import Dump
@@ -192,6 +193,9 @@ class Trainer(Actors, Protocol):
 
     def sft_lacks(self, backend: str) -> str:
         """Why the trainer's own program cannot train so; "" if it can."""
+
+    def absent(self) -> EnvironmentProblem | None:
+        """What building an Actor would raise where the trainer is not installed; None where it is. It is not imported."""
 
     def support_cpu(self) -> bool:
         """Make the trainer importable and runnable without CUDA; whether that was needed. Before it is imported."""

@@ -1,8 +1,8 @@
-"""From combinations to the cells of a matrix, before anything runs: which cells can run here. Pure.
+"""From combinations to the cells of a matrix, before anything runs: which cells can run here.
 
-A cell is `unavailable` if a rule refuses it (`actordbg.actor.known_failures`) or its settings contradict each other. Nothing
-starts for it, and its reason names the way out. A cell that is known to *fail* does run, because a table should show what
-happens here; `skip_known` leaves it out.
+A cell is `unavailable` if a rule refuses it (`actordbg.actor.known_failures`), its settings contradict each other, or its
+trainer is not installed. Nothing starts for it, and its reason names the way out. A cell that is known to *fail* does run,
+because a table should show what happens here; `skip_known` leaves it out.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+from actordbg.actor.find_trainer import missing_trainer
 from actordbg.actor.known_failures import check_config
 from actordbg.actor.rule import REFUSE, WARN
 from actordbg.actor.sharing import compiles, host_key
@@ -72,6 +73,8 @@ def _cell(index: int, one: Combination, facts: Facts, defaults: DumpRecord | Non
         known = tuple(finding.id for finding in findings if finding.severity != "info")
         if refusals:
             status, reason = UNAVAILABLE, with_way_out(refusals[0].message, refusals[0].ways_out)
+        elif absent := missing_trainer(one.config, defaults):
+            status, reason = UNAVAILABLE, with_way_out(absent.message, (absent.hint,))
         elif failing is not None and skip_known:
             reason = with_way_out(f"known to fail: {failing.message}", failing.ways_out)
     return MatrixCell(index, one.name, one.settings, status, one.config.to_dict(), reason=reason, known=known)

@@ -73,6 +73,7 @@ class OpenRlhf:
     open_ring = _of("ring_attention", "open_ring")
     ring_kernel = _of("ring_attention", "ring_kernel")
     close_ring = _of("ring_attention", "close_ring")
+    absent = _of("late_imports", "absent")
 
     def prepare_process(self) -> None:
         from actordbg.host.openrlhf.cpu import allow_fp32_actor, stand_in_for_flash_attn

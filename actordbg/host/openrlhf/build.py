@@ -18,10 +18,10 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from actordbg.base.errors import EnvironmentProblem, Unsupported
+from actordbg.base.errors import Unsupported
 from actordbg.config.choices import Choices
 from actordbg.host.built_model import change_attention, check
-from actordbg.host.openrlhf.late_imports import without_deepspeed
+from actordbg.host.openrlhf.late_imports import cannot_import, without_deepspeed
 
 
 def import_actor() -> type[Any]:
@@ -29,10 +29,7 @@ def import_actor() -> type[Any]:
     try:
         actor: type[Any] = without_deepspeed("openrlhf.models").Actor
     except ImportError as error:
-        raise EnvironmentProblem(
-            f"OpenRLHF cannot be imported here: {error}",
-            hint="`--through rows` needs no OpenRLHF; `actordbg doctor` says what is missing; pip install openrlhf --no-deps",
-        ) from error
+        raise cannot_import(error) from error
     return actor
 
 

@@ -15,7 +15,23 @@ from importlib import import_module
 from types import FunctionType, ModuleType
 from typing import Any
 
-from actordbg.base.imports import deferred, without_collecting
+from actordbg.base.errors import EnvironmentProblem
+from actordbg.base.imports import deferred, is_there, without_collecting
+
+_PACKAGE = "openrlhf"
+
+
+def absent() -> EnvironmentProblem | None:
+    """What building an Actor would raise where OpenRLHF is not installed; nothing of it is imported."""
+    return None if is_there(_PACKAGE) else cannot_import(f"No module named {_PACKAGE!r}")
+
+
+def cannot_import(why: object) -> EnvironmentProblem:
+    """What to raise where an Actor of OpenRLHF is asked for and it cannot be imported."""
+    return EnvironmentProblem(
+        f"OpenRLHF cannot be imported here: {why}",
+        hint=f"`--through rows` needs no OpenRLHF; `actordbg doctor` says what is missing; pip install {_PACKAGE} --no-deps",
+    )
 
 
 def without_deepspeed(module: str) -> ModuleType:

@@ -1,0 +1,32 @@
+"""Is the trainer whose code a replay runs installed? Asked before any worker is started, and nothing of it is imported.
+
+A trainer that is there and cannot be imported is found by the worker that tries.
+
+Example::
+
+    find_trainer(ReplayConfig(), record)     # EnvironmentProblem where the trainer is not installed
+"""
+
+from __future__ import annotations
+
+from actordbg.adapters.find_adapter import absent_trainer
+from actordbg.base.errors import EnvironmentProblem
+from actordbg.config.choices import Recorded, adapter_of, are_elsewhere, through_of
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.host.trainer import TRAINER
+
+
+def find_trainer(config: ReplayConfig, defaults: Recorded | None = None) -> None:
+    """EnvironmentProblem where a configuration asks for the code of a trainer that is not installed."""
+    if problem := missing_trainer(config, defaults):
+        raise problem
+
+
+def missing_trainer(config: ReplayConfig, defaults: Recorded | None = None) -> EnvironmentProblem | None:
+    """The same as an answer; None where nothing is missing, the truth is asked for, or replays run on other machines."""
+    if config.truth or are_elsewhere():
+        return None
+    adapter = adapter_of(defaults.actor) if defaults else None
+    if through_of(config, adapter) == "rows":
+        return None
+    return TRAINER.absent() if adapter is None else absent_trainer(adapter)
