@@ -8,12 +8,21 @@ Example::
 
 from __future__ import annotations
 
+import re
+
 from actordbg.catalog import sandbox
 from actordbg.catalog.columns import COLUMNS, NUMBER, TIME, joins, shortened
 from actordbg.catalog.query import Catalog, count_dumps, frequent_values
 from actordbg.catalog.where import compile_where, parts_of
 
 _SHOWN = 5
+_LIKE_IT = 2
+"""Ids that are shown: one is as long as half a line."""
+_SECOND = len("20250619T052608")
+"""What ids of one second have in common."""
+_SHORTEST, _LONGEST = 3, 100
+_IDS = f"SELECT dump_id FROM dump WHERE dump_id LIKE ? ORDER BY dump_id LIMIT {_LIKE_IT + 1}"
+_TEXT = re.compile(r"'([^']+)'")
 
 
 def reasons(catalog: Catalog, where: str) -> list[str]:
@@ -27,8 +36,22 @@ def reasons(catalog: Catalog, where: str) -> list[str]:
 
 def _instead(catalog: Catalog, part: str) -> str:
     """What the columns of a part hold, in words."""
-    told = [_held(catalog, name) for name in sorted(compile_where(part).columns)]
+    told = [_ids(catalog, part) if name == "dump_id" else _held(catalog, name) for name in sorted(compile_where(part).columns)]
     return f": {'; '.join(told)}" if told else ""
+
+
+def _ids(catalog: Catalog, part: str) -> str:
+    """The ids that have a text of the part in them, or its beginning: each dump has its own, so the most frequent say nothing."""
+    with sandbox.guarded(catalog.store.catalog_path) as box:
+        for text in _TEXT.findall(part)[:_SHOWN]:
+            for like in dict.fromkeys((text, text[:_SECOND])):
+                if len(like.strip("%_")) < _SHORTEST:
+                    continue
+                rows = box.rows(_IDS, [f"%{like[:_LONGEST]}%"])
+                if found := [dump_id for (dump_id,) in rows]:
+                    more = ", ..." * (len(found) > _LIKE_IT)
+                    return f"dump_id is like it in {', '.join(found[:_LIKE_IT])}{more}"
+    return "no dump_id is like it; `actordbg dump ls` lists them"
 
 
 def _held(catalog: Catalog, name: str) -> str:
