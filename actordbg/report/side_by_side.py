@@ -23,15 +23,21 @@ _SETTINGS = {name for one in SETTINGS.values() for name in (one.name, one.stored
 
 
 def compare(replays: Sequence[ReplayData], labels: Sequence[str]) -> SideBySide:
-    """All of `replays` (two or more) against the first one."""
+    """All of `replays` (two or more) against the first one.
+
+    What some do not report differs in none: no worker became ready, or the truth, which has no Actor, was computed.
+    """
     settings = [configuration(data) for data in replays]
-    names = list(dict.fromkeys(name for one in settings for name in one))
-    differing = [name for name in names if any(one.get(name) != settings[0].get(name) for one in settings)]
+    reported: dict[str, list[Any]] = {}
+    for one in settings:
+        for name, value in one.items():
+            reported.setdefault(name, []).append(value)
+    differing = [name for name, values in reported.items() if any(value != values[0] for value in values)]
     rows = [
         _against(replays[0], data, name, {key: own.get(key) for key in differing})
         for data, name, own in zip(replays, labels, settings, strict=True)
     ]
-    shared = {name: settings[0][name] for name in names if name not in differing}
+    shared = {name: values[0] for name, values in reported.items() if name not in differing}
     return SideBySide(baseline=labels[0], shared=shared, rows=tuple(rows))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from reportcases import given, replay, result
 
@@ -15,6 +17,20 @@ def test_only_settings_that_differ_are_named():
     assert comparison.rows[1].differs == {"attn": "eager"}
     assert comparison.shared["model"] == "tiny"
     assert "attn" not in comparison.shared
+
+
+def test_what_a_replay_did_not_report_differs_in_none():
+    """No worker of the first one became ready; the third is a truth, without an Actor's file."""
+    inputs = [given(0, 200)]
+    began = replay(inputs, [result(0)], "r2", actor_path="/actor.py", engine=None, parameters=7)
+    truth = replay(inputs, [result(0)], "r3", parameters=7, model_path="/llama.py")
+    for replays in ([replace(replay(inputs, []), resolved={}), began, truth], [began, truth]):
+        comparison = compare(replays, list("ABC")[: len(replays)])
+        names = {name for row in comparison.rows for name in row.differs}
+        assert not names & {"actor_path", "engine", "parameters", "model_path"}
+        assert (comparison.shared["parameters"], comparison.shared["engine"]) == (7, None)
+    other = replay(inputs, [result(0)], "r4", parameters=8)
+    assert [row.differs.get("parameters") for row in compare([began, truth, other], list("ABC")).rows] == [7, 7, 8]
 
 
 def test_the_ratio_is_taken_input_by_input_over_what_is_steady_in_both():
