@@ -52,7 +52,7 @@ def store_page(store: Store) -> str:
     """What the store has, the newest first."""
     catalog = query.open_fresh(store)
     runs = query.frequent_values(catalog, "run")
-    replays = query.list_replays(catalog, limit=10)
+    own, others = _own_and_others(catalog)
     blocks: list[Block] = [
         Heading(f"store {store.root}", 1),
         Paragraph(f"{plural(query.count_dumps(catalog), 'dump')}, {human_bytes(query.dump_bytes(catalog))}"),
@@ -60,7 +60,7 @@ def store_page(store: Store) -> str:
     links = "".join(
         f"<li>{_a(str(name), f'/runs/{_part(str(name))}')}: {in_html(plural(count, 'dump'))}</li>" for name, count in runs
     )
-    below = f"<h2>Runs</h2><ul>{links}</ul><h2>Newest replays</h2>{_replays(replays)}"
+    below = f"<h2>Runs</h2><ul>{links}</ul><h2>Newest replays</h2>{_replays((own or others)[:10], bool(own))}"
     return _page(blocks, below)
 
 
@@ -75,7 +75,10 @@ def dumps_page(store: Store, asked: Asked) -> str:
     blocks: list[Block] = [Heading("dumps", 1), Paragraph(told), Items((f"command: {' '.join(map(in_shell, words))}",))]
     columns = ("dump", "run", "rank", "B", "S", "tokens", "role", "status", "kept for", "bytes", "when")
     cells = [_dump_cells(row) for row in rows]
-    return _page(blocks, _form(catalog, asked) + linked_table(columns, cells))
+    return _page(blocks, _form(catalog, asked) + linked_table(columns, cells, _FIGURES))
+
+
+_FIGURES = frozenset({"rank", "B", "S", "tokens", "bytes"})
 
 
 def _dump_cells(row: query.DumpRow) -> list[str | Link]:
@@ -119,7 +122,9 @@ def dump_page(store: Store, dump_id: str) -> str:
         [_to_replay(one.replay_id), one.status, seconds(one.forward_s), human_bytes(one.peak_memory_bytes), one.signature or "-"]
         for one in query.results_of_dump(catalog, row.dump_id)[:SHOWN]
     ]
-    return _page(blocks, linked_table(("replay", "status", "fwd s", "peak mem", "failure"), cells))
+    return _page(
+        blocks, linked_table(("replay", "status", "fwd s", "peak mem", "failure"), cells, frozenset({"fwd s", "peak mem"}))
+    )
 
 
 def _fact(name: str, value: Any) -> str:
@@ -143,9 +148,23 @@ def run_page(store: Store, run: str) -> str:
 
 
 def replays_page(store: Store) -> str:
-    """All replays, the newest first."""
-    rows = query.list_replays(query.open_fresh(store), limit=SHOWN)
-    return _page([Heading("replays", 1), Paragraph(f"the newest {len(rows)}")], _replays(rows))
+    """All replays, the newest first: one's own with their handles, and behind them what other commands or users ran."""
+    own, others = _own_and_others(query.open_fresh(store))
+    below = _replays(own[:SHOWN], True)
+    if others:
+        title = "Truths, variations, cells of a matrix, and replays of others"
+        below += f"<h2>{in_html(title)}</h2><p>{in_html(_counted(others))}</p>{_replays(others[:SHOWN], False)}"
+    return _page([Heading("replays", 1), Paragraph(_counted(own))], below)
+
+
+def _counted(rows: Sequence[query.ReplayRow]) -> str:
+    return plural(len(rows), "replay") + (f", the newest {SHOWN} of them below" if len(rows) > SHOWN else "")
+
+
+def _own_and_others(catalog: query.Catalog) -> tuple[list[query.ReplayRow], list[query.ReplayRow]]:
+    own = query.list_own_replays(catalog)
+    known = {row.replay_id for row in own}
+    return own, [row for row in query.list_replays(catalog) if row.replay_id not in known]
 
 
 def replay_report(store: Store, replay_id: str) -> str:
@@ -164,7 +183,7 @@ def matrices_page(store: Store) -> str:
     cells = [
         ((one.matrix_id, f"/matrices/{_part(one.matrix_id)}"), one.status, str(one.inputs), one.command or "-") for one in rows
     ]
-    return _page([Heading("matrices", 1)], linked_table(("matrix", "status", "dumps", "command"), cells))
+    return _page([Heading("matrices", 1)], linked_table(("matrix", "status", "dumps", "command"), cells, frozenset({"dumps"})))
 
 
 def matrix_page(store: Store, matrix_id: str) -> str:
@@ -184,7 +203,8 @@ def comparisons_page(store: Store) -> str:
          f"{one.against_kind} {one.against}", one.verdict, f"{one.compared}/{one.dumps}", number(one.max_abs, 3))
         for one in rows
     ]  # fmt: skip
-    return _page([Heading("comparisons", 1)], linked_table(("comparison", "A", "B", "verdict", "dumps", "largest, nats"), cells))
+    columns = ("comparison", "A", "B", "verdict", "dumps", "largest, nats")
+    return _page([Heading("comparisons", 1)], linked_table(columns, cells, frozenset({"dumps", "largest, nats"})))
 
 
 def comparison_report(store: Store, comparison_id: str) -> str:
@@ -201,25 +221,28 @@ def error_page(error: ActordbgError) -> str:
     return _page([Heading("not shown", 1), Paragraph(error.message), Paragraph(error.hint or "")])
 
 
-def linked_table(columns: Sequence[str], rows: Iterable[Sequence[str | Link]]) -> str:
-    """A table whose cells may lead to other pages."""
-    heads = "".join(f'<th scope="col" class="left">{in_html(name)}</th>' for name in columns)
-    body = "".join(f"<tr>{''.join(_td(cell) for cell in row)}</tr>" for row in rows)
+def linked_table(columns: Sequence[str], rows: Iterable[Sequence[str | Link]], figures: frozenset[str] = frozenset()) -> str:
+    """A table whose cells may lead to other pages. figures: columns of numbers, which are aligned to the right."""
+    sides = ["" if name in figures else ' class="left"' for name in columns]
+    heads = "".join(f'<th scope="col"{side}>{in_html(name)}</th>' for name, side in zip(columns, sides, strict=True))
+    body = "".join(f"<tr>{''.join(_td(cell, side) for cell, side in zip(row, sides, strict=True))}</tr>" for row in rows)
     whole = f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div class="wide" tabindex="0" role="region" aria-label="Table">{whole}</div>'
 
 
-def _td(cell: str | Link) -> str:
-    return f'<td class="left">{toned(cell, in_html(cell)) if isinstance(cell, str) else _a(*cell)}</td>'
+def _td(cell: str | Link, side: str) -> str:
+    return f"<td{side}>{toned(cell, in_html(cell)) if isinstance(cell, str) else _a(*cell)}</td>"
 
 
-def _replays(rows: Iterable[query.ReplayRow]) -> str:
+def _replays(rows: Iterable[query.ReplayRow], handles: bool) -> str:
+    """A table of replays; with the handles of one's own, which are all of them from the newest on."""
     cells: list[list[str | Link]] = [
-        [_to_replay(row.replay_id), ago(row.created_at), row.status, f"{row.passed}/{row.inputs}",
-         label(as_ran(row.config, row.resolved))]
-        for row in rows
+        [*([f"@{number}"] if handles else []), _to_replay(row.replay_id), ago(row.created_at), row.status,
+         f"{row.passed}/{row.inputs}", label(as_ran(row.config, row.resolved))]
+        for number, row in enumerate(rows, 1)
     ]  # fmt: skip
-    return linked_table(("replay", "when", "status", "passed", "configuration"), cells)
+    columns = (*(["handle"] if handles else []), "replay", "when", "status", "passed", "configuration")
+    return linked_table(columns, cells, frozenset({"passed"}))
 
 
 def _to_replay(replay_id: str) -> Link:

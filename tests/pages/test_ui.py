@@ -7,11 +7,12 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from comparecases import given, write_replay
 from hostilestore import HOSTILE, forbidden, hostile_store
 from pagecases import OURS, Read
 
 from actordbg.dumps.create import create_dumps
-from actordbg.pages.ui_pages import condition_of, dump_page, dumps_page
+from actordbg.pages.ui_pages import condition_of, dump_page, dumps_page, replays_page, store_page
 from actordbg.pages.ui_server import HOST, UiServer
 from actordbg.store.layout import Store
 
@@ -95,6 +96,28 @@ def test_lists_begin_with_the_newest_and_say_when(store: Store):
         store, {"rank": "0"}
     )
     assert ">yes</span>" in dump_page(store, "last") and ">True<" not in dump_page(store, "last")
+
+
+def test_columns_of_numbers_are_aligned_to_the_right_and_no_other(store: Store):
+    create_dumps(store, 1, 1, 8)
+    page = dumps_page(store, {})
+    for name, value in (("rank", "0"), ("B", "1"), ("S", "8")):
+        assert f'<th scope="col">{name}</th>' in page and f"<td>{value}</td>" in page
+    for name in ("tokens", "bytes"):
+        assert f'<th scope="col">{name}</th>' in page
+    assert '<th scope="col" class="left">role</th>' in page and '<td class="left">not replayed</td>' in page
+
+
+def test_ones_own_replays_come_first_with_their_handles_and_truths_behind_them(store: Store):
+    inputs = [given(0)]
+    write_replay(store, "20250619T050000-000001", inputs, command="actordbg replay")
+    truth = "20250619T060000-000002"
+    write_replay(store, truth, inputs, truth="fp32", command="the truth of replay 20250619T050000-000001")
+    assert truth not in store_page(store) and "/replays/20250619T050000-000001" in store_page(store)
+    page = replays_page(store)
+    own, _, others = page.partition("<h2>Truths, variations, cells of a matrix, and replays of others</h2>")
+    assert "@1</td>" in own and "000001</a>" in own and truth not in own
+    assert f"{truth}</a>" in others and "@" not in others.partition("</table>")[0]
 
 
 def test_what_is_not_there_is_said_and_what_leads_out_is_not_followed(visitor: Visitor):
