@@ -132,14 +132,14 @@ def _largest(results: list[InitResult], name: str) -> Any:
 def render(answer: InitAnswer) -> None:
     if answer.resolved:
         for label, text in _lines(answer):
-            output.say(f"{label:<12} {text}")
+            output.say_fact(label, text, 12)
     if not answer.ok:
-        output.say(f"{'failed':<12} {answer.error}")
-        output.say(f"{'signature':<12} {answer.signature}")
+        output.say_fact("failed", str(answer.error), 12)
+        output.say_fact("signature", str(answer.signature), 12)
         if answer.explanation:
-            output.say(f"{'why':<12} {answer.explanation}")
+            output.say_fact("why", answer.explanation, 12)
         for way in answer.ways_out:
-            output.say(f"{'way out':<12} {way}")
+            output.say_fact("way out", way, 12)
 
 
 def _lines(answer: InitAnswer) -> list[tuple[str, str]]:

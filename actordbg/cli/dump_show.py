@@ -122,7 +122,7 @@ def _render(answer: DumpAnswer) -> None:
     record = answer.record
     output.say(record.dump_id)
     for name, value in _facts(answer):
-        output.say(f"  {name:<14} {value}")
+        output.say_fact(f"  {name}", str(value), 16)
     output.say()
     with_values = any(tensor.nonzero is not None for tensor in answer.tensors)
     columns = ("tensor", "dtype", "shape", "stored as") + (("min", "max", "non-zero") if with_values else ())
@@ -147,10 +147,10 @@ def _render(answer: DumpAnswer) -> None:
         ],
     )
     if own:
-        output.say("off: largest difference from what the run itself recorded, in nats; - was not compared")
+        output.say_wrapped("off: largest difference from what the run itself recorded, in nats; - was not compared")
     newest = answer.results[0]
     for reason in dict.fromkeys((newest.extra.get("not_compared") or {}).values()):
-        output.say(f"not compared in {newest.replay_id}: {reason}")
+        output.say_wrapped(f"not compared in {newest.replay_id}: {reason}", "  ")
 
 
 def _own_columns(answer: DumpAnswer) -> dict[str, str]:

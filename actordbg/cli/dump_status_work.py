@@ -15,7 +15,7 @@ from actordbg.capture.control import Control
 from actordbg.capture.switch_file import control_dict, read_control
 from actordbg.cli.capture_options import limits_in_words
 from actordbg.cli.dump_switch import job_names
-from actordbg.cli.output import human_bytes, note, plural, say, table
+from actordbg.cli.output import human_bytes, note, plural, say, say_wrapped, table
 from actordbg.dumps.recover import find_rings
 from actordbg.formats.record_reading import parse_timestamp
 from actordbg.formats.recording_reading import Books, RingFile, read_counters, read_ring
@@ -233,10 +233,10 @@ def say_status(answer: RecordingStatus) -> None:
     if answer.control is not None:
         state = "on" if answer.enabled else "off"
         say(f"Recording is {state}: run {answer.control['run']}, since {answer.control['since']}")
-        say(f"  {limits_in_words(answer.control)}")
+        say_wrapped(f"  {limits_in_words(answer.control)}", "    ")
     for job in answer.jobs:
         say(f"Recording is on for the job {job['run']} alone, since {job['since']}")
-        say(f"  {limits_in_words(job)}")
+        say_wrapped(f"  {limits_in_words(job)}", "    ")
     if answer.processes:
         _say_processes(answer)
     else:

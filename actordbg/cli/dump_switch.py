@@ -10,7 +10,7 @@ import typer
 from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.cli import capture_options as opt
 from actordbg.cli.options import Json, store_of, takes
-from actordbg.cli.output import emit, note, say
+from actordbg.cli.output import emit, note, say, say_wrapped
 
 if TYPE_CHECKING:
     from actordbg.capture.control import Control
@@ -111,7 +111,7 @@ def control_before(store: Store, job: str | None) -> Control | None:
 def _say_enabled(answer: Switch) -> None:
     assert answer.control is not None
     say(f"Recording is on: run {answer.control['run']} in {answer.store}")
-    say(f"  {opt.limits_in_words(answer.control)}")
+    say_wrapped(f"  {opt.limits_in_words(answer.control)}", "    ")
     if answer.job:
         say(f"Only the job {answer.job} follows this switch; it notices within a second.")
         return

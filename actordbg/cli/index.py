@@ -100,10 +100,11 @@ def damage_line(item: Damaged) -> str:
 
 
 def _say_indexed(summary: IndexSummary) -> None:
-    output.say(
+    output.say_wrapped(
         f"{output.plural(summary.dumps, 'dump')} in the catalog: {summary.added:,} added, {summary.removed:,} removed; "
         f"{output.plural(summary.results, 'new result')} of {output.plural(summary.replays, 'replay')} "
-        f"({summary.seconds:.2f} s)"
+        f"({summary.seconds:.2f} s)",
+        "  ",
     )
     if summary.skipped_lines:
         output.say(f"{output.plural(summary.skipped_lines, 'journal line')} could not be read and were skipped")

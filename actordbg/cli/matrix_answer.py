@@ -105,6 +105,6 @@ def print_plan(plan: MatrixPlan) -> None:
     output.say(f"{output.plural(len(plan.cells), 'cell')} on {output.plural(plan.dumps, 'dump')}:")
     for cell in plan.cells:
         told = f"{cell.status} ({cell.reason})" if cell.reason else "to be run"
-        output.say(f"  #{cell.index} {cell.name}: {told}")
+        output.say_wrapped(f"  #{cell.index} {cell.name}: {told}", "      ")
     for number, cells in enumerate(plan.loads, 1):
         output.say(f"  load {number}: {', '.join(f'#{index}' for index in cells)}")

@@ -36,6 +36,7 @@ T = TypeVar("T")
 _CLEAR = "\x1b[H\x1b[2J"
 PIPE_WIDTH = 200
 """Columns that a table may take when standard output is not a terminal."""
+_NARROWEST = 20
 CELL_WIDTH = 1000
 """Characters of a value that a table shows; folding a longer one takes seconds, and nobody reads it there."""
 _QUOTED, _HELD = re.compile(r"`[^`]*`"), "\x00"
@@ -82,19 +83,28 @@ def say_wrapped(text: str, rest: str = "") -> None:
     typer.echo(_wrapped(in_line(text), sys.stdout, rest))
 
 
+def say_fact(name: str, text: str, room: int = 14) -> None:
+    """A fact of the answer: its name, and beside it what it is; in a terminal what goes on stands below that."""
+    head = f"{in_line(name):<{room}} "
+    typer.echo(head + _wrapped(in_line(text), sys.stdout, " " * len(head), beside=len(head)))
+
+
 def note(text: str) -> None:
     """A line about the answer, on standard error, so that a pipe gets only the answer."""
     typer.echo(_wrapped(in_line(text), sys.stderr), err=True)
 
 
-def _wrapped(text: str, stream: Any, rest: str = "  ") -> str:
-    """`text` in lines of a terminal, broken between words; a command in backticks stays whole, so that it can be pasted."""
+def _wrapped(text: str, stream: Any, rest: str = "  ", beside: int = 0) -> str:
+    """`text` in lines of a terminal, broken between words; a command in backticks stays whole, so that it can be pasted.
+
+    beside: so many columns of the first line are taken.
+    """
     if not stream.isatty():
         return text
     held = _QUOTED.sub(lambda found: found[0].replace(" ", _HELD), text)
-    width = shutil.get_terminal_size().columns
-    lines = textwrap.wrap(held, width, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False)
-    return "\n".join(lines).replace(_HELD, " ")
+    width = max(_NARROWEST, shutil.get_terminal_size().columns - beside)
+    lines = textwrap.wrap(held, width, subsequent_indent=rest[beside:], break_long_words=False, break_on_hyphens=False)
+    return f"\n{' ' * beside}".join(lines).replace(_HELD, " ")
 
 
 def can_ask() -> bool:

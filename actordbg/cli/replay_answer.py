@@ -161,26 +161,27 @@ def _size_of(folder: Path) -> int:
 def render(answer: ReplayAnswer) -> None:
     """The answer as text: counts, figures, what was resolved, and each kind of failure with its ways out."""
     if answer.note:
-        output.say(answer.note)
+        output.say_wrapped(answer.note, "  ")
         for share in answer.shares:
-            output.say(_share(share))
+            output.say_wrapped(_share(share), "    ")
         return
     counted = [(answer.passed, "passed"), (answer.failed, "failed"), (answer.crashed, "crashed"), (answer.hung, "hung")]
     counted += [(answer.stopped, "stopped by the user"), (answer.not_run, "not run")]
-    output.say(
+    output.say_wrapped(
         f"replay {answer.replay_id} ({answer.status}): {output.plural(answer.selected, 'input')}, "
         + ", ".join(f"{count:,} {name}" for count, name in counted if count)
-        + (f"; {answer.laws.headline}" if answer.laws is not None else "")
+        + (f"; {answer.laws.headline}" if answer.laws is not None else ""),
+        "  ",
     )
     for label, text in _lines(answer):
-        output.say(f"  {label:<14} {text}")
+        output.say_fact(f"  {label}", text, 16)
     for group in answer.failures:
         output.say(f"{group.count:,} x {group.signature}")
-        output.say(f"  {group.error.strip().splitlines()[0] if group.error.strip() else '-'}")
+        output.say_wrapped(f"  {group.error.strip().splitlines()[0] if group.error.strip() else '-'}", "    ")
         if group.explanation:
-            output.say(f"  why: {group.explanation}")
+            output.say_wrapped(f"  why: {group.explanation}", "    ")
         for way in group.ways_out:
-            output.say(f"  way out: {way}")
+            output.say_wrapped(f"  way out: {way}", "    ")
         output.say(f"  e.g. {group.examples[0]}")
 
 

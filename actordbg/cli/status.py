@@ -11,7 +11,7 @@ import typer
 from actordbg.base.errors import EnvironmentProblem
 from actordbg.base.units import ago
 from actordbg.cli.options import Json, store_of
-from actordbg.cli.output import cell, emit, human_bytes, note, plural, say
+from actordbg.cli.output import cell, emit, human_bytes, note, plural, say, say_fact, say_wrapped
 from actordbg.cli.patch import Python, TargetFile
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def _say(answer: StatusAnswer) -> None:
     else:
         say()
         for name, text in _held_in_words(answer.holds):
-            say(f"  {name:<10}  {text}")
+            say_fact(f"  {name}", text, 13)
     for line in answer.patch.notes if answer.patch else ():
         note(f"note: {line}")
 
@@ -84,7 +84,7 @@ def _say_patch(answer: Status) -> None:
     """One line for the state, one for each fact."""
     say(f"{answer.state.value}: {answer.file}")
     if answer.reason:
-        say(f"  {answer.reason}")
+        say_wrapped(f"  {answer.reason}", "    ")
     facts = {
         "openrlhf": answer.openrlhf_version,
         "python": answer.python,
@@ -97,7 +97,7 @@ def _say_patch(answer: Status) -> None:
         "capture": "armed" if answer.armed else "off",
     }
     for name, value in facts.items():
-        say(f"  {name:<10}  {cell(value)}")
+        say_fact(f"  {name}", cell(value), 13)
 
 
 def _held_in_words(one: Holdings) -> Iterator[tuple[str, str]]:

@@ -127,4 +127,4 @@ def say_plan(record: TrainCheckRecord) -> None:
         config = ReplayConfig.from_dict(cell.config)
         own = "" if cell.role in (SFT, SFT_BASELINE) else f", accumulates {record.batch // config.lanes}"
         lanes = f"{output.plural(config.nproc, 'process')}{own}" if not cell.reason else ""
-        output.say(f"  {cell.name}: {f'{cell.status} ({cell.reason})' if cell.reason else lanes}")
+        output.say_wrapped(f"  {cell.name}: {f'{cell.status} ({cell.reason})' if cell.reason else lanes}", "      ")
