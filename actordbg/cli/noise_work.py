@@ -11,9 +11,8 @@ from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.cli import output
 from actordbg.cli.live_progress import counting, replaying
-from actordbg.compare.noise_floor import ROUNDING, ROUNDING_MARGIN, measure_noise
+from actordbg.compare.noise_floor import ROUNDING, ROUNDING_MARGIN, measure_noise, runs_of
 from actordbg.compare.thresholds import MEASURES
-from actordbg.config.replay_config import VARIATIONS
 from actordbg.formats.noise_record import NoiseRecord, NoiseVariant
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.replay.selection import defaults_of
@@ -57,10 +56,15 @@ def run(store: Store, spec: ReplaySpec, *, quiet: bool) -> NoiseRecord:
     refuse_hits(check_config(spec.config, defaults=defaults))
     find_trainer(spec.config, defaults)
     find_model(spec.config.model)
-    total = len(spec.inputs) * (3 + len(VARIATIONS))
-    with replaying(store, "measuring noise", total, quiet=quiet) as (catalog, advance):
-        on_event = counting(catalog, advance)
-        return measure_noise(store, spec, on_run=lambda name: advance(0, note=name), on_event=on_event, on_tick=catalog.tick)
+    with replaying(store, "measuring noise", len(spec.inputs) * runs_of(spec), quiet=quiet) as (catalog, advance):
+        return measure_noise(
+            store,
+            spec,
+            on_run=lambda name: advance(0, note=name),
+            on_event=counting(catalog, advance),
+            on_tick=catalog.tick,
+            on_passed_over=advance,
+        )
 
 
 def answer_of(record: NoiseRecord, skipped: dict[str, int] | None = None) -> NoiseAnswer:

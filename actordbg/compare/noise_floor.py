@@ -36,7 +36,7 @@ from actordbg.base.ids import new_replay_id
 from actordbg.catalog import query
 from actordbg.compare import sides
 from actordbg.compare.comparing import compare
-from actordbg.compare.find_truth import ensure_lone_rows, wanted_truth
+from actordbg.compare.find_truth import ensure_lone_rows, find_truth, wanted_truth
 from actordbg.compare.thresholds import Thresholds, measures
 from actordbg.config.as_ran import as_ran, telling
 from actordbg.config.replay_config import SETTINGS, VARIATIONS
@@ -221,11 +221,13 @@ def measure_noise(
     on_run: Callable[[str], None] = lambda name: None,
     on_event: Callable[[Progress], None] = lambda event: None,
     on_tick: Callable[[], None] = lambda: None,
+    on_passed_over: Callable[[int], None] = lambda inputs: None,
 ) -> NoiseRecord:
     """Run `spec` unchanged and varied in every way, measure the floor, and write it to the store.
 
-    `on_run` is called with "unchanged", "repeat", ..., "rounding" before each kind of replay. Raises whatever `run_replay`
-    raises, and StoreProblem where no input passed twice.
+    `on_run` is called with "unchanged", "repeat", ..., "rounding" before each kind of replay; `on_passed_over` with the number of
+    inputs of which no replay is run, since the store has one already. Raises whatever `run_replay` raises, and StoreProblem where
+    no input passed twice.
     """
     if spec.config.vary is not None:
         raise UsageError("a noise floor covers every variation", hint="leave `vary` out of the configuration")
@@ -247,24 +249,36 @@ def measure_noise(
     rounding = None
     if spec.config.truth is None:
         on_run(ROUNDING)
-        rounding = _rounding(store, unchanged, on_event, on_tick)
+        rounding = _rounding(store, unchanged, on_event, on_tick, on_passed_over)
     record = measure(store, unchanged, {name: ids[name] for name in VARIATIONS}, rounding=rounding)
     save(store, record)
     return record
 
 
+def runs_of(spec: ReplaySpec) -> int:
+    """How many replays `measure_noise` makes of it: unchanged, varied, and two for rounding, which the truth has none of."""
+    return 1 + len(VARIATIONS) + (2 if spec.config.truth is None else 0)
+
+
 def _rounding(
-    store: Store, unchanged: str, on_event: Callable[[Progress], None], on_tick: Callable[[], None]
+    store: Store,
+    unchanged: str,
+    on_event: Callable[[Progress], None],
+    on_tick: Callable[[], None],
+    on_passed_over: Callable[[int], None],
 ) -> tuple[str, str] | None:
     """Replays with each row alone: in the dtype that the configuration computes in, and in the next wider one."""
     side = sides.open_replay(query.open_fresh(store), unchanged)
     narrow = side.info.dtype
+    inputs = len(side.spec.inputs)
     if narrow not in WIDER:
+        on_passed_over(2 * inputs)
         return None
     found = []
     with WarmGroups() as warm:
         for dtype in (narrow, WIDER[narrow]):
             wanted = wanted_truth(store, side.spec, dtype)
+            on_passed_over(inputs - (len(wanted.inputs) if find_truth(store, wanted) is None else 0))
             command = f"the rounding of replay {unchanged}, in {dtype}"
             found.append(ensure_lone_rows(store, wanted, command=command, on_event=on_event, on_tick=on_tick, warm=warm))
     return found[0], found[1]

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from comparecases import Tensors, given, write_replay
 
 from actordbg.base.errors import StoreProblem
+from actordbg.compare import find_truth, noise_floor
 from actordbg.compare.comparing import compare
-from actordbg.compare.noise_floor import ROUNDING_MARGIN, measure, newest_for, save
+from actordbg.compare.noise_floor import ROUNDING_MARGIN, measure, measure_noise, newest_for, runs_of, save
+from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.noise_record import NoiseRecord
+from actordbg.formats.replay_record import PASSED, ReplaySpec, ResultRecord
+from actordbg.replay.supervise import Progress, ReplayOutcome
 from actordbg.store.layout import Store
 
 UNCHANGED = "20250619T050000-000001"
@@ -175,3 +180,30 @@ def test_the_floor_of_a_gradient_norm_is_what_an_engines_sum_rounds(two: Store) 
     write_replay(two, replay_id(3), inputs, dtype="fp32", truth="fp32", result=trained(4.0 * (1 + 3e-6)))
     record = compare(two, replay_id(1), replay_id(3), noise=floor)
     assert record.verdict == "match" and all(not dump.beyond_noise for dump in record.dumps)
+
+
+def test_the_steps_that_a_bar_counts_are_those_that_were_announced(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second time the rows alone are in the store; the truth has no rounding."""
+    ran: list[str] = []
+
+    def run_replay(where: Store, spec: ReplaySpec, on_event: Callable[[Progress], None], **more: Any) -> ReplayOutcome:
+        config = spec.config
+        settings = {"dtype": config.dtype or "bf16", "truth": config.truth, "vary": config.vary, "model": config.model}
+        write_replay(where, spec.replay_id, list(spec.inputs), **settings)
+        for item in spec.inputs:
+            on_event(Progress("result", "passed"))
+            ran.append(item.dump_id)
+        record = ResultRecord(spec.replay_id, spec.inputs[0].dump_id, PASSED)
+        return ReplayOutcome(spec.replay_id, where.replays, "complete", len(spec.inputs), {record.dump_id: record})
+
+    monkeypatch.setattr(noise_floor, "run_replay", run_replay)
+    monkeypatch.setattr(find_truth, "run_replay", run_replay)
+    inputs = (given(0), given(1))
+    for round_of, truth, expected in ((1, None, 14), (2, None, 14), (3, "fp32", 10)):
+        config = ReplayConfig(dtype="bf16", keep_tensors=True, truth=truth)
+        spec = ReplaySpec(replay_id(9 + round_of), "2025-06-19T05:00:00.000000Z", config, inputs)
+        passed_over: list[int] = []
+        ran.clear()
+        measure_noise(store, spec, on_passed_over=passed_over.append)
+        assert len(ran) + sum(passed_over) == len(inputs) * runs_of(spec) == expected
+        assert sum(passed_over) == (4 if round_of == 2 else 0)
