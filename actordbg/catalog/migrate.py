@@ -3,7 +3,8 @@
     no catalog            made, under a lock, by `migrations/head.sql`, the schema that the migrations come to; `make_anew` makes
                           and fills it in memory, and puts it in its place whole
     at HEAD               nothing; found out with one small read, without importing alembic (0.5 s)
-    older                 backed up, then upgraded in one transaction: after a crash it is the old catalog, whole
+    older                 backed up, then upgraded in one transaction: after a crash it is the old catalog, whole; then
+                          made as small as what it holds
     without a setting     the setting gets its column; the next refresh reads the replays' specifications again
     newer, or not ours    refused, untouched; so is one with views or triggers, which could make a query do anything
     damaged               refused; `actordbg index --rebuild` makes it again
@@ -46,6 +47,8 @@ _INDEX = "CREATE INDEX ix_dump_"
 _SEARCHED = ("ix_dump_caller_seq_len", "ix_dump_pack")
 """The indexes of `dump` that an index of files needs. The others are made behind the rows, in a quarter of the time."""
 
+_SHRINK_WAIT_MS = 1000
+
 KINDS = {str: "VARCHAR", int: "INTEGER", float: "FLOAT", bool: "INTEGER"}
 """The type of a setting's column."""
 _UPGRADE = "upgrade actordbg: pip install --upgrade actordbg (or remove catalog.db and run `actordbg index`); nothing was touched"
@@ -66,6 +69,8 @@ def ensure(store: Store, *, head: str = HEAD, scripts: Path | None = None) -> No
             _back_up(path, str(found))
         if found != head:
             upgrade(path, head, scripts)
+            if found is not None:
+                give_back_room(path)
         if _new_settings(path):
             with engine.plain_transaction(path) as connection:
                 _add_settings(connection.execute)
@@ -138,6 +143,19 @@ def upgrade(path: Path, head: str = HEAD, scripts: Path | None = None) -> None:
             return
         with engine.transaction(path) as transaction:
             _run_migrations(transaction, head, scripts)
+
+
+def give_back_room(path: Path) -> None:
+    """Make the file as small as what it holds, where an upgrade left a quarter of it or more empty: rows are to be read again.
+
+    What reads meanwhile goes on. Where somebody holds the catalog, or the disk has no room for a second one, it stays as it is:
+    the next rows fill what is empty.
+    """
+    with contextlib.suppress(sqlite3.Error), contextlib.closing(engine.connect_writable(path)) as connection:
+        connection.execute(f"PRAGMA busy_timeout = {_SHRINK_WAIT_MS}")
+        ((pages,), (empty,)) = (connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "freelist_count"))
+        if 4 * empty >= pages:
+            connection.execute("VACUUM")
 
 
 def schema_script() -> str:

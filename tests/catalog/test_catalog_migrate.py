@@ -27,6 +27,7 @@ from actordbg.catalog.indexer import refresh
 from actordbg.config.replay_config import SETTINGS, ReplayConfig
 from actordbg.fsck import catalog_check
 from actordbg.store.layout import Store
+from benchmarks.bench_index import fill_synthetic
 
 NEXT = f"{int(migrate.HEAD) + 1:04d}"
 SECOND = """
@@ -152,6 +153,58 @@ def test_an_older_catalog_gets_the_rows_of_a_new_one_and_keeps_its_results(store
     refresh(store)
     assert cases.contents(store) == fresh and len(query.select_dumps(store, "status='failed'")) == 4
     assert list(catalog_check.catalog(store, True)) == []
+
+
+def test_an_upgraded_catalog_is_as_small_as_what_it_holds(store: Store) -> None:
+    """The rows of dumps are read again, and a reader of the old ones goes on."""
+    store.create()
+    fill_synthetic(store, 3000)
+    cases.make_older(store, "0008")
+    before = store.catalog_path.stat().st_size
+    with contextlib.closing(sqlite3.connect(store.catalog_path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        assert reader.execute("SELECT count(*) FROM dump").fetchone() == (3000,)
+        migrate.ensure(store)
+        assert reader.execute("SELECT count(*) FROM dump").fetchone() == (3000,)
+    with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection:
+        assert connection.execute("PRAGMA freelist_count").fetchone() == (0,)
+        assert connection.execute("SELECT count(*) FROM result").fetchone() == (30,)
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    assert store.catalog_path.stat().st_size < before / 4
+
+
+def test_a_catalog_that_somebody_holds_keeps_its_empty_room(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(migrate, "_SHRINK_WAIT_MS", 1)
+    store.create()
+    fill_synthetic(store, 3000)
+    with contextlib.closing(sqlite3.connect(store.catalog_path, isolation_level=None)) as holder:
+        holder.execute("DELETE FROM dump")
+        holder.execute("BEGIN IMMEDIATE")
+        before = holder.execute("PRAGMA page_count").fetchone()
+        migrate.give_back_room(store.catalog_path)
+        assert holder.execute("PRAGMA page_count").fetchone() == before
+        holder.execute("ROLLBACK")
+    migrate.give_back_room(store.catalog_path)
+    with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection:
+        assert connection.execute("PRAGMA page_count").fetchone() < before
+
+
+def test_a_disk_without_room_for_a_second_catalog_leaves_it_as_it_is(store: Store) -> None:
+    store.create()
+    fill_synthetic(store, 3000)
+    with contextlib.closing(sqlite3.connect(store.catalog_path, isolation_level=None)) as connection:
+        connection.execute("DELETE FROM dump WHERE rowid % 2")
+    code = (
+        "import resource, sys; from pathlib import Path; from actordbg.catalog import migrate;"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536)); migrate.give_back_room(Path(sys.argv[1]))"
+    )
+    before = store.catalog_path.stat().st_size
+    done = subprocess.run(
+        [sys.executable, "-c", code, store.catalog_path], check=False, timeout=60, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "") and store.catalog_path.stat().st_size == before
+    with contextlib.closing(sqlite3.connect(store.catalog_path)) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
 @pytest.mark.parametrize("revision", ["0007", "0008"])
