@@ -1,4 +1,5 @@
-"""How time and space grow with a store: an index to 1e5 files, a look with nothing new, `--where` and the catalog to 1e6 rows.
+"""How time and space grow with a store: an index to 1e5 files, a look with nothing new, what `status` says; `--where` and the
+catalog to 1e6 rows.
 
 Each is measured at several sizes, and a power law fitted to them (least squares of the logarithms): 1.0 is proportional to the
 size, 0 does not depend on it. Time is CPU time of the process, the best of several runs; files are in the page cache.
@@ -16,6 +17,7 @@ from pathlib import Path
 from time import process_time
 
 from actordbg.base import plotfile
+from actordbg.catalog.holdings import holdings
 from actordbg.catalog.indexer import IndexSummary, refresh
 from actordbg.catalog.query import Catalog, select_dumps
 from benchmarks.bench_index import CONDITIONS, _forget_catalog, catalog_of, store_of
@@ -25,6 +27,7 @@ Points = dict[int, float]
 GOALS = {
     "index, ms": 1.05,
     "refresh with nothing new, ms": 0.2,
+    "what the store holds, ms": 1.1,
     "--where, 20 out, slowest of ten, ms": 0.3,
     "catalog, MB": 1.02,
 }
@@ -64,6 +67,7 @@ def _of_files(size: int, found: dict[str, Points]) -> None:
 
     found["index, ms"][size] = _best(index, 3)
     found["refresh with nothing new, ms"][size] = _best(lambda: refresh(store), 9)
+    found["what the store holds, ms"][size] = _best(lambda: holdings(Catalog(store, IndexSummary())), 3)
 
 
 def _of_rows(size: int, found: dict[str, Points]) -> None:

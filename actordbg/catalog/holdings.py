@@ -109,10 +109,11 @@ def unequal_steps(catalog: Catalog, run: str, now: datetime | None = None) -> It
         newest[role, step] = max(when, newest.get((role, step), ""))
     for role, steps in found.items():
         ranks = sorted({rank for one in steps.values() for rank in one})
+        first, last = min(steps), max(steps)
         for step in sorted(steps, reverse=True):
             calls = {rank: steps[step].get(rank, 0) for rank in ranks}
-            is_open, when = step == max(steps), newest[role, step]
-            if len({*calls.values()}) == 1 or (step == min(steps) > 0) or (is_open and _age(when, now) < QUIET_SECONDS):
+            is_open, when = step == last, newest[role, step]
+            if len({*calls.values()}) == 1 or (step == first > 0) or (is_open and _age(when, now) < QUIET_SECONDS):
                 continue
             yield UnequalStep(run, role, step, calls, is_open, when)
 

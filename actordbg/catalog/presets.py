@@ -23,7 +23,7 @@ def joined(where: str | None, more: str) -> str:
 
 def longest(catalog: Catalog, where: str | None, count: int) -> str | None:
     """The `count` dumps of the largest seq_len; `where` if it selects none, so that an empty answer speaks of what was asked."""
-    rows = sorted(select_dumps(catalog, where), key=lambda row: (-row.seq_len, row.dump_id))[:count]
+    rows = select_dumps(catalog, where, order="longest", limit=count)
     return named(rows) if rows else where
 
 

@@ -46,6 +46,7 @@ ORDERS = {
     "time": "d.timestamp, d.dump_id",
     "newest": "d.timestamp DESC, d.dump_id DESC",
     "length": "d.seq_len, d.timestamp, d.dump_id",
+    "longest": "d.seq_len DESC, d.timestamp DESC, d.dump_id DESC",
 }
 _ALL = f"CROSS {CALLER} {LAST_RESULT}"
 """What follows `dump AS d` for every column; dumps come first, in the order in which they are found."""
@@ -56,7 +57,7 @@ _PROBE = 1000
 """A condition with fewer matches has few."""
 _MOST_CALLERS = 1000
 """Callers that one query names."""
-_INDEXES = {"time": "ix_dump_timestamp", "newest": "ix_dump_timestamp", "length": "ix_dump_seq_len"}
+_INDEXES = {"time": "ix_dump_timestamp", "newest": "ix_dump_timestamp", "length": "ix_dump_seq_len", "longest": "ix_dump_seq_len"}
 
 
 @dataclass(frozen=True)

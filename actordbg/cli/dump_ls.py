@@ -25,7 +25,9 @@ _WIDE, _WIDEST = 100, 140
 def ls(
     ctx: typer.Context,
     where: Where = None,
-    order: Annotated[str, typer.Option("--order", help="newest (first), time (oldest first), or length.")] = "newest",
+    order: Annotated[
+        str, typer.Option("--order", help="newest (first), time (oldest first), length, or longest (first).")
+    ] = "newest",
     limit: Annotated[
         int | None, typer.Option("--limit", min=0, help="At most this many rows; 0 for all (default: 50; with --json all).")
     ] = None,

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from actordbg.base.errors import StoreProblem
+from actordbg.base.errors import NothingToDo, StoreProblem
 from actordbg.catalog import query
+from actordbg.catalog.why_nothing import reasons
 from actordbg.formats.journal import SPEC, read_why
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.report.report_model import ReplayData
@@ -36,7 +37,8 @@ def load(store: Store, names: Sequence[str] = (), where: str | None = None) -> M
     """The replays that `names` mean: ids, unique beginnings of ids, `last` or `all`; without a name, the last.
 
     `where` keeps the inputs whose dumps it selects. Raises StoreProblem without a store, UsageError for an unknown
-    replay, WhereError for a forbidden condition. A store without replays gives an empty Material.
+    replay, WhereError for a forbidden condition, NothingToDo for one that selects no result of replays that have some. A store
+    without replays gives an empty Material.
     """
     catalog = query.open_fresh(store, where)
     rows = _chosen(catalog, list(names) or [LAST])
@@ -48,9 +50,19 @@ def load(store: Store, names: Sequence[str] = (), where: str | None = None) -> M
             notes.append(f"{row.replay_id} is left out: {problem.message}")
     if where is not None:
         selected = {row.dump_id for row in query.select_dumps(catalog, where)}
-        replays = [restrict(data, selected.__contains__) for data in replays]
+        with_results, replays = replays, [restrict(data, selected.__contains__) for data in replays]
+        if any(data.results for data in with_results) and not any(data.results for data in replays):
+            raise NothingToDo(
+                _why_nothing(catalog, where, len(selected)), hint="`actordbg dump ls --where` shows what a condition selects"
+            )
         notes.append(f'only inputs selected by --where "{where}"; dumps that were pruned since are left out')
     return Material(tuple(replays), _selection(names, len(rows)), tuple(notes))
+
+
+def _why_nothing(catalog: query.Catalog, where: str, selected: int) -> str:
+    if selected:
+        return f"nothing to report: none of the dumps that match {where} ({selected:,}) has a result in these replays"
+    return f"nothing to report: no dump matches {where}; {'; '.join(reasons(catalog, where))}"
 
 
 def _chosen(catalog: query.Catalog, names: list[str]) -> list[query.ReplayRow]:

@@ -72,6 +72,10 @@ def test_selections_by_name(twelve: Store):
     assert [row.status for row in select_dumps(catalog, presets.FAILED)] == ["failed"]
     long = select_dumps(catalog, presets.longest(catalog, "rank=1", 2), order="length")
     assert [row.seq_len for row in long] == sorted(row.seq_len for row in rows if row.rank == 1)[-2:]
+    for where in (None, "rank=1"):
+        most = select_dumps(catalog, where, order="longest")
+        assert most == sorted(select_dumps(catalog, where), key=lambda row: (row.seq_len, row.dump_id))[::-1]
+        assert presets.longest(catalog, where, 2) == presets.named(most[:2])
     slow = {row.forward_s for row in select_dumps(catalog, presets.slowest(catalog, None, 2))}
     assert slow == {2.0, 3.0}
     sample = select_dumps(catalog, presets.diverse(catalog, None, 6))

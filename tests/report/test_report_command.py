@@ -13,11 +13,12 @@ from urllib.parse import urlsplit
 
 import pytest
 import typer
+from catalogcases import publish, record
 from reportcases import dump_id, given, replay, result
 from typer.testing import CliRunner
 
 from actordbg.actor.signatures import KNOWN
-from actordbg.base.errors import EnvironmentProblem, StoreProblem, UsageError, WhereError
+from actordbg.base.errors import EnvironmentProblem, NothingToDo, StoreProblem, UsageError, WhereError
 from actordbg.cli import report as command
 from actordbg.cli.options import Format
 from actordbg.report.load_replays import load
@@ -88,11 +89,22 @@ def test_the_configuration_status_and_results_come_from_what_the_workers_wrote(r
 
 
 def test_where_keeps_the_inputs_of_the_dumps_it_selects(replayed: Store):
-    material = load(replayed, ["r1"], "seq_len>4096")
-    assert material.replays[0].spec.inputs == ()
-    assert any("seq_len>4096" in text for text in material.notes)
+    for index in range(4):
+        publish(replayed, record(index, dump_id=dump_id(index)))
+    material = load(replayed, ["r1"], "rank>1")
+    assert [one.dump_id for one in material.replays[0].spec.inputs] == [dump_id(2)]
+    assert any("rank>1" in text for text in material.notes)
     with pytest.raises(WhereError):
         load(replayed, ["r1"], "typo>1")
+
+
+def test_a_condition_that_no_result_meets_is_no_good_report(replayed: Store):
+    for index in range(4):
+        publish(replayed, record(index, dump_id=dump_id(index)))
+    with pytest.raises(NothingToDo, match="no dump matches rank=7; rank = 7 selects none of 4: rank is 0 to 3"):
+        load(replayed, ["r1", "r2"], "rank=7")
+    with pytest.raises(NothingToDo, match=r"none of the dumps that match rank=3 [(]1[)] has a result in these replays"):
+        load(replayed, ["r1", "r2"], "rank=3")
 
 
 def test_a_bad_condition_is_refused_before_anything_is_indexed(store: Store):
