@@ -40,12 +40,12 @@ from actordbg.formats.dump_record import SUFFIX, DumpRecord, is_plain_name
 from actordbg.formats.store_files import (
     FORMAT,
     KINDS,
-    TEMPORARY,
     OddFile,
     StoreFiles,
     atomic_write,
     make_folder,
     open_regular,
+    temporary_name,
 )
 
 T = TypeVar("T")
@@ -95,9 +95,11 @@ class Store(StoreFiles):
 
     def probed(self, *, room: bool) -> Store:
         """The same of a folder that is no sound store yet: one that is repaired."""
-        probe = self.root / f"{TEMPORARY}{os.getpid()}-{os.urandom(4).hex()}-probe"
+        probe = self.root / temporary_name("probe")
         try:
             with open(open_regular(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+                with contextlib.suppress(OSError):
+                    probe.unlink()  # before the work: who is killed in it leaves nothing
                 if room:
                     file.write(bytes(_ROOM))
         except OSError as error:
@@ -105,9 +107,6 @@ class Store(StoreFiles):
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             hint = f"make room on that disk (`actordbg dump prune`), or {own}" if full else f"{own}; reading commands work here"
             raise StoreProblem(f"nothing can be written into the store {self.root}: {error.strerror}", hint=hint) from None
-        finally:
-            with contextlib.suppress(OSError):
-                probe.unlink()
         return self
 
     def modified_ns(self, path: str) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from actordbg.base.errors import NewerFormat, StoreProblem
+from actordbg.dumps.recover import remove_unfinished_files
 from actordbg.formats.store_files import atomic_write
 from actordbg.store.layout import Store
 
@@ -56,6 +57,17 @@ def test_a_write_that_fails_leaves_nothing(store: Store, monkeypatch: pytest.Mon
         atomic_write(store.root / "x", b"new")
     assert (store.root / "x").read_bytes() == b"old"
     assert sorted(path.name for path in store.root.iterdir()) == ["FORMAT", "x"]
+
+
+def test_who_is_killed_while_it_looks_for_room_leaves_nothing_that_recover_does_not_take(store: Store):
+    """The process ends in the middle of the write, and once in the call that takes the name away."""
+    start = "import os, sys; from actordbg.store import layout; from pathlib import Path"
+    for patched, left in (("layout.bytes = lambda size: os._exit(9)", 0), ("Path.unlink = lambda *_: os._exit(9)", 1)):
+        code = f"{start}\n{patched}\nlayout.Store(Path(sys.argv[1])).require_writable()"
+        assert subprocess.run([sys.executable, "-c", code, store.root], timeout=60).returncode == 9
+        assert len([*store.root.glob(".tmp-*")]) == left
+    remove_unfinished_files(store)
+    assert not [*store.root.glob(".tmp-*")]
 
 
 def test_unfinished_and_foreign_files_are_not_dumps(store: Store):

@@ -10,7 +10,7 @@ looked at once. What must hold:
 - the catalog opens, and `index` brings it to what an index made from nothing has; a catalog that is being upgraded is the old
   one, whole, or the new one;
 - the second run comes to the same files and the same rows as a run that nobody disturbed, and nothing is left over but
-  temporary files of events and backups, which `dump recover` takes;
+  temporary files of events and backups, and one in the store itself, which `dump recover` takes;
 - where the disk failed, the command ended with a documented exit code and a message, never with a traceback.
 """
 
@@ -60,7 +60,7 @@ SINCE = "2026-11-20T12:00:00.000000Z"
 _TEMPORARY = re.compile(r"(?<=\.tmp-)[0-9a-f]{8}-\d+-[0-9a-f]{8}|(?<=actor\.py-)\d+-[0-9a-f]{8}|(?<=\.db\.)\d+(?=\.part)")
 _LIVE = re.compile(r"(catalog\.db-(wal|shm|journal)|\.lock|catalog\.lock)\Z")
 """Names that come and go with a process that has the catalog open, and locks."""
-_UNFINISHED = re.compile(r"(events|backups)/(.*/)?\.tmp-")
+_UNFINISHED = re.compile(r"((events|backups)/(.*/)?\.tmp-|\.tmp-.*-probe\Z)")
 _CHANCE = re.compile(r"(?<=events/).*")
 
 
