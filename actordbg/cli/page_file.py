@@ -71,10 +71,10 @@ def write_page(path: Path | None, blocks: Iterable[Block]) -> None:
 
 def write_file(path: Path, text: str) -> None:
     """Write a file that the user named, whole or not at all, and say so."""
-    from actordbg.formats.store_files import atomic_write
+    from actordbg.formats.store_files import write_named
 
     try:
-        atomic_write(path, text.encode(), mode=0o644)
+        write_named(path, text.encode())
     except OSError as error:
         raise EnvironmentProblem(
             f"cannot write {path}: {error.strerror}", hint="name a file in a folder that you may write"
