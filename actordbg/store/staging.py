@@ -8,7 +8,8 @@ that dies had finished is there, and `--resume` on another one goes on with it.
 * **Nothing is ever deleted**, on either side.
 * **Both sides changed one file**: of a journal or a log, which only grows, the longer one counts if it begins with the shorter
   one. Anything else is refused by name: nobody can know which is right.
-* **Not mirrored**: the catalog (a cache), rings, models, quarantine, and hidden files.
+* **Not mirrored**: the catalog (a cache), rings, models, quarantine, hidden files, and what is about this machine's jobs and
+  packages: dump switches, and the originals of patched files.
 
 A note beside the folder says what each file was like on both sides when they were last equal. It counts for its URL, and as long
 as neither side lost its store. Guarantees: a local file appears whole; a remote one as the file system puts it (S3: whole). There
@@ -42,7 +43,7 @@ _BATCH = 128
 _STORE = "FORMAT"
 """The file that every store has."""
 _GROWING = (".jsonl", ".log")
-_LEFT_OUT = re.compile(r"(?:rings|quarantine|cache|models)/|catalog[^/]*\Z|(?:.*/)?\.")
+_LEFT_OUT = re.compile(r"(?:rings|quarantine|cache|models|controls|backups)/|(?:catalog[^/]*|control\.json)\Z|(?:.*/)?\.")
 
 Mark = tuple[int, str]
 """Size, and what else changes with a file: a modification time or a tag."""

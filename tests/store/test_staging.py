@@ -111,6 +111,20 @@ def test_a_folder_goes_behind_another_url_too_and_a_side_that_is_gone_comes_agai
     assert theirs.push().files == whole and files_of(there) == files_of(tmp_path / "b")
 
 
+def test_machines_that_record_for_themselves_push_behind_one_url(tmp_path: Path):
+    for side in ("a", "b"):
+        store = Store(tmp_path / side).create()
+        (store.root / "control.json").write_text(json.dumps({"run": side}))
+        for place in ("backups/0a/origin.json", "controls/job.json", f"counters/{side}/0-host-1-0.json"):
+            (store.root / place).parent.mkdir(parents=True)
+            (store.root / place).write_text(side)
+    for mirror in (*two_sides(tmp_path)[:2], two_sides(tmp_path)[0]):
+        mirror.pull()
+        mirror.push()
+    assert set(files_of(tmp_path / "bucket")) == {"FORMAT", "counters/a/0-host-1-0.json", "counters/b/0-host-1-0.json"}
+    assert json.loads((tmp_path / "a" / "control.json").read_bytes())["run"] == "a"
+
+
 def test_a_store_that_is_gone_there_is_not_put_there_again_by_another_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     runner, url = CliRunner(), f"norename://{tmp_path}/bucket"
