@@ -33,7 +33,9 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import EnvironmentProblem, StoreProblem, UsageError
+from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import atomic_write, make_folder, read_regular, temporary_name
+from actordbg.store.pack_bytes import PACK_SUFFIX
 
 EVERY_S = 3.0
 """Seconds between two looks for what there is to push."""
@@ -141,14 +143,21 @@ class Mirror:
 
     def _local(self) -> dict[str, Mark]:
         found = {}
-        for above, _, names in os.walk(self.folder):
-            for name in names:
-                path = Path(above, name)
-                place = path.relative_to(self.folder).as_posix()
-                if _is_ours(place) and not path.is_symlink():
-                    with contextlib.suppress(FileNotFoundError):
-                        found[place] = _local_mark(path)
+        for path in self._files_below(self.folder):
+            place = path.relative_to(self.folder).as_posix()
+            if _is_ours(place) and not path.is_symlink():
+                with contextlib.suppress(FileNotFoundError):
+                    found[place] = _local_mark(path)
         return found
+
+    def _files_below(self, top: Path) -> Iterator[Path]:
+        """Files of a folder. `dumps`, a run or a rank may be a link, as for other commands; then only what is named as a dump."""
+        for above, folders, names in os.walk(top):
+            yield from (Path(above, name) for name in names)
+            for link in (Path(above, name) for name in folders):
+                parts = link.relative_to(self.folder).parts
+                if parts[0] in ("dumps", "packs") and len(parts) <= 3 and link.is_symlink():
+                    yield from (path for path in self._files_below(link) if path.name.endswith((SUFFIX, PACK_SUFFIX)))
 
     def _fetch(self, paths: Sequence[str], there: dict[str, Mark]) -> Moved:
         for batch in _batches(sorted(paths)):

@@ -143,6 +143,21 @@ def test_a_store_that_is_gone_there_is_not_put_there_again_by_another_command(tm
     assert len(list((tmp_path / "bucket").rglob("*.zst"))) == 2
 
 
+@pytest.mark.parametrize("linked", ["dumps", f"packs/{storecases.PACKED}"])
+def test_what_lies_elsewhere_behind_a_link_is_pushed_and_no_other_file_of_that_place(tmp_path: Path, linked: str):
+    storecases.build(tmp_path / "a")
+    whole, elsewhere = files_of(tmp_path / "a"), tmp_path / "large-disk"
+    (tmp_path / "a" / linked).rename(elsewhere)
+    (tmp_path / "a" / linked).symlink_to(elsewhere)
+    (elsewhere / "id_rsa").write_text("secret")
+    (elsewhere / "loop").symlink_to(tmp_path / "a")
+    ours, _, there = two_sides(tmp_path)
+    ours.pull()
+    ours.push()
+    names = {name for name in whole if name.endswith((".zst", ".pack"))}
+    assert names <= set(files_of(there)) and not list(there.rglob("id_rsa"))
+
+
 def test_folders_are_made_behind_a_url_where_they_are_real(tmp_path: Path):
     storecases.build(tmp_path / "a")
     mirror = Mirror(f"file://{tmp_path}/disk", tmp_path / "a")
