@@ -6,8 +6,8 @@ names. What is read and written are the same files. While a command runs, `push`
 that dies had finished is there, and `--resume` on another one goes on with it.
 
 * **Nothing is ever deleted**, on either side.
-* **Both sides changed one file**: of a journal or a log, which only grows, the longer one counts if it begins with the shorter
-  one. Anything else is refused by name: nobody can know which is right.
+* **Both sides changed one file**: the longer one counts if it begins with the shorter one. That is a journal or a log, which only
+  grows, or a file of which a push that was killed put a part. Else it is refused by name: nobody can know which is right.
 * **Not mirrored**: the catalog (a cache), rings, models, quarantine, hidden files, and what is about this machine's jobs and
   packages: dump switches, and the originals of patched files.
 
@@ -167,9 +167,9 @@ class Mirror:
         return Moved(len(paths), sum(there[path][0] for path in paths))
 
     def _settle(self, path: str, there: Mark) -> None:
-        """Both sides have a file that was not copied from one to the other: take the longer of two that grow, or refuse."""
+        """Both sides have a file that was not copied between them: take the one that begins with the other, or refuse."""
         ours, theirs = read_regular(self.folder / path), bytes(self._files.cat_file(f"{self._root}/{path}"))
-        if ours != theirs and not (path.endswith(_GROWING) and (ours.startswith(theirs) or theirs.startswith(ours))):
+        if not (ours.startswith(theirs) or theirs.startswith(ours)):
             hint = f"look at both, and remove the wrong one: {self.folder / path}, or that below {self.url}"
             raise StoreProblem(f"{path} was changed both here and in {self.url}", hint=hint)
         if len(theirs) > len(ours):

@@ -143,6 +143,24 @@ def test_a_store_that_is_gone_there_is_not_put_there_again_by_another_command(tm
     assert len(list((tmp_path / "bucket").rglob("*.zst"))) == 2
 
 
+def test_a_push_that_was_killed_in_the_middle_of_a_file_is_made_good_by_the_next_one(tmp_path: Path):
+    storecases.build(tmp_path / "a")
+    ours, theirs, there = two_sides(tmp_path)
+    ours.push()
+    whole = files_of(there)
+    dump = next(there.rglob("*.zst"))
+    os.truncate(dump, 100)
+    os.truncate(there / "FORMAT", 0)
+    (tmp_path / "a.staged.json").unlink()
+    theirs.pull()
+    assert files_of(tmp_path / "b") != whole
+    again = two_sides(tmp_path)[0]
+    again.pull()
+    assert again.push().files == 2 and files_of(there) == whole
+    theirs.pull()
+    assert files_of(tmp_path / "b") == whole
+
+
 @pytest.mark.parametrize("linked", ["dumps", f"packs/{storecases.PACKED}"])
 def test_what_lies_elsewhere_behind_a_link_is_pushed_and_no_other_file_of_that_place(tmp_path: Path, linked: str):
     storecases.build(tmp_path / "a")
