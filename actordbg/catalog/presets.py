@@ -38,10 +38,11 @@ def diverse(catalog: Catalog, where: str | None, count: int) -> str | None:
     """A sample of `count` dumps that differ most: in run, function, role, padding, mode, trigger, last result, rows and length.
 
     Begins with the longest, and takes the one that is farthest from all that were taken (Gonzalez's traversal, 1985,
-    https://doi.org/10.1016/0304-3975(85)90224-5).
+    https://doi.org/10.1016/0304-3975(85)90224-5). Where there are fewer kinds, others are taken evenly over time.
     """
     kinds: dict[tuple[object, ...], DumpRow] = {}
-    for row in sorted(select_dumps(catalog, where), key=lambda row: (-row.seq_len, row.dump_id)):
+    rows = select_dumps(catalog, where)
+    for row in sorted(rows, key=lambda row: (-row.seq_len, row.dump_id)):
         kinds.setdefault((*_words(row), row.batch_size, row.seq_len), row)
     left = list(kinds.values())
     taken: list[DumpRow] = []
@@ -52,6 +53,10 @@ def diverse(catalog: Catalog, where: str | None, count: int) -> str | None:
             break
         taken.append(left[best])
         far = [min(known, _distance(row, left[best])) for known, row in zip(far, left, strict=True)]
+    ids = {row.dump_id for row in taken}
+    others = [row for row in rows if row.dump_id not in ids]
+    more = min(count - len(taken), len(others))
+    taken += [others[(2 * at + 1) * len(others) // (2 * more)] for at in range(more)]
     return named(taken) if taken else where
 
 

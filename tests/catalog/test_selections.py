@@ -98,18 +98,21 @@ def test_a_selection_by_name_of_nothing_speaks_of_what_was_asked(twelve: Store, 
     assert isinstance(done.exception, NothingToDo) and why in done.exception.message
 
 
-def test_a_sample_of_equal_dumps_is_one(tmp_path: Path):
+def test_a_sample_has_one_of_each_kind_and_then_others_over_time(tmp_path: Path):
     store = Store(tmp_path / "store").create()
-    for index in range(0, 96, 32):  # every property of these repeats
+    for index in range(0, 320, 32):  # every property of these repeats
         cases.publish(store, cases.record(index, role="policy", training=True))
     catalog = open_fresh(store)
-    assert count_dumps(catalog, presets.diverse(catalog, None, 3)) == 1
-    cases.publish(store, cases.record(96, role="policy", training=True, run="another"))
+    called = {row.call_index for row in select_dumps(catalog, presets.diverse(catalog, None, 4))}
+    assert called == {0, 64, 160, 256}, "the first, and three of the nine others, evenly"
+    assert count_dumps(catalog, presets.diverse(catalog, None, 50)) == 10
+    cases.publish(store, cases.record(320, role="policy", training=True, run="another"))
     cases.publish(
-        store, cases.record(128, role="policy", training=True, actor={"trainer": "a", "adapter": "a", "function": "a:f"})
+        store, cases.record(352, role="policy", training=True, actor={"trainer": "a", "adapter": "a", "function": "a:f"})
     )
     catalog = open_fresh(store)
-    assert count_dumps(catalog, presets.diverse(catalog, None, 5)) == 3, "each run and each function may be the wrong one"
+    sample = select_dumps(catalog, presets.diverse(catalog, None, 3))
+    assert {row.call_index for row in sample} == {0, 320, 352}, "each run and each function may be the wrong one"
 
 
 def test_a_call_without_rows_differs_as_one_of_a_row_does(tmp_path: Path):
