@@ -14,7 +14,8 @@ than the square of the length. Stated once, so that a figure can be checked by h
 * **ahead**: how wrong extrapolation was where it can be checked: the largest relative error of the lengths beyond half of the
   longest, predicted from those up to it (where those are too few: of the longest, predicted from all others); or how far
   apart the forms that predict at most three times worse are at twice the longest, if that is more. It holds for up to one
-  doubling beyond the longest length, and grows with every further one (`Curve.error_at`).
+  doubling beyond the longest length, and grows with every further one (`Curve.error_at`). A flat curve has none: something
+  else (libraries, an earlier input) hid what grows, so nobody knows where it begins to show.
 
 Plain Python: three coefficients need no library.
 
@@ -93,7 +94,7 @@ def fit(points: Sequence[Point], *, square: bool = False) -> Curve | None:
     terms, errors = _best(known, square)[0]
     a, b, c = _robust(known, terms)
     form = " + ".join(name for name, value in (("a", a), ("b n", b), ("c n^2", c)) if value)
-    return Curve(form, a, b, c, known[-1][0], _size(errors), _ahead(known, square))
+    return Curve(form, a, b, c, known[-1][0], _size(errors), _ahead(known, square) if b or c else None)
 
 
 def _best(points: list[Point], square: bool) -> list[tuple[tuple[int, ...], list[float]]]:
