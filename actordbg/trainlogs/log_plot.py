@@ -18,7 +18,7 @@ MOST_POINTS = 5000
 
 
 def plot(comparison: LogComparison, a: TrainLog, others: Sequence[TrainLog], path: Path, called: Mapping[str, str]) -> None:
-    """Draw the metric of the first log and of the others into `path`, each one's difference from the first, and its letter (`called`)."""
+    """Draw the metric of all logs into `path`, and how far each is from the first. called: their letters."""
     assert comparison.metric is not None
     figure = plotfile.new_figure(9, 6)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
