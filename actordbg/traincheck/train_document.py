@@ -48,7 +48,7 @@ def train_document(record: TrainCheckRecord, logs: Mapping[int, str], findings: 
 def _row(cell: TrainCell, one: CellVerdict) -> tuple[str, ...]:
     losses = [step.loss for step in cell.steps]
     ends = (number(losses[0]), number(losses[-1])) if losses else ("-", "-")
-    apart = tuple(f"{one.largest[name]:.1e}" if name in one.largest else "-" for name in FIGURES)
+    apart = tuple(_apart(one.largest[name]) if name in one.largest else "-" for name in FIGURES)
     parts = f"step {one.parting.step}" if one.parting else "-"
     return (cell.name, one.word, *ends, one.falls if cell.steps else "-", *apart, parts)
 
@@ -86,7 +86,12 @@ def _parting(cell: TrainCell, one: CellVerdict) -> str:
     found = one.parting
     assert found is not None
     hint = f". Looks like: {found.looks_like}" if found.looks_like else ""
-    return f"{cell.name}: at step {found.step} {IN_WORDS[found.figure]} is off by {found.by:.2g} (limit {found.limit:.2g}){hint}"
+    off = "NaN or infinite, here or in the baseline" if found.by is None else f"off by {found.by:.2g} (limit {found.limit:.2g})"
+    return f"{cell.name}: at step {found.step} {IN_WORDS[found.figure]} is {off}{hint}"
+
+
+def _apart(largest: float | None) -> str:
+    return "nan" if largest is None else f"{largest:.1e}"
 
 
 def _facts(record: TrainCheckRecord, findings: tuple[str, ...]) -> list[str]:
