@@ -12,6 +12,7 @@ from actordbg.traincheck.train_verdicts import FACTOR, FIGURES, IN_WORDS, LEAST,
 
 _COLUMNS = ("configuration", "result", "first", "last", "falls", "loss", "|g|", "|dw|", "parts")
 
+_STATES = {"running": "running, or was killed"}
 _PLURAL = {"agrees": "agree", "PARTS": "PART"}
 
 
@@ -57,7 +58,7 @@ def _counted(record: TrainCheckRecord, judged: list[CellVerdict]) -> str:
     words = [one.word for cell, one in zip(record.cells, judged, strict=True) if cell.role == ASKED]
     own = [one.word for cell, one in zip(record.cells, judged, strict=True) if cell.role == SFT]
     also = f" train_sft: {_in_words(own)}." if own else ""
-    state = "" if record.status == "complete" else f" The check is {record.status}."
+    state = "" if record.status == "complete" else f" The check is {_STATES.get(record.status, record.status)}."
     asked, steps, inputs = (
         plural(len(words), "configuration"),
         plural(record.steps, "step"),
