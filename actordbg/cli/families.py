@@ -60,7 +60,7 @@ def families(
     if list_:
         output.table(["family", "model type", "models"], [(name, one.model_type, one.known_as) for name, one in FAMILIES.items()])
         return
-    subjects = {one.name: one for one in map(subject_of, names or FAMILIES)}
+    subjects = {one.typed: one for one in map(subject_of, names or FAMILIES)}
     flags = dict(settings)
     given = {name: AXES[name].list_of(str(flags.pop(name))) for name in AXES if name in flags}
     axes = {name: values for name in AXES if (values := given.get(name) or USUAL_AXES.get(name))}
