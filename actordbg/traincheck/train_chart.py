@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from actordbg.formats.train_check_record import ASKED, BASELINE, IMPOSSIBLE, NOISE, OPEN, SFT, TRAINED, TrainCheckRecord
 from actordbg.report.blocks import BAD_TONE, GOOD_TONE, NO_TONE, PART_TONE, Banner, Chart
 from actordbg.report.step_charts import apart_chart, values_chart
-from actordbg.traincheck.train_verdicts import FIGURES, IN_WORDS, PARTS, CellVerdict, gaps_of, limits_of
+from actordbg.traincheck.train_verdicts import FIGURES, IN_WORDS, PARTS, UNKNOWN, CellVerdict, gaps_of, limits_of
 
 
 def train_banner(record: TrainCheckRecord, judged: Sequence[CellVerdict], counted: str) -> Banner:
@@ -20,6 +20,8 @@ def train_banner(record: TrainCheckRecord, judged: Sequence[CellVerdict], counte
     agree = sum(one.good for _, one in asked)
     figures = (("configurations that agree", f"{agree} / {len(asked)}"), ("steps", str(record.steps)))
     unjudged = tuple(f"{cell.name}: {one.word}" for cell, one in asked if cell.status in (IMPOSSIBLE, OPEN))
+    if short := [cell.name for cell, one in asked if cell.status == TRAINED and one.falls == UNKNOWN]:
+        unjudged += (f"whether the loss falls: too few steps, or within its scatter ({'; '.join(short)})",)
     if bad:
         return Banner(PARTS if PARTS in bad else bad[0].upper(), counted, BAD_TONE, figures, unjudged)
     if any(cell.status == OPEN for cell, _ in asked):

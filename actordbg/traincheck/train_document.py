@@ -75,8 +75,9 @@ def _in_words(words: list[str]) -> str:
 def _legend(record: TrainCheckRecord) -> str:
     own = any(cell.role == SFT for cell in record.cells)
     return (
-        "first, last: loss. falls: over the same inputs. loss, |g|, |dw|: largest relative difference from the baseline (the "
-        "plain Actor in fp32) of loss, gradient norm and update norm. parts: the first step where one of them is further away "
+        "first, last: loss. falls: over the same inputs; ?: nobody can tell. loss, |g|, |dw|: largest relative difference "
+        "from the baseline (the plain Actor in fp32) of loss, gradient norm and update norm. parts: the first step where one of "
+        "them is further away "
         f"than {LEAST[record.dtype]:.2g} and {FACTOR:g} times what the plain Actor with its sums reordered is. "
         f"far: first, mean or last loss is {record.threshold:g} or more away."
         + (" train_sft: the trainer's own program over rows of text, against itself on one process." if own else "")

@@ -173,6 +173,14 @@ def test_a_page_counts_as_agreeing_only_what_was_trained_and_agrees(also: str, w
     assert banner.unjudged == ((f"ZeRO 2: {also}",) if also in (IMPOSSIBLE, OPEN) else ())
 
 
+def test_a_page_says_that_too_few_steps_tell_whether_the_loss_falls() -> None:
+    record = replace(checked(checked(()).cells[0].steps), dump_ids=tuple("abcdefgh"))
+    judged = verdicts(record)
+    assert (judged[2].word, judged[2].falls) == ("agrees", "?")
+    banner = train_banner(record, judged, "1 configuration")
+    assert banner.unjudged == ("whether the loss falls: too few steps, or within its scatter (asked)",)
+
+
 def test_the_ancestors_script_finds_its_losses_in_the_log() -> None:
     record = checked(checked(()).cells[0].steps)
     lines = trainer_log(record.cells[2], record).splitlines()
