@@ -219,8 +219,9 @@ def _packed(rows: Rows) -> dict[str, Any]:
         found["action_mask"] = found["action_mask"][:, 1 - total :]
     ids: Any = rows.sequences
     offsets = ids.offsets() if rows.offsets is None and ids.is_nested else rows.offsets
-    borders = {POSITIONS: rows.positions} if offsets is None else {OFFSETS: offsets}
-    return found | {name: one.reshape(-1) for name, one in borders.items() if one is not None}
+    if offsets is not None:
+        return found | {OFFSETS: offsets.reshape(-1)}
+    return found | ({} if rows.positions is None else {POSITIONS: rows.positions})
 
 
 def _of_long(scores: Scores, total: int) -> Scores:
@@ -274,7 +275,12 @@ def read_scores(seam: Seam, rows: Rows, output: Any) -> Scores:
         return Scores(_of_actions(scores.log_probs, rows), _of_actions(scores.entropy, rows))
     given = _named(rows)
     actions = given.get("action_mask")
-    found = log_probs_of(scores.logits, given["sequences"], rows.temperature)
+    ids, logits = given["sequences"], scores.logits
+    if rows.packed:
+        logits = logits.reshape(1, -1, logits.shape[-1])
+    if logits.shape[0] != ids.shape[0] or ids.shape[1] - logits.shape[1] not in (0, 1):
+        raise ValueError(f"logits of {tuple(logits.shape[:2])} positions for ids of {tuple(ids.shape)}")
+    found = log_probs_of(logits, ids, rows.temperature)
     return Scores(found if actions is None else found[:, -actions.shape[1] :] * actions)
 
 

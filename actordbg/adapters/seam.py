@@ -49,7 +49,8 @@ class Rows:
     them (images), by name. context: what else to keep of the call, by name; a replay does without. Both may hold dicts, lists,
     dataclasses and the like (`actordbg.formats.nested_values`). Columns that are not real may be on either side.
 
-    Packed rows are one long row [1, T] or [T]: give offsets ([rows + 1]), or positions, which begin anew at 0 with each row.
+    Packed rows are one long row [1, T] or [T]: give offsets ([rows + 1]), or positions, which begin anew at 0 with each row;
+    several such rows [B, S] have positions of their shape.
     Jagged tensors bring their own offsets. Then `action_mask` is [1, T-1], or says of each token [1, T] whether it counts. The
     writer takes the rows apart: nothing of a device is asked for here.
     """

@@ -35,7 +35,7 @@ def slowest(catalog: Catalog, where: str | None, count: int) -> str:
 
 
 def diverse(catalog: Catalog, where: str | None, count: int) -> str | None:
-    """A sample of `count` dumps that differ most: in role, padding, mode, trigger, last result, rows and length.
+    """A sample of `count` dumps that differ most: in run, function, role, padding, mode, trigger, last result, rows and length.
 
     Begins with the longest, and takes the one that is farthest from all that were taken (Gonzalez's traversal, 1985,
     https://doi.org/10.1016/0304-3975(85)90224-5).
@@ -62,11 +62,16 @@ def named(rows: Iterable[DumpRow]) -> str:
 
 
 def _words(row: DumpRow) -> tuple[object, ...]:
-    return row.role, row.padding, row.training, row.triggered or row.recovered, row.status, row.action_len == 0
+    kept = row.triggered or row.recovered
+    return row.run, row.function, row.role, row.padding, row.training, kept, row.status, row.action_len == 0
 
 
 def _distance(one: DumpRow, other: DumpRow) -> float:
     """0 for dumps of one kind; 1 for each word that differs, and the logarithm (base 2) of how much longer or larger one is."""
     words = sum(a != b for a, b in zip(_words(one), _words(other), strict=True))
-    shapes = abs(math.log2(one.seq_len / other.seq_len)) + abs(math.log2(one.batch_size / other.batch_size)) / 2
-    return words + shapes
+    return words + _ratio(one.seq_len, other.seq_len) + _ratio(one.batch_size, other.batch_size) / 2
+
+
+def _ratio(one: int, other: int) -> float:
+    """How many times twice one is the other. A call without rows is one of a row here."""
+    return abs(math.log2(max(1, one) / max(1, other)))

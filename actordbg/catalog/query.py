@@ -98,6 +98,8 @@ class ReplayRow(Replay):
 
 
 _COUNTED = ("passed", "failed", "crashed", "hung")
+_COUNT = "(SELECT count(*) FROM result AS r WHERE r.replay_id = p.replay_id AND +r.status = '{}')"
+"""`+`: else SQLite looks, for each replay, through all results that passed in any."""
 _DUMP_SQL = ", ".join(COLUMNS[f.name].sql for f in fields(DumpRow) if f.name != "path")
 _PLACE_SQL = "d.dump_id, k.run, k.rank, d.pack"
 
@@ -470,8 +472,7 @@ def _dump_rows(found: Iterable[Sequence[Any]]) -> list[DumpRow]:
 
 
 def _replay_rows(reader: sqlite3.Connection, where: str, params: tuple[Any, ...], limit: int) -> list[ReplayRow]:
-    counted = "(SELECT count(*) FROM result AS r WHERE r.replay_id = p.replay_id AND r.status = '{}')"
-    sql = ", ".join(counted.format(f.name) if f.name in _COUNTED else f"p.{f.name}" for f in fields(ReplayRow))
+    sql = ", ".join(_COUNT.format(f.name) if f.name in _COUNTED else f"p.{f.name}" for f in fields(ReplayRow))
     found = reader.execute(
         f"SELECT {sql} FROM replay AS p WHERE {where} ORDER BY p.created_at DESC, p.replay_id DESC LIMIT ?", (*params, limit)
     )

@@ -18,7 +18,7 @@ from actordbg.check.run_check import CheckFound
 from actordbg.formats.comparison_record import MISMATCH, NOT_COMPARED
 from actordbg.formats.law_answer import answers_of, in_words, violations
 from actordbg.formats.replay_record import PASSED
-from actordbg.formats.store_files import atomic_write
+from actordbg.formats.store_files import write_named
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def junit_xml(found: CheckFound, answer: CheckAnswer) -> bytes:
 
 def write_junit(path: Path, found: CheckFound, answer: CheckAnswer) -> None:
     """Write the XML there."""
-    atomic_write(path, junit_xml(found, answer), mode=0o644)
+    write_named(path, junit_xml(found, answer))
 
 
 def workflow_commands(found: CheckFound, answer: CheckAnswer) -> Iterator[str]:

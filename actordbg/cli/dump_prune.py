@@ -28,7 +28,7 @@ def prune(
     ] = None,
     run: OfRun = None,
     damaged: Annotated[
-        bool, typer.Option("--damaged", help="Broken files; not those of a newer actordbg, nor unreadable ones.")
+        bool, typer.Option("--damaged", help="Broken files alone; not those of a newer actordbg, nor unreadable ones.")
     ] = False,
     pinned: Annotated[bool, typer.Option("--pinned", help="Pinned dumps too; without this they always stay.")] = False,
     allow_empty: AllowEmpty = False,
@@ -49,13 +49,15 @@ def prune(
 
     if where is None and older_than is None and keep is None and run is None and not damaged:
         raise UsageError("say what may go: --where, --older-than, --keep, --run or --damaged", hint="see --help")
+    if damaged and not (where is None and older_than is None and keep is None):
+        hint = "two commands: `dump prune --damaged`, and one with the other conditions"
+        raise UsageError("a broken file has no record that a condition could ask: --damaged goes with --run alone", hint=hint)
     age = parse_duration(older_than).total_seconds() if older_than is not None else None
     size = parse_size("--keep", keep) if keep is not None else None
     store = store_of(ctx)
     if yes:
         store.require_writable(room=False)  # on a full disk this is what makes room
     catalog = open_fresh(store, where)
-    selects_dumps = where is not None or age is not None or size is not None or (run is not None and not damaged)
     choose = partial(
         pruning.plan_prune,
         where=where,
@@ -63,7 +65,7 @@ def prune(
         keep_bytes=size,
         run=run,
         damaged=damaged,
-        healthy=selects_dumps,
+        healthy=not damaged,
         pinned=pinned,
     )
     plan = choose(catalog)

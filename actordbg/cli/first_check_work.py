@@ -23,7 +23,7 @@ from actordbg.cli.input_options import ChosenInputs
 from actordbg.cli.live_progress import replaying
 from actordbg.cli.options import Format
 from actordbg.formats.replay_record import ReplaySpec
-from actordbg.formats.store_files import atomic_write, make_folder
+from actordbg.formats.store_files import atomic_write, make_folder, write_named
 from actordbg.pages.page import as_html
 from actordbg.replay.selection import defaults_of
 from actordbg.replay.supervise import Progress
@@ -41,6 +41,16 @@ def sampled(inputs: ChosenInputs) -> ChosenInputs:
     if inputs.longest or inputs.slowest or inputs.diverse or inputs.input_file:
         return inputs
     return replace(inputs, diverse=inputs.max_inputs or SAMPLE)
+
+
+def require_folders(*paths: Path | None) -> None:
+    """Before minutes of work: whether each file that was named has a folder to lie in."""
+    for path in paths:
+        if path is not None and not path.absolute().parent.is_dir():
+            hint = "make it first, or name another one"
+            raise EnvironmentProblem(f"cannot write {path}: {path.parent} is no folder", hint=hint)
+        if path is not None and path.is_dir():
+            raise EnvironmentProblem(f"cannot write {path}: it is a folder", hint="name a file in it")
 
 
 def require_torch() -> None:
@@ -101,7 +111,10 @@ def write_check_page(store: Store, found: CheckFound, answer: CheckAnswer, named
         make_folder(store.reports)
     (data,) = load(store, [answer.replay_id]).replays
     page = as_html(check_blocks(found, answer, pictures(store, data)))
-    atomic_write(path, page.encode(), mode=0o644 if named else 0o600)
+    if named is None:
+        atomic_write(path, page.encode())
+    else:
+        write_named(path, page.encode())
     return path
 
 

@@ -52,18 +52,13 @@ def texts_of(path: Path | None) -> Texts | None:
 
 
 def check_page(path: Path | None) -> None:
-    """Whether a page could be written there. Asked before the work, which may take minutes.
-
-    A new file takes the old one's place: for root, that of a device too.
-    """
+    """Whether a page could be written there. Asked before the work, which may take minutes."""
     if path is None:
         return
-    if not path.absolute().parent.is_dir():
+    if not path.parent.is_dir():
         raise EnvironmentProblem(f"cannot write {path}: {path.parent} is no folder", hint="make it first, or name another one")
     if path.is_dir():
         raise EnvironmentProblem(f"cannot write {path}: it is a folder", hint="name a file in it")
-    if (path.exists() and not path.is_file()) or path.absolute().parent == Path("/dev"):
-        raise EnvironmentProblem(f"cannot write {path}: a file would take the place of a device or pipe", hint="name a file")
 
 
 def write_page(path: Path | None, blocks: Iterable[Block]) -> None:
@@ -76,11 +71,10 @@ def write_page(path: Path | None, blocks: Iterable[Block]) -> None:
 
 def write_file(path: Path, text: str) -> None:
     """Write a file that the user named, whole or not at all, and say so."""
-    from actordbg.formats.store_files import atomic_write
+    from actordbg.formats.store_files import write_named
 
-    check_page(path)
     try:
-        atomic_write(path, text.encode(), mode=0o644)
+        write_named(path, text.encode())
     except OSError as error:
         raise EnvironmentProblem(
             f"cannot write {path}: {error.strerror}", hint="name a file in a folder that you may write"

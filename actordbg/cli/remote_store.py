@@ -58,18 +58,19 @@ def push(
 
 def _move(url: str, folder: Path, what: str, as_json: bool) -> None:
     from actordbg.cli.staged_store import in_words
-    from actordbg.store.layout import Store
     from actordbg.store.staging import Mirror, split_runs
 
     if "://" not in url:
         raise UsageError(f"{url!r:.60} is no URL", hint="s3://bucket/store, hdfs://host/store; a folder needs no staging: cp -r")
     began = time.monotonic()
     address, runs = split_runs(url)
+    if runs and what == "pushed":
+        raise UsageError(f"a push puts every run there, not {', '.join(runs)[:60]} alone", hint=f"store push {folder} {address}")
     mirror = Mirror(address, folder.absolute(), runs)
     moved = mirror.pull()
     if what == "pushed":
         moved = mirror.push()
-    elif not Store(folder).format_path.exists():
+    elif not mirror.is_there:
         raise StoreProblem(f"there is no store at {address}", hint="check the URL; `actordbg store push DIR URL` puts one there")
     answer = Staged(address, str(folder), moved.files, moved.bytes, time.monotonic() - began)
     output.emit(answer, lambda _: output.say(in_words(what, moved, address, answer.seconds)), as_json)

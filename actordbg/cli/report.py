@@ -84,7 +84,8 @@ def report(
     if to is not None:
         for said in send(to, material.replays):
             note(said)
-        return None
+        if output is None and not opened and format is None and not as_json:
+            return None
     text = _written(store, material, chosen, slowest, texts_of(tokenizer))
     if output is None and not opened:
         say_lines(text)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from actordbg.base.errors import Refused
+from actordbg.base.errors import Refused, StoreProblem
 from actordbg.cli import output
 
 if TYPE_CHECKING:
@@ -40,6 +40,9 @@ def staged(ctx: typer.Context, url: str, store: Store) -> None:
     address, runs = split_runs(url)
     mirror = Mirror(address, store.root, runs)
     began, moved = time.monotonic(), mirror.pull()
+    if mirror.was_there and not mirror.is_there:
+        hint = f"its mirror is {store.root}: `actordbg store push` puts it there again; or remove it"
+        raise StoreProblem(f"there is no store at {address} any more", hint=hint)
     if moved.files:
         output.note(in_words("staged", moved, address, time.monotonic() - began))
     pusher = root.meta[__name__] = Pusher(mirror, output.note)

@@ -188,13 +188,12 @@ def _parse(line: bytes) -> Event | None:
 def _check_result(record: ResultRecord) -> None:
     """ValueError for a result that is not one, or that no SQLite column can hold."""
     for name, value in vars(record).items():
-        if name == "extra":
-            continue
-        if value is None and name in _REQUIRED:
-            raise ValueError(f"{name} is null")
-        if not isinstance(value, str | int | float | None) or (isinstance(value, int) and abs(value) >= 2**63):
-            raise ValueError(f"{name} is {value!r:.60}")
-        if isinstance(value, str):
+        if value is None:
+            if name in _REQUIRED:
+                raise ValueError(f"{name} is null")
+        elif isinstance(value, str):
             value.encode()
+        elif name != "extra" and (not isinstance(value, (int, float)) or (isinstance(value, int) and abs(value) >= 2**63)):
+            raise ValueError(f"{name} is {value!r:.60}")
     if not isinstance(record.finished_at, str) or not isinstance(record.attempt, int):
         raise ValueError("the end of a result has no time, or no attempt")

@@ -1,8 +1,8 @@
 """Rows out of a call that had them packed, one behind the other in a long one: made by whoever writes its dump, not the trainer.
 
 The trainer's thread hands over what it was given: ids [1, T], and where rows begin, as offsets ([rows + 1], the last is an end)
-or as positions ([1, T], a row begins at each 0). Both may lie on a device, and asking them for a value would wait. Here they are
-copies, in numpy:
+or as positions ([1, T], a row begins at each 0; in [B, S] each of the B rows, too). Both may lie on a device, and asking them for
+a value would wait. Here they are copies, in numpy:
 
 | Packed | Rows |
 |---|---|
@@ -70,10 +70,11 @@ def _borders(tensors: Mapping[str, Any], total: int) -> tuple[_Array, _Array]:
         offsets = tensors[OFFSETS].values.astype(np.int64).ravel()
         starts, ends = offsets[:-1], offsets[1:]
     else:
-        positions = tensors[POSITIONS].values.ravel()
+        positions = tensors[POSITIONS].values
         if positions.size != total:
             raise ValueError(f"{positions.size} positions for {total} tokens")
-        starts = np.union1d(np.flatnonzero(positions == 0), [0])
+        width = max(1, *positions.shape[-1:])
+        starts = np.union1d(np.flatnonzero(positions.ravel() == 0), np.arange(0, max(1, total), width))
         ends = np.append(starts[1:], total)
         filled = np.flatnonzero(ends - starts > 1)
         starts, ends = (one[: filled[-1] + 1] if filled.size else one[:1] for one in (starts, ends))

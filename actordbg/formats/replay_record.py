@@ -169,9 +169,13 @@ class ResultRecord:
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ResultRecord:
         """From plain data; unknown keys are kept in `extra`, so that a newer worker's figures are not lost."""
-        known = {f.name for f in fields(cls)}
-        extra = dict(data.get("extra") or {}) | {k: v for k, v in data.items() if k not in known}
-        return cls(**{k: v for k, v in data.items() if k in known and k != "extra"}, extra=extra)
+        values = {k: v for k, v in data.items() if k in _OF_RESULT}
+        extra = dict(values.pop("extra", None) or {}) | {k: v for k, v in data.items() if k not in _OF_RESULT}
+        return cls(**values, extra=extra)
+
+
+_OF_RESULT = frozenset(one.name for one in fields(ResultRecord))
+"""Asked for each field of each result that is read: an index of many replays reads 100,000."""
 
 
 def _finite(value: Any) -> Any:

@@ -6,13 +6,15 @@ names. What is read and written are the same files. While a command runs, `push`
 that dies had finished is there, and `--resume` on another one goes on with it.
 
 * **Nothing is ever deleted**, on either side.
-* **Both sides changed one file**: of a journal or a log, which only grows, the longer one counts if it begins with the shorter
-  one. Anything else is refused by name: nobody can know which is right.
-* **Not mirrored**: the catalog (a cache), rings, models, quarantine, and hidden files.
+* **Both sides changed one file**: the longer one counts if it begins with the shorter one. That is a journal or a log, which only
+  grows, or a file of which a push that was killed put a part. Else it is refused by name: nobody can know which is right.
+* **Not mirrored**: the catalog (a cache), rings, models, quarantine, hidden files, and what is about this machine's jobs and
+  packages: dump switches, and the originals of patched files.
 
-A note beside the folder says what each file was like on both sides when they were last equal. Guarantees: a local file appears
-whole; a remote one as the file system puts it (S3: whole). There are no locks: two commands may add files at once, but only one
-may run a replay. Journals and logs are put last, so a result is there with what was kept of it.
+A note beside the folder says what each file was like on both sides when they were last equal. It counts for its URL, and as long
+as neither side lost its store. Guarantees: a local file appears whole; a remote one as the file system puts it (S3: whole). There
+are no locks: two commands may add files at once, but only one may run a replay. Journals and logs are put last, so a result is
+there with what was kept of it.
 
 A node of a cluster needs no mirror: `Fetched` brings single files, and puts none.
 """
@@ -25,21 +27,25 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import EnvironmentProblem, StoreProblem, UsageError
+from actordbg.formats.dump_record import SUFFIX
 from actordbg.formats.store_files import atomic_write, make_folder, read_regular, temporary_name
+from actordbg.store.pack_bytes import PACK_SUFFIX
 
 EVERY_S = 3.0
 """Seconds between two looks for what there is to push."""
 _REST = 5
 """A push is followed by a rest of at least so many times its length, so that a growing journal does not fill the line."""
 _BATCH = 128
+_STORE = "FORMAT"
+"""The file that every store has."""
 _GROWING = (".jsonl", ".log")
-_LEFT_OUT = re.compile(r"(?:rings|quarantine|cache|models)/|catalog[^/]*\Z|(?:.*/)?\.")
+_LEFT_OUT = re.compile(r"(?:rings|quarantine|cache|models|controls|backups)/|(?:catalog[^/]*|control\.json)\Z|(?:.*/)?\.")
 
 Mark = tuple[int, str]
 """Size, and what else changes with a file: a modification time or a tag."""
@@ -61,20 +67,22 @@ class Mirror:
         self._files, self._root = _opened(url)
         self._note_path = folder.with_name(f"{folder.name}.staged.json")
         self._known: dict[str, tuple[Mark, Mark]] = {}
+        self.is_there = self.was_there = False
         self._one_at_a_time = threading.Lock()
 
     def pull(self) -> Moved:
-        """Bring in what is new or changed there."""
+        """Bring in what is new or changed there. `is_there` then says whether the URL has a store, `was_there` whether it had."""
         with self._one_at_a_time, _told(self.url):
-            self._known = _noted(self._note_path)
             there = {path: mark for path, mark in self._remote().items() if self._wanted(path)}
-            changed = [path for path, mark in there.items() if self._known.get(path, (None, None))[1] != mark]
             local = self._local()
+            self._known = self._remembered(there, local)
+            changed = [path for path, mark in there.items() if self._known.get(path, (None, None))[1] != mark]
             free = [path for path in changed if path not in local or self._known.get(path, (None, None))[0] == local[path]]
             moved = self._fetch(free, there)
             for path in set(changed) - set(free):
                 self._settle(path, there[path])
-            self._write_note()
+            if self._known:
+                self._write_note()
             return moved
 
     def push(self) -> Moved:
@@ -85,13 +93,29 @@ class Mirror:
             changed = [path for path in changed if path not in self._known or self._is_still_ours(path)]
             changed.sort(key=lambda path: path.endswith(_GROWING))
             for batch in _batches(changed):
-                self._files.put([str(self.folder / path) for path in batch], [f"{self._root}/{path}" for path in batch])
+                self._put(batch)
                 for path in batch:
                     self._known[path] = (local[path], _remote_mark(self._files.info(f"{self._root}/{path}")))
             if changed:
                 self._files.invalidate_cache()
                 self._write_note()
             return Moved(len(changed), sum(local[path][0] for path in changed))
+
+    def _remembered(self, there: Mapping[str, Mark], local: Mapping[str, Mark]) -> dict[str, tuple[Mark, Mark]]:
+        """What the note says, if it is about this URL and neither side lost its store since; else both are compared anew."""
+        known = _noted(self._note_path, self.url)
+        self.is_there, self.was_there = _STORE in there, _STORE in known and _STORE in local
+        return known if _STORE not in known or (self.was_there and self.is_there) else {}
+
+    def _put(self, paths: Sequence[str]) -> None:
+        """Put files there. Where folders are real (`file`, `sftp`) they are made; an object store has none."""
+        here, remote = [str(self.folder / path) for path in paths], [f"{self._root}/{path}" for path in paths]
+        try:
+            self._files.put(here, remote)
+        except FileNotFoundError:
+            for folder in {path.rpartition("/")[0] for path in remote}:
+                self._files.makedirs(folder, exist_ok=True)
+            self._files.put(here, remote)
 
     def _is_still_ours(self, path: str) -> bool:
         """Whether a file is to be put there again: nobody else changed it there, or what is there is a beginning of it."""
@@ -119,14 +143,21 @@ class Mirror:
 
     def _local(self) -> dict[str, Mark]:
         found = {}
-        for above, _, names in os.walk(self.folder):
-            for name in names:
-                path = Path(above, name)
-                place = path.relative_to(self.folder).as_posix()
-                if _is_ours(place) and not path.is_symlink():
-                    with contextlib.suppress(FileNotFoundError):
-                        found[place] = _local_mark(path)
+        for path in self._files_below(self.folder):
+            place = path.relative_to(self.folder).as_posix()
+            if _is_ours(place) and not path.is_symlink():
+                with contextlib.suppress(FileNotFoundError):
+                    found[place] = _local_mark(path)
         return found
+
+    def _files_below(self, top: Path) -> Iterator[Path]:
+        """Files of a folder. `dumps`, a run or a rank may be a link, as for other commands; then only what is named as a dump."""
+        for above, folders, names in os.walk(top):
+            yield from (Path(above, name) for name in names)
+            for link in (Path(above, name) for name in folders):
+                parts = link.relative_to(self.folder).parts
+                if parts[0] in ("dumps", "packs") and len(parts) <= 3 and link.is_symlink():
+                    yield from (path for path in self._files_below(link) if path.name.endswith((SUFFIX, PACK_SUFFIX)))
 
     def _fetch(self, paths: Sequence[str], there: dict[str, Mark]) -> Moved:
         for batch in _batches(sorted(paths)):
@@ -136,9 +167,9 @@ class Mirror:
         return Moved(len(paths), sum(there[path][0] for path in paths))
 
     def _settle(self, path: str, there: Mark) -> None:
-        """Both sides have a file that was not copied from one to the other: take the longer of two that grow, or refuse."""
+        """Both sides have a file that was not copied between them: take the one that begins with the other, or refuse."""
         ours, theirs = read_regular(self.folder / path), bytes(self._files.cat_file(f"{self._root}/{path}"))
-        if ours != theirs and not (path.endswith(_GROWING) and (ours.startswith(theirs) or theirs.startswith(ours))):
+        if not (ours.startswith(theirs) or theirs.startswith(ours)):
             hint = f"look at both, and remove the wrong one: {self.folder / path}, or that below {self.url}"
             raise StoreProblem(f"{path} was changed both here and in {self.url}", hint=hint)
         if len(theirs) > len(ours):
@@ -270,9 +301,11 @@ def _local_mark(path: Path) -> Mark:
     return state.st_size, str(state.st_mtime_ns)
 
 
-def _noted(path: Path) -> dict[str, tuple[Mark, Mark]]:
+def _noted(path: Path, url: str) -> dict[str, tuple[Mark, Mark]]:
+    """What was equal on both sides; nothing, where the note is about another URL."""
     try:
-        files = json.loads(read_regular(path))["files"]
+        note = json.loads(read_regular(path))
+        files = note["files"] if note["url"] == url else {}
         return {str(name): (_mark(here), _mark(there)) for name, (here, there) in files.items()}
     except FileNotFoundError:
         return {}

@@ -102,6 +102,15 @@ def test_plain_calls_count_their_labels_and_a_step_of_generate_is_none() -> None
     assert seam.rows(call | {"past_key_values": ()}) is None and seam.rows(call | {"input_ids": None}) is None
     packed = seam.rows(call | {"attention_mask": None, "position_ids": IDS})
     assert packed is not None and packed.positions is IDS and packed.packed
+    shared = seam.rows({"self": MODEL, "input_ids": IDS, "position_ids": torch.arange(IDS.shape[1])[None]})
+    assert shared is not None and not shared.packed, "all rows have the same"
+    last = seam.rows({"self": MODEL, "input_ids": IDS, "logits_to_keep": torch.tensor([2, 3])})
+    assert last is not None and last.more == {}
+    both = torch.nn.Module()
+    both.config = SimpleNamespace(is_encoder_decoder=True)  # type: ignore[assignment]
+    for unread in ({"attention_mask": MASK[:, None, None, :]}, {"attention_mask": {"full_attention": MASK}}, {"self": both}):
+        with pytest.raises(Unreadable):
+            seam.rows(call | unread)
 
 
 TRAINING = """

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from steps import TickingClock, counted
 
 from actordbg.base.errors import UsageError, WhereError
+from actordbg.catalog import connections as engine
 from actordbg.catalog import query, sandbox
 from actordbg.catalog.columns import COLUMNS, FUNCTIONS
 from actordbg.catalog.indexer import IndexSummary, refresh
@@ -196,6 +197,25 @@ def test_a_dump_is_found_by_the_beginning_of_its_id(catalog: query.Catalog, rows
         with pytest.raises(UsageError) as caught:
             query.get_dump(catalog, text)
         assert caught.value.hint
+
+
+def test_listing_twice_as_many_replays_takes_twice_the_work(store: Store) -> None:
+    """In SQLite's own steps. Each replay looked through the results of all."""
+    refresh(store)
+    took = []
+    for number in range(40):
+        with engine.plain_transaction(store.catalog_path) as connection:
+            sql = "INSERT INTO replay (replay_id, created_at, status, inputs) VALUES (?, '2025', 'complete', 1)"
+            connection.execute(sql, (f"r{number}",))
+            sql = "INSERT INTO result (replay_id, dump_id, status, attempt, worker, slot, started_at, finished_at) "
+            values = [(f"r{number}", f"d{index}") for index in range(100)]
+            connection.executemany(f"{sql} VALUES (?, ?, 'passed', 1, 0, 0, '2025', '2025')", values)
+        with engine.connect_readonly(store.catalog_path) as reader:
+            steps: list[None] = []
+            reader.set_progress_handler(lambda steps=steps: steps.append(None), 10)  # type: ignore[misc]
+            assert {row.passed for row in query._replay_rows(reader, "1", (), -1)} == {100}
+            took.append(len(steps))
+    assert took[39] < 2.2 * took[19]
 
 
 def test_replays_are_found_by_id_beginning_and_as_the_last(catalog: query.Catalog) -> None:

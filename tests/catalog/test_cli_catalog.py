@@ -232,11 +232,18 @@ def test_prune_never_follows_a_link_out_of_the_store(store: Store, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    "words", [(), ("--older-than", "soon"), ("--keep", "much"), ("--keep", "-1GB"), ("--where", "rank")], ids=str
-)
+    "words",
+    [
+        (), ("--older-than", "soon"), ("--keep", "much"), ("--keep", "-1GB"), ("--where", "rank"),
+        ("--damaged", "--older-than", "0d"), ("--damaged", "--where", "rank=0"), ("--damaged", "--keep", "0"),
+    ],
+    ids=str,
+)  # fmt: skip
 def test_prune_refuses_what_it_does_not_understand(store: Store, words: tuple[str, ...]) -> None:
+    cases.fill(store, 2)
     with pytest.raises(UsageError):
-        run(store, "prune", *words)
+        run(store, "prune", *words, "--yes")
+    assert len(list(store.iter_dumps())) == 2
 
 
 def test_prune_damaged_takes_only_what_is_broken(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,20 @@ def test_a_sample_of_equal_dumps_is_one(tmp_path: Path):
         cases.publish(store, cases.record(index, role="policy", training=True))
     catalog = open_fresh(store)
     assert count_dumps(catalog, presets.diverse(catalog, None, 3)) == 1
+    cases.publish(store, cases.record(96, role="policy", training=True, run="another"))
+    cases.publish(
+        store, cases.record(128, role="policy", training=True, actor={"trainer": "a", "adapter": "a", "function": "a:f"})
+    )
+    catalog = open_fresh(store)
+    assert count_dumps(catalog, presets.diverse(catalog, None, 5)) == 3, "each run and each function may be the wrong one"
+
+
+def test_a_call_without_rows_differs_as_one_of_a_row_does(tmp_path: Path):
+    store = Store(tmp_path / "store").create()
+    for index, size in enumerate((0, 1, 8)):
+        cases.publish(store, cases.record(index * 32, batch_size=size, tokens=0))
+    catalog = open_fresh(store)
+    assert count_dumps(catalog, presets.diverse(catalog, None, 2)) == 2
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import webbrowser
 from dataclasses import replace
 from pathlib import Path
@@ -185,8 +186,21 @@ def test_two_formats_at_once_are_refused(replayed: Store):
 
 def test_a_file_that_cannot_be_written_is_an_environment_problem(replayed: Store, tmp_path: Path):
     (tmp_path / "file").touch()
-    with pytest.raises(EnvironmentProblem):
-        invoke(replayed, "--output", str(tmp_path / "file" / "r.md"))
+    for output in (str(tmp_path / "file" / "r.md"), str(tmp_path), ".", "/"):
+        with pytest.raises(EnvironmentProblem):
+            invoke(replayed, "--output", output, "--format", "md")
+
+
+def test_a_pipe_or_a_device_gets_the_report_and_stays_and_a_link_leads_to_its_file(replayed: Store, tmp_path: Path):
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link.md", tmp_path / "target.md"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    invoke(replayed, "--output", str(pipe), "--format", "json", "--slowest", "0")
+    assert os.read(reader, 10).startswith(b"{") and pipe.is_fifo()
+    os.close(reader)
+    link.symlink_to(target)
+    invoke(replayed, "--output", str(link))
+    assert link.is_symlink() and target.read_text().startswith("#")
 
 
 def test_no_store_is_a_store_problem(tmp_path: Path):

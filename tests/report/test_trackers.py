@@ -42,6 +42,9 @@ def test_tensorboard_gets_the_reports_figures_and_each_input(measured: Store, tm
     assert [one.value for one in events.Scalars("inputs/passed")] == [3]
     assert [(one.step, one.value) for one in events.Scalars("input/forward_s")] == [(0, 1.0), (1, 2.0), (2, 3.0)]
     assert [one.value for one in events.Scalars("time/forward_median_s")] == [2.5]
+    page = tmp_path / "r.html"
+    said = report(measured, "r-01", "--to", f"tensorboard:{tmp_path / 'more'}", "--output", str(page)).stderr
+    assert "tensorboard --logdir" in said and page.read_text().startswith("<!")
 
 
 def test_other_trackers_get_the_same_under_the_replays_name(measured: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -89,6 +90,97 @@ def test_of_a_journal_that_both_have_the_longer_counts_and_anything_else_is_refu
     with pytest.raises(StoreProblem, match="was changed both here"):
         ours.pull()
     assert (there / journal).read_text() == "1\n2\nother\n"
+
+
+def test_a_folder_goes_behind_another_url_too_and_a_side_that_is_gone_comes_again(tmp_path: Path):
+    storecases.build(tmp_path / "a")
+    ours, theirs, there = two_sides(tmp_path)
+    ours.pull()
+    whole = ours.push().files
+    other = Mirror(f"norename://{tmp_path}/other", tmp_path / "a")
+    other.pull()
+    assert other.push().files == whole and files_of(tmp_path / "other") == files_of(there)
+    assert theirs.pull().files == whole and not theirs.was_there
+    shutil.rmtree(tmp_path / "b")
+    assert theirs.pull().files == whole and files_of(tmp_path / "b") == files_of(there)
+    theirs.pull()
+    assert theirs.was_there and theirs.is_there
+    shutil.rmtree(there)
+    theirs.pull()
+    assert theirs.was_there and not theirs.is_there
+    assert theirs.push().files == whole and files_of(there) == files_of(tmp_path / "b")
+
+
+def test_machines_that_record_for_themselves_push_behind_one_url(tmp_path: Path):
+    for side in ("a", "b"):
+        store = Store(tmp_path / side).create()
+        (store.root / "control.json").write_text(json.dumps({"run": side}))
+        for place in ("backups/0a/origin.json", "controls/job.json", f"counters/{side}/0-host-1-0.json"):
+            (store.root / place).parent.mkdir(parents=True)
+            (store.root / place).write_text(side)
+    for mirror in (*two_sides(tmp_path)[:2], two_sides(tmp_path)[0]):
+        mirror.pull()
+        mirror.push()
+    assert set(files_of(tmp_path / "bucket")) == {"FORMAT", "counters/a/0-host-1-0.json", "counters/b/0-host-1-0.json"}
+    assert json.loads((tmp_path / "a" / "control.json").read_bytes())["run"] == "a"
+
+
+def test_a_store_that_is_gone_there_is_not_put_there_again_by_another_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    runner, url = CliRunner(), f"norename://{tmp_path}/bucket"
+    create = ["dump", "create", "--store", url, "--seq-len", "8", "--quiet"]
+    assert runner.invoke(app, create, catch_exceptions=False).exit_code == 0
+    mirror = next(path for path in (tmp_path / "cache" / "actordbg" / "staged").iterdir() if path.is_dir())
+    shutil.rmtree(tmp_path / "bucket")
+    for command in (["--store", url, "dump", "ls"], create, ["store", "pull", url, str(mirror)]):
+        with pytest.raises(StoreProblem, match="there is no store at"):
+            runner.invoke(app, command, catch_exceptions=False)
+    assert not (tmp_path / "bucket").exists()
+    with pytest.raises(UsageError, match="every run"):
+        runner.invoke(app, ["store", "push", str(mirror), f"{url}#created"], catch_exceptions=False)
+    assert runner.invoke(app, ["store", "push", str(mirror), url], catch_exceptions=False).exit_code == 0
+    assert runner.invoke(app, create, catch_exceptions=False).exit_code == 0
+    assert len(list((tmp_path / "bucket").rglob("*.zst"))) == 2
+
+
+def test_a_push_that_was_killed_in_the_middle_of_a_file_is_made_good_by_the_next_one(tmp_path: Path):
+    storecases.build(tmp_path / "a")
+    ours, theirs, there = two_sides(tmp_path)
+    ours.push()
+    whole = files_of(there)
+    dump = next(there.rglob("*.zst"))
+    os.truncate(dump, 100)
+    os.truncate(there / "FORMAT", 0)
+    (tmp_path / "a.staged.json").unlink()
+    theirs.pull()
+    assert files_of(tmp_path / "b") != whole
+    again = two_sides(tmp_path)[0]
+    again.pull()
+    assert again.push().files == 2 and files_of(there) == whole
+    theirs.pull()
+    assert files_of(tmp_path / "b") == whole
+
+
+@pytest.mark.parametrize("linked", ["dumps", f"packs/{storecases.PACKED}"])
+def test_what_lies_elsewhere_behind_a_link_is_pushed_and_no_other_file_of_that_place(tmp_path: Path, linked: str):
+    storecases.build(tmp_path / "a")
+    whole, elsewhere = files_of(tmp_path / "a"), tmp_path / "large-disk"
+    (tmp_path / "a" / linked).rename(elsewhere)
+    (tmp_path / "a" / linked).symlink_to(elsewhere)
+    (elsewhere / "id_rsa").write_text("secret")
+    (elsewhere / "loop").symlink_to(tmp_path / "a")
+    ours, _, there = two_sides(tmp_path)
+    ours.pull()
+    ours.push()
+    names = {name for name in whole if name.endswith((".zst", ".pack"))}
+    assert names <= set(files_of(there)) and not list(there.rglob("id_rsa"))
+
+
+def test_folders_are_made_behind_a_url_where_they_are_real(tmp_path: Path):
+    storecases.build(tmp_path / "a")
+    mirror = Mirror(f"file://{tmp_path}/disk", tmp_path / "a")
+    mirror.pull()
+    assert mirror.push().files == len(files_of(tmp_path / "disk")) > 10
 
 
 KILLED = """
