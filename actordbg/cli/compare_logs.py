@@ -64,7 +64,7 @@ def compare_logs(
     from actordbg.cli.compare_logs_work import curves, render, render_many, together
     from actordbg.report.other_pages import logs_page
     from actordbg.trainlogs import log_plot
-    from actordbg.trainlogs.align_logs import compare_many
+    from actordbg.trainlogs.align_logs import compare_many, letters_of
     from actordbg.trainlogs.exported_logs import is_exported, read_exported
     from actordbg.trainlogs.log_lines import read_log
 
@@ -83,9 +83,9 @@ def compare_logs(
     else:
         output.emit(together(found), render_many, as_json)
     write_page(html, logs_page(found, *curves(found, read)) if html else ())
-    if plot is not None and answer.metric is not None and answer.a.steps:
-        others = [log for log, one in zip(read[1:], found, strict=False) if one.b.steps]
-        log_plot.plot(answer, read[0], others, plot)
+    drawn = [(log, one) for log, one in zip(read[1:], found, strict=False) if one.a.steps and one.b.steps]
+    if plot is not None and drawn:
+        log_plot.plot(drawn[0][1], read[0], [log for log, _ in drawn], plot, letters_of(logs))
         output.note(f"wrote {plot}")
     if not all(one.good for one in found):
         raise typer.Exit(1)

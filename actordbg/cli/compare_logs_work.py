@@ -9,7 +9,7 @@ from actordbg.cli import output
 from actordbg.report.blocks import Grid, number
 from actordbg.report.renderings import grid, wrap
 from actordbg.report.step_charts import Curve
-from actordbg.trainlogs.align_logs import chosen_series, pair, relative
+from actordbg.trainlogs.align_logs import chosen_series, letters_of, pair, relative
 from actordbg.trainlogs.log_answer import LogComparison, LogComparisons, LogSide
 from actordbg.trainlogs.log_lines import TrainLog, is_loss
 
@@ -17,7 +17,7 @@ from actordbg.trainlogs.log_lines import TrainLog, is_loss
 def curves(found: list[LogComparison], read: list[TrainLog]) -> tuple[dict[str, Curve], dict[str, Curve]]:
     """Values by log, and relative differences by pair, step by step, of what was compared."""
     logs = {log.path: log for log in read}
-    letters = {path: _letter(index) for index, path in enumerate(logs)}
+    letters = letters_of(list(logs))
     values: dict[str, Curve] = {}
     apart: dict[str, Curve] = {}
     for one in found:
@@ -42,8 +42,11 @@ def together(found: list[LogComparison]) -> LogComparisons:
 def render_many(answer: LogComparisons) -> None:
     """A line for each pair; reasons and worst steps only of those that differ."""
     output.say(f"{answer.metric or 'nothing'} by step, threshold {answer.threshold:g}, rule {answer.rule}")
-    sides = {side.path: side for one in answer.comparisons for side in (one.a, one.b)}
-    letters = {path: _letter(index) for index, path in enumerate(sides)}
+    sides: dict[str, LogSide] = {}
+    for side in (side for one in answer.comparisons for side in (one.a, one.b)):
+        if side.path not in sides or not sides[side.path].steps:  # a pair with nothing in common has no figures of either
+            sides[side.path] = side
+    letters = letters_of(list(sides))
     for path, letter in letters.items():
         output.say(f"  {letter}  {path}")
     output.say()
@@ -54,7 +57,7 @@ def render_many(answer: LogComparisons) -> None:
             number(side.first),
             number(side.mean),
             number(side.last),
-            _trend(side),
+            _trend(side) if side.steps else "-",
         )
         for path, side in sides.items()
     ]
@@ -72,11 +75,6 @@ def render_many(answer: LogComparisons) -> None:
         for reason in one.reasons:
             output.say_lines(wrap(f"{letters[one.a.path]} {letters[one.b.path]}: {reason}", "  - ", "    "))
     output.say(answer.verdict)
-
-
-def _letter(index: int) -> str:
-    """A, B, ... Z, then L27."""
-    return chr(ord("A") + index) if index < 26 else f"L{index + 1}"
 
 
 def render(answer: LogComparison) -> None:

@@ -27,7 +27,9 @@ class Question:
     where: Where = None
     at: Annotated[
         list[int] | None,
-        typer.Option("--at", metavar="LEN", min=1, help="What this length needs, and whether it fits; may be repeated."),
+        typer.Option(
+            "--at", metavar="LEN", min=1, max=2**53, help="What this length needs, and whether it fits; may be repeated."
+        ),
     ] = None
     by: Annotated[
         Literal["seq_len", "padded", "tokens"],

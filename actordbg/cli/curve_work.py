@@ -44,8 +44,9 @@ def answer_question(
     if asked.plot is not None:
         plotfile.check("--plot", asked.plot)
     store = store_of(ctx)
-    if settings and asked.measure is None:
-        given = ", ".join(SETTINGS[name].flag for name in settings)
+    flags = [*(["--batch-size"] if asked.batch_size else []), *(SETTINGS[name].flag for name in settings)]
+    if flags and asked.measure is None:
+        given = ", ".join(flags)
         raise UsageError(f"{given} changes nothing without --measure", hint="add --measure LEN,LEN,..., or leave it out")
     names = _names(store, asked)
     if asked.measure is not None:

@@ -11,6 +11,7 @@ import typer
 
 from actordbg.cli import output
 from actordbg.cli.options import FormatOption, Json, Quiet, chosen_format
+from actordbg.cli.page_file import check_page, write_file
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 
@@ -50,17 +51,17 @@ def families(
     from actordbg.cli.families_work import HEADER, FamiliesAnswer, folder_for, interrupt, print_families, run_families
     from actordbg.cli.matrix_work import kept
     from actordbg.config.replay_config import AXES
-    from actordbg.formats.store_files import atomic_write
     from actordbg.matrix.family_document import families_document
     from actordbg.matrix.family_folder import FamilyFolder
     from actordbg.matrix.family_matrix import USUAL_AXES, subject_of
     from actordbg.report.renderings import as_markdown
 
     how = chosen_format(format, as_json)
+    check_page(write)
     if list_:
         output.table(["family", "model type", "models"], [(name, one.model_type, one.known_as) for name, one in FAMILIES.items()])
         return
-    subjects = {one.name: one for one in map(subject_of, names or FAMILIES)}
+    subjects = {one.typed: one for one in map(subject_of, names or FAMILIES)}
     flags = dict(settings)
     given = {name: AXES[name].list_of(str(flags.pop(name))) for name in AXES if name in flags}
     axes = {name: values for name in AXES if (values := given.get(name) or USUAL_AXES.get(name))}
@@ -72,6 +73,6 @@ def families(
     answer = FamiliesAnswer(all(one.good for one in results), tuple(results))
     print_families(answer, how)
     if write is not None:
-        atomic_write(write, (HEADER + as_markdown(families_document(results))).encode())
+        write_file(write, HEADER + as_markdown(families_document(results)))
     if not answer.good:
         raise typer.Exit(1)

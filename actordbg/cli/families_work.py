@@ -34,8 +34,8 @@ class FamiliesAnswer:
 def run_families(folder: FamilyFolder, subjects: tuple[Subject, ...], *, quiet: bool) -> list[FamilyResult]:
     """Build the models, then run one family after the other in the same worker processes; those that are done are taken."""
     folder.make_inputs()
-    done = {one.name: found for one in subjects if (found := folder.done(one)) is not None}
-    left = [one for one in subjects if one.name not in done]
+    done = {one.typed: found for one in subjects if (found := folder.done(one)) is not None}
+    left = [one for one in subjects if one.typed not in done]
     total = len(left) * len(SHAPES) * len(combinations(folder.base, folder.axes))
     with output.progress("families", total, quiet=quiet) as advance, WarmGroups(reopen=True) as warm:
         advance(0, note=f"building small models ({len(done)} families are done)" if done else "building small models")
@@ -43,12 +43,12 @@ def run_families(folder: FamilyFolder, subjects: tuple[Subject, ...], *, quiet: 
         for one in left:
             model = folder.model(one)
             if why := problems.get(model):
-                done[one.name] = not_built(one, why)
+                done[one.typed] = not_built(one, why)
                 continue
             around = Surroundings(None, on_event=_follow(one.name, advance), warm=warm)
             found = run_family(folder.store, one, model, folder.base, folder.axes, around, command_line())
-            done[one.name] = folder.keep(one, found)
-    return [done[one.name] for one in subjects]
+            done[one.typed] = folder.keep(one, found)
+    return [done[one.typed] for one in subjects]
 
 
 def _follow(name: str, advance: Callable[..., None]) -> Callable[[MatrixEvent], None]:

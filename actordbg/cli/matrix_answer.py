@@ -16,7 +16,6 @@ from actordbg.cli import output
 from actordbg.cli.options import Format
 from actordbg.cli.page_file import write_page
 from actordbg.formats.matrix_record import PASSED, MatrixCell, MatrixRecord
-from actordbg.matrix.cells import is_open
 from actordbg.matrix.matrix_document import MatrixContext, matrix_document
 from actordbg.matrix.run_matrix import MatrixEvent
 from actordbg.replay.live_catalog import LiveCatalog
@@ -64,7 +63,7 @@ def _coloured_line(line: str) -> str:
 
 def steps_of(record: MatrixRecord) -> int:
     """Steps of a matrix's bar: the inputs of each cell that must still run, and its comparison with the truth."""
-    return (len(record.dump_ids) + bool(record.options.get("oracle"))) * sum(map(is_open, record.cells))
+    return (len(record.dump_ids) + bool(record.options.get("oracle"))) * sum(cell.open for cell in record.cells)
 
 
 def follow(catalog: LiveCatalog, advance: Callable[..., None], record: MatrixRecord) -> Callable[[MatrixEvent], None]:

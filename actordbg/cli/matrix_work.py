@@ -28,7 +28,7 @@ from actordbg.matrix import matrix_files as matrices
 from actordbg.matrix.axes import combinations, parse_axes
 from actordbg.matrix.cell_outcomes import context_of
 from actordbg.matrix.cell_verdicts import Baseline, open_baseline, require_common
-from actordbg.matrix.cells import batches, is_open, make_cells
+from actordbg.matrix.cells import batches, make_cells
 from actordbg.matrix.matrix_files import Selection, select, select_again
 from actordbg.matrix.run_matrix import Surroundings, new_matrix, run_matrix
 from actordbg.replay.selection import require_one_trainer
@@ -123,7 +123,7 @@ def run_cells(
 ) -> None:
     """Run the cells that are open and print the matrix, after an interruption too; exit code 1 for a bad one."""
     around = Surroundings(chosen.defaults)
-    for model in {str(cell.config.get("model", TINY)) for cell in record.cells if is_open(cell)}:
+    for model in {str(cell.config.get("model", TINY)) for cell in record.cells if cell.open}:
         find_model(model)
     if dry_run:
         shared = tuple(one.cells for one in batches(record.cells, around.facts, chosen.defaults))

@@ -129,13 +129,16 @@ def _conclusion(record: NoiseRecord, largest: NoiseVariant | None, same: bool | 
             "Run again, the same call gives other numbers: it is not deterministic here (atomic additions, kernels chosen by "
             "timing), and no two runs of it can agree better than that."
         )
-    if largest is None:
+    unknown = [one.name for one in record.variants if one.name != ROUNDING and one.log_probs is None]
+    if unknown:
+        lines.append(f"Not measured: {', '.join(unknown)}; no input passed unchanged and so.")
+    if largest is None and not unknown:
         lines.append("Padding, batch and order of rows move no log-prob at all.")
-    else:
+    elif largest is not None:
         how = ANSWERS.get(largest.name, largest.name)
         lines.append(f"Moved most by {how} ({largest.name}): a log-prob by up to {_largest(largest):.3g} nats.")
     rounding = next((one for one in record.variants if one.name == ROUNDING), None)
-    if rounding is not None:
+    if rounding is not None and rounding.log_probs is not None:
         lines.append(
             f"{record.dtype} itself, each row alone, is up to {_largest(rounding):.3g} nats from the same in a wider dtype: no "
             f"configuration can be expected to be nearer to the truth. That counts {ROUNDING_MARGIN:g} times in the floor."

@@ -7,9 +7,10 @@ Every length that is named says where it comes from:
 * **extrapolated**: beyond them, by the curve. More than twice the longest measured length comes with a caution, because kernels,
   allocators and caches behave differently at other sizes.
 
-A length that ran out of memory is never said to fit, nor is any longer one. A curve's value "fits" only if it does with its error
-added (`Curve.error_at`): between measured lengths the held-out error, beyond them the error of extrapolation where that
-could be checked. Within that error of the budget, or if the error is unknown, it is "unsure".
+A length that ran out of memory is never said to fit, nor is any longer one; nor is one beyond what ran over the budget. A
+curve's value "fits" only if it does with its error added (`Curve.error_at`): between measured lengths the held-out error, beyond
+them the error of extrapolation where that could be checked. Within that error of the budget, or if the error is unknown, it is
+"unsure".
 
 Attention computes n^2 scores, and eager attention stores them. So times, and the memory of eager attention, always have a
 square term, even if the measured lengths are too short to show it.
@@ -143,16 +144,26 @@ def value_at(n: int, values: Sequence[tuple[int, float]], curve: Curve | None, b
     if n in known:
         value = known[n]
         return At(n, MEASURED, value, value, value, None if budget is None else YES if value <= budget else NO)
+    too_long = None if budget is None else _too_long(values, bound, budget)
+    fits = None if budget is None else UNSURE if too_long is None or n < too_long else NO
     if curve is None:
-        return At(n, UNKNOWN, fits=None if budget is None else UNSURE)
+        return At(n, UNKNOWN, fits=fits)
     value, error = curve.at(n), curve.error_at(n)
     shortest, most = values[0][0], values[-1][0]
     how, far = INTERPOLATED if shortest < n < most else EXTRAPOLATED, n > FAR * most
     if error is None:
-        return At(n, how, value, fits=None if budget is None else UNSURE, far=far)
+        return At(n, how, value, fits=fits, far=far)
     low, high = value * (1 - min(error, 1.0)), value * (1 + error)
-    fits = None if budget is None else YES if high <= budget else NO if low > budget else UNSURE
+    if budget is not None and fits == UNSURE:
+        fits = YES if high <= budget else NO if low > budget else UNSURE
     return At(n, how, value, low, high, fits, far)
+
+
+def _too_long(values: Sequence[tuple[int, float]], bound: int | None, budget: float) -> int | None:
+    """The shortest length that is known not to fit: over the budget with no longer one that fits, or out of memory."""
+    below = [(n, value) for n, value in values if bound is None or n < bound]
+    most = max((n for n, value in below if value <= budget), default=0)
+    return min((n for n, value in below if value > budget and n > most), default=bound)
 
 
 def longest(values: Sequence[tuple[int, float]], curve: Curve | None, bound: int | None, budget: float) -> Longest:
@@ -161,8 +172,7 @@ def longest(values: Sequence[tuple[int, float]], curve: Curve | None, bound: int
     fitting = [n for n, value in below if value <= budget]
     over = [n for n, value in below if value > budget]
     most = max(fitting, default=None)
-    beyond = [n for n in over if most is None or n > most] + ([bound] if bound is not None else [])
-    too_long = min(beyond, default=None)
+    too_long = _too_long(values, bound, budget)
     exceptions = tuple(n for n in over if most is not None and n < most)
     by_curve, low, high = _by_curve(curve, budget, most, too_long)
     far = too_long is None and by_curve is not None and by_curve > FAR * values[-1][0]

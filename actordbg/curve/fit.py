@@ -14,7 +14,9 @@ than the square of the length. Stated once, so that a figure can be checked by h
 * **ahead**: how wrong extrapolation was where it can be checked: the largest relative error of the lengths beyond half of the
   longest, predicted from those up to it (where those are too few: of the longest, predicted from all others); or how far
   apart the forms that predict at most three times worse are at twice the longest, if that is more. It holds for up to one
-  doubling beyond the longest length, and grows with every further one (`Curve.error_at`).
+  doubling beyond the longest length, and grows with every further one (`Curve.error_at`). Where the longer half could not be
+  predicted, forms up to 5 % off are held beside each other too, and nobody knows the error beyond that doubling. A flat curve
+  has none at all: something else (libraries, an earlier input) hid what grows, so nobody knows where it begins to show.
 
 Plain Python: three coefficients need no library.
 
@@ -41,6 +43,7 @@ _MOST = 200
 _CLOSE = 1.1
 _PLAUSIBLE = 3.0
 _NOTHING = 1e-6
+_UNCHECKED = 0.05
 _FORMS: tuple[tuple[int, ...], ...] = ((0,), (0, 1), (0, 2), (0, 1, 2))
 """Powers of n in each form."""
 LEAST = 3
@@ -52,6 +55,7 @@ class Curve:
     """y = a + b n + c n^2, in y's unit, through lengths up to `longest`. form: which of the terms it has.
 
     error: held-out relative error between measured lengths. ahead: the error for a doubling beyond them; None if unknown.
+    checked: whether the longer half was predicted from the shorter one; if not, no error is known beyond that doubling.
     """
 
     form: str
@@ -61,6 +65,7 @@ class Curve:
     longest: float
     error: float
     ahead: float | None
+    checked: bool = True
 
     def at(self, n: float) -> float:
         """The curve's value at a length."""
@@ -70,6 +75,8 @@ class Curve:
         """The relative error to expect at a length; None beyond the longest if it is unknown."""
         if n <= self.longest:
             return self.error
+        if not self.checked and n > 2 * self.longest:
+            return None
         return None if self.ahead is None else max(self.error, self.ahead) * max(1.0, math.log2(n / self.longest))
 
     def reaches(self, y: float) -> float | None:
@@ -93,29 +100,37 @@ def fit(points: Sequence[Point], *, square: bool = False) -> Curve | None:
     terms, errors = _best(known, square)[0]
     a, b, c = _robust(known, terms)
     form = " + ".join(name for name, value in (("a", a), ("b n", b), ("c n^2", c)) if value)
-    return Curve(form, a, b, c, known[-1][0], _size(errors), _ahead(known, square))
+    ahead = _ahead(known, square) if b or c else None
+    return Curve(form, a, b, c, known[-1][0], _size(errors), ahead, _half(known) >= LEAST)
 
 
-def _best(points: list[Point], square: bool) -> list[tuple[tuple[int, ...], list[float]]]:
-    """Forms and their held-out errors: the one to take, then all others that are at most three times as wrong."""
+def _half(points: list[Point]) -> int:
+    """How many lengths are up to half of the longest."""
+    return sum(n <= points[-1][0] / 2 for n, _ in points)
+
+
+def _best(points: list[Point], square: bool, certain: float = _NOTHING) -> list[tuple[tuple[int, ...], list[float]]]:
+    """Forms and their held-out errors: the one to take, then all others that are at most three times as wrong,
+    or as `certain`.
+    """
     forms = [terms for terms in _FORMS if len(points) > len(terms)]
     if square and len(points) > LEAST:
         forms = [terms for terms in forms if 2 in terms]
     tried = [(terms, _held_out(points, terms)) for terms in forms]
     best = min(median(errors) for _, errors in tried)
     first = next(one for one in tried if median(one[1]) <= max(best * _CLOSE, _NOTHING))
-    return [first, *(one for one in tried if one is not first and median(one[1]) <= max(best * _PLAUSIBLE, _NOTHING))]
+    return [first, *(one for one in tried if one is not first and median(one[1]) <= max(best * _PLAUSIBLE, certain))]
 
 
 def _ahead(points: list[Point], square: bool) -> float | None:
-    half = sum(n <= points[-1][0] / 2 for n, _ in points)
+    half = _half(points)
     known = half if half >= LEAST else len(points) - 1
     if known < LEAST:
         return None
     a, b, c = _robust(points[:known], _best(points[:known], square)[0][0])
     wrong = max(abs(a + b * n + c * n * n - y) / y for n, y in points[known:])
     twice = 2 * points[-1][0]
-    plausible = [_robust(points, terms) for terms, _ in _best(points, square)]
+    plausible = [_robust(points, terms) for terms, _ in _best(points, square, _NOTHING if half >= LEAST else _UNCHECKED)]
     chosen, *others = [a + b * twice + c * twice * twice for a, b, c in plausible]
     return max([wrong, *(abs(other - chosen) / chosen for other in others)])
 

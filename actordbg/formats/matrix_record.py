@@ -60,6 +60,11 @@ class MatrixCell:
     excludes: dict[str, float | None] = field(default_factory=dict)
 
     @property
+    def open(self) -> bool:
+        """It must still run."""
+        return self.status == NOT_RUN and not self.reason
+
+    @property
     def good(self) -> bool:
         """It passed, no law is broken, and what it computed is not known to be wrong."""
         return self.status == PASSED and not self.violations and (self.verdict is None or self.verdict in GOOD)
@@ -99,7 +104,10 @@ class MatrixRecord(StoredRecord):
 
     @property
     def good(self) -> bool:
-        """Something ran, and nothing is wrong, not judged, failed or regressed. What failed in the baseline may fail here."""
+        """Something ran, nothing is left to run, and nothing is wrong, not judged, failed or regressed. What failed in the
+        baseline may fail here.
+        """
         ran = [cell for cell in self.cells if cell.status in (PASSED, FAILED)]
         failed = not self.baseline and any(cell.status == FAILED for cell in ran)
-        return bool(ran) and not failed and not any(cell.wrong or cell.unjudged or cell.regressed for cell in self.cells)
+        bad = any(cell.open or cell.wrong or cell.unjudged or cell.regressed for cell in self.cells)
+        return bool(ran) and not failed and not bad

@@ -163,8 +163,8 @@ class ResultRecord:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for JSON; non-finite numbers become None and are counted in `nonfinite`."""
-        return {k: None if isinstance(v, float) and v - v != 0 else v for k, v in vars(self).items()}
+        """Plain data for JSON; non-finite numbers, those in `extra` too, become None. `nonfinite` counts those of the output."""
+        return {name: _finite(value) for name, value in vars(self).items()}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> ResultRecord:
@@ -176,3 +176,12 @@ class ResultRecord:
 
 _OF_RESULT = frozenset(one.name for one in fields(ResultRecord))
 """Asked for each field of each result that is read: an index of many replays reads 100,000."""
+
+
+def _finite(value: Any) -> Any:
+    """The value with None for every number in it that is not finite."""
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value

@@ -13,7 +13,7 @@ from typing import Any
 from actordbg.base.errors import ActordbgError, StoreProblem, UsageError
 from actordbg.formats.comparison_record import MISMATCH, NOT_COMPARED, ComparisonRecord
 from actordbg.formats.journal import read_results
-from actordbg.formats.matrix_record import UNAVAILABLE, MatrixCell, MatrixRecord
+from actordbg.formats.matrix_record import FAILED, UNAVAILABLE, MatrixCell, MatrixRecord
 from actordbg.formats.replay_record import PASSED as INPUT_PASSED
 from actordbg.formats.replay_record import ResultRecord
 from actordbg.matrix import matrix_files as matrices
@@ -142,12 +142,14 @@ def regressions(store: Store, cell: MatrixCell, baseline: Baseline) -> tuple[str
     A dump that passed there and does not pass here; log-probs that differ from those there by more than `compare` allows, or
     that cannot be compared with them (another temperature, another model, outputs that were not kept); a
     forward that takes more than `slower` times as long (input by input, the median over inputs that are steady in both); a
-    cell of a matrix that ran there and is unavailable here.
+    cell of a matrix that ran there and is unavailable here, or that failed here and did not run there.
     """
     like, theirs = baseline.cell_like(cell), baseline.replay_for(cell)
     if cell.status == UNAVAILABLE:
         return (f"it passed in the baseline, and is unavailable here: {cell.reason}",) * bool(like and like.good)
-    if theirs is None or cell.replay_id is None or theirs == cell.replay_id:
+    if theirs is None:
+        return ("it failed, and did not run in the baseline",) * (cell.status == FAILED)
+    if cell.replay_id is None or theirs == cell.replay_id:
         return ()
     there, here = read_results(store.replays / theirs), read_results(store.replays / cell.replay_id)
     asked = {item.dump_id for item in load_spec(store, cell.replay_id).inputs}

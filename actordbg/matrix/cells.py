@@ -33,11 +33,6 @@ def make_cells(
     return [_cell(index, one, facts, defaults, skip_known) for index, one in enumerate(combined)]
 
 
-def is_open(cell: MatrixCell) -> bool:
-    """Whether the cell must still run."""
-    return cell.status == NOT_RUN and not cell.reason
-
-
 @dataclass(frozen=True)
 class Batch:
     """Cells that share a loaded Actor, by index, in order of running."""
@@ -50,7 +45,7 @@ def batches(cells: Sequence[MatrixCell], facts: Facts, defaults: DumpRecord | No
     """The cells that must still run, grouped by the Actor that they load. Within a group, compiling cells run last."""
     found: dict[Hashable, list[tuple[int, ReplayConfig]]] = {}
     for cell in cells:
-        if is_open(cell):
+        if cell.open:
             config = ReplayConfig.from_dict(cell.config)
             found.setdefault(host_key(config, choose(config, defaults, facts)), []).append((cell.index, config))
     return [

@@ -10,7 +10,7 @@ from typing import Any
 from actordbg.actor.family_models import FAMILIES
 from actordbg.base.units import plural
 from actordbg.config.replay_config import AXES
-from actordbg.formats.matrix_record import PASSED, MatrixCell
+from actordbg.formats.matrix_record import PASSED, UNAVAILABLE, MatrixCell
 from actordbg.matrix.family_causes import CAUSES, Cause, cause_of
 from actordbg.matrix.family_matrix import FamilyFinding, FamilyResult
 from actordbg.matrix.matrix_document import verdict_word
@@ -33,7 +33,8 @@ def families_document(results: Sequence[FamilyResult]) -> list[Block]:
     families = "1 family" if len(results) == 1 else f"{len(results)} families"
     if 1 < len(results) < len(FAMILIES) and all(one.name in FAMILIES for one in results):
         families = f"{len(results)} of the {len(FAMILIES)} families that the command knows"
-    counted = f"{families}: {good} right in every cell, {len(results) - good} not. {ran_on}."
+    open_to = " that could run" if any(cell.status == UNAVAILABLE for one in results for cell in one.cells) else ""
+    counted = f"{families}: {good} right in every cell{open_to}, {len(results) - good} not. {ran_on}."
     return [
         Heading("Families", 1),
         Paragraph(counted),

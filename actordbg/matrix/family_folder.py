@@ -61,7 +61,7 @@ class FamilyFolder:
             found = FamilyResult.from_file(self._file(subject))
         except ActordbgError:
             return None
-        return found if found.asked == self._asked(subject) else None
+        return replace(found, known_as=subject.known_as, typed=subject.typed) if found.asked == self._asked(subject) else None
 
     def keep(self, subject: Subject, result: FamilyResult) -> FamilyResult:
         """Write down what became of a family, and what was asked of it."""
@@ -84,7 +84,7 @@ class FamilyFolder:
             os.close(descriptor)
 
     def _file(self, subject: Subject) -> Path:
-        return self.folder / "families" / f"{subject.name}.json"
+        return self.folder / "families" / f"{self.model(subject).name}.json"
 
     def _asked(self, subject: Subject) -> str:
         """A hash of all that decides a result."""

@@ -42,7 +42,9 @@ SHAPES: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Subject:
-    """What is to be run: a family's name, or a folder's, and the configuration of its small model. typed: what selects it."""
+    """What is to be run: a family's name, or a folder's, and the configuration of its small model. typed: what selects it, and
+    no other: folders may have one name.
+    """
 
     name: str
     known_as: str
@@ -95,7 +97,7 @@ def subject_of(name: str) -> Subject:
     folder = Path(name)
     if not folder.is_dir():
         raise UsageError(f"{name} is neither a family nor a folder", hint=f"the families: {', '.join(FAMILIES)}")
-    return Subject(folder.resolve().name, "", config_of_model(folder), str(folder))
+    return Subject(folder.resolve().name, name, config_of_model(folder), name)
 
 
 def not_built(subject: Subject, problem: str) -> FamilyResult:

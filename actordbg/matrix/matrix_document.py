@@ -22,6 +22,7 @@ from actordbg.report.comparison_document import FLAT_IS_WIDE, excluded
 from actordbg.report.failures import Explain, nothing_known
 from actordbg.report.law_summary import SHOWN
 
+_STATES = {"running": "running, or was killed"}
 AXES_AS_COLUMNS = 4
 """With more axes than this the settings share one column."""
 WRONG, UNJUDGED, REGRESSED, IN_PART = "WRONG", "NOT JUDGED", "REGRESSED", "in part"
@@ -52,7 +53,7 @@ def matrix_document(
     """The whole matrix, top to bottom. explained: with what its columns mean, not only with where that is said."""
     return [
         Heading(f"matrix {record.matrix_id}{_of_toy(record)}", 1),
-        Paragraph(f"{_counted(record)}." + ("" if record.status == "complete" else f" The matrix is {record.status}.")),
+        Paragraph(f"{_counted(record)}.{_state(record)}"),
         matrix_banner(record, _counted(record)),
         *([heat] if (heat := heat_map(record, verdict_word)) else []),
         _table(record, context),
@@ -70,6 +71,11 @@ def matrix_document(
         *_section("Logs", [f"{_label(cell)}: {context.logs[cell.index]}" for cell in record.cells if cell.index in context.logs]),
         *_section("What it ran on", list(_facts(record, context))),
     ]
+
+
+def _state(record: MatrixRecord) -> str:
+    """What is said of a matrix that is not complete."""
+    return "" if record.status == "complete" else f" The matrix is {_STATES.get(record.status, record.status)}."
 
 
 def _of_toy(record: MatrixRecord) -> str:

@@ -42,20 +42,22 @@ def matrix_banner(record: MatrixRecord, counted: str) -> Banner:
     fastest = min((cell for cell in ran if cell.good and cell.forward_s), key=lambda cell: cell.forward_s or 0, default=None)
     if fastest is not None:
         figures.append((f"fastest forward{' (toy model)' * toy}: {fastest.name}", f"{seconds(fastest.forward_s)} s"))
-    word, tone = _verdict(ran, len(judged) == len(ran), any(cell.regressed for cell in record.cells))
+    word, tone = _verdict(record, ran, len(judged) == len(ran))
     first = f" {'WRONG' if wrong else 'Failed'}: {(wrong or failed)[0].name}." if wrong or failed else ""
     return Banner(word, f"{counted}.{first}", tone, tuple(figures), tuple(left))
 
 
-def _verdict(ran: Sequence[MatrixCell], all_judged: bool, regressed: bool) -> tuple[str, str]:
+def _verdict(record: MatrixRecord, ran: Sequence[MatrixCell], all_judged: bool) -> tuple[str, str]:
     if not ran:
         return "NOTHING RAN", NO_TONE
     if any(cell.wrong for cell in ran):
         return "WRONG", BAD_TONE
     if any(cell.status == FAILED for cell in ran):
         return "FAILED", BAD_TONE
-    if regressed:
+    if any(cell.regressed for cell in record.cells):
         return "REGRESSED", BAD_TONE
+    if any(cell.open for cell in record.cells):
+        return "NOT COMPLETE", PART_TONE
     return ("RIGHT", GOOD_TONE) if all_judged else ("NOT JUDGED", PART_TONE)
 
 

@@ -38,6 +38,11 @@ class SizePair:
     from_step: int | None = None
     from_dump: str = ""
 
+    @property
+    def growth_judged(self) -> bool:
+        """Whether both have a growth, by the same unit."""
+        return self.a.growth is not None and self.b.growth is not None and self.a.growth.unit == self.b.growth.unit
+
 
 @dataclass(frozen=True)
 class MemoryComparison:

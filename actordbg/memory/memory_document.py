@@ -36,7 +36,14 @@ def watch_page(record: MemoryRecord, samples: Sequence[Sample]) -> list[Block]:
     blocks.append(_figures(record.processes))
     blocks += [Items(tuple(growing))] if (growing := leaks(record.processes)) else []
     blocks += _charts({"": samples})
-    return blocks + ([Items(record.notes)] if record.notes else [])
+    short = [f"too few samples or steps to judge growth of {', '.join(names)}"] if (names := _not_judged(record)) else []
+    notes = (*short, *record.notes)
+    return blocks + ([Items(notes)] if notes else [])
+
+
+def _not_judged(record: MemoryRecord) -> list[str]:
+    """The processes through whose samples no line was drawn."""
+    return [one.process for one in record.processes if not any(size.growth for size in one.sizes.values())]
 
 
 def _watch_banner(record: MemoryRecord) -> Banner:
@@ -45,6 +52,9 @@ def _watch_banner(record: MemoryRecord) -> Banner:
         return Banner("NOTHING", "was sampled.", NO_TONE)
     if growing:
         return Banner("GROWS", f"{'; '.join(growing[:4])}.", BAD_TONE)
+    if short := _not_judged(record):
+        who = "any process" if len(short) == len(record.processes) else ", ".join(short[:4])
+        return Banner("TOO SHORT", f"too few samples or steps to say whether {who} grows.", NO_TONE)
     return Banner("STEADY", "no process grows by more than its samples scatter.", GOOD_TONE)
 
 
@@ -73,7 +83,9 @@ def _figures(processes: Sequence[ProcessMemory]) -> Grid:
 def compare_page(answer: MemoryComparison, a: Sequence[Sample], b: Sequence[Sample]) -> list[Block]:
     """Two series: where they part, figures of both, and both in one picture."""
     word, tone = {ALIKE: ("ALIKE", GOOD_TONE), NOT_COMPARED: ("NOT COMPARED", NO_TONE)}.get(answer.verdict, ("APART", BAD_TONE))
-    first = answer.reasons[0] if answer.reasons else "peaks and growth agree wherever both were sampled"
+    judged = any(one.growth_judged for one in answer.pairs)
+    agree = "peaks and growth agree wherever both were sampled" if judged else "peaks agree; growth was not judged"
+    first = answer.reasons[0] if answer.reasons else agree
     blocks: list[Block] = [Heading("actordbg memory compare", 1), Banner(word, f"{first}.", tone)]
     blocks += [Paragraph(f"A  {answer.a}"), Paragraph(f"B  {answer.b}")]
     rows = [

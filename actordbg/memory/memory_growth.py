@@ -3,7 +3,7 @@
 Stated once, so that a figure can be checked by hand:
 
 * **points**: of each step the smallest sample, because what a step only borrows is no leak. Samples before the first step (the
-  model is loaded) and of the first step (warm-up) are left out. Without steps, all samples by time.
+  model is loaded) and of the first step (warm-up) are left out. Where nobody counted steps, all samples by time.
 * **slope**: Theil and Sen's, the median of the slopes between all pairs of points; a third of them may be wild.
 * **range**: Sen's, from the ranks of those slopes, at 99 %.
 * **scatter**: 1.4826 times the median distance of a point from the line.
@@ -44,12 +44,12 @@ def figures(samples: Sequence[Sample]) -> tuple[ProcessMemory, ...]:
 
 def _process(name: str, own: Sequence[Sample]) -> ProcessMemory:
     steps = len({one.step for one in own if one.step})
+    unit = STEP if steps else SECOND  # a model that is being loaded grows by second
     sizes = {}
     for quantity in QUANTITIES:
         known = [value for one in own if (value := getattr(one, quantity)) is not None]
         if known:
-            growth = growth_of(points(own, quantity, STEP), STEP) or growth_of(points(own, quantity, SECOND), SECOND)
-            sizes[quantity] = SizeFigures(known[0], max(known), known[-1], growth)
+            sizes[quantity] = SizeFigures(known[0], max(known), known[-1], growth_of(points(own, quantity, unit), unit))
     return ProcessMemory(name, own[0].node, len(own), steps, own[-1].seconds - own[0].seconds, sizes)
 
 

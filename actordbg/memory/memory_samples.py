@@ -1,6 +1,7 @@
 """Samples of memory as a CSV file: one line for each process and moment, written while the processes run.
 
-Each round is written and flushed at once, so what was sampled stays, however the watching ends. A line that was cut is left out.
+Each round is written and flushed at once, so what was sampled stays, however the watching ends. A line that was cut, or whose
+figures nothing can have, is left out.
 
     time      UTC                               rss, uss        bytes: resident, and of it what no other process shares
     seconds   since the watching began          cuda_used       bytes on GPUs, as nvidia-smi says
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -54,6 +56,7 @@ class Sample:
 
 COLUMNS = tuple(one.name for one in fields(Sample))
 _WHOLE = frozenset(["pid", "rank", "rss", "uss", "cuda_used", "cuda_reserved", "step"])
+_MOST = 2**63
 
 
 class SampleFile:
@@ -93,10 +96,13 @@ def read_samples(path: Path) -> list[Sample]:
         text = read_regular(path).decode(errors="replace")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}", hint="`actordbg memory watch` writes such a file") from None
-    rows = csv.reader(io.StringIO(text.replace("\0", "")))
-    if tuple(next(rows, ())) != COLUMNS:
+    try:
+        rows = list(csv.reader(io.StringIO(text.replace("\0", ""))))
+    except csv.Error as error:
+        raise UsageError(f"{path} is no table of samples: {error}", hint="`actordbg memory watch` writes one") from None
+    if not rows or tuple(rows[0]) != COLUMNS:
         raise UsageError(f"{path} has no samples of memory", hint="its first line would be " + ",".join(COLUMNS))
-    return [one for row in rows if (one := _parsed(row)) is not None]
+    return [one for row in rows[1:] if (one := _parsed(row)) is not None]
 
 
 def _parsed(row: Sequence[str]) -> Sample | None:
@@ -105,7 +111,10 @@ def _parsed(row: Sequence[str]) -> Sample | None:
     values: dict[str, object] = dict(zip(COLUMNS, row, strict=True))
     try:
         values |= {name: int(str(values[name])) if values[name] != "" else None for name in _WHOLE}
-        values["seconds"] = float(str(values["seconds"]))
+        seconds = float(str(values["seconds"]))
     except ValueError:
         return None
-    return Sample(**values) if values["pid"] is not None else None  # type: ignore[arg-type]
+    whole = [int(str(values[name])) for name in _WHOLE if values[name] is not None]
+    if values["pid"] is None or not math.isfinite(seconds) or not all(0 <= value < _MOST for value in whole):
+        return None
+    return Sample(**values | {"seconds": seconds})  # type: ignore[arg-type]

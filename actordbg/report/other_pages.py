@@ -9,6 +9,7 @@ from actordbg.formats.noise_record import NoiseRecord
 from actordbg.report.blocks import BAD_TONE, GOOD_TONE, NO_TONE, PART_TONE, Banner, Block, Chart, Grid, Heading, Items, number
 from actordbg.report.specifications import ACCENT, hints, layer, layered, names, quantity
 from actordbg.report.step_charts import Curve, apart_chart, values_chart
+from actordbg.trainlogs.align_logs import letters_of
 from actordbg.trainlogs.log_answer import NOTHING, LogComparison
 
 _FIGURES = {"max_abs": "largest", "p99_abs": "99th percentile", "mean_abs": "mean"}
@@ -69,13 +70,14 @@ def logs_page(answers: Sequence[LogComparison], curves: Mapping[str, Curve], apa
     word = "ALIGNED" if not bad else bad[0].verdict.upper().replace("-", " ")
     tone = GOOD_TONE if not bad else NO_TONE if bad[0].verdict == NOTHING else BAD_TONE
     first = answers[0]
+    largest = max((one.max_relative for one in answers if one.max_relative is not None), default=None)
     said = (
         "; ".join(dict.fromkeys(reason for one in bad for reason in one.reasons))
         or f"{first.metric} agrees by the rule {first.rule}"
     )
     figures = (
-        ("common steps", f"{first.common:,}"),
-        ("largest difference", "-" if first.max_relative is None else f"{first.max_relative:.2%}"),
+        ("common steps", f"{min(one.common for one in answers):,}"),
+        ("largest difference", "-" if largest is None else f"{largest:.2%}"),
     )
     steps = sorted({step for curve in apart.values() for step, _ in curve})
     limits = [(step, first.threshold) for step in (steps[0], steps[-1])] if steps else []
@@ -83,7 +85,7 @@ def logs_page(answers: Sequence[LogComparison], curves: Mapping[str, Curve], apa
         values_chart("The trainings", first.metric or "", curves),
         apart_chart("How far apart", first.metric or "", apart, limits, "the other's"),
     )
-    letters = {path: chr(65 + at) if at < 26 else str(at + 1) for at, path in enumerate(_paths(answers))}
+    letters = letters_of(_paths(answers))
     rows = tuple(
         (letters[one.a.path], letters[one.b.path], f"{one.common:,}", number(one.max_relative, 3), one.verdict) for one in answers
     )

@@ -150,4 +150,5 @@ def _steps(log: Path, count: int) -> tuple[TrainStep, ...]:
     values = list(found.values) if found else []
     each = max(1, len(values) // count)
     whole = [values[at : at + each] for at in range(0, len(values) - each + 1, each)]
-    return tuple(TrainStep(step, math.fsum(one) / len(one), None, None) for step, one in enumerate(whole[:count], 1))
+    losses = [math.fsum(one) / len(one) if all(map(math.isfinite, one)) else None for one in whole[:count]]
+    return tuple(TrainStep(step, loss, None, None) for step, loss in enumerate(losses, 1))

@@ -12,6 +12,7 @@ from actordbg.traincheck.train_verdicts import FACTOR, FIGURES, IN_WORDS, LEAST,
 
 _COLUMNS = ("configuration", "result", "first", "last", "falls", "loss", "|g|", "|dw|", "parts")
 
+_STATES = {"running": "running, or was killed"}
 _PLURAL = {"agrees": "agree", "PARTS": "PART"}
 
 
@@ -48,7 +49,7 @@ def train_document(record: TrainCheckRecord, logs: Mapping[int, str], findings: 
 def _row(cell: TrainCell, one: CellVerdict) -> tuple[str, ...]:
     losses = [step.loss for step in cell.steps]
     ends = (number(losses[0]), number(losses[-1])) if losses else ("-", "-")
-    apart = tuple(f"{one.largest[name]:.1e}" if name in one.largest else "-" for name in FIGURES)
+    apart = tuple(_apart(one.largest[name]) if name in one.largest else "-" for name in FIGURES)
     parts = f"step {one.parting.step}" if one.parting else "-"
     return (cell.name, one.word, *ends, one.falls if cell.steps else "-", *apart, parts)
 
@@ -57,7 +58,7 @@ def _counted(record: TrainCheckRecord, judged: list[CellVerdict]) -> str:
     words = [one.word for cell, one in zip(record.cells, judged, strict=True) if cell.role == ASKED]
     own = [one.word for cell, one in zip(record.cells, judged, strict=True) if cell.role == SFT]
     also = f" train_sft: {_in_words(own)}." if own else ""
-    state = "" if record.status == "complete" else f" The check is {record.status}."
+    state = "" if record.status == "complete" else f" The check is {_STATES.get(record.status, record.status)}."
     asked, steps, inputs = (
         plural(len(words), "configuration"),
         plural(record.steps, "step"),
@@ -74,8 +75,9 @@ def _in_words(words: list[str]) -> str:
 def _legend(record: TrainCheckRecord) -> str:
     own = any(cell.role == SFT for cell in record.cells)
     return (
-        "first, last: loss. falls: over the same inputs. loss, |g|, |dw|: largest relative difference from the baseline (the "
-        "plain Actor in fp32) of loss, gradient norm and update norm. parts: the first step where one of them is further away "
+        "first, last: loss. falls: over the same inputs; ?: nobody can tell. loss, |g|, |dw|: largest relative difference "
+        "from the baseline (the plain Actor in fp32) of loss, gradient norm and update norm. parts: the first step where one of "
+        "them is further away "
         f"than {LEAST[record.dtype]:.2g} and {FACTOR:g} times what the plain Actor with its sums reordered is. "
         f"far: first, mean or last loss is {record.threshold:g} or more away."
         + (" train_sft: the trainer's own program over rows of text, against itself on one process." if own else "")
@@ -86,7 +88,12 @@ def _parting(cell: TrainCell, one: CellVerdict) -> str:
     found = one.parting
     assert found is not None
     hint = f". Looks like: {found.looks_like}" if found.looks_like else ""
-    return f"{cell.name}: at step {found.step} {IN_WORDS[found.figure]} is off by {found.by:.2g} (limit {found.limit:.2g}){hint}"
+    off = "NaN or infinite, here or in the baseline" if found.by is None else f"off by {found.by:.2g} (limit {found.limit:.2g})"
+    return f"{cell.name}: at step {found.step} {IN_WORDS[found.figure]} is {off}{hint}"
+
+
+def _apart(largest: float | None) -> str:
+    return "nan" if largest is None else f"{largest:.1e}"
 
 
 def _facts(record: TrainCheckRecord, findings: tuple[str, ...]) -> list[str]:

@@ -139,21 +139,16 @@ class TrainEngine:
         self._failed = True
         loss, seconds = self._session.micro_batch(loaded)
         self._done += 1
-        fields: dict[str, Any] = {
-            "status": PASSED if math.isfinite(loss) else FAILED,
-            "loss": loss,
-            "forward_s": seconds,
-            "tokens": item.tokens,
-            "extra": {},
-        }
+        figures = {"loss": loss}
+        fields: dict[str, Any] = {"status": PASSED, "loss": loss, "forward_s": seconds, "tokens": item.tokens, "extra": {}}
         if self._done % self._training.accumulation == 0:
             norms = self._session.step()
             fields["grad_norm"] = norms.gradient
             fields["extra"] = {STEP: {"grad_norm": norms.gradient, "update_norm": norms.update, "lr": self._training.lr}}
-            if not (math.isfinite(norms.gradient) and math.isfinite(norms.update)):
-                fields["status"] = FAILED
-        if fields["status"] != PASSED:
-            fields |= {"error_class": "FloatingPointError", "error": "loss, gradient or update is not finite"}
+            figures |= {"gradient norm": norms.gradient, "update norm": norms.update}
+        if odd := [name for name, value in figures.items() if not math.isfinite(value)]:
+            error = f"not finite: {', '.join(odd)}"
+            fields |= {"status": FAILED, "error_class": "FloatingPointError", "error": error}
         else:
             if fields["extra"]:
                 self._save(step_of(item.dump_id))

@@ -42,18 +42,22 @@ YES, NO, UNKNOWN = "yes", "no", "?"
 
 @dataclass(frozen=True)
 class Parting:
-    """Where a training first is further from the baseline than rounding: the figure there, by how much, and the limit."""
+    """Where a training first is further from the baseline than rounding: the figure there, by how much, and the limit.
+
+    by: None where one of the two is NaN or infinite.
+    """
 
     step: int
     figure: str
-    by: float
+    by: float | None
     limit: float
     looks_like: str = ""
 
 
 @dataclass(frozen=True)
 class CellVerdict:
-    """completes, falls, within: the ancestor's criteria, in words. largest: of each figure the largest relative difference.
+    """completes, falls, within: the ancestor's criteria, in words. largest: of each figure the largest relative difference
+    of finite ones, None where there are none.
 
     word: agrees, PARTS, no fall (all agrees, and the loss does not fall), far (further than the threshold), or the cell's status.
     """
@@ -63,7 +67,7 @@ class CellVerdict:
     completes: str
     falls: str = UNKNOWN
     within: str = UNKNOWN
-    largest: dict[str, float] = field(default_factory=dict)
+    largest: dict[str, float | None] = field(default_factory=dict)
     parting: Parting | None = None
 
     @property
@@ -98,7 +102,7 @@ def _verdict(record: TrainCheckRecord, cell: TrainCell, baseline: TrainCell | No
         return CellVerdict(cell.index, "not judged", YES, falls)
     known = FIGURES[:1] if own else FIGURES
     gaps = {figure: gaps_of(cell.steps, baseline.steps, figure) for figure in known}
-    largest = {figure: max((one for one in found if one == one), default=math.nan) for figure, found in gaps.items()}
+    largest = {figure: max((one for one in found if one == one), default=None) for figure, found in gaps.items()}
     within = YES if _aligned(cell.steps, baseline.steps, record.threshold) else NO
     parting = _parting(gaps, record, cell, baseline) if cell.role == ASKED else None
     word = cell.role.rpartition(" ")[2]
@@ -151,8 +155,9 @@ def _parting(gaps: dict[str, list[float]], record: TrainCheckRecord, cell: Train
         over = [figure for figure in FIGURES if not gaps[figure][index] <= limits[figure][index]]
         if over:
             first = max(over, key=lambda figure: gaps[figure][index])
-            hint = looks_like(index, set(over), cell.steps, baseline.steps)
-            return Parting(cell.steps[index].step, first, gaps[first][index], limits[first][index], hint)
+            by = gaps[first][index]
+            hint = "" if by != by else looks_like(index, set(over), cell.steps, baseline.steps)
+            return Parting(cell.steps[index].step, first, None if by != by else by, limits[first][index], hint)
     return None
 
 

@@ -21,6 +21,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from statistics import median
 
 from actordbg.base.errors import UsageError
 from actordbg.host.trainer import TRAINER
@@ -33,6 +34,7 @@ THRESHOLD = 0.05
 LEAST_COMMON = 3
 """Common steps below which nothing is called aligned."""
 _NAMED = 20
+Letters = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,17 @@ def choose(a: TrainLog, b: TrainLog, metric: str | None = None) -> str | None:
         return name if name in a.series and name in b.series else None
     shared = [name for name in a.series if name in b.series and is_loss(name)]
     return min(shared, key=_preference, default=None)
+
+
+def choose_of_many(logs: Sequence[TrainLog], of: Sequence[TrainLog]) -> str | None:
+    """The loss of one of `of` that most of the logs have, the preferred one of several; None if there is none."""
+    names = dict.fromkeys(name for log in of for name in log.series if is_loss(name))
+    return min(names, key=lambda name: (-sum(name in log.series for log in logs), _preference(name)), default=None)
+
+
+def letters_of(paths: Sequence[str]) -> dict[str, str]:
+    """What an answer calls each log, in their order: A, B, ... Z, then L27."""
+    return {path: chr(ord("A") + at) if at < 26 else f"L{at + 1}" for at, path in enumerate(dict.fromkeys(paths))}
 
 
 def _preference(name: str) -> tuple[int, int, str]:
@@ -100,8 +113,9 @@ def compare_logs(
     threshold: float = THRESHOLD,
     rule: str = FIRST_MEAN_LAST,
     limit: int = 10,
+    letters: Letters = ("A", "B"),
 ) -> LogComparison:
-    """Compare one metric of two logs. `limit`: how many of the worst steps to name, 0 for all.
+    """Compare one metric of two logs. `limit`: how many of the worst steps to name, 0 for all. `letters`: what they are called.
 
     Raises UsageError for a threshold that is not a positive number, and for an unknown rule.
     """
@@ -111,7 +125,7 @@ def compare_logs(
         raise UsageError(f"there is no rule {rule!r:.40}", hint=f"one of {', '.join(RULES)}")
     name = choose(a, b, metric)
     if name is None:
-        return _nothing(a, b, metric, rule, threshold, _what_is_there(a, b, metric))
+        return _nothing(a, b, metric, rule, threshold, _what_is_there(a, b, metric, letters))
     ours, theirs = chosen_series(a, b, name)
     both = pair(ours, theirs)
     if not both.steps and rule != COMPARE_BACKENDS:
@@ -123,7 +137,7 @@ def compare_logs(
     over.sort(key=lambda i: (-differences[i] if differences[i] == differences[i] else -math.inf, both.steps[i]))
     known = sorted(value for value in differences if value == value)
     first, mean, last = _three(*numbers)
-    reasons = _reasons(name, rule, threshold, (first, mean, last), len(over), sides)
+    reasons = _reasons(name, rule, threshold, (first, mean, last), len(over), list(zip(letters, sides, strict=True)))
     verdict = DIFFERENT if reasons else ALIGNED
     if verdict == ALIGNED and rule != COMPARE_BACKENDS and len(both.steps) < LEAST_COMMON:
         verdict = TOO_FEW_COMMON
@@ -131,11 +145,11 @@ def compare_logs(
     return LogComparison(
         a=sides[0], b=sides[1], metric=name, rule=rule, threshold=threshold,
         verdict=verdict,
-        reasons=tuple(reasons), notes=tuple(_notes(ours, theirs, both, sides)),
+        reasons=tuple(reasons), notes=tuple(_notes(ours, theirs, both, sides, letters)),
         first=first, mean=mean, last=last,
         common=len(both.steps), only_a=len(ours.steps) - len(both.steps), only_b=len(theirs.steps) - len(both.steps),
         exceeding=len(over),
-        median_relative=known[len(known) // 2] if known else None,
+        median_relative=median(known) if known else None,
         max_relative=known[-1] if known else None,
         worst=tuple(_step(both, i, differences[i]) for i in (over if limit == 0 else over[:limit])),
     )  # fmt: skip
@@ -145,9 +159,18 @@ def compare_many(
     logs: Sequence[TrainLog], *, each: bool = False, metric: str | None = None, threshold: float = THRESHOLD,
     rule: str = FIRST_MEAN_LAST, limit: int = 10,
 ) -> list[LogComparison]:  # fmt: skip
-    """Every log against the first, or with `each` every one against every other."""
+    """Every log against the first, or with `each` every one against every other; all pairs by the same metric."""
     pairs = combinations(logs, 2) if each else ((logs[0], other) for other in logs[1:])
-    return [compare_logs(a, b, metric=metric, threshold=threshold, rule=rule, limit=limit) for a, b in pairs]
+    if metric is None and len(logs) > 2:
+        metric = choose_of_many(logs, logs if each else logs[:1])
+    called = letters_of([log.path for log in logs])
+    return [
+        compare_logs(
+            a, b, metric=metric, threshold=threshold, rule=rule, limit=limit,
+            letters=(called[a.path], called[b.path]) if len(logs) > 2 else ("A", "B"),
+        )
+        for a, b in pairs
+    ]  # fmt: skip
 
 
 def _counted(count: int) -> str:
@@ -177,7 +200,7 @@ def _reasons(
     threshold: float,
     three: tuple[float | None, float | None, float | None],
     over: int,
-    sides: tuple[LogSide, LogSide],
+    sides: Sequence[tuple[str, LogSide]],
 ) -> list[str]:
     """What makes the answer bad; nothing where it is good."""
     reasons = []
@@ -191,7 +214,7 @@ def _reasons(
             if value is not None and not value < threshold:
                 reasons.append(f"the {what} differs by {value:.4g}, which is not below {threshold:g}")
     if rule != COMPARE_BACKENDS:
-        for letter, side in zip("AB", sides, strict=True):
+        for letter, side in sides:
             if side.nonfinite:
                 what = "value of {} is" if side.nonfinite == 1 else "values of {} are"
                 steps = ", ".join(map(str, side.nonfinite_steps[:5])) + (", ..." if side.nonfinite > 5 else "")
@@ -199,21 +222,20 @@ def _reasons(
     return reasons
 
 
-def _notes(ours: Series, theirs: Series, both: Pairs, sides: tuple[LogSide, LogSide]) -> list[str]:
-    notes = []
+def _notes(ours: Series, theirs: Series, both: Pairs, sides: tuple[LogSide, LogSide], letters: Letters) -> list[str]:
+    notes, (a, b) = [], letters
     if ours.kind != theirs.kind:
-        notes.append(f"the logs number their steps differently: A by {_KIND[ours.kind]}, B by {_KIND[theirs.kind]}")
+        notes.append(f"the logs number their steps differently: {a} by {_KIND[ours.kind]}, {b} by {_KIND[theirs.kind]}")
     elif ours.kind == ORDER:
         notes.append("nothing in the lines says which step they are: they are counted, from 1")
     if BAR in (ours.kind, theirs.kind):
         notes.append("progress bars print three digits: differences below 0.01 may be rounding")
     if ours.totals and theirs.totals and ours.totals != theirs.totals:
-        notes.append(
-            f"a round has {_list(ours.totals)} steps in A and {_list(theirs.totals)} in B: equal numbers may not be equal steps"
-        )
+        rounds = f"{_list(ours.totals)} steps in {a} and {_list(theirs.totals)} in {b}"
+        notes.append(f"a round has {rounds}: equal numbers may not be equal steps")
     if len(ours.steps) != len(theirs.steps):
-        notes.append(f"A has {len(ours.steps):,} steps, B {len(theirs.steps):,}; {len(both.steps):,} are in both")
-    for letter, side in zip("AB", sides, strict=True):
+        notes.append(f"{a} has {len(ours.steps):,} steps, {b} {len(theirs.steps):,}; {len(both.steps):,} are in both")
+    for letter, side in zip(letters, sides, strict=True):
         if side.rerun:
             notes.append(f"{letter} came back to {side.rerun:,} earlier steps (resumed?): the later values count")
         if side.left_out:
@@ -258,11 +280,12 @@ def _or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _what_is_there(a: TrainLog, b: TrainLog, metric: str | None) -> str:
+def _what_is_there(a: TrainLog, b: TrainLog, metric: str | None, letters: Letters) -> str:
+    both = tuple(zip(letters, (a, b), strict=True))
     if metric is None:
-        lacking = [letter for letter, log in (("A", a), ("B", b)) if not any(is_loss(name) for name in log.series)]
+        lacking = [letter for letter, log in both if not any(is_loss(name) for name in log.series)]
         return f"no loss in {' and '.join(lacking)}" if lacking else "no loss that both logs have"
-    lacking = [letter for letter, log in (("A", a), ("B", b)) if plain_name(metric) not in log.series]
+    lacking = [letter for letter, log in both if plain_name(metric) not in log.series]
     return f"no {plain_name(metric)} in {' and '.join(lacking)}"
 
 

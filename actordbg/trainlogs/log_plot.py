@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from actordbg.base import plotfile
@@ -17,16 +17,16 @@ MOST_POINTS = 5000
 """More steps than this are thinned out evenly for the picture."""
 
 
-def plot(comparison: LogComparison, a: TrainLog, others: Sequence[TrainLog], path: Path) -> None:
-    """Draw the metric of the first log and of the others into `path`, with each one's difference from the first."""
+def plot(comparison: LogComparison, a: TrainLog, others: Sequence[TrainLog], path: Path, called: Mapping[str, str]) -> None:
+    """Draw the metric of all logs into `path`, and how far each is from the first. called: their letters."""
     assert comparison.metric is not None
     figure = plotfile.new_figure(9, 6)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     drawn = [chosen_series(a, other, comparison.metric) for other in others]
     curves = [(drawn[0][0], a, plotfile.COLOURS[5], 3.5)]  # broad and light, so that it shows where the others lie on it
     curves += [(theirs, log, _colour(index), 1.0) for index, ((_, theirs), log) in enumerate(zip(drawn, others, strict=True))]
-    for index, (series, log, colour, width) in enumerate(curves):
-        letter, (steps, values) = chr(ord("A") + index % 26), _thin(series)
+    for series, log, colour, width in curves:
+        letter, (steps, values) = called[log.path], _thin(series)
         top.plot(steps, values, color=colour, linewidth=width, label=f"{letter}: {_short(log.path)}")
         wild = [step for step, value in zip(series.steps, series.values, strict=True) if not math.isfinite(value)]
         for step in wild[:_MOST_WILD]:

@@ -79,6 +79,8 @@ def _split(text: str) -> Iterator[tuple[str, str]]:
 @contextmanager
 def _opened(path: str) -> Iterator[IO[bytes]]:
     if path == STDIN:
+        if sys.stdin is None:
+            raise EnvironmentProblem("standard input is closed", hint="name a file, or give it a log")
         yield sys.stdin.buffer
         return
     if not Path(path).is_file() and not _PIPE.match(path):

@@ -10,6 +10,7 @@ import torch
 from comparecases import Tensors, given, write_replay
 
 from actordbg.base.errors import StoreProblem
+from actordbg.cli.noise_work import answer_of
 from actordbg.compare import find_truth, noise_floor
 from actordbg.compare.comparing import compare
 from actordbg.compare.noise_floor import ROUNDING_MARGIN, measure, measure_noise, newest_for, runs_of, save
@@ -81,6 +82,20 @@ def test_what_a_variant_could_not_run_is_said(two: Store) -> None:
     assert [round(one.floor["max_abs"], 3) for one in found.dumps] == [0.25, 0.25]
     assert len(found.reasons) == 1
     assert found.reasons[0].startswith("rebatch of ") and "OutOfMemoryError" in found.reasons[0]
+
+
+def test_what_no_input_passed_with_is_not_said_to_move_nothing(two: Store) -> None:
+    inputs = [given(0), given(1)]
+    failed = {"status": "failed", "error_class": "OutOfMemoryError"}
+    write_replay(two, replay_id(2), inputs, vary="repeat")
+    write_replay(two, replay_id(3), inputs, vary="reorder", result=lambda index: failed)
+    write_replay(two, replay_id(4), inputs, dtype="bf16", truth="bf16", result=lambda index: failed)
+    write_replay(two, replay_id(5), inputs, dtype="bf16", truth="fp32")
+    varied = {"repeat": replay_id(2), "reorder": replay_id(3)}
+    found = measure(two, UNCHANGED, varied, rounding=(replay_id(4), replay_id(5)))
+    said = " ".join(answer_of(found).conclusion)
+    assert "the same bits" in said and "Not measured: reorder; no input passed unchanged and so." in said
+    assert "move no log-prob at all" not in said and "nearer to the truth" not in said
 
 
 def test_a_nan_that_comes_and_goes_is_no_floor(two: Store) -> None:

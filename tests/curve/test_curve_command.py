@@ -12,7 +12,7 @@ import pytest
 from curvecases import gigabytes, keep, run, square
 from typer.testing import CliRunner, Result
 
-from actordbg.base.errors import CorruptDump, EnvironmentProblem, StoreProblem, UsageError
+from actordbg.base.errors import CorruptDump, EnvironmentProblem, NothingToDo, StoreProblem, UsageError
 from actordbg.cli.app import app
 from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
 from actordbg.store.layout import Store
@@ -66,7 +66,7 @@ def test_times_show_each_pass(replayed: Store):
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [(("--at", "1024", "--budget", "2.1GB"), 0), (("--at", "1024", "--budget", "2GB"), 1), (("--at", "1024"), 0),
-     (("--at", "512", "--at", "4096", "--budget", "80GB"), 0), (("--at", "9000000", "--budget", "80GB"), 1)],
+     (("--at", "512", "--at", "4096", "--budget", "80GB"), 0), (("--at", "9000000", "--budget", "80GB"), 1), (("--at", "9" * 400), 2)],
 )  # fmt: skip
 def test_at_with_a_budget_asks_whether_it_fits(replayed: Store, arguments: tuple[str, ...], code: int):
     assert invoke(replayed, "memory", "r1", *arguments).exit_code == code
@@ -134,9 +134,9 @@ def test_nothing_measured_ends_with_1_and_says_how_to_measure(store: Store):
     assert done.exit_code == 1 and "Nothing was measured" in shown(done)
 
 
-def test_where_keeps_the_inputs_that_it_selects(replayed: Store):
-    done = invoke(replayed, "memory", "--where", "seq_len > 100")
-    assert done.exit_code == 1 and "only inputs selected by" in shown(done)
+def test_where_that_selects_no_input_says_so(replayed: Store):
+    with pytest.raises(NothingToDo, match="seq_len > 100 selects none"):
+        invoke(replayed, "memory", "--where", "seq_len > 100")
 
 
 def test_a_matrix_names_its_cells_replays(replayed: Store):
@@ -196,7 +196,7 @@ def test_the_picture_is_written(tmp_path: Path, replayed: Store):
     "arguments",
     [("memory", "--budget", "2s"), ("time", "--budget", "80GB"), ("memory", "nothing"), ("memory", "--measure", "512"),
      ("memory", "r1", "--measure", "512,x"), ("memory", "r1", "--measure", "1"), ("memory", "r1", "--measure", ""),
-     ("memory", "--plot", "x.gif")],
+     ("memory", "--plot", "x.gif"), ("memory", "--batch-size", "4"), ("memory", "--dtype", "bf16")],
 )  # fmt: skip
 def test_what_means_nothing_is_a_usage_error(replayed: Store, arguments: tuple[str, ...]):
     with pytest.raises(UsageError):

@@ -151,6 +151,21 @@ def test_a_flat_curve_promises_nothing():
     assert (longest.how, longest.measured, longest.by_curve) == ("extrapolated", 2048, None)
 
 
+@pytest.mark.parametrize("last", [5e8, 5.5e8])
+def test_beyond_a_flat_curve_nothing_is_sure_to_fit(last: float):
+    """Scores of eager attention under a floor of libraries: at 65,536 they take 430 GB."""
+    found = one(run(memory=lambda n: last if n == 2048 else 5e8), budget=4e9, at=[100, 4096, 65_536])
+    assert [(at.low is None, at.fits) for at in found.at] == [(False, "yes"), (True, "unsure"), (True, "unsure")]
+
+
+def test_what_is_longer_than_a_length_over_the_budget_does_not_fit():
+    """The longest one is far above the line through the others, which the curve takes for an outlier."""
+    found = one(run(memory=lambda n: 2e10 if n == 2048 else gigabytes(n)), budget=5e9, at=[1000, 2049, 3000])
+    assert (found.longest.too_long, [at.fits for at in found.at]) == (2048, ["yes", "no", "no"])
+    (short,) = one(run(lengths=(128,)), budget=1.1e9, at=[129]).at
+    assert (short.how, short.fits) == ("unknown", "no")
+
+
 # ---- single lengths ----
 
 

@@ -6,21 +6,26 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import brokenactor
 import pytest
 from roots import ROOT
+from typer.testing import CliRunner
 
 from actordbg.actor.family_models import FAMILIES, SMALL
 from actordbg.base.errors import Conflict, Unsupported, UsageError
+from actordbg.cli import families_work
+from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.matrix_record import MatrixCell
 from actordbg.matrix.family_document import families_document
 from actordbg.matrix.family_folder import FamilyFolder, open_folder
-from actordbg.matrix.family_matrix import FamilyFinding, FamilyResult, not_built, subject_of
+from actordbg.matrix.family_matrix import FamilyFinding, FamilyResult, Subject, not_built, subject_of
 from actordbg.report.renderings import as_markdown
+from actordbg.store.layout import Store
 
 PAGE = ROOT / "docs" / "reference" / "families.md"
 
@@ -78,6 +83,33 @@ def test_what_was_done_is_taken_only_where_the_same_was_asked(tmp_path: Path) ->
     (tmp_path / "work" / "other").touch()
     with pytest.raises(UsageError, match="is not empty, and not of"):
         open_folder(tmp_path / "work")
+
+
+def test_two_folders_of_one_name_are_two_subjects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As checkpoints of two runs are: the second took the place of the first, in silence."""
+    typed = [f"{tmp_path}/{run}/checkpoint-500" for run in "ab"]
+    for layers, folder in enumerate(typed, 1):
+        Path(folder).mkdir(parents=True)
+        (Path(folder) / "config.json").write_text(json.dumps({"model_type": "llama", "rope_theta": 10_000.0 * layers}))
+
+    def run(store: Store, subject: Subject, *rest: object) -> FamilyResult:
+        cells = (cell(0, True, "fp32", violations=() if subject.typed == typed[0] else ("x",)),)
+        return FamilyResult(subject.name, subject.known_as, subject.typed, "llama", cells=cells)
+
+    monkeypatch.setattr(families_work, "run_family", run)
+    monkeypatch.setattr(families_work, "build_families", lambda models: {})
+    for _ in range(2):  # the second time both are taken from the folder
+        said = CliRunner().invoke(app, ["families", *typed, "--keep", str(tmp_path / "kept"), "--json"])
+        found = json.loads(said.stdout)["families"]
+        assert [(one["known_as"], one["cells"][0]["violations"]) for one in found] == [(typed[0], []), (typed[1], ["x"])]
+        assert said.exit_code == 1
+        monkeypatch.setattr(families_work, "run_family", lambda *given: pytest.fail("it was done"))
+
+
+def test_a_family_with_cells_that_cannot_run_is_not_right_in_every_cell() -> None:
+    cells = (cell(0, False, "fp32"), replace(cell(1, True, "fp32"), status="unavailable", verdict=None, reason="no CUDA"))
+    one = FamilyResult("good", "Good 2", "good", "good", cells=cells)
+    assert "1 family: 1 right in every cell that could run, 0 not." in as_markdown(families_document([one]))
 
 
 def families(tmp_path: Path, *words: str, **environment: str) -> tuple[int, list[dict[str, Any]]]:

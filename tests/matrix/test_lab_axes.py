@@ -12,7 +12,7 @@ from actordbg.base.errors import UsageError
 from actordbg.config.choices import Facts, choose
 from actordbg.config.replay_config import AXES, ReplayConfig
 from actordbg.matrix.axes import Combination, combinations, parse_axes
-from actordbg.matrix.cells import batches, is_open, make_cells
+from actordbg.matrix.cells import batches, make_cells
 
 LAPTOP = Facts(cuda=False, gpus=0, flash_attn=False, versions={"transformers": "5.15.0"})
 CLUSTER = Facts(cuda=True, gpus=8, flash_attn=True, versions={"transformers": "5.15.0"})
@@ -132,7 +132,7 @@ class TestCells:
         assert [cell.status for cell in cells] == ["unavailable"] * 4 + ["not run"] * 4
         assert "no CUDA device" in cells[0].reason and "way out: --attn sdpa" in cells[0].reason
         assert cells[0].known == ("flash-attention-unavailable",)
-        assert [is_open(cell) for cell in cells] == [False] * 4 + [True] * 4
+        assert [cell.open for cell in cells] == [False] * 4 + [True] * 4
 
     def test_settings_that_contradict_each_other_are_unavailable_too(self) -> None:
         cells = make_cells(combined(backend="fsdp2", tp="2", nproc="2,3"), CLUSTER, None)
@@ -141,15 +141,15 @@ class TestCells:
 
     def test_what_is_known_to_fail_is_run_unless_it_shall_be_skipped(self) -> None:
         everything = make_cells(combined(dtype="bf16"), CLUSTER, None)
-        assert all(is_open(cell) for cell in everything)
+        assert all(cell.open for cell in everything)
         assert "varlen-flash-attention-under-compile" in everything[3].known
         fewer = make_cells(combined(dtype="bf16"), CLUSTER, None, skip_known=True)
-        assert [cell.index for cell in fewer if not is_open(cell)] == [3]
+        assert [cell.index for cell in fewer if not cell.open] == [3]
         assert fewer[3].status == "not run" and fewer[3].reason.startswith("known to fail: packing calls flash-attn")
 
     def test_a_warning_that_names_no_failure_is_no_reason_to_skip(self) -> None:
         cells = make_cells(combined(backend="deepspeed", zero_stage="0,3", dtype="bf16"), CLUSTER, None, skip_known=True)
-        assert "zero3-bf16-rotary" in cells[1].known and all(is_open(cell) for cell in cells)
+        assert "zero3-bf16-rotary" in cells[1].known and all(cell.open for cell in cells)
 
 
 class TestSharing:

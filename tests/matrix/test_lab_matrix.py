@@ -23,12 +23,13 @@ from actordbg.formats.journal import read_events, read_results
 from actordbg.formats.matrix_record import MatrixRecord
 from actordbg.matrix import matrix_files as matrices
 from actordbg.matrix.cell_outcomes import context_of
-from actordbg.matrix.cell_verdicts import Baseline, open_baseline, require_common
+from actordbg.matrix.cell_verdicts import Baseline, open_baseline, regressions, require_common
 from actordbg.matrix.matrix_document import MatrixContext, matrix_document
 from actordbg.matrix.run_matrix import MatrixEvent
 from actordbg.pages.page import as_html
 from actordbg.replay.processes import session_members
 from actordbg.replay.supervise import load_spec
+from actordbg.report.blocks import PART_TONE, Banner
 from actordbg.report.renderings import as_markdown, as_text
 from actordbg.store.layout import Store
 
@@ -274,6 +275,30 @@ class TestBaseline:
             require_common(bench.store, Baseline(matrix=first), other.cells, first.dump_ids)
         with pytest.raises(UsageError, match="neither a replay nor a matrix"):
             open_baseline(bench.store, "nonsense", None)
+
+
+def test_a_matrix_with_cells_that_must_still_run_is_not_good_and_its_page_not_green(bench: Bench) -> None:
+    """As a kill leaves it: what ran was judged and is right."""
+    done = bench.run(bench.new(FOUR, inputs=1))
+    right = tuple(replace(cell, verdict="match", laws="asked") for cell in done.cells)
+    left = replace(done, status="running", cells=(*right[:3], replace(right[3], status="not run", verdict=None)))
+    assert replace(done, cells=right).good and not left.good
+    assert "3 passed, 1 unfinished. The matrix is running, or was killed." in shown(left)
+    banner = next(one for one in matrix_document(left, MatrixContext()) if isinstance(one, Banner))
+    assert (banner.word, banner.tone) == ("NOT COMPLETE", PART_TONE)
+    skipped = replace(left, cells=(*right[:3], replace(right[3], status="not run", verdict=None, reason="known to fail")))
+    assert skipped.good, "what is not to be run is not left over"
+
+
+def test_a_cell_that_fails_and_did_not_run_in_the_baseline_has_regressed(bench: Bench) -> None:
+    record = bench.run(
+        bench.new({"attn": "sdpa,eager"}, inputs=1), lambda config: {"d0": "fail"} if config.attn == "eager" else {}
+    )
+    assert statuses(record) == ["passed", "failed"]
+    fewer = Baseline(matrix=replace(record, matrix_id="before", cells=record.cells[:1]))
+    (found,) = regressions(bench.store, record.cells[1], fewer)
+    assert found == "it failed, and did not run in the baseline"
+    assert regressions(bench.store, record.cells[1], Baseline(matrix=record)) == (), "what failed there may fail here"
 
 
 def test_a_cell_that_passed_with_wrong_numbers_is_shown_as_wrong(bench: Bench) -> None:

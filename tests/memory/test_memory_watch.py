@@ -22,13 +22,16 @@ from actordbg.catalog.indexer import refresh
 from actordbg.catalog.query import table_rows
 from actordbg.catalog.tables import MemoryRow
 from actordbg.cli.app import app
+from actordbg.formats.memory_record import MemoryRecord
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.fsck.checking import check
 from actordbg.memory import process_memory, watching
 from actordbg.memory.memory_compare import ALIKE, APART, NOT_COMPARED, compare_samples
+from actordbg.memory.memory_document import compare_page, watch_page
 from actordbg.memory.memory_growth import STEP, figures, growth_of
 from actordbg.memory.memory_samples import Sample, SampleFile, read_samples
 from actordbg.memory.watched import OfPids
+from actordbg.report.blocks import NO_TONE, Banner, Items
 from actordbg.store.layout import Store
 
 MB = 1_000_000
@@ -107,6 +110,40 @@ def test_a_third_of_wild_points_does_not_move_the_line():
     found = growth_of([(float(n), 10 * MB + MB * n + (500 * MB if n % 3 == 0 else 0)) for n in range(60)], STEP)
     assert found is not None and found.slope == pytest.approx(MB, rel=0.1)
     assert growth_of([(1.0, MB)] * 4, STEP) is None
+
+
+def test_what_too_few_steps_show_is_not_judged_and_not_called_steady():
+    """A model that is loaded in ten seconds, and four steps that need no more."""
+    loading = [sample(None, n * 10 * MB, seconds=n) for n in range(10)]
+    samples = [*loading, *(sample(n, 100 * MB, seconds=9 + n) for n in range(1, 5))]
+    (found,) = figures(samples)
+    assert found.steps == 4 and found.sizes["uss"].growth is None
+    record = MemoryRecord("m", "", None, "file", "a.csv", 1.0, processes=(found,))
+    _, banner, *_, notes = watch_page(record, samples)
+    assert isinstance(banner, Banner) and (banner.word, banner.tone) == ("TOO SHORT", NO_TONE)
+    assert isinstance(notes, Items) and notes.items[0] == "too few samples or steps to judge growth of rank 0"
+    _, banner, *_ = compare_page(compare_samples(("a", "a"), samples, samples, 0.05), samples, samples)
+    assert isinstance(banner, Banner) and (banner.word, banner.sentence) == ("ALIKE", "peaks agree; growth was not judged.")
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("seconds", "nan"), ("rss", "1" + 400 * "0"), ("uss", "-1"), ("step", "-3"), ("pid", "")]
+)
+def test_a_line_with_figures_that_nothing_can_have_is_left_out(tmp_path: Path, column: str, value: str):
+    path, made = tmp_path / "a.csv", series(MB, 8)
+    with SampleFile(path) as file:
+        file.write(made)
+    head, first, *rest = path.read_text().splitlines()
+    odd = dict(zip(head.split(","), first.split(","), strict=True)) | {column: value}
+    path.write_text("\n".join([head, ",".join(odd.values()), *rest]) + "\n")
+    assert read_samples(path) == made[1:]
+
+
+@pytest.mark.parametrize("line", ["2026" + 200_000 * "0", "a\rb"])
+def test_a_file_that_is_no_table_is_named(tmp_path: Path, line: str):
+    (tmp_path / "a.csv").write_bytes(f"{line},1\n".encode())
+    with pytest.raises(UsageError, match=r"a\.csv is no table of samples"):
+        read_samples(tmp_path / "a.csv")
 
 
 def test_two_series_part_at_the_step_and_dump_where_the_second_begins_to_grow():

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import logcases
 import pytest
 from ownercases import give_away
 from replaycases import publish
@@ -15,11 +18,15 @@ from actordbg.actor.backends.training import Training
 from actordbg.base.errors import ActordbgError, Refused, UsageError
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.replay_record import ReplayInput
+from actordbg.formats.journal import Journal, read_results
+from actordbg.formats.replay_record import ReplayInput, ReplaySpec, ResultRecord
 from actordbg.formats.train_check_record import (
     ASKED,
     BASELINE,
+    BROKEN,
+    IMPOSSIBLE,
     NOISE,
+    OPEN,
     SFT,
     SFT_BASELINE,
     TRAINED,
@@ -28,9 +35,13 @@ from actordbg.formats.train_check_record import (
     TrainStep,
 )
 from actordbg.fsck.checking import check
+from actordbg.report.blocks import BAD_TONE, GOOD_TONE, PART_TONE
 from actordbg.store.layout import Store
+from actordbg.traincheck import sft_cells
 from actordbg.traincheck.ancestor_names import read_names
 from actordbg.traincheck.run_train_check import CHECK, folder_of
+from actordbg.traincheck.train_chart import train_banner
+from actordbg.traincheck.train_engine import STEP, TrainEngine
 from actordbg.traincheck.train_plan import batch_of, configurations, log_name, schedule
 from actordbg.traincheck.train_verdicts import is_good, verdicts
 from actordbg.traincheck.trainer_log import trainer_log, write_trainer_log
@@ -116,6 +127,58 @@ def test_what_reordering_moves_is_no_parting_and_a_loss_that_does_not_fall_is_no
     assert [one.word for one in verdicts(level)][2] == "no fall" and not is_good(level)
     failed = replace(flat, cells=(*flat.cells[:2], replace(flat.cells[2], status="unavailable", steps=())))
     assert not is_good(failed), "nothing that could run is no success"
+
+
+def test_a_training_of_nothing_but_nan_is_answered_in_every_format(store: Store, tmp_path: Path) -> None:
+    record = replace(checked((TrainStep(1, None, None, None),) * 4), log_dir=str(tmp_path))
+    store.create().publish_text(folder_of(store, record.check_id) / CHECK, record.to_json())
+    told = invoke(store, "--show", "last", "--json")
+    one = json.loads(told.stdout)["verdicts"][2]
+    assert told.exit_code == 1 and (one["word"], one["largest"]["loss"], one["parting"]["by"]) == ("PARTS", None, None)
+    text = " ".join(invoke(store, "--show", "last").stdout.split())
+    assert "asked: at step 1 the loss is NaN or infinite, here or in the baseline" in text and "nan nan nan step 1" in text
+
+
+def test_a_step_that_is_not_finite_fails_with_its_figures_and_its_result_can_be_written(tmp_path: Path) -> None:
+    """The worker died of it: its journal takes no NaN."""
+    item = ReplayInput("s0001-m01-d", "p", 0, 1, 8, 8)
+    engine = TrainEngine(tmp_path, ReplaySpec("r", "2026-11-22T08:00:00Z", ReplayConfig(), (item,)), 0)
+    norms = SimpleNamespace(gradient=float("inf"), update=float("nan"))
+    engine._session = cast(Any, SimpleNamespace(micro_batch=lambda loaded: (2.0, 0.1), step=lambda: norms))
+    engine._training, engine._done, engine._checkpoints = Training(), 0, None
+    result = ResultRecord("r", item.dump_id, **engine.run(item, cast(Any, None), recorded=True))
+    assert (result.status, result.error) == ("failed", "not finite: gradient norm, update norm") and engine.tainted
+    journal = Journal(tmp_path / "rank0.jsonl")
+    journal.append("end", **result.to_dict())
+    journal.close()
+    assert read_results(tmp_path)[item.dump_id].extra[STEP]["update_norm"] is None
+
+
+def test_a_loss_of_the_trainers_own_program_that_is_not_finite_is_none(tmp_path: Path) -> None:
+    (tmp_path / "x.log").write_text(logcases.sft_bars([2.0, float("nan"), 1.5], epochs=1))
+    assert [one.loss for one in sft_cells._steps(tmp_path / "x.log", 3)] == [2.0, None, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("also", "word", "tone", "agree"),
+    [(IMPOSSIBLE, "AGREES", GOOD_TONE, "1 / 2"), (OPEN, "NOT COMPLETE", PART_TONE, "1 / 2"), (BROKEN, "FAILED", BAD_TONE, "1 / 2"),
+     (TRAINED, "AGREES", GOOD_TONE, "2 / 2")],
+)  # fmt: skip
+def test_a_page_counts_as_agreeing_only_what_was_trained_and_agrees(also: str, word: str, tone: str, agree: str) -> None:
+    sound = checked(checked(()).cells[0].steps)
+    other = replace(sound.cells[2], index=3, name="ZeRO 2", status=also, steps=sound.cells[2].steps if also == TRAINED else ())
+    record = replace(sound, cells=(*sound.cells, other))
+    banner = train_banner(record, verdicts(record), "2 configurations")
+    assert (banner.word, banner.tone, banner.figures[0][1]) == (word, tone, agree)
+    assert banner.unjudged == ((f"ZeRO 2: {also}",) if also in (IMPOSSIBLE, OPEN) else ())
+
+
+def test_a_page_says_that_too_few_steps_tell_whether_the_loss_falls() -> None:
+    record = replace(checked(checked(()).cells[0].steps), dump_ids=tuple("abcdefgh"))
+    judged = verdicts(record)
+    assert (judged[2].word, judged[2].falls) == ("agrees", "?")
+    banner = train_banner(record, judged, "1 configuration")
+    assert banner.unjudged == ("whether the loss falls: too few steps, or within its scatter (asked)",)
 
 
 def test_the_ancestors_script_finds_its_losses_in_the_log() -> None:

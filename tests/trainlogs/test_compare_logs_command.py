@@ -15,6 +15,7 @@ from typer.testing import CliRunner, Result
 from actordbg.base import plotfile
 from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.cli.app import app
+from actordbg.trainlogs import segments
 
 
 @pytest.fixture
@@ -150,6 +151,49 @@ def test_any_number_of_logs_against_the_first_or_each_other(tmp_path: Path):
     pytest.importorskip("matplotlib")
     invoke(first, near, far, "--plot", str(tmp_path / "many.svg"))
     assert "C: " in (tmp_path / "many.svg").read_text() or (tmp_path / "many.svg").stat().st_size > 10_000
+
+
+def lines(path: Path, **values: float) -> str:
+    path.write_text("".join(f"Global step {n}: { {name: one / n for name, one in values.items()} }\n" for n in range(1, 11)))
+    return str(path)
+
+
+def test_all_pairs_of_many_logs_are_of_one_metric_and_called_by_their_letters(tmp_path: Path):
+    """The second has the preferred loss only, the third and fourth another: A and B alone would be held together by gpt_loss."""
+    a, b = lines(tmp_path / "a.log", gpt_loss=10, loss=50), lines(tmp_path / "b.log", gpt_loss=10.01)
+    c, d = lines(tmp_path / "c.log", loss=50.01), lines(tmp_path / "d.log", loss=90)
+    done = invoke(a, b, c, d, "--html", str(tmp_path / "x.html"))
+    assert done.exit_code == 1 and done.stdout.startswith("loss by step") and "A B: no loss in B" in done.stdout
+    assert re.search(r"\n  A +1-10 \(10\) +50 +14\.64 +5 +falls", done.stdout), "and not the figures of a pair without any"
+    assert re.search(r"\n  B +- +- +- +- +-\n", done.stdout) and re.search(r"\n  A C +10 .* aligned\n", done.stdout)
+    assert "44.44%" in (tmp_path / "x.html").read_text(), "the largest difference is that of all pairs"
+    wild = invoke(a, d, lines(tmp_path / "n.log", loss=float("nan")))
+    assert "A C: 10 values of C are NaN or infinite" in " ".join(wild.stdout.split())
+    assert json.loads(invoke(b, a, d, "--each", "--json").stdout)["metric"] == "gpt_loss"
+
+
+@pytest.mark.slow
+def test_a_picture_of_many_leaves_out_the_logs_without_the_metric(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    a, b = lines(tmp_path / "a.log", gpt_loss=10), lines(tmp_path / "b.log", loss=10)
+    assert invoke(a, b, a, b, "--plot", str(tmp_path / "x.svg")).exit_code == 1
+    c = lines(tmp_path / "c.log", gpt_loss=11)
+    assert invoke(a, b, c, "--plot", str(tmp_path / "y.svg")).exit_code == 1
+    assert (tmp_path / "y.svg").stat().st_size > 5000
+
+
+def test_standard_input_that_is_closed_is_a_message(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(EnvironmentProblem, match="standard input is closed"):
+        list(segments.segments("-"))
+
+
+def test_a_row_of_history_with_a_line_separator_in_a_text_is_a_row(tmp_path: Path):
+    rows = [{"_step": n, "loss": 1 / n, "note": "a\u2028b\x85c"} for n in range(1, 6)]
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
+    answer = json.loads(invoke(str(tmp_path / "a.jsonl"), str(tmp_path / "a.jsonl"), "--json").stdout)
+    assert answer["common"] == 5
 
 
 def test_logs_with_too_few_common_steps_are_not_called_aligned(tmp_path: Path):

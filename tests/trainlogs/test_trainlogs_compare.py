@@ -126,6 +126,7 @@ def test_the_worst_steps_come_first_and_are_limited():
     a = dict.fromkeys(range(1, 11), 1.0)
     b = a | {3: 1.5, 5: 1.1, 7: 1.2}
     answer = compared(a, b, rule="every-step", limit=2)
+    assert answer.median_relative == 0 and compared({1: 1.0, 2: 1.0}, {1: 1.0, 2: 0.5}).median_relative == 0.25
     assert ([one.step for one in answer.worst], answer.exceeding) == ([3, 7], 3)
     assert answer.worst[0].relative == pytest.approx(1 / 3)
     assert [one.step for one in compared(a, b, limit=0).worst] == [3, 7, 5]
