@@ -52,10 +52,9 @@ def _running(text: str) -> str:
 
 
 def _heading(heading: Heading) -> str:
-    text = wrap(heading.text)
     if heading.level == 3:
-        return f"{text}\n"
-    return f"{text}\n{('=' if heading.level == 1 else '-') * min(max(map(len, text.splitlines()), default=0), WIDTH)}\n"
+        return f"{heading.text}\n"
+    return f"{heading.text}\n{('=' if heading.level == 1 else '-') * min(len(heading.text), WIDTH)}\n"
 
 
 def wrap(text: str, first: str = "", rest: str = "") -> str:

@@ -14,7 +14,7 @@ from actordbg.base.foreign_text import in_markdown
 from actordbg.base.units import human_bytes
 from actordbg.formats.replay_record import ResultRecord
 from actordbg.report import tabular
-from actordbg.report.blocks import Grid, Heading, number, rate, seconds
+from actordbg.report.blocks import Grid, number, rate, seconds
 from actordbg.report.renderings import as_markdown, as_text, grid
 from actordbg.report.replay_document import document
 from actordbg.report.report_model import ReplayData, Summary
@@ -109,13 +109,6 @@ def test_the_text_of_one_replay():
 
 def test_text_fits_80_columns():
     assert max(map(len, text_of(summary()).splitlines())) <= 80
-
-
-@pytest.mark.parametrize("level", [1, 2, 3])
-def test_a_heading_that_is_too_wide_goes_on_in_the_next_line(level: int):
-    lines = as_text([Heading("match: A agrees with B; not judged: 5 of 6 dumps: only A replayed it, B did not, and more", level)])
-    assert max(map(len, lines.splitlines())) <= 80 and lines.count("not judged") == 1
-    assert lines.splitlines()[-1].strip("=-") == "" or level == 3
 
 
 def test_a_table_that_is_too_wide_loses_text_never_figures():
