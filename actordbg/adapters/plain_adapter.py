@@ -2,8 +2,7 @@
 
 Such a model is met when it has been made (`post_init`). Calls with `labels` count the tokens that have one, others all;
 the first token behind padding on the left counts in neither, since no model predicts it. A call with a cache (`generate`) is
-none of a training, nor is one that gets embeddings. Positions without a mask tell packed rows apart, unless all rows share them.
-`Trainer` is asked for its step.
+none of a training, nor is one that gets embeddings. `Trainer` is asked for its step.
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from actordbg.adapters.seam import Rows, Scores, Seam, Unreadable
+from actordbg.adapters.call_rows import counted_tokens, own_positions, require_rows
+from actordbg.adapters.seam import Rows, Scores, Seam
 from actordbg.capture.facts import unwrap
 
 _trainers: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
@@ -24,23 +24,14 @@ def _rows(call: Mapping[str, Any]) -> Rows | None:
     head = getattr(model, "get_output_embeddings", lambda: True)
     if ids is None or call.get("past_key_values") is not None or head() is None:
         return None
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        raise Unreadable("an encoder and a decoder have rows of their own")
-    if mask is not None and getattr(mask, "shape", None) != ids.shape:
-        raise Unreadable("its attention mask does not say of each token whether it is real")
+    require_rows(model, ids, mask)
     trainer = _trainers.get(model, lambda: None)()
-    counted: Any = None if labels is None else labels[:, 1:] != -100
-    if labels is not None and mask is not None:
-        counted = counted & (mask[:, :-1] != 0)  # what stands behind padding is predicted by no model
-    positions = call.get("position_ids") if mask is None else None
-    if positions is not None and positions.shape[0] < ids.shape[0]:
-        positions = None
     return Rows(
         model=model,
         sequences=ids,
         attention_mask=mask,
-        positions=positions,
-        action_mask=counted,
+        positions=own_positions(ids, mask, call.get("position_ids")),
+        action_mask=counted_tokens(labels, mask),
         step=None if trainer is None else trainer.state.global_step,
         more={name: one for name, one in call.items() if hasattr(one, "dim") and one.dim() and name not in _READ},
     )

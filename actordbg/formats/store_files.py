@@ -169,14 +169,6 @@ def atomic_write(path: Path, data: bytes, mode: int = 0o600) -> None:
         pass
 
 
-def write_named(path: Path, data: bytes) -> None:
-    """Write what a user asked for where he said: a file whole or not at all, behind a link too; a device or a pipe as it is."""
-    if path.exists() and not path.is_file():
-        path.write_bytes(data)
-    else:
-        atomic_write(path.resolve(), data, mode=0o644)
-
-
 def overwrite(path: Path, data: bytes) -> None:
     """Write over the beginning of a file, where a full disk has no room for a new one. OSError if the file is shorter."""
     descriptor = open_regular(path, os.O_WRONLY)
