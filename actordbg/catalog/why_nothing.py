@@ -25,6 +25,11 @@ _IDS = f"SELECT dump_id FROM dump WHERE dump_id LIKE ? ORDER BY dump_id LIMIT {_
 _TEXT = re.compile(r"'([^']+)'")
 
 
+def no_match(catalog: Catalog, where: str) -> str:
+    """What to say where a condition selects no dump: that, and why."""
+    return f"no dump matches {where}; {'; '.join(reasons(catalog, where))}"
+
+
 def reasons(catalog: Catalog, where: str) -> list[str]:
     """A line for each part of the expression (joined by `and`) that no dump meets; one line if each part alone has some."""
     total = count_dumps(catalog)

@@ -16,7 +16,7 @@ from actordbg.base.errors import NothingToDo, Unsupported, UsageError
 from actordbg.base.ids import MOST_NAMED
 from actordbg.catalog import presets
 from actordbg.catalog.query import count_dumps, dump_extent, open_fresh, select_dumps
-from actordbg.catalog.why_nothing import reasons
+from actordbg.catalog.why_nothing import no_match
 from actordbg.cli import output
 from actordbg.cli.input_options import ChosenInputs
 from actordbg.cli.options import command_line, settings_of, store_of
@@ -163,7 +163,7 @@ def what_there_is(store: Store, where: str | None) -> str:
     if where and (matching := count_dumps(open_fresh(store, where), where)):
         return f"of the dumps that match {where} ({matching:,}) none can be replayed"
     if where:
-        return f"no dump matches {where}; {'; '.join(reasons(open_fresh(store), where))}"
+        return no_match(open_fresh(store), where)
     return f"no dump can be replayed; the store holds {output.plural(count, 'dump')} with seq_len {shortest} to {longest}"
 
 

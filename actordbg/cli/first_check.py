@@ -11,7 +11,7 @@ import typer
 from actordbg.cli import output
 from actordbg.cli.input_options import ChosenInputs
 from actordbg.cli.options import FormatOption, Json, Quiet, chosen_format, takes
-from actordbg.cli.page_file import open_page
+from actordbg.cli.page_file import check_page, open_page
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 _FOR = "For other programs"
@@ -70,7 +70,6 @@ def check(
     from actordbg.cli.first_check_work import (
         annotate,
         print_check,
-        require_folders,
         require_torch,
         run_with_bar,
         sampled,
@@ -83,7 +82,8 @@ def check(
         return
     how = chosen_format(format, as_json)
     require_torch()
-    require_folders(junit, html)
+    check_page(junit)
+    check_page(html)
     of_all = inputs.where
     store, inputs = open_inputs(ctx, sampled(inputs))
     asked = asked_for(ctx, flags)

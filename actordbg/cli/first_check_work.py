@@ -44,16 +44,6 @@ def sampled(inputs: ChosenInputs) -> ChosenInputs:
     return replace(inputs, diverse=inputs.max_inputs or SAMPLE)
 
 
-def require_folders(*paths: Path | None) -> None:
-    """Before minutes of work: whether each file that was named has a folder to lie in."""
-    for path in paths:
-        if path is not None and not path.absolute().parent.is_dir():
-            hint = "make it first, or name another one"
-            raise EnvironmentProblem(f"cannot write {path}: {path.parent} is no folder", hint=hint)
-        if path is not None and path.is_dir():
-            raise EnvironmentProblem(f"cannot write {path}: it is a folder", hint="name a file in it")
-
-
 def require_torch() -> None:
     for name in ("torch", "transformers"):
         if find_spec(name) is None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from actordbg.base.errors import NothingToDo, StoreProblem
 from actordbg.catalog import query
-from actordbg.catalog.why_nothing import reasons
+from actordbg.catalog.why_nothing import no_match
 from actordbg.formats.journal import SPEC, read_why
 from actordbg.formats.replay_record import ReplaySpec
 from actordbg.report.report_model import ReplayData
@@ -62,7 +62,7 @@ def load(store: Store, names: Sequence[str] = (), where: str | None = None) -> M
 def _why_nothing(catalog: query.Catalog, where: str, selected: int) -> str:
     if selected:
         return f"nothing to report: none of the dumps that match {where} ({selected:,}) has a result in these replays"
-    return f"nothing to report: no dump matches {where}; {'; '.join(reasons(catalog, where))}"
+    return f"nothing to report: {no_match(catalog, where)}"
 
 
 def _chosen(catalog: query.Catalog, names: list[str]) -> list[query.ReplayRow]:
