@@ -29,7 +29,8 @@ def machine_fault(error: BaseException, folder: Path) -> MachineFault | None:
             return cause
         if number := machine_errno(cause):
             free = ", ".join(_free(folder, Path(tempfile.gettempdir())))
-            hint = f"fix that, then `actordbg replay --resume {folder.name}` goes on"
+            begun = (folder / "spec.json").exists()
+            hint = f"fix that, then `actordbg replay --resume {folder.name}` goes on" if begun else "fix that, then run it again"
             return MachineFault(f"{os.strerror(number)} ({free}); what had not finished stays open", hint=hint)
         cause = cause.__cause__ or cause.__context__
     return None

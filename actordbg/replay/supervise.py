@@ -141,6 +141,9 @@ def run_replay(
             supervisor = Supervisor(folder, spec, on_event, on_tick, launched, start_timeout_s, kept, deal, losses)
             supervisor.take_stops(stops, prompts)
         except OSError as error:
+            for made in (folder / TENSORS, folder):  # without a specification there is nothing to go on with
+                with contextlib.suppress(OSError):
+                    made.rmdir()
             raise machine_fault(error, folder) or StoreProblem(
                 f"cannot write the replay's folder {folder}: {error.strerror or error}",
                 hint=f"check that {store.replays} is a folder that you may write",

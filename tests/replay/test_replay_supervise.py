@@ -5,6 +5,7 @@ The workers here are real processes with the real loop and journal; only what ru
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -127,6 +128,19 @@ def test_a_full_disk_is_no_inputs_result_and_resume_runs_the_input(bench: Bench,
     assert read_events(folder / "supervisor.jsonl")[-1]["why"] == caught.value.message and bench.left_running() == []
     (bench.store.root / "room").touch()
     assert bench.run(spec, script | full).counts == {"passed": 3}
+
+
+def test_a_disk_that_is_full_before_the_specification_leaves_nothing_to_resume(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    spec = make_spec(1)
+    monkeypatch.setattr("actordbg.replay.supervise.atomic_write", full)
+    with pytest.raises(MachineFault) as caught:
+        run_replay(bench.store, spec)
+    assert caught.value.hint == "fix that, then run it again" and not (bench.store.replays / spec.replay_id).exists()
 
 
 def test_an_actor_that_cannot_be_built_stops_the_replay_with_its_error(bench: Bench) -> None:
