@@ -22,7 +22,7 @@ from actordbg.cluster.ray_engine import connected
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.record_reading import parse_timestamp
-from actordbg.formats.replay_record import ReplayInput, ReplaySpec
+from actordbg.records.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.group_engine import using
 from actordbg.replay.supervise import Progress, run_replay
 from actordbg.store.layout import Store

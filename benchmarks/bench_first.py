@@ -23,7 +23,7 @@ from benchmarks.rows import Row, scatter
 BARE = """
 import sys
 import torch
-from actordbg.host.trainer import TRAINER
+from actordbg.trainers.trainer import TRAINER
 TRAINER.prepare_process()  # without it OpenRLHF cannot be imported on a machine without CUDA
 from openrlhf.models import Actor
 actor = Actor(sys.argv[1], attn_implementation="sdpa", param_dtype="fp32", packing_samples=False).eval()

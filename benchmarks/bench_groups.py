@@ -19,9 +19,9 @@ from actordbg.cluster.order import ClusterOrder
 from actordbg.cluster.ray_engine import RayEngine, connected
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.journal import read_events
 from actordbg.formats.record_reading import parse_timestamp
-from actordbg.formats.replay_record import ReplayInput, ReplaySpec
+from actordbg.records.journal import read_events
+from actordbg.records.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.group_engine import using
 from actordbg.replay.launch import Group, Running
 from actordbg.replay.supervise import run_replay

@@ -19,9 +19,9 @@ from time import process_time
 from actordbg.catalog.holdings import holdings
 from actordbg.catalog.indexer import IndexSummary, refresh
 from actordbg.catalog.query import Catalog, select_dumps
-from actordbg.report import chart_file
-from actordbg.report.blocks import Chart, Grid
-from actordbg.report.specifications import layer, layered, names, quantity
+from actordbg.document import chart_file
+from actordbg.document.blocks import Chart, Grid
+from actordbg.document.specifications import layer, layered, names, quantity
 from benchmarks.bench_index import CONDITIONS, _forget_catalog, catalog_of, store_of
 from benchmarks.rows import Row
 

@@ -25,8 +25,8 @@ import numpy as np
 import safetensors.numpy
 import torch
 
-from actordbg.compare.comparing import compare
-from actordbg.formats.journal import TENSORS
+from actordbg.judge.comparing import compare
+from actordbg.records.journal import TENSORS
 from actordbg.store.layout import Store
 from benchmarks.kept_replays import two_replays
 from benchmarks.rows import Row

@@ -24,9 +24,9 @@ import numpy as np
 import torch
 
 from actordbg.dumps.create import Draws, Shape, make_inputs
+from actordbg.dumps.importer import import_paths
 from actordbg.formats import payload_check
 from actordbg.formats.encoding import array_dtype
-from actordbg.legacy.importer import import_paths
 from actordbg.store import payload, places
 from actordbg.store.layout import Store
 from actordbg.store.quick_record import quick_record

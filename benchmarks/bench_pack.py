@@ -25,9 +25,9 @@ import torch
 
 from actordbg.catalog.query import select_dumps
 from actordbg.config.replay_config import ReplayConfig
+from actordbg.dumps.importer import import_paths
 from actordbg.dumps.packing import PackSummary, pack_dumps
-from actordbg.formats.replay_record import ReplayInput
-from actordbg.legacy.importer import import_paths
+from actordbg.records.replay_record import ReplayInput
 from actordbg.replay.plan import make_plan
 from actordbg.store import pack_reader as reader
 from actordbg.store import payload

@@ -71,11 +71,11 @@ def one_size(size: int) -> dict[str, dict[str, float]]:
     from actordbg.catalog.indexer import refresh
     from actordbg.catalog.query import open_fresh
     from actordbg.config.replay_config import ReplayConfig
-    from actordbg.formats.journal import read_results
-    from actordbg.formats.replay_record import ReplaySpec
+    from actordbg.judge.load_replays import load
+    from actordbg.records.journal import read_results
+    from actordbg.records.replay_record import ReplaySpec
     from actordbg.replay.plan import make_plan
     from actordbg.replay.selection import rows_of_catalog
-    from actordbg.report.load_replays import load
     from benchmarks.bench_index import make_store
 
     sys.addaudithook(_count)
@@ -117,7 +117,7 @@ def _phases(found: dict[str, dict[str, float]], size: int) -> Callable[[str, Cal
 
 def _journals(folder: Path, spec: Any) -> None:
     """A `start` and an `end` for each input, spread over the workers, as `Journal.append` writes them, but not flushed."""
-    from actordbg.formats.replay_record import ResultRecord
+    from actordbg.records.replay_record import ResultRecord
 
     lines: list[list[str]] = [[] for _ in range(WORKERS)]
     for index, item in enumerate(spec.inputs):

@@ -33,9 +33,9 @@ from statistics import median
 from actordbg.base.errors import LaunchProblem
 from actordbg.demo.demo_assets import build_assets, tasks
 from actordbg.demo.demo_training import TrainingJob
-from actordbg.host.openrlhf.demo_programs import PROGRAMS
 from actordbg.replay.launch import free_port
 from actordbg.store.layout import Store
+from actordbg.trainers.openrlhf.demo_programs import PROGRAMS
 from benchmarks.rows import Row
 from benchmarks.training_child import Plan
 
@@ -95,7 +95,7 @@ def _start(work: Path, steps: int) -> TrainingJob:
     assets = build_assets(work, prompts=BATCH, conversations=CONVERSATIONS)
     _make_alike(assets.conversations)
     command = PROGRAMS["sft"].command(assets.model, assets.conversations, work / "checkpoint", free_port())
-    command[command.index("actordbg.host.openrlhf.demo_driver") : command.index("--") + 1] = ["benchmarks.training_child"]
+    command[command.index("actordbg.trainers.openrlhf.demo_driver") : command.index("--") + 1] = ["benchmarks.training_child"]
     command[command.index("--train.max_epochs") + 1] = str(-(-steps * BATCH // CONVERSATIONS))
     log, temporary = work / "training.log", work / "tmp"
     temporary.mkdir()

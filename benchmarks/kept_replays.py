@@ -11,9 +11,9 @@ import torch
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.dumps.create import create_dumps
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_journal
-from actordbg.formats.replay_record import ReplayInput, ReplaySpec, ResultRecord
 from actordbg.formats.store_files import make_folder
+from actordbg.records.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_journal
+from actordbg.records.replay_record import ReplayInput, ReplaySpec, ResultRecord
 from actordbg.store.layout import Store
 from actordbg.store.places import dump_id_of
 

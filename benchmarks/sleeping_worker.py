@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from actordbg.formats.replay_record import PASSED, ReplayInput, ReplaySpec
+from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec
 from actordbg.replay.worker import main
 
 TAKES = "BENCH_INPUT_TAKES"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from actordbg.fsck.checking import CHECKS
-from actordbg.fsck.finding import KINDS
+from actordbg.dumps.checking import CHECKS
+from actordbg.dumps.finding import KINDS
 
 
 def fsck_markdown() -> str:

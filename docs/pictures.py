@@ -99,8 +99,8 @@ def main(source: str | None, replay: str) -> None:
         actordbg(store, f"report {replay}", "--output", str(work / "report.html"))
         actordbg(store, "matrix --show last", "--html", str(work / "matrix.html"))
         from actordbg.catalog import query
-        from actordbg.pages.ui_pages import run_page
         from actordbg.store.layout import Store
+        from actordbg.ui.ui_pages import run_page
 
         catalog = query.open_fresh(Store(store))
         run = query.frequent_values(catalog, "run")[0][0]

@@ -98,7 +98,7 @@ def model_of(store: Path) -> Path:
 def train(store: Path, rank: int) -> None:
     """One rank: for each micro-batch a log-prob pass and a training pass, as PPO makes them."""
     from actordbg.capture import hook
-    from actordbg.host.trainer import TRAINER
+    from actordbg.trainers.trainer import TRAINER
 
     TRAINER.prepare_process()
     import torch

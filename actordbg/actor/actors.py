@@ -20,16 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actordbg.adapters.find_adapter import callable_again
-from actordbg.adapters.recorded_model import read_scores
-from actordbg.adapters.seam import Rows, Seam, Unreadable
 from actordbg.base.errors import Unsupported
 from actordbg.config.choices import Choices
 from actordbg.formats.nested_values import nested
-from actordbg.host.captured_call import ReplayedCall
-from actordbg.host.rows_actor import ROWS, RowsActor, RowsActors, build_rows_actor, positions_of, unpacked_values
-from actordbg.host.trainer import TRAINER, Actors
 from actordbg.store.payload import Dump
+from actordbg.trainers.captured_call import ReplayedCall
+from actordbg.trainers.find_adapter import callable_again
+from actordbg.trainers.recorded_model import read_scores
+from actordbg.trainers.rows_actor import ROWS, RowsActor, RowsActors, build_rows_actor, positions_of, unpacked_values
+from actordbg.trainers.seam import Rows, Seam, Unreadable
+from actordbg.trainers.trainer import TRAINER, Actors
 
 
 def actors_of(choices: Choices) -> Actors:

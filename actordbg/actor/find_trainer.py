@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import sys
 
-from actordbg.adapters.find_adapter import absent_trainer
 from actordbg.base.errors import EnvironmentProblem
 from actordbg.base.imports import is_there
 from actordbg.config.choices import Recorded, adapter_of, are_elsewhere, through_of
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.host.trainer import TRAINER
+from actordbg.trainers.find_adapter import absent_trainer
+from actordbg.trainers.trainer import TRAINER
 
 
 def find_trainer(config: ReplayConfig, defaults: Recorded | None = None) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from actordbg.actor.models import attention_heads
-from actordbg.adapters.find_adapter import callable_again
 from actordbg.config.choices import Choices, Facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.host.trainer import TRAINER
+from actordbg.trainers.find_adapter import callable_again
+from actordbg.trainers.trainer import TRAINER
 
 REFUSE, WARN, INFO = "refuse", "warn", "info"
 

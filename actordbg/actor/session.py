@@ -49,9 +49,9 @@ from actordbg.base.errors import Unsupported, UsageError
 from actordbg.config.choices import choose, first_of, gather_facts
 from actordbg.config.replay_config import COMPILE_BACKENDS, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.host.built_model import change_attention, describe, follow_adapters, resolved_dtype
-from actordbg.host.trainer import Call
 from actordbg.store.payload import Dump
+from actordbg.trainers.built_model import change_attention, describe, follow_adapters, resolved_dtype
+from actordbg.trainers.trainer import Call
 
 T = TypeVar("T")
 

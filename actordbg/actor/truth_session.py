@@ -46,10 +46,10 @@ from actordbg.config import consent
 from actordbg.config.choices import choose, first_of, gather_facts
 from actordbg.config.replay_config import DTYPES, ReplayConfig
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.host.built_model import describe, drawn_share, follow_adapters, has_experts
-from actordbg.host.captured_call import text_call
-from actordbg.host.trainer import Call
 from actordbg.store.payload import Dump
+from actordbg.trainers.built_model import describe, drawn_share, follow_adapters, has_experts
+from actordbg.trainers.captured_call import text_call
+from actordbg.trainers.trainer import Call
 
 
 class TruthSession:

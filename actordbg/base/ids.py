@@ -54,3 +54,13 @@ def new_replay_id(moment: datetime | None = None) -> str:
     """`20250619T052608-9f3a2c`: sorts by time, unique without asking anybody."""
     moment = moment or datetime.now(timezone.utc)
     return f"{moment.astimezone(timezone.utc):%Y%m%dT%H%M%S}-{os.urandom(3).hex()}"
+
+
+def letter_of(index: int) -> str:
+    """0, 1, ... 25, 26 as A, B, ... Z, AA."""
+    letters = ""
+    index += 1
+    while index:
+        index, rest = divmod(index - 1, 26)
+        letters = chr(ord("A") + rest) + letters
+    return letters

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from actordbg.catalog import tables
-from actordbg.formats.comparison_record import (
+from actordbg.records.comparison_record import (
     MISMATCH,
     NOT_COMPARED,
     WITHIN_NOISE,
@@ -18,8 +18,8 @@ from actordbg.formats.comparison_record import (
     Figures,
     NoiseRecord,
 )
-from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
-from actordbg.formats.memory_record import MemoryRecord
+from actordbg.records.matrix_record import MatrixCell, MatrixRecord
+from actordbg.records.memory_record import MemoryRecord
 
 Row = dict[str, Any]
 RECORDS: dict[str, Any] = {

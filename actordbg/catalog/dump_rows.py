@@ -35,7 +35,7 @@ from actordbg.formats.dump_record import (
 )
 from actordbg.formats.record_reading import parse_record
 from actordbg.formats.store_files import open_regular
-from actordbg.host.trainer import TRAINER
+from actordbg.trainers.trainer import TRAINER
 
 _RECORD, _TABLE = columns_of(DumpRecord), columns_of(DumpColumns)
 RECORD_FIELDS = tuple(name for name in _TABLE if name in _RECORD)

@@ -32,12 +32,12 @@ from actordbg.catalog.tables import ComparedDump, ComparisonRow, Damaged, DumpCo
 from actordbg.catalog.where import Condition, compile_where
 from actordbg.config.replay_config import NAME
 from actordbg.formats.dump_record import SUFFIX
-from actordbg.formats.replay_record import ResultRecord
+from actordbg.records.replay_record import ResultRecord
 from actordbg.store.layout import Store
 from actordbg.store.places import packed_place
 
 if TYPE_CHECKING:
-    from actordbg.formats.comparison_record import NoiseRecord
+    from actordbg.records.comparison_record import NoiseRecord
 
 T = TypeVar("T")
 ORDERS = {
@@ -391,7 +391,7 @@ def autocast_dtypes(source: Store | Catalog, dump_ids: Sequence[str]) -> dict[st
 
 def read_noise(source: Store | Catalog, name: str) -> NoiseRecord:
     """The noise floor of this id, the beginning of one, or the newest for "last"; UsageError if there is none."""
-    from actordbg.formats.comparison_record import NoiseRecord
+    from actordbg.records.comparison_record import NoiseRecord
 
     catalog = _catalog(source)
     ids = [row[0] for row in _answers(catalog, "SELECT noise_id FROM noise_floor ORDER BY created_at, noise_id")]

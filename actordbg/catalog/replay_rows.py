@@ -16,9 +16,9 @@ from typing import Any
 from actordbg.base.errors import CorruptDump
 from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.dump_record import is_plain_name
-from actordbg.formats.journal import SPEC, Event, read_chunk, result_of
-from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 from actordbg.formats.store_files import OddFile, read_regular
+from actordbg.records.journal import SPEC, Event, read_chunk, result_of
+from actordbg.records.replay_record import ReplaySpec, ResultRecord
 from actordbg.store.layout import Store
 
 UNFINISHED = "unfinished"

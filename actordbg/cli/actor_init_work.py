@@ -12,12 +12,12 @@ from typing import Any
 
 from actordbg.actor.signatures import explain
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem, error_named
+from actordbg.base.processes import start_ticks
 from actordbg.cli import output
 from actordbg.config.as_ran import on_machine
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.replay.init_program import InitOrder, InitResult
 from actordbg.replay.launch import Launched, groups_of, launch
-from actordbg.replay.processes import start_ticks
 from actordbg.replay.supervise import interruptible, undisturbed
 
 INIT_MODULE = "actordbg.replay.init_program"

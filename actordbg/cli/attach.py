@@ -68,7 +68,7 @@ def _replay(store: Store, name: str) -> Path:
 
 def _runs(folder: Path) -> bool:
     """Whether the replay is running: its supervisor has not said that it finished."""
-    from actordbg.formats.journal import SUPERVISOR, read_events
+    from actordbg.records.journal import SUPERVISOR, read_events
 
     said = [event["event"] for event in read_events(folder / SUPERVISOR) if event["event"] in ("supervisor", "finished")]
     return said[-1:] == ["supervisor"]

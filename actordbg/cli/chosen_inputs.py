@@ -24,7 +24,7 @@ from actordbg.config import dist_plugin
 from actordbg.config.choices import is_local
 from actordbg.config.replay_config import TINY, ReplayConfig
 from actordbg.config.sources import Asked, build_config
-from actordbg.formats.replay_record import ReplaySpec
+from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.launch import surrounding_launcher
 from actordbg.replay.plan import ORDERS, Plan, make_plan
 from actordbg.replay.selection import PICKLES, require_one_trainer, rows_of
@@ -73,7 +73,7 @@ def opened(ctx: typer.Context, inputs: ChosenInputs, *, writes: bool = True) -> 
     pickles = [path for path in files if path.suffix in PICKLES]
     if not pickles:
         return store.require_writable() if writes else store.require(), inputs
-    from actordbg.legacy.importer import dumps_of
+    from actordbg.dumps.importer import dumps_of
 
     for path in pickles:
         if not path.is_file():

@@ -110,12 +110,12 @@ def compare(
     from actordbg.catalog.query import open_fresh
     from actordbg.cli.compare_work import kept, meant, render, selected, weights
     from actordbg.cli.live_progress import settle
-    from actordbg.compare.comparing import compare as compare_sides
-    from actordbg.compare.thresholds import FLAGS, Thresholds
+    from actordbg.document.blocks import Paragraph, as_data
+    from actordbg.judge.comparing import compare as compare_sides
+    from actordbg.judge.comparison_charts import comparison_charts
+    from actordbg.judge.comparison_document import document
+    from actordbg.judge.thresholds import FLAGS, Thresholds
     from actordbg.replay.live_catalog import LiveCatalog
-    from actordbg.report.blocks import Paragraph, as_data
-    from actordbg.report.comparison_charts import comparison_charts
-    from actordbg.report.comparison_document import document
 
     take_consent(trust_remote_code)
     chosen, dtype = chosen_format(format, as_json), truth_dtype(truth)

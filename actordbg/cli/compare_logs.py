@@ -58,13 +58,13 @@ def compare_logs(
 
     Example: actordbg compare-logs deepspeed.log fsdp2.log fsdp2_tp2.log --threshold 0.05 --plot losses.png
     """
-    from actordbg.report import chart_file
-    from actordbg.report.log_document import log_charts, logs_page
-    from actordbg.report.renderings import as_text
-    from actordbg.trainlogs.align_logs import compare_many
-    from actordbg.trainlogs.exported_logs import is_exported, read_exported
-    from actordbg.trainlogs.log_answer import together
-    from actordbg.trainlogs.log_lines import read_log
+    from actordbg.document import chart_file
+    from actordbg.document.renderings import as_text
+    from actordbg.measure.align_logs import compare_many
+    from actordbg.measure.exported_logs import is_exported, read_exported
+    from actordbg.measure.log_answer import together
+    from actordbg.measure.log_document import log_charts, logs_page
+    from actordbg.measure.log_lines import read_log
 
     check_page(html)
     chart_file.check("--plot", plot)

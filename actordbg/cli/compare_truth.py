@@ -10,11 +10,11 @@ from actordbg.catalog.query import read_noise
 from actordbg.cli import output
 from actordbg.cli.live_progress import counting, replaying
 from actordbg.cli.options import approve
-from actordbg.compare.find_truth import Wanted, ensure_lone_rows, find_truth, require_torch, wanted_rounding, wanted_truth
-from actordbg.compare.noise_floor import newest_for
 from actordbg.config import consent
 from actordbg.config.replay_config import TINY
-from actordbg.formats.comparison_record import NoiseRecord
+from actordbg.judge.find_truth import Wanted, ensure_lone_rows, find_truth, require_torch, wanted_rounding, wanted_truth
+from actordbg.judge.noise_floor import newest_for
+from actordbg.records.comparison_record import NoiseRecord
 from actordbg.replay.supervise import load_spec, spec_and_owner
 from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store

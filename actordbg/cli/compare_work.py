@@ -9,12 +9,12 @@ from actordbg.base.ids import LAST
 from actordbg.catalog.query import Catalog, get_configuration, open_fresh, select_dumps
 from actordbg.cli import output
 from actordbg.cli.options import Format
-from actordbg.compare.comparing import save
 from actordbg.config.as_ran import as_ran, label
-from actordbg.formats.comparison_record import ComparisonRecord
+from actordbg.document.blocks import Block
+from actordbg.document.renderings import as_markdown, as_text
 from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
-from actordbg.report.blocks import Block
-from actordbg.report.renderings import as_markdown, as_text
+from actordbg.judge.comparing import save
+from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.store.layout import Store
 
 

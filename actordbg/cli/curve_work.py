@@ -8,6 +8,7 @@ from dataclasses import replace
 import typer
 
 from actordbg.base.errors import UsageError
+from actordbg.campaign import matrix_files as matrices
 from actordbg.catalog.query import newest_configuration, open_fresh
 from actordbg.cli import output
 from actordbg.cli.curve_options import Question
@@ -17,16 +18,15 @@ from actordbg.cli.page_file import check_page, write_page
 from actordbg.cli.setting_options import Given
 from actordbg.config.as_ran import as_ran, costs
 from actordbg.config.replay_config import SETTINGS, TINY, validate
-from actordbg.curve.curve_chart import curve_banner, curve_chart
-from actordbg.curve.curve_document import as_csv, document, explanations
-from actordbg.curve.curves import answer
-from actordbg.curve.measurements import gather, is_configuration, plan_lengths, settled
-from actordbg.matrix import matrix_files as matrices
+from actordbg.document import chart_file
+from actordbg.document.blocks import Paragraph, as_data
+from actordbg.document.renderings import as_markdown, as_text
+from actordbg.judge.load_replays import load
+from actordbg.measure.curve_chart import curve_banner, curve_chart
+from actordbg.measure.curve_document import as_csv, document, explanations
+from actordbg.measure.curves import answer
+from actordbg.measure.measurements import gather, is_configuration, plan_lengths, settled
 from actordbg.replay.supervise import run_replay, spec_and_owner
-from actordbg.report import chart_file
-from actordbg.report.blocks import Paragraph, as_data
-from actordbg.report.load_replays import load
-from actordbg.report.renderings import as_markdown, as_text
 from actordbg.store.layout import Store
 
 

@@ -22,7 +22,7 @@ _NAME = 19
 
 def render(check: Check) -> str:
     """One check in at most 80 columns (a path longer than that stays whole), its remedy below it."""
-    from actordbg.host.trainer import TRAINER
+    from actordbg.trainers.trainer import TRAINER
 
     name = check.name.removeprefix(f"import {TRAINER.package}.")  # the line says "imported"
     head = f"{check.status.value:<4}  {name.ljust(_NAME)}  "

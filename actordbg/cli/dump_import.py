@@ -15,7 +15,7 @@ from actordbg.cli import output
 from actordbg.cli.options import Json, Quiet, store_of
 
 if TYPE_CHECKING:
-    from actordbg.legacy.importer import ImportSummary
+    from actordbg.dumps.importer import ImportSummary
 
 
 _SHOWN = 50
@@ -35,7 +35,7 @@ def import_(
 
     Example: actordbg dump import input_dumps/ --run ppo-llama
     """
-    from actordbg.legacy.importer import find_pickles, import_paths
+    from actordbg.dumps.importer import find_pickles, import_paths
 
     store = store_of(ctx)
     if store.exists():

@@ -14,7 +14,7 @@ from actordbg.cli.options import Json, store_of
 
 if TYPE_CHECKING:
     from actordbg.formats.dump_record import DumpRecord
-    from actordbg.formats.replay_record import ResultRecord
+    from actordbg.records.replay_record import ResultRecord
 
 
 INPUT, OUTPUT, GENERATOR = _KINDS = ("input", "output", "generator")

@@ -55,11 +55,11 @@ def check(
     Example: actordbg check --where "rank=0" --model /models/llama-3.1-8b --packing
     """
     from actordbg.catalog.query import count_dumps, open_fresh
-    from actordbg.check.check_document import answer_of_check
-    from actordbg.check.junit import junit_xml
     from actordbg.cli import chosen_inputs as choosing
     from actordbg.cli.first_check_work import annotate, print_check, run_with_bar, sampled, write_check_page
     from actordbg.cli.matrix_work import kept
+    from actordbg.judge.check_document import answer_of_check
+    from actordbg.judge.junit import junit_xml
 
     flags = dict(settings)
     if choosing.is_left_to_rank_0(flags):

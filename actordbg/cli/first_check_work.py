@@ -11,23 +11,23 @@ import typer
 from actordbg.actor.find_trainer import find_trainer
 from actordbg.actor.hub_model import find_model
 from actordbg.actor.known_failures import check_config, refuse_hits
-from actordbg.check.check_document import CheckAnswer, check_blocks, check_document
-from actordbg.check.junit import workflow_commands
-from actordbg.check.run_check import ROUNDING, TRUTH, CheckFound, run_check
 from actordbg.cli import output
 from actordbg.cli.input_options import ChosenInputs
 from actordbg.cli.live_progress import replaying
 from actordbg.cli.options import Format
-from actordbg.formats.journal import read_standing
-from actordbg.formats.replay_record import ReplaySpec
+from actordbg.document.chart_file import write_named
+from actordbg.document.page import as_html
+from actordbg.document.renderings import as_markdown
 from actordbg.formats.store_files import atomic_write, make_folder
-from actordbg.pages.page import as_html
+from actordbg.judge.check_document import CheckAnswer, check_blocks, check_document
+from actordbg.judge.junit import workflow_commands
+from actordbg.judge.load_replays import load
+from actordbg.judge.pictures import pictures
+from actordbg.judge.run_check import ROUNDING, TRUTH, CheckFound, run_check
+from actordbg.records.journal import read_standing
+from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.selection import defaults_of
 from actordbg.replay.supervise import COMPLETE, Progress
-from actordbg.report.chart_file import write_named
-from actordbg.report.load_replays import load
-from actordbg.report.pictures import pictures
-from actordbg.report.renderings import as_markdown
 from actordbg.store.layout import Store
 
 SAMPLE = 8

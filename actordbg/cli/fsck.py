@@ -13,7 +13,7 @@ from actordbg.cli import output
 from actordbg.cli.options import Json, Quiet, store_of
 
 if TYPE_CHECKING:
-    from actordbg.fsck.finding import Finding
+    from actordbg.dumps.finding import Finding
     from actordbg.store.layout import Store
 
 
@@ -56,8 +56,8 @@ def fsck(
 
     Example: actordbg fsck --repair
     """
-    from actordbg.fsck.finding import NOTE
-    from actordbg.fsck.repairing import repair as mend
+    from actordbg.dumps.finding import NOTE
+    from actordbg.dumps.repairing import repair as mend
 
     store = store_of(ctx)
     if repair and store.root.is_dir():
@@ -75,14 +75,14 @@ def fsck(
 
 
 def _look(store: Store, deep: bool, quiet: bool) -> list[Finding]:
-    from actordbg.fsck.checking import CHECKS, check
+    from actordbg.dumps.checking import CHECKS, check
 
     with output.progress("checking", len(CHECKS), quiet=quiet) as advance:
         return check(store, deep=deep, on_start=lambda name: advance(1, note=name))
 
 
 def _said(store: Store, one: Finding, did: str | None = None) -> Found:
-    from actordbg.fsck.finding import KINDS
+    from actordbg.dumps.finding import KINDS
     from actordbg.store.layout import printable
 
     inside = one.place.is_relative_to(store.root)
@@ -91,7 +91,7 @@ def _said(store: Store, one: Finding, did: str | None = None) -> Found:
 
 
 def _render(answer: FsckAnswer) -> None:
-    from actordbg.fsck.finding import DAMAGE, LEFTOVER, NOTE
+    from actordbg.dumps.finding import DAMAGE, LEFTOVER, NOTE
 
     for one in answer.repaired:
         output.say(f"repaired: {one.kind}: {one.path}: {one.repair}")

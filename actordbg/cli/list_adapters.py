@@ -11,7 +11,7 @@ from actordbg.cli import output
 from actordbg.cli.options import Json
 
 if TYPE_CHECKING:
-    from actordbg.adapters.fitting import Fit
+    from actordbg.trainers.fitting import Fit
 
 
 def adapters(
@@ -28,8 +28,8 @@ def adapters(
 
     Example: actordbg adapters my_adapter:MyTrainer
     """
-    from actordbg.adapters import adapter_template
-    from actordbg.adapters.fitting import fit_of, fits
+    from actordbg.trainers import adapter_template
+    from actordbg.trainers.fitting import fit_of, fits
 
     if template:
         for line in inspect.getsource(adapter_template).splitlines():

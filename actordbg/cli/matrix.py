@@ -71,12 +71,12 @@ def matrix(
     Example: actordbg matrix --where "seq_len>1800" --max-inputs 3 --attn sdpa,eager --packing both --compile off
     """
     from actordbg.base.ids import new_replay_id
+    from actordbg.campaign import matrix_files as matrices
+    from actordbg.campaign.matrix_document import explanations
     from actordbg.cli.chosen_inputs import asked_for, is_left_to_rank_0, opened
     from actordbg.cli.matrix_work import baseline_of, kept, new_record, print_answer, require_alone, resumed, run_cells, selected
     from actordbg.config.replay_config import AXES
-    from actordbg.matrix import matrix_files as matrices
-    from actordbg.matrix.matrix_document import explanations
-    from actordbg.report.renderings import as_text
+    from actordbg.document.renderings import as_text
 
     if explained:
         return output.say_lines(as_text(explanations()))

@@ -17,6 +17,14 @@ from actordbg.actor.hub_model import find_model
 from actordbg.actor.model_code import require_consent
 from actordbg.actor.signatures import explain
 from actordbg.base.errors import UsageError
+from actordbg.campaign import matrix_files as matrices
+from actordbg.campaign.axes import combinations, parse_axes
+from actordbg.campaign.cell_outcomes import context_of
+from actordbg.campaign.cell_verdicts import Baseline, open_baseline, require_common
+from actordbg.campaign.cells import batches, make_cells
+from actordbg.campaign.matrix_document import matrix_document
+from actordbg.campaign.matrix_files import Selection, select, select_again
+from actordbg.campaign.run_matrix import MatrixEvent, Surroundings, new_matrix, run_matrix
 from actordbg.cli import output
 from actordbg.cli.chosen_inputs import chosen_order, nothing_to
 from actordbg.cli.engine_options import EngineOptions
@@ -27,21 +35,13 @@ from actordbg.cli.page_file import write_page
 from actordbg.config.choices import gather_facts
 from actordbg.config.replay_config import TINY, USUAL_LAWS, ReplayConfig
 from actordbg.config.sources import Asked
-from actordbg.formats.journal import SPEC
-from actordbg.formats.matrix_record import PASSED, MatrixCell, MatrixRecord
-from actordbg.matrix import matrix_files as matrices
-from actordbg.matrix.axes import combinations, parse_axes
-from actordbg.matrix.cell_outcomes import context_of
-from actordbg.matrix.cell_verdicts import Baseline, open_baseline, require_common
-from actordbg.matrix.cells import batches, make_cells
-from actordbg.matrix.matrix_document import matrix_document
-from actordbg.matrix.matrix_files import Selection, select, select_again
-from actordbg.matrix.run_matrix import MatrixEvent, Surroundings, new_matrix, run_matrix
+from actordbg.document.blocks import as_data
+from actordbg.document.renderings import as_markdown, as_text
+from actordbg.records.journal import SPEC
+from actordbg.records.matrix_record import PASSED, MatrixCell, MatrixRecord
 from actordbg.replay.live_catalog import LiveCatalog
 from actordbg.replay.selection import require_one_trainer
 from actordbg.replay.supervise import spec_and_owner
-from actordbg.report.blocks import as_data
-from actordbg.report.renderings import as_markdown, as_text
 from actordbg.store.layout import Store
 
 _COLOURS = {

@@ -50,9 +50,9 @@ def watch(
     Example: actordbg memory watch --replay last --interval 200ms
     """
     from actordbg.cli.memory_work import chosen_source, say_answer, tell
-    from actordbg.memory import watching
-    from actordbg.memory.memory_document import watch_page
-    from actordbg.memory.memory_samples import read_samples
+    from actordbg.measure import watching
+    from actordbg.measure.memory_document import watch_page
+    from actordbg.measure.memory_samples import read_samples
 
     check_page(html)
     chosen = chosen_format(format, as_json)
@@ -81,9 +81,9 @@ def show(
     Example: actordbg memory show last --html memory.html
     """
     from actordbg.cli.memory_work import known, say_answer
-    from actordbg.memory import watching
-    from actordbg.memory.memory_document import watch_page
-    from actordbg.memory.memory_samples import read_samples
+    from actordbg.measure import watching
+    from actordbg.measure.memory_document import watch_page
+    from actordbg.measure.memory_samples import read_samples
 
     check_page(html)
     record, path = known(store_of(ctx), name)
@@ -115,9 +115,9 @@ def compare(
     Example: actordbg memory compare before.csv after.csv --html memory.html
     """
     from actordbg.cli.memory_work import known, say_answer
-    from actordbg.memory.memory_compare import ALIKE, compare_samples
-    from actordbg.memory.memory_document import compare_page
-    from actordbg.memory.memory_samples import read_samples
+    from actordbg.measure.memory_compare import ALIKE, compare_samples
+    from actordbg.measure.memory_document import compare_page
+    from actordbg.measure.memory_samples import read_samples
 
     check_page(html)
     store = store_of(ctx)

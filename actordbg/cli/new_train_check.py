@@ -13,6 +13,12 @@ import typer
 from actordbg.actor.find_trainer import find_trainer
 from actordbg.actor.hub_model import find_model
 from actordbg.base.errors import UsageError
+from actordbg.campaign.ancestor_names import AncestorNames, read_names
+from actordbg.campaign.axes import Axes
+from actordbg.campaign.run_train_check import folder_of
+from actordbg.campaign.sft_cells import keys_of, sft_cells
+from actordbg.campaign.train_plan import batch_of, configurations, make_train_cells, require_whole_groups, taken_twice
+from actordbg.campaign.train_verdicts import ROUND
 from actordbg.catalog.presets import joined
 from actordbg.cli import output
 from actordbg.cli.chosen_inputs import asked_for, chosen_order, nothing_to, planned
@@ -24,16 +30,10 @@ from actordbg.config.choices import choose, gather_facts
 from actordbg.config.replay_config import AXES, ReplayConfig
 from actordbg.config.sources import FSDP_OFF
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.replay_record import ReplayInput
-from actordbg.formats.train_check_record import OPEN, SFT, TrainCheckRecord
-from actordbg.matrix.axes import Axes
+from actordbg.records.replay_record import ReplayInput
+from actordbg.records.train_check_record import OPEN, SFT, TrainCheckRecord
 from actordbg.replay.selection import defaults_of
 from actordbg.store.layout import Store
-from actordbg.traincheck.ancestor_names import AncestorNames, read_names
-from actordbg.traincheck.run_train_check import folder_of
-from actordbg.traincheck.sft_cells import keys_of, sft_cells
-from actordbg.traincheck.train_plan import batch_of, configurations, make_train_cells, require_whole_groups, taken_twice
-from actordbg.traincheck.train_verdicts import ROUND
 
 MOST_BY_DEFAULT = 32
 """Inputs, where --max-inputs does not say, and no more than the steps take twice: a check should take minutes."""

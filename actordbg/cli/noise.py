@@ -15,8 +15,8 @@ from actordbg.cli.page_file import HtmlFile, check_page, write_page
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 if TYPE_CHECKING:
-    from actordbg.formats.comparison_record import NoiseRecord
-    from actordbg.formats.replay_record import ReplaySpec
+    from actordbg.records.comparison_record import NoiseRecord
+    from actordbg.records.replay_record import ReplaySpec
     from actordbg.store.layout import Store
 
 
@@ -42,8 +42,8 @@ def noise(
     Example: actordbg noise --max-inputs 5 --dtype bf16 --packing
     """
     from actordbg.cli.chosen_inputs import asked_for, chosen_order, is_left_to_rank_0, nothing_to, opened, planned
-    from actordbg.report.noise_document import conclusion, deterministic, moves_most, noise_page, tokens_of
-    from actordbg.report.renderings import as_text
+    from actordbg.document.renderings import as_text
+    from actordbg.judge.noise_document import conclusion, deterministic, moves_most, noise_page, tokens_of
 
     check_page(html)
     flags = dict(settings)
@@ -80,7 +80,7 @@ def _measured(store: Store, spec: ReplaySpec, *, quiet: bool) -> NoiseRecord:
     from actordbg.actor.hub_model import find_model
     from actordbg.actor.known_failures import check_config, refuse_hits
     from actordbg.cli.live_progress import counting, replaying
-    from actordbg.compare.noise_floor import measure_noise, runs_of
+    from actordbg.judge.noise_floor import measure_noise, runs_of
     from actordbg.replay.selection import defaults_of
 
     defaults = defaults_of(store.root, spec.inputs)

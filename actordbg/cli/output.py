@@ -180,8 +180,8 @@ def clear_screen() -> None:
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None, *, tight: bool = False) -> None:
     """Print rows under headings; numbers are aligned to the right. Wide, not cut, when piped. `tight`: one space between."""
-    from actordbg.report.blocks import Grid
-    from actordbg.report.renderings import grid
+    from actordbg.document.blocks import Grid
+    from actordbg.document.renderings import grid
 
     figures = [all(isinstance(row[index], int | float) or row[index] is None for row in rows) for index in range(len(columns))]
     left = frozenset(name for name, numeric in zip(columns, figures, strict=True) if not (rows and numeric))

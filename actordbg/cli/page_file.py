@@ -12,8 +12,8 @@ from actordbg.base.errors import EnvironmentProblem, UsageError
 from actordbg.cli.output import note
 
 if TYPE_CHECKING:
-    from actordbg.report.blocks import Block
-    from actordbg.report.token_charts import Texts
+    from actordbg.document.blocks import Block
+    from actordbg.judge.token_charts import Texts
 
 
 HtmlFile = Annotated[
@@ -64,14 +64,14 @@ def check_page(path: Path | None) -> None:
 def write_page(path: Path | None, blocks: Iterable[Block]) -> None:
     """Write the page of a document, where one was asked for."""
     if path is not None:
-        from actordbg.pages.page import as_html
+        from actordbg.document.page import as_html
 
         write_file(path, as_html(blocks))
 
 
 def write_file(path: Path, text: str) -> None:
     """Write a file that the user named, whole or not at all, and say so."""
-    from actordbg.report.chart_file import write_named
+    from actordbg.document.chart_file import write_named
 
     try:
         write_named(path, text.encode())

@@ -12,13 +12,14 @@ from actordbg.actor.signatures import explain
 from actordbg.base.foreign_text import in_shell
 from actordbg.cli import output
 from actordbg.config.as_ran import on_machine, toy
-from actordbg.formats.journal import TENSORS
-from actordbg.formats.replay_record import ReplaySpec
 from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
-from actordbg.report.agreement import Generators, Golden, NotCompared, RankAgreement, against_the_run, ranks_in_words
-from actordbg.report.law_summary import LawSummary, laws_in_words
-from actordbg.report.report_model import FailureGroup, data_of
-from actordbg.report.summary import summarise
+from actordbg.judge.agreement import Generators, Golden, NotCompared, RankAgreement, against_the_run, ranks_in_words
+from actordbg.judge.law_summary import LawSummary, laws_in_words
+from actordbg.judge.report_model import FailureGroup
+from actordbg.judge.summary import summarise
+from actordbg.records.journal import TENSORS
+from actordbg.records.replay_record import ReplaySpec
+from actordbg.replay.replay_data import data_of
 from actordbg.store.layout import Store
 
 

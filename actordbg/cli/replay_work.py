@@ -19,8 +19,8 @@ from actordbg.cli.replay_answer import ReplayAnswer, answer_of, shares_of
 from actordbg.cli.stop_options import StopOptions
 from actordbg.debug.replay_stops import StopOrder
 from actordbg.debug.terminal import Relay
-from actordbg.formats.journal import read_results
-from actordbg.formats.replay_record import ReplaySpec
+from actordbg.records.journal import read_results
+from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay import supervise
 from actordbg.replay.estimate import estimated
 from actordbg.replay.plan import Plan

@@ -14,8 +14,8 @@ from actordbg.cli.output import note, say_lines
 from actordbg.cli.page_file import TokenizerFile, open_page, texts_of, write_file
 
 if TYPE_CHECKING:
-    from actordbg.report.load_replays import Material
-    from actordbg.report.token_charts import Texts
+    from actordbg.judge.load_replays import Material
+    from actordbg.judge.token_charts import Texts
     from actordbg.store.layout import Store
 
 
@@ -65,10 +65,10 @@ def report(
 
     Example: actordbg report last --format md --output report.md
     """
-    from actordbg.report.load_replays import load
-    from actordbg.report.renderings import as_text
-    from actordbg.report.replay_document import explanations
-    from actordbg.report.trackers import send
+    from actordbg.document.renderings import as_text
+    from actordbg.judge.load_replays import load
+    from actordbg.judge.replay_document import explanations
+    from actordbg.judge.trackers import send
 
     if explain_figures:
         return say_lines(as_text(explanations()))
@@ -94,11 +94,11 @@ def report(
 
 
 def _written(store: Store, material: Material, chosen: Format, slowest: int, texts: Texts | None) -> str:
-    from actordbg.pages.page import as_html
-    from actordbg.report import tabular
-    from actordbg.report.pictures import report_blocks
-    from actordbg.report.renderings import as_markdown, as_text
-    from actordbg.report.replay_document import brief_document, document
+    from actordbg.document.page import as_html
+    from actordbg.document.renderings import as_markdown, as_text
+    from actordbg.judge import tabular
+    from actordbg.judge.pictures import report_blocks
+    from actordbg.judge.replay_document import brief_document, document
 
     if chosen == "csv":
         return tabular.render_csv(material.replays)

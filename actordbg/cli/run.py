@@ -52,14 +52,14 @@ def run(
 
     Example: actordbg run --run ppo-7b --max-dumps 200 -- bash train_ppo.sh
     """
-    from actordbg.adapters.find_adapter import carried_form
-    from actordbg.adapters.fitting import fit_of
     from actordbg.cli.dump_status_work import process_rows, total_of, who
     from actordbg.cli.dump_switch import switch_off
     from actordbg.cli.run_work import RunAnswer, after_the_job, recovered_from_rings, say_recorded, start_recording
     from actordbg.debug import live_job
     from actordbg.install import ray_hooks, ray_submit
     from actordbg.install.foreground import run_in_foreground
+    from actordbg.trainers.find_adapter import carried_form
+    from actordbg.trainers.fitting import fit_of
 
     if shutil.which(command[0]) is None:
         hint = "what follows `--` is a program and its arguments"

@@ -15,7 +15,7 @@ from actordbg.cli.options import option_field
 if TYPE_CHECKING:
     from actordbg.config.replay_config import ReplayConfig
     from actordbg.debug.replay_stops import StopOrder
-    from actordbg.formats.replay_record import ReplaySpec
+    from actordbg.records.replay_record import ReplaySpec
 
 
 _ATTACH = "or --break-wait 600, and then `actordbg attach` from another terminal; or --debugpy PORT, for an editor"

@@ -55,11 +55,11 @@ def train_check(
     """
     from actordbg.actor.find_trainer import require_torch
     from actordbg.base.ids import new_replay_id
+    from actordbg.campaign.run_train_check import load_train_check
     from actordbg.cli.chosen_inputs import is_left_to_rank_0, opened
     from actordbg.cli.new_train_check import new_train_check
     from actordbg.cli.train_check_work import inputs_again, print_train_check, require_alone, run_cells_of, say_plan
-    from actordbg.report import chart_file
-    from actordbg.traincheck.run_train_check import load_train_check
+    from actordbg.document import chart_file
 
     flags = dict(settings)
     if is_left_to_rank_0(flags):

@@ -9,21 +9,21 @@ import typer
 
 from actordbg.actor.model_code import require_consent
 from actordbg.base.errors import UsageError
+from actordbg.campaign.cell_outcomes import shown_path
+from actordbg.campaign.run_train_check import TrainRun, load_train_check, log_of
+from actordbg.campaign.train_document import train_charts, train_document
+from actordbg.campaign.train_verdicts import is_good, verdicts
 from actordbg.cli import output
 from actordbg.cli.engine_options import EngineOptions
 from actordbg.cli.options import Format, typed_options
 from actordbg.cli.page_file import write_page
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.replay_record import ReplayInput
-from actordbg.formats.train_check_record import OPEN, SFT, SFT_BASELINE, TrainCell, TrainCheckRecord
-from actordbg.matrix.cell_outcomes import shown_path
-from actordbg.report import chart_file
-from actordbg.report.blocks import as_data
-from actordbg.report.renderings import as_markdown, as_text
+from actordbg.document import chart_file
+from actordbg.document.blocks import as_data
+from actordbg.document.renderings import as_markdown, as_text
+from actordbg.records.replay_record import ReplayInput
+from actordbg.records.train_check_record import OPEN, SFT, SFT_BASELINE, TrainCell, TrainCheckRecord
 from actordbg.store.layout import Store
-from actordbg.traincheck.run_train_check import TrainRun, load_train_check, log_of
-from actordbg.traincheck.train_document import train_charts, train_document
-from actordbg.traincheck.train_verdicts import is_good, verdicts
 
 
 def require_alone(ctx: typer.Context, option: str) -> None:

@@ -36,8 +36,8 @@ class HowToTrain:
 
     def stored(self, store: Path) -> dict[str, Any]:
         """Where checkpoints go and how often, as the record's options have it."""
-        from actordbg.traincheck.checkpoints import checked_storage, every_by_default
-        from actordbg.traincheck.run_train_check import STORAGE
+        from actordbg.campaign.checkpoints import checked_storage, every_by_default
+        from actordbg.campaign.run_train_check import STORAGE
 
         if self.storage is None:
             if self.checkpoint_every is not None:

@@ -25,8 +25,8 @@ def ui(
     """
     import webbrowser
 
-    from actordbg.pages.ui_server import UiServer
     from actordbg.replay.supervise import interruptible
+    from actordbg.ui.ui_server import UiServer
 
     server = UiServer(store_of(ctx).require(), port)
     output.say(server.address)

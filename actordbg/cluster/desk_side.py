@@ -19,9 +19,9 @@ from pathlib import Path, PurePosixPath
 
 from actordbg.base.errors import StoreProblem, Unsupported
 from actordbg.cluster.node_store import HostNews, HostQuestion, Parcel
-from actordbg.formats.journal import SPEC, Journal, rank_journal, rank_log
-from actordbg.formats.replay_record import ReplaySpec
 from actordbg.formats.store_files import atomic_write, open_regular, read_regular
+from actordbg.records.journal import SPEC, Journal, rank_journal, rank_log
+from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.worker_logs import size_of
 from actordbg.store.places import read_record
 

@@ -28,18 +28,18 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, StoreProblem
+from actordbg.base.processes import GONE, ZOMBIE, state_of, wait_for_any
 from actordbg.cluster.node_store import HostNews, HostQuestion, NodeStore, Parcel
 from actordbg.cluster.paused_ranks import PausedRanks
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.debug import editor
-from actordbg.formats.journal import Event, Journal, Tail, rank_journal, rank_log
 from actordbg.formats.store_files import read_regular
-from actordbg.host.trainer import TRAINER
+from actordbg.records.journal import Event, Journal, Tail, rank_journal, rank_log
 from actordbg.replay.launch import Launched, NodeShare, launch_share
-from actordbg.replay.processes import GONE, ZOMBIE, state_of, wait_for_any
 from actordbg.replay.rank_view import NODE
 from actordbg.replay.work_order import WorkOrder
 from actordbg.replay.worker_logs import status_by_launcher
+from actordbg.trainers.trainer import TRAINER
 
 POLL_S = 0.05
 SETTLE_S = 0.5

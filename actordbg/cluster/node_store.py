@@ -23,11 +23,11 @@ from pathlib import Path
 
 from actordbg.base.errors import StoreProblem
 from actordbg.base.owners import user_folder
+from actordbg.base.processes import GONE, ZOMBIE, start_ticks, state_of
 from actordbg.config.sources import mirror_name
-from actordbg.formats.journal import SPEC
-from actordbg.formats.replay_record import ReplaySpec
 from actordbg.formats.store_files import TEMPORARY, atomic_write, make_folder, open_regular, processes, read_regular
-from actordbg.replay.processes import GONE, ZOMBIE, start_ticks, state_of
+from actordbg.records.journal import SPEC
+from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.work_order import WorkOrder, announce
 from actordbg.store.places import split_place
 from actordbg.store.staging import Fetched

@@ -22,7 +22,7 @@ from typing import Any
 from actordbg.base.errors import UsageError
 from actordbg.cluster.desk_side import StoreElsewhere
 from actordbg.debug.replay_stops import POST_MORTEM
-from actordbg.host.trainer import TRAINER
+from actordbg.trainers.trainer import TRAINER
 
 DEFAULT_MAX_FAILURES = 3
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from actordbg.base.errors import ActordbgError
+from actordbg.base.processes import ALIVE
 from actordbg.cluster.desk_side import DeskSide, StoreElsewhere
 from actordbg.cluster.node_host import NodeHost
 from actordbg.cluster.node_store import Parcel
 from actordbg.cluster.starved import Starved, starved_by
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.replay.launch import Group, NodeShare, handed_on
-from actordbg.replay.processes import ALIVE
 from actordbg.replay.work_order import announce
 
 FENCE_S = 3.0

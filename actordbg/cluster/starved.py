@@ -13,7 +13,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from actordbg.formats.journal import Event, Journal, rank_journal, read_events
+from actordbg.records.journal import Event, Journal, rank_journal, read_events
 
 _NODE = re.compile(r"\(IP: ([^,)]+), ID: ([0-9a-f]+)\) was ([\d.]+ ?\w+ / [\d.]+ ?\w+)")
 _USER = re.compile(r"(?:^|[,\n] ?)(\d+)\t([\d.]+)\t")

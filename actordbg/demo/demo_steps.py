@@ -30,8 +30,8 @@ import actordbg
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem
 from actordbg.config.choices import gather_facts
 from actordbg.demo.demo_training import TrainingProgress, copy_trainer, start_training
-from actordbg.host.trainer import TRAINER, Program
 from actordbg.store.layout import Store
+from actordbg.trainers.trainer import TRAINER, Program
 
 TARGET = f"python/{TRAINER.actor_file}"
 QUERY = "seq_len >= 64 and rank = 0"

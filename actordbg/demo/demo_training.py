@@ -30,11 +30,11 @@ from pathlib import Path
 
 import actordbg
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem
+from actordbg.base.processes import session_members
 from actordbg.demo.demo_assets import build_assets
 from actordbg.formats.store_files import open_regular
-from actordbg.host.trainer import TRAINER, Program
 from actordbg.replay.launch import free_port
-from actordbg.replay.processes import session_members
+from actordbg.trainers.trainer import TRAINER, Program
 
 # Set by launchers and by trainers; a value inherited from the user's shell would send the run somewhere else.
 _NOT_INHERITED = (

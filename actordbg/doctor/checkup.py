@@ -26,8 +26,8 @@ from actordbg.doctor import machine_check as machine
 from actordbg.doctor import python_environment as environment
 from actordbg.doctor import store_check as state
 from actordbg.doctor.check import Check, Ended, Environment, Level, ask, bad, examined, ok, warn
-from actordbg.host.trainer import TRAINER
 from actordbg.store.layout import Store
+from actordbg.trainers.trainer import TRAINER
 
 IMPORT_SECONDS = 180.0
 

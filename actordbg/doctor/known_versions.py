@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from actordbg.host.trainer import TRAINER
+from actordbg.trainers.trainer import TRAINER
 
 PYTHON = ((3, 10), (3, 12))
 """Oldest and newest Python that actordbg is tested with."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 
-from actordbg.adapters.fitting import Fit, fits
 from actordbg.base.foreign_text import in_shell
 from actordbg.doctor import known_versions as known_good
 from actordbg.doctor.check import Check, Environment, bad, ok, warn
 from actordbg.doctor.known_versions import DEBUGPY, PACKAGES, Need, Package
-from actordbg.host.trainer import TRAINER
+from actordbg.trainers.fitting import Fit, fits
+from actordbg.trainers.trainer import TRAINER
 
 
 def check(env: Environment) -> Iterator[Check]:

@@ -18,11 +18,11 @@ from actordbg.config.replay_config import SETTINGS
 from actordbg.config.sources import find_file, from_environment, own_file
 from actordbg.doctor import machine_check as machine
 from actordbg.doctor.check import Check, Environment, bad, ok, warn
-from actordbg.host.trainer import TRAINER
 from actordbg.install.patch_state import Status, inspect_target
 from actordbg.install.patch_target import find_target
 from actordbg.install.trailer import State
 from actordbg.store.layout import Store
+from actordbg.trainers.trainer import TRAINER
 
 PRIVATE = 0o077
 """Permission bits that nobody but the owner should have on a store: dumps hold training data."""

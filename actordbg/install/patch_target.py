@@ -28,8 +28,8 @@ from typing import Any
 from actordbg.base.errors import Conflict, EnvironmentProblem, UsageError
 from actordbg.base.foreign_text import in_shell
 from actordbg.base.owners import NOT_FROM_HERE
-from actordbg.host.trainer import TRAINER
 from actordbg.install import target_probe as probe
+from actordbg.trainers.trainer import TRAINER
 
 PROBE_SECONDS = 120
 

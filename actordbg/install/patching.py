@@ -27,12 +27,12 @@ from pathlib import Path
 
 from actordbg import __version__
 from actordbg.base.errors import ActordbgError, Conflict, EnvironmentProblem, StaysChanged, Unsupported
-from actordbg.host.trainer import TRAINER
 from actordbg.install import patch_state, trailer
 from actordbg.install import replace_file as files
 from actordbg.install.patch_target import Target, require_clean, require_hook, require_hooked
 from actordbg.install.trailer import Inspection, State
 from actordbg.store.layout import Store
+from actordbg.trainers.trainer import TRAINER
 
 WITHOUT_A_PATCH = "`actordbg run -- COMMAND` records a job without a patch"
 

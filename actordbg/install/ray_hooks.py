@@ -161,7 +161,7 @@ def child_environment(
 ) -> dict[str, str]:
     """The environment of COMMAND. Raises EnvironmentProblem where our folder cannot stand in PYTHONPATH.
 
-    stops: `breakpoint()` is ours in it. adapters: as `actordbg.adapters.find_adapter.carried_form` writes them. hash_weights: of
+    stops: `breakpoint()` is ours in it. adapters: as `actordbg.trainers.find_adapter.carried_form` writes them. hash_weights: of
     the calls that are recorded (`actordbg.capture.weight_recording`).
     """
     if os.pathsep in FOLDER:

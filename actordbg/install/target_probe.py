@@ -149,7 +149,7 @@ def facts(names: list[str]) -> None:
 def imports(modules: list[str]) -> None:
     """How each import went; torch and the CPU support come first, as in a replay worker."""
     tried("torch", lambda: say({"torch": torch_facts()}))
-    error = raised_by(lambda: importlib.import_module("actordbg.host.trainer").TRAINER.support_cpu())
+    error = raised_by(lambda: importlib.import_module("actordbg.trainers.trainer").TRAINER.support_cpu())
     if error is not None:
         say({"cpu_support": told(error)})
     for module in modules:

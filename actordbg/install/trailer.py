@@ -35,7 +35,7 @@ from enum import Enum
 
 from actordbg import __version__
 from actordbg.base.errors import Conflict, Unsupported
-from actordbg.host.trainer import TRAINER
+from actordbg.trainers.trainer import TRAINER
 
 FORMAT = 1
 NEWLINES = ("\n", "\r\n", "\r")

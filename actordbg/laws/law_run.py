@@ -20,14 +20,14 @@ from actordbg.actor.forward_outcome import ForwardOutcome
 from actordbg.actor.gradient_samples import PREFIX, GradientKeeper
 from actordbg.actor.session import ActorSession
 from actordbg.base.machine_fault import machine_errno
-from actordbg.formats.law_answer import BROKEN, NONDETERMINISTIC, LawAnswer
-from actordbg.host.built_model import drawn_share, has_experts, text_config
 from actordbg.laws import changes
 from actordbg.laws.changes import FACTOR, rounded_anew
 from actordbg.laws.jacobian import halves, judge_additivity, ring_of, support
 from actordbg.laws.judging import LAWS, NOISE_FACTOR, Change, ForwardValues, answer, change, not_checked
 from actordbg.laws.normalisation import Expected, judge_normalisation, watching
+from actordbg.records.law_answer import BROKEN, NONDETERMINISTIC, LawAnswer
 from actordbg.store.payload import Dump
+from actordbg.trainers.built_model import drawn_share, has_experts, text_config
 
 _TEXT = {"sequences", "attention_mask", "action_mask"}
 _CULPRITS = 4

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actordbg.formats.law_answer import BROKEN, KEPT, LawAnswer
 from actordbg.laws.judging import ForwardValues, not_checked
+from actordbg.records.law_answer import BROKEN, KEPT, LawAnswer
 
 TOLERANCE = 16 * 2.0**-23
 """Times the size of the numbers that meet in a log-softmax: a few roundings of fp32."""

@@ -18,10 +18,10 @@ from actordbg.base.imports import without_collecting
 from actordbg.config.replay_config import TINY
 from actordbg.debug import stops
 from actordbg.debug.replay_stops import ReplayStops
-from actordbg.formats.journal import TENSORS
-from actordbg.formats.law_answer import LAWS
-from actordbg.formats.replay_record import KEPT_BYTES, ReplayInput, ReplaySpec
 from actordbg.formats.weight_hashes import WEIGHTS
+from actordbg.records.journal import TENSORS
+from actordbg.records.law_answer import LAWS
+from actordbg.records.replay_record import KEPT_BYTES, ReplayInput, ReplaySpec
 from actordbg.replay.flushing import UNFLUSHED, Unflushed
 from actordbg.replay.selection import defaults_of
 

@@ -22,7 +22,7 @@ import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from actordbg.replay.processes import GONE, STOPPED, ZOMBIE
+from actordbg.base.processes import GONE, STOPPED, ZOMBIE
 from actordbg.replay.work_order import EXIT_BROKEN, EXIT_RESTART
 from actordbg.replay.worker_logs import read_stack
 

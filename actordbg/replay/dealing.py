@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from actordbg.formats.replay_record import ReplayInput
+from actordbg.records.replay_record import ReplayInput
 
 
 class Dealer:

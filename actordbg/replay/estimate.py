@@ -13,7 +13,7 @@ from statistics import median
 from actordbg.catalog.query import Catalog, ReplayRow, list_replays, results_for
 from actordbg.config.as_ran import as_ran, costs
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.replay_record import PASSED, ReplaySpec
+from actordbg.records.replay_record import PASSED, ReplaySpec
 
 _LOOKED_AT = 200
 _USED = 3

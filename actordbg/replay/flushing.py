@@ -21,8 +21,8 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from actordbg.formats.journal import Journal
 from actordbg.formats.store_files import make_folder, open_regular, sync_folder, temporary_name
+from actordbg.records.journal import Journal
 
 UNFLUSHED = "unflushed"
 """The key of an `Unflushed` among the fields that an engine returns for an input."""

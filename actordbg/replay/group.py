@@ -24,11 +24,12 @@ from pathlib import Path
 
 from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError, LaunchProblem, error_named
+from actordbg.base.processes import ALIVE, TERMINATED, describe_status, start_ticks
 from actordbg.debug.replay_stops import StopOrder
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.journal import Event
-from actordbg.formats.replay_record import CRASHED, HUNG, PASSED, ReplaySpec, ResultRecord
 from actordbg.formats.store_files import atomic_write
+from actordbg.records.journal import Event
+from actordbg.records.replay_record import CRASHED, HUNG, PASSED, ReplaySpec, ResultRecord
 from actordbg.replay import blame as verdict
 from actordbg.replay import hang
 from actordbg.replay.blame import Seen
@@ -37,7 +38,6 @@ from actordbg.replay.group_engine import FRUITLESS_LIMIT, GroupEngine, Losses, P
 from actordbg.replay.hang import standing_of
 from actordbg.replay.launch import Group, Launcher, Running
 from actordbg.replay.plan import slots_for
-from actordbg.replay.processes import ALIVE, TERMINATED, describe_status, start_ticks
 from actordbg.replay.rank_view import RankView
 from actordbg.replay.work_order import WorkOrder
 from actordbg.replay.worker_logs import (

@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from actordbg.base.errors import Conflict, GroupsLost
+from actordbg.base.processes import ALIVE, STOPPED, state_of
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.journal import read_events
+from actordbg.records.journal import read_events
 from actordbg.replay.launch import WORKER_MODULE, Group, Running, groups_of, launch
-from actordbg.replay.processes import ALIVE, STOPPED, state_of
 
 FRUITLESS_LIMIT = 3
 """Attempts of a group in a row without a single result after which the replay stops. A crash in an input is a result."""

@@ -10,10 +10,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from actordbg.formats.replay_record import ReplaySpec
+from actordbg.base.processes import STOPPED
+from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.blame import Seen
 from actordbg.replay.plan import owner
-from actordbg.replay.processes import STOPPED
 from actordbg.replay.rank_view import RankView
 from actordbg.replay.worker_logs import Stack, read_stack
 

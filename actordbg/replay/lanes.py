@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.replay_record import PASSED, ResultRecord
+from actordbg.records.replay_record import PASSED, ResultRecord
 
 LANE = "lane"
 """The key in a result's `extra`."""

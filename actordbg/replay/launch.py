@@ -32,10 +32,10 @@ from typing import Protocol
 from actordbg.actor.hub_model import needs_no_hub
 from actordbg.base.errors import LaunchProblem, Unsupported
 from actordbg.base.owners import NOT_FROM_HERE
+from actordbg.base.processes import DeathWatch, end_session, state_of
 from actordbg.config import consent, dist_plugin
 from actordbg.config.replay_config import LAUNCHERS, ReplayConfig
 from actordbg.formats.store_files import open_regular
-from actordbg.replay.processes import DeathWatch, end_session, state_of
 from actordbg.replay.work_order import announce
 from actordbg.replay.worker_logs import LAUNCHER_LOG, take_stacks
 

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from actordbg.formats.replay_record import FAILED, PASSED
+from actordbg.records.replay_record import FAILED, PASSED
 
 if TYPE_CHECKING:
     import torch

@@ -35,7 +35,7 @@ from actordbg.base.errors import UsageError
 from actordbg.base.ids import new_replay_id
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.replay_record import ReplayInput, ReplaySpec
+from actordbg.records.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.calls import Calls, find_calls, in_slots
 from actordbg.replay.selection import Row
 

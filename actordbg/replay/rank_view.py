@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from actordbg.formats.journal import Event, Tail, rank_journal, rank_log
-from actordbg.formats.replay_record import FAILED
+from actordbg.base.processes import ALIVE, GONE, ZOMBIE, state_of
+from actordbg.records.journal import Event, Tail, rank_journal, rank_log
+from actordbg.records.replay_record import FAILED
 from actordbg.replay.blame import Seen
-from actordbg.replay.processes import ALIVE, GONE, ZOMBIE, state_of
 from actordbg.replay.worker_logs import size_of, tail_of
 
 NODE = "ACTORDBG_NODE"

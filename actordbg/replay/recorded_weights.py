@@ -19,7 +19,6 @@ from actordbg.actor.session import ActorSession
 from actordbg.base.errors import ActordbgError
 from actordbg.base.units import plural
 from actordbg.config.replay_config import TINY
-from actordbg.formats.replay_record import ReplayInput
 from actordbg.formats.weight_hashes import (
     MET_WEIGHTS,
     RECORDED_WEIGHTS,
@@ -29,6 +28,7 @@ from actordbg.formats.weight_hashes import (
     sha256_of,
     weights_of,
 )
+from actordbg.records.replay_record import ReplayInput
 from actordbg.store.places import read_record
 
 _NAMED = 4

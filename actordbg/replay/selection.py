@@ -13,7 +13,7 @@ from actordbg.base.errors import StoreProblem, Unsupported, UsageError
 from actordbg.config.choices import adapter_of
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import SUFFIX, DumpRecord
-from actordbg.formats.replay_record import ReplayInput
+from actordbg.records.replay_record import ReplayInput
 from actordbg.store.layout import Store
 from actordbg.store.pack_bytes import PACK_SUFFIX
 from actordbg.store.pack_reader import open_pack

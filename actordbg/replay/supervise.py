@@ -32,11 +32,13 @@ from actordbg.base.fault import scrub
 from actordbg.base.ids import LAST, is_own, resolve
 from actordbg.base.machine_fault import machine_fault
 from actordbg.base.owners import Owner
+from actordbg.base.processes import start_ticks, state_of, wait_for_any
 from actordbg.config import dist_plugin
 from actordbg.debug.replay_stops import StopOrder
 from actordbg.debug.terminal import Relay, clear_away
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.journal import (
+from actordbg.formats.store_files import atomic_write, make_folder, read_regular
+from actordbg.records.journal import (
     SPEC,
     SUPERVISOR,
     TENSORS,
@@ -47,15 +49,13 @@ from actordbg.formats.journal import (
     read_standing,
     result_of,
 )
-from actordbg.formats.replay_record import KEPT_BYTES, ReplaySpec, ResultRecord
-from actordbg.formats.store_files import atomic_write, make_folder, read_regular
+from actordbg.records.replay_record import KEPT_BYTES, ReplaySpec, ResultRecord
 from actordbg.replay.dealing import Dealer
 from actordbg.replay.group import START_TIMEOUT_S, GroupRun
 from actordbg.replay.group_engine import Losses, engine_in_use, launch_group
 from actordbg.replay.lanes import LaneBook
 from actordbg.replay.launch import Group, Launcher, groups_of
 from actordbg.replay.plan import owner
-from actordbg.replay.processes import start_ticks, state_of, wait_for_any
 from actordbg.replay.warm_groups import WarmGroups
 from actordbg.replay.work_order import WorkOrder
 from actordbg.store.layout import Store, read_with_owner

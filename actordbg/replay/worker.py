@@ -50,18 +50,18 @@ from actordbg.actor.signatures import signature_of
 from actordbg.base.errors import ActordbgError, MachineFault
 from actordbg.base.fault import scrub
 from actordbg.base.machine_fault import machine_fault
+from actordbg.base.processes import GONE, ZOMBIE, start_ticks, state_of
 from actordbg.config import consent, dist_plugin
 from actordbg.debug import stops
 from actordbg.debug.prompt import StoppedByUser
 from actordbg.debug.replay_stops import ERROR, ReplayStops, StopOrder
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.journal import SPEC, Journal, rank_journal, rank_log
-from actordbg.formats.replay_record import FAILED, GOES_ON, STOPPED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.formats.store_files import open_regular, read_regular
 from actordbg.laws.judging import chosen
+from actordbg.records.journal import SPEC, Journal, rank_journal, rank_log
+from actordbg.records.replay_record import FAILED, GOES_ON, STOPPED, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.replay.flushing import UNFLUSHED, Flusher, Unflushed
 from actordbg.replay.lanes import answer_fields
-from actordbg.replay.processes import GONE, ZOMBIE, start_ticks, state_of
 from actordbg.replay.rank_view import NODE, RankView
 from actordbg.replay.work_order import EXIT_BROKEN, EXIT_RESTART, Duty, Task, WorkOrder, await_next
 from actordbg.replay.worker_logs import EXCERPT

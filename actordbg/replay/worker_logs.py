@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actordbg.base.fault import scrub
-from actordbg.formats.journal import rank_log
+from actordbg.base.processes import ALIVE, describe_status, state_of
 from actordbg.formats.store_files import open_regular
-from actordbg.host.trainer import TRAINER
-from actordbg.replay.processes import ALIVE, describe_status, state_of
+from actordbg.records.journal import rank_log
+from actordbg.trainers.trainer import TRAINER
 
 EXCERPT = 6000
 """Characters of a log or a traceback that a result keeps (its end)."""

@@ -8,7 +8,7 @@
     store/dumps/<run>/rank0003/<dump_id>.safetensors.zst
     store/packs/<run>/<utc>-<sha256>.pack            many dumps in one file (`dump pack`)
     store/replays/<replay>/spec.json, rank0.jsonl, rank0.log, supervisor.jsonl, tensors/
-    store/comparisons/, noise/, matrices/            one JSON file for each (`actordbg.formats.comparison_record`)
+    store/comparisons/, noise/, matrices/            one JSON file for each (`actordbg.records.comparison_record`)
     store/memory/<id>.json, <id>.csv                 what `memory watch` found, and its samples
     store/trainchecks/<check>/check.json, cell-<n>.<attempt>/, logs/
     store/events/<utc>-<pid>-<rand>.json             one immutable file for each patch and unpatch

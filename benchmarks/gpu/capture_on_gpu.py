@@ -26,8 +26,8 @@ import torch
 from actordbg.actor.tiny import TinyShape, build_tiny
 from actordbg.capture import snapshot
 from actordbg.config.choices import Choices
-from actordbg.host.trainer import TRAINER
 from actordbg.store import payload
+from actordbg.trainers.trainer import TRAINER
 from benchmarks import real_step
 from benchmarks.bench_capture import beside, ratio_of
 from benchmarks.gpu.made_inputs import LARGE

@@ -13,7 +13,7 @@ def trainers_module(name: str) -> ModuleType:
     """A module of OpenRLHF, as a worker imports it."""
     import importlib
 
-    from actordbg.host.trainer import TRAINER
+    from actordbg.trainers.trainer import TRAINER
 
     TRAINER.prepare_process()
     return importlib.import_module(name)

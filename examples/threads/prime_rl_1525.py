@@ -12,7 +12,7 @@ from typing import Any
 import stand_in
 import torch
 
-from actordbg.adapters.seam import Rows, Scores, Seam
+from actordbg.trainers.seam import Rows, Scores, Seam
 
 PLANTED = False
 

@@ -51,7 +51,7 @@ def test_log_probs_are_those_of_openrlhfs_actor_called_directly(plain: Facts):
 
 def test_an_actor_of_our_own_gives_the_trainers_numbers_on_the_same_rows(plain: Facts):
     rows = plain["rows"]
-    assert (rows["said"], rows["through"], rows["actor"]) == (None, "rows", "actordbg.host.rows_actor.RowsActor")
+    assert (rows["said"], rows["through"], rows["actor"]) == (None, "rows", "actordbg.trainers.rows_actor.RowsActor")
     assert rows["equal"] == [[True, True]] * 4, "log-probs and gradient norms, padded, packed, divided by a temperature, of all"
     assert len(rows["entropy"]) == 2 and max(rows["entropy"]) < 1e-5
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actordbg.actor.tiny import TINY_VOCAB, TinyShape, build_tiny, ensure_tiny
-from actordbg.host.captured_call import fold_ids
+from actordbg.trainers.captured_call import fold_ids
 
 
 def _bytes(folder: Path) -> dict[str, bytes]:

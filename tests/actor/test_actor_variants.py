@@ -12,8 +12,8 @@ from torch import Tensor
 from actordbg.actor.variants import LEFT, RIGHT, vary
 from actordbg.base.errors import Unsupported
 from actordbg.config.replay_config import VARIATIONS
-from actordbg.host.captured_call import summary_mask
 from actordbg.store.payload import Dump
+from actordbg.trainers.captured_call import summary_mask
 
 ODD_MASK = torch.tensor([[0, 0, 1, 1, 0, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 0, 0, 0, 0, 0]])
 

@@ -19,8 +19,8 @@ from actordbg.base.imports import is_there
 from actordbg.config.choices import Facts, facts_elsewhere
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.dumps.create import create_dumps
-from actordbg.host.trainer import TRAINER
 from actordbg.store.layout import Store
+from actordbg.trainers.trainer import TRAINER
 
 OURS, ANOTHER, OF_SOMEBODY = (make_dump(actor=actor).record for actor in ({}, {"adapter": "trl"}, {"adapter": "mine"}))
 THROUGH = ReplayConfig(through="trainer")
@@ -37,7 +37,7 @@ sys.meta_path.insert(0, Nowhere())
 @pytest.fixture
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actordbg.base.imports.is_there", lambda package: False)
-    monkeypatch.setattr("actordbg.host.openrlhf.late_imports.is_there", lambda package: False)
+    monkeypatch.setattr("actordbg.trainers.openrlhf.late_imports.is_there", lambda package: False)
 
 
 @pytest.mark.usefixtures("nothing_installed")

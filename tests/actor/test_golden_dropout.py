@@ -18,7 +18,7 @@ from actorcases import run_scenario
 from roots import ROOT
 
 from actordbg.catalog.query import results_for
-from actordbg.formats.replay_record import ResultRecord
+from actordbg.records.replay_record import ResultRecord
 from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow

@@ -19,12 +19,12 @@ from actordbg.actor import model_code
 from actordbg.actor.model_code import own_code, require_consent
 from actordbg.actor.tiny import TinyShape, build_tiny
 from actordbg.base.errors import ActordbgError, NewerFormat, UnsafeInput, UsageError
+from actordbg.base.processes import start_ticks
 from actordbg.cli.app import app
 from actordbg.config import consent
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.journal import SPEC, rank_journal, read_events
-from actordbg.formats.replay_record import ReplaySpec
-from actordbg.replay.processes import start_ticks
+from actordbg.records.journal import SPEC, rank_journal, read_events
+from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.work_order import WorkOrder
 from actordbg.store.layout import Store
 
@@ -197,7 +197,7 @@ from actordbg.actor.model_code import guard
 from actordbg.actor import truth_model
 from actordbg.base.errors import UnsafeInput
 from actordbg.config.choices import Choices
-from actordbg.host.trainer import TRAINER
+from actordbg.trainers.trainer import TRAINER
 path = sys.argv[1]
 def refused(name, call):
     try:

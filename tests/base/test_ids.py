@@ -6,9 +6,9 @@ import pytest
 
 from actordbg.base.errors import ActordbgError, StoreProblem, UsageError
 from actordbg.base.ids import resolve
+from actordbg.campaign import matrix_files
 from actordbg.catalog import query
 from actordbg.catalog.query import read_noise
-from actordbg.matrix import matrix_files
 from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
 

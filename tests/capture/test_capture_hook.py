@@ -30,8 +30,6 @@ from capturekit import (
 )
 from typer.testing import CliRunner
 
-from actordbg.adapters import recorded_model
-from actordbg.adapters.seam import Rows, Seam
 from actordbg.capture import hook, recorder
 from actordbg.capture.control import Control
 from actordbg.capture.hook import MARK, install
@@ -40,6 +38,8 @@ from actordbg.capture.switch_file import write_control
 from actordbg.capture.writer import ITEM_BYTES
 from actordbg.cli.app import app
 from actordbg.store.layout import Store
+from actordbg.trainers import recorded_model
+from actordbg.trainers.seam import Rows, Seam
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from actordbg.catalog import many_headers as together
 from actordbg.catalog.indexer import refresh
 from actordbg.catalog.tables import DumpColumns, PatchEventRow, columns_of
 from actordbg.formats.dump_record import SUFFIX, DumpRecord, TensorSpec
-from actordbg.formats.replay_record import ResultRecord
+from actordbg.records.replay_record import ResultRecord
 from actordbg.store.layout import Store
 
 

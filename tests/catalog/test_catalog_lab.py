@@ -21,8 +21,9 @@ from actordbg.catalog import connections as engine
 from actordbg.catalog import query
 from actordbg.catalog.indexer import refresh
 from actordbg.catalog.tables import CellRow, Matrix, NoiseRow
-from actordbg.compare.comparing import save
-from actordbg.formats.comparison_record import (
+from actordbg.formats.store_files import atomic_write
+from actordbg.judge.comparing import save
+from actordbg.records.comparison_record import (
     MATCH,
     MISMATCH,
     NOT_COMPARED,
@@ -33,8 +34,7 @@ from actordbg.formats.comparison_record import (
     NoiseRecord,
     SideInfo,
 )
-from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
-from actordbg.formats.store_files import atomic_write
+from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.store.layout import Store
 
 

@@ -24,7 +24,7 @@ from actordbg.catalog import sqlmodels as models
 from actordbg.catalog.indexer import refresh
 from actordbg.cli.app import app
 from actordbg.config.replay_config import SETTINGS
-from actordbg.fsck import catalog_check
+from actordbg.dumps import catalog_check
 from actordbg.store.layout import Store
 
 

@@ -17,7 +17,7 @@ from actordbg.catalog.replay_rows import RESULT_COLUMNS
 from actordbg.catalog.tables import TABLES, Caller, Column, DumpColumns, IndexedDump, Replay, Result, columns_of
 from actordbg.config.replay_config import SETTINGS
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.formats.replay_record import ResultRecord
+from actordbg.records.replay_record import ResultRecord
 from actordbg.store.layout import Store
 
 IN_THE_FILE_ONLY = {

@@ -15,9 +15,9 @@ from actordbg.catalog.query import newest_configuration
 from actordbg.cli import first_check_work
 from actordbg.cli.app import app
 from actordbg.dumps.create import create_dumps
-from actordbg.formats.journal import SPEC, SUPERVISOR, Journal
-from actordbg.formats.replay_record import ReplaySpec
 from actordbg.formats.store_files import make_folder
+from actordbg.records.journal import SPEC, SUPERVISOR, Journal
+from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.supervise import load_spec
 from actordbg.store.layout import Store
 

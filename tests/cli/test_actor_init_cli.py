@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from roots import ROOT
 
-from actordbg.replay.processes import end_session, read_stat, session_members
+from actordbg.base.processes import end_session, read_stat, session_members
 
 pytestmark = pytest.mark.slow
 

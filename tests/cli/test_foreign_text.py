@@ -26,9 +26,9 @@ from roots import ROOT
 
 from actordbg.base import foreign_text
 from actordbg.cli.app import main
-from actordbg.formats.journal import SPEC
-from actordbg.report.blocks import Code, Grid, Heading, Items, Paragraph
-from actordbg.report.renderings import as_markdown, as_text
+from actordbg.document.blocks import Code, Grid, Heading, Items, Paragraph
+from actordbg.document.renderings import as_markdown, as_text
+from actordbg.records.journal import SPEC
 from actordbg.store.layout import Store
 
 LINKED = re.compile(r"(?i)(?<![\w`])@[a-z0-9]|[\w.+-]@[\w-]+\.|\b(?:https?|ftp)://|\bwww\.\w|#\d|\bgh-\d")
@@ -257,7 +257,7 @@ def test_progress_in_a_real_terminal_shows_names_as_they_are(capfd: pytest.Captu
 
 WRITERS = {"print", "echo", "secho", "Console", "confirm", "prompt", "getpass", "input"}
 ELSEWHERE = {
-    "actordbg/install", "actordbg/adapters/recorded_model.py", "actordbg/host", "actordbg/legacy/decode_child.py", "actordbg/replay/worker.py", "actordbg/replay/init_program.py",
+    "actordbg/install", "actordbg/trainers/recorded_model.py", "actordbg/host", "actordbg/dumps/decode_child.py", "actordbg/replay/worker.py", "actordbg/replay/init_program.py",
     "actordbg/actor/family_models.py", "actordbg/debug/replay_stops.py", "actordbg/debug/live_job.py", "actordbg/replay/rank_launcher.py",
 }  # fmt: skip
 """What runs in other processes: the training's, and children that write into pipes and logs."""

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.cli.app import app
 from actordbg.cli.completion import complete_dumps, complete_others, complete_replays
+from actordbg.document.blocks import Grid
+from actordbg.document.renderings import grid
 from actordbg.replay.supervise import load_spec
-from actordbg.report.blocks import Grid
-from actordbg.report.renderings import grid
 from actordbg.store.layout import Store
 
 INPUTS = [given(0), given(1)]

@@ -14,11 +14,11 @@ from roots import SUPPORT
 from supervised import Bench as Replays
 from supervised import make_spec
 
+from actordbg.campaign.run_matrix import MatrixEvent
 from actordbg.cli.live_progress import counting
 from actordbg.cli.matrix_work import follow, steps_of
 from actordbg.cli.progress_bar import Bar
-from actordbg.formats.matrix_record import FAILED, PASSED
-from actordbg.matrix.run_matrix import MatrixEvent
+from actordbg.records.matrix_record import FAILED, PASSED
 from actordbg.replay.live_catalog import LiveCatalog
 from actordbg.store.layout import Store
 

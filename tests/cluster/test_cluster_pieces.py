@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem, StoreProblem, Unsupported, UsageError
+from actordbg.campaign.cells_in_parallel import CellRunners
 from actordbg.cli.app import app
 from actordbg.cli.stop_options import StopOptions
 from actordbg.cluster import node_store
@@ -31,17 +32,16 @@ from actordbg.cluster.starved import RankThere, starved_by
 from actordbg.config.choices import Facts, facts_elsewhere, gather_facts
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.debug.replay_stops import StopOrder
-from actordbg.formats.journal import Journal, rank_journal
-from actordbg.formats.replay_record import GOES_ON, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.formats.store_files import make_folder
-from actordbg.matrix.cells_in_parallel import CellRunners
+from actordbg.records.arithmetic import warm_up_of
+from actordbg.records.journal import Journal, rank_journal
+from actordbg.records.replay_record import GOES_ON, ReplayInput, ReplaySpec, ResultRecord
 from actordbg.replay.dealing import Dealer, dealt_slots
 from actordbg.replay.group_engine import GroupEngine, Losses, engine_in_use
 from actordbg.replay.launch import Group
 from actordbg.replay.rank_launcher import RankMachine, variables
 from actordbg.replay.rank_view import RankView
 from actordbg.replay.work_order import WorkOrder
-from actordbg.report.arithmetic import warm_up_of
 from actordbg.store.staging import packages_behind
 
 

@@ -33,16 +33,16 @@ from actordbg.debug import meeting
 from actordbg.debug.prompt import socket_of
 from actordbg.debug.replay_stops import StopOrder
 from actordbg.debug.terminal import Relay
-from actordbg.formats.journal import read_events, read_results
-from actordbg.formats.replay_record import ReplaySpec
 from actordbg.formats.store_files import make_folder
-from actordbg.memory.memory_samples import Sample
-from actordbg.memory.ray_watched import OfRay
-from actordbg.memory.watched import OfReplay
-from actordbg.memory.watching import Rhythm, figures, rounds, watch_into
+from actordbg.measure.memory_samples import Sample
+from actordbg.measure.ray_watched import OfRay
+from actordbg.measure.watched import OfReplay
+from actordbg.measure.watching import Rhythm, figures, rounds, watch_into
+from actordbg.records.arithmetic import warm_up_of
+from actordbg.records.journal import read_events, read_results
+from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.group_engine import Losses, using
 from actordbg.replay.supervise import run_replay
-from actordbg.report.arithmetic import warm_up_of
 from actordbg.store.layout import Store
 from actordbg.store.staging import Mirror
 

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from supervised import TESTS, Bench, make_spec, statuses
 
+from actordbg.base.processes import start_ticks
 from actordbg.cluster import node_host
 from actordbg.cluster.node_host import NodeHost
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.journal import Journal, Tail, rank_journal, read_events
 from actordbg.formats.store_files import make_folder
+from actordbg.records.journal import Journal, Tail, rank_journal, read_events
 from actordbg.replay.launch import Group, Launched, launch
-from actordbg.replay.processes import start_ticks
 from actordbg.replay.worker_logs import status_by_launcher
 from actordbg.store.layout import Store
 

@@ -35,8 +35,8 @@ from actordbg.config.as_ran import apart, as_ran, differing, label, repeat_optio
 from actordbg.config.choices import Facts, choose
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import Settings, build_config
-from actordbg.matrix.axes import combinations, parse_axes
-from actordbg.report.tabular import COLUMNS
+from actordbg.campaign.axes import combinations, parse_axes
+from actordbg.judge.tabular import COLUMNS
 from actordbg.store.layout import Store
 
 store = Store(Path(sys.argv[1]))

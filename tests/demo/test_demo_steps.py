@@ -18,10 +18,10 @@ import pytest
 from roots import ROOT
 
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem
+from actordbg.base.processes import session_members
 from actordbg.demo import demo_steps as steps
 from actordbg.demo.demo_steps import Demo, FileState, require_modules
 from actordbg.demo.demo_training import TrainingProgress
-from actordbg.replay.processes import session_members
 
 
 class Recorded(Demo):
@@ -60,7 +60,7 @@ def test_the_training_is_shown_as_its_user_would_type_it(tmp_path: Path) -> None
     command = [
         sys.executable,
         "-m",
-        "actordbg.host.openrlhf.demo_driver",
+        "actordbg.trainers.openrlhf.demo_driver",
         "ppo",
         "--",
         "--a",

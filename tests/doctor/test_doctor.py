@@ -26,9 +26,9 @@ from actordbg.doctor import machine_check as machine
 from actordbg.doctor import python_environment as environment
 from actordbg.doctor import store_check as state
 from actordbg.doctor.check import Check, Level, bad, examined, ok, warn
-from actordbg.host.trainer import TRAINER
 from actordbg.install import trailer
 from actordbg.store.layout import Store
+from actordbg.trainers.trainer import TRAINER
 
 
 @pytest.fixture

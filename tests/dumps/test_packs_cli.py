@@ -19,7 +19,7 @@ from actordbg.base.errors import ActordbgError, Conflict, StoreProblem, UsageErr
 from actordbg.catalog import query
 from actordbg.cli.app import app
 from actordbg.dumps import packing
-from actordbg.legacy.importer import import_paths
+from actordbg.dumps.importer import import_paths
 from actordbg.replay.selection import FileRow, defaults_of, rows_of_files
 from actordbg.store.layout import Store
 from actordbg.store.pack_build import exclusive

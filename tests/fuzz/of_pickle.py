@@ -13,10 +13,10 @@ import torch
 from fuzzing import Chance, Havoc, refused
 
 from actordbg.base.errors import CorruptDump, UnsafeInput
-from actordbg.legacy.decode import LegacyDump, decode, parse_stamp
-from actordbg.legacy.decode_child import answer_to_dump, dump_to_answer
-from actordbg.legacy.importer import to_tensors
-from actordbg.legacy.pickle_machine import MAX_OPCODES, Machine
+from actordbg.dumps.decode import LegacyDump, decode, parse_stamp
+from actordbg.dumps.decode_child import answer_to_dump, dump_to_answer
+from actordbg.dumps.importer import to_tensors
+from actordbg.dumps.pickle_machine import MAX_OPCODES, Machine
 
 PARSERS = (decode, parse_stamp, Machine.run, answer_to_dump)
 NAMES = (b"os\nsystem\n", b"builtins\neval\n", b"collections\nOrderedDict\n", b"torch._utils\n_rebuild_tensor_v2\n")

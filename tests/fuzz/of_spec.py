@@ -15,7 +15,7 @@ from fuzzing import Chance, Havoc, damage, mutate_json, same_json
 from actordbg.catalog.comparison_rows import dumps_of, rows_of
 from actordbg.catalog.replay_rows import setting_columns, spec_columns
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.comparison_record import (
+from actordbg.records.comparison_record import (
     ComparisonRecord,
     DumpComparison,
     DumpNoise,
@@ -26,9 +26,9 @@ from actordbg.formats.comparison_record import (
     SideInfo,
     WorstToken,
 )
-from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
-from actordbg.formats.replay_record import ReplayInput, ReplaySpec
-from actordbg.formats.stored_record import StoredRecord
+from actordbg.records.matrix_record import MatrixCell, MatrixRecord
+from actordbg.records.replay_record import ReplayInput, ReplaySpec
+from actordbg.records.stored_record import StoredRecord
 
 PARSERS = (ReplaySpec.from_json, StoredRecord.from_json, ReplayConfig.from_dict)
 KINDS: dict[bytes, Any] = {b"R": ReplaySpec, b"C": ComparisonRecord, b"N": NoiseRecord, b"M": MatrixRecord}

@@ -8,9 +8,9 @@ import logcases
 from fuzzing import refused, work_folder
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
-from actordbg.trainlogs import log_lines as pieces
-from actordbg.trainlogs.exported_logs import read_exported
-from actordbg.trainlogs.log_lines import plain_name, read_log
+from actordbg.measure import log_lines as pieces
+from actordbg.measure.exported_logs import read_exported
+from actordbg.measure.log_lines import plain_name, read_log
 
 PARSERS = (read_log, pieces.segments, plain_name, read_exported)
 WORDS = (b"%|##| 2/24 [00:01<00:11, 1.9it/s, gpt_loss=6.21, lr=1e-5]", b"Global step 12: {'policy_loss': 0.02}", b"step=12 loss=2.1", b"\x1b[A",

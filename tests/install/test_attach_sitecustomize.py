@@ -95,7 +95,7 @@ def test_it_shares_a_module_with_the_import_hook_of_replays(light: Path, in_fron
 import sys
 import actordbg
 actordbg.__path__.append({root + "/actordbg"!r})
-from actordbg.host.importhook import after_import
+from actordbg.trainers.importhook import after_import
 after_import("openrlhf.models.actor", lambda module: setattr(module, "seen", True))
 if {in_front == "ours"}:
     sys.meta_path.insert(1, sys.meta_path.pop(0))

@@ -22,15 +22,15 @@ import pytest
 from amounts import first_or_all
 from runkit import ROOT, clean_environment, fake_openrlhf, run_job
 
+from actordbg.base.processes import end_session
 from actordbg.capture.switch_file import read_control
 from actordbg.cli.dump_status_work import process_rows
 from actordbg.demo import demo_training as training
 from actordbg.demo.demo_assets import build_assets
-from actordbg.host.openrlhf.demo_programs import PROGRAMS
 from actordbg.replay.launch import free_port
-from actordbg.replay.processes import end_session
 from actordbg.store import payload
 from actordbg.store.layout import Store
+from actordbg.trainers.openrlhf.demo_programs import PROGRAMS
 
 pytestmark = pytest.mark.slow
 QUIET = {

@@ -10,9 +10,9 @@ import pytest
 from actorcases import run_scenario
 
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.law_answer import LawAnswer, in_words, violations
-from actordbg.formats.replay_record import PASSED, ResultRecord
-from actordbg.report.law_summary import laws_of
+from actordbg.judge.law_summary import laws_of
+from actordbg.records.law_answer import LawAnswer, in_words, violations
+from actordbg.records.replay_record import PASSED, ResultRecord
 
 pytestmark = pytest.mark.slow
 

@@ -19,18 +19,18 @@ from actorcases import run_scenario
 from replaycases import publish
 from roots import ROOT
 
+from actordbg.campaign.matrix_document import MatrixContext, matrix_document, verdict_word
 from actordbg.config.replay_config import ALL_LAWS, SETTINGS, ReplayConfig
-from actordbg.formats.journal import read_events
-from actordbg.formats.law_answer import LawAnswer
-from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
-from actordbg.formats.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
-from actordbg.matrix.matrix_document import MatrixContext, matrix_document, verdict_word
+from actordbg.document.renderings import as_text
+from actordbg.judge.law_summary import laws_in_words, laws_of
+from actordbg.judge.tabular import render_csv
+from actordbg.records.journal import read_events
+from actordbg.records.law_answer import LawAnswer
+from actordbg.records.matrix_record import MatrixCell, MatrixRecord
+from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.replay.replay_data import ReplayData
 from actordbg.replay.work_order import EXIT_RESTART, WorkOrder
 from actordbg.replay.worker import Worker
-from actordbg.report.law_summary import laws_in_words, laws_of
-from actordbg.report.renderings import as_text
-from actordbg.report.report_model import ReplayData
-from actordbg.report.tabular import render_csv
 from actordbg.store import payload
 from actordbg.store.layout import Store
 

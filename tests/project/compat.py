@@ -34,13 +34,13 @@ BACKENDS = {
 CALLS = 4
 TRAINING = """
 import os, sys, time
-from actordbg.host.openrlhf.cpu import install_cpu_support
+from actordbg.trainers.openrlhf.cpu import install_cpu_support
 install_cpu_support()
 import torch
 from pathlib import Path
 from actordbg.actor.tiny import ensure_tiny
 from actordbg.config.choices import Choices
-from actordbg.host.openrlhf.build import build_actor
+from actordbg.trainers.openrlhf.build import build_actor
 torch.manual_seed(0)
 path = str(ensure_tiny(Path(sys.argv[1])))
 actor = build_actor(path, Choices(path, "bf16", "sdpa", packing=False, temperature=1.0, backward=False))

@@ -69,7 +69,7 @@ def members(protocol: Any) -> list[str]:
 
 
 def test_the_trainer_has_every_member_that_a_trainer_needs():
-    from actordbg.host.trainer import TRAINER, Trainer
+    from actordbg.trainers.trainer import TRAINER, Trainer
 
     assert len(members(Trainer)) > 10
     assert [member for member in members(Trainer) if not hasattr(TRAINER, member)] == []

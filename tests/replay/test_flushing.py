@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.journal import TENSORS, read_events, read_results
-from actordbg.formats.replay_record import KEPT_BYTES, PASSED, ReplayInput, ReplaySpec
+from actordbg.records.journal import TENSORS, read_events, read_results
+from actordbg.records.replay_record import KEPT_BYTES, PASSED, ReplayInput, ReplaySpec
 from actordbg.replay.flushing import UNFLUSHED, Unflushed
 from actordbg.replay.supervise import _is_whole
 from actordbg.replay.work_order import EXIT_BROKEN, WorkOrder

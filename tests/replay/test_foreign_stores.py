@@ -22,9 +22,10 @@ from typer.testing import CliRunner
 from actordbg.actor.actors import actors_of
 from actordbg.actor.backends import opening
 from actordbg.actor.models import locate
-from actordbg.adapters.find_adapter import of_user
 from actordbg.base import owners
 from actordbg.base.errors import ActordbgError, CatalogProblem, EnvironmentProblem, Refused, StoreProblem, Unsupported
+from actordbg.campaign import matrix_files
+from actordbg.campaign.run_train_check import CHECK, folder_of
 from actordbg.catalog.connections import connect_readonly
 from actordbg.catalog.indexer import refresh
 from actordbg.catalog.query import dump_path
@@ -34,16 +35,15 @@ from actordbg.config import consent
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.doctor import check
-from actordbg.formats.journal import SPEC
-from actordbg.formats.matrix_record import NOT_RUN, MatrixCell, MatrixRecord
 from actordbg.formats.ringfile import new_file
-from actordbg.formats.train_check_record import BASELINE, OPEN, TrainCell, TrainCheckRecord
 from actordbg.install import patch_target
-from actordbg.matrix import matrix_files
+from actordbg.records.journal import SPEC
+from actordbg.records.matrix_record import NOT_RUN, MatrixCell, MatrixRecord
+from actordbg.records.train_check_record import BASELINE, OPEN, TrainCell, TrainCheckRecord
 from actordbg.replay.launch import child_environment
 from actordbg.replay.work_order import await_next, mailbox_of
 from actordbg.store.layout import Store
-from actordbg.traincheck.run_train_check import CHECK, folder_of
+from actordbg.trainers.find_adapter import of_user
 
 REPLAY = "20250619T052608-000001"
 MODEL = "/models/of\x1b[31m-a-colleague"
@@ -215,7 +215,7 @@ def test_a_truth_that_is_there_loads_no_foreign_model_for_what_the_dtype_costs(
 PLANTED = """
 import pathlib
 pathlib.Path(__file__).with_name("marker").touch()
-from actordbg.adapters.seam import Seam
+from actordbg.trainers.seam import Seam
 class X:
     name, package, tried, seams = "x", "planted", (), (Seam("planted:f", rows=lambda call: None, again=lambda model, rows: None),)
 """

@@ -11,13 +11,13 @@ from reportcases import NOW, dump_id, given, replay, result
 
 from actordbg.actor.forward_outcome import ForwardOutcome
 from actordbg.actor.randomness import Randomness
+from actordbg.document.renderings import as_text
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.formats.replay_record import ResultRecord
+from actordbg.judge.agreement import against_the_run, generators_of, golden_of, not_compared_of
+from actordbg.judge.replay_document import document
+from actordbg.judge.summary import summarise
+from actordbg.records.replay_record import ResultRecord
 from actordbg.replay.output_figures import against_golden, log_probs_of, of_the_masked
-from actordbg.report.agreement import against_the_run, generators_of, golden_of, not_compared_of
-from actordbg.report.renderings import as_text
-from actordbg.report.replay_document import document
-from actordbg.report.summary import summarise
 from actordbg.store.payload import Dump
 
 VALUES = torch.tensor([[-1.0, -2.0, -3.0], [-4.0, -5.0, -6.0]])

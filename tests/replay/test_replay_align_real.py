@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from replaycases import publish
 
+from actordbg.base.processes import session_members
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.replay.launch import Group, Launched, launch
 from actordbg.replay.plan import make_plan
-from actordbg.replay.processes import session_members
 from actordbg.replay.selection import rows_of_files
 from actordbg.replay.supervise import ReplayOutcome, run_replay
 from actordbg.store.layout import Store

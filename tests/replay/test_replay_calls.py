@@ -15,7 +15,7 @@ from replaycases import PlannedRow
 from actordbg.base.errors import UsageError
 from actordbg.catalog.query import select_dumps
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.legacy.importer import import_paths
+from actordbg.dumps.importer import import_paths
 from actordbg.replay.calls import APART, NOT_ON_EVERY_RANK, find_calls, in_slots
 from actordbg.replay.plan import make_plan, slots_for
 from actordbg.store.layout import Store

@@ -32,6 +32,7 @@ from actordbg.base.errors import (
     WhereError,
 )
 from actordbg.base.ids import new_replay_id
+from actordbg.base.processes import session_members
 from actordbg.cli import output
 from actordbg.cli.app import app
 from actordbg.cli.replay_answer import answer_of, render
@@ -39,12 +40,11 @@ from actordbg.config import dist_plugin
 from actordbg.config.accelerate_file import read_accelerate
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.journal import SPEC, Journal, read_events, read_results
-from actordbg.formats.replay_record import ReplaySpec, ResultRecord
 from actordbg.formats.store_files import make_folder
+from actordbg.records.journal import SPEC, Journal, read_events, read_results
+from actordbg.records.replay_record import ReplaySpec, ResultRecord
 from actordbg.replay import supervise
 from actordbg.replay.launch import launch, torchrun_command
-from actordbg.replay.processes import session_members
 from actordbg.store.layout import Store
 
 

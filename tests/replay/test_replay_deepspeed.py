@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 
 from actordbg.actor.tiny import TINY_VOCAB, ensure_tiny
 from actordbg.catalog.query import results_for
-from actordbg.formats.journal import TENSORS
-from actordbg.host.captured_call import fold_ids
-from actordbg.legacy.importer import import_paths
+from actordbg.dumps.importer import import_paths
+from actordbg.records.journal import TENSORS
 from actordbg.store import payload
 from actordbg.store.layout import Store
+from actordbg.trainers.captured_call import fold_ids
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +31,7 @@ TOLERANCE = 2e-5
 PLAIN_SCRIPT = """
 # OpenRLHF's Actor called directly: no session, no launcher, no DeepSpeed engine.
 import sys
-from actordbg.host.openrlhf.cpu import install_cpu_support
+from actordbg.trainers.openrlhf.cpu import install_cpu_support
 install_cpu_support()
 import torch
 from openrlhf.models import Actor

@@ -14,9 +14,9 @@ from actorcases import run_scenario
 from roots import ROOT
 
 from actordbg.catalog.query import results_for
-from actordbg.compare.comparing import compare
-from actordbg.formats.comparison_record import MATCH, MISMATCH
-from actordbg.formats.replay_record import ResultRecord
+from actordbg.judge.comparing import compare
+from actordbg.records.comparison_record import MATCH, MISMATCH
+from actordbg.records.replay_record import ResultRecord
 from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from actordbg.actor.signatures import explain, signature_of
+from actordbg.base.processes import ALIVE, STOPPED
 from actordbg.replay import worker_logs as logs
 from actordbg.replay.blame import Seen, overdue
 from actordbg.replay.hang import MAX_RANKS, Standing, describe, excerpt, in_brief
-from actordbg.replay.processes import ALIVE, STOPPED
 from actordbg.replay.worker_logs import Stack, before_stacks, is_complete, read_stack
 
 PACKAGES = "/home/user/venv/lib/python3.11/site-packages"

@@ -12,8 +12,8 @@ import pytest
 
 from actordbg.catalog.indexer import refresh
 from actordbg.catalog.query import results_for
-from actordbg.formats.journal import Journal, Tail, read_events, read_results
-from actordbg.formats.replay_record import ResultRecord
+from actordbg.records.journal import Journal, Tail, read_events, read_results
+from actordbg.records.replay_record import ResultRecord
 from actordbg.store.layout import Store
 
 

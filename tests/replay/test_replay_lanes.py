@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from supervised import TESTS, Bench, make_spec, statuses
 
-from actordbg.formats.journal import read_events, read_results
+from actordbg.records.journal import read_events, read_results
 from actordbg.replay.supervise import Progress, ReplayOutcome
 from actordbg.store.layout import Store
 

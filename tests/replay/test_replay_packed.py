@@ -12,7 +12,7 @@ from actordbg.catalog import query
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.dumps import packing
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.replay_record import ReplayInput, ReplaySpec
+from actordbg.records.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.plan import make_plan
 from actordbg.replay.supervise import run_replay
 from actordbg.store.layout import Store

@@ -14,7 +14,7 @@ from roots import ROOT
 from safetensors import safe_open
 
 from actordbg.catalog.query import results_for
-from actordbg.compare.comparing import compare
+from actordbg.judge.comparing import compare
 from actordbg.store.layout import Store
 
 pytestmark = pytest.mark.slow

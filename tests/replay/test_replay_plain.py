@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 from actordbg.base.ids import new_replay_id
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.journal import TENSORS, Tail, read_events, read_results
-from actordbg.formats.replay_record import ReplayInput, ReplaySpec
+from actordbg.records.journal import TENSORS, Tail, read_events, read_results
+from actordbg.records.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.supervise import Progress, ReplayOutcome, load_spec, run_replay
 from actordbg.store.layout import Store
 

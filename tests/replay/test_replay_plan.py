@@ -12,7 +12,7 @@ from replaycases import PlannedRow
 
 from actordbg.base.ids import new_replay_id
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.replay_record import ReplaySpec
+from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.plan import make_plan, owner, slots_for
 from actordbg.replay.work_order import Duty, Task, WorkOrder
 

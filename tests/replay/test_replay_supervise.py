@@ -17,14 +17,14 @@ import pytest
 from supervised import TESTS, Bench, make_spec, statuses
 
 from actordbg.base.errors import Conflict, LaunchProblem, MachineFault, StoreProblem
+from actordbg.base.processes import session_members, start_ticks
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.journal import TENSORS, Journal, read_events, read_results
-from actordbg.formats.replay_record import KEPT_BYTES, PASSED, ResultRecord
 from actordbg.formats.store_files import make_folder
+from actordbg.records.journal import TENSORS, Journal, read_events, read_results
+from actordbg.records.replay_record import KEPT_BYTES, PASSED, ResultRecord
 from actordbg.replay.group_engine import GroupEngine, using
 from actordbg.replay.launch import Group
-from actordbg.replay.processes import session_members, start_ticks
 from actordbg.replay.supervise import Progress, ReplayOutcome, interruptible, load_spec, run_replay
 from actordbg.store.layout import Store
 

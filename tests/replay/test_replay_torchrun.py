@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from roots import SUPPORT
 
+from actordbg.base import processes
 from actordbg.base.ids import new_replay_id
+from actordbg.base.processes import session_members
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.replay_record import ReplayInput, ReplaySpec
 from actordbg.formats.store_files import make_folder
-from actordbg.replay import processes
+from actordbg.records.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.launch import Group, Launched, _start, child_environment, groups_of, launch, torchrun_command
-from actordbg.replay.processes import session_members
 from actordbg.replay.supervise import run_replay
 from actordbg.replay.worker_logs import reported_by_launcher
 from actordbg.store.layout import Store

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from actordbg.base.processes import GONE, STOPPED, ZOMBIE
 from actordbg.replay.blame import Seen, culprits_of_death, culprits_of_hang, in_collective, overdue
-from actordbg.replay.processes import GONE, STOPPED, ZOMBIE
 from actordbg.replay.work_order import EXIT_RESTART
 
 SIGKILL, SIGTERM = 9, 15

@@ -13,12 +13,12 @@ from roots import SUPPORT
 from supervised import fake_launcher, make_spec, statuses
 
 from actordbg.actor.sharing import reopens
+from actordbg.base.processes import session_members
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.journal import read_events
-from actordbg.formats.replay_record import ReplaySpec
 from actordbg.formats.store_files import make_folder
+from actordbg.records.journal import read_events
+from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.launch import Launched
-from actordbg.replay.processes import session_members
 from actordbg.replay.supervise import Progress, ReplayOutcome, run_replay
 from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store

@@ -25,9 +25,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from actordbg.base.errors import CorruptDump, NewerFormat, Refused, StoreProblem
+from actordbg.dumps.importer import import_paths
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import DumpRecord
-from actordbg.legacy.importer import import_paths
 from actordbg.store import pack_build as build
 from actordbg.store import pack_bytes as layout
 from actordbg.store import pack_pieces as pieces

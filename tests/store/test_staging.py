@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from actordbg.base.errors import EnvironmentProblem, Refused, StoreProblem, UsageError
 from actordbg.cli.app import app
-from actordbg.formats.journal import rank_journal, read_events
-from actordbg.formats.replay_record import ReplaySpec
+from actordbg.records.journal import rank_journal, read_events
+from actordbg.records.replay_record import ReplaySpec
 from actordbg.store.layout import UNPRINTABLE, Store
 from actordbg.store.staging import Mirror, Pusher
 
@@ -259,7 +259,7 @@ KILLED = """
 import sys, norename
 from pathlib import Path
 from supervised import Bench
-from actordbg.formats.replay_record import ReplaySpec
+from actordbg.records.replay_record import ReplaySpec
 from actordbg.store.layout import Store
 from actordbg.store.staging import Mirror, Pusher
 mirror = Mirror(sys.argv[1], Path(sys.argv[2]))

@@ -145,9 +145,9 @@ def recorded(cache: Path) -> dict[str, Any]:
     from capturekit import Recording
 
     from actordbg.actor.tiny import ensure_tiny
-    from actordbg.host.openrlhf.cpu import allow_fp32_actor, install_cpu_support, stand_in_for_flash_attn
     from actordbg.store import payload
     from actordbg.store.layout import Store
+    from actordbg.trainers.openrlhf.cpu import allow_fp32_actor, install_cpu_support, stand_in_for_flash_attn
 
     if not install_cpu_support():
         allow_fp32_actor()

@@ -12,8 +12,6 @@ from unittest.mock import patch
 
 import torch
 
-from actordbg.adapters import recorded_model
-from actordbg.adapters.seam import Rows, Scores, Seam
 from actordbg.capture import hook
 from actordbg.capture.control import Control
 from actordbg.capture.hook import Slot, wrap
@@ -26,6 +24,8 @@ from actordbg.capture.writer import Writer
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.store import payload
 from actordbg.store.layout import Store
+from actordbg.trainers import recorded_model
+from actordbg.trainers.seam import Rows, Scores, Seam
 
 
 def ids(batch: int = 2, seq: int = 12, seed: int = 0) -> torch.Tensor:

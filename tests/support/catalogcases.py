@@ -21,7 +21,7 @@ from actordbg.catalog.tables import DumpColumns, columns_of
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import MAGIC, DumpRecord, format_timestamp, make_dump_id
-from actordbg.formats.replay_record import ReplayInput, ReplaySpec, ResultRecord
+from actordbg.records.replay_record import ReplayInput, ReplaySpec, ResultRecord
 from actordbg.store import payload
 from actordbg.store.layout import Store
 

@@ -15,8 +15,8 @@ from roots import ROOT, SUPPORT
 from actordbg.cluster.order import ClusterOrder
 from actordbg.cluster.ray_engine import RayEngine, connected
 from actordbg.config.sources import mirror_name
-from actordbg.formats.replay_record import ReplaySpec
 from actordbg.formats.store_files import make_folder
+from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.group_engine import using
 from actordbg.replay.supervise import ReplayOutcome, run_replay
 from actordbg.store.layout import Store

@@ -12,9 +12,9 @@ import torch
 
 from actordbg.actor.weights_version import versions_of
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_journal
-from actordbg.formats.replay_record import ReplayInput, ReplaySpec, ResultRecord
 from actordbg.formats.store_files import make_folder
+from actordbg.records.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_journal
+from actordbg.records.replay_record import ReplayInput, ReplaySpec, ResultRecord
 from actordbg.store.layout import Store
 
 Tensors = dict[str, torch.Tensor]

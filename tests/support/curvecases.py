@@ -9,8 +9,8 @@ from typing import Any
 from reportcases import dump_id
 
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.replay_record import ReplayInput, ReplaySpec, ResultRecord
-from actordbg.report.report_model import ReplayData
+from actordbg.records.replay_record import ReplayInput, ReplaySpec, ResultRecord
+from actordbg.replay.replay_data import ReplayData
 from actordbg.store.layout import Store
 
 LENGTHS = (128, 256, 512, 1024, 1536, 2048)

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from actordbg.traincheck.train_engine import TrainEngine, step_of
+from actordbg.campaign.train_engine import TrainEngine, step_of
 
 
 class DyingEngine(TrainEngine):
@@ -62,12 +62,12 @@ class DyingEngine(TrainEngine):
 
 def main(store: Path, record: Path, inputs: Path) -> None:
     """Run the check, its ranks with this module."""
-    from actordbg.formats.replay_record import ReplayInput
-    from actordbg.formats.train_check_record import TrainCheckRecord
+    from actordbg.campaign.run_train_check import TrainRun
+    from actordbg.records.replay_record import ReplayInput
+    from actordbg.records.train_check_record import TrainCheckRecord
     from actordbg.replay.launch import launch
     from actordbg.replay.warm_groups import WarmGroups
     from actordbg.store.layout import Store
-    from actordbg.traincheck.run_train_check import TrainRun
 
     os.environ["COMMAND"] = str(os.getpid())
     chosen = [ReplayInput(**one) for one in json.loads(inputs.read_text())]

@@ -27,7 +27,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from actordbg.formats.replay_record import PASSED, ReplayInput, ReplaySpec
+from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec
 from actordbg.replay.worker import main
 
 _BARRIER = """

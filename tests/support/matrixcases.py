@@ -14,15 +14,15 @@ from typing import Any
 from replaycases import PlannedRow
 from supervised import fake_launcher
 
+from actordbg.base.processes import session_members
+from actordbg.campaign.axes import combinations, parse_axes
+from actordbg.campaign.cell_verdicts import Baseline
+from actordbg.campaign.cells import make_cells
+from actordbg.campaign.run_matrix import MatrixEvent, Surroundings, new_matrix, run_matrix
 from actordbg.config.choices import Facts
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
-from actordbg.matrix.axes import combinations, parse_axes
-from actordbg.matrix.cell_verdicts import Baseline
-from actordbg.matrix.cells import make_cells
-from actordbg.matrix.run_matrix import MatrixEvent, Surroundings, new_matrix, run_matrix
+from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 from actordbg.replay.launch import Group, Launched
-from actordbg.replay.processes import session_members
 from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store
 

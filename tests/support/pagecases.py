@@ -11,15 +11,15 @@ from itertools import product
 from hostilestore import HOSTILE
 from reportcases import given, replay, result
 
-from actordbg.formats.comparison_record import DumpComparison
-from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
-from actordbg.pages.page import as_html
-from actordbg.report.blocks import Heading, Paragraph
-from actordbg.report.comparison_charts import gradients_chart
-from actordbg.report.replay_charts import replay_charts
-from actordbg.report.replay_document import document
-from actordbg.report.summary import summarise
-from actordbg.report.token_charts import TokenPair, histogram_chart, scatter_chart, tokens_chart
+from actordbg.document.blocks import Heading, Paragraph
+from actordbg.document.page import as_html
+from actordbg.judge.comparison_charts import gradients_chart
+from actordbg.judge.replay_charts import replay_charts
+from actordbg.judge.replay_document import document
+from actordbg.judge.summary import summarise
+from actordbg.judge.token_charts import TokenPair, histogram_chart, scatter_chart, tokens_chart
+from actordbg.records.comparison_record import DumpComparison
+from actordbg.records.matrix_record import MatrixCell, MatrixRecord
 
 OURS = frozenset(
     re.findall(

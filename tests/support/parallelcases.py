@@ -196,7 +196,7 @@ def ring_attention() -> dict[str, Any]:
     import torch.distributed as dist
     import torch.nn.functional as F
 
-    from actordbg.host.openrlhf import ring_attention
+    from actordbg.trainers.openrlhf import ring_attention
 
     rank, total = dist.get_rank(), 12
     generator = torch.Generator().manual_seed(0)

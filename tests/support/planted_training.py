@@ -10,7 +10,7 @@ import json
 import os
 from typing import Any
 
-from actordbg.traincheck.train_engine import TrainEngine
+from actordbg.campaign.train_engine import TrainEngine
 
 AT = 4
 """The step in which a state is lost."""

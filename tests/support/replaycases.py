@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from actordbg.formats.dump_record import DumpRecord, make_dump_id
-from actordbg.formats.replay_record import ReplayInput
+from actordbg.records.replay_record import ReplayInput
 from actordbg.store import payload
 from actordbg.store.layout import Store
 

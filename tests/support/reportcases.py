@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.formats.replay_record import ReplayInput, ReplaySpec, ResultRecord
-from actordbg.report.report_model import ReplayData
+from actordbg.records.replay_record import ReplayInput, ReplaySpec, ResultRecord
+from actordbg.replay.replay_data import ReplayData
 
 NOW = "2025-06-19T06:00:00.000000Z"
 

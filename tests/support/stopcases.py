@@ -19,9 +19,9 @@ from typing import Any
 import pexpect
 from roots import ROOT
 
-from actordbg.formats.journal import SUPERVISOR, read_events, read_results
-from actordbg.formats.replay_record import ResultRecord
-from actordbg.replay.processes import state_of
+from actordbg.base.processes import state_of
+from actordbg.records.journal import SUPERVISOR, read_events, read_results
+from actordbg.records.replay_record import ResultRecord
 from actordbg.store.layout import Store
 
 PROMPT = r"\(rank (\d+)\) $"

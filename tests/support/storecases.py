@@ -15,14 +15,14 @@ from actordbg.base.errors import StoreProblem
 from actordbg.capture.control import Control
 from actordbg.capture.switch_file import write_control
 from actordbg.catalog.indexer import refresh
-from actordbg.compare.comparing import compare, save
 from actordbg.dumps.packing import pack_dumps
-from actordbg.formats.comparison_record import DumpNoise, NoiseRecord
 from actordbg.formats.dump_record import DumpRecord, now_timestamp
-from actordbg.formats.matrix_record import MatrixCell, MatrixRecord
-from actordbg.formats.replay_record import ReplayInput
 from actordbg.formats.store_files import atomic_write
 from actordbg.install.patch_state import Event, back_up, record
+from actordbg.judge.comparing import compare, save
+from actordbg.records.comparison_record import DumpNoise, NoiseRecord
+from actordbg.records.matrix_record import MatrixCell, MatrixRecord
+from actordbg.records.replay_record import ReplayInput
 from actordbg.store.layout import Store
 from actordbg.store.places import places_of, read_payload
 

@@ -10,12 +10,12 @@ from typing import Any
 from roots import SUPPORT
 
 from actordbg.base.ids import new_replay_id
+from actordbg.base.processes import session_members
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.formats.replay_record import ReplayInput, ReplaySpec
 from actordbg.formats.store_files import make_folder
+from actordbg.records.replay_record import ReplayInput, ReplaySpec
 from actordbg.replay.launch import Group, Launched, launch
-from actordbg.replay.processes import session_members
 from actordbg.replay.supervise import Progress, ReplayOutcome, run_replay
 from actordbg.store.layout import Store
 

@@ -1,4 +1,4 @@
-"""The figures of `actordbg.compare.tensor_figures` computed with torch, as they were until the desk could do without it."""
+"""The figures of `actordbg.judge.tensor_figures` computed with torch, as they were until the desk could do without it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actordbg.formats.comparison_record import Figures, WorstToken
+from actordbg.records.comparison_record import Figures, WorstToken
 
 CLIP_LOW, CLIP_HIGH = 0.8, 1.2
 """PPO's usual clip band of the ratio exp(a - b)."""

@@ -27,7 +27,7 @@ from actordbg.actor.gradient_samples import GradientKeeper, norm_of
 from actordbg.config import dist_plugin
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.debug import stops
-from actordbg.host.trainer import Actors
+from actordbg.trainers.trainer import Actors
 
 LEAST_TIMEOUT_S = 3600.0
 """Collectives give up no earlier than this (the trainer's own): a hang is for the replay's supervisor to find."""

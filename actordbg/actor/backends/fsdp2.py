@@ -36,7 +36,7 @@ from actordbg.actor.backends.training import STEPPED_BY, AdamSteps, Training
 from actordbg.actor.gradient_samples import norm_of
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import DTYPES, ReplayConfig
-from actordbg.host.built_model import text_config
+from actordbg.trainers.built_model import text_config
 
 _SHARDED, _TP = "shard", "tp"
 

@@ -1,0 +1,189 @@
+"""What became of a cell, and what a whole matrix ran on: both read from the folders of its replays.
+
+**Loads** (`loads_of`). A group of workers that starts together builds one Actor; plain workers are groups of one. A worker that
+took over a loaded Actor says so in its `ready` event (`load_shared_with`). So loads are counted where they happened, even
+after crashes and in a resumed matrix.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from actordbg.actor.signatures import signature_of
+from actordbg.base.errors import ActordbgError, Refused
+from actordbg.campaign.cells import with_way_out
+from actordbg.campaign.matrix_document import MatrixContext
+from actordbg.formats.store_files import atomic_write, make_folder, read_regular
+from actordbg.judge.agreement import agreement_of, ranks_in_words
+from actordbg.judge.law_summary import violation_in_words
+from actordbg.judge.summary import summarise
+from actordbg.records.journal import SUPERVISOR, Event, rank_journal, rank_log, read_events
+from actordbg.records.matrix_record import FAILED, NOT_RUN, PASSED, UNAVAILABLE, MatrixCell, MatrixRecord
+from actordbg.records.replay_record import PASSED as INPUT_PASSED
+from actordbg.records.replay_record import ReplaySpec
+from actordbg.replay.replay_data import ReplayData, data_of
+from actordbg.replay.supervise import load_spec
+from actordbg.replay.worker_logs import LAUNCHER_LOG
+from actordbg.store.layout import Store
+
+RANKS_DIFFER = "ranks-differ"
+"""The signature of a cell whose inputs all passed, but with different results on different ranks."""
+LAW_FAILED = "law-failed"
+"""The signature of a cell whose inputs all passed, but asking them for a law raised."""
+
+
+def finished(
+    store: Store, cell: MatrixCell, spec: ReplaySpec, by_replay: Mapping[str, int], problem: ActordbgError | None = None
+) -> MatrixCell:
+    """Return the cell after its replay. `problem`: what ended the replay early. `by_replay`: the cell of each replay."""
+    folder = store.replays / spec.replay_id
+    data = data_of(store, spec)
+    summary = summarise([data], selection=spec.replay_id, now=spec.created_at).replays[0]
+    loads, load_s, shared_with = loads_of(folder)
+    counts = dict(Counter(result.status for result in data.results))
+    if missing := len(spec.inputs) - len(data.results):
+        counts[NOT_RUN] = missing
+    cell = replace(
+        cell,
+        status=PASSED if set(counts) == {INPUT_PASSED} else FAILED,
+        replay_id=spec.replay_id,
+        counts=counts,
+        forward_s=summary.forward.median,
+        backward_s=summary.backward.median,
+        peak_memory_bytes=summary.peak_memory_bytes,
+        loads=loads,
+        load_s=load_s,
+        shared_with=by_replay.get(shared_with or ""),
+    )
+    if summary.laws:
+        first = {answer["law"]: violation_in_words(answer) for answer in reversed(summary.laws.violations)}
+        broken = tuple(first[law] for law in dict.fromkeys(answer["law"] for answer in summary.laws.violations))
+        cell = replace(cell, laws=summary.laws.headline, violations=broken, unasked=tuple(summary.laws.not_checked))
+    failures = (result for result in data.results if result.status != INPUT_PASSED)
+    if failure := min(failures, key=lambda result: (result.started_at, result.slot), default=None):
+        signature = failure.signature or failure.error_class or failure.status
+        cell = _failed(store, cell, rank_log(folder, failure.worker), signature, failure.error or failure.status)
+    elif cell.status == PASSED and cell.violations and summary.laws and not summary.laws.broken:
+        log, error = rank_log(folder, data.results[0].worker), cell.violations[0]
+        cell = _failed(store, replace(cell, violations=()), log, LAW_FAILED, error)
+    agreement = agreement_of(data.results, spec.config) if spec.config.align == "same" else None
+    if cell.status == PASSED and agreement is not None and agreement.differ:  # as the replay alone would have failed
+        error = f"on {agreement.checked - agreement.agree} of {agreement.checked} inputs; {ranks_in_words(agreement)[1]}"
+        cell = _failed(store, cell, rank_log(folder, agreement.differ[0].rank), RANKS_DIFFER, error)
+    if problem is None:
+        return cell
+    if isinstance(problem, Refused) and not counts.get(INPUT_PASSED):  # a worker refused it
+        return replace(cell, status=UNAVAILABLE, reason=with_way_out(problem.message, (problem.hint,)))
+    events = [event for path in sorted(folder.glob("rank*.jsonl")) for event in read_events(path)]
+    unbuilt = [event for event in events if event["event"] == "broken"]
+    event: Event = unbuilt[-1] if unbuilt else {"error_class": type(problem).__name__, "error": problem.message}
+    log = rank_log(folder, event.get("rank", 0)) if unbuilt else folder / LAUNCHER_LOG
+    return _failed(store, cell, log, signature_of(event["error_class"], event["error"], event.get("trace", "")), event["error"])
+
+
+def _failed(store: Store, cell: MatrixCell, log: Path, signature: str, error: str) -> MatrixCell:
+    """Fail a cell; what failed first stays. The error is its first line."""
+    line = next((line.strip() for line in error.splitlines() if line.strip()), "")[:300]
+    known = (cell.signature or signature, cell.error or line, cell.log or store.relative(log))
+    return replace(cell, status=FAILED, signature=known[0], error=known[1], log=known[2])
+
+
+def loads_of(folder: Path) -> tuple[int, float, str | None]:
+    """Count the Actors built for a replay, with the seconds that took (sum over groups of the slowest rank).
+
+    The last is the replay whose Actor was used; None if all were built for this one.
+    """
+    count, seconds, shared = 0, 0.0, None
+    groups = {tuple(event["ranks"]) for event in read_events(folder / SUPERVISOR) if event["event"] == "attempt"}
+    for ranks in groups:
+        attempts: dict[int, list[float]] = {}
+        for event in (event for rank in ranks for event in read_events(rank_journal(folder, rank)) if event["event"] == "ready"):
+            resolved = event.get("resolved") or {}
+            if (whose := resolved.get("load_shared_with")) is not None:
+                shared = shared or (whose if whose != folder.name else None)
+            else:
+                attempts.setdefault(event.get("attempt", 0), []).append(float(resolved.get("load_s") or 0.0))
+        count += len(attempts)
+        seconds += sum(map(max, attempts.values()))
+    return count, seconds, shared
+
+
+_RESOLVED = ("model", "model_class", "parameters", "num_layers", "device_name", "threads")
+
+
+def context_of(store: Store, record: MatrixRecord) -> MatrixContext:
+    """The context of the first cell whose Actor was built, else of the first that began. Empty if none began."""
+    ids = [cell.replay_id for cell in record.cells if cell.replay_id]
+    replays = [data for replay_id in ids if (data := _data(store, replay_id)) is not None]
+    chosen = next((data for data in replays if data.resolved), replays[0] if replays else None)
+    truth = _data(store, record.truth_id) if record.truth_id else None
+    logs = {cell.index: log_path(store, record.matrix_id, cell) for cell in record.cells}
+    context = MatrixContext(
+        gone=tuple(replay_id for replay_id in ids if not (store.replays / replay_id).is_dir()),
+        logs={index: shown_path(path) for index, path in logs.items() if path.is_file()},
+    )
+    if chosen is None:
+        return context
+    inputs = chosen.spec.inputs
+    return replace(
+        context,
+        resolved={name: chosen.resolved[name] for name in _RESOLVED if name in chosen.resolved},
+        versions=dict(chosen.spec.versions),
+        seq_lens=tuple(item.seq_len for item in inputs),
+        batch_sizes=tuple(item.batch_size for item in inputs),
+        tokens=sum(item.tokens for item in inputs),
+        folded=sum(bool(result.folded_ids) for result in chosen.results),
+        truth_load_s=loads_of(store.replays / truth.spec.replay_id)[1] if truth else None,
+    )
+
+
+def _data(store: Store, replay_id: str) -> ReplayData | None:
+    try:
+        return data_of(store, load_spec(store, replay_id))
+    except ActordbgError:
+        return None  # pruned, or damaged: the table is still worth showing
+
+
+# A log for each cell of a matrix, under the cell's name: `store/reports/<matrix id>/logs/<cell>.log`.
+#
+# It holds what the launcher and every rank of the cell's replay printed, one after the other, so that one file is what one shows
+# or sends. The table links it: in Markdown relative to the current folder, in `--json` as a path.
+
+
+MOST_BYTES = 2**20
+"""Of one rank's log this much is kept, its end."""
+
+
+def log_path(store: Store, matrix_id: str, cell: MatrixCell) -> Path:
+    """Where the log of a cell lies, or will."""
+    name = re.sub(r"[^A-Za-z0-9._+-]+", "-", cell.name).strip("-.")[:100] or "all-as-given"
+    return store.reports / matrix_id / "logs" / f"{name}.log"
+
+
+def write_log(store: Store, matrix_id: str, cell: MatrixCell) -> None:
+    """Write the log of a cell whose replay ended; the replay's folder keeps the logs that it is made of."""
+    if cell.replay_id is None:
+        return
+    folder = store.replays / cell.replay_id
+    parts = [f"# {cell.name or 'all as given'}: {cell.status}, replay {cell.replay_id}\n".encode()]
+    for path in (folder / LAUNCHER_LOG, *sorted(folder.glob("rank*.log"))):
+        try:
+            text = read_regular(path)
+        except OSError:  # a launcher that wrote nothing, or a log that was removed
+            continue
+        cut = f"(its last {MOST_BYTES:,} bytes of {len(text):,})" if len(text) > MOST_BYTES else ""
+        parts.append(f"\n== {path.name} {cut}\n".encode() + text[-MOST_BYTES:])
+    path = log_path(store, matrix_id, cell)
+    make_folder(path.parent)
+    atomic_write(path, b"".join(parts))
+
+
+def shown_path(path: Path) -> str:
+    """A path for a reader: from the current folder if it lies below it, else whole."""
+    relative = os.path.relpath(path)
+    return str(path.absolute()) if relative.startswith(os.pardir) else relative

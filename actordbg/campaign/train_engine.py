@@ -1,0 +1,172 @@
+"""What a worker of a training check runs: micro-batches in the order of its specification, with a step after the last of each.
+
+A cell's folder is a replay's, with one file more: `training.json` says how weights are stepped. An input's id begins with its
+step (`s0003-m02-...`), so one dump may come again. The result of a step's last micro-batch has its norms in `extra["step"]`.
+
+    python -m actordbg.campaign.train_engine --work store/trainchecks/<id>/<cell>/work-0-1.json
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from actordbg.base.errors import StoreProblem
+from actordbg.campaign import checkpoints
+from actordbg.formats.store_files import read_regular
+from actordbg.records.journal import read_results
+from actordbg.records.replay_record import FAILED, PASSED, ReplayInput, ReplaySpec
+from actordbg.replay.selection import defaults_of
+
+if TYPE_CHECKING:
+    from actordbg.actor.backends.training import Training
+    from actordbg.campaign.training_session import TrainingSession
+    from actordbg.store.payload import Dump
+
+TRAINING = "training.json"
+CHECKPOINTS = "checkpoints"
+"""The key in `training.json`: where checkpoints go, how often, what they belong to, and the one to go on from."""
+STEP = "step"
+"""The key in a result's `extra`: gradient and update norm, and the learning rate, of the step that it ended."""
+MODULE = "actordbg.campaign.train_engine"
+_ID = re.compile(r"s(\d+)-m(\d+)-")
+
+
+def input_id(step: int, micro: int, dump_id: str) -> str:
+    """The name of a micro-batch of a step, both counted from 1."""
+    return f"s{step:04d}-m{micro:02d}-{dump_id}"
+
+
+def step_of(name: str) -> int:
+    """The step that an input belongs to."""
+    found = _ID.match(name)
+    return int(found[1]) if found else 0
+
+
+class TrainEngine:
+    """Runs micro-batches through a `TrainingSession`. See `actordbg.replay.worker.Engine` for what each method promises."""
+
+    out_of_step = ""
+
+    def __init__(self, folder: Path, spec: ReplaySpec, rank: int) -> None:
+        self.folder, self.spec, self.rank = folder, spec, rank
+        self._resources = contextlib.ExitStack()
+        self._session: TrainingSession
+        self._training: Training
+        self._done = 0
+        self._failed = False
+        self._checkpoints: Any = None
+
+    @property
+    def root(self) -> Path:
+        """The store."""
+        return self.folder.parents[2]
+
+    @property
+    def collective(self) -> bool:
+        return self._session.is_collective
+
+    @property
+    def tainted(self) -> bool:
+        """After a failure in the middle of a step no weight can be trusted."""
+        return self._failed
+
+    def open(self) -> dict[str, Any]:
+        from actordbg.actor.backends.training import Training
+        from actordbg.campaign.training_session import open_training
+
+        if read_results(self.folder):
+            raise StoreProblem("a training cannot go on in the middle: its weights are gone", hint="start the check again")
+        told = json.loads(read_regular(self.folder / TRAINING))
+        self._checkpoints = told.pop(CHECKPOINTS, None)
+        self._training = Training(**{**told, "betas": (told["betas"][0], told["betas"][1])})
+        self._done, self._failed = 0, False
+        defaults = defaults_of(self.root, self.spec.inputs)
+        opening = open_training(self.spec.config, self._training, defaults=defaults, model_cache=self.root / "models")
+        self._session = self._resources.enter_context(opening)
+        went_on = self._go_on() if self._checkpoints else {}
+        return self._session.resolved | {"training": asdict(self._training), "stepped_by": self._session.stepped_by} | went_on
+
+    def _go_on(self) -> dict[str, Any]:
+        """Take up the checkpoint that was chosen, if there is one."""
+        folder, chosen = Path(self._checkpoints["folder"]), self._checkpoints["resume"]
+        if not folder.is_dir():
+            raise StoreProblem(f"this rank does not see the checkpoints' folder {folder}", hint="a --storage that all ranks see")
+        if chosen is None:
+            return {}
+        checkpoints.require_own(Path(chosen))
+        self._session.load_training(Path(chosen))
+        return {"went_on_from": chosen}
+
+    def _save(self, step: int) -> None:
+        """Write a checkpoint where one is due; after the last step nothing depends on one."""
+        asked = self._checkpoints
+        if asked is None or step % asked["every"] or step >= asked["steps"]:
+            return
+        folder = checkpoints.generation(Path(asked["folder"]), step, asked["attempt"])
+
+        def mark(whole: bool) -> None:
+            if whole:
+                return checkpoints.complete(folder, step, asked["belongs"])
+            checkpoints.open_folder(folder)
+            (folder / checkpoints.CHECKPOINT).unlink(missing_ok=True)
+            return None
+
+        self._session.save_training(folder, mark)
+
+    def switch(self, folder: Path, spec: ReplaySpec) -> dict[str, Any]:
+        """Another configuration from its initial weights, in the same process: the imports are paid already."""
+        self._resources.close()
+        self.folder, self.spec = folder, spec
+        return self.open()
+
+    def load(self, item: ReplayInput) -> Dump:
+        from actordbg.store import payload
+
+        return payload.load(self.root / item.path)
+
+    def run(
+        self, item: ReplayInput, loaded: Dump, *, recorded: bool, on_law: Callable[[str], None] | None = None
+    ) -> dict[str, Any]:
+        self._failed = True
+        loss, seconds = self._session.micro_batch(loaded)
+        self._done += 1
+        figures = {"loss": loss}
+        fields: dict[str, Any] = {"status": PASSED, "loss": loss, "forward_s": seconds, "tokens": item.tokens, "extra": {}}
+        if self._done % self._training.accumulation == 0:
+            norms = self._session.step()
+            fields["grad_norm"] = norms.gradient
+            fields["extra"] = {STEP: {"grad_norm": norms.gradient, "update_norm": norms.update, "lr": self._training.lr}}
+            figures |= {"gradient norm": norms.gradient, "update norm": norms.update}
+        if odd := [name for name, value in figures.items() if not math.isfinite(value)]:
+            error = f"not finite: {', '.join(odd)}"
+            fields |= {"status": FAILED, "error_class": "FloatingPointError", "error": error}
+        else:
+            if fields["extra"]:
+                self._save(step_of(item.dump_id))
+            self._failed = False
+        return fields
+
+    def close(self) -> None:
+        self._resources.close()
+
+
+def _run_as_program() -> None:
+    from actordbg.replay.worker import main
+
+    code = main(TrainEngine)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # as a replay's worker does
+
+
+if __name__ == "__main__":
+    _run_as_program()

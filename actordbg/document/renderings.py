@@ -1,0 +1,170 @@
+"""A document as plain text of at most 80 columns, and as GitHub's Markdown. `actordbg.document.page` has it as HTML.
+
+Text has no colour and no box, so it looks the same in a terminal, a pipe and an issue. A table that is too wide gets narrower
+gaps first; then its text columns are cut in the middle, never its figures.
+
+Both clean what comes from outside (an error, a path, a dump id) as `actordbg.base.foreign_text` says, and so does whatever is
+added here: a block's strings reach no output but through `_in_lines`, `_in_line`, or a function of that module for Markdown.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterable
+from dataclasses import replace
+from urllib.parse import quote
+
+from actordbg.base.foreign_text import fenced, in_line, in_lines, in_markdown
+from actordbg.document.blocks import Block, Code, Grid, Heading, Items, Paragraph, Picture
+
+WIDTH = 80
+
+
+def as_text(blocks: Iterable[Block]) -> str:
+    """A document as text that ends with a line break."""
+    return "\n".join(_text_block(block) for block in _written(blocks)).strip("\n") + "\n"
+
+
+Written = Heading | Paragraph | Items | Code | Grid
+"""Blocks that are words and figures."""
+
+
+def _written(blocks: Iterable[Block]) -> Iterable[Written]:
+    return (block for block in blocks if not isinstance(block, Picture))
+
+
+def _text_block(block: Written) -> str:
+    if isinstance(block, Heading):
+        return _heading(replace(block, text=_running(block.text)))
+    if isinstance(block, Paragraph):
+        return wrap(block.text) + "\n"
+    if isinstance(block, Code):
+        return "\n".join(f"    | {line[: WIDTH - 6]}" for line in in_lines(block.text).split("\n")) + "\n"
+    if isinstance(block, Items):
+        return "\n".join(_item(item) for item in block.items) + "\n"
+    return grid(block) + "\n"
+
+
+def _item(text: str) -> str:
+    """An item of a list; the command that comes next stays whole, so that it can be pasted."""
+    return f"  {in_lines(text)}" if text.startswith("next: ") else wrap(text, "  ", "      ")
+
+
+def _running(text: str) -> str:
+    """`text` without line breaks: they are blanks, as in any running text."""
+    return in_line(re.sub(r"[\r\n\t]+", " ", text))
+
+
+def _heading(heading: Heading) -> str:
+    if heading.level == 3:
+        return f"{heading.text}\n"
+    return f"{heading.text}\n{('=' if heading.level == 1 else '-') * min(len(heading.text), WIDTH)}\n"
+
+
+def wrap(text: str, first: str = "", rest: str = "") -> str:
+    """`text` in lines of at most 80 columns; a word longer than that (a path) stays whole on its own line."""
+    return textwrap.fill(
+        in_lines(text), WIDTH, initial_indent=first, subsequent_indent=rest, break_on_hyphens=False, break_long_words=False
+    )
+
+
+def grid(table: Grid, width: int = WIDTH, *, tight: bool = False, fold: bool = False, indent: str = "  ") -> str:
+    """The table with its heading underlined, at most `width` columns wide: gaps narrow to one, ids of dumps lose their end
+    (every command takes the beginning), then text columns lose their middle, or with `fold` go on in the next line. `tight`:
+    narrow gaps, and no line below."""
+    lines = [tuple(in_line(text) for text in line) for line in (table.columns, *table.rows)]
+    for beginning in _BEGINNINGS:
+        if sum(max(len(line[i].strip()) for line in lines) + 1 for i in range(len(table.columns))) > width - len(indent):
+            lines = _with_short_ids(lines, beginning)
+    widths = [max(len(line[i].strip()) for line in lines) for i in range(len(table.columns))]
+    room = width - len(indent)
+    gap = 1 if tight or sum(widths) + 2 * (len(widths) - 1) > room else 2
+    excess = sum(widths) + gap * (len(widths) - 1) - room
+    least = [12 if fold else _least_width([line[i].strip() for line in lines[1:]]) for i in range(len(table.columns))]
+    while excess > 0 and (wide := [i for i, name in enumerate(table.columns) if name in table.left and widths[i] > least[i]]):
+        first = max(wide, key=lambda i: widths[i]) if fold else wide[0]
+        cut = 1 if fold else min(excess, widths[first] - least[first])
+        widths[first] -= cut
+        excess -= cut
+    rule = [] if tight else ["-" * (sum(widths) + gap * (len(widths) - 1))]
+    printed = [_line(line, table, widths, gap, fold) for line in lines]
+    return "\n".join(
+        f"{indent}{text}".rstrip() for text in (*printed[0], *rule, *(text for line in printed[1:] for text in line))
+    )
+
+
+_CALL, _TIME = re.compile(r"(\d{8}T\d{6}\.\d{6}Z-\d{6})-[\w-]+\Z"), re.compile(r"(\d{8}T\d{6}\.\d{6})Z-\d{6}(-[\w-]+)?\Z")
+"""What of a dump's id may be shown: time and number of the call, without what makes it unique everywhere; the time alone."""
+_BEGINNINGS = (_CALL, _TIME)
+_ONLY_TIME = re.compile(r"\d{8}T\d{6}\.\d{6}")
+_DOTTED = re.compile(r"[A-Za-z]\w*(\.\w+){3,}")
+"""A parameter's name."""
+
+
+def _least_width(cells: list[str]) -> int:
+    """How narrow a column of text may become; one of short ids stays as it is, so that they can be pasted."""
+    return max(map(len, cells)) if cells and all(map(_ONLY_TIME.fullmatch, cells)) else 12
+
+
+def _with_short_ids(lines: list[tuple[str, ...]], beginning: re.Pattern[str]) -> list[tuple[str, ...]]:
+    """The lines with dump ids cut to a beginning that can be pasted, in columns where these still differ."""
+    columns = [list(column) for column in zip(*lines, strict=True)]
+    for column in columns:
+        found = {text: match[1] for text in column if (match := beginning.match(text.strip()))}
+        if len(set(found.values())) == len(found):
+            column[:] = [found.get(text, text) for text in column]
+    return list(zip(*columns, strict=True))
+
+
+def _line(line: tuple[str, ...], table: Grid, widths: list[int], gap: int, fold: bool) -> list[str]:
+    cells = []
+    for text, width in zip(line, widths, strict=True):
+        whole = text.strip()
+        cells.append(textwrap.wrap(whole, width, break_on_hyphens=False) if fold else [shorten(whole, width)])
+    height = max(1, *(len(parts) for parts in cells))
+    padded = [parts + [""] * (height - len(parts)) for parts in cells]
+    sides = [(str.ljust if name in table.left else str.rjust) for name in table.columns]
+    shown = [[side(text, width) for text in parts] for parts, side, width in zip(padded, sides, widths, strict=True)]
+    return [(" " * gap).join(texts) for texts in zip(*shown, strict=True)]
+
+
+def shorten(text: str, width: int) -> str:
+    """`text` cut in its middle to `width` columns; a parameter's name at its beginning, since its layer and matrix come last."""
+    if len(text) <= width:
+        return text
+    if _DOTTED.fullmatch(text) and (rest := text.find(".", len(text) - width + 1)) >= 0:
+        return f".{text[rest:]}"  # whole parts only: half a layer's number would be another layer's
+    keep = width - 2
+    return f"{text[: keep - keep // 2]}..{text[len(text) - keep // 2 :]}"
+
+
+def as_markdown(blocks: Iterable[Block]) -> str:
+    """A document as Markdown that ends with a line break."""
+    return "\n\n".join(_markdown_block(block) for block in _written(blocks)) + "\n"
+
+
+def _markdown_block(block: Written) -> str:
+    if isinstance(block, Heading):
+        return f"{'#' * block.level} {_flowing(block.text)}"
+    if isinstance(block, Paragraph):
+        return _flowing(block.text)
+    if isinstance(block, Items):
+        return "\n".join(f"- {_flowing(item)}" for item in block.items)
+    if isinstance(block, Code):
+        return fenced(block.text)
+    return _markdown_grid(block)
+
+
+def _markdown_grid(table: Grid) -> str:
+    rule = [":---" if name in table.left else "---:" for name in table.columns]
+    heads = [in_markdown(name.strip()) or " " for name in table.columns]
+    rows = [[in_markdown(text) for text in row] for row in table.rows]
+    if any(table.links):
+        heads, rule = [*heads, "log"], [*rule, ":---"]
+        rows = [[*row, f"[log]({quote(path)})" if path else " "] for row, path in zip(rows, table.links, strict=True)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (heads, rule, *rows))
+
+
+def _flowing(text: str) -> str:
+    return in_markdown(_running(text), leading=True)

@@ -1,0 +1,163 @@
+"""Runs the decoding child: one process for many files, replaced when a file kills it.
+
+Starting a Python for every file would take longer than decoding it, so one child serves a whole import. A file that
+makes it die (out of CPU time, out of memory, an audited event) or exceed the wall clock is refused by name, and the
+next file gets a new child.
+
+Example::
+
+    with LegacyReader() as reader:
+        data, dump = reader.read(Path("actor_inputs_rank0_20250619_052608_430740.pkl"))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from actordbg.base.errors import EnvironmentProblem, LaunchProblem, UnsafeInput
+from actordbg.dumps.decode import LegacyDump
+from actordbg.dumps.decode_child import EXIT_AUDIT, EXIT_MEMORY, MAX_ANSWER, answer_to_dump
+from actordbg.dumps.pickle_machine import UNSAFE_HINT
+
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv[1]); "
+    "from actordbg.dumps.decode_child import main; main(int(sys.argv[2]), float(sys.argv[3]))"
+)
+_ENVIRONMENT = ("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
+_CAUSES = {
+    -signal.SIGPROF: "took more CPU time than a dump may",
+    -signal.SIGKILL: "took longer than a dump may",
+    EXIT_MEMORY: "took more memory than a dump may",
+    EXIT_AUDIT: "made the decoding process attempt something other than decoding",
+}
+"""Why a child ended, by its exit status."""
+START_SECONDS = 60.0
+"""How long a child may take to start and answer that nothing is not a pickle."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one old pickle may cost. A genuine one has 0.1 to 0.2 MB and takes about a millisecond."""
+
+    file_bytes: int = 256 * 2**20
+    memory_bytes: int = 1024 * 2**20
+    cpu_seconds: float = 10.0
+    wall_seconds: float = 30.0
+
+
+class LegacyReader:
+    """Decodes old pickles in a child process. A context manager; not for use by several threads at once."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.started = 0
+        """Children started so far; 1 unless files killed some."""
+        self._child: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> LegacyReader:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def read(self, path: Path) -> tuple[bytes, LegacyDump]:
+        """The bytes of a file and what they hold. Raises UnsafeInput, CorruptDump or EnvironmentProblem (unreadable)."""
+        data = self.load(path)
+        return data, self.decode(data)
+
+    def load(self, path: Path) -> bytes:
+        """The bytes of a regular file, at most `limits.file_bytes` of them."""
+        try:
+            if not path.is_file():
+                raise EnvironmentProblem("not a file that exists", hint="check the path")
+            with path.open("rb") as file:
+                data = file.read(self.limits.file_bytes + 1)
+        except OSError as error:
+            raise EnvironmentProblem(f"cannot be read: {error.strerror}", hint="check its permissions") from None
+        if len(data) > self.limits.file_bytes:
+            raise UnsafeInput(f"larger than {self.limits.file_bytes} bytes, which no actor dump is", hint=UNSAFE_HINT)
+        return data
+
+    def decode(self, data: bytes) -> LegacyDump:
+        """What the bytes of one pickle hold, decoded in the child. Raises UnsafeInput, CorruptDump, LaunchProblem."""
+        child = self._running()
+        answer = _exchange(child, data, self.limits.wall_seconds)
+        if not answer:
+            self._child = None
+            status = _end(child)
+            raise UnsafeInput(_CAUSES.get(status, f"ended the decoding process (status {status})"), hint=UNSAFE_HINT)
+        return answer_to_dump(answer, len(data))
+
+    def close(self) -> None:
+        """End the child."""
+        if self._child is not None:
+            _end(self._child)
+            self._child = None
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._child is None:
+            self._child = _start(self.limits)
+            self.started += 1
+            if not _exchange(self._child, b"", START_SECONDS):
+                child, self._child = self._child, None
+                raise LaunchProblem(
+                    f"the decoding process did not start (status {_end(child)})", hint=f"check that {sys.executable} runs"
+                )
+        return self._child
+
+
+def _start(limits: Limits) -> subprocess.Popen[bytes]:
+    root = str(Path(__file__).resolve().parents[2])
+    command = [sys.executable, "-I", "-S", "-B", "-c", _BOOT, root, str(limits.memory_bytes), str(limits.cpu_seconds)]
+    environment = {name: os.environ[name] for name in _ENVIRONMENT if name in os.environ}
+    try:
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment
+        )
+    except OSError as error:
+        raise LaunchProblem(
+            f"cannot start the decoding process: {error.strerror}", hint=f"check that {sys.executable} runs"
+        ) from None
+
+
+def _exchange(child: subprocess.Popen[bytes], data: bytes, seconds: float) -> bytes:
+    """The child's answer about `data`; empty if it died, could not even read the request, or took longer than `seconds`."""
+    watchdog = threading.Timer(seconds, child.kill)
+    watchdog.start()
+    try:
+        return _answer(child, data)
+    except OSError:
+        return b""
+    finally:
+        watchdog.cancel()
+
+
+def _answer(child: subprocess.Popen[bytes], data: bytes) -> bytes:
+    assert child.stdin is not None and child.stdout is not None
+    child.stdin.write(len(data).to_bytes(8, "little"))
+    child.stdin.write(data)
+    child.stdin.flush()
+    head = child.stdout.read(4)
+    size = int.from_bytes(head, "little")
+    answer = child.stdout.read(size) if len(head) == 4 and size <= MAX_ANSWER else b""
+    return answer if len(answer) == size else b""
+
+
+def _end(child: subprocess.Popen[bytes]) -> int:
+    """Make sure that the child is gone; its exit status (negative: the signal)."""
+    for stream in filter(None, (child.stdin, child.stdout)):
+        with contextlib.suppress(OSError):
+            stream.close()
+    try:
+        return child.wait(timeout=1.0)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return child.wait()

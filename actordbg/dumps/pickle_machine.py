@@ -1,0 +1,373 @@
+"""A pickle machine that cannot run anything: opcodes in, plain data out.
+
+Python's own unpickler is a program interpreter: `REDUCE` calls whatever the file names. An allow-list of names does not
+help here, because one of the three names in every genuine dump is `torch.storage._load_from_bytes`, and that function
+is `torch.load(weights_only=False)`: it unpickles the bytes it is given, with no list at all. So this module interprets
+the opcodes itself, and nothing in it looks a name up or calls a value that came from the file:
+
+* a global becomes a `Name`, two strings, and only if the caller listed it;
+* `REDUCE` becomes a `PickleCall`, a name beside its arguments, which the caller may recognise and translate;
+* a persistent id becomes a `Persistent`; bytes become a `Span`, the place where they lie in the file, so that a file
+  which claims terabytes allocates nothing;
+* only the opcodes that `pickle.dump` writes for such dicts exist. `BUILD`, `INST`, `OBJ`, `NEWOBJ`, extension codes,
+  buffers and text opcodes are refused by name.
+
+Work is bounded before it is done: opcodes, length of strings and integers. Values may share or contain each other
+through the memo (that is how a "billion laughs" is built), which costs nothing as long as nobody walks them: callers
+look at known places only.
+
+Example::
+
+    machine = Machine(data, 0, len(data), frozenset({("collections", "OrderedDict")}))
+    value = machine.run()          # dict, list, tuple, str, int, bool, None, Span, PickleCall, Persistent
+    machine.position               # one past the STOP: where the next pickle or raw bytes begin
+
+Standard library only: it runs in a child process that has nothing else (see `actordbg.dumps.decode_child`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from actordbg.base.errors import CorruptDump, UnsafeInput
+
+MAX_OPCODES = 100_000
+"""Most opcodes in one pickle; a genuine dump has about 140, plus one for each entry of `packed_seq_lens`."""
+MAX_TEXT = 4096
+"""Longest string, in bytes."""
+MAX_INT_BYTES = 16
+"""Longest integer of arbitrary size, in bytes; the legacy storage format's magic number has 10."""
+MAX_CLAIM = 2**31
+"""A length above this was never written by a dump: it is an attack on the reader's memory, not a truncated file."""
+
+T = TypeVar("T")
+
+UNSAFE_HINT = "nothing of it was executed; do not open this file with pickle or torch.load"
+CORRUPT_HINT = "copy the file again from where it was written; it is not complete or not an actor dump"
+
+# What a pickle is turned into: plain data, and these four kinds of note about what it asked for. None of them does anything.
+# They compare by identity and print nothing of what they hold, because a hostile file may make them contain themselves.
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Span:
+    """A bytes object of the pickle, as its place `[start, end)` in the file."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Name:
+    """A global that the pickle mentions. Two strings; it is never looked up."""
+
+    module: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.name}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PickleCall:
+    """A call that the pickle asks for. It is never made."""
+
+    function: Name
+    arguments: tuple[object, ...]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Persistent:
+    """A persistent id: how a storage header names its storage."""
+
+    identity: object
+
+
+class Machine:
+    """Interprets one pickle in `data[start:end]`; mentions of globals outside `names` are refused."""
+
+    def __init__(self, data: bytes, start: int, end: int, names: frozenset[tuple[str, str]]) -> None:
+        self.data, self.position, self.end, self.names = data, start, end, names
+        self.stack: list[object] = []
+        self.marks: list[list[object]] = []
+        self.memo: dict[int, object] = {}
+
+    def run(self) -> object:
+        """The pickled value as plain data. Raises UnsafeInput or CorruptDump, and nothing else."""
+        data = self.data
+        for _ in range(MAX_OPCODES):
+            if self.position >= self.end:
+                raise CorruptDump("truncated: it ends before the pickle does", hint=CORRUPT_HINT)
+            code = data[self.position]
+            self.position += 1
+            if code == 0x2E:
+                return self._result()
+            step = _STEPS.get(code)
+            if step is None:
+                raise _refused_opcode(code)
+            step(self)
+        raise UnsafeInput(f"more than {MAX_OPCODES} opcodes, which no actor dump has", hint=UNSAFE_HINT)
+
+    def _result(self) -> object:
+        if self.marks or len(self.stack) != 1:
+            raise CorruptDump("the pickle stops with an unfinished value", hint=CORRUPT_HINT)
+        return self.stack[0]
+
+    def take(self, count: int) -> int:
+        """Advance over `count` bytes and return where they begin; refuses lengths that are not there."""
+        start = self.position
+        if count > self.end - start:
+            if count > MAX_CLAIM:
+                raise UnsafeInput(f"claims {count} bytes where {self.end - start} are left", hint=UNSAFE_HINT)
+            raise CorruptDump(f"truncated: {count} bytes announced, {self.end - start} left", hint=CORRUPT_HINT)
+        self.position = start + count
+        return start
+
+    def number(self, size: int) -> int:
+        """The next `size` bytes as an unsigned little-endian integer."""
+        start = self.take(size)
+        return int.from_bytes(self.data[start : start + size], "little")
+
+    def text(self, length: int) -> str:
+        """The next `length` bytes as UTF-8."""
+        if length > MAX_TEXT:
+            raise UnsafeInput(f"a string of {length} bytes, which no actor dump has", hint=UNSAFE_HINT)
+        start = self.take(length)
+        try:
+            return self.data[start : start + length].decode("utf-8")
+        except UnicodeDecodeError:
+            raise CorruptDump("a string is not UTF-8", hint=CORRUPT_HINT) from None
+
+    def pop(self) -> object:
+        """The top of the stack, removed."""
+        if not self.stack:
+            raise CorruptDump("the pickle takes a value that is not there", hint=CORRUPT_HINT)
+        return self.stack.pop()
+
+    def top(self, kind: type[T]) -> T:
+        """The top of the stack, which must be of this kind."""
+        value = self.stack[-1] if self.stack else None
+        if not isinstance(value, kind):
+            raise CorruptDump(f"the pickle adds to something that is not a {kind.__name__}", hint=CORRUPT_HINT)
+        return value
+
+    def pop_mark(self) -> list[object]:
+        """Everything above the last mark, removed with it."""
+        if not self.marks:
+            raise CorruptDump("the pickle refers to a mark that is not there", hint=CORRUPT_HINT)
+        items, self.stack = self.stack, self.marks.pop()
+        return items
+
+    def put(self, index: int) -> None:
+        """Remember the top of the stack under `index`."""
+        if not self.stack:
+            raise CorruptDump("the pickle remembers a value that is not there", hint=CORRUPT_HINT)
+        self.memo[index] = self.stack[-1]
+
+    def get(self, index: int) -> None:
+        """Push what was remembered under `index`."""
+        if index not in self.memo:
+            raise CorruptDump(f"the pickle recalls value {index}, which it never stored", hint=CORRUPT_HINT)
+        self.stack.append(self.memo[index])
+
+    def name(self, module: str, name: str) -> None:
+        """Push a mention of a global, if the caller expects it."""
+        if (module, name) not in self.names:
+            raise UnsafeInput(f"asks for {module[:80]}.{name[:80]}, which no actor dump needs", hint=UNSAFE_HINT)
+        self.stack.append(Name(module, name))
+
+
+def _proto(m: Machine) -> None:
+    version = m.number(1)
+    if not 2 <= version <= 5:
+        raise CorruptDump(f"pickle protocol {version} is not one that exists", hint=CORRUPT_HINT)
+
+
+def _frame(m: Machine) -> None:
+    length = m.number(8)
+    m.take(length)
+    m.position -= length
+
+
+def _integer(size: int, signed: bool) -> Callable[[Machine], None]:
+    def step(m: Machine) -> None:
+        start = m.take(size)
+        m.stack.append(int.from_bytes(m.data[start : start + size], "little", signed=signed))
+
+    return step
+
+
+def _long1(m: Machine) -> None:
+    size = m.number(1)
+    if size > MAX_INT_BYTES:
+        raise UnsafeInput(f"an integer of {size} bytes, which no actor dump has", hint=UNSAFE_HINT)
+    start = m.take(size)
+    m.stack.append(int.from_bytes(m.data[start : start + size], "little", signed=True))
+
+
+def _text(width: int) -> Callable[[Machine], None]:
+    def step(m: Machine) -> None:
+        m.stack.append(m.text(m.number(width)))
+
+    return step
+
+
+def _bytes(width: int) -> Callable[[Machine], None]:
+    def step(m: Machine) -> None:
+        length = m.number(width)
+        start = m.take(length)
+        m.stack.append(Span(start, start + length))
+
+    return step
+
+
+def _constant(value: object) -> Callable[[Machine], None]:
+    return lambda m: m.stack.append(value)
+
+
+def _empty(kind: type) -> Callable[[Machine], None]:
+    return lambda m: m.stack.append(kind())
+
+
+def _mark(m: Machine) -> None:
+    m.marks.append(m.stack)
+    m.stack = []
+
+
+def _tuple(m: Machine) -> None:
+    items = m.pop_mark()
+    m.stack.append(tuple(items))
+
+
+def _tuple_of(count: int) -> Callable[[Machine], None]:
+    def step(m: Machine) -> None:
+        items = [m.pop() for _ in range(count)]
+        m.stack.append(tuple(reversed(items)))
+
+    return step
+
+
+def _append(m: Machine) -> None:
+    value = m.pop()
+    m.top(list).append(value)
+
+
+def _appends(m: Machine) -> None:
+    values = m.pop_mark()
+    m.top(list).extend(values)
+
+
+def _set(m: Machine, pairs: list[object]) -> None:
+    target = m.top(dict)
+    if len(pairs) % 2:
+        raise CorruptDump("a dict entry without a value", hint=CORRUPT_HINT)
+    for key, value in zip(pairs[::2], pairs[1::2], strict=True):
+        if type(key) is not str or key in target:
+            raise CorruptDump("a dict key is not a string or appears twice", hint=CORRUPT_HINT)
+        target[key] = value
+
+
+def _set_item(m: Machine) -> None:
+    value, key = m.pop(), m.pop()
+    _set(m, [key, value])
+
+
+def _global(m: Machine) -> None:
+    words = []
+    for _ in range(2):
+        stop = m.data.find(b"\n", m.position, min(m.end, m.position + MAX_TEXT))
+        if stop < 0:
+            raise CorruptDump("the name of a global has no end", hint=CORRUPT_HINT)
+        words.append(m.text(stop - m.position))
+        m.position += 1
+    m.name(*words)
+
+
+def _stack_global(m: Machine) -> None:
+    name, module = m.pop(), m.pop()
+    if type(name) is not str or type(module) is not str:
+        raise UnsafeInput("asks for a global whose name is computed", hint=UNSAFE_HINT)
+    m.name(module, name)
+
+
+def _reduce(m: Machine) -> None:
+    arguments, function = m.pop(), m.pop()
+    if type(function) is not Name or type(arguments) is not tuple:
+        raise UnsafeInput("asks to call something that is not a plain function", hint=UNSAFE_HINT)
+    m.stack.append(PickleCall(function, arguments))
+
+
+_STEPS: dict[int, Callable[[Machine], None]] = {
+    0x80: _proto,
+    0x95: _frame,
+    ord("N"): _constant(None),
+    0x88: _constant(True),
+    0x89: _constant(False),
+    ord("K"): _integer(1, signed=False),
+    ord("M"): _integer(2, signed=False),
+    ord("J"): _integer(4, signed=True),
+    0x8A: _long1,
+    0x8C: _text(1),
+    ord("X"): _text(4),
+    ord("C"): _bytes(1),
+    ord("B"): _bytes(4),
+    0x8E: _bytes(8),
+    ord("}"): _empty(dict),
+    ord("]"): _empty(list),
+    ord(")"): _empty(tuple),
+    ord("("): _mark,
+    ord("t"): _tuple,
+    0x85: _tuple_of(1),
+    0x86: _tuple_of(2),
+    0x87: _tuple_of(3),
+    ord("a"): _append,
+    ord("e"): _appends,
+    ord("s"): _set_item,
+    ord("u"): lambda m: _set(m, m.pop_mark()),
+    ord("q"): lambda m: m.put(m.number(1)),
+    ord("r"): lambda m: m.put(m.number(4)),
+    0x94: lambda m: m.put(len(m.memo)),
+    ord("h"): lambda m: m.get(m.number(1)),
+    ord("j"): lambda m: m.get(m.number(4)),
+    ord("c"): _global,
+    0x93: _stack_global,
+    ord("R"): _reduce,
+    ord("Q"): lambda m: m.stack.append(Persistent(m.pop())),
+}
+
+_REFUSED = {
+    ord("b"): "BUILD",
+    ord("i"): "INST",
+    ord("o"): "OBJ",
+    0x81: "NEWOBJ",
+    0x92: "NEWOBJ_EX",
+    0x82: "EXT1",
+    0x83: "EXT2",
+    0x84: "EXT4",
+    ord("P"): "PERSID",
+    0x8B: "LONG4",
+    0x8D: "BINUNICODE8",
+    0x96: "BYTEARRAY8",
+    0x97: "NEXT_BUFFER",
+    0x98: "READONLY_BUFFER",
+    ord("2"): "DUP",
+    ord("0"): "POP",
+    ord("1"): "POP_MARK",
+    ord("G"): "BINFLOAT",
+    0x8F: "EMPTY_SET",
+    0x90: "ADDITEMS",
+    0x91: "FROZENSET",
+}
+
+
+_TEXT_OPCODES = frozenset(b"SVILFgpdl")
+
+
+def _refused_opcode(code: int) -> UnsafeInput | CorruptDump:
+    if code in _TEXT_OPCODES:
+        return UnsafeInput("uses opcodes of pickle protocol 0, which no actor dump needs", hint=UNSAFE_HINT)
+    if code in _REFUSED:
+        return UnsafeInput(f"uses the opcode {_REFUSED[code]}, which no actor dump needs", hint=UNSAFE_HINT)
+    return CorruptDump(f"not an actor dump: opcode 0x{code:02x}", hint=CORRUPT_HINT)

@@ -1,0 +1,193 @@
+"""Repairs what a check found, as far as nothing is lost by it. Nothing is deleted but unfinished files of dead writers.
+
+What cannot be mended is moved into `quarantine/` below the same path, and stays there. A replay that a process runs is left
+alone, and so are packs while another process moves dumps (Conflict). A dump is written and read again before its pack goes.
+
+Example::
+
+    done, failed = repair(store, check(store))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from actordbg.base.errors import ActordbgError, UnwritableCatalog
+from actordbg.base.owners import is_own
+from actordbg.base.processes import ALIVE, STOPPED, state_of
+from actordbg.catalog.connections import odd_parts
+from actordbg.catalog.indexer import refresh
+from actordbg.dumps.finding import Finding, Repair
+from actordbg.dumps.packing import UNPACK_LEVEL
+from actordbg.formats import dumpfile
+from actordbg.formats import payload_check as contents
+from actordbg.formats.store_files import FORMAT, atomic_write, make_folder, sync_folder
+from actordbg.records.journal import SUPERVISOR, read_events
+from actordbg.store.layout import Store, printable
+from actordbg.store.pack_build import exclusive
+from actordbg.store.pack_reader import Pack
+from actordbg.store.places import split_place
+
+QUARANTINE = "quarantine"
+
+
+def repair(store: Store, findings: Iterable[Finding]) -> tuple[list[tuple[Finding, str]], list[tuple[Finding, str]]]:
+    """(what was mended, with what was done; what could not be, with the reason). Raises Conflict while dumps are moved."""
+    done, failed = [], []
+    moved: list[Path] = []
+    wanted = sorted((one for one in findings if one.repair is not Repair.NOTHING), key=lambda one: [*_REPAIRS].index(one.repair))
+    with exclusive(store) if store.packs.is_dir() else contextlib.nullcontext():
+        aside = _make_room(store, [one for one in wanted if one.repair is Repair.HOME])
+        for one in wanted:
+            if gone := next((path for path in moved if one.place.is_relative_to(path)), None):
+                done.append((one, f"went with {gone.relative_to(store.root)}"))
+                continue
+            place = aside.get(one.place, one.place)
+            try:
+                done.append((one, _mend(store, replace(one, place=place))))
+            except (ActordbgError, OSError) as error:
+                failed.append((one, getattr(error, "message", "") or getattr(error, "strerror", "") or str(error)))
+            if not os.path.lexists(one.place) or one.repair is Repair.FORMAT:
+                moved.append(one.place)
+    return done, failed
+
+
+def _make_room(store: Store, misplaced: list[Finding]) -> dict[Path, Path]:
+    """Where misplaced dumps were set aside: of two that have each other's place, both can then go home."""
+    aside = {}
+    for one in misplaced if len(misplaced) > 1 else ():
+        with contextlib.suppress(OSError):
+            aside[one.place] = _set_aside(store, one.place)
+    return aside
+
+
+def _mend(store: Store, one: Finding) -> str:
+    """Do what the finding's kind says; what was done, in words."""
+    if _is_run(store, one.place):
+        raise OSError(11, "a process runs this replay")
+    _require_inside(store, one.place if one.repair is Repair.MODE else one.place.parent)
+    return _REPAIRS[one.repair](store, one.place)
+
+
+def _require_inside(store: Store, path: Path) -> None:
+    """Refuse what lies behind a link of another user: it leads where he wants, and files of yours would be moved."""
+    for folder in (path, *path.parents):
+        if folder == store.root:
+            return
+        if folder.is_symlink() and not is_own(folder.lstat().st_uid):
+            raise OSError(errno.ELOOP, f"another user made {folder.relative_to(store.root)} a link")
+
+
+def quarantine(store: Store, path: Path) -> str:
+    """Move a file or a folder below `quarantine/`, and say so."""
+    if not os.path.lexists(path):
+        return "is gone already"
+    if path.is_relative_to(store.root / QUARANTINE):
+        return f"stays in {path.parent.relative_to(store.root)}"
+    return f"moved to {_set_aside(store, path).relative_to(store.root)}"
+
+
+def _set_aside(store: Store, path: Path) -> Path:
+    """Its new place; an earlier file of the same name stays beside it."""
+    for folder in (path.parent, store.root / QUARANTINE):
+        _require_inside(store, folder)
+    relative = printable(os.path.relpath(path, store.root))
+    target, count = store.root / QUARANTINE / relative, 0
+    make_folder(target.parent)
+    while os.path.lexists(target):
+        count += 1
+        target = store.root / QUARANTINE / f"{relative}.{count}"
+    path.rename(target)
+    sync_folder(path.parent)
+    return target
+
+
+def _write_format(store: Store, path: Path) -> str:
+    if os.path.lexists(path):
+        quarantine(store, path)
+    atomic_write(path, json.dumps({"format": FORMAT}).encode() + b"\n")
+    return f"written: format {FORMAT}"
+
+
+def _salvage(store: Store, place: Path) -> str:
+    """Every dump of a pack that is whole becomes a file of its own; then the pack goes into quarantine."""
+    path = Path((split_place(place) or (os.fspath(place),))[0])
+    if not path.exists():
+        return "its pack was moved already"
+    pack, saved = Pack(path), 0
+    for dump_id in pack.dump_ids:
+        with contextlib.suppress(ActordbgError):
+            saved += _write_out(store, pack, dump_id)
+    return f"{saved} of its {len(pack.dump_ids)} dumps are files; {quarantine(store, path)}"
+
+
+def _write_out(store: Store, pack: Pack, dump_id: str) -> bool:
+    """One dump of a pack as a file, read again; False if another one has its place. Raises CorruptDump."""
+    line, payload = pack.read(dump_id)
+    record = dumpfile.parse_line(line, dump_id)
+    dumpfile.check_hash(record, payload, dump_id)
+    contents.check(record, payload, dump_id)
+    path = store.dump_path(record)
+    if not os.path.lexists(path):
+        atomic_write(path, dumpfile.pack_line(line, payload, UNPACK_LEVEL))
+    return dumpfile.read_payload(path) == (record, payload)
+
+
+def _bring_home(store: Store, path: Path) -> str:
+    """A sound dump goes where its record says, unless something lies there or it is damaged after all."""
+    record, payload = dumpfile.read_payload(path)
+    contents.check(record, payload, os.fspath(path))
+    target = store.dump_path(record)
+    if os.path.lexists(target):
+        return quarantine(store, path)
+    make_folder(target.parent)
+    path.rename(target)
+    sync_folder(target.parent)
+    sync_folder(path.parent)
+    return f"moved to {store.relative(target)}"
+
+
+def _remove(store: Store, path: Path) -> str:
+    path.unlink(missing_ok=True)
+    return "removed"
+
+
+def _close_mode(store: Store, path: Path) -> str:
+    mode = path.stat().st_mode & 0o770 | (0o700 if path.is_dir() else 0o600)
+    path.chmod(mode)
+    return f"has mode {mode:o}"
+
+
+def _renew_catalog(store: Store, path: Path) -> str:
+    for path in odd_parts(store.catalog_path):
+        quarantine(store, path)
+    summary = refresh(store, rebuild=True)
+    if summary.private_catalog:
+        raise UnwritableCatalog("it cannot be written by you")
+    return f"made again: {summary.dumps} dumps"
+
+
+_REPAIRS = {
+    Repair.FORMAT: _write_format, Repair.SALVAGE: _salvage, Repair.HOME: _bring_home, Repair.QUARANTINE: quarantine,
+    Repair.REMOVE: _remove, Repair.MODE: _close_mode, Repair.CATALOG: _renew_catalog,
+}  # fmt: skip
+"""In this order: dumps are taken out of packs first, and the catalog is made again last."""
+
+
+def _is_run(store: Store, path: Path) -> bool:
+    """Whether a path belongs to a replay that a live process supervises."""
+    if not path.is_relative_to(store.replays) or path == store.replays:
+        return False
+    folder = store.replays / path.relative_to(store.replays).parts[0]
+    try:
+        said = [event for event in read_events(folder / SUPERVISOR) if event["event"] in ("supervisor", "finished")]
+        last = said[-1]
+        return last["event"] == "supervisor" and state_of(int(last["pid"]), int(last["ticks"]))[0] in (ALIVE, STOPPED)
+    except (OSError, KeyError, TypeError, ValueError, IndexError):
+        return False

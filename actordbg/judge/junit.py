@@ -1,0 +1,110 @@
+"""A check for other programs: JUnit's XML, which every CI reads, and the annotations of a GitHub workflow.
+
+Each dump is a test case up to four times: it ran, it kept the laws, it is as near the truth as its dtype allows, the training got
+the same. What was not judged is skipped, with the reason. Both formats quote foreign text as they want it; hidden characters are
+written out first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from xml.etree import ElementTree
+
+from actordbg.base.foreign_text import in_line, in_lines
+from actordbg.judge.check_document import CheckAnswer
+from actordbg.judge.run_check import CheckFound
+from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, DumpComparison
+from actordbg.records.law_answer import answers_of, in_words, violations
+from actordbg.records.replay_record import PASSED
+
+
+@dataclass(frozen=True)
+class JunitCase:
+    """One thing that was asked of one dump. failure, skipped: why, "" where it is not; `text`: the end of its log."""
+
+    asked: str
+    dump_id: str
+    seconds: float = 0.0
+    failure: str = ""
+    skipped: str = ""
+    text: str = ""
+
+
+def cases(found: CheckFound) -> Iterator[JunitCase]:
+    """Every case of a check, dump by dump."""
+    results = {one.dump_id: one for one in found.data.results}
+    compared = {one.dump_id: one for one in (found.comparison.dumps if found.comparison else ())}
+    goldens = {one.dump_id: one for one in (found.golden.dumps if found.golden else ())}
+    for dump_id in (item.dump_id for item in found.data.spec.inputs):
+        result, dump, own = results.get(dump_id), compared.get(dump_id), goldens.get(dump_id)
+        if result is None:
+            yield JunitCase("replay", dump_id, failure="not run")
+            continue
+        passed = result.status == PASSED
+        why = "" if passed else f"{result.status}: {result.error or result.error_class or ''}"
+        yield JunitCase("replay", dump_id, result.forward_s or 0.0, why, text=result.log_excerpt or "" if why else "")
+        if answers := answers_of(result.extra):
+            broken = violations(answers, found.data.spec.config.accept)
+            yield JunitCase("laws", dump_id, failure="; ".join(map(in_words, broken)))
+        if passed and (dump is None or dump.verdict == NOT_COMPARED):
+            reason = found.no_truth or (next(iter(dump.not_compared.values()), "") if dump else "")
+            yield JunitCase("truth", dump_id, skipped=reason or "not compared")
+        elif passed and dump is not None:
+            yield JunitCase("truth", dump_id, failure=_mismatch(dump))
+        if own is not None:
+            skipped = "" if own.log_probs else "; ".join(own.not_compared.values())
+            yield JunitCase("golden", dump_id, failure=_mismatch(own), skipped=skipped)
+
+
+def _mismatch(dump: DumpComparison) -> str:
+    return "; ".join(dump.reasons) or dump.verdict if dump.verdict == MISMATCH else ""
+
+
+def junit_xml(found: CheckFound, answer: CheckAnswer) -> bytes:
+    """The check as JUnit's XML. Its first property is the sentence."""
+    every = list(cases(found))
+    root = ElementTree.Element("testsuites")
+    about = {
+        "name": "actordbg check",
+        "tests": str(len(every)),
+        "failures": str(sum(bool(one.failure) for one in every)),
+        "errors": "0",
+        "skipped": str(sum(bool(one.skipped) for one in every)),
+        "timestamp": found.data.spec.created_at[:19],
+        "time": f"{sum(one.seconds for one in every):.3f}",
+    }
+    suite = ElementTree.SubElement(root, "testsuite", about)
+    properties = ElementTree.SubElement(suite, "properties")
+    for name in ("sentence", "replay_id", "configuration", "next"):
+        ElementTree.SubElement(properties, "property", name=name, value=_xml(str(getattr(answer, name))))
+    for one in every:
+        what = {"classname": f"actordbg.{one.asked}", "name": _xml(one.dump_id), "time": f"{one.seconds:.3f}"}
+        case = ElementTree.SubElement(suite, "testcase", what)
+        if one.failure:
+            ElementTree.SubElement(case, "failure", message=_xml(one.failure)).text = _xml(one.text, in_lines) or None
+        elif one.skipped:
+            ElementTree.SubElement(case, "skipped", message=_xml(one.skipped))
+    ElementTree.indent(root)
+    return bytes(ElementTree.tostring(root, encoding="utf-8", xml_declaration=True)) + b"\n"
+
+
+def workflow_commands(found: CheckFound, answer: CheckAnswer) -> Iterator[str]:
+    """Workflow commands of GitHub: an error for each kind of failure of each dump, and a line about the whole check."""
+    for one in cases(found):
+        if one.failure:
+            yield f"::error title={_property(f'actordbg check: {one.asked} {one.dump_id}')}::{_message(one.failure)}"
+    yield f"::{'notice' if answer.good else 'error'} title=actordbg check::{_message(answer.sentence)}"
+
+
+def _xml(text: str, shown: Callable[[str], str] = in_line) -> str:
+    """`text` as XML can hold it: two characters that nobody hides are none of XML's."""
+    return shown(text).replace("\ufffe", "\\ufffe").replace("\uffff", "\\uffff")
+
+
+def _message(text: str) -> str:
+    return in_line(text).replace("%", "%25")
+
+
+def _property(text: str) -> str:
+    return _message(text).replace(":", "%3A").replace(",", "%2C")

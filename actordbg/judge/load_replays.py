@@ -1,0 +1,110 @@
+"""Read the replays of a report from the store: by id, the newest one, or all of them.
+
+Inputs come from each replay's `spec.json`; results and resolved configurations come from the catalog, which is brought up to date
+first. A replay with an unreadable specification is left out with a note, because the others are still worth a report.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from actordbg.actor.signatures import explain
+from actordbg.base.errors import NothingToDo, StoreProblem
+from actordbg.base.units import plural
+from actordbg.catalog import query
+from actordbg.catalog.why_nothing import no_match
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.judge.report_model import Summary
+from actordbg.judge.summary import SLOWEST, restrict, summarise
+from actordbg.records.journal import SPEC, read_why
+from actordbg.records.replay_record import ReplaySpec
+from actordbg.replay.replay_data import ReplayData
+from actordbg.store.layout import Store
+
+LAST = "last"
+ALL = "all"
+_WHYS = 3
+"""Reasons that a report gives for dumps that were not compared; the comparison itself has all of them."""
+
+
+@dataclass(frozen=True)
+class Material:
+    """The replays of a report in its order; `selection` names them in words, `notes` says what was left out."""
+
+    replays: tuple[ReplayData, ...]
+    selection: str
+    notes: tuple[str, ...] = ()
+
+    def summary(self, slowest: int = SLOWEST) -> Summary:
+        """Everything that a report says of them, with known failures explained."""
+        return summarise(
+            self.replays, selection=self.selection, now=now_timestamp(), slowest=slowest, explain=explain, notes=self.notes
+        )
+
+
+def load(store: Store, names: Sequence[str] = (), where: str | None = None) -> Material:
+    """The replays that `names` mean: ids, unique beginnings of ids, `last` or `all`; without a name, the last.
+
+    `where` keeps the inputs whose dumps it selects. Raises StoreProblem without a store, UsageError for an unknown
+    replay, WhereError for a forbidden condition, NothingToDo for one that selects no result of replays that have some. A store
+    without replays gives an empty Material.
+    """
+    catalog = query.open_fresh(store, where)
+    rows = _chosen(catalog, list(names) or [LAST])
+    replays, notes = [], _left_open(catalog, rows) if not names or LAST in names else []
+    for row in rows:
+        try:
+            replays.append(_read(catalog, row))
+        except StoreProblem as problem:
+            notes.append(f"{row.replay_id} is left out: {problem.message}")
+    if where is not None:
+        selected = {row.dump_id for row in query.select_dumps(catalog, where)}
+        with_results, replays = replays, [restrict(data, selected.__contains__) for data in replays]
+        if any(data.results for data in with_results) and not any(data.results for data in replays):
+            matched = f"none of the dumps that match {where} ({len(selected):,}) has a result in these replays"
+            raise NothingToDo(
+                f"nothing to report: {matched if selected else no_match(catalog, where)}",
+                hint="`actordbg dump ls --where` shows what a condition selects",
+            )
+        notes.append(f'only inputs selected by --where "{where}"; dumps that were pruned since are left out')
+    selection = plural(len(rows), "replay")
+    if not names or list(names) == [LAST]:
+        selection = "the last replay"
+    elif ALL in names:
+        selection = f"the whole store, {selection}"
+    return Material(tuple(replays), selection, tuple(notes))
+
+
+def _left_open(catalog: query.Catalog, rows: Sequence[query.ReplayRow]) -> list[str]:
+    """That a replay which did not end is newer than the last one that did."""
+    newest = next(iter(query.list_own_replays(catalog)), None)
+    if newest is None or newest.status not in query.OPEN or any(row.replay_id >= newest.replay_id for row in rows):
+        return []
+    return [f"{newest.replay_id} is newer and {newest.status}: `actordbg replay --resume {newest.replay_id}` goes on"]
+
+
+def _chosen(catalog: query.Catalog, names: list[str]) -> list[query.ReplayRow]:
+    """The rows that the names mean, each once."""
+    rows: dict[str, query.ReplayRow] = {}
+    for name in names:
+        if name == ALL:
+            found = list(reversed(query.list_replays(catalog)))
+        elif name == LAST:
+            newest = query.newest_configuration(catalog, typed=True)
+            found = [newest] if newest is not None else query.list_replays(catalog, limit=1)
+        else:
+            found = [query.get_replay(catalog, name)]
+        rows |= {row.replay_id: row for row in found if row.replay_id not in rows}
+    return list(rows.values())
+
+
+def _read(catalog: query.Catalog, row: query.ReplayRow) -> ReplayData:
+    spec = ReplaySpec.from_file(catalog.store.replays / row.replay_id / SPEC)
+    results = query.results_for(catalog, row.replay_id)
+    compared = tuple(query.comparisons(catalog, row.replay_id))
+    for one in compared:
+        if not one.compared and not one.reasons:
+            one.reasons = "; ".join(query.why_not_compared(catalog, one.comparison_id)[:_WHYS]) or None
+    why = read_why(catalog.store.replays / row.replay_id)
+    return ReplayData(spec, row.resolved or {}, row.status, tuple(results), compared, why)

@@ -1,0 +1,336 @@
+"""A report on replays as a document: headings, paragraphs, lists and tables (`blocks`), for text and Markdown alike."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from actordbg.base.foreign_text import in_shell
+from actordbg.base.units import human_bytes, plural
+from actordbg.catalog.tables import ComparisonRow
+from actordbg.config import consent
+from actordbg.config.as_ran import as_ran, in_words, label, meant, on_machine, toy
+from actordbg.config.replay_config import SETTINGS
+from actordbg.document.blocks import Block, Chart, Code, Grid, Heading, Items, Paragraph, number, rate, ratio, seconds
+from actordbg.document.renderings import shorten
+from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
+from actordbg.judge.agreement import against_the_run, ranks_in_words
+from actordbg.judge.law_summary import laws_in_words
+from actordbg.judge.report_model import Against, Counts, FailureGroup, ReplaySummary, Summary
+from actordbg.judge.verdict_banner import banner
+from actordbg.records.arithmetic import PERCENTILE_DEFINITION, Spread
+from actordbg.replay.hang import in_brief
+
+_LOG_LINES = 12
+_MOST_WHERE = 160
+"""Characters of a condition that a report shows; the list of ids that `--diverse` chose is longer, and in `--json`."""
+_FACTS = ("parameters", "device_name")
+"""What workers report, and a reader looks for beside the settings."""
+
+
+Pictures = Mapping[str, Sequence[Chart]]
+"""Charts of replays, by the replay's label."""
+
+
+BRIEF_FROM = 4
+"""Replays side by side from which on a terminal gets what differs and what failed, and not each one's tables."""
+
+
+def brief_document(summary: Summary) -> list[Block]:
+    """The report for a terminal: of many replays what differs and what failed; where the figures are explained is said."""
+    if len(summary.replays) < BRIEF_FROM:
+        return [*document(summary, explained=False), Paragraph(_EXPLAINED)]
+    blocks = document(replace(summary, replays=()), explained=False)[:2]
+    blocks += [banner(summary), *_side_by_side(summary)]
+    for one in summary.replays:
+        if bad := _stopped(one) + _failures(one):
+            blocks += [Heading(f"{one.label}  {one.replay_id}", 2), *bad]
+    each = "Each in full: `actordbg report ID`, or all of them with --format md or -o report.html."
+    return [*blocks, *map(Paragraph, summary.notes), Paragraph(f"{each} {_EXPLAINED}")]
+
+
+def explanations(summary: Summary | None = None) -> list[Block]:
+    """What the figures of a report mean; of a summary only those that it has."""
+    compared = summary is None or any(one.comparisons for one in summary.replays)
+    return [Heading("How to read the figures", 3), Items((*_FIGURES, *([_COMPARED] if compared else ())))]
+
+
+_EXPLAINED = "How to read the figures: `actordbg report --explain`."
+
+
+def document(summary: Summary, pictures: Pictures = MappingProxyType({}), *, explained: bool = True) -> list[Block]:
+    """The whole report, top to bottom."""
+    blocks: list[Block] = [
+        Heading("actordbg report", 1),
+        Paragraph(f"{summary.selection}; {summary.generated_at}"),
+        banner(summary),
+    ]
+    if not summary.replays:
+        unread = any("is left out" in note for note in summary.notes)
+        return [*blocks, *map(Paragraph, summary.notes), *([] if unread else [Paragraph(NOTHING)])]
+    if summary.comparison:
+        blocks += _side_by_side(summary)
+    for replay in summary.replays:
+        blocks += _replay(replay, pictures.get(replay.label, ()))
+    return [*blocks, *map(Paragraph, summary.notes), *(explanations(summary) if explained else ())]
+
+
+NOTHING = "Nothing has been replayed yet. `actordbg replay --max-inputs 3` replays three dumps."
+
+
+_FIGURES = (
+    "Steady times leave out the first measured input of each worker start and inputs that compiled a graph.",
+    f"p95: {PERCENTILE_DEFINITION}; with fewer than 20 inputs it is close to the largest.",
+    "tok/s: real tokens (attention mask, no padding) per second of forward in one worker process, the median over"
+    " inputs; all: all tokens by all seconds.",
+    "seq_len counts padding. peak mem is one worker process's, the largest of the inputs.",
+)
+_COMPARED = (
+    "Compared: the newest `actordbg compare` with each other side; max, mean: absolute differences of log-probs in nats,"
+    " clip: tokens whose ratio leaves 0.8 to 1.2, |g| rel: relative difference of the gradient norms."
+)
+
+
+def _side_by_side(summary: Summary) -> list[Block]:
+    comparison = summary.comparison
+    assert comparison is not None
+    rows = [_compared(one, against) for one, against in zip(summary.replays, comparison.rows, strict=True)]
+    columns = ("", "passed", "fwd", "p95", "tok/s", "peak mem", "x fwd", "timed", "digest = / !=")
+    return [
+        Heading(f"{plural(len(rows), 'replay')} side by side", 2),
+        Grid(columns, tuple(rows), {""}),
+        Items(tuple(_configured(one, against) for one, against in zip(summary.replays, comparison.rows, strict=True))),
+        Paragraph(f"The same for all: {_shared(comparison.shared)}."),
+        Paragraph(
+            f"x fwd: forward seconds by those of {comparison.baseline}, input by input, median over the inputs that are"
+            f" steady in both (timed). digest: log-probs of inputs that passed in both, equal bit for bit or not."
+        ),
+    ]
+
+
+def _shared(shared: dict[str, Any]) -> str:
+    """What is the same for all: the label of it, as far as it says something, and facts of the model and the machine."""
+    quiet = {name for name, value in shared.items() if name in SETTINGS and (value is None or value in SETTINGS[name].quiet)}
+    quiet |= {"zero_stage"} if shared.get("backend") == "plain" else set()
+    kept = {name: value for name, value in shared.items() if name not in quiet and (name in SETTINGS or name in _FACTS)}
+    return _settings(kept) or "nothing"
+
+
+def _compared(one: ReplaySummary, against: Against) -> tuple[str, ...]:
+    baseline = one.label == "A"
+    return (
+        one.label,
+        f"{one.counts.passed}/{one.counts.inputs}",
+        seconds(one.forward.median),
+        seconds(one.forward.p95),
+        rate(one.tokens_per_s.median),
+        human_bytes(one.peak_memory_bytes),
+        "1" if baseline else ratio(against.forward_ratio),
+        "-" if baseline else str(against.timed),
+        "-" if baseline else f"{against.digests_equal} / {against.digests_differ}",
+    )
+
+
+def _configured(one: ReplaySummary, against: Against) -> str:
+    differs = meant(as_ran(one.asked, one.resolved), against.differs)
+    text = f"{one.label}  {one.replay_id}: {_settings(differs) or 'the same configuration'}"
+    if one.golden and one.golden.max_abs is not None:
+        text += f"; log-probs at most {number(one.golden.max_abs, 3)} nats from the run's own"
+        text += f" ({plural(one.golden.nonfinite, 'input')} not finite on one side)" * bool(one.golden.nonfinite)
+    if one.label == "A" or against.mean_moved is None:
+        return text
+    return f"{text}; mean log-prob of an input moved by at most {number(against.mean_moved, 3)} nats"
+
+
+def _replay(one: ReplaySummary, charts: Sequence[Chart]) -> list[Block]:
+    return [
+        Heading(f"{one.label}  {one.replay_id}", 2), Items(tuple(_facts(one))), *_stopped(one), *_failures(one), *charts,
+        *_timing(one), *_slowest(one), *_numbers(one), *_comparisons(one),
+    ]  # fmt: skip
+
+
+def _facts(one: ReplaySummary) -> Iterable[str]:
+    yield f"result: {counted(one.counts)}" + ("" if one.status == "complete" else f" (the replay is {one.status})")
+    yield f"inputs: {_selected(one)}"
+    if one.resolved:
+        yield f"ran as: {on_machine(one.asked, one.resolved)}"
+        if RECORDED_WEIGHTS in one.resolved:
+            yield f"weights: {one.resolved[RECORDED_WEIGHTS]}"
+    else:
+        yield f"no worker became ready; asked for: {label(as_ran(one.asked))}"
+        yield f"logs: the store's replays/{one.replay_id}/"
+    if one.command:
+        words, mark = consent.words_of(one.command)
+        yield f"command: {' '.join(map(in_shell, words)) or 'its record has none of actordbg'}{mark}"
+    if one.versions:
+        yield "versions: " + ", ".join(f"{name} {version}" for name, version in sorted(one.versions.items()))
+
+
+def _selected(one: ReplaySummary) -> str:
+    text = f"{plural(one.counts.inputs, 'dump')} by {one.order}"
+    if one.where:
+        where = _LISTED_IDS.sub(lambda ids: f"dump_id in (... {ids['ids'].count(',') + 1} ids)", one.where)
+        text += f', --where "{shorten(where, _MOST_WHERE)}"'
+    if one.inputs.seq_len_min is not None:
+        low, mid, high = one.inputs.seq_len_min, one.inputs.seq_len_median, one.inputs.seq_len_max
+        lengths = f"{low}" if low == high else f"{low} to {high} (median {mid:g})"
+        text += f"; seq_len {lengths}; {plural(one.inputs.tokens, 'token')}"
+    return text
+
+
+_LISTED_IDS = re.compile(r"dump_id in \((?P<ids>'[^()]{160,})\)")
+"""A list of ids too long to be read; `--diverse`, `--longest` and `--slowest` make it."""
+
+
+def counted(counts: Counts) -> str:
+    """ "3 passed, 1 hung of 4": what is zero is left out, except when nothing passed."""
+    names = (("passed", counts.passed), ("failed", counts.failed), ("crashed", counts.crashed), ("hung", counts.hung),
+             ("stopped", counts.stopped), ("not run", counts.not_run))  # fmt: skip
+    shown = [f"{count:,} {name}" for name, count in names if count or name == "passed"]
+    return f"{', '.join(shown)} of {counts.inputs:,}"
+
+
+def _stopped(one: ReplaySummary) -> list[Block]:
+    """What ended it early: the error, and the last lines of the log."""
+    if not one.why:
+        return []
+    first, *log = one.why.strip().splitlines()
+    return [Heading("What stopped it", 3), Paragraph(first), *([Code("\n".join(log[-_LOG_LINES:]))] if log else [])]
+
+
+def _failures(one: ReplaySummary) -> list[Block]:
+    blocks = [block for group in one.failures for block in _failure(group)]
+    return [Heading("Failures", 3), *blocks] if blocks else []
+
+
+def _failure(group: FailureGroup) -> list[Block]:
+    statuses = ", ".join(f"{count} {status}" for status, count in sorted(group.statuses.items()))
+    kind = f" ({group.error_class})" if group.error_class and group.error_class != group.name else ""
+    lines = [f"{group.name}{kind}: {plural(group.count, 'input')}, {statuses}"]
+    if group.cause:
+        lines.append(f"first cause: {' '.join(group.cause.split())}")
+    if group.explanation:
+        lines.append(f"why: {group.explanation}")
+    lines += [f"way out: {way}" for way in group.ways_out]
+    lines += [f"for example: {example}" for example in group.examples]
+    blocks: list[Block] = [Items(tuple(lines))]
+    if group.log_excerpt and not group.explanation:
+        blocks.append(Code("\n".join(group.log_excerpt.strip().splitlines()[-8:])))
+    elif stacks := in_brief(group.log_excerpt or ""):
+        blocks.append(Code(stacks))
+    return blocks
+
+
+def _timing(one: ReplaySummary) -> list[Block]:
+    model = as_ran(one.asked, one.resolved)["model"]
+    blocks: list[Block] = [Heading(f"Time and memory by seq_len{toy(model, ', of a ')}", 3)]
+    if not one.buckets:
+        return [*blocks, Paragraph("No input has a result.")]
+    columns = ("seq_len", "n", "steady", "fwd", "p95", "bwd", "p95", "tok/s", "all", "peak mem")
+    rows = [(b.label, b.inputs, b.steady, b.forward, b.backward, b.tokens_per_s, b.peak_memory_bytes) for b in one.buckets]
+    counts = one.counts
+    if len(one.buckets) > 1:
+        done = counts.inputs - counts.not_run
+        steady = sum(b.steady for b in one.buckets)
+        rows.append(("all", done, steady, one.forward, one.backward, one.tokens_per_s, one.peak_memory_bytes))
+    cells = [
+        (name, str(inputs), str(timed), seconds(fwd.median), seconds(fwd.p95), seconds(bwd.median), seconds(bwd.p95),
+         rate(speed.median), rate(speed.total), human_bytes(peak))
+        for name, inputs, timed, fwd, bwd, speed, peak in rows
+    ]  # fmt: skip
+    return [*blocks, Grid(columns, cells, {"seq_len"}), Paragraph(_warm_up(one))]
+
+
+def _warm_up(one: ReplaySummary) -> str:
+    warm = one.warm_up
+    text = "fwd, bwd: median seconds of steady inputs."
+    if warm.first_inputs:
+        text += f" First inputs ({plural(one.worker_starts, 'worker start')}): forward {_range(warm.first_forward)}."
+    if warm.compiling_inputs:
+        text += f" {plural(warm.compiling_inputs, 'later input')} compiled: forward {_range(warm.compiling_forward)}."
+    if not one.forward.count:
+        text += " No input was steady: every measured one was a first or a compiling one."
+    return text
+
+
+def _range(spread: Spread) -> str:
+    if spread.count == 1:
+        return f"{seconds(spread.median)} s"
+    return f"median {seconds(spread.median)} s, largest {seconds(spread.largest)} s"
+
+
+def _slowest(one: ReplaySummary) -> list[Block]:
+    if not one.slowest:
+        return []
+    title = "Slowest inputs" if one.slowest_are_steady else "Slowest inputs (warm-up included: none is steady)"
+    rows = tuple(
+        (s.dump_id, str(s.rank), str(s.batch_size), str(s.seq_len), seconds(s.forward_s), seconds(s.backward_s))
+        for s in one.slowest
+    )
+    return [Heading(title, 3), Grid(("dump", "rank", "B", "S", "fwd s", "bwd s"), rows, {"dump"})]
+
+
+def _numbers(one: ReplaySummary) -> list[Block]:
+    lines: list[str] = []
+    if one.logprobs:
+        p = one.logprobs
+        lines.append(
+            f"log-probs of {plural(p.results, 'input')}, {plural(p.count, 'token')}: mean {number(p.mean)},"
+            f" from {number(p.lowest)} to {number(p.highest)} nats; {p.nonfinite:,} non-finite"
+        )
+        if p.entropy_mean is not None:
+            lines.append(f"entropy: mean {number(p.entropy_mean)} nats")
+        if p.folded_ids:
+            lines.append(f"token ids of {plural(p.folded_ids, 'input')} were folded into the model's vocabulary")
+    own = against_the_run(one.golden, one.golden_entropy, one.generators, one.not_compared)
+    lines += [f"against the run's own {text}" for text in own]
+    lines += [f"ranks with the same input: {text}" for text in ranks_in_words(one.ranks)]
+    lines += laws_in_words(one.laws)
+    if one.compiled:
+        c = one.compiled
+        lines.append(f"torch.compile: {plural(c.graphs, 'graph')}, {plural(c.graph_breaks, 'graph break')}")
+    return [Heading("Numbers", 3), Items(tuple(lines))] if lines else []
+
+
+def _settings(data: dict[str, Any]) -> str:
+    """Settings and facts in words, those that nobody set or reported left out."""
+    return ", ".join(in_words(name, value) for name, value in data.items() if value is not None or name in SETTINGS)
+
+
+def _comparisons(one: ReplaySummary) -> list[Block]:
+    """The newest comparison with each other side: `actordbg compare` made them, over all dumps that both have."""
+    if not one.comparisons:
+        return []
+    columns = ("against", "verdict", "dumps", "max", "mean", "clip", "|g| rel")
+    rows = tuple(
+        (
+            c.against if c.against_kind == "replay" else f"{c.against_kind} {c.against}".removesuffix(" golden"),
+            c.verdict,
+            f"{c.compared}/{c.dumps}",
+            number(c.max_abs, 3),
+            number(c.mean_abs, 2),
+            "-" if c.clip_share is None else f"{c.clip_share:.1%}",
+            number(c.grad_norm_rel, 2),
+        )
+        for c in one.comparisons
+    )
+    return [
+        Heading("Compared", 3),
+        Grid(columns, rows, {"against", "verdict"}),
+        Items(tuple(_compared_with(c) for c in one.comparisons)),
+    ]
+
+
+def _compared_with(c: ComparisonRow) -> str:
+    text = f"{c.comparison_id}: {c.against_label or c.against}"
+    counts = [f"{c.mismatches:,} a mismatch"] * bool(c.mismatches) + [f"{c.within_noise:,} within the noise"] * bool(
+        c.within_noise
+    )
+    text += f"; {', '.join(counts)}" if counts else ""
+    if c.worst_dump is not None and c.mismatches:
+        text += f"; the worst is {c.worst_dump}"
+    text += f"; thresholds: {c.thresholds_from}" if c.compared else f"; {c.reasons or 'nothing in common'}"
+    return text + (f"; noise floor {c.noise_id}" if c.noise_id else "")

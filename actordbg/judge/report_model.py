@@ -1,0 +1,214 @@
+"""What a report says, as data. `summary` fills these dataclasses; text, Markdown and JSON show them.
+
+`actordbg report --format json` prints a Summary field by field, so these names are the JSON's names. Times are in
+seconds, memory in bytes, log-probs in nats. A figure that was not measured is None, never 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from actordbg.catalog.tables import ComparisonRow
+from actordbg.judge.agreement import Generators, Golden, NotCompared, RankAgreement
+from actordbg.judge.law_summary import LawSummary
+from actordbg.records.arithmetic import Spread
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How many inputs a replay has, and how they ended. The last six add up to `inputs`."""
+
+    inputs: int
+    passed: int
+    failed: int
+    crashed: int
+    hung: int
+    not_run: int
+    stopped: int = 0
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The range of a replay's inputs: seq_len counts padding, tokens do not."""
+
+    seq_len_min: int | None
+    seq_len_median: float | None
+    seq_len_max: int | None
+    tokens: int
+
+
+@dataclass(frozen=True)
+class FailureGroup:
+    """Inputs that failed in the same way: a known signature, or else the same kind of error.
+
+    `cause` is the error of the first of them, `log_excerpt` what its worker printed, `examples` the first few dump ids.
+    `explanation` and `ways_out` are filled for known signatures.
+    """
+
+    name: str
+    known: bool
+    count: int
+    statuses: dict[str, int]
+    error_class: str | None
+    cause: str
+    log_excerpt: str | None
+    explanation: str
+    ways_out: tuple[str, ...]
+    examples: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """Real tokens per second of forward in one worker: the median over inputs, and all tokens by all seconds."""
+
+    median: float | None
+    total: float | None
+
+
+@dataclass(frozen=True)
+class BucketFigures:
+    """The figures of one range of seq_len: `inputs` have a result, `steady` of them count for the times.
+
+    `peak_memory_bytes` is the largest peak of the bucket's inputs.
+    """
+
+    label: str
+    inputs: int
+    passed: int
+    steady: int
+    forward: Spread
+    backward: Spread
+    tokens_per_s: Throughput
+    peak_memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """Inputs outside of steady timing: the first measured one of each worker start, and those that compiled a graph."""
+
+    first_inputs: int
+    first_forward: Spread
+    compiling_inputs: int
+    compiling_forward: Spread
+
+
+@dataclass(frozen=True)
+class SlowInput:
+    """One of the slowest inputs, by forward plus backward seconds."""
+
+    dump_id: str
+    rank: int
+    batch_size: int
+    seq_len: int
+    tokens: int
+    forward_s: float
+    backward_s: float | None
+
+
+@dataclass(frozen=True)
+class LogProbs:
+    """Log-probs of all results that have them, weighted by their number; `nonfinite` counts NaN and infinite ones."""
+
+    results: int
+    count: int
+    mean: float | None
+    lowest: float | None
+    highest: float | None
+    nonfinite: int
+    entropy_mean: float | None
+    folded_ids: int
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """Graphs built and graph breaks of torch.compile, over all results that counted them."""
+
+    results: int
+    graphs: int
+    graph_breaks: int
+
+
+@dataclass(frozen=True)
+class ReplaySummary:
+    """One replay: its inputs, the configuration that ran, and its results.
+
+    `comparisons`: the newest one of it (as A) with each other replay, the truth and the run's own results. `why`: what
+    stopped it, and the end of its log.
+    """
+
+    label: str
+    replay_id: str
+    created_at: str
+    status: str
+    command: str
+    where: str | None
+    order: str
+    asked: dict[str, Any]
+    resolved: dict[str, Any]
+    versions: dict[str, str]
+    inputs: Inputs
+    counts: Counts
+    worker_starts: int
+    failures: tuple[FailureGroup, ...]
+    forward: Spread
+    backward: Spread
+    tokens_per_s: Throughput
+    peak_memory_bytes: int | None
+    buckets: tuple[BucketFigures, ...]
+    warm_up: WarmUp
+    slowest: tuple[SlowInput, ...]
+    slowest_are_steady: bool
+    logprobs: LogProbs | None
+    golden: Golden | None
+    golden_entropy: Golden | None
+    generators: Generators | None
+    not_compared: tuple[NotCompared, ...]
+    compiled: Compiled | None
+    comparisons: tuple[ComparisonRow, ...] = ()
+    ranks: RankAgreement | None = None
+    laws: LawSummary | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Against:
+    """A replay beside the baseline (the first of the report), over the inputs that both ran.
+
+    `forward_ratio` is the median, over inputs that are steady in both, of this replay's forward seconds by the
+    baseline's (below 1: faster); None when there is no such input. Digests are compared where both passed: equal means
+    the same log-probs bit for bit in float32. `mean_moved` is the largest distance, over the same inputs, between the two
+    replays' mean log-probs of an input, in nats: small does not prove that no single log-prob moved.
+    """
+
+    label: str
+    replay_id: str
+    differs: dict[str, Any]
+    common: int
+    timed: int
+    forward_ratio: float | None
+    digests_equal: int
+    digests_differ: int
+    mean_moved: float | None
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Several replays side by side: the settings that all share, and each against the baseline."""
+
+    baseline: str
+    shared: dict[str, Any]
+    rows: tuple[Against, ...]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A whole report. `selection`: how the replays were chosen, in words. `replays` is empty if nothing was replayed."""
+
+    selection: str
+    generated_at: str
+    percentile: str
+    replays: tuple[ReplaySummary, ...]
+    totals: Counts
+    comparison: SideBySide | None = None
+    notes: tuple[str, ...] = field(default=())

@@ -1,0 +1,284 @@
+"""The two sides of a comparison: a replay, the truth (a replay too), or `golden`, what the training run itself recorded.
+
+A side gives the values of one dump when asked, read from disk, or the reason why it has none. It never holds more than one
+dump's tensors. They are numpy's arrays: what has run can be compared where no torch is installed.
+
+Example::
+
+    side = open_replay(catalog, "last")
+    values = side.read(dump_id)         # Values, or a str: why not
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from actordbg.actor.known_failures import LEAKED, leaked
+from actordbg.base.errors import StoreProblem
+from actordbg.catalog import query
+from actordbg.config.as_ran import as_ran, label, telling
+from actordbg.config.choices import short_dtype
+from actordbg.config.replay_config import TINY, TRUTHS
+from actordbg.formats.dump_record import OUTPUT_PREFIX
+from actordbg.formats.dumpfile import DEFAULT_CAP
+from actordbg.formats.weight_hashes import met_weights, weights_of
+from actordbg.judge.thresholds import weaker
+from actordbg.records.comparison_record import SideInfo
+from actordbg.records.journal import SPEC, TENSORS
+from actordbg.records.replay_record import PASSED, ReplayInput, ReplaySpec, ResultRecord
+from actordbg.store.layout import Store, known_regular
+
+if TYPE_CHECKING:
+    from actordbg.formats.encoding import Array
+
+GOLDEN, TRUTH = "golden", "truth"
+PLANTED = "planted/"
+"""What the names of log-probs under a planted fault begin with (`actordbg.actor.planted`)."""
+NON_FINITE = "non-finite-output"
+"""The signature of inputs that finished with a NaN: their tensors were kept, and a NaN on both sides is a match."""
+OTHER_WEIGHTS = "its weights were not this model's"
+NO_OUTPUTS = "the run's own log-probs were not recorded (`--with-outputs` records those that forward returns)"
+
+
+@dataclass(frozen=True)
+class Values:
+    """One side's values of one dump. log_probs: float [B, A] or [B, S-1]. mask (bool) and entropy have the same shape.
+
+    `gradients`: the safetensors files whose mean the gradients are; () if none were kept. `gradient_over`: the dumps whose
+    gradients were averaged into them. `dtype`: the one that computed. `trained`: in training mode. `undropped`: the share
+    that the model drops in training mode, where this side, a truth, drops nothing. `fault`: known of how these were computed.
+    """
+
+    log_probs: Array
+    mask: Array
+    entropy: Array | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    gradients: tuple[Path, ...] = ()
+    gradient_over: tuple[str, ...] = ()
+    dtype: str | None = None
+    folded: bool | None = None
+    temperature: float | None = None
+    trained: bool = False
+    undropped: float = 0.0
+    fault: str = ""
+
+
+class Side(Protocol):
+    """One side of a comparison. `inputs`: by dump id, what it may have."""
+
+    @property
+    def info(self) -> SideInfo: ...
+    @property
+    def inputs(self) -> Mapping[str, ReplayInput]: ...
+    def read(self, dump_id: str) -> Values | str: ...
+
+
+@dataclass(frozen=True)
+class ReplaySide:
+    """A replay: `results` by dump id from its journals, tensors from its folder.
+
+    `autocast`: by dump id, the autocast dtype of the recorded call, if the replay used it too.
+    """
+
+    store: Store
+    row: query.ReplayRow
+    spec: ReplaySpec
+    results: dict[str, ResultRecord]
+    autocast: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def info(self) -> SideInfo:
+        kind = TRUTH if self.spec.config.truth in TRUTHS else "replay"
+        dtypes = {self.dtype_of(dump_id) for dump_id in self.inputs} or {computed_in(self.row)}
+        ran = as_ran(self.row.config, self.row.resolved)
+        return SideInfo(kind, self.row.replay_id, label(ran), weaker(dtypes), telling(ran))
+
+    def dtype_of(self, dump_id: str) -> str | None:
+        """The dtype that computed a dump."""
+        return weaker([computed_in(self.row), _dtype(self.autocast.get(dump_id))])
+
+    @property
+    def inputs(self) -> Mapping[str, ReplayInput]:
+        return {one.dump_id: one for one in self.spec.inputs}
+
+    @property
+    def model(self) -> tuple[Any, Any]:
+        """The model and its number of layers, which must be the same on both sides."""
+        resolved, asked = self.row.resolved or {}, self.spec.config
+        return resolved.get("model", asked.model), resolved.get("num_layers", asked.num_layers)
+
+    def failed(self, dump_id: str) -> bool:
+        """Whether it ran without a result: it raised, crashed or hung."""
+        result = self.results.get(dump_id)
+        return result is not None and result.status != PASSED and result.signature != NON_FINITE
+
+    def read(self, dump_id: str) -> Values | str:
+        """The values of a dump, or why there are none."""
+        result = self.results.get(dump_id)
+        if result is None:
+            return "it was not run"
+        if self.failed(dump_id):
+            what = (result.signature or result.error_class or "").strip()
+            return f"it {result.status}" + (f" ({what})" if what else "")
+        return self._kept(dump_id, result)
+
+    def _tensors(self, dump_id: str) -> Path:
+        return self.store.replays / self.row.replay_id / TENSORS / f"{dump_id}.safetensors"
+
+    def planted(self, dump_id: str) -> dict[str, Array]:
+        """Log-probs under each planted fault, by "fault/size"; {} where none was planted."""
+        import safetensors
+
+        with safetensors.safe_open(known_regular(self._tensors(dump_id), DEFAULT_CAP), framework="np") as file:
+            names = [name for name in file.keys() if name.startswith(PLANTED)]  # noqa: SIM118
+            return {name.removeprefix(PLANTED): file.get_tensor(name) for name in names}
+
+    def averaged(self, values: Values, over: tuple[str, ...]) -> Values:
+        """These values with the mean gradient over the dumps `over`, where each of these has one of its own here.
+
+        `grad_norm` is then None: a mean's norm does not follow from norms. Else the values as they are.
+        """
+        files: list[Path] = []
+        for dump_id in over:
+            result = self.results.get(dump_id)
+            alone = result is not None and not result.extra.get("gradient_over") and result.grad_norm is not None
+            found = self.read(dump_id) if alone else ""
+            if isinstance(found, str) or not found.gradients:
+                return values
+            files += found.gradients
+        return replace(values, gradients=tuple(files), gradient_over=over, grad_norm=None)
+
+    def _kept(self, dump_id: str, result: ResultRecord) -> Values | str:
+        import safetensors
+        from safetensors import SafetensorError
+
+        path = self._tensors(dump_id)
+        try:
+            with safetensors.safe_open(known_regular(path, DEFAULT_CAP), framework="np") as file:
+                names = set(file.keys())
+                log_probs, mask = file.get_tensor("log_probs"), file.get_tensor("mask")
+                entropy = file.get_tensor("entropy") if "entropy" in names else None
+        except FileNotFoundError:
+            return "its tensors are gone" if self.spec.config.keep_tensors else "it kept no tensors (--no-keep-tensors)"
+        except (SafetensorError, OSError) as error:
+            return f"its kept tensors cannot be read ({error})"
+        with_gradients = any(name.startswith("grad/") for name in names)
+        over = result.extra.get("gradient_over") or [dump_id]
+        return Values(
+            log_probs=log_probs,
+            mask=mask.astype(bool),
+            entropy=entropy,
+            loss=_figure(result, result.loss),
+            grad_norm=_figure(result, result.grad_norm),
+            gradients=(path,) if with_gradients else (),
+            gradient_over=tuple(sorted(over)),
+            dtype=self.dtype_of(dump_id),
+            folded=result.folded_ids,
+            temperature=result.extra.get("temperature"),
+            trained=bool(result.extra.get("training")),
+            undropped=float((self.row.resolved or {}).get("undropped") or 0.0),
+        )
+
+
+@dataclass(frozen=True)
+class GoldenSide:
+    """The training run's own results, as its dumps recorded them. `beside`: the replay to compare with."""
+
+    store: Store
+    beside: ReplaySide
+    dtypes: list[str | None] = field(default_factory=list)
+
+    @property
+    def info(self) -> SideInfo:
+        return SideInfo(GOLDEN, None, "the training run's own results", weaker(self.dtypes))
+
+    @property
+    def inputs(self) -> Mapping[str, ReplayInput]:
+        return self.beside.inputs
+
+    def read(self, dump_id: str) -> Values | str:
+        """The results that a dump recorded, or why it has none."""
+        from actordbg.replay.output_figures import log_probs_of, of_the_masked
+        from actordbg.store.plain_tensors import load_plain, numbers_of
+        from actordbg.trainers.captured_call import summary_mask
+
+        try:
+            record, tensors = load_plain(self.store.root / self.inputs[dump_id].path)
+        except StoreProblem as error:
+            return f"the dump cannot be read ({error.message})"
+        numbers = {name: numbers_of(one) for name, one in tensors.items()}
+        outputs = {name.removeprefix(OUTPUT_PREFIX): one for name, one in numbers.items() if name.startswith(OUTPUT_PREFIX)}
+        log_probs = log_probs_of(outputs)
+        if log_probs is None:
+            return NO_OUTPUTS
+        others = met_weights(self.beside.row.resolved or {}).get("other", {})
+        if others and (path := weights_of(self.store.root, record)) and f"{record.run}/{path.name}" in others:
+            return OTHER_WEIGHTS
+        mask = summary_mask(numbers)
+        entropy = outputs.get("entropy")
+        dtype = weaker([_dtype(record.model_dtype), _dtype(record.autocast_dtype)])
+        self.dtypes.append(dtype)
+        return Values(
+            log_probs=log_probs,
+            mask=mask,
+            entropy=None if entropy is None else of_the_masked(entropy, mask, record.seq_len),
+            gradient_over=(dump_id,),
+            dtype=dtype,
+            temperature=record.temperature,
+            fault=LEAKED if leaked(record) else "",
+        )
+
+
+def open_replay(catalog: query.Catalog, name: str) -> ReplaySide:
+    """The replay of an id, the beginning of one, or `last`. UsageError if there is none, StoreProblem for a damaged one."""
+    row = query.get_replay(catalog, name)
+    spec = ReplaySpec.from_file(catalog.store.replays / row.replay_id / SPEC)
+    results = {one.dump_id: one for one in query.results_for(catalog, row.replay_id)}
+    follows = spec.config.dtype is None and spec.config.truth is None
+    autocast = query.autocast_dtypes(catalog, [one.dump_id for one in spec.inputs]) if follows else {}
+    return ReplaySide(catalog.store, row, spec, results, autocast)
+
+
+def weights_dtype(side: ReplaySide) -> str | None:
+    """The dtype of the weights (for a truth: the one they were rounded to); None if unknown."""
+    if side.spec.config.truth or side.spec.config.dtype:
+        return side.spec.config.dtype
+    return _dtype((side.row.resolved or {}).get("dtype"))
+
+
+def why_not(a: ReplaySide, b: Side) -> str | None:
+    """Why the two sides cannot be compared at all; None if they can."""
+    model, layers = a.model
+    if not isinstance(b, ReplaySide):
+        if model == TINY:
+            return "the embedded tiny model is not the run's: replay with --model"
+        asked = a.spec.config.num_layers
+        return None if asked is None else f"the replay has the first {asked} layers only, the run had all"
+    if model != b.model[0]:
+        return f"A ran the model {model}, B {b.model[0]}"
+    if None not in (layers, b.model[1]) and layers != b.model[1]:
+        return f"A ran {layers} layers, B {b.model[1]}"
+    return None
+
+
+def computed_in(row: query.ReplayRow) -> str | None:
+    """The dtype in which a replay computed: the truth's own, else what its workers reported."""
+    resolved = row.resolved or {}
+    asked = row.config.get("oracle") or resolved.get("compute_dtype") or resolved.get("dtype") or row.config.get("dtype")
+    return _dtype(asked) if isinstance(asked, str) else None
+
+
+def _figure(result: ResultRecord, value: float | None) -> float | None:
+    """A figure of the backward. A journal has null for a NaN, which is not the same as no backward."""
+    return math.nan if value is None and result.backward_s is not None else value
+
+
+def _dtype(name: str | None) -> str | None:
+    """The short name of a torch dtype, "fp64" for float64, and any other name as it is."""
+    plain = (name or "").removeprefix("torch.")
+    return "fp64" if plain in ("float64", "fp64") else short_dtype(plain) or plain or None

@@ -1,0 +1,202 @@
+"""What replays measured, by configuration and length: the points that curves are drawn through.
+
+* **Configuration**: what the workers resolved, not what was asked for. Inputs with a backward and inputs without one are
+  different configurations. Replays of the truth and of noise variations are left out, because nobody trains so.
+* **Length** (`by`): "seq_len" is S of [B, S], with one curve for each batch size; "padded" is B x S; "tokens" counts real tokens.
+* **Several inputs of one length**: memory is the largest peak (it has to fit), times are medians.
+* **Warm-up** is no part of times (`records/arithmetic.py`). Memory leaves out inputs during which a graph was compiled.
+* **Out of memory** (by the failure's signature, or a worker that the kernel killed) gives no point but a bound: the shortest
+  such length. With `by="seq_len"` it also bounds larger batches of the same configuration.
+
+Pure: rows in, points out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby, product
+from statistics import median
+from typing import Any
+
+from actordbg.actor.find_trainer import find_trainer
+from actordbg.actor.hub_model import find_model
+from actordbg.actor.known_failures import check_config, refuse_hits
+from actordbg.base.ids import new_replay_id
+from actordbg.catalog.query import open_fresh, select_dumps
+from actordbg.config.as_ran import as_ran, costs
+from actordbg.config.choices import installed_versions
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.records.arithmetic import warm_up_of
+from actordbg.records.replay_record import PASSED, ReplaySpec, ResultRecord
+from actordbg.replay.plan import make_plan
+from actordbg.replay.replay_data import ReplayData
+from actordbg.store.layout import Store
+
+SEQ_LEN, PADDED, TOKENS = "seq_len", "padded", "tokens"
+BY = {
+    SEQ_LEN: "seq_len, padding included; a curve for each batch size",
+    PADDED: "padded positions, batch size x seq_len",
+    TOKENS: "real tokens of an input, padding left out",
+}
+OUT_OF_MEMORY = ("cuda-out-of-memory", "cpu-out-of-memory", "killed")
+
+
+@dataclass(frozen=True)
+class Point:
+    """Inputs of one length: their number, the largest peak in bytes, median seconds. None: not measured, or warm-up only."""
+
+    n: int
+    inputs: int
+    memory: float | None = None
+    forward: float | None = None
+    backward: float | None = None
+    both: float | None = None
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """One configuration: `settings` by name, `batch_size` if each has its own curve, and whether backward ran.
+
+    left_out: number of warm-up inputs. out_of_memory: lengths that ran out of memory, ascending.
+    """
+
+    settings: dict[str, Any]
+    backward: bool
+    batch_size: int | None
+    replays: tuple[str, ...]
+    points: tuple[Point, ...]
+    left_out: int = 0
+    out_of_memory: tuple[int, ...] = ()
+
+
+@dataclass
+class _Gathered:
+    """One configuration while its results are read. samples: a `Point` for each input."""
+
+    settings: dict[str, Any]
+    backward: bool
+    batch_size: int | None
+    replays: dict[str, None] = field(default_factory=dict)
+    samples: list[Point] = field(default_factory=list)
+    left_out: int = 0
+    failed: set[int] = field(default_factory=set)
+
+    def settled(self) -> Measurements:
+        by_length = groupby(sorted(self.samples, key=lambda sample: sample.n), key=lambda sample: sample.n)
+        return Measurements(
+            self.settings,
+            self.backward,
+            self.batch_size,
+            tuple(self.replays),
+            tuple(_together(n, list(samples)) for n, samples in by_length),
+            self.left_out,
+            tuple(sorted(self.failed)),
+        )
+
+
+class _Groups(dict[tuple[Any, ...], _Gathered]):
+    """The configurations by what tells them apart, in order of appearance."""
+
+    def of(self, settings: dict[str, Any], backward: bool, batch: int | None, replay_id: str) -> _Gathered:
+        group = self.setdefault((*settings.items(), backward, batch), _Gathered(settings, backward, batch))
+        group.replays[replay_id] = None
+        return group
+
+
+def gather(replays: Sequence[ReplayData], by: str = SEQ_LEN) -> list[Measurements]:
+    """Gather the points of every configuration in `replays`, in order of appearance."""
+    groups = _Groups()
+    failed: list[tuple[tuple[bool, ...], dict[str, Any], int | None, int, str]] = []
+    for data in replays:
+        if is_configuration(data):
+            _read(data, by, groups, failed)
+    for passes, settings, batch, n, replay_id in failed:
+        known = [backward for backward in passes if (*settings.items(), backward, batch) in groups]
+        for backward in known or passes[:1]:
+            groups.of(settings, backward, batch, replay_id).failed.add(n)
+    if by == SEQ_LEN:  # what does not fit with few rows does not fit with more
+        for group, other in product(groups.values(), repeat=2):
+            alike = (other.settings, other.backward) == (group.settings, group.backward)
+            if alike and (other.batch_size or 0) < (group.batch_size or 0):
+                group.failed |= other.failed
+    return [group.settled() for group in groups.values()]
+
+
+def is_configuration(data: ReplayData) -> bool:
+    """Return whether the replay can have a curve: it is neither a truth nor a noise variation."""
+    return data.spec.config.truth is None and data.spec.config.vary is None
+
+
+def _read(data: ReplayData, by: str, groups: _Groups, failed: list[tuple[Any, ...]]) -> None:
+    settings = costs(as_ran(data.spec.config, data.resolved)) | {"device_name": data.resolved.get("device_name")}
+    del settings["backward"]  # each input's own
+    warming_up = set[str]().union(*warm_up_of(data.results))
+    inputs = {item.dump_id: item for item in data.spec.inputs}
+    for result in data.results:
+        item = inputs.get(result.dump_id)
+        if item is None:
+            continue
+        batch = item.batch_size if by == SEQ_LEN else None
+        n = item.seq_len * (item.batch_size if by == PADDED else 1) if by != TOKENS else result.tokens or item.tokens
+        if result.signature in OUT_OF_MEMORY and result.status != PASSED:
+            failed.append((_passes(data, result), settings, batch, n, data.spec.replay_id))
+        elif result.status == PASSED and result.forward_s is not None:
+            forward, backward = result.forward_s, result.backward_s
+            group = groups.of(settings, backward is not None, batch, data.spec.replay_id)
+            warm = result.dump_id in warming_up
+            group.left_out += warm
+            memory = float(result.peak_memory_bytes) if result.peak_memory_bytes and not result.graphs else None
+            times = (None, None, None) if warm else (forward, backward, forward + (backward or 0.0))
+            group.samples.append(Point(n, 1, memory, *times))
+
+
+def _passes(data: ReplayData, result: ResultRecord) -> tuple[bool, ...]:
+    """The passes (True: with a backward) with which an input that ran out of memory does not fit, the likelier first."""
+    asked = data.spec.config.backward
+    if asked is None and data.spec.config.backend != "plain":
+        asked = data.resolved.get("backward")
+    if result.forward_s is not None or asked:
+        return (True,)
+    return (False, True)  # a forward alone that does not fit, or nobody knows: then neither is said to
+
+
+def _together(n: int, samples: Sequence[Point]) -> Point:
+    def known(name: str) -> list[float]:
+        return [value for sample in samples if (value := getattr(sample, name)) is not None]
+
+    times = (median(values) if (values := known(name)) else None for name in ("forward", "backward", "both"))
+    return Point(n, len(samples), max(known("memory"), default=None), *times)
+
+
+# Measure on purpose: make inputs of chosen lengths, and replay them as an earlier replay ran.
+
+
+INPUTS = 2
+"""How many inputs of each length every lane gets."""
+
+
+def settled(config: ReplayConfig, resolved: dict[str, Any]) -> ReplayConfig:
+    """The configuration with what was left to the recorded call filled in as it ran: made-up inputs record nothing."""
+    ran = as_ran(config, resolved)
+    open_settings = {name: value for name, value in ran.items() if getattr(config, name) is None and value is not None}
+    return replace(config, **open_settings, keep_tensors=False, keep_gradients=False, memory_snapshot=False)
+
+
+def plan_lengths(store: Store, config: ReplayConfig, lengths: set[int], batch_size: int, *, command: str = "") -> ReplaySpec:
+    """Make the inputs, and the replay that measures them. Failures and running out of memory are results, too.
+
+    Raises UsageError for impossible lengths, Unsupported for a configuration that cannot run here, EnvironmentProblem for a
+    model that cannot be had, or a trainer that is not installed.
+    """
+    from actordbg.dumps.create import create_dumps
+
+    refuse_hits(check_config(config))
+    find_trainer(config)
+    find_model(config.model)
+    run = f"curve-{new_replay_id()}"
+    for length in sorted(lengths):
+        create_dumps(store, INPUTS * config.lanes, batch_size, length, padding="none", run=run)
+    where = f"run='{run}'"
+    rows = select_dumps(open_fresh(store, where), where, order="length")
+    return make_plan(rows, config, order="length", where=where, command=command, versions=installed_versions()).spec

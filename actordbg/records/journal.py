@@ -1,0 +1,199 @@
+"""A replay's journals: append-only JSON lines, one file for each writer, read while they grow.
+
+Every process of a replay writes only its own file (`rank<N>.jsonl`, `supervisor.jsonl`) and may read the others'. A line is
+one JSON object with the key `event`. It is written by a single `write` before the writer goes on, so it outlives the process:
+what a crashed worker was doing is a `start` without an `end`. It is flushed to disk at once (`append`), or by a thread while
+the worker goes on (`write`, see `actordbg.replay.flushing`). A crash may cut a line; the next writer closes it.
+
+Replay, matrix, compare and catalog all read with this module, so they skip the same lines: what is not JSON, has no
+`event`, or is an `end` without a sound result. Events and fields of a newer version are kept: readers pass over events that
+they do not know, and `ResultRecord.extra` takes fields that it does not know.
+
+    journal = Journal(folder / "rank0.jsonl")
+    journal.append("start", dump_id=..., slot=0, attempt=1)
+
+    tail = Tail(folder / "rank0.jsonl")
+    for event in tail.poll(): ...           # what is new since the last poll, complete lines only
+
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from actordbg.formats.store_files import OddFile, open_regular
+from actordbg.records.replay_record import ResultRecord
+
+Event = dict[str, Any]
+
+SPEC = "spec.json"
+SUPERVISOR = "supervisor.jsonl"
+TENSORS = "tensors"
+MOST_BYTES = 2**28
+"""Most bytes of a journal that are read at once: those of 100,000 results, and far more than any replay wrote so far."""
+
+_ENCODE = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_REQUIRED = {f.name for f in fields(ResultRecord) if f.default is not None}
+"""Fields of a result that are never null."""
+
+
+def rank_journal(folder: Path, rank: int) -> Path:
+    """The journal of worker `rank` in a replay's folder."""
+    return folder / f"rank{rank}.jsonl"
+
+
+def rank_log(folder: Path, rank: int) -> Path:
+    """Where worker `rank` sends its standard output and standard error."""
+    return folder / f"rank{rank}.log"
+
+
+class Journal:
+    """The writer's end. One process holds it; `append` returns when the line is on disk, `write` when others can read it."""
+
+    def __init__(self, path: Path) -> None:
+        self._descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        self._is_cut = False
+        self._close_cut_line()
+
+    def append(self, event: str, /, **values: Any) -> None:
+        """Write one event, and flush it. Values must be JSON; a `ResultRecord` goes in as `**record.to_dict()`."""
+        self.write(event, **values)
+        self.sync()
+
+    def write(self, event: str, /, **values: Any) -> None:
+        """Write one event: the same without the flush. OSError where a full disk took only a part of it."""
+        left = b"\n" * self._is_cut + _ENCODE({"event": event, **values}).encode() + b"\n"
+        self._is_cut = True
+        while left:
+            left = left[os.write(self._descriptor, left) :]
+        self._is_cut = False
+
+    def sync(self) -> None:
+        """Flush what was written."""
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        os.close(self._descriptor)
+
+    def _close_cut_line(self) -> None:
+        size = os.fstat(self._descriptor).st_size
+        if size and os.pread(self._descriptor, 1, size - 1) != b"\n":
+            os.write(self._descriptor, b"\n")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """What stands in a journal behind an offset: complete events, how many lines were skipped, and where to read on."""
+
+    events: list[Event]
+    skipped: int
+    offset: int
+    size: int
+    mtime_ns: int
+
+
+def read_chunk(path: Path, start: int = 0) -> Chunk:
+    """The complete lines behind `start`, which is the `offset` of an earlier chunk. OSError if the file cannot be read."""
+    with open(open_regular(path), "rb") as file:
+        state = os.fstat(file.fileno())
+        if state.st_size - start > MOST_BYTES:
+            raise OddFile(errno.EFBIG, f"it has more than {MOST_BYTES} bytes that are new", str(path))
+        mtime_ns = state.st_mtime_ns
+        file.seek(start)
+        data = file.read(MOST_BYTES)
+    end = data.rfind(b"\n") + 1
+    events, skipped = [], 0
+    for line in data[:end].split(b"\n"):
+        if event := _parse(line):
+            events.append(event)
+        elif line.strip():
+            skipped += 1
+    return Chunk(events, skipped, start + end, start + len(data), mtime_ns)
+
+
+class Tail:
+    """The reader's end: `poll` gives the complete events that were appended since the last poll. The file may not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def poll(self) -> list[Event]:
+        """New events in order."""
+        try:
+            chunk = read_chunk(self._path, self._offset)
+        except FileNotFoundError:
+            return []
+        self._offset = chunk.offset
+        return chunk.events
+
+
+def read_events(path: Path) -> list[Event]:
+    """Every complete event of a journal; an absent file has none."""
+    return Tail(path).poll()
+
+
+def read_results(folder: Path) -> dict[str, ResultRecord]:
+    """The result of every input that has one, by dump id, from all journals of a replay's folder."""
+    events = (event for path in sorted(folder.glob("*.jsonl")) for event in read_events(path))
+    return last_results(result_of(event) for event in events if event["event"] == "end")
+
+
+def read_standing(folder: Path) -> tuple[dict[str, Any], str]:
+    """The configuration that a replay's workers reported ({} before), and its status ("unfinished" while it has none)."""
+    news = {event["event"]: event for event in read_events(folder / SUPERVISOR)}
+    return news.get("resolved", {}).get("resolved", {}), news.get("finished", {}).get("status", "unfinished")
+
+
+def read_why(folder: Path) -> str:
+    """Why a replay ended before every input had its result, with the end of its log; "" where nothing stopped it."""
+    ended = [event for event in read_events(folder / SUPERVISOR) if event["event"] == "finished"]
+    return str(ended[-1].get("why") or "") if ended else ""
+
+
+def last_results(records: Iterable[ResultRecord]) -> dict[str, ResultRecord]:
+    """Of each dump the result that counts: the one that finished last, of a later attempt where times are equal."""
+    results: dict[str, ResultRecord] = {}
+    for record in records:
+        before = results.get(record.dump_id)
+        if before is None or (record.finished_at, record.attempt) >= (before.finished_at, before.attempt):
+            results[record.dump_id] = record
+    return results
+
+
+def result_of(event: Event) -> ResultRecord:
+    """The ResultRecord inside an `end` event."""
+    return ResultRecord.from_dict({key: value for key, value in event.items() if key != "event"})
+
+
+def _parse(line: bytes) -> Event | None:
+    try:
+        event = json.loads(line)
+        if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+            return None
+        if event["event"] == "end":
+            _check_result(result_of(event))
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return event
+
+
+def _check_result(record: ResultRecord) -> None:
+    """ValueError for a result that is not one, or that no SQLite column can hold."""
+    for name, value in vars(record).items():
+        if value is None:
+            if name in _REQUIRED:
+                raise ValueError(f"{name} is null")
+        elif isinstance(value, str):
+            value.encode()
+        elif name != "extra" and (not isinstance(value, (int, float)) or (isinstance(value, int) and abs(value) >= 2**63)):
+            raise ValueError(f"{name} is {value!r:.60}")
+    if not isinstance(record.finished_at, str) or not isinstance(record.attempt, int):
+        raise ValueError("the end of a result has no time, or no attempt")

@@ -1,0 +1,187 @@
+"""What a replay is asked to do and what came of it: the contract between supervisor, workers, catalog and report.
+
+A replay lives in `store/replays/<replay_id>/`:
+
+* `spec.json`: one ReplaySpec. Written once, before anything starts.
+* `rank<N>.jsonl`: what worker N appended, one JSON object a line, `event` says which:
+  `ready` (pid, attempt, resolved configuration), `start` (dump_id, slot, attempt), `end` (a ResultRecord), `done`;
+  `stop` and `go` around a prompt, during which no clock runs.
+* `supervisor.jsonl`: what the supervisor found out: `end` for inputs that killed or hung a worker, and for those that
+  several ranks ran together once all of them answered, `resolved`, and
+  `finished` with the replay's status ("complete", "interrupted", "failed").
+
+Results are read from these files alone, so the catalog can always be rebuilt. For one dump the *last* `end` counts.
+
+A result's status: `passed`, forward (and backward) ran and every log-prob is finite; `failed`, an exception or a
+non-finite output; `crashed`, the worker process died in it; `hung`, it did not finish within the timeout; `stopped`, the
+user ended it at a prompt.
+
+Standard library only: this is read at the desk without torch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from actordbg.base.errors import CorruptDump, NewerFormat, StoreProblem
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.formats.dump_record import is_plain_name
+from actordbg.formats.store_files import read_regular
+from actordbg.records.stored_record import built
+
+SPEC_VERSION = 1
+
+PASSED = "passed"
+FAILED = "failed"
+CRASHED = "crashed"
+HUNG = "hung"
+STOPPED = "stopped"
+GOES_ON = "goes_on"
+"""In a result's `extra`: its worker ran other inputs of the replay before, so its first one here is no warm-up."""
+KEPT_BYTES = "kept_bytes"
+"""In a result's `extra`: the size of the file of its tensors, where it kept them."""
+
+
+@dataclass(frozen=True)
+class ReplayInput:
+    """One dump to replay: its id, its path relative to the store, and what reports group by."""
+
+    dump_id: str
+    path: str
+    rank: int
+    batch_size: int
+    seq_len: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class ReplaySpec:
+    """One replay: what selected the inputs, their order, and under which configuration they run."""
+
+    replay_id: str
+    created_at: str
+    config: ReplayConfig
+    inputs: tuple[ReplayInput, ...]
+    where: str | None = None
+    order: str = "time"
+    command: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    format: int = SPEC_VERSION
+
+    def __post_init__(self) -> None:
+        """Ids become names of files and folders: CorruptDump for one that could name another place."""
+        for name in (self.replay_id, *(item.dump_id for item in self.inputs)):
+            if not is_plain_name(name):
+                raise CorruptDump(f"{name!r:.80} is no id of a replay or a dump", hint="nothing is written under such a name")
+
+    def to_json(self) -> str:
+        """The specification as indented JSON."""
+        return json.dumps(asdict(self) | {"config": self.config.to_dict()}, indent=1, sort_keys=True)
+
+    @classmethod
+    def from_file(cls, path: Path) -> ReplaySpec:
+        """The specification in this file. StoreProblem for a file that cannot be read; otherwise errors as in `from_json`."""
+        try:
+            return cls.from_json(read_regular(path))
+        except OSError as error:
+            raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="`actordbg index` sees what is there") from None
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> ReplaySpec:
+        """Parse a spec.json; CorruptDump when it is not one, NewerFormat for another version."""
+        try:
+            data = json.loads(text)
+            if data["format"] != SPEC_VERSION:
+                raise NewerFormat(
+                    f"spec.json has format {data['format']!r:.40}, this actordbg reads {SPEC_VERSION}",
+                    hint="upgrade actordbg",
+                )
+            config = ReplayConfig.from_dict(built(dict[str, Any], data.pop("config")))
+            spec: ReplaySpec = built(cls, data | {"config": asdict(config)})
+            return spec
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CorruptDump(f"spec.json is damaged: {error}", hint="remove this replay's folder") from None
+
+
+@dataclass
+class ResultRecord:
+    """What became of one dump in one replay. Times in seconds, memory in bytes, log-probs in nats.
+
+    Log-prob figures are over the tokens that the action mask selects (all real tokens without one). `loss` and
+    `grad_norm` are None without backward. `output_digest` is the SHA-256 of the log-probs' bytes in float32.
+    `golden_*` compare with the log-probs (and entropies) that the training run itself recorded, where it did: a value that is
+    not finite is equal to the same value only. `rng_match` says whether the generators, restored to the states that it
+    recorded,
+    ended in those that it recorded.
+    `graphs` and `graph_breaks` count what torch.compile did for this input; `extra` holds what has no column:
+    `not_compared`, by what was recorded, says why it was not compared; `lane`, of an input that several ranks ran
+    together, which ranks did and what came out in those that differ from `worker` (`actordbg.replay.lanes`); `laws`, of an
+    input that was asked, the answers (`actordbg.records.law_answer`).
+    """
+
+    replay_id: str
+    dump_id: str
+    status: str
+    attempt: int = 1
+    worker: int = 0
+    slot: int = 0
+    started_at: str = ""
+    finished_at: str = ""
+    error_class: str | None = None
+    error: str | None = None
+    signature: str | None = None
+    log_excerpt: str | None = None
+    load_s: float | None = None
+    forward_s: float | None = None
+    backward_s: float | None = None
+    tokens: int | None = None
+    tokens_per_s: float | None = None
+    peak_memory_bytes: int | None = None
+    logprob_count: int | None = None
+    logprob_mean: float | None = None
+    logprob_std: float | None = None
+    logprob_min: float | None = None
+    logprob_max: float | None = None
+    nonfinite: int | None = None
+    entropy_mean: float | None = None
+    loss: float | None = None
+    grad_norm: float | None = None
+    output_digest: str | None = None
+    graphs: int | None = None
+    graph_breaks: int | None = None
+    folded_ids: bool | None = None
+    golden_count: int | None = None
+    golden_max_abs: float | None = None
+    golden_mean_abs: float | None = None
+    golden_entropy_count: int | None = None
+    golden_entropy_max_abs: float | None = None
+    golden_entropy_mean_abs: float | None = None
+    rng_match: bool | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; non-finite numbers, those in `extra` too, become None. `nonfinite` counts those of the output."""
+        return {name: _finite(value) for name, value in vars(self).items()}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ResultRecord:
+        """From plain data; unknown keys are kept in `extra`, so that a newer worker's figures are not lost."""
+        values = {k: v for k, v in data.items() if k in _OF_RESULT}
+        extra = dict(values.pop("extra", None) or {}) | {k: v for k, v in data.items() if k not in _OF_RESULT}
+        return cls(**values, extra=extra)
+
+
+_OF_RESULT = frozenset(one.name for one in fields(ResultRecord))
+"""Asked for each field of each result that is read: an index of many replays reads 100,000."""
+
+
+def _finite(value: Any) -> Any:
+    """The value with None for every number in it that is not finite."""
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,207 @@
+"""Make a captured call again: its arguments by name, and the log-probs out of whatever it returns. Every Actor is called so.
+
+The record holds the arguments of one `Actor.forward` by name, from any of its eight signatures; the installed version may
+have another. Arguments are matched by name against the signature that is there. An argument that this signature does not
+have is dropped when it was off (None or False) and refused otherwise: `**mm_inputs` would take it in silence.
+
+What `forward` returns depends on its flags:
+
+| action_mask | return_logprobs | return_output | returns |
+|---|---|---|---|
+| given | any | False / True | `action_log_probs [B, A]` / `(action_log_probs, output)` |
+| None | True | False / True | `log_probs [B, S-1]` / `(log_probs, output)` |
+| None | False | True | `output`: logits only |
+
+The last is called with `return_logprobs=True` as well, which changes nothing that is computed before, so that every replay
+has log-probs to compare; the outcome's notes say so. A ring attention group is the replay's own, or none: each rank of a ring
+is given the whole batch, so a ring of any size, and one process too, computes the same log-probs. Where the recorded
+group had another size, that is noted.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from actordbg.base.errors import Unsupported
+from actordbg.formats.dump_record import DumpRecord
+from actordbg.formats.nested_values import CONTEXT
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from actordbg.store.payload import Dump
+
+_GROUPS = ("ring_attn_group",)
+_TEXT_TENSORS = frozenset({"sequences", "attention_mask", "action_mask", "position_ids"})
+_TEXT_SCALARS = frozenset({"return_output", "allgather_logits", "return_logprobs", "return_entropy", "packed_seq_lens"})
+_MULTIMODAL = ("pixel_values", "image_grid_thw", "video_grid_thw", "image_sizes", "second_per_grid_ts")
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What an Actor's forward takes: argument names, and whether it has `**mm_inputs`."""
+
+    names: frozenset[str]
+    multimodal: bool
+
+    @classmethod
+    def of(cls, actor: Any) -> Signature:
+        """Read off a built Actor; a wrapped forward (`functools.wraps`) is read through."""
+        return _read_off(type(actor).forward)
+
+
+@functools.lru_cache(maxsize=8)
+def _read_off(forward: Any) -> Signature:
+    parameters = inspect.signature(forward).parameters.values()
+    named = frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY))
+    return Signature(named - {"self"}, any(p.kind is p.VAR_KEYWORD for p in parameters))
+
+
+@dataclass
+class ReplayedCall:
+    """See `actordbg.trainers.trainer.Call`."""
+
+    arguments: dict[str, Any]
+    mask: Tensor
+    folded: bool
+    notes: tuple[str, ...]
+
+
+def make_call(signature: Signature, dump: Dump, vocab_size: int, device: torch.device, ring_group: Any = None) -> ReplayedCall:
+    """The call that `dump` captured, for an Actor with this signature and vocabulary; tensors on `device`.
+
+    `ring_group`: this rank's process group for ring attention, where the replay has rings.
+
+    Masks keep the dtype they were captured with. Raises Unsupported when the record cannot be replayed.
+    """
+    record, inputs = dump.record, dict(dump.inputs)
+    _require_replayable(record, inputs)
+    arguments = _scalars(signature, record)
+    notes = (*_ring(record, arguments, ring_group), *record.extra.values())
+    ids = inputs["sequences"]
+    inputs["sequences"] = fold_ids(ids, vocab_size)
+    for name, tensor in inputs.items():
+        arguments[_accepted(signature, name)] = tensor.to(device)
+    if arguments.get("action_mask") is None and not arguments.get("return_logprobs"):
+        arguments["return_logprobs"] = True
+        notes += ("called with return_logprobs=True: the recorded call returned logits only",)
+    folded = inputs["sequences"] is not ids
+    return ReplayedCall(arguments, summary_mask(inputs), folded, notes)
+
+
+def text_call(dump: Dump, vocab_size: int, device: torch.device) -> ReplayedCall:
+    """The captured call for the truth, which computes it row by row without an Actor; `arguments` hold its tokens and masks.
+
+    Raises Unsupported for images, and for rows that were packed before the Actor got them.
+    """
+    unknown = sorted(set(dump.inputs) - _TEXT_TENSORS)
+    if unknown:
+        raise Unsupported(
+            f"the truth knows what text is, not {', '.join(unknown)}",
+            hint="compare two configurations on this dump with each other",
+        )
+    if dump.record.arguments.get("packed_seq_lens") is not None:
+        raise Unsupported(
+            "the rows of this call were packed before the Actor got them (packed_seq_lens)",
+            hint="replay a dump whose rows are apart: newer trainers pack inside of the Actor",
+        )
+    call = make_call(Signature(_TEXT_TENSORS | _TEXT_SCALARS, multimodal=False), dump, vocab_size, device)
+    notes = tuple(note for note in call.notes if "return_logprobs" not in note)  # nothing of that is called here
+    return replace(call, notes=notes)
+
+
+def fold_ids(sequences: Tensor, vocab_size: int) -> Tensor:
+    """Token ids of any shape, folded into [0, vocab_size) by modulo; the same tensor where nothing needs folding."""
+    if sequences.numel() == 0 or (int(sequences.min()) >= 0 and int(sequences.max()) < vocab_size):
+        return sequences
+    return sequences.remainder(vocab_size)
+
+
+def summary_mask(inputs: Mapping[str, Any]) -> Any:
+    """Which log-probs count: the action mask [B, A], or without one every next token that is real, [B, S-1].
+
+    A next token is real where it and the token that predicts it are both inside the attention mask. Of torch's tensors or
+    numpy's arrays; importing this module needs no torch, because the desk compares without it.
+    """
+    if "action_mask" in inputs:
+        return inputs["action_mask"] != 0
+    attention = inputs.get("attention_mask")
+    if attention is None:
+        following = inputs["sequences"][:, 1:]
+        return following == following
+    real = attention != 0
+    return real[:, 1:] & real[:, :-1]
+
+
+def read_result(result: Any, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+    """(log_probs, entropy or None) out of what forward returned, both shaped like `mask`, still on their device."""
+    from torch import Tensor
+
+    log_probs, output = result if isinstance(result, tuple) else (result, None)
+    if not isinstance(log_probs, Tensor):
+        raise Unsupported(f"the Actor returned {type(log_probs).__name__}, not log-probs", hint=_REPORT)
+    if tuple(log_probs.shape) != tuple(mask.shape):
+        raise Unsupported(f"log-probs are {tuple(log_probs.shape)}, the mask {tuple(mask.shape)}", hint=_REPORT)
+    entropy = getattr(output, "entropy", None)
+    return log_probs, None if entropy is None else entropy[:, -mask.shape[1] :]
+
+
+_REPORT = "this version's forward is new to actordbg: please report it with `actordbg doctor`"
+
+
+def _require_replayable(record: DumpRecord, inputs: Mapping[str, Tensor]) -> None:
+    if not record.replayable:
+        reasons = "; ".join(f"{name}: {why}" for name, why in record.extra.items()) or "no reason recorded"
+        raise Unsupported(f"the call could not be recorded whole ({reasons})", hint="replay another dump of this run")
+    if "sequences" not in inputs:
+        raise Unsupported("the dump holds no sequences", hint="replay another dump of this run")
+    from actordbg.formats.packed_rows import require_fit  # with numpy, which not every desk has
+
+    require_fit(inputs, hint="replay another dump of this run")
+
+
+def _scalars(signature: Signature, record: DumpRecord) -> dict[str, Any]:
+    arguments: dict[str, Any] = {}
+    for name, value in record.arguments.items():
+        if name in _GROUPS or name.startswith(CONTEXT):
+            continue
+        if name in signature.names:
+            arguments[name] = value
+        elif value is not None and value is not False:
+            raise _unknown(name)
+    return arguments
+
+
+def _ring(record: DumpRecord, arguments: dict[str, Any], ring_group: Any) -> tuple[str, ...]:
+    """Put the replay's ring group in the place of the recorded one, and say so where their sizes differ."""
+    size = 1 if ring_group is None else ring_group.size()
+    if ring_group is not None:
+        arguments[_GROUPS[0]] = ring_group
+    notes: tuple[str, ...] = ()
+    for name, group in record.process_groups.items():
+        recorded = (group or {}).get("size", 1)
+        if recorded > 1 and size == 1:
+            notes += (f"{name} of {recorded} ranks left out: one process computes the whole batch",)
+        elif recorded > 1 and recorded != size:
+            notes += (f"{name} had {recorded} ranks when recorded, and has {size} in this replay",)
+    return notes
+
+
+def _accepted(signature: Signature, name: str) -> str:
+    if name in signature.names:
+        return name
+    if signature.multimodal and name.startswith(_MULTIMODAL):
+        return name
+    raise _unknown(name)
+
+
+def _unknown(name: str) -> Unsupported:
+    return Unsupported(
+        f"the dump was captured with the argument {name}, which the installed Actor.forward does not have",
+        hint="replay with the trainer (or the fork) that it was captured with, or --through rows",
+    )

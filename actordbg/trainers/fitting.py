@@ -1,0 +1,130 @@
+"""Does an adapter fit the trainer that is installed? The desk's question, answered without importing the trainer.
+
+A seam fits if its file has the function, and the function takes the arguments that the adapter reads. Files are parsed, not run.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from actordbg.base.errors import Unsupported
+from actordbg.trainers.find_adapter import installed, look_here, of_user, places
+from actordbg.trainers.seam import Adapter, Seam
+
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass
+class Fit:
+    """How an adapter fits what is installed. there: the trainer is. version: its package's; None for code without a package.
+
+    tried: versions that were recorded and replayed. differs: what is not as the adapter expects, in words; of how many of its
+    `functions`, `missed` says.
+    """
+
+    name: str
+    place: str
+    package: str
+    there: bool
+    version: str | None
+    tried: tuple[str, ...]
+    functions: tuple[str, ...]
+    differs: tuple[str, ...]
+    missed: int = 0
+
+    @property
+    def fits(self) -> bool:
+        return self.there and not self.differs
+
+    @property
+    def answer(self) -> str:
+        """Whether it fits, in a word or a few."""
+        if not self.there:
+            return "no" if self.differs else "not installed"
+        if 0 < self.missed < len(self.functions):
+            return f"{len(self.functions) - self.missed} of {len(self.functions)} functions"
+        return "no" if self.differs else "yes"
+
+
+def fits() -> list[Fit]:
+    """Every adapter that can be named, by name; one that cannot be imported differs by that."""
+    return [_fit(name, place) for name, place in sorted(places().items())]
+
+
+def fit_of(named: str) -> Fit:
+    """How the adapter of this name, or of `module:Class`, fits. Raises Unsupported as `of_user` does."""
+    look_here()
+    return fit(of_user(named), places().get(named, named))
+
+
+def _fit(name: str, place: str) -> Fit:
+    try:
+        return fit(installed(name), place)
+    except Unsupported as problem:
+        return Fit(name, place, "", False, None, (), (), (problem.message,))
+
+
+def fit(adapter: Adapter, place: str = "") -> Fit:
+    """How this adapter fits."""
+    installed = None
+    with contextlib.suppress(PackageNotFoundError):
+        installed = version(adapter.package)
+    there = installed is not None or any(_file_of(seam.module) for seam in adapter.seams)
+    found = [tuple(differences(seam)) for seam in adapter.seams] if there else []
+    differs = tuple(why for one in found for why in one)
+    names = tuple(seam.where for seam in adapter.seams)
+    missed = sum(map(bool, found))
+    return Fit(adapter.name, place, adapter.package, there, installed, tuple(adapter.tried), names, differs, missed)
+
+
+def differences(seam: Seam) -> Iterator[str]:
+    """What is not there of a seam, in words."""
+    path = _file_of(seam.module)
+    if path is None:
+        yield f"{seam.where}: there is no module {seam.module}"
+        return
+    try:
+        found = _function(ast.parse(path.read_bytes()), seam.function)
+    except (OSError, SyntaxError, ValueError) as error:
+        yield f"{seam.where}: {path} cannot be read: {type(error).__name__}"
+        return
+    if found is None:
+        yield f"{seam.where}: there is no such function in {path}"
+        return
+    given = found.args
+    if why := seam.differs(one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)):
+        yield f"{seam.where}: {why}"
+
+
+def _file_of(module: str) -> Path | None:
+    """The file of a module; no package is imported for it."""
+    top, *parts = module.split(".")
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):
+        return None
+    if spec is None:
+        return None
+    if not parts:
+        return Path(spec.origin) if spec.origin else None
+    folders = [Path(folder).joinpath(*parts) for folder in spec.submodule_search_locations or ()]
+    files = [file for folder in folders for file in (folder.with_suffix(".py"), folder / "__init__.py")]
+    return next((file for file in files if file.is_file()), None)
+
+
+def _function(tree: ast.Module, name: str) -> _Function | None:
+    """The function of this name, `Class.method` too; the last one, as an import would have it."""
+    body: list[ast.stmt] = tree.body
+    *classes, last = name.split(".")
+    for one in classes:
+        holder = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == one), None)
+        if holder is None:
+            return None
+        body = holder.body
+    return next((node for node in reversed(body) if isinstance(node, _Function) and node.name == last), None)

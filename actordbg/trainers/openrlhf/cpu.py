@@ -1,0 +1,185 @@
+"""What OpenRLHF needs to run without CUDA, put in place before it is imported.
+
+OpenRLHF is written for GPUs: it imports flash-attn at module top, calls `torch.cuda` directly, asks for a "cuda" device mesh,
+and its DeepSpeed optimizers compile C++ at first use. None of that is essential to what its Actor and trainers compute.
+`install_cpu_support()` replaces exactly the pieces below, only where there is no CUDA, and leaves everything else alone; with
+it OpenRLHF's own Actor, DeepspeedStrategy, `train_sft` and `train_ppo_ray` run on a laptop.
+
+| Replaced | By | Why |
+|---|---|---|
+| `flash_attn.bert_padding`, `.utils.distributed`, if flash-attn is missing | `flash_attn_standin` | imported at module top |
+| `ring_flash_attn`, where a ring is asked for | `ring_attention` | its kernel needs CUDA |
+| `torch.cuda.set_device`, `synchronize`, `empty_cache`, `current_stream` | no-ops | called by its strategy and trainers |
+| `torch.cuda.current_device` | the CPU, as a device | `tensor.to(torch.cuda.current_device())` |
+| `torch.distributed.device_mesh.init_device_mesh("cuda", ...)` | `"cpu"` | its strategy's mesh |
+| `param_dtype="fp32"` refused by `convert_to_torch_dtype` | accepted | fp32 is exact, and faster than bf16 on a CPU |
+| the Adam of OpenRLHF's strategy | torch's (`torch_adam`) | DeepSpeed's compiles C++ for a minute |
+| some of DeepSpeed | see `actordbg.trainers.deepspeed_cpu` | it waits too little, and compiles C++ |
+
+Not replaced, on purpose: `torch.cuda.get_device_properties` (inductor's cache key relies on its raising), `torch.empty` and
+`Tensor.to` (wrapping them breaks transformers' meta-device initialisation: rotary `inv_freq` stays zero and the loss is
+wrong), `torch.cuda.is_available` (stays honestly False).
+
+Example (a replay worker):
+    install_cpu_support()
+    from openrlhf.models import Actor
+    actor = Actor("path/to/model", attn_implementation="sdpa", param_dtype="fp32", packing_samples=True)
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import sys
+from types import ModuleType
+from typing import Any
+
+from actordbg.trainers.deepspeed_cpu import prepare_deepspeed
+from actordbg.trainers.importhook import after_import
+
+_MARK = "__actordbg_cpu__"
+
+
+def install_cpu_support() -> bool:
+    """Make OpenRLHF importable and runnable in this process if it has no CUDA; say whether it was needed.
+
+    Call it before anything imports `openrlhf`, which takes names by value. Calling it again does nothing more. With CUDA it
+    returns False and changes nothing at all. What it replaces is listed in this module's docstring.
+    """
+    import torch
+
+    if not prepare_deepspeed():
+        return False
+    if not getattr(torch.cuda, _MARK, False):
+        setattr(torch.cuda, _MARK, True)
+        stand_in_for_flash_attn()
+        _quiet_cuda(torch)
+        _cpu_device_mesh()
+        after_import("openrlhf.utils.deepspeed.deepspeed", _with_torch_adam)
+        allow_fp32_actor()
+    return True
+
+
+def allow_fp32_actor() -> None:
+    """Let OpenRLHF's `Actor(param_dtype="fp32")` mean float32. Useful with CUDA too: OpenRLHF knows only bf16 and fp16."""
+    after_import("openrlhf.utils.utils", _with_fp32)
+
+
+def map_flash_attention_to_sdpa() -> None:
+    """Load models that ask for a flash attention which cannot run here with torch's sdpa instead.
+
+    Only for OpenRLHF's training programs: they force `flash_attention_2` whenever packing is on, and on a CPU transformers
+    refuses it. A replay never does this: there the attention asked for is the attention that runs, or an error.
+    Packing with sdpa is exact from transformers 4.53.1 on.
+    """
+    after_import("openrlhf.models.actor", _with_sdpa_for_flash_attention)
+
+
+def has_flash_attn() -> bool:
+    """Whether a real flash-attn (not the stand-in) can be imported by this interpreter."""
+    loaded = sys.modules.get("flash_attn")
+    if loaded is not None:
+        return not hasattr(loaded, "__actordbg_standin__")
+    return importlib.util.find_spec("flash_attn") is not None
+
+
+class CpuDevice(str):
+    """The string "cpu" that prints as device index 0.
+
+    OpenRLHF uses `torch.cuda.current_device()` in two ways: as a device (`tensor.to(...)`), where it has to mean the CPU,
+    and as a number inside `f"cuda:{...}"`, where torch has to be able to parse the result.
+    """
+
+    def __new__(cls) -> CpuDevice:
+        return super().__new__(cls, "cpu")
+
+    def __format__(self, spec: str) -> str:
+        return format(0, spec)
+
+
+def stand_in_for_flash_attn() -> None:
+    """Where flash-attn is not installed, give OpenRLHF the helpers that it imports from it at module top (`flash_attn_standin`).
+
+    With CUDA too: a replay with `--attn sdpa` needs no flash-attn, but OpenRLHF cannot be imported without those names.
+    """
+    if "flash_attn" not in sys.modules and not has_flash_attn():
+        from actordbg.trainers.openrlhf import flash_attn_standin
+
+        flash_attn_standin.register()
+        after_import("transformers.utils.import_utils", _knows_no_distribution)
+
+
+def _knows_no_distribution(import_utils: ModuleType) -> None:
+    """Some releases of transformers (5.7 is one) look a module's distribution up and end in a KeyError where it has none.
+
+    It gets one that is not installed: then flash attention is not available, as it should be.
+    """
+    getattr(import_utils, "PACKAGE_DISTRIBUTION_MAPPING", {}).setdefault("flash_attn", ["stand-in-of-actordbg"])
+
+
+def _quiet_cuda(torch: ModuleType) -> None:
+    device = CpuDevice()
+    torch.cuda.current_device = lambda: device
+    for name in ("set_device", "synchronize", "empty_cache", "current_stream"):
+        setattr(torch.cuda, name, lambda *args, **kwargs: None)
+
+
+def _cpu_device_mesh() -> None:
+    import torch.distributed.device_mesh as device_mesh
+
+    original = device_mesh.init_device_mesh
+
+    @functools.wraps(original)
+    def init_device_mesh(device_type: str, *args: Any, **kwargs: Any) -> Any:
+        return original("cpu" if device_type == "cuda" else device_type, *args, **kwargs)
+
+    device_mesh.init_device_mesh = init_device_mesh
+
+
+def _with_torch_adam(strategy_module: Any) -> None:
+    """Ask DeepSpeed for torch's Adam wherever OpenRLHF's strategy asks it for an Adam; the arithmetic is AdamW's either way."""
+    strategy = strategy_module.DeepspeedStrategy
+    original = strategy.get_ds_train_config
+
+    @functools.wraps(original)
+    def get_ds_train_config(self: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        config: dict[str, Any] = original(self, *args, **kwargs)
+        optimizer = config.get("optimizer") or {}
+        if str(optimizer.get("type", "")).lower() in ("adam", "adamw"):
+            optimizer.setdefault("params", {}).setdefault("torch_adam", True)
+        return config
+
+    strategy.get_ds_train_config = get_ds_train_config
+
+
+def _with_fp32(utils: Any) -> None:
+    original = getattr(utils, "convert_to_torch_dtype", None)
+    if original is None or getattr(original, _MARK, False):
+        return
+
+    @functools.wraps(original)
+    def convert_to_torch_dtype(param_dtype: str) -> Any:
+        if param_dtype == "fp32":
+            import torch
+
+            return torch.float32
+        return original(param_dtype)
+
+    setattr(convert_to_torch_dtype, _MARK, True)
+    utils.convert_to_torch_dtype = convert_to_torch_dtype
+
+
+def _with_sdpa_for_flash_attention(actor_module: Any) -> None:
+    actor_module.AutoModelForCausalLM = _SdpaForFlashAttention(actor_module.AutoModelForCausalLM)
+
+
+class _SdpaForFlashAttention:
+    """Stands for `AutoModelForCausalLM` inside `openrlhf.models.actor`, where only `from_pretrained` is called."""
+
+    def __init__(self, auto_model: Any) -> None:
+        self._auto_model = auto_model
+
+    def from_pretrained(self, *args: Any, **kwargs: Any) -> Any:
+        if "flash_attention" in str(kwargs.get("attn_implementation")):
+            kwargs["attn_implementation"] = "sdpa"
+        return self._auto_model.from_pretrained(*args, **kwargs)

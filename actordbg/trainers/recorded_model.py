@@ -1,0 +1,313 @@
+"""A trainer's model in the place of an Actor, so that the recorder needs to know no trainer.
+
+The recorder wraps `forward` of a class, and reads facts off its instances (`actordbg.capture.hook.install`). A `RecordedModel` is
+such an instance, one for each model of the process; its `forward` takes rows under the names that an Actor has, and
+runs the trainer's own function, with the trainer's own arguments. So everything that holds for the recording of an Actor
+holds here: its cost, the flight recorder, triggers, counters, the live switch.
+
+Invariant: the function runs exactly once, with the arguments that it was called with, and its result or exception is what the
+caller gets; whatever fails in here is told once and forgotten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.compiler import is_compiling
+
+from actordbg.base.fault import describe
+from actordbg.capture import hook
+from actordbg.capture.facts import unwrap
+from actordbg.formats.nested_values import CONTEXT, flat
+from actordbg.formats.packed_rows import OFFSETS, POSITIONS
+from actordbg.trainers.seam import Adapter, NoPolicy, Rows, Scores, Seam, Unreadable, padded
+
+MARK = "__actordbg_seam__"
+"""Attribute of a wrapped function: the original."""
+
+_POSITIONS = 128
+"""Positions whose softmax over the vocabulary is computed at a time."""
+
+_inside = threading.local()
+_told: set[str] = set()
+
+
+class ModelOfCall:
+    """Where the recorder looks for a DeepSpeed engine: the step, and the module, which is not kept alive."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.global_steps: int | None = None
+        self._model = weakref.ref(model)
+
+    @property
+    def module(self) -> torch.nn.Module | None:
+        return self._model()
+
+
+class RecordedModel:
+    """One model as the recorder sees an Actor, once for each set of LoRA adapters that is active. A subclass for each seam
+    carries its name.
+    """
+
+    known: weakref.WeakKeyDictionary[torch.nn.Module, dict[str, RecordedModel]]
+    recorded_as: Mapping[str, Any]
+
+    def __init__(self, model: torch.nn.Module, adapters: list[str] | None = None) -> None:
+        self.model = ModelOfCall(model)
+        if adapters is not None:
+            self.recorded_as = {**self.recorded_as, "lora_adapters": adapters}
+        self.recorded_role = "reference" if adapters in ([], ["ref"]) else None  # none, or TRL's copy of what it began with
+        self.training = self.packing_samples = False
+        self.temperature = 1.0
+
+    @classmethod
+    def of(cls, rows: Rows) -> RecordedModel:
+        """The one for this model, as the call finds it."""
+        model = unwrap(rows.model)
+        adapters = active_adapters(model)
+        known, key = cls.known.setdefault(model, {}), str(adapters)
+        found = known.get(key) or known.setdefault(key, cls(model, adapters))
+        found.training, found.temperature = model.training, float(rows.temperature)
+        found.packing_samples, found.model.global_steps = rows.packed, rows.step
+        return found
+
+    def forward(
+        self,
+        sequences: torch.Tensor,
+        action_mask: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        return_output: bool = False,
+        return_logprobs: bool = False,
+        return_entropy: bool = False,
+        **more: torch.Tensor,
+    ) -> Any:
+        """Run the call that waits in this thread; the recorder reads what it received and what comes back."""
+        waiting = _inside.call
+        _inside.call = None
+        return waiting()
+
+
+def active_adapters(model: Any) -> list[str] | None:
+    """Names of the adapters of peft that compute now: none under its `disable_adapter()`. None for a model without peft."""
+    if not hasattr(model, "peft_config"):
+        return None
+    layer: Any = next((one for one in model.modules() if hasattr(one, "_disable_adapters")), None)
+    return [] if layer is None or layer._disable_adapters else list(layer.active_adapters)
+
+
+class Returned(tuple[Any, ...]):
+    """What `forward` returns: the function's own result. Its scores are read if the recorder takes this apart as a tuple."""
+
+    output: Any
+    read: Callable[[], Scores]
+
+    def __iter__(self) -> Iterator[Any]:
+        scores = self.read()
+        return iter((scores,) if scores.log_probs is None else (scores.log_probs, scores))
+
+
+def recorded(
+    original: Callable[..., Any], seam: Seam, adapter: Adapter, store: str, made: Mapping[str, Any], where: str = ""
+) -> Callable[..., Any]:
+    """`original` with its calls recorded as rows.
+
+    made: arguments of what made the model. where: its place, if that is not the seam's.
+    """
+    where = where or seam.where
+    whose = {"trainer": adapter.package, "adapter": adapter.name, "function": where}
+    own = {"known": weakref.WeakKeyDictionary(), "forward": _own_forward(), "recorded_as": whose}
+    kind = type(f"{adapter.name}.{where.partition(':')[2]}", (RecordedModel,), own)
+    if not hook.install(kind, store=store):
+        return original
+    signature, slot = inspect.signature(original), getattr(vars(kind)["forward"], hook.SLOT)
+    traced = slot.traced
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if is_compiling():
+            traced()
+            return original(*args, **kwargs)
+        if slot.enter is None or getattr(_inside, "busy", False):
+            return original(*args, **kwargs)
+        _inside.busy = True
+        try:
+            ready = _prepare(kind, slot, seam, signature, made, args, kwargs)
+            if ready is None:
+                _inside.busy = seam.silent  # what is inside of it may be recorded
+                return original(*args, **kwargs)
+            actor, rows, named = ready
+            _inside.call = functools.partial(_run, original, seam, rows, args, kwargs)
+            return actor.forward(**named).output
+        finally:
+            _inside.busy, _inside.call = False, None
+
+    setattr(function, MARK, original)
+    return function
+
+
+def _own_forward() -> Callable[..., Any]:
+    """A `forward` of the subclass's own, which the hook finds in it and wraps."""
+
+    @functools.wraps(RecordedModel.forward)
+    def forward(self: RecordedModel, *args: Any, **kwargs: Any) -> Any:
+        return RecordedModel.forward(self, *args, **kwargs)
+
+    return forward
+
+
+def _prepare(
+    kind: type[RecordedModel],
+    slot: hook.Slot,
+    seam: Seam,
+    signature: inspect.Signature,
+    made: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[RecordedModel, Rows, dict[str, Any]] | None:
+    """The model and the rows of a call, and these as arguments; None where there are none, or they cannot be told."""
+    try:
+        rows = seam.rows({**made, **arguments_of(signature, args, kwargs)})
+        return None if rows is None else (kind.of(rows), rows, _named(rows))
+    except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training goes on
+        tell(f"{seam.where}: a call was not recorded: {describe(error)}")
+        with contextlib.suppress(Exception):
+            _say_in_books(slot, seam, error)
+        return None
+
+
+def _say_in_books(slot: hook.Slot, seam: Seam, error: Exception) -> None:
+    """While recording is on: a call that cannot be read counts as dropped, a model that is not a policy is named."""
+    recorder = slot.recorder
+    recorder.watch.start()
+    if (control := recorder.control) is not None:
+        ledger = recorder._instance(slot, control).ledger
+        if isinstance(error, NoPolicy):
+            ledger.last_error, ledger.changed = str(error), True
+        elif ledger.open(control, None)[1] is None:
+            ledger.drop("error", f"{seam.where}: {describe(error)}")
+
+
+def arguments_of(signature: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, with defaults, and those of a `**kwargs` under their own names."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    found = dict(bound.arguments)
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            found.update(found.pop(parameter.name))
+    return found
+
+
+def _named(rows: Rows) -> dict[str, Any]:
+    """The rows as arguments of an Actor's forward that computes the same. Rows without a mask are all real."""
+    flags = {"return_logprobs": rows.action_mask is None, "return_entropy": rows.entropy, "return_output": rows.entropy}
+    more = flat(rows.more) if rows.more else {}
+    if rows.context:
+        more |= {f"{CONTEXT}{name}": one for name, one in flat(rows.context).items()}
+    if rows.packed:
+        return _packed(rows) | flags | more
+    real = torch.ones_like(rows.sequences) if rows.attention_mask is None else rows.attention_mask
+    counted = {} if rows.action_mask is None else {"action_mask": rows.action_mask}
+    return {"sequences": rows.sequences, "attention_mask": real, **counted, **flags, **more}
+
+
+def _packed(rows: Rows) -> dict[str, Any]:
+    """Packed rows as one long row, and where each begins: views of what the trainer has. The writer takes them apart."""
+    ids: Any = rows.sequences
+    found = {name: _long(one) for name, one in (("sequences", ids), ("attention_mask", rows.attention_mask)) if one is not None}
+    if rows.action_mask is not None:
+        found["action_mask"] = _long(_every_column(rows.action_mask, ids))[:, 1 - found["sequences"].shape[1] :]
+    offsets = ids.offsets() if rows.offsets is None and ids.is_nested else rows.offsets
+    if offsets is not None:
+        return found | {OFFSETS: offsets.reshape(-1)}
+    return found | ({} if rows.positions is None else {POSITIONS: rows.positions})
+
+
+def _every_column(values: Any, ids: Any, behind: int = 0) -> Any:
+    """Return values of next tokens, [B, A] beside ids [B, S], as [B, S] with `behind` of the new columns behind them."""
+    lacks = 0 if ids.is_nested or values.shape[:-1] != ids.shape[:-1] else ids.shape[-1] - values.shape[-1]
+    return torch.nn.functional.pad(values, (lacks - behind, behind)) if lacks > 0 else values
+
+
+def _long(tensor: Any) -> torch.Tensor:
+    """A packed or jagged tensor as [1, T]."""
+    if not tensor.is_nested:
+        return tensor.reshape(1, -1)  # type: ignore[no-any-return]
+    if tensor.layout is not torch.jagged or tensor.lengths() is not None:
+        raise Unreadable("a nested tensor has holes, or the layout before jagged")
+    long: torch.Tensor = tensor.values().reshape(1, -1)
+    return long
+
+
+def _run(original: Callable[..., Any], seam: Seam, rows: Rows, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Returned:
+    returned = Returned()
+    returned.output = original(*args, **kwargs)
+    returned.read = functools.partial(scores_of, seam, rows, returned.output)
+    return returned
+
+
+def scores_of(seam: Seam, rows: Rows, output: Any) -> Scores:
+    """What an adapter reads in a result. From logits, log-probs are computed."""
+    try:
+        with torch.no_grad():
+            return read_scores(seam, rows, output)
+    except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training goes on
+        tell(f"{seam.where}: its result was not read: {describe(error)}")
+        return Scores()
+
+
+def _of_next(values: torch.Tensor, rows: Rows, total: int) -> torch.Tensor:
+    """Return scores of packed rows as [1, T-1]; jagged ones, with a value for each token, as [B, A] or [B, S-1]."""
+    if rows.packed:
+        return _long(_every_column(values, rows.sequences, 1))[:, : total - 1]
+    if not values.is_nested:
+        return values
+    found = padded(values.detach(), tuple(rows.sequences.shape))[:, :-1]
+    if rows.action_mask is None:
+        return found
+    return found[:, -rows.action_mask.shape[1] :] * rows.action_mask.to(found.device)
+
+
+def read_scores(seam: Seam, rows: Rows, output: Any) -> Scores:
+    """Log-probs and entropies of a result, those of packed rows as [1, T-1]. Raises whatever the adapter raises."""
+    scores, given = seam.result(output), _named(rows)
+    actions = given.get("action_mask")
+    ids, logits = given["sequences"], scores.logits
+    if logits is None or scores.log_probs is not None:
+        expected = (ids[:, 1:] if actions is None else actions).shape
+        read = [None if one is None else _of_next(one, rows, ids.shape[1]) for one in (scores.log_probs, scores.entropy)]
+        if odd := [tuple(one.shape) for one in read if one is not None and one.shape != expected]:
+            raise ValueError(f"scores of {odd[0]} for next tokens of {tuple(expected)}")
+        return Scores(*read)
+    if rows.packed:
+        logits = logits.reshape(1, -1, logits.shape[-1])
+    if logits.shape[0] != ids.shape[0] or ids.shape[1] - logits.shape[1] not in (0, 1):
+        raise ValueError(f"logits of {tuple(logits.shape[:2])} positions for ids of {tuple(ids.shape)}")
+    found = log_probs_of(logits, ids, rows.temperature)
+    return Scores(found if actions is None else found[:, -actions.shape[1] :] * actions)
+
+
+def log_probs_of(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Log-probs [B, S-1] of the next ids in float32, a few positions at a time: no second tensor of the logits' size."""
+    parts = []
+    for at in range(0, ids.shape[1] - 1, _POSITIONS):
+        some = logits[:, at : min(at + _POSITIONS, ids.shape[1] - 1)].float() / temperature
+        following = ids[:, at + 1 : at + 1 + some.shape[1], None]
+        parts.append(some.gather(-1, following).squeeze(-1) - some.logsumexp(-1))
+    return torch.cat(parts, 1)
+
+
+def tell(text: str) -> None:
+    """One line on standard error, once in a process."""
+    if text not in _told and len(_told) < 100:
+        _told.add(text)
+        sys.stderr.write(f"actordbg: process {os.getpid()}: {text}\n")

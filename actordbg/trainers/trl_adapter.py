@@ -1,0 +1,60 @@
+"""TRL: GRPO and RLOO at the function that scores completions; DPO and SFT at the models that are given a fused LM head.
+
+Since 1.16 all trainers use `add_fused_lm_head(model)`: the model's forward returns log-probs. GRPO's own function counts first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from actordbg.trainers.call_rows import TRAINER_STEP, own_positions, step_of
+from actordbg.trainers.seam import Rows, Scores, Seam, Unreadable, images
+
+_HEAD = "trl.trainer.utils:add_fused_lm_head"
+_SCORED = tuple(f"trl.trainer.{one.lower()}_trainer:{one}Trainer._get_per_token_logps_and_entropies" for one in ("GRPO", "RLOO"))
+_NEEDS = ("model", "input_ids", "attention_mask", "logits_to_keep")
+
+
+def _completions(call: Mapping[str, Any]) -> Rows:
+    trainer, mask = call["self"], call["attention_mask"]
+    given: Any = {"entropy": bool(call.get("compute_entropy")), "step": trainer.state.global_step, "more": images(call)}
+    return Rows(call["model"], call["input_ids"], mask, mask[:, -call["logits_to_keep"] :], trainer.temperature, **given)
+
+
+def _labelled(call: Mapping[str, Any]) -> Rows | None:
+    labels, mask, places = (call.get(name) for name in ("labels", "attention_mask", "position_ids"))
+    if not call.get("fused_lm_head"):
+        return None
+    if labels is None or call.get("shift_labels") is not None or (mask is None and places is None):
+        raise Unreadable("its rows are split over ranks, or packed without positions, which this adapter does not read")
+    entropy, positions = "entropy" in call["outputs"], own_positions(call["input_ids"], places)
+    given: Any = {"entropy": entropy, "positions": positions, "step": step_of(call["self"]), "more": images(call)}
+    return Rows(call["self"], call["input_ids"], mask, labels[:, 1:] != -100, call["temperature"], **given)
+
+
+def _again(where: str, model: Any, rows: Rows) -> Any:
+    """TRL's function once more: GRPO's with a trainer that has nothing but a temperature."""
+    from actordbg.trainers import calling
+
+    model.__dict__.pop("forward", None)  # the head that the call before gave it
+    calling.function(_HEAD)(model, temperature=rows.temperature, outputs=("log_probs", "entropy"))
+    if where == _HEAD:
+        return model(**calling.labelled(rows), **rows.more, fused_lm_head=True)
+    keep, trainer = calling.actions(rows).shape[1], calling.stand_in(temperature=rows.temperature)
+    given = (trainer, model, rows.sequences, rows.attention_mask, keep)
+    return calling.function(where)(*given, compute_entropy=rows.entropy, **rows.more)
+
+
+class Trl:
+    """TRL 1.16."""
+
+    name = package = "trl"
+    tried = ("1.16.0",)
+    seams = (
+        *(Seam(one, _completions, lambda out: Scores(out[0], out[1]), _NEEDS, again=partial(_again, one)) for one in _SCORED),
+        Seam(_HEAD, _labelled, lambda out: Scores(getattr(out, "log_probs", None), getattr(out, "entropy", None)),
+             ("model", "temperature", "outputs"), makes_model="model", again=partial(_again, _HEAD)),
+        TRAINER_STEP,
+    )  # fmt: skip

@@ -1,0 +1,155 @@
+"""Families: what is known, small models of them, and the command on real workers; its words are those of the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import brokenactor
+import pytest
+from roots import ROOT
+from typer.testing import CliRunner
+
+from actordbg.actor.family_models import FAMILIES, SMALL
+from actordbg.base.errors import Conflict, Unsupported, UsageError
+from actordbg.campaign.family_document import families_document
+from actordbg.campaign.family_folder import FamilyFolder, open_folder
+from actordbg.campaign.family_matrix import FamilyFinding, FamilyResult, Subject, not_built, subject_of
+from actordbg.cli import families_work
+from actordbg.cli.app import app
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.document.renderings import as_markdown
+from actordbg.records.matrix_record import MatrixCell
+from actordbg.store.layout import Store
+
+PAGE = ROOT / "docs" / "reference" / "families.md"
+
+
+def cell(index: int, packing: bool, dtype: str, **fields: Any) -> MatrixCell:
+    settings = {"dtype": dtype, "packing": packing}
+    return MatrixCell(index, f"{dtype}, {packing}", settings, "passed", {}, **({"verdict": "match"} | fields))
+
+
+def test_a_family_has_a_name_in_any_spelling_and_a_folder_gives_its_own_flags(tmp_path: Path) -> None:
+    assert subject_of("Qwen3.5").config == FAMILIES["qwen3_5"].config
+    own = {"model_type": "mistral", "sliding_window": 4096, "num_hidden_layers": 32, "hidden_size": 4096, "attention_bias": True}
+    (tmp_path / "config.json").write_text(json.dumps(own | {"torch_dtype": "bfloat16", "vocab_size": 32000}))
+    found = subject_of(str(tmp_path)).config
+    assert (found["hidden_size"], found["vocab_size"], found["sliding_window"]) == (SMALL["hidden_size"], SMALL["vocab_size"], 6)
+    assert found["attention_bias"] and "torch_dtype" not in found
+    with pytest.raises(UsageError, match="neither a family nor a folder"):
+        subject_of("qwen99")
+
+
+@pytest.mark.parametrize("own", [{"auto_map": {"AutoModel": "own.M"}}, {"text_config": {"auto_map": {"AutoModel": "own.M"}}}])
+def test_a_folder_that_brings_code_is_no_family(tmp_path: Path, own: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | own))
+    with pytest.raises(Unsupported, match="brings code along"):
+        subject_of(str(tmp_path))
+
+
+def test_the_document_says_where_a_family_is_wrong_and_how_to_see_it() -> None:
+    cells = [cell(0, False, "fp32"), cell(1, True, "fp32"), cell(2, False, "bf16"), cell(3, True, "bf16", violations=("x",))]
+    broken = FamilyFinding("WRONG", "neighbour broken: row 1 sees row 0", ("bf16, True",))
+    wrong = FamilyResult("odd", "Odd 1", "odd", "odd", cells=tuple(cells), findings=(broken,))
+    right = FamilyResult("good", "Good 2", "good", "good", cells=tuple(cells[:3]))
+    gone = not_built(subject_of("llama3"), "ValueError: no such rope")
+    assert (wrong.good, right.good, gone.good) == (False, True, False)
+    text = as_markdown(families_document([wrong, right, gone]))
+    assert "3 families: 1 right in every cell, 2 not." in text
+    assert "| odd | Odd 1 | right | WRONG (bf16) |" in text and "| good | Good 2 | right | right |" in text
+    assert "odd: WRONG, bf16, packed: neighbour broken: row 1 sees row 0" in text.replace("\\", "")
+    assert "actordbg families odd --dtype bf16 --packing on" in text
+    assert "llama3: ValueError: no such rope" in text
+
+
+def test_what_was_done_is_taken_only_where_the_same_was_asked(tmp_path: Path) -> None:
+    subject, axes = subject_of("llama3"), {"dtype": ["fp32"]}
+    before = FamilyFolder(open_folder(tmp_path / "work"), ReplayConfig(), axes)
+    assert before.done(subject) is None
+    before.keep(subject, FamilyResult("llama3", "Llama 3", "llama3", "llama", cells=(cell(0, True, "fp32"),)))
+    again = FamilyFolder(open_folder(tmp_path / "work"), ReplayConfig(model="elsewhere"), axes)
+    found = again.done(subject)
+    assert found is not None and found.good and found.cells == (cell(0, True, "fp32"),)
+    assert FamilyFolder(again.folder, ReplayConfig(backward=False), axes).done(subject) is None
+    assert FamilyFolder(again.folder, ReplayConfig(), {"dtype": ["bf16"]}).done(subject) is None
+    with again.locked(), pytest.raises(Conflict), before.locked():
+        pass
+    (tmp_path / "work" / "other").touch()
+    with pytest.raises(UsageError, match="is not empty, and not of"):
+        open_folder(tmp_path / "work")
+
+
+def test_two_folders_of_one_name_are_two_subjects(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As checkpoints of two runs are: the second took the place of the first, in silence."""
+    typed = [f"{tmp_path}/{run}/checkpoint-500" for run in "ab"]
+    for layers, folder in enumerate(typed, 1):
+        Path(folder).mkdir(parents=True)
+        (Path(folder) / "config.json").write_text(json.dumps({"model_type": "llama", "rope_theta": 10_000.0 * layers}))
+
+    def run(store: Store, subject: Subject, *rest: object) -> FamilyResult:
+        cells = (cell(0, True, "fp32", violations=() if subject.typed == typed[0] else ("x",)),)
+        return FamilyResult(subject.name, subject.known_as, subject.typed, "llama", cells=cells)
+
+    monkeypatch.setattr(families_work, "run_family", run)
+    monkeypatch.setattr(families_work, "build_families", lambda models: {})
+    for _ in range(2):  # the second time both are taken from the folder
+        said = CliRunner().invoke(app, ["families", *typed, "--keep", str(tmp_path / "kept"), "--json"])
+        found = json.loads(said.stdout)["families"]
+        assert [(one["known_as"], one["cells"][0]["violations"]) for one in found] == [(typed[0], []), (typed[1], ["x"])]
+        assert said.exit_code == 1
+        monkeypatch.setattr(families_work, "run_family", lambda *given: pytest.fail("it was done"))
+
+
+def test_a_family_with_cells_that_cannot_run_is_not_right_in_every_cell() -> None:
+    cells = (cell(0, False, "fp32"), replace(cell(1, True, "fp32"), status="unavailable", verdict=None, reason="no CUDA"))
+    one = FamilyResult("good", "Good 2", "good", "good", cells=cells)
+    assert "1 family: 1 right in every cell that could run, 0 not." in as_markdown(families_document([one]))
+
+
+def families(tmp_path: Path, *words: str, **environment: str) -> tuple[int, list[dict[str, Any]]]:
+    """The exit code and the families of the command's answer."""
+    own = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | environment
+    kept = ("--keep", str(tmp_path / "kept"), "--json")
+    command = [sys.executable, "-m", "actordbg", "families", *words, "--attn", "sdpa", "--dtype", "fp32,bf16", *kept]
+    done = subprocess.run(command, env=own, capture_output=True, text=True)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)["families"]
+
+
+@pytest.mark.slow
+def test_the_command_finds_what_the_page_says_in_one_process(tmp_path: Path) -> None:
+    page = tmp_path / "families.md"
+    code, (llama, qwen) = families(tmp_path, "llama3", "qwen3.5", "--write", str(page))
+    assert code == 1
+    assert [one["verdict"] for one in llama["cells"]] == ["match"] * 4 and llama["findings"] == []
+    (found,) = qwen["findings"]
+    assert (found["word"], found["cells"]) == ("WRONG", ["fp32, packed", "bf16, packed"])
+    assert "neighbour broken: row 1 sees row 0" in found["words"]
+    for row in (f"| llama3 | {FAMILIES['llama3'].known_as} | right | right |", "| qwen3_5 | Qwen3.5 | right | WRONG |"):
+        assert row in page.read_text() and row in PAGE.read_text(), "run `make families`"
+    assert found["words"] in page.read_text() and found["words"] in PAGE.read_text()
+    replays = (tmp_path / "kept" / "store" / "replays").iterdir()
+    boots = [json.loads(line)["pid"] for one in replays for line in (one / "rank0.jsonl").open() if '"boot"' in line]
+    assert len(boots) >= 14 and len(set(boots)) == 1
+    wrote = page.read_text()
+    assert families(tmp_path, "llama3", "qwen3.5", "--write", str(page)) == (1, [llama, qwen]) and page.read_text() == wrote
+    assert len(list((tmp_path / "kept" / "store" / "replays").iterdir())) == len(boots), "what was done is not run again"
+
+
+@pytest.mark.slow
+def test_rows_that_see_each_other_are_red_with_and_without_a_window_in_either_dtype(tmp_path: Path) -> None:
+    fault = brokenactor.environment(tmp_path / "fault", brokenactor.POSITIONS_RUN_ON)
+    fault["PYTHONPATH"] = os.pathsep.join((str(tmp_path / "fault"), str(ROOT)))
+    code, found = families(tmp_path, "llama3", "mistral", "--packing", "on", "--no-backward", **fault)
+    assert code == 1 and [one["name"] for one in found] == ["llama3", "mistral"]
+    for one in found:
+        for cell in one["cells"]:
+            assert cell["status"] == "passed"
+            broken = {text.partition(" ")[0] for text in cell["violations"]}
+            assert {"neighbour", "jacobian"} <= broken, (one["name"], cell["name"], cell["violations"])

@@ -1,0 +1,347 @@
+"""A training check before and after its workers: which cells, which micro-batches, whose verdict, and the ancestor's variables."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import logcases
+import pytest
+from ownercases import give_away
+from replaycases import publish
+from typer.testing import CliRunner, Result
+
+from actordbg.actor.backends.training import Training
+from actordbg.base.errors import ActordbgError, Refused, Unsupported, UsageError, WhereError
+from actordbg.campaign import sft_cells
+from actordbg.campaign.ancestor_names import read_names
+from actordbg.campaign.run_train_check import CHECK, folder_of, log_of, write_trainer_log
+from actordbg.campaign.train_document import train_banner
+from actordbg.campaign.train_engine import STEP, TrainEngine
+from actordbg.campaign.train_plan import batch_of, configurations, log_name, schedule
+from actordbg.campaign.train_verdicts import is_good, verdicts
+from actordbg.campaign.training_session import open_training
+from actordbg.cli.app import app
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.document.blocks import BAD_TONE, GOOD_TONE, PART_TONE
+from actordbg.dumps.checking import check
+from actordbg.records.journal import Journal, read_results
+from actordbg.records.replay_record import ReplayInput, ReplaySpec, ResultRecord
+from actordbg.records.train_check_record import (
+    ASKED,
+    BASELINE,
+    BROKEN,
+    IMPOSSIBLE,
+    NOISE,
+    OPEN,
+    SFT,
+    SFT_BASELINE,
+    TRAINED,
+    TrainCell,
+    TrainCheckRecord,
+    TrainStep,
+)
+from actordbg.store import payload
+from actordbg.store.layout import Store
+
+FOUR = ReplayConfig(nproc=4)
+
+
+def invoke(store: Store, *arguments: str) -> Result:
+    result = CliRunner().invoke(app, ["--store", str(store.root), "train-check", *arguments])
+    if isinstance(result.exception, ActordbgError):
+        raise result.exception
+    assert isinstance(result.exception, SystemExit | None), result.exception
+    return result
+
+
+def steps(*figures: tuple[float, float, float]) -> tuple[TrainStep, ...]:
+    return tuple(TrainStep(number, *values) for number, values in enumerate(figures, 1))
+
+
+def checked(asked: tuple[TrainStep, ...], noise: float = 0.0, dtype: str = "fp32") -> TrainCheckRecord:
+    """A check of four steps with a baseline, noise that is `noise` away from it, and one configuration."""
+    base = steps(*((6.0 - 0.1 * n, 2.0, 0.5) for n in range(4)))
+    away = tuple(
+        replace(one, loss=one.loss * (1 + noise), grad_norm=2.0 * (1 + noise), update_norm=0.5 * (1 + noise)) for one in base
+    )
+    cells = [
+        TrainCell(index, role, role, ReplayConfig().to_dict(), f"{role}.log", TRAINED, steps=found)
+        for index, (role, found) in enumerate(((BASELINE, base), (NOISE, away), (ASKED, asked)))
+    ]
+    return TrainCheckRecord(
+        "20261122T080000-abcdef", "2026-11-22T08:00:00Z", "complete", tuple(cells), ("a", "b"), 4, 2, dtype, 0.05,
+        asdict(Training()) | {"betas": [0.9, 0.95]}, "/logs",
+    )  # fmt: skip
+
+
+def test_every_cell_takes_the_same_micro_batches_in_each_step_and_accumulates_what_it_has_no_lanes_for() -> None:
+    configs = configurations(FOUR, {})
+    assert [(one.backend, one.nproc, one.lanes) for one in configs] == [
+        ("plain", 1, 1), ("deepspeed", 4, 4), ("fsdp2", 4, 4), ("fsdp2", 4, 2), ("fsdp2", 4, 2), ("fsdp2", 4, 1)
+    ]  # fmt: skip
+    assert [one.packing for one in configs if one.ring > 1] == [True, True]
+    assert (batch_of(configs, 1), batch_of(configs, 3), batch_of(configs[:1], 2)) == (4, 12, 2)
+    inputs = [ReplayInput(f"d{n}", f"p{n}", 0, 2, 8, 16) for n in range(3)]
+    work = schedule(inputs, steps=2, batch=4)
+    assert [one.path for one in work] == ["p0", "p1", "p2", "p0", "p1", "p2", "p0", "p1"]
+    assert len({one.dump_id for one in work}) == 8 and work[4].dump_id == "s0002-m01-d1"
+    assert [one.path for one in schedule(inputs, 1, 4, reverse=True)] == ["p0", "p2", "p1", "p0"]
+    assert log_name(configs[-1], {2}) == "fsdp2_tp2_ring2_test.log"
+
+
+@pytest.mark.parametrize(
+    ("changed", "word", "told"),
+    [
+        ({}, "agrees", None),
+        ({0: {"loss": 6.001}}, "PARTS", (1, "loss", "forward differs")),
+        ({0: {"grad_norm": 1.0}}, "PARTS", (1, "grad_norm", "not reduced")),
+        ({0: {"update_norm": 1.0}}, "PARTS", (1, "update_norm", "twice")),
+        ({1: {"grad_norm": 3.9}}, "PARTS", (2, "grad_norm", "zero_grad")),
+        ({2: {"update_norm": 0.6}}, "PARTS", (3, "update_norm", "state")),
+        ({2: {"loss": float("nan")}}, "PARTS", (3, "loss", "")),
+        ({0: {"loss": 6.00001}}, "agrees", None),
+    ],
+)
+def test_a_training_parts_at_the_first_step_and_figure_that_is_further_away_than_rounding(
+    changed: dict[int, dict[str, float]], word: str, told: tuple[int, str, str] | None
+) -> None:
+    sound = checked(()).cells[0].steps
+    record = checked(tuple(replace(one, **changed.get(index, {})) for index, one in enumerate(sound)))
+    one = verdicts(record)[2]
+    assert (one.word, is_good(record)) == (word, word == "agrees")
+    if told:
+        assert one.parting is not None and (one.parting.step, one.parting.figure) == told[:2]
+        assert told[2] in one.parting.looks_like
+
+
+def test_what_reordering_moves_is_no_parting_and_a_loss_that_does_not_fall_is_not_good() -> None:
+    near = tuple(replace(one, loss=one.loss * 1.0003) for one in checked(()).cells[0].steps)
+    assert verdicts(checked(near))[2].word == "PARTS"
+    assert verdicts(checked(near, noise=1e-4))[2].word == "agrees"
+    assert verdicts(checked(near, dtype="bf16"))[2].word == "agrees"
+    flat = checked(steps(*[(6.0, 2.0, 0.5)] * 4))
+    level = replace(flat, cells=tuple(replace(one, steps=flat.cells[2].steps) for one in flat.cells))
+    assert [one.word for one in verdicts(level)][2] == "no fall" and not is_good(level)
+    failed = replace(flat, cells=(*flat.cells[:2], replace(flat.cells[2], status="unavailable", steps=())))
+    assert not is_good(failed), "nothing that could run is no success"
+
+
+def test_a_training_of_nothing_but_nan_is_answered_in_every_format(store: Store, tmp_path: Path) -> None:
+    record = replace(checked((TrainStep(1, None, None, None),) * 4), log_dir=str(tmp_path))
+    store.create().publish_text(folder_of(store, record.check_id) / CHECK, record.to_json())
+    told = invoke(store, "--show", "last", "--json")
+    one = json.loads(told.stdout)["verdicts"][2]
+    assert told.exit_code == 1 and (one["word"], one["largest"]["loss"], one["parting"]["by"]) == ("PARTS", None, None)
+    text = " ".join(invoke(store, "--show", "last").stdout.split())
+    assert "asked: at step 1 the loss is NaN or infinite, here or in the baseline" in text and "nan nan nan step 1" in text
+
+
+def test_a_step_that_is_not_finite_fails_with_its_figures_and_its_result_can_be_written(tmp_path: Path) -> None:
+    """The worker died of it: its journal takes no NaN."""
+    item = ReplayInput("s0001-m01-d", "p", 0, 1, 8, 8)
+    engine = TrainEngine(tmp_path, ReplaySpec("r", "2026-11-22T08:00:00Z", ReplayConfig(), (item,)), 0)
+    norms = SimpleNamespace(gradient=float("inf"), update=float("nan"))
+    engine._session = cast(Any, SimpleNamespace(micro_batch=lambda loaded: (2.0, 0.1), step=lambda: norms))
+    engine._training, engine._done, engine._checkpoints = Training(), 0, None
+    result = ResultRecord("r", item.dump_id, **engine.run(item, cast(Any, None), recorded=True))
+    assert (result.status, result.error) == ("failed", "not finite: gradient norm, update norm") and engine.tainted
+    journal = Journal(tmp_path / "rank0.jsonl")
+    journal.append("end", **result.to_dict())
+    journal.close()
+    assert read_results(tmp_path)[item.dump_id].extra[STEP]["update_norm"] is None
+
+
+def test_a_loss_of_the_trainers_own_program_that_is_not_finite_is_none(tmp_path: Path) -> None:
+    (tmp_path / "x.log").write_text(logcases.sft_bars([2.0, float("nan"), 1.5], epochs=1))
+    assert [one.loss for one in sft_cells._steps(tmp_path / "x.log", 3)] == [2.0, None, 1.5]
+
+
+@pytest.mark.parametrize(
+    ("also", "word", "tone", "agree"),
+    [(IMPOSSIBLE, "AGREES", GOOD_TONE, "1 / 2"), (OPEN, "NOT COMPLETE", PART_TONE, "1 / 2"), (BROKEN, "FAILED", BAD_TONE, "1 / 2"),
+     (TRAINED, "AGREES", GOOD_TONE, "2 / 2")],
+)  # fmt: skip
+def test_a_page_counts_as_agreeing_only_what_was_trained_and_agrees(also: str, word: str, tone: str, agree: str) -> None:
+    sound = checked(checked(()).cells[0].steps)
+    other = replace(sound.cells[2], index=3, name="ZeRO 2", status=also, steps=sound.cells[2].steps if also == TRAINED else ())
+    record = replace(sound, cells=(*sound.cells, other))
+    banner = train_banner(record, verdicts(record), "2 configurations")
+    assert (banner.word, banner.tone, banner.figures[0][1]) == (word, tone, agree)
+    assert banner.unjudged == ((f"ZeRO 2: {also}",) if also in (IMPOSSIBLE, OPEN) else ())
+
+
+def test_a_loss_that_nobody_knows_to_fall_is_not_green_and_the_first_sentence_says_so(store: Store, tmp_path: Path) -> None:
+    """A rise from 10.28 to 10.43 over inputs that never came again agreed, with exit code 0."""
+    rises = steps(*((10.28 + 0.05 * n, 2.0, 0.5) for n in range(4)))
+    record = replace(checked(rises), dump_ids=tuple("abcdefgh"), log_dir=str(tmp_path))
+    record = replace(record, cells=tuple(replace(one, steps=rises) for one in record.cells))
+    store.create().publish_text(folder_of(store, record.check_id) / CHECK, record.to_json())
+    judged = verdicts(record)
+    assert (judged[2].word, judged[2].falls) == ("agrees", "?")
+    shown = invoke(store, "--show", "last", "--format", "md")
+    assert shown.exit_code == 1
+    first = "1 configuration, 4 steps, 2 micro-batches in each, over 8 inputs: 1 agrees. Whether the loss falls was not checked: no round"
+    assert first in shown.stdout and "use --steps 8" in shown.stdout
+    banner = train_banner(record, judged, "1 configuration")
+    assert (banner.word, banner.tone) == ("NOT CHECKED", PART_TONE)
+    assert banner.unjudged == ("whether the loss falls: too few steps, or within its scatter (asked)",)
+
+
+@pytest.mark.parametrize(
+    ("given", "taken"), [((), 20), (("--steps", "5"), 8), (("--max-inputs", "24"), 24), (("--steps", "100"), 30)]
+)
+def test_as_many_inputs_are_taken_as_the_steps_take_twice(store: Store, given: tuple[str, ...], taken: int) -> None:
+    publish(store, 30)
+    told = json.loads(invoke(store, "--dry-run", "--json", *given).stdout)
+    assert len(told["dump_ids"]) == len(told["options"]["inputs"]) == taken
+
+
+@pytest.mark.parametrize(
+    ("given", "variables", "said"),
+    [
+        (["--nproc", "2"], {}, "2 processes .*: fsdp2, tp 2, ring 2 takes groups of 4"),
+        (
+            [],
+            {"TP_SIZE": "3", "NUM_GPUS": "4"},
+            "4 processes .*: fsdp2, tp 3 takes groups of 3; fsdp2, tp 3, ring 2 takes groups of 6",
+        ),
+        ([], {"TP_SIZE": "4", "RING_SIZE": "4", "NUM_GPUS": "4"}, "fsdp2, tp 4, ring 4 takes groups of 16"),
+        (["--backend", "fsdp2", "--tp", "3", "--nproc", "4"], {}, "fsdp2, tp 3 takes groups of 3"),
+    ],
+)
+def test_sizes_that_do_not_divide_the_processes_are_a_usage_error_that_names_them(
+    store: Store, monkeypatch: pytest.MonkeyPatch, given: list[str], variables: dict[str, str], said: str
+) -> None:
+    publish(store, 1)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=said) as caught:
+        invoke(store, *given, "--dry-run")
+    assert "--nproc" in str(caught.value.hint)
+    assert "unavailable" in invoke(store, "--backend", "fsdp2", "--tp", "1,2", "--nproc", "3", "--dry-run").stdout
+
+
+def test_the_ancestors_script_finds_its_losses_in_the_log(tmp_path: Path) -> None:
+    record = replace(checked(checked(()).cells[0].steps), log_dir=str(tmp_path))
+    write_trainer_log(record.cells[2], record)
+    lines = log_of(record, record.cells[2]).read_text().splitlines()
+    assert lines[1].startswith("Global step 1: {'gpt_loss': 6.0, 'grad_norm': 2.0") and len(lines) == 6
+
+
+def test_the_ancestors_variables_are_taken_and_told_and_a_flag_wins(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(store, 3)
+    for name, value in {"NUM_GPUS": "2", "MAX_SAMPLES": "2", "SKIP_DEEPSPEED": "1", "SKIP_COMBINED": "1", "DATASET": "x"}.items():
+        monkeypatch.setenv(name, value)
+    done = invoke(store, "--dry-run", "--json", "--max-inputs", "3")
+    told = json.loads(done.stdout)
+    assert [one["name"] for one in told["cells"]][2:] == ["plain", "fsdp2", "fsdp2, tp 2", "fsdp2, ring 2"]
+    assert len(told["dump_ids"]) == 3 and {one["config"]["nproc"] for one in told["cells"][3:]} == {2}
+    assert told["names"] == {"NUM_GPUS": "2", "SKIP_DEEPSPEED": "1", "SKIP_COMBINED": "1"}
+    assert "MAX_SAMPLES has no effect: --max-inputs was given" in done.stderr and "DATASET has no effect" in done.stderr
+    monkeypatch.setenv("MAX_LEN", "1")
+    with pytest.raises(WhereError, match="closes nothing"):
+        invoke(store, "--dry-run", "--where", "rank=0) or (1=1")
+    with pytest.raises(UsageError, match="NUM_GPUS='many'"):
+        read_names({"NUM_GPUS": "many"}, set())
+    assert not (store.root / "trainchecks").exists()
+
+
+def test_without_fsdp_a_check_skips_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(store, 1)
+    monkeypatch.setenv("DEBUG_DISABLE_FSDP", "1")
+    done = invoke(store, "--dry-run", "--json")
+    assert [one["name"] for one in json.loads(done.stdout)["cells"]][2:] == ["plain", "ZeRO 2"]
+    assert "taken from the environment: DEBUG_DISABLE_FSDP=1" in done.stderr
+    with pytest.raises(UsageError, match="DEBUG_DISABLE_FSDP is set, and --backend lists fsdp2"):
+        invoke(store, "--dry-run", "--backend", "fsdp2", "--nproc", "2")
+
+
+@pytest.mark.slow
+def test_gradient_checkpointing_computes_layers_again_and_changes_no_figure(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.llama.modeling_llama import LlamaMLP
+
+    item, calls, forward = publish(store, 1, length=16)[0], [], LlamaMLP.forward
+    monkeypatch.setattr(LlamaMLP, "forward", lambda self, x: (calls.append(1), forward(self, x))[1])
+    told = json.loads(invoke(store, "--gradient-checkpointing", "--dry-run", "--json").stdout)["training"]
+    assert told["gradient_checkpointing"] is True
+
+    def trained(checkpoints: bool, dump: payload.Dump) -> tuple[Any, ...]:
+        calls.clear()
+        config, training = ReplayConfig(dtype="fp32", backward=True), Training(gradient_checkpointing=checkpoints)
+        with open_training(config, training, defaults=dump.record, model_cache=tmp_path) as session:
+            loss, _ = session.micro_batch(dump)
+            return loss, session.step(), len(calls)
+
+    dump = payload.load(store.root / item.path)
+    (loss, norms, once), (again, same, twice) = trained(False, dump), trained(True, dump)
+    assert (loss, norms, 2 * once) == (again, same, twice) and once > 0
+    with pytest.raises(Unsupported, match="recorded in eval mode"):
+        trained(True, replace(dump, record=replace(dump.record, training=False)))
+
+
+def test_a_cell_that_cannot_run_says_why_and_lists_are_axes(store: Store) -> None:
+    publish(store, 1)
+    told = json.loads(
+        invoke(
+            store, "--dry-run", "--json", "--backend", "deepspeed,fsdp2", "--zero-stage", "2,3", "--tp", "1,2", "--nproc", "3"
+        ).stdout
+    )
+    cells = {one["name"]: one for one in told["cells"][2:]}
+    assert list(cells) == ["ZeRO 2", "ZeRO 2, tp 2", "ZeRO 3", "ZeRO 3, tp 2", "fsdp2", "fsdp2, tp 2"]
+    assert cells["ZeRO 3"]["log_name"] == "deepspeed_zero3_test.log" and not cells["ZeRO 3"]["reason"]
+    assert "way out: --nproc" in cells["fsdp2, tp 2"]["reason"] and cells["fsdp2, tp 2"]["status"] == "unavailable"
+
+
+def test_going_on_with_anothers_check_is_confirmed(store: Store, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    record = replace(checked(checked(()).cells[0].steps), log_dir=str(tmp_path))
+    path = folder_of(store, record.check_id) / CHECK
+    store.create().publish_text(path, record.to_json())
+    assert invoke(store, "--show", "last").exit_code == 0
+    logs = replace(record, log_dir=str(path.parent / "logs"))
+    write_trainer_log(replace(record.cells[0], role=SFT), logs)
+    assert [one for one in check(store) if "trainchecks" in str(one.place)] == []
+    give_away(path, monkeypatch)
+    with pytest.raises(Refused, match="wrote training check 20261122T080000-abcdef"):
+        invoke(store, "--resume", "last")
+
+
+def test_the_trainers_own_program_is_planned_beside_and_held_against_itself(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(store, 1)
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "2 + 2?", "response": "4"}\n')
+    monkeypatch.setenv("DATASET", str(rows))
+    done = invoke(store, "--trainer", "sft", "--backend", "deepspeed,fsdp2", "--nproc", "2", "--dry-run", "--json")
+    told = json.loads(done.stdout)
+    cells = {one["name"]: one for one in told["cells"] if one["role"] in (SFT, SFT_BASELINE)}
+    assert list(cells) == ["train_sft, 1 process", "train_sft, ZeRO 0", "train_sft, fsdp2"]
+    assert [one["status"] for one in cells.values()] == ["not run", "not run", "unavailable"]
+    assert (
+        "no fsdp2 backend" in cells["train_sft, fsdp2"]["reason"]
+        and cells["train_sft, ZeRO 0"]["log_name"] == "deepspeed_test.log"
+    )
+    assert told["options"][SFT]["data"] == str(rows) and told["names"]["DATASET"] == str(rows)
+    monkeypatch.delenv("DATASET")
+    made_up = json.loads(invoke(store, "--trainer", "sft", "--steps", "7", "--dry-run", "--json").stdout)["options"][SFT]
+    assert (made_up["data"], made_up["round"]) == (None, 3)
+    with pytest.raises(UsageError, match="no known pair of texts"):
+        monkeypatch.setenv("DATASET", str(rows))
+        rows.write_text('{"text": "2 + 2 = 4"}\n')
+        invoke(store, "--trainer", "sft", "--dry-run")
+
+    sound = checked(checked(()).cells[0].steps)
+    losses = tuple(TrainStep(step, 7.0 - 0.3 * step, None, None) for step in range(1, 9))
+    far = tuple(replace(one, loss=(one.loss or 0) * 1.06) for one in losses)
+    for ours, word in ((losses, "agrees"), (far, "far")):
+        alone = TrainCell(3, "alone", SFT_BASELINE, ReplayConfig().to_dict(), "a.log", TRAINED, steps=losses)
+        record = replace(sound, cells=(*sound.cells, alone, replace(alone, index=4, role=SFT, steps=ours)))
+        assert [one.word for one in verdicts(record)][2:] == ["agrees", "baseline", word] and is_good(record) is (
+            word == "agrees"
+        )

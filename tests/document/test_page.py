@@ -1,0 +1,114 @@
+"""A report as one HTML file: whole, small, quiet, and with nothing in it that somebody else could make run."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hostilestore import HOSTILE, forbidden
+from pagecases import OURS, Read, hashed, page_of, tokens_page
+
+from actordbg.base.foreign_text import in_line
+from actordbg.document.blocks import Banner, Block, Cell, Cells, Chart, Code, Grid, Heading, Items, Paragraph
+from actordbg.document.page import as_html
+from actordbg.document.specifications import MOST_MARKS, layer, layered, names, quantity
+from actordbg.document.static_picture import as_svg
+from actordbg.measure.log_document import values_chart
+
+POINTS = layered([{"x": 1, "y": 2, "k": HOSTILE}, {"x": 3, "y": 4, "k": "b"}], layer("point", color=names("k", HOSTILE)),
+                 x=quantity("x", HOSTILE), y=quantity("y", "y"))  # fmt: skip
+HOSTILE_BLOCKS: list[Block] = [
+    Heading(HOSTILE, 1), Banner(HOSTILE, HOSTILE, HOSTILE, ((HOSTILE, HOSTILE),), (HOSTILE,)), Heading(HOSTILE, 2), Heading(HOSTILE, 3),
+    Paragraph(HOSTILE), Items((HOSTILE, f"command: {HOSTILE}", f"a: {HOSTILE}")), Code(HOSTILE),
+    Grid(("a", HOSTILE), ((HOSTILE, "1"),), frozenset({"a"}), (HOSTILE,)), Chart(HOSTILE, HOSTILE, POINTS, Grid((HOSTILE,), ((HOSTILE,),)), HOSTILE),
+    Cells(HOSTILE, HOSTILE, (HOSTILE,), (HOSTILE,), ((Cell(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE),),), POINTS),
+]  # fmt: skip
+
+
+def test_nothing_that_others_wrote_becomes_an_element_an_attribute_or_a_script():
+    page = as_html(HOSTILE_BLOCKS)
+    found = Read(page)
+    assert {tag for tag, _ in found.elements} <= OURS
+    assert not [name for _, attributes in found.elements for name in attributes if name.startswith("on") or name == "style"]
+    assert forbidden(page) == []
+    assert "<script>alert(1)</script>" in "".join(found.texts), "it is shown as text"
+    (data,) = (text for attributes, text in found.scripts if "type" in attributes)
+    assert json.loads(data)["data"]["values"][0] == {"x": 1, "y": 2, "k": in_line(HOSTILE)}, "vega draws texts as they are"
+
+
+def test_the_policy_allows_exactly_the_scripts_and_the_style_of_the_page():
+    found = Read(as_html(HOSTILE_BLOCKS))
+    allowed = dict(part.split(" ", 1) for part in found.policy.split("; "))
+    assert allowed["default-src"] == "'none'" and "unsafe" not in found.policy and "http" not in found.policy
+    assert allowed["script-src"].split() == [hashed(text) for text in found.running]
+    addresses = [*found.having("src"), *found.having("href")]
+    assert all(
+        one.startswith(("#", "data:image/svg+xml;base64,")) for one in addresses if one not in {a for _, a in log_links(found)}
+    )
+
+
+def log_links(found: Read) -> list[tuple[str, str]]:
+    """Links to logs are relative, percent-encoded paths beside the page."""
+    links = [str(a["href"]) for tag, a in found.elements if tag == "a" and not str(a["href"]).startswith("#")]
+    assert all(re.fullmatch(r"[\w%/.~-]+", one) for one in links)
+    return [("a", one) for one in links]
+
+
+def test_a_page_is_small_and_only_one_with_charts_has_vega():
+    assert len(as_html([Heading("a", 1), Paragraph("b")]).encode()) < 40_000
+    assert 800_000 < len(page_of(3).encode()) < 1_200_000
+
+
+def test_every_chart_has_a_picture_and_a_table_for_whoever_has_no_javascript():
+    found = Read(page_of(3))
+    charts = sum(a.get("class") == "chart" for _, a in found.elements)
+    pictures = [a for tag, a in found.elements if tag == "svg"]
+    assert charts == len(pictures) == 4 and all(len(str(one["aria-label"])) > 20 for one in pictures)
+    assert "The same as a table" in found.texts
+
+
+def test_5000_inputs_are_thinned_and_the_page_says_so():
+    page = page_of(5000)
+    assert len(page.encode()) < 3_000_000
+    assert f"{MOST_MARKS:,} of 5,000 are drawn" in page
+
+
+def test_the_banner_says_what_was_not_judged_and_that_the_model_is_a_toy():
+    told = " ".join("".join(Read(page_of(3)).texts).split())
+    assert "NOT JUDGED 3 of 3 inputs passed" in told
+    assert "actordbg compare r1 truth" in told and "tokens/s (toy model)" in told
+
+
+def test_a_dump_is_drawn_with_its_prompt_padding_response_and_worst_token():
+    told = " ".join("".join(Read(tokens_page()).texts).split())
+    assert "The worst token is ringed: row 1, position 9, 0.5 nats." in told
+    assert "prompt" in told and "padding" in told
+    assert "The limit is 0.4 nats." in told
+
+
+@pytest.mark.parametrize("scale", ["linear", "log", "symlog"])
+def test_a_static_picture_keeps_its_marks_inside(scale: str):
+    values = [{"x": x, "y": y} for x, y in ((1e-9, 1e-7), (2.0, 5.0), (3000.0, 9e6))]
+    spec = layered(values, layer("point"), x=quantity("x", "x"), y=quantity("y", "y", scale={"type": scale}))
+    places = [float(one) for one in re.findall(r'c[xy]="([-\d.]+)"', as_svg(spec, "three points"))]
+    assert len(places) == 6 and all(0 <= place <= 720 for place in places)
+
+
+def test_a_static_picture_of_nothing_and_of_one_value_is_a_picture(tmp_path: Path):
+    for values in ([], [{"x": 0, "y": 0}]):
+        assert as_svg(layered(values, layer("bar"), x=quantity("x", "x"), y=names("y", "y")), "nothing").startswith("<svg")
+
+
+def test_a_still_picture_tells_near_values_apart_and_breaks_a_long_legend() -> None:
+    curves = {f"configuration {at}": [(step, 10.2290 + step * 1e-4 + at) for step in (1, 2)] for at in range(8)}
+    chart = values_chart("Losses", "loss", {"one": curves["configuration 0"]})
+    many = values_chart("Losses", "loss", curves)
+    assert chart is not None and many is not None
+    ticks = re.findall(r'text-anchor="end">([^<]+)<', as_svg(chart.specification, "one"))
+    assert len(set(ticks)) == len(ticks) > 2
+    drawn = as_svg(many.specification, "many")
+    names = [float(at) for at in re.findall(r'<text x="(\d+)" y="15">configuration', drawn)]
+    assert len(names) == 8 and max(names) < 700 and 'viewBox="0 -' in drawn
+    assert not re.search(r">1\.5<", drawn), "a step is a whole number"

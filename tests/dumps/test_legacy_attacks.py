@@ -1,0 +1,357 @@
+"""Malicious pickles execute nothing and are refused: audited in-process, in the child, and beside a positive control.
+
+Each attack is assembled here, and (where it is about execution) is real: `pickle.loads` of it, in a process of its own,
+leaves a canary file. The decoder is then watched by an audit hook, which sees imports, opens, exec, compile, os.system,
+subprocesses, sockets and more: it must see nothing at all.
+"""
+
+from __future__ import annotations
+
+import builtins
+import collections
+import json
+import os
+import pickle
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from roots import ROOT
+
+from actordbg.base.errors import ActordbgError, CorruptDump, UnsafeInput
+from actordbg.dumps.child_pool import LegacyReader, Limits
+from actordbg.dumps.decode import decode
+from actordbg.dumps.decode_child import EXIT_AUDIT
+from actordbg.dumps.importer import import_paths
+from actordbg.dumps.pickle_machine import MAX_OPCODES
+from actordbg.store.layout import Store
+
+ROOT = str(ROOT)
+
+
+class Asks:
+    """Pickles as `function(*arguments)`, with a state if there is one."""
+
+    def __init__(self, function: object, *arguments: object, state: object = None) -> None:
+        self.reduced = (function, arguments) if state is None else (function, arguments, state)
+
+    def __reduce__(self):
+        return self.reduced
+
+    def __call__(self) -> None:
+        """pickle insists that what a `__reduce__` names is callable."""
+
+
+def loads(blob: bytes) -> Asks:
+    """Pickles as a call of `torch.storage._load_from_bytes`, whose bytes are the attack."""
+    return Asks(torch.storage._load_from_bytes, blob)
+
+
+def tensor_over(blob: bytes) -> Asks:
+    """Pickles as a tensor with every part genuine but the bytes of its storage."""
+    return Asks(torch._utils._rebuild_tensor_v2, loads(blob), 0, (2, 10), (10, 1), False, collections.OrderedDict())
+
+
+class ClaimsTensor:
+    """Pickles as a tensor over a genuine storage, with whatever shape, strides and hooks."""
+
+    def __init__(self, shape: tuple[int, ...], strides: tuple[int, ...], hooks: object = None, offset: int = 0) -> None:
+        self.claims = (offset, shape, strides, False, collections.OrderedDict() if hooks is None else hooks)
+
+    def __reduce__(self):
+        storage = torch.arange(20)._typed_storage()
+        return (torch._utils._rebuild_tensor_v2, (storage, *self.claims))
+
+
+def content(**changes: object) -> dict[str, object]:
+    return {
+        "sequences": torch.arange(20).reshape(2, 10),
+        "action_mask": torch.ones(2, 3, dtype=torch.bool),
+        "attention_mask": torch.ones(2, 10, dtype=torch.long),
+        "timestamp": "20250619_052608_430740",
+        "rank": 0,
+        **changes,
+    }
+
+
+def genuine() -> bytes:
+    return pickle.dumps(content())
+
+
+def touch(canary: Path) -> Asks:
+    return Asks(os.system, f"touch {canary}")
+
+
+def storage_header(*objects: object) -> bytes:
+    """A legacy storage blob with a correct beginning, and then these pickles."""
+    system = {"protocol_version": 1001, "little_endian": True, "type_sizes": {"short": 2, "int": 4, "long": 4}}
+    return b"".join(pickle.dumps(item, protocol=2) for item in (0x1950A86A20F9469CFC6C, 1001, system, *objects))
+
+
+def executing(canary: Path) -> dict[str, bytes]:
+    """Files that run a command when they are unpickled."""
+    evil = touch(canary)
+    command = f"open({str(canary)!r}, 'w').close()"
+    chain = Asks(Asks(getattr, Asks(__import__, "os"), "system"), f"touch {canary}")  # type: ignore[arg-type]
+    return {
+        "direct": pickle.dumps(content(sequences=evil)),
+        "direct, protocol 2": pickle.dumps(content(rank=evil), protocol=2),
+        "direct, eval": pickle.dumps(content(rank=Asks(builtins.exec, command))),
+        "instead of the dict": pickle.dumps(evil),
+        "nested in place of a tensor": pickle.dumps(content(sequences=loads(pickle.dumps(evil)))),
+        "nested in the storage blob": pickle.dumps(content(sequences=tensor_over(pickle.dumps(evil)))),
+        "nested behind the blob's header": pickle.dumps(content(sequences=tensor_over(storage_header(evil)))),
+        "nested in the blob's header": pickle.dumps(content(sequences=tensor_over(storage_header()[:15] + pickle.dumps(evil)))),
+        "nested twice": pickle.dumps(content(rank=loads(pickle.dumps(loads(pickle.dumps(evil)))))),
+        "nested, only the three names": pickle.dumps(content(extra=loads(pickle.dumps(evil, protocol=4)))),
+        "chain of __reduce__": pickle.dumps(content(sequences=chain)),
+        "chain in an OrderedDict": pickle.dumps(content(rank=Asks(collections.OrderedDict, [("a", chain)]))),
+        "chain in the hooks of a tensor": pickle.dumps(content(sequences=ClaimsTensor((2, 10), (10, 1), hooks=chain))),
+        "behind a genuine pickle's name": genuine()[:-1] + b"0" + pickle.dumps(evil)[2:],
+        "INST opcode": b"(S'touch " + str(canary).encode() + b"'\nios\nsystem\n.",
+        "OBJ opcode": b"(cos\nsystem\nS'touch " + str(canary).encode() + b"'\no.",
+        "STACK_GLOBAL with computed names": b"\x80\x04(\x8c\x02os\x8c\x06system\x93X"
+        + struct.pack("<I", len(f"touch {canary}")) + f"touch {canary}".encode() + b"\x85R.",
+    }  # fmt: skip
+
+
+def laughs(levels: int = 60) -> bytes:
+    """A tuple of two references to a tuple of two references to ..., 2**60 leaves for whoever walks it."""
+    value: tuple[object, ...] = ()
+    for _ in range(levels):
+        value = (value, value)
+    return pickle.dumps(content(rank=value))
+
+
+def bombs() -> dict[str, bytes]:
+    """Files of a few bytes or kilobytes that would take gigabytes, or hours."""
+    return {
+        "BINBYTES8 of 2**62": b"\x80\x04\x8e" + struct.pack("<Q", 2**62) + b".",
+        "BINUNICODE of 4 GB": b"\x80\x04X" + struct.pack("<I", 2**32 - 1) + b".",
+        "FRAME of 2**62": b"\x80\x04\x95" + struct.pack("<Q", 2**62) + b"N.",
+        "LONG4 of 2 GB": b"\x80\x04\x8b" + struct.pack("<I", 2**31 - 1) + b".",
+        "LONG1 of 255 bytes": b"\x80\x04\x8a\xff" + b"\x7f" * 255 + b".",
+        "BYTEARRAY8 of 2**40": b"\x80\x05\x96" + struct.pack("<Q", 2**40) + b".",
+        "DUP flood": b"\x80\x04]" + b"2" * 200_000 + b".",
+        "MARK flood": b"\x80\x04" + b"(" * (MAX_OPCODES * 2) + b".",
+        "deep tuple": b"\x80\x04)" + b"\x85" * (MAX_OPCODES * 2) + b".",
+        "string over the limit": b"\x80\x04X" + struct.pack("<I", 2**20) + b"x" * 2**20 + b".",
+        "shape of 2**40 rows over one": pickle.dumps(content(sequences=ClaimsTensor((2**40, 10), (0, 1)))),
+        "shape beyond the storage": pickle.dumps(content(sequences=ClaimsTensor((2, 2**30), (2**30, 1)))),
+        "strides beyond the storage": pickle.dumps(content(sequences=ClaimsTensor((2, 10), (2**40, 1)))),
+        "offset beyond the storage": pickle.dumps(content(sequences=ClaimsTensor((2, 10), (10, 1), offset=1))),
+        "storage that contradicts itself": genuine().replace(b"cpuq\x03K\x14", b"cpuq\x03K\xff"),
+        "storage of 2**50 elements": pickle.dumps(content(sequences=tensor_over(storage_of(2**50)))),
+    }
+
+
+def storage_of(numel: int) -> bytes:
+    """A storage blob that says twice that it holds `numel` int64, and holds one."""
+    identity = b"\x80\x02(X\x07\0\0\0storagectorch\nLongStorage\nX\x01\0\0\x000X\x03\0\0\0cpu\x8a\x08" + struct.pack("<q", numel)
+    return storage_header() + identity + b"NtQ." + pickle.dumps(["0"], protocol=2) + struct.pack("<qq", numel, 1)
+
+
+def truncated() -> dict[str, bytes]:
+    whole = genuine()
+    return {
+        **{f"first {cut} bytes": whole[:cut] for cut in (1, 2, 40, 200)},
+        "first half": whole[: len(whole) // 2],
+        "all but the last byte": whole[:-1],
+    }
+
+
+def every_attack(canary: Path) -> dict[str, bytes]:
+    return executing(canary) | bombs() | {"billion laughs": laughs()} | truncated()
+
+
+def outside(code: str, data: bytes, *arguments: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], input=data, capture_output=True, timeout=120, cwd=ROOT, check=False
+    )
+
+
+EXECUTING = tuple(executing(Path("canary")))
+
+
+@pytest.fixture(scope="module")
+def unpickled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which one process has really unpickled every executing attack: the positive control."""
+    folder = tmp_path_factory.mktemp("control")
+    for number, name in enumerate(EXECUTING):
+        canary = folder / f"canary{number}"
+        (folder / f"{number}.pkl").write_bytes(executing(canary)[name])
+    code = """if True:
+        import pathlib, pickle, sys, torch
+        for path in pathlib.Path(sys.argv[1]).glob('*.pkl'):
+            try:
+                pickle.loads(path.read_bytes())
+            except Exception:
+                pass
+    """
+    outside(code, b"", str(folder))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(len(EXECUTING)), ids=EXECUTING)
+def test_the_attacks_are_real(unpickled: Path, number: int):
+    assert (unpickled / f"canary{number}").exists()
+
+
+AUDITED = """if True:
+    import json, sys
+    from actordbg.base.errors import ActordbgError
+    from actordbg.dumps.decode import decode
+    import pickle
+    files = pickle.loads(sys.stdin.buffer.read())     # trusted: the test's own dict of bytes
+    read = pickle.loads if sys.argv[1] == 'pickle' else decode
+    events, watching = {}, None
+    def hook(event, arguments):
+        if watching is not None:
+            events.setdefault(watching, []).append(event)
+    sys.addaudithook(hook)
+    refused = {}
+    for name, data in files.items():
+        watching = name
+        try:
+            read(data)
+        except ActordbgError as error:
+            refused[name] = error.code
+        except Exception as error:
+            refused[name] = 'other'
+        watching = None
+    print(json.dumps([events, refused]))
+"""
+
+
+def audited(reader: str, files: dict[str, bytes]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    done = outside(AUDITED, pickle.dumps(files), reader)
+    assert done.returncode == 0, done.stderr.decode()
+    events, refused = json.loads(done.stdout)
+    return events, refused
+
+
+def test_an_audit_hook_sees_nothing_while_attacks_are_decoded(tmp_path: Path):
+    canary = tmp_path / "canary"
+    files = every_attack(canary)
+    events, refused = audited("decode", files)
+    assert events == {}
+    assert refused.keys() == files.keys() and set(refused.values()) <= {"unsafe-input", "corrupt-dump"}
+    assert not canary.exists()
+
+
+@pytest.mark.slow
+def test_the_audit_hook_does_see_an_attack_that_runs(tmp_path: Path):
+    canary = tmp_path / "canary"
+    events, _ = audited("pickle", {"direct": executing(canary)["direct"]})
+    assert "os.system" in events["direct"] and canary.exists()
+
+
+@pytest.mark.parametrize("name", EXECUTING)
+def test_a_file_that_asks_to_execute_is_refused_as_unsafe(name: str, tmp_path: Path):
+    with pytest.raises(UnsafeInput) as caught:
+        decode(executing(tmp_path / "canary")[name])
+    assert caught.value.hint
+
+
+def test_a_direct_attack_is_named(tmp_path: Path):
+    with pytest.raises(UnsafeInput, match=r"(posix|os)\.system"):
+        decode(executing(tmp_path / "canary")["direct"])
+
+
+def test_an_attack_inside_the_storage_is_named(tmp_path: Path):
+    with pytest.raises(UnsafeInput, match=r"(posix|os)\.system"):
+        decode(executing(tmp_path / "canary")["nested behind the blob's header"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", bombs())
+def test_a_memory_bomb_is_refused_before_anything_is_allocated(name: str):
+    import tracemalloc
+
+    data = bombs()[name]
+    tracemalloc.start()
+    with pytest.raises(ActordbgError):
+        decode(data)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 24 * 2**20
+
+
+@pytest.mark.parametrize("name", truncated())
+def test_a_truncated_file_is_corrupt(name: str):
+    with pytest.raises(CorruptDump):
+        decode(truncated()[name])
+
+
+def test_an_import_refuses_every_attack_by_name_and_takes_the_rest(store: Store, tmp_path: Path):
+    folder = tmp_path / "old"
+    folder.mkdir()
+    canary = tmp_path / "canary"
+    attacks = every_attack(canary)
+    for number, data in enumerate(attacks.values()):
+        (folder / f"attack{number:02d}.pkl").write_bytes(data)
+    (folder / "zz_good.pkl").write_bytes(genuine())
+    summary = import_paths(store, [folder])
+    assert (summary.added, summary.present) == (1, 0)
+    assert [Path(refusal.path).name for refusal in summary.refused] == [f"attack{n:02d}.pkl" for n in range(len(attacks))]
+    assert {refusal.code for refusal in summary.refused} == {"unsafe-input", "corrupt-dump"}
+    assert all(refusal.reason for refusal in summary.refused)
+    assert not canary.exists()
+
+
+def test_no_attack_gets_as_far_as_the_walls_of_the_child(tmp_path: Path):
+    with LegacyReader() as reader:
+        for data in every_attack(tmp_path / "canary").values():
+            with pytest.raises(ActordbgError):
+                reader.decode(data)
+        assert reader.started == 1
+
+
+@pytest.mark.parametrize("act", ["open('/dev/null')", "__import__('os').system('true')", "exec('1')", "__import__('wave')"])
+def test_a_child_that_were_taken_over_ends_at_the_first_audited_event(act: str):
+    code = f"import actordbg.dumps.decode_child as child; child.decode = lambda data: {act}; child.main(2**30, 10.0)"
+    done = outside(code, len(genuine()).to_bytes(8, "little") + genuine())
+    assert done.returncode == EXIT_AUDIT and done.stdout == b""
+
+
+def test_a_file_that_takes_too_much_cpu_is_refused_and_the_next_one_is_read():
+    slow = b"\x80\x04]" + b"K\x01a" * (MAX_OPCODES // 2 - 10) + b"."
+    with LegacyReader(Limits(cpu_seconds=0.004)) as reader:
+        with pytest.raises(UnsafeInput, match="CPU time"):
+            for _ in range(50):
+                reader.decode(slow)
+        reader.limits = Limits()
+        assert reader.decode(genuine()).rank == 0
+        assert reader.started == 2
+
+
+def test_a_file_that_takes_too_much_memory_is_refused_and_the_next_one_is_read():
+    with LegacyReader(Limits(memory_bytes=96 * 2**20)) as reader:
+        with pytest.raises(UnsafeInput, match="memory"):
+            reader.decode(bytes(128 * 2**20))
+        assert reader.decode(genuine()).rank == 0
+        assert reader.started == 2
+
+
+def test_a_child_that_hangs_is_killed_and_the_next_file_is_read():
+    with LegacyReader(Limits(wall_seconds=0.3)) as reader:
+        reader.decode(genuine())
+        assert reader._child is not None
+        os.kill(reader._child.pid, signal.SIGSTOP)
+        with pytest.raises(UnsafeInput, match="longer"):
+            reader.decode(genuine())
+        assert reader.decode(genuine()).rank == 0
+        assert reader.started == 2
+
+
+def test_a_file_over_the_size_limit_is_not_read(tmp_path: Path):
+    path = tmp_path / "large.pkl"
+    path.write_bytes(genuine())
+    with LegacyReader(Limits(file_bytes=100)) as reader, pytest.raises(UnsafeInput, match="larger than 100"):
+        reader.read(path)
+    assert reader.started == 0

@@ -1,0 +1,222 @@
+"""The inert decoder reads what the old recorder wrote, exactly, and raises nothing but our errors on anything else."""
+
+from __future__ import annotations
+
+import collections
+import io
+import pickle
+import pickletools
+from pathlib import Path
+
+import pytest
+import torch
+from plainkit import as_torch
+
+from actordbg.base.errors import ActordbgError, CorruptDump, UnsafeInput
+from actordbg.dumps import decode_child as wire
+from actordbg.dumps.decode import decode, parse_stamp
+from actordbg.dumps.importer import to_tensors
+
+
+def inputs(**changes: object) -> dict[str, object]:
+    """What the old recorder put into a pickle; a change to `...` leaves a key out."""
+    content: dict[str, object] = {
+        "sequences": torch.arange(20).reshape(2, 10) + 120_000,
+        "action_mask": torch.tensor([[True, False, True], [True, True, True]]),
+        "attention_mask": torch.ones(2, 10, dtype=torch.long),
+        "return_output": False,
+        "allgather_logits": False,
+        "return_logprobs": True,
+        "packed_seq_lens": None,
+        "return_entropy": False,
+        "timestamp": "20250619_052608_430740",
+        "rank": 3,
+        "batch_size": 2,
+        "seq_len": 10,
+        **changes,
+    }
+    return {key: value for key, value in content.items() if value is not ...}
+
+
+def tensors_of(data: bytes) -> dict[str, torch.Tensor]:
+    return {name: as_torch(one) for name, one in to_tensors(data, decode(data)).items()}
+
+
+def assert_same(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    assert ours.dtype == theirs.dtype and ours.shape == theirs.shape and ours.stride() == theirs.stride()
+    assert torch.equal(ours, theirs)
+
+
+def test_the_generated_files_are_of_the_format_that_the_old_recorder_wrote():
+    names = {
+        str(argument)
+        for opcode, argument, _ in pickletools.genops(pickle.dumps(inputs(), protocol=4))
+        if opcode.name == "SHORT_BINUNICODE"
+    }
+    assert {"torch._utils", "_rebuild_tensor_v2", "torch.storage", "_load_from_bytes", "OrderedDict"} <= names
+
+
+@pytest.mark.parametrize("protocol", [3, 4, 5])
+def test_tensors_and_arguments_come_out_as_pickled(protocol: int):
+    content = inputs(packed_seq_lens=[7, 3])
+    data = pickle.dumps(content, protocol=protocol)
+    dump = decode(data)
+    for name, tensor in tensors_of(data).items():
+        assert_same(tensor, content[name])  # type: ignore[arg-type]
+    assert dump.arguments == {key: content[key] for key in content if key.startswith(("return", "allg", "packed"))}
+    assert (dump.rank, dump.timestamp) == (3, "2025-06-19T05:26:08.430740Z")
+    assert (dump.batch_size, dump.seq_len) == (2, 10)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "bfloat16", "int32", "int16", "int8", "uint8", "bool"])
+def test_masks_of_every_dtype_keep_it(dtype: str):
+    mask = torch.tensor([[1, 0, 1], [0, 1, 1]]).to(getattr(torch, dtype))
+    assert_same(tensors_of(pickle.dumps(inputs(action_mask=mask)))["action_mask"], mask)
+
+
+def test_a_slice_keeps_its_strides_and_its_place_in_the_storage():
+    whole = torch.arange(60).reshape(2, 30)
+    part = whole[:, 5:25:2]
+    ours = tensors_of(pickle.dumps(inputs(sequences=part)))["sequences"]
+    assert_same(ours, part)
+    assert ours.stride() == (30, 2)
+
+
+def test_a_transposed_tensor_keeps_its_strides():
+    transposed = torch.arange(20).reshape(10, 2).T
+    assert_same(tensors_of(pickle.dumps(inputs(sequences=transposed)))["sequences"], transposed)
+
+
+def test_a_tensor_that_is_pickled_twice_is_read_twice():
+    mask = torch.ones(2, 10, dtype=torch.long)
+    dump = tensors_of(pickle.dumps(inputs(action_mask=mask, attention_mask=mask)))
+    assert torch.equal(dump["action_mask"], dump["attention_mask"])
+
+
+def test_absent_masks_are_arguments_that_were_none():
+    dump = decode(pickle.dumps(inputs(action_mask=None, attention_mask=None)))
+    assert set(dump.tensors) == {"sequences"}
+    assert dump.arguments["action_mask"] is None and dump.arguments["attention_mask"] is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sequences": None}, {"sequences": ...}, {"rank": ...}, {"rank": -1}, {"rank": True}, {"rank": "0"}, {"rank": 2**40},
+        {"timestamp": ...}, {"timestamp": "yesterday"}, {"timestamp": "20251319_052608_430740"}, {"timestamp": 5},
+        {"batch_size": 3}, {"seq_len": 11}, {"seq_len": True}, {"return_output": 1}, {"return_output": "yes"},
+        {"packed_seq_lens": [1, "2"]}, {"packed_seq_lens": [-1]}, {"packed_seq_lens": {"a": 1}}, {"packed_seq_lens": True},
+        {"surprise": 1}, {"sequences": torch.zeros(2, 10)}, {"sequences": torch.zeros(20, dtype=torch.long)},
+        {"sequences": torch.zeros(0, 10, dtype=torch.long)}, {"attention_mask": torch.ones(2, 9)},
+        {"action_mask": torch.ones(2, 11)}, {"action_mask": torch.ones(1, 3)}, {"action_mask": [True]},
+        {"sequences": "text"},
+        {"attention_mask": torch.ones(24).as_strided((2, 10), (1, 1))},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_pickle_that_is_not_an_actor_dump_is_refused(changes: dict[str, object]):
+    with pytest.raises(CorruptDump) as caught:
+        decode(pickle.dumps(inputs(**changes)))
+    assert caught.value.message and caught.value.hint
+
+
+@pytest.mark.parametrize("key", ["action_mask", "rank", "packed_seq_lens", "surprise"])
+def test_a_known_function_where_it_does_not_belong_is_unsafe(key: str):
+    with pytest.raises(UnsafeInput, match=f"{key} asks to call collections.OrderedDict"):
+        decode(pickle.dumps(inputs(**{key: collections.OrderedDict()})))
+
+
+@pytest.mark.parametrize("value", [1, "text", [inputs()], (), None, b"bytes"], ids=str)
+def test_anything_but_the_dict_is_refused(value: object):
+    with pytest.raises(ActordbgError):
+        decode(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80", b"PK\x03\x04zip", b"\x80\x04.", b"garbage", b"\x80\x09N.", b"(" * 5000])
+def test_bytes_that_are_no_pickle_are_refused(data: bytes):
+    with pytest.raises((CorruptDump, UnsafeInput)):
+        decode(data)
+
+
+def test_bytes_behind_the_end_are_refused():
+    with pytest.raises(CorruptDump, match="behind the end"):
+        decode(pickle.dumps(inputs()) + b"x")
+
+
+def test_a_boolean_that_is_neither_0_nor_1_is_refused():
+    data = bytearray(pickle.dumps(inputs()))
+    data[decode(bytes(data)).tensors["action_mask"].start] = 2
+    with pytest.raises(CorruptDump, match="boolean"):
+        tensors_of(bytes(data))
+
+
+def test_an_expanded_tensor_claims_more_than_its_storage_holds():
+    expanded = torch.ones(1, 1, dtype=torch.long).expand(2, 10)
+    with pytest.raises(UnsafeInput, match="more elements"):
+        decode(pickle.dumps(inputs(attention_mask=expanded)))
+
+
+def test_timestamps_are_taken_as_utc():
+    assert parse_stamp("20250619_052608_430740") == "2025-06-19T05:26:08.430740Z"
+    assert parse_stamp("20250619_052608_43074") is None
+    assert parse_stamp("٢٠٢٥٠٦١٩_٠٥٢٦٠٨_٤٣٠٧٤٠") is None
+
+
+def test_an_answer_of_the_child_survives_the_wire():
+    data = pickle.dumps(inputs(packed_seq_lens=[7, 3], action_mask=None))
+    assert wire.answer_to_dump(wire.dump_to_answer(decode(data)), len(data)) == decode(data)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"", b"null", b"[]", b"{}", b'{"ok": {}}', b'{"error": "unknown", "message": ""}', b'{"ok": 1}', b"\xff",
+        b'{"ok": {"tensors": {}, "arguments": {}, "rank": 0, "stamp": "20250619_052608_430740"}}',
+    ],
+)  # fmt: skip
+def test_an_answer_that_makes_no_sense_is_refused(answer: bytes):
+    with pytest.raises((UnsafeInput, CorruptDump)):
+        wire.answer_to_dump(answer, 1000)
+
+
+def test_an_answer_that_points_outside_the_file_is_refused():
+    data = pickle.dumps(inputs())
+    with pytest.raises(UnsafeInput, match="more elements"):
+        wire.answer_to_dump(wire.dump_to_answer(decode(data)), len(data) // 2)
+
+
+SMALL = pickle.dumps(inputs(), protocol=4)
+
+
+def test_every_single_byte_of_the_structure_may_be_wrong():
+    """Every byte outside the tensors' elements, each set to four values: a refusal, or a dump of a possible shape."""
+    dump = decode(SMALL)
+    elements = {n for tensor in dump.tensors.values() for n in range(tensor.start, tensor.stop)}
+    for place in (n for n in range(len(SMALL)) if n not in elements):
+        for value in (0x00, 0x2E, 0x52, 0xFF):
+            data = SMALL[:place] + bytes((value,)) + SMALL[place + 1 :]
+            try:
+                to_tensors(data, decode(data))
+            except ActordbgError:
+                continue
+
+
+def test_the_real_dumps_equal_what_torch_reads(shared_dumps: Path):
+    paths = sorted(shared_dumps.glob("*.pkl"))
+    assert len(paths) >= 257
+    for path in paths:
+        data = path.read_bytes()
+        theirs = pickle.load(io.BytesIO(data))
+        dump = decode(data)
+        ours = tensors_of(data)
+        assert ours.keys() == {key for key, value in theirs.items() if isinstance(value, torch.Tensor)}
+        for name, tensor in ours.items():
+            assert_same(tensor, theirs[name])
+        assert dump.rank == theirs["rank"] and dump.stamp == theirs["timestamp"]
+        assert all(theirs[key] == value and type(theirs[key]) is type(value) for key, value in dump.arguments.items())
+
+
+@pytest.mark.parametrize("text", ["root:x:0:0:root:/root:/bin/bash\n", '{"a": 1}\n', "# A page\n\nof words\n"])
+def test_a_text_is_called_no_pickle(text: str) -> None:
+    with pytest.raises(CorruptDump, match="not a pickle"):
+        decode(text.encode())

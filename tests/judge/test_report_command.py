@@ -1,0 +1,243 @@
+"""`actordbg report` on a store: which replays it is about, where it writes, and how it ends."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import webbrowser
+from dataclasses import replace
+from pathlib import Path
+from typing import get_args
+from urllib.parse import urlsplit
+
+import pytest
+import typer
+from catalogcases import publish, record
+from reportcases import dump_id, given, replay, result
+from typer.testing import CliRunner
+
+from actordbg.actor.signatures import KNOWN
+from actordbg.base.errors import EnvironmentProblem, NothingToDo, StoreProblem, UsageError, WhereError
+from actordbg.cli import report as command
+from actordbg.cli.options import Format
+from actordbg.judge.load_replays import load
+from actordbg.replay.replay_data import ReplayData
+from actordbg.store.layout import Store
+
+
+def keep(store: Store, data: ReplayData, created_at: str, ready: bool = True) -> None:
+    """Write a replay as supervisor and worker would."""
+    spec = replace(data.spec, created_at=created_at)
+    folder = store.replays / spec.replay_id
+    folder.mkdir(parents=True)
+    (folder / "spec.json").write_text(spec.to_json())
+    lines = [{"event": "ready", "pid": 1, "attempt": 1, "resolved": data.resolved}] if ready else []
+    lines += [{"event": "end", **one.to_dict()} for one in data.results]
+    (folder / "rank0.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (folder / "supervisor.jsonl").write_text(json.dumps({"event": "finished", "status": data.status}) + "\n")
+
+
+@pytest.fixture
+def replayed(store: Store) -> Store:
+    """A store with two replays of the same three inputs: `r1` with sdpa, and, an hour later, `r2` with eager."""
+    inputs = [given(i, 300) for i in range(3)]
+    keep(store, replay(inputs, [result(i) for i in range(3)]), "2025-06-19T05:30:00.000000Z")
+    results = [
+        result(0, "r2"),
+        result(1, "r2", status="failed", error="boom", error_class="ValueError", signature="ValueError: boom"),
+    ]
+    keep(store, replay(inputs, results, "r2", "interrupted", attn="eager"), "2025-06-19T06:30:00.000000Z")
+    return store
+
+
+def invoke(store: Store, *arguments: str, catch: bool = False):
+    app = typer.Typer()
+
+    @app.callback()
+    def root(store: Path = typer.Option(None)) -> None: ...
+
+    app.command("report")(command.report)
+    return CliRunner().invoke(app, ["--store", str(store.root), "report", *arguments], catch_exceptions=catch)
+
+
+def ids(store: Store, *names: str) -> list[str]:
+    return [data.spec.replay_id for data in load(store, names).replays]
+
+
+def test_without_a_name_it_is_the_last_replay_that_ended(replayed: Store):
+    assert ids(replayed) == ["r1"]
+    assert ids(replayed, "last") == ["r1"]
+
+
+def test_several_keep_the_order_they_were_named_in_and_come_once(replayed: Store):
+    assert ids(replayed, "r2", "r1", "last") == ["r2", "r1"]
+
+
+def test_the_whole_store_begins_with_the_oldest(replayed: Store):
+    assert ids(replayed, "all") == ["r1", "r2"]
+
+
+def test_an_unknown_replay_is_a_usage_error(replayed: Store):
+    with pytest.raises(UsageError):
+        load(replayed, ["nothing"])
+
+
+def test_the_configuration_status_and_results_come_from_what_the_workers_wrote(replayed: Store):
+    (data,) = load(replayed, ["r2"]).replays
+    assert (data.resolved["attn"], data.status, len(data.results)) == ("eager", "interrupted", 2)
+
+
+def test_where_keeps_the_inputs_of_the_dumps_it_selects(replayed: Store):
+    for index in range(4):
+        publish(replayed, record(index, dump_id=dump_id(index)))
+    material = load(replayed, ["r1"], "rank>1")
+    assert [one.dump_id for one in material.replays[0].spec.inputs] == [dump_id(2)]
+    assert any("rank>1" in text for text in material.notes)
+    with pytest.raises(WhereError):
+        load(replayed, ["r1"], "typo>1")
+
+
+def test_a_condition_that_no_result_meets_is_no_good_report(replayed: Store):
+    for index in range(4):
+        publish(replayed, record(index, dump_id=dump_id(index)))
+    with pytest.raises(NothingToDo, match="no dump matches rank=7; rank = 7 selects none of 4: rank is 0 to 3"):
+        load(replayed, ["r1", "r2"], "rank=7")
+    with pytest.raises(NothingToDo, match=r"none of the dumps that match rank=3 [(]1[)] has a result in these replays"):
+        load(replayed, ["r1", "r2"], "rank=3")
+
+
+def test_a_bad_condition_is_refused_before_anything_is_indexed(store: Store):
+    with pytest.raises(WhereError):
+        load(store, where="typo>1")
+    assert not store.catalog_path.exists()
+
+
+def test_a_replay_whose_specification_is_gone_is_noted_and_the_others_are_reported(replayed: Store):
+    load(replayed)
+    (replayed.replays / "r1" / "spec.json").write_text("{")
+    material = load(replayed, ["all"])
+    assert [data.spec.replay_id for data in material.replays] == ["r2"]
+    assert any("r1" in text for text in material.notes) or ids(replayed, "all") == ["r2"]
+
+
+def test_a_report_of_failures_ends_well(replayed: Store):
+    done = invoke(replayed, "r2")
+    assert done.exit_code == 0
+    assert "1 passed, 1 failed, 1 not run of 3 (the replay is interrupted)" in done.stdout
+    assert "ValueError: boom" in done.stdout
+
+
+def test_two_replays_stand_side_by_side(replayed: Store):
+    done = invoke(replayed, "r1", "r2")
+    assert "2 replays side by side" in done.stdout
+    assert "A  r1: sdpa" in done.stdout
+    assert "B  r2: eager" in done.stdout
+
+
+def test_nothing_replayed_yet_says_so_and_ends_well(store: Store):
+    for arguments in ((), ("--all",), ("--format", "md")):
+        done = invoke(store, *arguments)
+        assert done.exit_code == 0
+        assert "Nothing has been replayed yet" in done.stdout
+    assert json.loads(invoke(store, "--json").stdout)["replays"] == []
+
+
+def test_a_replay_that_cannot_be_read_is_named_and_is_not_nothing(replayed: Store):
+    invoke(replayed, "r2")  # it is in the catalog
+    (replayed.replays / "r2" / "spec.json").unlink()
+    said = invoke(replayed, "r2").stdout
+    assert "r2 is left out: cannot read" in said and "Nothing has been replayed" not in said
+
+
+def test_json_and_csv_are_only_that(replayed: Store):
+    data = json.loads(invoke(replayed, "--all", "--json").stdout)
+    assert [one["replay_id"] for one in data["replays"]] == ["r1", "r2"]
+    rows = list(csv.DictReader(io.StringIO(invoke(replayed, "--all", "--format", "csv").stdout)))
+    assert [(row["replay_id"], row["dump_id"], row["attn"]) for row in rows][-1] == ("r2", dump_id(1), "eager")
+    assert len(rows) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("r.md", "# actordbg report"), ("r.json", "{"), ("r.csv", "replay_id,"), ("r.txt", "actordbg")]
+)
+def test_the_suffix_of_the_file_chooses_the_format(replayed: Store, tmp_path: Path, name: str, start: str):
+    done = invoke(replayed, "--output", str(tmp_path / name))
+    assert (tmp_path / name).read_text().startswith(start)
+    assert done.stdout == ""
+
+
+def test_every_format_that_can_be_asked_for_is_a_rendering_of_its_own(replayed: Store):
+    texts = [invoke(replayed, "--format", name).stdout for name in get_args(Format)]
+    assert all(texts)
+    assert len(set(texts)) == len(get_args(Format))
+
+
+def test_the_format_that_was_asked_for_comes_before_the_suffix(replayed: Store, tmp_path: Path):
+    invoke(replayed, "--format", "json", "--output", str(tmp_path / "r.md"))
+    assert json.loads((tmp_path / "r.md").read_text())["selection"] == "the last replay"
+
+
+def test_two_formats_at_once_are_refused(replayed: Store):
+    with pytest.raises(UsageError):
+        invoke(replayed, "--json", "--format", "csv")
+
+
+def test_a_file_that_cannot_be_written_is_an_environment_problem(replayed: Store, tmp_path: Path):
+    (tmp_path / "file").touch()
+    for output in (str(tmp_path / "file" / "r.md"), str(tmp_path), ".", "/"):
+        with pytest.raises(EnvironmentProblem):
+            invoke(replayed, "--output", output, "--format", "md")
+
+
+def test_a_pipe_or_a_device_gets_the_report_and_stays_and_a_link_leads_to_its_file(replayed: Store, tmp_path: Path):
+    pipe, link, target = tmp_path / "pipe", tmp_path / "link.md", tmp_path / "target.md"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    invoke(replayed, "--output", str(pipe), "--format", "json", "--slowest", "0")
+    assert os.read(reader, 10).startswith(b"{") and pipe.is_fifo()
+    os.close(reader)
+    link.symlink_to(target)
+    invoke(replayed, "--output", str(link))
+    assert link.is_symlink() and target.read_text().startswith("#")
+
+
+def test_no_store_is_a_store_problem(tmp_path: Path):
+    with pytest.raises(StoreProblem):
+        invoke(Store(tmp_path / "none"))
+
+
+def test_slowest_says_how_many_inputs_are_named(replayed: Store):
+    assert json.loads(invoke(replayed, "r1", "--json", "--slowest", "1").stdout)["replays"][0]["slowest"][0]["seq_len"] == 300
+    assert "Slowest" not in invoke(replayed, "r1", "--slowest", "0").stdout
+
+
+def test_a_known_failure_comes_with_its_explanation_and_ways_out(store: Store):
+    known = KNOWN[0]
+    results = [result(0, status="failed", signature=known.id, error="x", error_class="RuntimeError", forward_s=None)]
+    keep(store, replay([given(0, 300)], results), "2025-06-19T05:30:00.000000Z")
+    (group,) = json.loads(invoke(store, "--json").stdout)["replays"][0]["failures"]
+    assert (group["known"], group["explanation"], group["ways_out"]) == (True, known.explanation, list(known.ways_out))
+    text = " ".join(invoke(store).stdout.split())
+    assert f"why: {known.explanation}" in text
+    assert known.ways_out[0] in text
+
+
+def test_open_shows_a_page_in_a_folder_that_nobody_else_can_look_into(replayed: Store, monkeypatch: pytest.MonkeyPatch):
+    shown: list[str] = []
+    monkeypatch.setattr(webbrowser, "open_new_tab", lambda address: bool(shown.append(address)))
+    done = invoke(replayed, "--open")
+    path = Path(urlsplit(shown[0]).path)
+    assert done.exit_code == 0 and done.stdout == "" and "no browser here" in done.stderr
+    assert path.read_text().startswith("<!doctype html>") and path.parent.stat().st_mode & 0o77 == 0
+    with pytest.raises(UsageError):
+        invoke(replayed, "--open", "--format", "md")
+
+
+def test_text_of_tokens_comes_from_a_file_that_must_be_there(replayed: Store, tmp_path: Path):
+    with pytest.raises(UsageError, match="there is no such folder or file"):
+        invoke(replayed, "--format", "html", "--tokenizer", str(tmp_path))
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UsageError):
+        invoke(replayed, "--format", "html", "--tokenizer", str(tmp_path))

@@ -1,0 +1,93 @@
+"""Whether ranks that ran the same input agree: figures and words."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from reportcases import NOW, given, replay, result
+
+from actordbg.actor.signatures import explain
+from actordbg.cli.replay_answer import ReplayAnswer
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.document.renderings import as_text
+from actordbg.judge.agreement import agreement_of, ranks_in_words
+from actordbg.judge.replay_document import document
+from actordbg.judge.summary import summarise
+from actordbg.records.replay_record import ResultRecord
+from actordbg.replay.lanes import LaneBook, answer_fields, differing
+
+SAME = ReplayConfig(nproc=2, align="same")
+AGREED = {"ranks": [0, 1], "differ": {}}
+DIFFERS = {"ranks": [0, 1], "differ": {"1": {"output_digest": "other", "logprob_mean": -2.25, "loss": None}}}
+
+
+def lane(index: int, found: dict[str, Any] | None, **figures: Any) -> ResultRecord:
+    return result(index, extra={} if found is None else {"lane": found}, **figures)
+
+
+def words(*records: ResultRecord, config: ReplayConfig = SAME) -> list[str]:
+    return ranks_in_words(agreement_of(records, config))
+
+
+def test_ranks_that_agree_are_said_to_with_how_far_that_was_checked() -> None:
+    assert words(lane(0, AGREED), lane(1, AGREED)) == ["2 ranks agree on 2 inputs, log-probs bit for bit"]
+    assert words(lane(0, AGREED), lane(1, None))[0].endswith("; of 1 input not every rank answered")
+    assert words(lane(0, None)) == ["not compared: not every rank of a group of 2 answered"]
+    assert words(lane(0, None), config=ReplayConfig(nproc=2)) == []
+
+
+def test_a_rank_that_differs_is_named_with_its_dump_and_by_how_much() -> None:
+    said = words(lane(0, AGREED), lane(1, DIFFERS))
+    assert said[0] == "DIFFER on 1 of 2 inputs"
+    assert said[1].endswith("rank 1 has other log-probs than rank 0 (moved: their mean -0.25)")
+    many = words(*(lane(index, DIFFERS) for index in range(9)))
+    assert len(many) == 7 and many[-1] == "... and 4 more"
+
+
+def test_the_report_shows_it() -> None:
+    data = replay([given(0, 100), given(1, 100)], [lane(0, AGREED), lane(1, DIFFERS)])
+    data = replace(data, spec=replace(data.spec, config=SAME))
+    summary = summarise([data], selection="r1", now=NOW, explain=explain)
+    assert summary.replays[0].ranks is not None and summary.replays[0].ranks.agree == 1
+    text = " ".join(as_text(document(summary)).split())
+    assert "ranks with the same input: DIFFER on 1 of 2 inputs" in text
+
+
+def test_ranks_that_differ_make_a_bad_answer_where_just_that_was_asked() -> None:
+    found = agreement_of([lane(0, DIFFERS)], SAME)
+    assert not ReplayAnswer("r", "complete", 1, passed=1, ranks=found, asked_for_same=True).good
+    assert ReplayAnswer("r", "complete", 1, passed=1, ranks=found).good
+    agreed = agreement_of([lane(0, AGREED)], SAME)
+    assert ReplayAnswer("r", "complete", 1, passed=1, ranks=agreed, asked_for_same=True).good
+
+
+def test_log_probs_agree_to_the_bit_and_gradient_norms_within_rounding() -> None:
+    record = result(0, output_digest="d", loss=2.0, grad_norm=1.0)
+    same = {"output_digest": "d", "loss": 2.0, "grad_norm": 1.0 + 1e-8}
+    assert differing(record, {1: same}) == {}
+    for other in ({"output_digest": "e"}, {"grad_norm": 1.001}, {"grad_norm": None}, {"loss": 2.1}):
+        assert set(differing(record, {1: same | other, 2: same})) == {"1"}
+
+
+def test_what_a_follower_tells_is_json_and_leaves_out_the_rest() -> None:
+    told = answer_fields({"status": "failed", "loss": float("nan"), "grad_norm": 1.5, "forward_s": 2.0, "error": "no"})
+    assert told == {"status": "failed", "grad_norm": 1.5, "error": "no"}
+
+
+def test_a_followers_failure_stands_whichever_rank_is_through_first() -> None:
+    good = result(0, worker=0)
+    fills = {"dump_id": good.dump_id, "rank": 1, "attempt": 1, "slot": 0, "output_digest": "d"}
+    bad = fills | {"status": "failed", "error_class": "ValueError", "error": "no"}
+    follower_first = LaneBook("r1", 2)
+    said = follower_first.take_answer(bad)
+    assert said is not None and (said.status, said.worker) == ("failed", 1) and "on rank 1" in (said.error or "")
+    again = follower_first.take_result(good)
+    assert again is not None and again.status == "failed", "the first rank's own result must not hide it"
+    leader_first = LaneBook("r1", 2)
+    assert leader_first.take_result(good) is None
+    later = leader_first.take_answer(bad)
+    assert later is not None and later.status == "failed"
+    own = LaneBook("r1", 2)
+    assert own.take_result(result(0, worker=0, status="failed")) is None
+    assert own.take_answer(bad) is None, "the first rank's own failure has the figures"

@@ -1,0 +1,221 @@
+"""A report as text, Markdown, JSON and CSV: the same facts, each in its form."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+
+import pytest
+from reportcases import NOW, dump_id, given, replay, result
+
+from actordbg.base.foreign_text import in_markdown
+from actordbg.base.units import human_bytes
+from actordbg.document.blocks import Grid, number, rate, seconds
+from actordbg.document.renderings import as_markdown, as_text, grid
+from actordbg.judge import tabular
+from actordbg.judge.replay_document import document
+from actordbg.judge.report_model import Summary
+from actordbg.judge.summary import summarise
+from actordbg.records.replay_record import ResultRecord
+from actordbg.replay.replay_data import ReplayData
+
+
+def two_replays() -> list[ReplayData]:
+    inputs = [given(i, seq_len, rank=i % 2) for i, seq_len in enumerate((100, 300, 310, 1861, 2000))]
+    first = [
+        result(0, forward_s=9.0), result(1), result(2, forward_s=1.5),
+        result(3, status="failed", forward_s=None, error_class="RuntimeError", error="max_seqlen_q | FakeTensor <b>",
+               signature="known", log_excerpt="Traceback"),
+    ]  # fmt: skip
+    second = [result(i, "r2", forward_s=0.5, backward_s=None) for i in range(5)]
+    return [replay(inputs, first, status="interrupted"), replay(inputs, second, "r2", attn="eager")]
+
+
+def summary() -> Summary:
+    return summarise(
+        two_replays(),
+        selection="2 replays",
+        now=NOW,
+        explain=lambda name: ("Compile cannot see this shape.", ("use --no-packing",)),
+    )
+
+
+def text_of(one: Summary) -> str:
+    return as_text(document(one))
+
+
+def markdown_of(one: Summary) -> str:
+    return as_markdown(document(one))
+
+
+TEXT = f"""\
+actordbg report
+===============
+
+the last replay; {NOW}
+
+A  r1
+-----
+
+  result: 2 passed, 1 hung, 1 not run of 4 (the replay is interrupted)
+  inputs: 4 dumps by time, --where "seq_len>100"; seq_len 200 to 2000 (median
+      350); 2,900 tokens
+  ran as: TOY MODEL (tiny) fp32 sdpa, not packed, plain, on an unknown device
+  command: actordbg replay --where 'seq_len>100'
+  versions: torch 2.13.0
+
+Failures
+
+  timed out: 1 input, 1 hung
+  first cause: no answer in 600 s
+  for example: {dump_id(2)}
+
+Time and memory by seq_len, of a TOY MODEL
+
+  seq_len  n  steady   fwd   p95   bwd   p95  tok/s  all  peak mem
+  ----------------------------------------------------------------
+  128-255  1       0     -     -     -     -      -    -   1.0 GiB
+  256-511  2       1  1.00  1.00  2.00  2.00    300  300   1.0 GiB
+  all      3       1  1.00  1.00  2.00  2.00    300  300   1.0 GiB
+
+fwd, bwd: median seconds of steady inputs. First inputs (1 worker start):
+forward 9.00 s.
+
+Slowest inputs
+
+  dump                                          rank  B    S  fwd s  bwd s
+  ------------------------------------------------------------------------
+  {dump_id(1)}     0  2  300   1.00   2.00
+
+Numbers
+
+  log-probs of 3 inputs, 30 tokens: mean -2, from -9 to -0.5 nats; 0 non-finite
+
+How to read the figures
+"""
+
+
+def test_the_text_of_one_replay():
+    inputs = [given(0, 200), given(1, 300), given(2, 400), given(3, 2000)]
+    results = [
+        result(0, forward_s=9.0),
+        result(1),
+        result(2, status="hung", forward_s=None, error="no answer in 600 s"),
+    ]
+    text = text_of(summarise([replay(inputs, results, status="interrupted")], selection="the last replay", now=NOW))
+    assert text.startswith(TEXT)
+
+
+def test_text_fits_80_columns():
+    assert max(map(len, text_of(summary()).splitlines())) <= 80
+
+
+def test_a_table_that_is_too_wide_loses_text_never_figures():
+    inputs = [dataclasses.replace(given(0, 12345678), rank=1234567, dump_id="d" * 90)]
+    data = replay(inputs, [dataclasses.replace(result(0, forward_s=123.0), dump_id="d" * 90)])
+    text = text_of(summarise([data], selection="one", now=NOW))
+    assert max(map(len, text.splitlines())) <= 80
+    assert "1234567" in text
+    assert "12345678" in text
+
+
+def test_what_a_narrow_table_leaves_of_an_id_can_be_pasted_and_of_a_parameter_names_its_layer():
+    ids = [f"20250619T0527{second}.913437Z-000000-0-86cb69034f0722d6" for second in ("54", "55")]
+    rows = tuple((one, "model.layers.11.self_attn.q_proj.weight", "0.0126", "0.999921", "0.00028") for one in ids)
+    lines = grid(
+        Grid(("dump", "gradient of", "|a-b|/|b|", "cosine", "max"), rows, frozenset({"dump", "gradient of"}))
+    ).splitlines()
+    shown = [line.split() for line in lines[2:]]
+    assert [one.startswith(begin) and len(begin) == 22 for one, (begin, *_) in zip(ids, shown, strict=True)] == [True, True]
+    assert {name for _, name, *_ in shown} == {"..11.self_attn.q_proj.weight"} and max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("render", [text_of, markdown_of])
+def test_both_documents_say_what_happened(render):
+    text = render(summary())
+    for fact in (
+        "3 passed, 1 failed, 1 not run of 5",
+        "interrupted",
+        "known",
+        "use --no-packing",
+        "eager",
+        "sdpa",
+        dump_id(3),
+    ):
+        assert fact in text
+
+
+@pytest.mark.parametrize("render", [text_of, markdown_of])
+def test_nothing_replayed_says_so(render):
+    assert "Nothing has been replayed yet" in render(summarise([], selection="the last replay", now=NOW))
+
+
+def test_a_replay_without_results_says_so():
+    text = text_of(summarise([replay([given(0, 200)], [])], selection="one", now=NOW))
+    assert "0 passed, 1 not run of 1" in text
+    assert "No input has a result." in text
+
+
+def test_markdown_shows_what_came_from_outside_as_text():
+    text = markdown_of(summary())
+    assert r"max_seqlen_q \| FakeTensor \<b>" in text
+    assert in_markdown("# no heading", leading=True) == r"\# no heading"
+    assert in_markdown("- no list", leading=True) == r"\- no list"
+    assert in_markdown("-") == "-"
+    assert in_markdown("a_b _c_ [x](y) `z`", leading=True) == r"a_b \_c\_ \[x\](y) \`z\`"
+
+
+def test_every_markdown_table_row_has_the_columns_of_its_heading():
+    tables = [block.splitlines() for block in markdown_of(summary()).split("\n\n") if block.startswith("|")]
+    assert len(tables) >= 3
+    for lines in tables:
+        assert len({line.replace(r"\|", "").count("|") for line in lines}) == 1
+
+
+def test_json_is_the_whole_summary():
+    data = json.loads(tabular.render_json(summary()))
+    assert data["replays"][0]["counts"] == {
+        "inputs": 5,
+        "passed": 3,
+        "failed": 1,
+        "crashed": 0,
+        "hung": 0,
+        "not_run": 1,
+        "stopped": 0,
+    }
+    assert data["replays"][0]["resolved"]["attn"] == "sdpa"
+    assert data["comparison"]["rows"][1]["differs"] == {"attn": "eager"}
+
+
+def test_csv_has_one_row_for_each_result():
+    rows = list(csv.DictReader(io.StringIO(tabular.render_csv(two_replays()))))
+    assert len(rows) == 9
+    assert [row["warm_up"] for row in rows[:4]] == ["first", "", "", ""]
+    assert (rows[4]["attn"], rows[4]["seq_len"], rows[4]["backward_s"], rows[4]["packing"]) == (
+        "eager",
+        "100",
+        "",
+        "false",
+    )
+
+
+def test_csv_has_a_column_for_every_figure_of_a_result():
+    figures = {field.name for field in dataclasses.fields(ResultRecord)} - {"log_excerpt", "extra"}
+    assert figures <= set(tabular.COLUMNS)
+    assert len(set(tabular.COLUMNS)) == len(tabular.COLUMNS)
+
+
+def test_csv_holds_no_formula():
+    (row,) = csv.DictReader(io.StringIO(tabular.render_csv([replay([given(0, 9)], [result(0, error="=HYPERLINK(1)")])])))
+    assert row["error"] == "'=HYPERLINK(1)"
+
+
+def test_figures_are_written_with_their_significant_digits():
+    assert [seconds(v) for v in (None, 0.0, 2.0, 0.95, 12.345, 123.4, 4321.0, 0.00012)] == [
+        "-", "0", "2.00", "0.950", "12.3", "123", "4321", "0.00012"
+    ]  # fmt: skip
+    assert [number(v) for v in (None, -2.0, 1e-7, 123456.0)] == ["-", "-2", "1e-07", "123456"]
+    assert [rate(v) for v in (None, 12.34, 12345.6)] == ["-", "12.3", "12,346"]
+    assert [human_bytes(v) for v in (None, 12, 12345, 2**31)] == ["-", "12 B", "12.1 KiB", "2.0 GiB"]

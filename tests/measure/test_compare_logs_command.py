@@ -1,0 +1,231 @@
+"""`actordbg compare-logs`: what it prints, in 80 columns, its JSON, its picture, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from pathlib import Path
+
+import logcases
+import pytest
+from typer.testing import CliRunner, Result
+
+from actordbg.base.errors import EnvironmentProblem, UsageError
+from actordbg.cli.app import app
+from actordbg.document import chart_file
+from actordbg.document.blocks import Chart
+from actordbg.measure import log_lines
+from actordbg.measure.log_document import values_chart
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> tuple[str, str]:
+    """Two runs of 24 steps, 2 % apart but for step 13, where they are far apart."""
+    losses = [6 - 0.1 * i for i in range(24)]
+    (tmp_path / "a.log").write_text(logcases.sft_bars(losses, epochs=3, chance=0.5))
+    other = [6.0 if i == 12 else loss * 1.02 for i, loss in enumerate(losses)]
+    (tmp_path / "b.log").write_text(logcases.sft_bars(other, epochs=3))
+    return str(tmp_path / "a.log"), str(tmp_path / "b.log")
+
+
+def invoke(*arguments: str, catch: bool = False) -> Result:
+    return CliRunner().invoke(app, ["compare-logs", *arguments], catch_exceptions=catch)
+
+
+def test_the_answer_has_figures_worst_steps_trend_and_verdict_in_80_columns(logs: tuple[str, str]):
+    done = invoke(*logs)
+    assert done.exit_code == 0 and "aligned (first value, mean and last value differ by less than 0.05)" in done.stdout
+    assert re.search(r"\n  A +1-24 \(24\) .* falls, \S+ to \S+\n  B +1-24 \(24\) .* falls", done.stdout)
+    assert re.search(r"\n +13 +4\.8 +6 +0\.2\n", done.stdout)
+    assert "1 of 24 common steps differ by 0.05 or more" in done.stdout
+    assert max(len(line) for line in done.stdout.splitlines() if "/" not in line) <= 80
+
+
+def test_a_stricter_rule_or_threshold_ends_with_1_and_says_why(logs: tuple[str, str]):
+    done = invoke(*logs, "--rule", "every-step")
+    assert done.exit_code == 1 and "A B: 1 step differs by 0.05 or more\n\ndifferent\n" in done.stdout
+    done = invoke(*logs, "--threshold", "0.01", "--limit", "2")
+    assert done.exit_code == 1 and "the first value differs by 0.01961, which is not below 0.01" in done.stdout
+    assert "and 22 more (--limit 0 names all)" in done.stdout
+
+
+def test_json_is_the_whole_answer(logs: tuple[str, str]):
+    done = invoke(*logs, "--json")
+    answer = json.loads(done.stdout)
+    assert (answer["verdict"], answer["metric"], answer["rule"]) == ("aligned", "gpt_loss", "first-mean-last")
+    assert (answer["common"], answer["exceeding"], answer["worst"][0]["step"]) == (24, 1, 13)
+    assert answer["a"]["trend"]["word"] == "falls" and answer["a"]["numbered_by"] == "bar"
+
+
+def test_nothing_in_common_ends_with_1_and_names_what_each_log_has(tmp_path: Path, logs: tuple[str, str]):
+    (tmp_path / "ppo.log").write_text(logcases.PPO)
+    (tmp_path / "empty.log").write_text("nothing\n")
+    done = invoke(logs[0], str(tmp_path / "ppo.log"))
+    assert done.exit_code == 1 and "no loss that both logs have" in done.stdout
+    assert "policy_loss (2)" in " ".join(done.stdout.split()) and re.search(r"gpt_loss \(\d+\)", done.stdout)
+    done = invoke(str(tmp_path / "empty.log"), logs[0])
+    assert done.exit_code == 1 and "no loss in A" in done.stdout and "no figures at all" in " ".join(done.stdout.split())
+    done = invoke(*logs, "--metric", "reward", "--json")
+    assert done.exit_code == 1 and json.loads(done.stdout)["verdict"] == "nothing-in-common"
+
+
+def test_another_metric_can_be_asked_for(logs: tuple[str, str]):
+    done = invoke(*logs, "--metric", "lr")
+    assert done.exit_code == 0 and "lr by step" in done.stdout
+
+
+def test_one_log_may_come_from_standard_input(logs: tuple[str, str], monkeypatch: pytest.MonkeyPatch):
+    done = CliRunner().invoke(app, ["compare-logs", "-", logs[1]], input=Path(logs[0]).read_bytes())
+    assert done.exit_code == 0 and "1-24 (24)" in done.stdout
+    with pytest.raises(UsageError, match="cannot be both"):
+        invoke("-", "-")
+
+
+@pytest.mark.parametrize(("suffix", "begins"), [(".png", b"\x89PNG"), (".svg", b"<svg"), (".pdf", b"%PDF")])
+def test_the_picture_is_written_in_the_format_of_its_suffix(tmp_path: Path, logs: tuple[str, str], suffix: str, begins: bytes):
+    path = tmp_path / f"losses{suffix}"
+    assert invoke(*logs, "--plot", str(path)).exit_code == 0
+    assert path.read_bytes().startswith(begins)
+    if suffix == ".svg":
+        assert "How far apart" in path.read_text()
+
+
+def test_a_log_with_nan_and_one_step_is_drawn_too(tmp_path: Path):
+    (tmp_path / "a.log").write_text(logcases.sft_bars([5.0, float("nan"), float("inf"), 4.0], epochs=1))
+    (tmp_path / "b.log").write_text(logcases.sft_bars([float("nan")], epochs=1))
+    for a, b in (("a", "a"), ("a", "b"), ("b", "b")):
+        path = tmp_path / f"{a}{b}.png"
+        done = invoke(str(tmp_path / f"{a}.log"), str(tmp_path / f"{b}.log"), "--plot", str(path))
+        assert done.exit_code == 1 and "NaN or infinite" in done.stdout and path.stat().st_size > 1000
+
+
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path: Path):
+    missing = str(tmp_path / "missing.log")
+    with pytest.raises(UsageError, match=r"no picture has the suffix .\.gif"):
+        invoke(missing, missing, "--plot", str(tmp_path / "x.gif"))
+    with pytest.raises(EnvironmentProblem, match="cannot write"):
+        invoke(missing, missing, "--plot", str(tmp_path / "no" / "x.png"))
+
+
+def test_without_vl_convert_the_command_that_installs_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(EnvironmentProblem) as caught:
+        chart_file.check("--plot", tmp_path / "x.png")
+    assert (
+        "vl-convert-python" in caught.value.message and f"{sys.executable} -m pip install vl-convert-python" in caught.value.hint
+    )
+
+
+def values_chart_of_two_steps() -> list[Chart]:
+    chart = values_chart("Losses", "loss", {"a": [(1, 2.0), (2, 1.0)]})
+    assert chart is not None
+    return [chart]
+
+
+def test_a_full_disk_is_a_message(tmp_path: Path):
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("this system has no /dev/full")
+    (tmp_path / "x.png").symlink_to(full)
+    with pytest.raises(EnvironmentProblem, match="cannot write"):
+        chart_file.save(values_chart_of_two_steps(), tmp_path / "x.png")
+
+
+def test_json_of_a_binary_file_is_an_answer(tmp_path: Path):
+    (tmp_path / "x").write_bytes(io.BytesIO(bytes(range(256)) * 100).getvalue())
+    done = invoke(str(tmp_path / "x"), str(tmp_path / "x"), "--json")
+    assert done.exit_code == 1 and json.loads(done.stdout)["a"]["found"] == {}
+
+
+def falling_log(folder: Path, name: str, factor: float = 1.0, steps: int = 12) -> str:
+    lines = [f"Global step {step}: {{'gpt_loss': {(6 - 0.1 * step) * factor}}}" for step in range(1, steps + 1)]
+    (folder / name).write_text("\n".join(lines))
+    return str(folder / name)
+
+
+def test_any_number_of_logs_against_the_first_or_each_other(tmp_path: Path):
+    near, far = falling_log(tmp_path, "near.log", 1.01), falling_log(tmp_path, "far.log", 1.2)
+    first = falling_log(tmp_path, "first.log")
+    done = invoke(first, near, far)
+    assert done.exit_code == 1 and done.stdout.rstrip().endswith("different")
+    assert re.search(r"A B +12 .* aligned", done.stdout) and re.search(r"A C +12 .* different", done.stdout)
+    assert "B C" not in done.stdout and max(len(line) for line in done.stdout.splitlines() if str(tmp_path) not in line) <= 80
+    answer = json.loads(invoke(first, near, far, "--each", "--json").stdout)
+    assert [one["verdict"] for one in answer["comparisons"]] == ["aligned", "different", "different"]
+    invoke(first, near, far, "--plot", str(tmp_path / "many.svg"))
+    assert "C: " in (tmp_path / "many.svg").read_text() or (tmp_path / "many.svg").stat().st_size > 10_000
+
+
+def lines(path: Path, **values: float) -> str:
+    path.write_text("".join(f"Global step {n}: { {name: one / n for name, one in values.items()} }\n" for n in range(1, 11)))
+    return str(path)
+
+
+def test_all_pairs_of_many_logs_are_of_one_metric_and_called_by_their_letters(tmp_path: Path):
+    """The second has the preferred loss only, the third and fourth another: A and B alone would be held together by gpt_loss."""
+    a, b = lines(tmp_path / "a.log", gpt_loss=10, loss=50), lines(tmp_path / "b.log", gpt_loss=10.01)
+    c, d = lines(tmp_path / "c.log", loss=50.01), lines(tmp_path / "d.log", loss=90)
+    done = invoke(a, b, c, d, "--html", str(tmp_path / "x.html"))
+    assert done.exit_code == 1 and done.stdout.startswith("loss by step") and "A B: no loss in B" in done.stdout
+    assert re.search(r"\n  A +1-10 \(10\) +50 +14\.64 +5 +5 +50 +falls", done.stdout), "and not the figures of a pair without any"
+    assert re.search(r"\n  B( +-){7}\n", done.stdout) and re.search(r"\n  A C +10 .* aligned\n", done.stdout)
+    assert "44.44%" in (tmp_path / "x.html").read_text(), "the largest difference is that of all pairs"
+    wild = invoke(a, d, lines(tmp_path / "n.log", loss=float("nan")))
+    assert "A C: 10 values of C are NaN or infinite" in " ".join(wild.stdout.split())
+    assert json.loads(invoke(b, a, d, "--each", "--json").stdout)["metric"] == "gpt_loss"
+
+
+@pytest.mark.slow
+def test_a_picture_of_many_leaves_out_the_logs_without_the_metric(tmp_path: Path):
+    a, b = lines(tmp_path / "a.log", gpt_loss=10), lines(tmp_path / "b.log", loss=10)
+    assert invoke(a, b, a, b, "--plot", str(tmp_path / "x.svg")).exit_code == 1
+    c = lines(tmp_path / "c.log", gpt_loss=11)
+    assert invoke(a, b, c, "--plot", str(tmp_path / "y.svg")).exit_code == 1
+    assert (tmp_path / "y.svg").stat().st_size > 5000
+
+
+def test_standard_input_that_is_closed_is_a_message(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(EnvironmentProblem, match="standard input is closed"):
+        list(log_lines.segments("-"))
+
+
+def test_a_row_of_history_with_a_line_separator_in_a_text_is_a_row(tmp_path: Path):
+    rows = [{"_step": n, "loss": 1 / n, "note": "a\u2028b\x85c"} for n in range(1, 6)]
+    text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+    (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
+    answer = json.loads(invoke(str(tmp_path / "a.jsonl"), str(tmp_path / "a.jsonl"), "--json").stdout)
+    assert answer["common"] == 5
+
+
+def test_logs_with_too_few_common_steps_are_not_called_aligned(tmp_path: Path):
+    for steps, verdict in ((1, "too-few-steps"), (2, "too-few-steps"), (3, "aligned")):
+        pair = [falling_log(tmp_path, f"{name}.log", steps=steps) for name in "ab"]
+        done = invoke(*pair, "--json")
+        assert (json.loads(done.stdout)["verdict"], done.exit_code) == (verdict, int(verdict != "aligned"))
+    assert "say nothing about a training" in invoke(falling_log(tmp_path, "one.log", steps=1), pair[0]).stdout
+
+
+def test_tensorboards_files_and_wandbs_exports_are_logs(tmp_path: Path):
+    """All of them hold the same losses, so each is aligned with a log of lines, at a difference of nothing but fp32's."""
+    losses = {step: 6 - 0.1 * step for step in range(1, 13)}
+    lines = falling_log(tmp_path, "lines.log")
+    heads = '"Step","run-a - train/gpt_loss","run-a - train/gpt_loss__MIN","run-b - train/gpt_loss"'
+    rows = [f'"{step}","{loss}","0","{2 * loss}"' for step, loss in losses.items()]
+    (tmp_path / "chart.csv").write_text("\n".join([heads, *rows]))
+    history = [json.dumps({"_step": step, "train/gpt_loss": loss, "note": "x"}) for step, loss in losses.items()]
+    (tmp_path / "history.jsonl").write_text("\n".join(history))
+    exported = [f"{tmp_path / 'chart.csv'}#run-a", str(tmp_path / "history.jsonl")]
+    summary = pytest.importorskip("torch.utils.tensorboard").SummaryWriter(str(tmp_path / "events"))
+    for step, loss in losses.items():
+        summary.add_scalar("train/gpt_loss", loss, step)
+    summary.close()
+    answer = json.loads(invoke(lines, *exported, str(tmp_path / "events"), "--json").stdout)
+    assert [(one["verdict"], one["common"]) for one in answer["comparisons"]] == [("aligned", 12)] * 3
+    assert max(one["max_relative"] for one in answer["comparisons"]) < 1e-6
+    with pytest.raises(UsageError, match="holds several runs: run-a, run-b"):
+        invoke(lines, str(tmp_path / "chart.csv"))
+    (tmp_path / "damaged.tfevents.1").write_bytes(b"\x00" * 64)
+    assert json.loads(invoke(lines, str(tmp_path / "damaged.tfevents.1"), "--json").stdout)["verdict"] == "nothing-in-common"

@@ -1,0 +1,230 @@
+"""Memory over time: a worker that leaks a megabyte at each input shows it, and its samples part from those of one that does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from roots import SUPPORT
+from supervised import Bench, make_spec
+from typer.testing import CliRunner, Result
+
+from actordbg.base.errors import UsageError
+from actordbg.catalog.indexer import refresh
+from actordbg.catalog.query import table_rows
+from actordbg.catalog.tables import MemoryRow
+from actordbg.cli.app import app
+from actordbg.document.blocks import NO_TONE, Banner, Items
+from actordbg.dumps.checking import check
+from actordbg.measure import process_memory, watching
+from actordbg.measure.memory_compare import ALIKE, APART, NOT_COMPARED, compare_samples
+from actordbg.measure.memory_document import compare_page, watch_page
+from actordbg.measure.memory_samples import Sample, SampleFile, read_samples
+from actordbg.measure.watched import OfPids
+from actordbg.measure.watching import STEP, figures, growth_of
+from actordbg.records.memory_record import MemoryRecord
+from actordbg.records.replay_record import ReplaySpec
+from actordbg.store.layout import Store
+
+MB = 1_000_000
+INPUTS = 24
+
+
+def invoke(store: Store, *arguments: str, catch: bool = False) -> Result:
+    return CliRunner().invoke(app, ["--store", str(store.root), "memory", *arguments], catch_exceptions=catch)
+
+
+def sample(step: int | None, uss: int, *, seconds: float | None = None, **values: object) -> Sample:
+    moment = seconds if seconds is not None else float(step or 0)
+    made = Sample("2026-01-01T00:00:00.000000Z", moment, "n0", 7, 0, "", 3 * MB + uss, uss, None, None, step, f"d{step}")
+    return replace(made, **values)  # type: ignore[arg-type]
+
+
+def series(leak: int, steps: int = 40, noise: int = 0, base: int = 50 * MB) -> list[Sample]:
+    """A process that is loaded before its first step, grows by `leak` at each, and borrows a lot within one."""
+    draw = random.Random(0)
+    quiet = [sample(step, base + leak * step + draw.randint(0, noise)) for step in range(1, steps + 1)]
+    return [sample(None, 5 * MB), *(one for at in quiet for one in (at, replace(at, uss=(at.uss or 0) + 90 * MB)))]
+
+
+def watched_replay(bench: Bench, spec: ReplaySpec, action: str) -> dict[str, object]:
+    """Run a replay whose inputs all do this, while `memory watch` samples it; the command's answer."""
+    said: list[subprocess.CompletedProcess[str]] = []
+    command = [sys.executable, "-m", "actordbg", "--store", str(bench.store.root), "memory", "watch", "--replay", spec.replay_id]
+
+    def watch() -> None:
+        while not (bench.store.replays / spec.replay_id / "spec.json").is_file():
+            time.sleep(0.02)
+        said.append(subprocess.run([*command, "--interval", "20ms", "--json"], capture_output=True, text=True, check=False))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    bench.run(spec, {item.dump_id: action for item in spec.inputs})
+    watcher.join()
+    assert said[0].returncode == 0, said[0].stderr
+    answer: dict[str, object] = json.loads(said[0].stdout)
+    return answer
+
+
+@pytest.mark.slow
+def test_a_worker_that_leaks_a_megabyte_an_input_shows_it_and_parts_from_one_that_does_not(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PYTHONPATH", str(SUPPORT), prepend=os.pathsep)
+    bench = Bench(store)
+    leaking, sound = (watched_replay(bench, make_spec(INPUTS), action) for action in ("leak", "keep"))
+    growth = leaking["processes"][0]["sizes"]["uss"]["growth"]  # type: ignore[index]
+    assert growth["unit"] == "step" and growth["grows"] and growth["slope"] == pytest.approx(MB, rel=0.1)
+    assert not sound["processes"][0]["sizes"]["uss"]["growth"]["grows"]  # type: ignore[index]
+    samples = read_samples(store.memory / f"{leaking['memory_id']}.csv")
+    assert {one.rank for one in samples} == {0} and {one.dump_id for one in samples} - {""} == {f"d{n}" for n in range(INPUTS)}
+    page = tmp_path / "memory.html"
+    done = invoke(store, "compare", str(leaking["memory_id"]), str(sound["memory_id"]), "--html", str(page), "--of", "uss")
+    assert done.exit_code == 1 and "rank 0, USS: growth is" in done.stdout and "in B; they part at step" in done.stdout
+    assert "<html" in page.read_text() and "USS over steps" in page.read_text()
+    assert invoke(store, "compare", str(sound["memory_id"]), str(sound["memory_id"])).exit_code == 0
+    rows = {one.memory_id: one for one in table_rows(store, MemoryRow, "1")} if refresh(store).lab else {}
+    assert rows[str(leaking["memory_id"])].growth_per_step == pytest.approx(MB, rel=0.1)
+    assert rows[str(sound["memory_id"])].growth_per_step is None
+    assert bench.left_running() == []
+
+
+@pytest.mark.parametrize(("leak", "noise"), [(MB, 0), (MB, 2 * MB), (200_000, 500_000)])
+def test_growth_is_told_from_scatter_and_from_what_a_step_borrows(leak: int, noise: int):
+    growth = figures(series(leak, noise=noise))[0].sizes["uss"].growth
+    assert growth is not None and growth.grows and growth.low <= leak <= growth.high
+    assert growth.slope == pytest.approx(leak, rel=0.1)
+    steady = figures(series(0, noise=noise))[0].sizes["uss"].growth
+    assert steady is not None and not steady.grows
+
+
+def test_a_third_of_wild_points_does_not_move_the_line():
+    found = growth_of([(float(n), 10 * MB + MB * n + (500 * MB if n % 3 == 0 else 0)) for n in range(60)], STEP)
+    assert found is not None and found.slope == pytest.approx(MB, rel=0.1)
+    assert growth_of([(1.0, MB)] * 4, STEP) is None
+
+
+def test_what_too_few_steps_show_is_not_judged_and_not_called_steady():
+    """A model that is loaded in ten seconds, and four steps that need no more."""
+    loading = [sample(None, n * 10 * MB, seconds=n) for n in range(10)]
+    samples = [*loading, *(sample(n, 100 * MB, seconds=9 + n) for n in range(1, 5))]
+    (found,) = figures(samples)
+    assert found.steps == 4 and found.sizes["uss"].growth is None
+    record = MemoryRecord("m", "", None, "file", "a.csv", 1.0, processes=(found,))
+    _, banner, *_, notes = watch_page(record, samples)
+    assert isinstance(banner, Banner) and (banner.word, banner.tone) == ("TOO SHORT", NO_TONE)
+    assert isinstance(notes, Items) and notes.items[0] == "too few samples or steps to judge growth of rank 0"
+    _, banner, *_ = compare_page(compare_samples(("a", "a"), samples, samples, 0.05), samples, samples)
+    assert isinstance(banner, Banner) and (banner.word, banner.sentence) == ("ALIKE", "peaks agree; growth was not judged.")
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("seconds", "nan"), ("rss", "1" + 400 * "0"), ("uss", "-1"), ("step", "-3"), ("pid", "")]
+)
+def test_a_line_with_figures_that_nothing_can_have_is_left_out(tmp_path: Path, column: str, value: str):
+    path, made = tmp_path / "a.csv", series(MB, 8)
+    with SampleFile(path) as file:
+        file.write(made)
+    head, first, *rest = path.read_text().splitlines()
+    odd = dict(zip(head.split(","), first.split(","), strict=True)) | {column: value}
+    path.write_text("\n".join([head, ",".join(odd.values()), *rest]) + "\n")
+    assert read_samples(path) == made[1:]
+
+
+@pytest.mark.parametrize("line", ["2026" + 200_000 * "0", "a\rb"])
+def test_a_file_that_is_no_table_is_named(tmp_path: Path, line: str):
+    (tmp_path / "a.csv").write_bytes(f"{line},1\n".encode())
+    with pytest.raises(UsageError, match=r"a\.csv is no table of samples"):
+        read_samples(tmp_path / "a.csv")
+
+
+def test_two_series_part_at_the_step_and_dump_where_the_second_begins_to_grow():
+    a = series(0)
+    b = [replace(one, uss=(one.uss or 0) + max(0, (one.step or 0) - 20) * 4 * MB) for one in a]
+    found = compare_samples(("a", "b"), a, b, 0.05, ["uss"])
+    assert found.verdict == APART and found.pairs[0].parts == ("peak", "growth")
+    assert (found.pairs[0].from_step, found.pairs[0].from_dump) == (21, "d21")
+    assert compare_samples(("a", "a"), a, a, 0.05).verdict == ALIKE
+    assert compare_samples(("a", "-"), a, [], 0.05).verdict == NOT_COMPARED
+    higher = [replace(one, uss=(one.uss or 0) + 9 * MB) for one in a]
+    assert compare_samples(("a", "b"), a, higher, 0.05, ["uss"]).pairs[0].parts == ("peak",)
+    assert compare_samples(("a", "b"), a, higher, 0.2, ["uss"]).verdict == ALIKE
+
+
+def test_samples_are_read_as_they_were_written_and_a_cut_line_is_left_out(tmp_path: Path):
+    path, made = tmp_path / "a.csv", series(MB, 3)
+    with SampleFile(path) as file:
+        file.write(made)
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole.splitlines()[-1][:40])
+    assert read_samples(path) == made
+    with pytest.raises(UsageError, match="is there already"):
+        SampleFile(path)
+    (tmp_path / "b.csv").write_text("step,loss\n1,2\n")
+    with pytest.raises(UsageError, match="no samples of memory"):
+        read_samples(tmp_path / "b.csv")
+
+
+def test_a_process_by_pid_is_watched_until_it_ends_with_steps_from_a_file(store: Store, tmp_path: Path):
+    steps, out = tmp_path / "steps", tmp_path / "out.csv"
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    left = iter(range(6))
+
+    def advance(samples: list[Sample]) -> None:
+        """After each round another step begins; after the last one the process ends."""
+        with open(steps, "a") as file:
+            file.write("loss\n")
+        if next(left, None) is None:
+            child.communicate(b"\n")
+
+    rounds = watching.rounds(OfPids([child.pid], steps), watching.local_reader(True), watching.Rhythm(0.01))
+    watching.watch_into(out, rounds, lambda samples: advance(samples) if samples else None)
+    found = read_samples(out)
+    assert [one.step for one in found] == list(range(7)) and {one.pid for one in found} == {child.pid}
+    assert all(one.rss and one.uss and one.rss >= one.uss for one in found)
+    assert invoke(store, "show", str(out)).exit_code == 0
+
+
+def test_a_watching_is_in_the_store_whole_and_listed(store: Store):
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        done = invoke(store, "watch", "--pid", str(child.pid), "--interval", "10ms", "--for", "100ms", "--json")
+    finally:
+        child.communicate(b"\n")
+    answer = json.loads(done.stdout)
+    assert done.exit_code == 0 and answer["kind"] == "processes" and any("steps" in note for note in answer["notes"])
+    listed = json.loads(invoke(store, "ls", "--json").stdout)
+    assert [(one["memory_id"], one["processes"]) for one in listed] == [(answer["memory_id"], 1)]
+    assert refresh(store, rebuild=True).lab == 1 and len(table_rows(store, MemoryRow, "1")) == 1
+    assert not check(store)
+    (store.memory / f"{answer['memory_id']}.json").write_text("{}")
+    assert [one.kind for one in check(store)] == ["damaged-record"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "takes one of"), (["--pid", "1", "--run", "x"], "takes one of"), (["--run", "x"], "no process of run x"),
+        (["--pid", "4194304"], "no process 4194304"), (["--run", "x", "--step-file", "y"], "--step-file is for --pid"),
+        (["--pid", "1", "--interval", "x"], "--interval 'x' is not a time"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_watched_is_refused(store: Store, arguments: list[str], says: str):
+    with pytest.raises(UsageError, match=says):
+        invoke(store, "watch", *arguments)
+
+
+def test_gpu_memory_is_what_nvidia_smi_says_of_each_pid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\necho '11, 1024'\necho '12, 3'\necho '11, 1'\necho '13, [N/A]'\n")
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert process_memory.gpu_memory() == {11: 1025 * 2**20, 12: 3 * 2**20}

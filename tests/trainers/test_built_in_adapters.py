@@ -1,0 +1,331 @@
+"""What our adapters read of calls as their trainers make them. The log has real trainings of those that are not installed here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from actorcases import make_dump
+from adaptercases import CONTROL, dumps_of
+from typer.testing import CliRunner
+
+from actordbg.actor.known_failures import check_config, leaked
+from actordbg.actor.session import ActorSession
+from actordbg.actor.truth_session import TruthSession
+from actordbg.cli.app import app
+from actordbg.config.choices import Facts
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.doctor.check import Level
+from actordbg.doctor.python_environment import adapter_check
+from actordbg.store import payload
+from actordbg.store.layout import Store
+from actordbg.trainers.attaching import attach
+from actordbg.trainers.plain_adapter import Plain
+from actordbg.trainers.recorded_model import scores_of
+from actordbg.trainers.seam import Rows, Unreadable
+from actordbg.trainers.skyrl_adapter import SkyRl
+from actordbg.trainers.trl_adapter import Trl
+from actordbg.trainers.verl_adapter import Verl
+
+LAPTOP = Facts(cuda=False, gpus=0, flash_attn=False)
+IDS = torch.tensor([[0, 0, 5, 9, 11, 2], [7, 3, 8, 4, 1, 6]])
+MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]])
+MODEL = torch.nn.Module()
+LABELS = torch.tensor([[-100, -100, -100, -100, 11, 2], [-100, -100, 8, 4, 1, -100]])
+FUSED = {"self": MODEL, "fused_lm_head": True, "input_ids": IDS, "attention_mask": MASK, "labels": LABELS, "temperature": 0.7}
+SKYRL = {"self": SimpleNamespace(model=MODEL), "sequences": IDS, "num_actions": 2, "attention_mask": MASK, "temperature": 0.7}
+SKYRL |= {"compute_entropy": True, "pixel_values": None}
+
+
+def read(seam: Any, call: dict[str, Any]) -> Rows:
+    rows = seam.rows(call)
+    assert rows.model is MODEL and rows.sequences is IDS and rows.attention_mask is MASK
+    assert rows.temperature == 0.7 and rows.entropy
+    return rows
+
+
+def test_trl_completions_count_where_they_are_real() -> None:
+    trainer = SimpleNamespace(temperature=0.7, state=SimpleNamespace(global_step=5))
+    given = {
+        "self": trainer,
+        "model": MODEL,
+        "input_ids": IDS,
+        "attention_mask": MASK,
+        "logits_to_keep": 2,
+        "compute_entropy": True,
+    }
+    for seam in Trl.seams[:2]:
+        rows = read(seam, given | {"pixel_values": IDS, "image_sizes": None})
+        assert rows.action_mask is not None and rows.action_mask.tolist() == [[1, 1], [1, 0]]
+        assert rows.step == 5 and list(rows.more) == ["pixel_values"]
+        assert seam.result((1, 2, 3)).entropy == 2
+
+
+def test_trl_labels_count_for_the_token_before_them_and_packed_rows_have_positions() -> None:
+    seam = Trl.seams[2]
+    call = FUSED | {"outputs": ("log_probs", "entropy")}
+    rows = read(seam, call)
+    assert rows.action_mask is not None
+    assert rows.action_mask.int().tolist() == [[0, 0, 0, 1, 1], [0, 1, 1, 1, 0]]
+    assert seam.rows(call | {"fused_lm_head": False}) is None
+    packed = seam.rows(call | {"attention_mask": None, "position_ids": IDS})
+    assert packed.positions is not None and packed.positions.equal(IDS) and packed.attention_mask is None
+    for without in ({"attention_mask": None}, {"labels": None}, {"shift_labels": IDS}):
+        with pytest.raises(Unreadable, match="packed"):
+            seam.rows(call | without)
+
+
+def test_sft_and_dpo_of_trl_have_the_step_of_their_trainer_and_so_have_a_reference_and_what_peft_changed() -> None:
+    class Peft(torch.nn.Module):
+        def get_base_model(self) -> torch.nn.Module:
+            return MODEL
+
+    class Training:
+        state, ref_model = SimpleNamespace(global_step=7), torch.nn.Module()
+
+    trainer, reference = Training(), Training.ref_model
+    assert Trl.seams[3] is Plain.seams[1] and Trl.seams[3].rows({"self": trainer, "model": Peft()}) is None
+    scored = FUSED | {"outputs": ("log_probs",)}
+    steps = [Trl.seams[2].rows(scored | {"self": model}).step for model in (MODEL, reference, torch.nn.Module())]  # type: ignore[union-attr]
+    assert steps == [7, 7, None]
+    ours = Plain.seams[0].rows({"self": MODEL, "input_ids": IDS})
+    assert ours is not None and ours.step == 7
+    del trainer
+    assert Trl.seams[2].rows(scored).step is None, "the training is over"  # type: ignore[union-attr]
+
+
+OTHERS = """
+import torch
+from transformers import BertConfig, BertForMaskedLM, LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
+sizes = dict(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=4, vocab_size=50, pad_token_id=0)
+ids = torch.randint(3, 50, (2, 5))
+LlamaForSequenceClassification(LlamaConfig(**sizes))(input_ids=ids)
+BertForMaskedLM(BertConfig(**sizes))(input_ids=ids)
+policy = LlamaForCausalLM(LlamaConfig(**sizes))
+policy.generate(ids, max_new_tokens=3, use_cache=False, do_sample=False)
+"""
+
+
+@pytest.mark.slow
+def test_a_model_that_is_not_a_policy_is_named_and_generate_without_a_cache_is_not_a_call(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(OTHERS)
+    given = ["--store", str(store.root), "run", "--run", "a", "--adapter", "plain", "--", sys.executable, "job.py"]
+    environment = os.environ | {"ACTORDBG_DISABLE": "", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "actordbg", *given]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0 and ": 0 calls = 0 captured + 0 dropped" in done.stderr, done.stderr
+    assert "LlamaForSequenceClassification has no language head" in done.stderr
+    assert "recorded nothing: BertForMaskedLM cannot generate: it is not a causal language model" in done.stderr
+    assert "PYTHONPATH" not in done.stderr and "was not read" not in done.stderr
+
+
+def test_packed_rows_that_transformers_does_not_keep_apart_are_recorded_as_such_and_their_mismatch_says_so() -> None:
+    model = torch.nn.Module()
+    model.is_gradient_checkpointing, model.config = True, SimpleNamespace(use_cache=True)  # type: ignore[assignment]
+    call = {"self": model, "input_ids": IDS, "position_ids": IDS}
+
+    def leaks(**more: Any) -> bool:
+        rows = Plain.seams[0].rows(call | more)
+        assert rows is not None
+        record = make_dump(
+            arguments={f"context.{name}": one for name, one in rows.context.items()},
+            actor={"attn_implementation": "sdpa"},
+            packing_samples=rows.packed,
+        ).record
+        hits = [hit.id for hit in check_config(ReplayConfig(), LAPTOP, record)]
+        assert ("recorded-rows-leaked" in hits) == leaked(record)
+        assert not leaked(replace(record, actor={"attn_implementation": "flash_attention_2"}))
+        return leaked(record)
+
+    assert not leaks() and not leaks(use_cache=False) and leaks(use_cache=True), "checkpointing makes no cache in training"
+    model.eval()
+    assert leaks() and not leaks(use_cache=False) and not leaks(position_ids=None)
+
+
+def test_skyrl_entropies_are_those_of_the_actions() -> None:
+    (seam,) = SkyRl.seams
+    for actions in (2, [2]):
+        rows = read(seam, SKYRL | {"num_actions": actions})
+        assert rows.action_mask is not None and rows.action_mask.tolist() == [[1, 1], [1, 0]]
+    log_probs = torch.zeros(2, 2)
+    found = seam.result((log_probs, {"entropy": torch.arange(12).view(2, 6)}))
+    assert found.log_probs is log_probs and found.entropy is not None and found.entropy.tolist() == [[3, 4], [9, 10]]
+    assert seam.result(log_probs).log_probs is log_probs and seam.result((log_probs, {})).entropy is None
+    for unread in ({"num_actions": [2, 1]}, {"pixel_values": IDS}):
+        with pytest.raises(Unreadable):
+            seam.rows(SKYRL | unread)
+
+
+def test_plain_calls_count_their_labels_and_a_step_of_generate_is_none() -> None:
+    seam = Plain.seams[0]
+    call = {"self": MODEL, "input_ids": IDS, "attention_mask": MASK, "labels": LABELS, "num_items_in_batch": torch.tensor(5)}
+    rows = seam.rows(call | {"token_type_ids": MASK, "past_key_values": None})
+    assert rows is not None and rows.action_mask is not None and list(rows.more) == ["token_type_ids"]
+    assert rows.action_mask.int().tolist() == [[0, 0, 0, 1, 1], [0, 1, 1, 1, 0]]
+    padded = seam.rows(call | {"labels": torch.where(MASK != 0, IDS, -100)})
+    assert padded is not None and padded.action_mask is not None
+    assert padded.action_mask.int().tolist() == [[0, 0, 1, 1, 1], [1, 1, 1, 1, 0]]
+    without = seam.rows({"self": MODEL, "input_ids": IDS})
+    assert without is not None and without.action_mask is None and without.step is None
+    assert seam.rows(call | {"past_key_values": ()}) is None and seam.rows(call | {"input_ids": None}) is None
+    packed = seam.rows(call | {"attention_mask": None, "position_ids": IDS, "use_cache": False})
+    assert (
+        packed is not None
+        and packed.positions is not None
+        and packed.positions.equal(IDS)
+        and packed.context == {"rows_leak": False}
+    )
+    shared = seam.rows({"self": MODEL, "input_ids": IDS, "position_ids": torch.arange(IDS.shape[1])[None], "use_cache": False})
+    assert shared is not None and shared.positions is not None and shared.positions.shape == IDS.shape, "all rows have the same"
+    last = seam.rows({"self": MODEL, "input_ids": IDS, "logits_to_keep": torch.tensor([2, 3])})
+    assert last is not None and last.more == {}
+    both = torch.nn.Module()
+    both.config = SimpleNamespace(is_encoder_decoder=True)  # type: ignore[assignment]
+    for unread in ({"attention_mask": MASK[:, None, None, :]}, {"attention_mask": {"full_attention": MASK}}, {"self": both}):
+        with pytest.raises(Unreadable):
+            seam.rows(call | unread)
+
+
+TRAINING = """
+import hashlib, json, sys, torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+torch.set_num_threads(1)
+ids = torch.randint(3, 99, (8, 9), generator=torch.Generator().manual_seed(1))
+masks = torch.arange(9) < torch.arange(4, 12)[:, None]
+rows = [dict(input_ids=i * m, attention_mask=m.long(), labels=torch.where(m, i, -100)) for i, m in zip(ids, masks)]
+def trained(recorded):
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=99, initializer_range=0.3, **sizes))
+    if not recorded:
+        LlamaForCausalLM.forward = LlamaForCausalLM.forward.__actordbg_seam__
+    model.save_pretrained("model")
+    settings = TrainingArguments("out", max_steps=3, per_device_train_batch_size=4, use_cpu=True, report_to=[], save_strategy="no")
+    Trainer(model, settings, train_dataset=rows).train()
+    return hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
+print(json.dumps([trained(True), trained(False)]))
+"""
+
+
+@pytest.mark.slow
+def test_a_training_of_transformers_own_trainer_is_recorded_whole_and_not_changed(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ACTORDBG_DISABLE", "")  # the truth in this process sets it
+    (tmp_path / "train.py").write_text(TRAINING)
+    given = ["--store", str(store.root), "run", "--run", "a", "--with-outputs", "--adapter", "plain", "--", sys.executable]
+    command = [sys.executable, "-m", "actordbg", *given, "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    recorded, unrecorded = json.loads(done.stdout.splitlines()[-1])
+    assert recorded == unrecorded and "3 calls = 3 captured + 0 dropped" in done.stderr
+    dumps = [payload.load(path) for path in sorted(store.iter_dumps())]
+    assert [dump.record.step for dump in dumps] == [0, 1, 2] and {dump.record.role for dump in dumps} == {"policy"}
+    assert all((dump.record.batch_size, dump.record.seq_len) == (4, 9) for dump in dumps)
+    assert all(dump.record.tokens == int(dump.inputs["attention_mask"].sum()) < 36 for dump in dumps)
+    assert dumps[0].record.actor["function"].endswith("modeling_llama:LlamaForCausalLM.forward")
+    session = TruthSession(ReplayConfig(model=str(tmp_path / "model"), truth="fp64"), dumps[0].record, tmp_path / "cache")
+    truth = session.run(dumps[0], backward=False).log_probs
+    session.close()
+    assert (truth - dumps[0].outputs["action_log_probs"]).abs().max() < 2e-5 and truth.abs().max() > 1
+
+
+@pytest.mark.slow
+def test_the_positions_of_a_plain_call_are_kept_and_tell_packed_rows_apart_beside_a_full_mask_too(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, modeling_utils
+
+    monkeypatch.setenv("ACTORDBG_DISABLE", "")
+    for kind, name in ((LlamaForCausalLM, "forward"), (PreTrainedModel, "post_init")):
+        monkeypatch.setattr(kind, name, getattr(kind, name))  # so that it is as before afterwards
+    (store.root / "control.json").write_text(json.dumps(CONTROL | {"free_floor_bytes": 0}))
+    assert attach(modeling_utils, "plain", str(store.root))
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=99, initializer_range=0.3, use_cache=False, **sizes))
+    model.save_pretrained(tmp_path / "model")
+    ids = torch.randint(3, 99, (3, 8), generator=torch.Generator().manual_seed(1))
+    places = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3], [0, 1, 2, 3, 4, 5, 0, 1], [0, 1, 2, 3, 4, 5, 6, 7]])
+    labels, full = torch.where(places > 1, ids, -100), torch.ones_like(ids)
+    padded = full * torch.tensor([[0] * 3 + [1] * 5, [1] * 8, [1] * 8])
+    with torch.no_grad():
+        model(input_ids=ids, position_ids=places, labels=labels)
+        model(input_ids=ids, position_ids=places, attention_mask=full, labels=labels)
+        model(input_ids=ids, position_ids=(padded.cumsum(-1) - 1).clamp(min=0), attention_mask=padded)
+        model(input_ids=ids, position_ids=2 * torch.arange(8).expand(3, 8), attention_mask=padded, labels=labels)
+        model(input_ids=ids, position_ids=places[:1])  # every row has these
+    dumps = dumps_of(store)
+    assert [dump.record.packing_samples for dump in dumps] == [True, True, False, False, True]
+    assert [dump.record.batch_size for dump in dumps] == [5, 5, 3, 3, 6] and list(dumps[1].record.extra) == ["rows"]
+    assert all({*map(len, dump.inputs.values())} == {dump.record.batch_size} for dump in dumps)
+    assert [dump.record.action_len for dump in dumps] == [7, 7, None, 7, None]
+    assert ["position_ids" in dump.inputs for dump in dumps] == [False, False, False, True, False]
+    for config in (ReplayConfig(truth="fp32"), ReplayConfig(dtype="fp32")):
+        session_of = TruthSession if config.truth else ActorSession
+        session = session_of(replace(config, model=str(tmp_path / "model"), through="rows"), dumps[0].record, tmp_path / "cache")
+        found = [session.run(dump, backward=False) for dump in dumps]
+        session.close()
+        for dump, outcome in zip(dumps, found, strict=True):
+            (golden,) = dump.outputs.values()
+            differs = ((outcome.log_probs - golden)[outcome.mask]).abs().max() > 2e-5
+            assert differs == (dump is dumps[1]), "under sdpa a mask lets packed rows see each other"
+            assert outcome.notes[-1:] == tuple(dump.record.extra.values())
+        assert torch.equal(found[0].log_probs, found[1].log_probs)
+
+
+def test_adapters_answers_for_those_that_are_named_and_prints_a_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    runner = CliRunner()
+    listed = runner.invoke(app, ["adapters", "plain", "--json"])
+    assert listed.exit_code == 0 and json.loads(listed.stdout)[0]["version"] == Plain.tried[0]
+    template = runner.invoke(app, ["adapters", "--template"]).stdout
+    (tmp_path / "from_template.py").write_text(template.replace("MY_TRAINER.MODULE:CLASS.METHOD", "from_template:read_call"))
+    answer = runner.invoke(app, ["adapters", "from_template:MyTrainer"])
+    assert answer.exit_code == 1 and "it takes no MODEL, INPUT_IDS, ATTENTION_MASK, KEEP; it takes call" in answer.output
+    sys.modules.pop("from_template")
+
+
+def test_doctor_tells_a_release_that_was_tried_from_one_that_was_not_and_one_that_differs() -> None:
+    from actordbg.trainers.fitting import Fit
+
+    def fit(version: str | None, *differs: str) -> Fit:
+        return Fit("mine", "m:A", "my-trainer", True, version, ("1.0",), ("m:f",), differs)
+
+    assert adapter_check(fit("1.0")).status is Level.OK
+    assert adapter_check(fit("2.0")).status is adapter_check(fit(None)).status is Level.WARN
+    refused = adapter_check(fit("2.0", "m:f: it takes no ids"))
+    assert refused.status is Level.WARN and "takes no ids" in refused.detail and "1.0" in refused.remedy
+
+
+def test_verl_rows_are_jagged_and_count_their_responses_or_their_loss_mask() -> None:
+    (seam,) = Verl.seams
+    jagged = torch.nested.nested_tensor_from_jagged(torch.tensor([5, 9, 11, 2, 7, 3, 8]), offsets=torch.tensor([0, 4, 7]))
+    engine = SimpleNamespace(model_config=SimpleNamespace(model_type="language_model"), module=MODEL)
+    engine.lr_scheduler = SimpleNamespace(last_epoch=3)
+    batch = {"input_ids": jagged, "temperature": 0.7, "calculate_entropy": True}
+    asked = {"prompts": torch.zeros(2, 3), "attention_mask": torch.tensor([[0, 1, 1, 1, 1, 0], [1, 1, 0, 1, 0, 0]])}
+    rows = seam.rows({"self": engine, "micro_batch": batch | asked})
+    assert rows is not None and rows.action_mask is not None and rows.attention_mask is not None
+    assert rows.sequences.tolist() == [[5, 9, 11, 2], [7, 3, 8, 0]] and rows.attention_mask.tolist() == [[1] * 4, [1, 1, 1, 0]]
+    assert rows.action_mask.int().tolist() == [[0, 1, 1], [0, 1, 0]]
+    assert (rows.temperature, rows.entropy, rows.step) == (0.7, True, 3)
+    counted = torch.nested.nested_tensor_from_jagged(torch.tensor([0, 0, 0, 1, 0, 1, 1]), offsets=torch.tensor([0, 4, 7]))
+    sft = seam.rows({"self": engine, "micro_batch": {**batch, "loss_mask": counted, "temperature": torch.tensor([0.7, 0.7])}})
+    assert sft is not None and sft.action_mask is not None and sft.action_mask.int().tolist() == [[0, 0, 1], [1, 1, 0]]
+    values = torch.nested.nested_tensor_from_jagged(torch.arange(7.0), offsets=torch.tensor([0, 4, 7]))
+    scores = scores_of(seam, rows, (1.0, {"model_output": {"log_probs": values}}))
+    assert scores.log_probs is not None and scores.log_probs.tolist() == [[0, 1, 2], [0, 5, 0]] and scores.entropy is None
+    for unread in ({"temperature": torch.tensor([0.7, 1.0])}, {"multi_modal_inputs": []}, {"input_ids": IDS}):
+        with pytest.raises(Unreadable):
+            seam.rows({"self": engine, "micro_batch": batch | asked | unread})
+    engine.model_config.model_type = "value_model"
+    assert seam.rows({"self": engine, "micro_batch": batch | asked}) is None

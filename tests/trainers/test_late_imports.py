@@ -1,0 +1,67 @@
+"""DeepSpeed and inductor wait until they are used; what OpenRLHF's functions compute is the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from roots import ROOT
+
+from actordbg.trainers.openrlhf.late_imports import compiling_at_the_first_call
+
+PROBE = """
+import json, sys
+from actordbg.trainers.trainer import TRAINER
+TRAINER.prepare_process()
+from actordbg.trainers.openrlhf.build import import_actor
+import_actor()
+facts = {"compiled": [name for name in ("torch._inductor.lowering", "deepspeed.runtime") if name in sys.modules]}
+import torch
+from openrlhf.models.utils import compute_entropy, deepspeed
+logits = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+facts["off"] = float((compute_entropy(logits) - torch.distributions.Categorical(logits=logits).entropy()).abs().max())
+facts["still"] = "deepspeed.runtime" in sys.modules
+facts["version"], facts["now"] = deepspeed.__version__, "deepspeed.runtime" in sys.modules
+from deepspeed.runtime import config
+facts["whole"] = deepspeed.runtime.config is config
+print(json.dumps(facts))
+"""
+
+
+@pytest.mark.slow
+def test_a_plain_actor_is_imported_without_deepspeed_and_inductor_and_the_entropy_is_the_entropy() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", PROBE], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    facts = json.loads(done.stdout.splitlines()[-1])
+    assert (facts["compiled"], facts["still"], facts["now"]) == ([], False, True)
+    assert facts["off"] < 1e-12 and facts["version"][0].isdigit() and facts["whole"]
+
+
+def test_a_function_is_compiled_once_by_its_first_call_with_the_options_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    def compile_it(model: Any, **options: Any) -> Any:
+        asked.append((getattr(model, "__name__", type(model).__name__), options))
+        return model
+
+    monkeypatch.setattr(torch, "compile", compile_it)
+    with compiling_at_the_first_call("actordbg"):
+
+        @torch.compile
+        def bare(value: int) -> int:
+            return value + 1
+
+        @torch.compile(dynamic=True)
+        def chosen(value: int) -> int:
+            return value * 2
+
+        torch.compile(torch.nn.Identity())
+    assert torch.compile is compile_it and asked == [("Identity", {})], "only functions wait"
+    assert [bare(1), bare(2), chosen(4)] == [2, 3, 8]
+    assert asked[1:] == [("bare", {}), ("chosen", {"dynamic": True})]

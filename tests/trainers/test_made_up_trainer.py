@@ -1,0 +1,347 @@
+"""A trainer that is made up, recorded by the adapter that the how-to writes, held against the truth."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from adaptercases import CONTROL, dumps_of, small_model
+from roots import ROOT
+from typer.testing import CliRunner
+
+from actordbg.actor.session import ActorSession
+from actordbg.actor.truth_session import TruthSession
+from actordbg.base.errors import EnvironmentProblem, Unsupported
+from actordbg.capture import hook, weight_recording
+from actordbg.cli.app import app
+from actordbg.config.replay_config import ReplayConfig
+from actordbg.dumps.checking import check
+from actordbg.dumps.create import create_dumps
+from actordbg.formats.weight_hashes import RECORDED_WEIGHTS, read_weights, weights_of
+from actordbg.records.replay_record import ReplayInput
+from actordbg.replay.recorded_weights import statement
+from actordbg.store import payload
+from actordbg.store.layout import Store
+from actordbg.trainers import attaching, calling, find_adapter, fitting, recorded_model
+from actordbg.trainers.seam import Rows, Scores, Seam, Unreadable
+
+PAGE = ROOT / "docs" / "how-to" / "other-trainers.md"
+IDS = torch.tensor([[0, 0, 5, 9, 11, 2], [7, 3, 8, 4, 1, 6]])
+MASK = torch.tensor([[0, 0, 1, 1, 1, 1], [1, 1, 1, 1, 1, 0]])
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The how-to's files, importable; its trainer's module."""
+    for name, text in re.findall(r"```python file=(\S+)\n(.*?)```", PAGE.read_text(), re.DOTALL):
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(recorded_model, "_told", set())
+    monkeypatch.setenv("ACTORDBG_DISABLE", "")  # a truth in this process sets it
+    yield importlib.import_module("my_loop")
+    for name in ("my_loop", "my_adapter"):
+        sys.modules.pop(name, None)
+
+
+@pytest.fixture
+def recording(store: Store) -> Store:
+    (store.root / "control.json").write_text(json.dumps(CONTROL | {"free_floor_bytes": 0}))
+    return store
+
+
+class Body(torch.nn.Module):
+    """A model that computes next to nothing."""
+
+    def forward(self, **given: Any) -> Any:
+        return type("Output", (), {"logits": torch.zeros(*given["input_ids"].shape, 16)})()
+
+
+def test_an_adapter_written_from_the_how_to_gives_dumps_whose_golden_is_the_truth(
+    written: ModuleType, recording: Store, tmp_path: Path
+) -> None:
+    model = small_model(tmp_path / "model").eval()
+    loop = written.Loop(model, 0.7)
+    plain = loop.score(IDS, MASK, 3)
+    assert attaching.attach(written, "my_adapter:MyAdapter", str(recording.root)) == ["my_loop:Loop.score"]
+    assert attaching.attach(written, "my_adapter:MyAdapter", str(recording.root)) == ["my_loop:Loop.score"]
+    loop.steps = 4
+    assert torch.equal(loop.score(IDS, MASK, keep=3), plain)
+    (dump,) = dumps_of(recording)
+    record = dump.record
+    assert (record.batch_size, record.seq_len, record.tokens, record.action_len) == (2, 6, 9, 3)
+    assert (record.step, record.temperature, record.training, record.replayable) == (4, 0.7, False, True)
+    assert record.actor["actor_class"] == "mine.Loop.score" and record.actor["model_class"] == "LlamaForCausalLM"
+    assert {name: record.actor[name] for name in ("trainer", "adapter", "function")} == {
+        "trainer": "my-trainer",
+        "adapter": "mine",
+        "function": "my_loop:Loop.score",
+    }
+    assert torch.equal(dump.inputs["sequences"], IDS) and torch.equal(dump.inputs["action_mask"], MASK[:, -3:])
+    golden = dump.outputs["action_log_probs"]
+    assert torch.equal(golden, plain)
+    session = TruthSession(ReplayConfig(model=str(tmp_path / "model"), truth="fp64"), record, tmp_path / "cache")
+    truth = session.run(dump, backward=False).log_probs
+    session.close()
+    assert (truth - golden).abs().max() < 1e-5 and truth.abs().max() > 0.5
+
+
+def test_what_the_adapter_raises_harms_no_call_is_told_once_and_counts_as_dropped(
+    written: ModuleType, recording: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapter = importlib.import_module("my_adapter")
+    seam = adapter.MyAdapter.seams[0]
+
+    def rows(call: Any) -> Rows | None:
+        if call["keep"] == 1:
+            raise Unreadable("one token is too few")
+        if call["keep"] == 4:
+            return Rows(call["self"].model, call["ids"], offsets=[0, 6, 12])  # type: ignore[arg-type]
+        return None if call["keep"] == 2 else seam.rows(call)
+
+    def result(output: Any) -> Scores:
+        raise KeyError("no scores")
+
+    adapter.MyAdapter.seams = (Seam(seam.where, rows, result, seam.needs),)
+    attaching.attach(written, "my_adapter:MyAdapter", str(recording.root))
+    loop = written.Loop(Body(), 1.0)
+    assert [loop.score(IDS, MASK, keep).shape[1] for keep in (1, 1, 4, 2, 3)] == [1, 1, 4, 2, 3]
+    with pytest.raises(AttributeError, match="cumsum"):
+        loop.score(IDS, None, 2)
+    told = capsys.readouterr().err
+    assert told.count("a call was not recorded: Unreadable: one token is too few") == 1
+    assert told.count("its result was not read: KeyError") == 1 and told.count("'list' object has no attribute") == 1
+    lost, kept = hook._slots[str(recording.root)].recorder.writer.watched()
+    assert (lost.calls, lost.dropped, kept.calls) == (3, {"error": 3}, 1)
+    assert (lost.last_error or "").startswith("my_loop:Loop.score: AttributeError: 'list'")
+    (dump,) = dumps_of(recording)
+    assert dump.record.action_len == 3 and not dump.outputs and dump.record.replayable
+
+
+def test_a_recorded_function_inside_of_a_recorded_one_counts_once_and_a_copied_model_stays_its_own(
+    written: ModuleType, recording: Store
+) -> None:
+    import copy
+
+    made = Seam("my_loop:prepare", lambda call: Rows(call["self"], call["input_ids"]), makes_model="model", needs=("model",))
+
+    def prepare(model: Any) -> None:
+        model.forward = type(model).forward.__get__(model)
+
+    written.prepare = prepare  # type: ignore[attr-defined]
+    adapter = importlib.import_module("my_adapter")
+    adapter.MyAdapter.seams = (*adapter.MyAdapter.seams, made)
+    attaching.attach(written, "my_adapter:MyAdapter", str(recording.root))
+    model = Body()
+    written.prepare(model)  # type: ignore[attr-defined]
+    written.Loop(model, 1.0).score(IDS, MASK, 3)  # the model's own forward is inside
+    model(input_ids=IDS)
+    assert copy.deepcopy(model).forward.__self__ is not model
+    assert [dump.record.actor["actor_class"] for dump in dumps_of(recording)] == ["mine.Loop.score", "mine.prepare"]
+
+
+def test_rows_are_read_only_while_recording_is_on(written: ModuleType, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("actordbg.capture.control.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("actordbg.capture.watch.POLL_SECONDS", 0.01)
+    adapter, read = importlib.import_module("my_adapter"), []
+    seam = adapter.MyAdapter.seams[0]
+
+    def rows(call: Any) -> Rows | None:
+        read.append(call["keep"])
+        return seam.rows(call)
+
+    adapter.MyAdapter.seams = (Seam(seam.where, rows, seam.result, seam.needs),)
+    attaching.attach(written, "my_adapter:MyAdapter", str(store.root))
+    loop = written.Loop(Body(), 1.0)
+    assert [tuple(loop.score(IDS, MASK, keep).shape) for keep in (1, 2, 3)] == [(2, 1), (2, 2), (2, 3)]
+    assert read == [1], "the first call starts the thread that looks at the switch"
+    (store.root / "control.json").write_text(json.dumps(CONTROL | {"free_floor_bytes": 0}))
+    slot = hook._slots[str(store.root)]
+    until = time.monotonic() + 120
+    while slot.enter is None and time.monotonic() < until:
+        time.sleep(0.01)
+    loop.score(IDS, MASK, 4)
+    assert read == [1, 4] and [dump.record.action_len for dump in dumps_of(store)] == [4]
+
+
+def test_another_release_is_left_alone_and_the_difference_named(
+    written: ModuleType, recording: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path(str(written.__file__)).write_text("class Loop:\n    def score(self, tokens, mask, keep):\n        return 7\n")
+    other = importlib.reload(written)
+    adapter = importlib.import_module("my_adapter").MyAdapter
+    adapter.package = "pytest"  # some distribution that is installed
+    before = other.Loop.score
+    assert attaching.attach(other, "my_adapter:MyAdapter", str(recording.root)) == []
+    differs = "my_loop:Loop.score: it takes no ids; it takes tokens, mask, keep"
+    assert other.Loop.score is before and differs in capsys.readouterr().err
+    found = fitting.fit(adapter)
+    assert not found.fits and found.differs == (differs,) and found.answer == "no"
+    adapter.seams = tuple(
+        Seam(where, print) for where in ("my_loop:Loop.gone", "my_loop:No.score", "my_loop.deep:f", "no_such:f")
+    )
+    assert len(fitting.fit(adapter).differs) == 4
+    adapter.seams = (Seam("my_loop:Loop.score", print, needs=("tokens",)), *adapter.seams)
+    assert fitting.fit(adapter).answer == "1 of 5 functions"
+    adapter.package, adapter.seams = "no-such-package", adapter.seams[-1:]
+    assert fitting.fit(adapter).answer == "not installed"
+    adapter.seams = (Seam("my_loop:Loop.score", print, needs=("tokens",)),)
+    assert fitting.fit(adapter).fits, "code beside the script has no package"
+
+
+def test_a_replay_names_the_parameter_that_is_not_the_recorded_one(
+    written: ModuleType, recording: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = small_model(tmp_path / "model").eval()
+    attaching.attach(written, "my_adapter:MyAdapter", str(recording.root))
+    weight_recording.follow(str(recording.root))
+    weight_recording.follow(str(recording.root))
+    loop = written.Loop(model, 1.0)
+    for step in (0, 0, 1, 1):
+        loop.steps = step
+        loop.score(IDS, MASK, 3)
+        with torch.no_grad():
+            model.lm_head.weight[3, 5] += 1 - step
+    records = [dump.record for dump in dumps_of(recording)]
+    files = sorted((recording.root / "weights" / "r").iterdir())
+    assert [read_weights(path).call_index for path in files] == [0, 2], "one for each step"
+    paths = sorted(map(str, recording.iter_dumps()))
+    assert [weights_of(recording.root, record) for record in records] == [files[0], files[0], files[1], files[1]]
+    inputs = [ReplayInput(one.dump_id, path, 0, 2, 6, 9) for one, path in zip(records, paths, strict=True)]
+    session = ActorSession(ReplayConfig(model=str(tmp_path / "model"), through="rows"), records[0], tmp_path / "cache")
+    said = statement(recording.root, inputs, session)[RECORDED_WEIGHTS]
+    differs = "1 of 21 parameters differ from those recorded at step 1: lm_head.weight"
+    assert said == f"{differs}; they are those that were recorded at step 0 (21 parameters)"
+    files[0].write_text("{}")
+    said = statement(recording.root, inputs, session)[RECORDED_WEIGHTS]
+    assert said.startswith("not checked: ") and files[0].name in said
+    found = [one.place for one in check(recording, deep=False) if "weights" in one.place.parts]
+    assert found == [files[0]], "the other one is known"
+    session.close()
+
+
+@pytest.mark.slow
+def test_what_other_weights_computed_is_not_held_against_a_checkpoint(
+    written: ModuleType, recording: Store, tmp_path: Path
+) -> None:
+    """Three healthy steps, and the checkpoint that the first one met."""
+    model, folder = small_model(tmp_path / "model").eval(), str(tmp_path / "model")
+    attaching.attach(written, "my_adapter:MyAdapter", str(recording.root))
+    weight_recording.follow(str(recording.root))
+    loop = written.Loop(model, 1.0)
+    for loop.steps in range(3):
+        loop.score(IDS, MASK, 3)
+        with torch.no_grad():
+            model.lm_head.weight.add_(0.1 * torch.randn(16, 32))
+    dumps_of(recording)
+
+    def check(*words: str) -> dict[str, Any]:
+        done = CliRunner().invoke(app, ["--store", str(recording.root), "check", "--golden", "--json", "--model", folder, *words])
+        return json.loads(done.stdout) | {"code": done.exit_code}
+
+    answer = check("--junit", str(tmp_path / "junit.xml"))
+    assert (answer["word"], answer["code"]) == ("RIGHT", 0)
+    left = 'what the run itself got in 2 of 3 dumps: its weights were not this model\'s (--where "step=0" leaves them out)'
+    assert answer["sentence"] == f"RIGHT: 3 of 3 dumps run, as near the truth as fp32 allows; not judged: {left}"
+    assert (tmp_path / "junit.xml").read_text().count('classname="actordbg.golden"') == 3
+    answer = check("--where", "step=2")
+    assert (answer["word"], answer["code"]) == ("NOT JUDGED", 1)
+    assert answer["sentence"].endswith("its weights were not this model's (--model wants the checkpoint of that step)")
+
+
+ODD = """
+from actordbg.trainers.seam import Seam
+class NoTuple:
+    name = package = "odd"; tried = (); seams = Seam("my_loop:f", print)
+class Empty(NoTuple): seams = ()
+class Names(NoTuple): seams = ("my_loop:f",)
+class Text(NoTuple): tried, seams = "1.0", (NoTuple.seams,)
+"""
+
+
+@pytest.mark.parametrize(
+    "named",
+    ["nobody", "no_such_module:Adapter", "json:JSONDecoder", "json:Nobody", "ends:Adapter",
+     "odd:NoTuple", "odd:Empty", "odd:Names", "odd:Text"],
+)  # fmt: skip
+def test_what_is_no_adapter_is_refused_before_the_job_starts(named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "odd.py").write_text(ODD)
+    (tmp_path / "ends.py").write_text("raise SystemExit(0)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    sys.modules.pop("odd", None)
+    with pytest.raises(Unsupported) as refused:
+        find_adapter.carried_form([named])
+    assert refused.value.hint and named.partition(":")[0] in refused.value.message
+
+
+def test_a_replay_runs_the_code_of_one_trainer(written: ModuleType, recording: Store) -> None:
+    attaching.attach(written, "my_adapter:MyAdapter", str(recording.root))
+    written.Loop(Body(), 1.0).score(IDS, MASK, 3)
+    dumps_of(recording)
+    create_dumps(recording, 1, batch_size=1, seq_len=8)
+    files = [f"--input-file={path}" for path in sorted(recording.iter_dumps())]
+    for words in (["replay"], ["replay", *files], ["check"], ["noise"], ["matrix", "--through", "rows,trainer"]):
+        refused = CliRunner().invoke(app, ["--store", str(recording.root), *words]).exception
+        assert isinstance(refused, Unsupported) and "(1 without an adapter, 1 by adapter mine)" in refused.message
+        assert '"adapter is null" or "adapter=\'mine\'"; or --through rows' in str(refused.hint)
+    for given in (["--through", "rows"], ["--where", "adapter is null"], ["--where", "adapter='mine'"]):
+        assert CliRunner().invoke(app, ["--store", str(recording.root), "replay", "--dry-run", *given]).exit_code == 0
+
+
+def test_a_trainer_that_is_not_installed_is_named_with_the_way_without_it() -> None:
+    for where in ("no_such_trainer.loop:score", "json:nothing"):  # an input's failure shows the message alone
+        with pytest.raises(EnvironmentProblem, match=r"cannot be imported: .*--through rows"):
+            calling.function(where)
+
+
+@pytest.mark.slow
+def test_a_trainer_is_recorded_by_its_adapter_and_replayed_on_the_rows_without_openrlhf(
+    written: ModuleType, store: Store, tmp_path: Path
+) -> None:
+    small_model(tmp_path / "model")
+    (tmp_path / "train.py").write_text(
+        "import my_loop, torch\n"
+        "from transformers import LlamaForCausalLM\n"
+        "loop = my_loop.Loop(LlamaForCausalLM.from_pretrained('model').eval(), 0.7)\n"
+        "ids = torch.arange(10).view(2, 5)\n"
+        "for keep in (2, 3, 4):\n"
+        "    loop.score(ids, torch.ones_like(ids), keep)\n"
+    )
+    blocked = tmp_path / "blocked" / "openrlhf"
+    blocked.mkdir(parents=True)
+    (blocked / "__init__.py").write_text("raise ImportError('it is not installed')\n")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (blocked.parent, tmp_path, ROOT))), "ACTORDBG_DISABLE": ""}
+
+    def run(*given: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "actordbg", "--store", str(store.root), *given]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=environment)
+
+    announced = tmp_path / "my_adapter-1.0.dist-info"
+    announced.mkdir()
+    (announced / "METADATA").write_text("Metadata-Version: 2.1\nName: my-adapter\nVersion: 1.0\n")
+    (announced / "entry_points.txt").write_text("[actordbg.adapters]\nmine = my_adapter:MyAdapter\n")
+    adapter = ["--adapter", "mine", "--with-outputs", "--hash-weights"]
+    done = run("run", "--run", "a", *adapter, "--", sys.executable, "train.py")
+    assert done.returncode == 0, done.stderr
+    assert "3 calls = 3 captured + 0 dropped" in done.stderr
+    assert {payload.load(path).record.batch_size for path in store.iter_dumps()} == {2}
+    done = run("replay", "--all", "--model", "model", "--laws", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout and "laws of 1 of 3" in done.stdout and "on the rows" in done.stdout
+    same = "the weights are those that were recorded at step 0"
+    assert same in done.stdout
+    done = run("compare", "last", "golden")
+    assert done.returncode == 0 and same in done.stdout, done.stdout + done.stderr
+    done = run("replay", "--all", "--model", "model", "--through", "trainer")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "through the trainer" in done.stdout and "log-probs: 3 inputs, 18 tokens; all equal" in done.stdout

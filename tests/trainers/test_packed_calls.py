@@ -1,0 +1,239 @@
+"""Packed calls through the writers: each becomes rows, whoever writes it, and what cannot be told apart is named."""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from adaptercases import CONTROL, dumps_of
+
+from actordbg.dumps.recover import find_rings, recover
+from actordbg.formats import nested_values
+from actordbg.store import payload
+from actordbg.store.layout import Store
+from actordbg.store.payload import Dump
+from actordbg.trainers import attaching, recorded_model
+from actordbg.trainers.seam import Rows, Scores, Seam
+
+IDS = torch.tensor([[5, 9, 11, 7, 3, 8, 4, 6, 2]])
+BORDERS = torch.tensor([0, 3, 4, 9])
+PLACES = torch.tensor([[0, 1, 2, 0, 0, 1, 2, 3, 4]])
+COUNTS = torch.tensor([[0, 1, 1, 0, 0, 0, 1, 1, 1]])
+ROWS = [[5, 9, 11, 0, 0], [7, 0, 0, 0, 0], [3, 8, 4, 6, 2]]
+REAL = [[1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [1, 1, 1, 1, 1]]
+
+
+def jagged(values: torch.Tensor) -> torch.Tensor:
+    return torch.nested.nested_tensor_from_jagged(values.reshape(-1), BORDERS)
+
+
+class Model(torch.nn.Module):
+    pass
+
+
+def score(model: Any, given: dict[str, Any]) -> torch.Tensor:
+    """A function of a module, without a self: minus the id, for each token but the last."""
+    return -IDS[:, 1:].float()
+
+
+class Packing:
+    name, package, tried = "packing", "pytest", ()
+    seams = (
+        Seam(
+            "packing_loop:score",
+            lambda call: Rows(call["model"], entropy=True, **call["given"]),
+            lambda out: Scores(out, out / 2),
+        ),
+    )
+
+
+WAYS: dict[str, Callable[[], dict[str, Any]]] = {
+    "offsets": lambda: {"sequences": IDS, "offsets": BORDERS.int(), "action_mask": COUNTS[:, 1:]},
+    "a long row": lambda: {"sequences": IDS[0], "offsets": BORDERS, "action_mask": COUNTS[0]},
+    "positions": lambda: {"sequences": IDS, "positions": PLACES, "action_mask": COUNTS[:, 1:] != 0},
+    "jagged": lambda: {"sequences": jagged(IDS), "action_mask": jagged(COUNTS)},
+    "padded": lambda: {
+        "sequences": torch.cat((IDS, IDS[:, :2] * 0), 1),
+        "positions": torch.cat((PLACES, PLACES[:, :1].repeat(1, 2)), 1),
+        "action_mask": torch.cat((COUNTS, COUNTS[:, :1].repeat(1, 2)), 1),
+    },
+}
+
+
+@pytest.fixture
+def record(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Dump]]:
+    monkeypatch.setattr(recorded_model, "_told", set())
+    monkeypatch.setenv("ACTORDBG_DISABLE", "")
+    monkeypatch.setattr("actordbg.trainers.attaching.of_user", lambda _: Packing)
+
+    def run(*calls: dict[str, Any], before_the_end: Callable[[], None] = lambda: None, **control: Any) -> list[Dump]:
+        (store.root / "control.json").write_text(json.dumps(CONTROL | {"free_floor_bytes": 0} | control))
+        module = ModuleType("packing_loop")
+        module.score = score  # type: ignore[attr-defined]
+        assert attaching.attach(module, "packing", str(store.root)) == ["packing_loop:score"]
+        model = Model()
+        for given in calls:
+            module.score(model, given)
+        before_the_end()
+        return dumps_of(store)
+
+    return run
+
+
+def test_each_way_to_pack_gives_the_same_rows_and_the_golden_of_its_tokens(record: Callable[..., list[Dump]]) -> None:
+    for way, dump in zip(WAYS, record(*(make() for make in WAYS.values())), strict=True):
+        found = dump.record
+        assert (found.batch_size, found.seq_len, found.tokens, found.action_len) == (3, 5, 9, 4), way
+        assert found.packing_samples and found.replayable and not found.extra, way
+        assert dump.inputs["sequences"].tolist() == ROWS and dump.inputs["attention_mask"].tolist() == REAL, way
+        assert dump.inputs["action_mask"].int().tolist() == [[1, 1, 0, 0], [0] * 4, [0, 1, 1, 1]], way
+        if way != "padded":  # whose function returns fewer
+            assert dump.outputs["action_log_probs"].tolist() == [[-9, -11, 0, 0], [0] * 4, [-8, -4, -6, -2]], way
+            assert dump.outputs["entropy"].tolist()[0] == [-4.5, -5.5, 0, 0], way
+
+
+@pytest.mark.parametrize("first", [0, 5])
+def test_rows_with_positions_of_their_own_stay_rows_wherever_these_begin(first: int, record: Callable[..., list[Dump]]) -> None:
+    (dump,) = record({"sequences": IDS.view(3, 3), "positions": torch.arange(first, first + 3).expand(3, 3)})
+    assert (dump.record.batch_size, dump.record.seq_len, dump.record.tokens) == (3, 3, 9)
+    assert dump.inputs["sequences"].tolist() == IDS.view(3, 3).tolist()
+
+
+def test_masks_and_scores_of_several_packed_rows_are_those_of_their_next_tokens(
+    record: Callable[..., list[Dump]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, places = IDS.view(3, 3), torch.tensor([[0, 1, 2], [0, 1, 0], [0, 1, 2]])
+    several = Seam("packing_loop:score", lambda call: Rows(call["model"], **call["given"]), lambda _: Scores(-ids[:, 1:].float()))
+    monkeypatch.setattr(Packing, "seams", (several,))
+    counted = torch.tensor([[0, 1], [1, 0], [1, 1]])
+    full = {"attention_mask": torch.ones_like(ids)}
+    for dump in record(*({"sequences": ids, "positions": places, "action_mask": counted, **mask} for mask in ({}, full))):
+        assert dump.inputs["sequences"].tolist() == [[5, 9, 11], [7, 3, 0], [8, 0, 0], [4, 6, 2]]
+        assert dump.inputs["action_mask"].tolist() == [[0, 1], [1, 0], [0, 0], [1, 1]]
+        assert dump.outputs["action_log_probs"].tolist() == [[-9, -11], [-3, 0], [0, 0], [-6, -2]]
+
+
+@pytest.mark.parametrize("writer", ["thread", "process"])
+def test_a_call_whose_masks_cannot_belong_to_its_tokens_is_counted_as_dropped_and_is_no_dump(
+    writer: str, record: Callable[..., list[Dump]], store: Store, capfd: pytest.CaptureFixture[str]
+) -> None:
+    rows = {"sequences": IDS.view(3, 3)}
+    odd = [
+        {"action_mask": torch.ones(1, 6)},
+        {"attention_mask": torch.ones(3, 2)},
+        {"positions": PLACES, "action_mask": COUNTS[:, :4]},
+    ]
+    assert len(record(rows, *(rows | one for one in odd), writer=writer, with_outputs=False)) == 1
+    (counters,) = (json.loads(path.read_text()) for path in store.counters.glob("*/*.json"))
+    assert (counters["captured"], counters["dropped"]) == (1, {"error": 3})
+    assert "cannot belong together: sequences" in counters["last_error"]
+
+
+def test_log_probs_are_read_of_logits_that_are_there_for_every_position() -> None:
+    seam = Seam("any:score", lambda call: None, lambda out: Scores(logits=out))
+    logits = torch.randn(3, 3, 12, generator=torch.Generator().manual_seed(0))
+    expected = logits.log_softmax(-1)[:, :-1].gather(-1, IDS.view(3, 3)[:, 1:, None]).squeeze(-1)
+    plain = Rows(Model(), IDS.view(3, 3))
+    rows = Rows(Model(), IDS.view(3, 3), positions=torch.arange(3).expand(3, 3))
+    found = recorded_model.read_scores(seam, rows, logits).log_probs
+    assert found is not None and found.shape == (1, 8)
+    torch.testing.assert_close(found[0, [0, 1, 3, 4, 6, 7]].view(3, 2), expected)
+    for given in (logits, logits[:, :-1]):
+        read = recorded_model.read_scores(seam, plain, given).log_probs
+        assert read is not None
+        torch.testing.assert_close(read, expected)
+    with pytest.raises(ValueError, match=r"logits of \(3, 1\) positions for ids of \(3, 3\)"):
+        recorded_model.read_scores(seam, plain, logits[:, -1:])
+
+
+def test_a_writer_process_makes_the_same_rows(record: Callable[..., list[Dump]]) -> None:
+    (dump,) = record(WAYS["jagged"](), writer="process", with_outputs=False)
+    assert dump.inputs["sequences"].tolist() == ROWS and dump.record.tokens == 9
+
+
+def test_what_a_ring_alone_had_is_recovered_as_rows(record: Callable[..., list[Dump]], store: Store) -> None:
+    live: list[Any] = []
+    record(WAYS["positions"](), triggers=["exception"], ring=4, before_the_end=lambda: live.extend(_recovered(store)))
+    ((found, dump),) = live
+    assert (found.batch_size, found.seq_len) == (3, 5) and dump.record.recovered
+    assert dump.inputs["sequences"].tolist() == ROWS
+
+
+def _recovered(store: Store) -> list[Any]:
+    (report,) = recover(store, find_rings(store), live=True)
+    return list(zip(report.dumps, (payload.load(path) for path in store.iter_dumps()), strict=True))
+
+
+@pytest.mark.parametrize("offsets", [[0, 5, 3, 9], [0, 3, 20], [0], [-1, 9], [0, 0]])
+def test_borders_that_make_no_sense_leave_a_named_call_and_harm_nothing(
+    offsets: list[int], record: Callable[..., list[Dump]]
+) -> None:
+    (dump,) = record({"sequences": IDS, "offsets": torch.tensor(offsets)})
+    assert not dump.record.replayable and "not told apart: borders" in dump.record.extra["rows"]
+    assert torch.equal(dump.tensors["sequences"], IDS)
+
+
+@dataclass
+class Batch:
+    weights: Any
+    loss: Any
+
+
+def test_tokens_in_no_row_are_left_out_and_counted(record: Callable[..., list[Dump]]) -> None:
+    (dump,) = record({"sequences": IDS, "offsets": torch.tensor([0, 3, 4])})
+    assert dump.inputs["sequences"].tolist() == [[5, 9, 11], [7, 0, 0]] and dump.record.replayable
+    assert dump.record.extra == {"rows": "5 of 9 packed tokens lie in no row, and are left out"}
+
+
+def test_what_else_a_call_has_is_kept_by_name_and_it_is_replayable(record: Callable[..., list[Dump]]) -> None:
+    context = {
+        "batch": Batch([IDS.float(), {"deep": IDS[0]}], functools.partial(score, 1)),
+        "old": torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        "advantages": jagged(IDS.float()),
+        "loss": score, "model": Model(), "lock": threading.Lock(), "scale": 0.5, "step": 3,
+    }  # fmt: skip
+    (dump,) = record({**WAYS["offsets"](), "context": context, "more": {"kinds": IDS}})
+    assert dump.record.replayable and {*dump.inputs} == {"sequences", "action_mask", "kinds", "attention_mask"}
+    assert dump.inputs["kinds"].tolist() == ROWS
+    told = {name: one for name, one in dump.record.arguments.items() if name.startswith("context.")}
+    assert told == {
+        "context.batch.loss": f"partial of function {__name__}.score", "context.loss": f"function {__name__}.score",
+        "context.model": f"module {__name__}.Model", "context.lock": "left out: _thread.lock", "context.scale": 0.5,
+        "context.step": 3,
+    }  # fmt: skip
+    kept = {name for name in dump.tensors if name.startswith("context.")}
+    assert kept == {
+        f"context.{name}"
+        for name in ("batch.weights.0", "batch.weights.1.deep", "old.0", "old.1", "advantages.values", "advantages.offsets")
+    }
+
+
+class Sharded:
+    """As a DTensor tells of itself."""
+
+    dtype, layout, is_nested, shape, placements = torch.float32, torch.strided, False, (4, 2), ("Shard(dim=0)",)
+    device_mesh = torch.empty(2)
+    stride = to_local = staticmethod(lambda: IDS)
+
+
+def test_values_come_back_as_they_were_nested() -> None:
+    class TensorDict(dict[str, Any]):
+        batch_size = ()
+
+    proto = SimpleNamespace(batch=TensorDict(ids=IDS), non_tensor_batch={"uid": "a"}, meta_info={"t": 0.7})
+    parts = nested_values.flat({"proto": proto, "images": (1, [2, 3]), "cut": Sharded()})
+    assert parts["cut.placement"] == "Shard(dim=0) of [4, 2] over (2,)" and parts["cut.shard"] is IDS
+    back = nested_values.nested(parts)
+    assert back["proto"] == {"batch": {"ids": IDS}, "non_tensor_batch": {"uid": "a"}, "meta_info": {"t": 0.7}}
+    assert back["images"] == [1, [2, 3]]
+    round_: list[Any] = []
+    round_.append(round_)
+    assert nested_values.flat({"round": round_}) == {"round.0.0.0.0.0": "left out: builtins.list"}
+    assert len(nested_values.flat({"many": [[one] for one in range(999)]})) == nested_values.MOST_PARTS + 1

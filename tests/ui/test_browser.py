@@ -1,0 +1,147 @@
+"""Pages in a real browser: what they draw, that they ask for nothing, and that hand, keyboard and phone get everywhere.
+
+They need Playwright (the extra `dev`) and a Chromium on PATH (`apt-get install chromium`); without them they are skipped, and say so.
+What a page is made of is tested without a browser in `test_page.py`.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostilestore import HOSTILE
+from pagecases import MATRIX_OF_40, page_of, tokens_page
+
+from actordbg.campaign.matrix_document import MatrixContext, matrix_document
+from actordbg.document.page import as_html
+
+CHROMIUM = next((found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), None)
+QUIET = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+pytestmark = pytest.mark.slow
+DRAWN = """async () => {
+  for (const figure of document.querySelectorAll('figure.chart')) {
+    figure.scrollIntoView();
+    for (let i = 0; i < 1500 && !['drawn', 'failed'].includes(figure.dataset.state); i++) await new Promise(r => setTimeout(r, 20));
+  }
+  scrollTo(0, 0);
+  return [...document.querySelectorAll('figure.chart')].map(f => f.dataset.state);
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="no Playwright here: pip install 'actordbg[dev]'")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium here: pages were not looked at in a browser (apt-get install chromium)")
+    with playwright.sync_playwright() as started:
+        opened = started.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    made = {"report": page_of(5000), "tokens": tokens_page(), "matrix": as_html(matrix_document(MATRIX_OF_40, MatrixContext()))}
+    for name, text in made.items():
+        (folder / f"{name}.html").write_text(text)
+    return {name: folder / f"{name}.html" for name in made}
+
+
+class Shown:
+    """A page in a window of its own; `said`: its console, `asked`: what it requested beside itself."""
+
+    def __init__(self, browser: Any, path: Path, *, width: int = 1280, scheme: str = "light", scripts: bool = True) -> None:
+        self.context = browser.new_context(
+            viewport={"width": width, "height": 800}, color_scheme=scheme, java_script_enabled=scripts
+        )
+        self.page = self.context.new_page()
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(path.as_uri())
+        self.asked = [one for one in self.asked if one != path.as_uri() and not one.startswith("data:")]
+
+    def __enter__(self) -> Shown:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.context.close()
+
+
+@pytest.mark.parametrize("name", ["report", "tokens", "matrix"])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_everything_is_drawn_nothing_is_asked_for_and_nothing_sticks_out(
+    browser: Any, pages: dict[str, Path], name: str, width: int, scheme: str
+):
+    with Shown(browser, pages[name], width=width, scheme=scheme) as shown:
+        states = shown.page.evaluate(DRAWN)
+        assert set(states) <= {"drawn"} and len(states) == {"report": 4, "tokens": 4, "matrix": 0}[name]
+        assert shown.said == [] and shown.asked == []
+        assert shown.page.evaluate("document.documentElement.scrollWidth") == width
+        empty = (
+            "[...document.querySelectorAll('figure.drawn')].filter(f => f.querySelectorAll('.live svg path').length < 5).length"
+        )
+        assert shown.page.evaluate(empty) == 0
+
+
+def test_pointing_at_a_mark_says_which_dump_it_is_and_foreign_text_stays_text(browser: Any, pages: dict[str, Path]):
+    with Shown(browser, pages["tokens"]) as shown:
+        shown.page.evaluate(DRAWN)
+        shown.page.locator("#chart-2 .live .role-mark.mark-rect path").last.hover(force=True)
+        tip = shown.page.locator("#vg-tooltip-element.visible")
+        tip.wait_for()
+        assert "row" in tip.inner_text() and "nats" in tip.inner_text()
+        assert shown.page.locator("#vg-tooltip-element script, #vg-tooltip-element img").count() == 0
+        assert "<script>alert(1)</script>" in shown.page.locator("body").inner_text() and HOSTILE.count("<script>") == 1
+
+
+def test_the_keyboard_reaches_every_cell_says_why_and_copies_the_command(browser: Any, pages: dict[str, Path]):
+    with Shown(browser, pages["matrix"]) as shown:
+        shown.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        cells = shown.page.locator("button.cell").count()
+        assert cells == 40
+        reached: set[str] = set()
+        for _ in range(cells + 60):
+            shown.page.keyboard.press("Tab")
+            name = shown.page.evaluate("document.activeElement.matches('button.cell') ? document.activeElement.dataset.why : ''")
+            reached |= {name} - {""}
+            if len(reached) == cells:
+                break
+        assert len(reached) == cells
+        assert "cell 39" in shown.page.locator(".why").inner_text()
+        shown.page.keyboard.press("Enter")
+        shown.page.locator("button.cell[data-copied]").wait_for()
+        copied = shown.page.evaluate("navigator.clipboard.readText()")
+        assert copied.startswith("actordbg replay --where 'seq_len<600'") and copied in shown.page.locator(".why").inner_text()
+
+
+def test_without_javascript_there_are_pictures_and_tables(browser: Any, pages: dict[str, Path]):
+    with Shown(browser, pages["report"], width=390, scripts=False) as shown:
+        pictures = shown.page.locator("figure.chart .static svg")
+        assert pictures.count() == 4 and all(pictures.nth(at).is_visible() for at in range(4))
+        assert not shown.page.locator(".live").first.is_visible()
+        shown.page.locator("figure.chart summary").first.click()
+        assert shown.page.locator("figure.chart table").first.is_visible()
+
+
+def test_what_is_printed_is_light_and_has_the_still_pictures(browser: Any, pages: dict[str, Path]):
+    with Shown(browser, pages["report"], scheme="dark") as shown:
+        shown.page.evaluate(DRAWN)
+        shown.page.emulate_media(media="print")
+        assert shown.page.locator("figure.chart .static svg").first.is_visible()
+        assert not shown.page.locator("figure.chart .live").first.is_visible()
+        assert shown.page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(255, 255, 255)"
