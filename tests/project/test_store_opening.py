@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from roots import ROOT
 
 ROOMS = (
-    "formats", "store", "catalog", "dumps", "replay", "compare", "report", "matrix", "curve", "trainlogs", "doctor", "cli",
-    "adapters", "check", "cluster", "memory", "traincheck",
+    "formats", "records", "store", "catalog", "dumps", "replay", "judge", "campaign", "measure", "doctor", "cli", "trainers", "cluster",
 )  # fmt: skip
 OPENERS = {"open", "read_bytes", "read_text", "safe_open", "load_file"}
 SAFE = {"open_regular", "known_regular", "open_pack", "atomic_write"}
@@ -23,7 +22,6 @@ ALLOWED = {
     "trainers/fitting.py": "the trainer's own source",
     "trainers/recorded_model.py": "the books of a process, by their own `open`",
     "catalog/connections.py": "the list of mounts",
-    "base/processes.py": "/proc",
     "replay/init_program.py": "the folder that `actor init` made for itself",
     "cli/first_check_work.py": "the summary page of a GitHub workflow, which its runner names",
     "cli/actor_init_work.py": "the folder that it made for itself",
@@ -34,6 +32,7 @@ ALLOWED = {
     "catalog/migrate.py": "a script of this package",
     "doctor/check.py": "a module of this package",
     "doctor/machine_check.py": "/proc",
+    "dumps/child_pool.py": "an old pickle that the user names",
     "dumps/recover.py": "/proc",
     "cluster/order.py": "a runtime environment that the user names",
     "measure/memory_samples.py": "a file that it made itself, by the opener",
