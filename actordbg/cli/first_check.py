@@ -58,7 +58,7 @@ def check(
     from actordbg.cli import chosen_inputs as choosing
     from actordbg.cli.first_check_work import annotate, print_check, run_with_bar, sampled, write_check_page
     from actordbg.cli.matrix_work import kept
-    from actordbg.judge.check_document import answer_of_check
+    from actordbg.judge.check import answer_of_check
     from actordbg.judge.junit import junit_xml
 
     flags = dict(settings)

@@ -12,14 +12,14 @@ from typing import Any
 
 from actordbg.base.errors import ActordbgError
 from actordbg.base.units import plural
-from actordbg.document.blocks import Chart, Grid, number
+from actordbg.document.blocks import Chart, number
 from actordbg.document.specifications import MOST_MARKS, hints, layer, layered, names, quantity
-from actordbg.formats.dumpfile import DEFAULT_CAP
+from actordbg.judge.comparison_document import table
 from actordbg.judge.token_charts import Rows, Texts, TokenPair, histogram_chart, scatter_chart, tokens_chart
-from actordbg.records.comparison_record import NOT_COMPARED, ComparisonRecord, DumpComparison
-from actordbg.records.journal import SPEC, TENSORS
+from actordbg.records.comparison_record import ComparisonRecord, DumpComparison
+from actordbg.records.journal import SPEC
 from actordbg.records.replay_record import ReplaySpec
-from actordbg.store.layout import Store, known_regular
+from actordbg.store.layout import Store
 
 MOST_DUMPS = 24
 """Dumps whose tokens are read."""
@@ -34,13 +34,8 @@ def comparison_charts(
     """Every picture of a comparison that there is something to show in. floor: the noise floor of a log-prob, nats."""
     pairs = list(_pairs(store, record))
     limits = [pair.limit for pair in pairs if pair.limit is not None]
-    made = (
-        tokens_chart(pairs[0], texts) if pairs else None,
-        scatter_chart(pairs, max(limits, default=None), floor),
-        histogram_chart(pairs),
-        gradients_chart(record.dumps),
-    )
-    return [chart for chart in made if chart is not None]
+    tokens, scatter = tokens_chart(pairs[0], texts) if pairs else None, scatter_chart(pairs, max(limits, default=None), floor)
+    return [chart for chart in (tokens, scatter, histogram_chart(pairs), gradients_chart(record.dumps)) if chart is not None]
 
 
 def _pairs(store: Store, record: ComparisonRecord) -> Iterable[TokenPair]:
@@ -52,7 +47,7 @@ def _pairs(store: Store, record: ComparisonRecord) -> Iterable[TokenPair]:
         paths = {given.dump_id: given.path for given in ReplaySpec.from_file(store.replays / ours / SPEC).inputs}
     except Exception:  # noqa: BLE001  whatever is wrong with it, the picture has no prompt and no text, and the report is there
         paths = {}
-    for dump in [one for one in record.dumps if one.verdict != NOT_COMPARED and one.log_probs][:MOST_DUMPS]:
+    for dump in [dump for dump in record.compared if dump.log_probs][:MOST_DUMPS]:
         a, b = kept_rows(store, ours, dump.dump_id), kept_rows(store, theirs, dump.dump_id)
         if a is None or b is None or [len(row) for row in a[1]] != [len(row) for row in b[0]]:
             continue
@@ -63,11 +58,12 @@ def _pairs(store: Store, record: ComparisonRecord) -> Iterable[TokenPair]:
 
 def kept_rows(store: Store, replay_id: str, dump_id: str) -> tuple[Rows, Rows] | None:
     """The log-probs that a replay kept of a dump, and its mask; None if they are gone, or unlike what they should be."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
-    path = store.replays / replay_id / TENSORS / f"{dump_id}.safetensors"
+    from actordbg.judge.sides import opened, tensors_path
+
     try:
-        with safe_open(known_regular(path, DEFAULT_CAP), framework="np") as file:
+        with opened(tensors_path(store, replay_id, dump_id)) as file:
             log_probs, mask = file.get_tensor("log_probs"), file.get_tensor("mask")
     except (SafetensorError, OSError):
         return None
@@ -92,29 +88,26 @@ def gradients_chart(dumps: Sequence[DumpComparison]) -> Chart | None:
     for dump in dumps:
         known = {one.name: one.figures.distance for one in dump.parameters if one.figures.distance is not None}
         for name, distance in (dump.distances or known).items():
-            place = place_of(name)
-            worst[place] = max(worst.get(place, (-1.0, "")), (distance, dump.dump_id))
+            field = place_of(name)
+            worst[field] = max(worst.get(field, (-1.0, "")), (distance, dump.dump_id))
     if not worst:
         return None
-    layers = sorted({at for _, at in worst}, key=lambda at: (at == _OUTSIDE, at.zfill(6)))
+    fields = sorted(worst, key=lambda field: (field[1] == _OUTSIDE, field[1].zfill(6), field[0]))[:MOST_MARKS]
     rows: list[dict[str, Any]] = [
-        {"p": kind, "l": at, "v": float(f"{value:.4g}"), "d": dump_id}
-        for (kind, at), (value, dump_id) in sorted(worst.items(), key=lambda one: (layers.index(one[0][1]), one[0][0]))
-    ][:MOST_MARKS]  # fmt: skip
+        {"p": name, "l": at, "v": float(f"{worst[name, at][0]:.4g}"), "d": worst[name, at][1]} for name, at in fields
+    ]
     shown = hints(("p", "gradient of"), ("l", "layer"), ("v", "|a-b| / |b|"), ("d", "dump"))
-    field = layer("rect", tooltip=shown, color=quantity("v", "|a-b| / |b|"))
-    kinds = len({one["p"] for one in rows})
-    spec = layered(rows, field, height=max(70, min(520, 24 * kinds)), x=names("l", "layer"), y=names("p", None))
-    (kind, at), (value, dump_id) = max(worst.items(), key=lambda one: one[1])
+    height = max(70, min(520, 24 * len({name for name, _ in fields})))
+    rectangles = layer("rect", tooltip=shown, color=quantity("v", "|a-b| / |b|"))
+    spec = layered(rows, rectangles, height=height, x=names("l", "layer"), y=names("p", None))
+    name, at = max(worst, key=lambda field: worst[field])
+    value, dump_id = worst[name, at]
     count = sum(bool(dump.distances or dump.parameters) for dump in dumps)
-    where = kind if at == _OUTSIDE else f"{kind} of layer {at}"
+    where = name if at == _OUTSIDE else f"{name} of layer {at}"
     says = f"The furthest is {where}: {number(value, 3)} in {dump_id}. A field is the largest over {plural(count, 'dump')}."
-    table = Grid(
-        ("gradient of", "layer", "|a-b|/|b|"),
-        tuple((o["p"], o["l"], number(o["v"], 3)) for o in rows),
-        {"gradient of"},
-    )
-    return Chart(f"Gradients by parameter and layer: {plural(len(worst), 'parameter')}", says, spec, table)
+    lines = [{"gradient of": row["p"], "layer": row["l"], "|a-b|/|b|": number(row["v"], 3)} for row in rows]
+    title = f"Gradients by parameter and layer: {plural(len(worst), 'parameter')}"
+    return Chart(title, says, spec, table(lines, "gradient of"))
 
 
 def place_of(name: str) -> tuple[str, str]:

@@ -155,6 +155,17 @@ class ComparisonRecord(StoredRecord):
         return self.verdict in GOOD
 
     @property
+    def compared(self) -> tuple[DumpComparison, ...]:
+        """The dumps that have a verdict, the worst first: those that A failed on too."""
+        return tuple(dump for dump in self.dumps if dump.verdict != NOT_COMPARED)
+
+    @property
+    def furthest(self) -> tuple[float, str] | None:
+        """The largest difference of a log-prob, in nats, and the id of its dump; None where nothing has a finite one."""
+        known = ((dump.log_probs.max_abs, dump.dump_id) for dump in self.dumps if dump.log_probs)
+        return max(((size, dump_id) for size, dump_id in known if size is not None), default=None)
+
+    @property
     def unjudged(self) -> tuple[str, ...]:
         """What the verdict says nothing about, in words: dumps, gradients, and gradients of which only the norm was judged."""
         said = []

@@ -20,10 +20,9 @@ from actordbg.base.errors import MachineFault, Unsupported
 from actordbg.catalog.query import get_configuration
 from actordbg.cli.app import app
 from actordbg.dumps.create import create_dumps
-from actordbg.judge.check_document import CheckAnswer, answer_of_check
+from actordbg.judge.check import CheckAnswer, CheckFound, answer_of_check, run_check
 from actordbg.judge.junit import junit_xml, workflow_commands
 from actordbg.judge.load_replays import load
-from actordbg.judge.run_check import CheckFound, run_check
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.replay.supervise import load_spec
 from actordbg.store import payload
@@ -87,7 +86,7 @@ class TestTheWord:
         def no_truth(*_: Any, **__: Any) -> str:
             raise Unsupported("no row has a truth")
 
-        monkeypatch.setattr("actordbg.judge.run_check.ensure_truth", no_truth)
+        monkeypatch.setattr("actordbg.judge.check.ensure_truth", no_truth)
         _, answer = checked(store, truth=False)
         assert answer.sentence.endswith("nothing could be compared with the truth: no row has a truth")
 
