@@ -154,7 +154,7 @@ EXCLUDED = {
     "attention": "attention scores times 1 + {}",
     "position": "the second half of each row {} positions further on",
 }
-"""A fault of a size, in words (`compare.power`)."""
+"""A fault of a size, in words (`judge.measured_limits`)."""
 
 
 def excluded(sizes: Mapping[str, float | None], dtype: str | None) -> str:

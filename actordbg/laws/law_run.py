@@ -23,8 +23,18 @@ from actordbg.base.machine_fault import machine_errno
 from actordbg.laws import changes
 from actordbg.laws.changes import FACTOR, rounded_anew
 from actordbg.laws.jacobian import halves, judge_additivity, ring_of, support
-from actordbg.laws.judging import LAWS, NOISE_FACTOR, Change, ForwardValues, answer, change, not_checked
-from actordbg.laws.normalisation import Expected, judge_normalisation, watching
+from actordbg.laws.judging import (
+    LAWS,
+    NOISE_FACTOR,
+    Change,
+    Expected,
+    ForwardValues,
+    answer,
+    change,
+    judge_normalisation,
+    not_checked,
+    watching,
+)
 from actordbg.records.law_answer import BROKEN, NONDETERMINISTIC, LawAnswer
 from actordbg.store.payload import Dump
 from actordbg.trainers.built_model import drawn_share, has_experts, text_config
@@ -92,8 +102,9 @@ class LawRun:
     # The exact laws
 
     def _rerun(self) -> None:
-        expected = Expected(changes.places(self.asked, self.outcome.packing, *ring_of(self.session)), self.ids)
-        with watching(self.session.actor, expected, self.outcome.temperature):
+        places = changes.places(self.asked, self.outcome.packing, *ring_of(self.session))
+        expected = Expected(places, self.ids, self.outcome.temperature)
+        with watching(self.session.actor, expected):
             self.base = self._forward(self.asked, None if self._draws else self.session.choices.seed + 1)
         first, mask = self.outcome.log_probs, self.outcome.mask
         again = self.base.log_probs[:, -first.shape[1] :]
@@ -105,7 +116,9 @@ class LawRun:
         self._noise = moved.size
         rerun = answer("rerun", change(*pair, left_out), self.ids, OTHER_MASK)
         if rerun.verdict != BROKEN:
-            rerun = answer("rerun", moved, self.ids, _NOT_AGAIN, verdict=NONDETERMINISTIC, nothing="the input has no token to look at")
+            rerun = answer(
+                "rerun", moved, self.ids, _NOT_AGAIN, verdict=NONDETERMINISTIC, nothing="the input has no token to look at"
+            )
         self._take(rerun)
         self._take(judge_normalisation(self.base, expected, self.tokens))  # in a ring: of this rank's part
 
@@ -161,19 +174,19 @@ class LawRun:
         """`order` and `alone`; and what exact laws said of a model with experts, held against the same rounding."""
         rows = self.tokens.any(1).nonzero().flatten()
         row = int(rows[-1]) if len(rows) else 0
-        turned, unlike = self._rows.flip(0), "a batch of one row would be compiled anew"
+        turned = self._rows.flip(0)
         order = self._forward(changes.with_rows(self.asked, turned)).rows(turned)
         self._waiting["order"] = (change(order, self.base, self.tokens), "in another order rows give other numbers")
         if self.session.config.packing or not self._compiled:  # else a batch of one row would be another graph
-            lone, words = self._forward(changes.with_rows(self.asked, self._rows[row : row + 1])), "gives other numbers than among the others"
-            found = change(lone.rows(torch.zeros_like(self._rows)), self.base, self._of_row(self.tokens, row))
-            self._waiting["alone"] = (found, f"row {row} by itself {words}")
+            lone = self._forward(changes.with_rows(self.asked, self._rows[row : row + 1])).rows(torch.zeros_like(self._rows))
+            words = f"row {row} by itself gives other numbers than among the others"
+            self._waiting["alone"] = (change(lone, self.base, self._of_row(self.tokens, row)), words)
         with rounded_anew(self.session.model):
             moved = change(self._forward(self.asked), self.base, self.tokens)
         limit = FACTOR * (moved.mean if self._experts else moved.size)
         why = ONE_ROW if len(self._rows) < 2 else _RANDOM if self._draws else ""
         if "alone" not in self._waiting:
-            self._take(not_checked("alone", why or unlike))
+            self._take(not_checked("alone", why or "a batch of one row would be compiled anew"))
         for law, (found, words) in self._waiting.items():  # with experts a token may change its expert, so the mean counts
             within = answer(law, found, self.ids, words, limit=limit, by_mean=self._experts)
             self._take(not_checked(law, why) if why and law in ("order", "alone") else within)
@@ -184,12 +197,12 @@ class LawRun:
         terms = torch.zeros_like(self.tokens)
         terms[:, -self.outcome.mask.shape[1] :] = self.outcome.mask
         kept = self.session.config.keep_gradients  # then the run itself has left the whole's
-        weights = (*halves(terms), *(() if kept else (terms.double() / terms.sum().clamp(min=1),)))
+        weights = (*(() if kept else (terms.double() / terms.sum().clamp(min=1),)), *halves(terms))
         keepers = [GradientKeeper(self.session.records) for _ in weights]
         for part, keeper in zip(weights, keepers, strict=True):
             self.session.gradient(self.asked, part, keeper=keeper)
         given = {name: tensor for name, tensor in self.outcome.tensors.items() if name.startswith(PREFIX)}
-        one, other, *whole = (keeper.tensors for keeper in keepers)
+        *whole, one, other = (keeper.tensors for keeper in keepers)
         found = judge_additivity(str(self.session.resolved["dtype"]), whole[0] if whole else given, one, other)
         self._take(found if int(terms.sum()) > 1 else not_checked("additivity", "the loss has fewer than two terms"))
 

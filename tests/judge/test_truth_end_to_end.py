@@ -5,6 +5,7 @@ Real workers, OpenRLHF's own packing and masking, the tiny model.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -52,6 +53,16 @@ class Bench:
     padded_wrongly: str
 
 
+@contextlib.contextmanager
+def fault(folder: Path, program: str) -> Iterator[None]:
+    """Inside the block workers have this fault, and it is reached."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in brokenactor.environment(folder, program).items():
+            patch.setenv(name, value)
+        yield
+    assert (folder / "reached").is_file(), "the fault was in the worker"
+
+
 def run(store: Store, inputs: list[ReplayInput], **settings: Any) -> str:
     config = ReplayConfig(backward=True, keep_gradients=True, **settings)
     outcome = run_replay(store, ReplaySpec(new_replay_id(), now_timestamp(), config, tuple(inputs)))
@@ -67,17 +78,11 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Bench:
         import_paths(store, [REAL])
     inputs = publish(store, 2, batch=3, length=96)
     right = run(store, inputs, packing=True)
-    faulty = []
-    for name, fault, packing in (
-        ("run-on", brokenactor.POSITIONS_RUN_ON, True),
-        ("attended", brokenactor.PADDING_ATTENDED, False),
-    ):
-        with pytest.MonkeyPatch.context() as patch:
-            for variable, value in brokenactor.environment(folder / name, fault).items():
-                patch.setenv(variable, value)
-            faulty.append(run(store, inputs, packing=packing))
-        assert (folder / name / "reached").read_text(), "the fault was in the worker"
-    return Bench(store, right, *faulty)
+    with fault(folder / "run-on", brokenactor.POSITIONS_RUN_ON):
+        broken = run(store, inputs, packing=True)
+    with fault(folder / "attended", brokenactor.PADDING_ATTENDED):
+        padded_wrongly = run(store, inputs, packing=False)
+    return Bench(store, right, broken, padded_wrongly)
 
 
 def command(store: Store, *words: str) -> tuple[int, dict[str, Any]]:
@@ -147,43 +152,38 @@ class TestBf16:
         assert command(bench.store, "compare", bench.broken, "truth", "--noise", noise["noise_id"])[0] == 1
 
 
-def test_the_noise_of_a_broken_configuration_does_not_excuse_it(
-    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Rows that leak into each other move when they are reordered, by as much as they are wrong."""
-    with monkeypatch.context() as patch:
-        for name, value in brokenactor.environment(tmp_path / "fault", brokenactor.POSITIONS_RUN_ON).items():
-            patch.setenv(name, value)
-        words = ("--dtype", "fp32", "--packing", "--backward", "--order", "length", "--max-inputs", "2")
-        code, noise = command(bench.store, "noise", *words)
-        assert code == 0 and (tmp_path / "fault" / "reached").is_file()
-    assert max(one["log_probs"]["max_abs"] for one in noise["variants"]) > 0.1, "it moves as far as it is wrong"
-    assert noise["floor"]["max_abs"] < 1e-4
-    assert noise["reasons"] and all("taken for a fault" in reason for reason in noise["reasons"])
-    code, found = command(bench.store, "compare", bench.broken, "truth", "--noise", noise["noise_id"])
-    assert (code, found["verdict"]) == (1, "mismatch")
-
-
-def noise_of_one_input(store: Store) -> dict[str, Any]:
-    words = ("--dtype", "fp32", "--packing", "--backward", "--order", "length", "--max-inputs", "1")
+def noise_of(store: Store, count: int = 1) -> dict[str, Any]:
+    words = ("--dtype", "fp32", "--packing", "--backward", "--order", "length", "--max-inputs", str(count))
     code, found = command(store, "noise", *words)
     assert code == 0
     return found
 
 
-def test_random_noise_does_not_excuse_itself(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        for name, value in brokenactor.environment(tmp_path / "fault", brokenactor.RANDOM_NOISE).items():
-            patch.setenv(name, value)
-        noise = noise_of_one_input(bench.store)
+def judged(store: Store, replay_id: str, noise: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """The exit code and the record against the truth and this floor."""
+    return command(store, "compare", replay_id, "truth", "--noise", noise["noise_id"])
+
+
+def test_the_noise_of_a_broken_configuration_does_not_excuse_it(bench: Bench, tmp_path: Path) -> None:
+    """Rows that leak into each other move when they are reordered, by as much as they are wrong."""
+    with fault(tmp_path / "fault", brokenactor.POSITIONS_RUN_ON):
+        noise = noise_of(bench.store, 2)
+    assert max(one["log_probs"]["max_abs"] for one in noise["variants"]) > 0.1, "it moves as far as it is wrong"
+    assert noise["floor"]["max_abs"] < 1e-4
+    assert noise["reasons"] and all("taken for a fault" in reason for reason in noise["reasons"])
+    assert judged(bench.store, bench.broken, noise)[0] == 1
+
+
+def test_random_noise_does_not_excuse_itself(bench: Bench, tmp_path: Path) -> None:
+    with fault(tmp_path / "fault", brokenactor.RANDOM_NOISE):
+        noise = noise_of(bench.store)
     assert noise["deterministic"] is False and noise["floor"]["max_abs"] < 1e-4
     assert any(reason.startswith("repeat of ") for reason in noise["reasons"])
-    code, found = command(bench.store, "compare", noise["replay_id"], "truth", "--noise", noise["noise_id"])
-    assert (code, found["verdict"]) == (1, "mismatch")
+    assert judged(bench.store, noise["replay_id"], noise)[0] == 1
 
 
 def test_a_healthy_configuration_is_within_its_own_floor(bench: Bench) -> None:
-    noise = noise_of_one_input(bench.store)
-    code, found = command(bench.store, "compare", noise["replay_id"], "truth", "--noise", noise["noise_id"])
+    noise = noise_of(bench.store)
+    code, found = judged(bench.store, noise["replay_id"], noise)
     assert (code, found["verdict"]) == (0, "match")
     assert not any("grad_norm_rel" in said for dump in found["dumps"] for said in dump["beyond_noise"])
