@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.cli import capture_options as opt
-from actordbg.cli.options import Json, store_of, takes
+from actordbg.cli.options import Json, option, store_of, takes
 from actordbg.cli.output import emit, note, say, say_wrapped
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def enable(
 
 def disable(
     ctx: typer.Context,
-    run: Annotated[str | None, typer.Option("--run", help="Only the job of this name.")] = None,
+    run: str | None = option(None, "Only the job of this name."),
     as_json: Json = False,
 ) -> None:
     """Stop recording, in running jobs too.

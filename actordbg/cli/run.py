@@ -17,7 +17,7 @@ import typer
 
 from actordbg.base.errors import LaunchProblem
 from actordbg.cli import capture_options as opt
-from actordbg.cli.options import store_of, takes
+from actordbg.cli.options import option, store_of, takes
 from actordbg.cli.output import emit, note
 
 
@@ -27,22 +27,13 @@ def run(
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The job: a program and its arguments.")],
     run: opt.Run = None,
     options: opt.CaptureOptions = opt.CaptureOptions(),
-    adapter: Annotated[
-        list[str] | None,
-        typer.Option("--adapter", metavar="NAME", help="Record this trainer: a name of `actordbg adapters`, or module:Class."),
-    ] = None,
-    hash_weights: Annotated[
-        bool, typer.Option("--hash-weights", help="Hash the weights of each recorded step: slow, for a small check.")
-    ] = False,
-    leave_on: Annotated[
-        bool, typer.Option("--leave-on", help="Do not switch recording off at the end: the job goes on elsewhere.")
-    ] = False,
-    stops: Annotated[
-        bool, typer.Option("--break", help="breakpoint() in the job's code parks all ranks, for `actordbg attach`.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Say at the end as JSON, on standard error, what was recorded.")
-    ] = False,
+    adapter: list[str] | None = option(
+        None, "Record this trainer: a name of `actordbg adapters`, or module:Class.", metavar="NAME"
+    ),
+    hash_weights: bool = option(False, "Hash the weights of each recorded step: slow, for a small check.", "--hash-weights"),
+    leave_on: bool = option(False, "Do not switch recording off at the end: the job goes on elsewhere.", "--leave-on"),
+    stops: bool = option(False, "breakpoint() in the job's code parks all ranks, for `actordbg attach`.", "--break"),
+    as_json: bool = option(False, "Say at the end as JSON, on standard error, what was recorded.", "--json"),
 ) -> None:
     """Run a job and record it, without patching actor.py.
 
