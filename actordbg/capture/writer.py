@@ -37,7 +37,7 @@ from actordbg.base.fault import describe
 from actordbg.capture.control import BEFORE, Control
 from actordbg.capture.facts import versions
 from actordbg.capture.ledger import Ledger, Rotation
-from actordbg.capture.recorded_call import ERROR, LEFT, LOGITS_SUM, Item, Judge, Verdict
+from actordbg.capture.recorded_call import ERROR, LEFT, LOGITS_SUM, Item, Judge, TriggerResult
 from actordbg.capture.ring import Ring
 from actordbg.capture.watch import Notices
 from actordbg.formats.dump_record import OUTPUT_PREFIX, SUFFIX, DumpRecord
@@ -339,13 +339,14 @@ class Writer:
 
     def _land(self, item: Item) -> None:
         """Bring copies from a device over into the ring."""
-        if item.snapshot is not None and item.snapshot.on_its_way:
-            item.snapshot.land()
+        if item.snapshot is not None:
+            item.snapshot.land(item.ring.arena)
             item.ring.arrived(item.entry)
+            item.snapshot = None
 
-    def _verdict(self, item: Item) -> Verdict | None:
+    def _verdict(self, item: Item) -> TriggerResult | None:
         """The trigger that keeps an item, if it may keep one more."""
-        tensors = item.returned()
+        tensors = item.outputs.tensors() if item.outputs is not None else {}
         mask = None
         if item.control.on.logprobs is not None:
             from actordbg.formats.encoding import tensors_in
@@ -353,7 +354,7 @@ class Writer:
             found = tensors_in(item.ring.arena.memory, item.entry.data, item.own, item.kind.tensors).get("action_mask")
             mask = torch.from_numpy(found.values != 0) if found is not None else None
         judge = self._judges.setdefault(item.ledger, Judge())
-        verdict = judge.verdict(item, tensors, mask)
+        verdict = judge.fired(item, tensors, mask)
         return verdict if verdict and item.ledger.admits_trigger(item.control, verdict.trigger) else None
 
     def _keep_too(self, one: Item, dump_id: str) -> None:
@@ -362,9 +363,9 @@ class Writer:
         if one.written is None or self._is_over():
             one.reopen()
             if one.standing == OPEN:
-                self._write(one, Verdict(BEFORE, facts))
+                self._write(one, TriggerResult(BEFORE, facts))
             elif self._is_over() and one.standing in (CAPTURED, LEFT):
-                one.leave_in_ring(Verdict(BEFORE, facts))
+                one.leave_in_ring(TriggerResult(BEFORE, facts))
             return
         record, data = one.written
         if not record.pinned and one.path is not None:
@@ -373,7 +374,7 @@ class Writer:
             one.written = (record, data)
             self._rotation(one.ledger).spare(one.path)
 
-    def _write(self, item: Item, verdict: Verdict | None) -> None:
+    def _write(self, item: Item, verdict: TriggerResult | None) -> None:
         """Encode and publish one item. Closes its call as the last thing it does, or raises with the call still open."""
         if item.path is not None and item.ahead:
             return self._count(item, item.path, item.ahead, False, None)
@@ -392,7 +393,7 @@ class Writer:
             item.written = (record, payload_bytes)
         return self._count(item, path, len(blob), record.pinned, verdict)
 
-    def _count(self, item: Item, path: Path, nbytes: int, pinned: bool, verdict: Verdict | None) -> None:
+    def _count(self, item: Item, path: Path, nbytes: int, pinned: bool, verdict: TriggerResult | None) -> None:
         """The file of an item is published: close its books, and make room for it."""
         item.captured(nbytes, verdict.trigger if verdict else None)
         self._notices.over("disk_full", "write_error", "error", "disk_floor")
@@ -401,18 +402,17 @@ class Writer:
             rotation.add(path, nbytes)
             rotation.apply(item.control.keep_bytes)
 
-    def _describe(self, item: Item, verdict: Verdict | None) -> tuple[DumpRecord, bytes]:
+    def _describe(self, item: Item, verdict: TriggerResult | None) -> tuple[DumpRecord, bytes]:
         """The record and the payload of what is stored."""
         from actordbg.formats import encoding  # with numpy: most processes never need it
 
         self._versions = self._versions or versions()
         tensors = encoding.tensors_in(item.ring.arena.memory, item.entry.data, item.own, item.kind.tensors)
         record = encoding.record_of(item.kind.fields, item.own, tensors, self._versions, **item.known(verdict))
-        if item.control.with_outputs:
-            strides = item.outputs.strides if item.outputs is not None else {}
-            outputs = {name: encoding.of_torch(t, strides.get(name)) for name, t in item.returned().items()}
-            outputs.pop(OUTPUT_PREFIX + LOGITS_SUM, None)
-            tensors |= outputs
+        if item.control.with_outputs and item.outputs is not None:
+            strides = item.outputs.strides
+            tensors |= {name: encoding.of_torch(t, strides.get(name)) for name, t in item.outputs.tensors().items()}
+            tensors.pop(OUTPUT_PREFIX + LOGITS_SUM, None)
         return encoding.serialize(record, tensors)
 
     def _packed(self, record: DumpRecord, payload: bytes, level: int) -> bytes:
@@ -448,11 +448,7 @@ class Writer:
         while item.held > item.kept:
             item.ring.release(item.entry)
             item.held -= 1
-        item.near = {}
-        if item.outputs is not None:
-            item.outputs.release()
-        if item.snapshot is not None and item.snapshot.on_its_way:
-            item.snapshot.release()
+        item.outputs = item.snapshot = None
 
     def _is_over(self) -> bool:
         """Whether nothing more is to be written."""

@@ -189,7 +189,7 @@ def _say_in_books(slot: hook.Slot, seam: Seam, error: Exception) -> None:
     recorder = slot.recorder
     recorder.watch.start()
     if (control := recorder.control) is not None:
-        ledger = recorder._instance(slot, control).ledger
+        ledger = recorder.meet(slot, control).ledger
         if isinstance(error, NoPolicy):
             ledger.last_error, ledger.changed = str(error), True
         elif ledger.open(control, None)[1] is None:
