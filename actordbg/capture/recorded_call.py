@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from actordbg.base.fault import describe, scrub
-from actordbg.capture.binding import Binder, Bound
+from actordbg.capture.facts import Binder, Bound
 from actordbg.capture.control import EXCEPTION, LOGPROBS, NAN, OOM, SLOW, Control, Triggers
 from actordbg.capture.facts import digests, plain_facts
 from actordbg.capture.ledger import Ledger
@@ -86,9 +86,10 @@ def _in_outputs(on: Triggers, tensors: Mapping[str, torch.Tensor], action_mask: 
             nans, first = int(values.isnan().sum()), (~values.isfinite()).nonzero()[0].tolist()
             facts = {"output": name, "nan": nans, "inf": bad - nans, "of": values.numel()}
             return TriggerResult(NAN, facts | ({"first": first} if first else {}))
-    values = outputs.get("action_log_probs", outputs.get("log_probs"))
-    if on.logprobs is None or values is None:
+    log_probs = outputs.get("action_log_probs", outputs.get("log_probs"))
+    if on.logprobs is None or log_probs is None:
         return None
+    values = log_probs
     if action_mask is not None and action_mask.shape == values.shape:
         values = values[action_mask.bool()]
     values, (low, high) = values[values.isfinite()], on.logprobs
@@ -354,15 +355,15 @@ class Item:
             self._mirror()
         return over
 
-    def leave_in_ring(self, verdict: TriggerResult | None) -> None:
+    def leave_in_ring(self, fired: TriggerResult | None) -> None:
         """There is no time left to write the call: its place in the ring is kept for `dump recover`, if the file outlives us."""
         file = self.ring.path is not None and self.ring.path.exists() and self.ledger.book >= 0
         if not (file and (self.held or self.ring.hold(self.entry))):
             return self.dropped("exit", "the process ended before the queue was written")
-        known: dict[str, Any] = {"triggered": verdict.trigger} if verdict else {}
+        known: dict[str, Any] = {"triggered": fired.trigger} if fired else {}
         if self.rng_after is not None:
             known["rng"] = digests(self.rng_after)
-        self.ring.set_end(self.entry, {**(verdict.facts if verdict else self.error or {}), "record": known})
+        self.ring.set_end(self.entry, {**(fired.facts if fired else self.error or {}), "record": known})
         self.held = 0
         if self.standing == OPEN:
             if self.outputs is not None and self.control.with_outputs:
@@ -386,11 +387,11 @@ class Item:
             self.ledger.counts[ERROR] += 1
             self.standing, self.reason = DROPPED, "error"
 
-    def known(self, verdict: TriggerResult | None) -> dict[str, Any]:
+    def known(self, fired: TriggerResult | None) -> dict[str, Any]:
         """What came of the call, as far as its record says it."""
         known: dict[str, Any] = {"rng": digests(self.rng_after)} if self.rng_after is not None else {}
-        return known if verdict is None else known | {
-            "pinned": True, "triggered": verdict.trigger, "trigger_facts": verdict.facts,
+        return known if fired is None else known | {
+            "pinned": True, "triggered": fired.trigger, "trigger_facts": fired.facts,
         }  # fmt: skip
 
     def _mirror(self) -> None:

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 
 from actordbg.capture import facts
-from actordbg.capture.binding import Binder
+from actordbg.capture.facts import Binder
 from actordbg.capture.control import Control, ControlWatcher
 from actordbg.capture.ledger import Identity, Ledger
 from actordbg.capture.recorded_call import Item, Kinds, Layout, error_facts, named_outputs

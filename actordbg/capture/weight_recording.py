@@ -16,7 +16,7 @@ import torch
 
 from actordbg.base.fault import describe
 from actordbg.capture import facts, hook
-from actordbg.capture.binding import Binder
+from actordbg.capture.facts import Binder
 from actordbg.capture.recorded_call import Item
 from actordbg.capture.recorder import Recorder
 from actordbg.formats.dump_record import dtype_name, now_timestamp

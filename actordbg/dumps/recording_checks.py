@@ -12,12 +12,12 @@ from typing import Any
 from actordbg.base.errors import StoreProblem
 from actordbg.capture.control import Control
 from actordbg.dumps.finding import Finding, unusable
-from actordbg.formats.old_rings import ring_paths
+from actordbg.formats.ringfile import ring_paths
 from actordbg.formats.recording_reading import read_counters, read_ring
 from actordbg.formats.ringfile import place
 from actordbg.formats.store_files import read_regular
 from actordbg.formats.weight_hashes import WEIGHTS, read_weights
-from actordbg.install.patch_state import Event
+from actordbg.install.patching import Event
 from actordbg.store.layout import Store
 
 

@@ -15,7 +15,7 @@ from actordbg.base.errors import StoreProblem
 from actordbg.catalog.query import Catalog, damaged_files, dump_files
 from actordbg.catalog.tables import Damaged
 from actordbg.formats import dumpfile
-from actordbg.formats import payload_check as contents
+from actordbg.formats import dumpfile as contents
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.store import places
 from actordbg.store.layout import Store

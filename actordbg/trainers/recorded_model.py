@@ -28,7 +28,7 @@ from actordbg.base.fault import describe
 from actordbg.capture import hook
 from actordbg.capture.facts import unwrap
 from actordbg.formats.nested_values import CONTEXT, flat
-from actordbg.formats.packed_rows import OFFSETS, POSITIONS
+from actordbg.formats.encoding import OFFSETS, POSITIONS
 from actordbg.trainers.seam import Adapter, NoPolicy, Rows, Scores, Seam, Unreadable, padded
 
 MARK = "__actordbg_seam__"

@@ -34,7 +34,7 @@ from actordbg.capture import hook, recorder
 from actordbg.capture.control import Control
 from actordbg.capture.hook import MARK, install
 from actordbg.capture.snapshot import Copier
-from actordbg.capture.switch_file import write_control
+from actordbg.capture.control import write_control
 from actordbg.capture.writer import ITEM_BYTES
 from actordbg.cli.app import app
 from actordbg.store.layout import Store

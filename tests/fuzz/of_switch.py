@@ -7,8 +7,8 @@ from fuzzing import damage, mutate_json, refused, work_folder
 from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.capture.control import Control, parse
 from actordbg.capture.ledger import Identity, Ledger
-from actordbg.capture.switch_file import control_text
-from actordbg.formats.old_rings import ring_paths
+from actordbg.capture.control import control_text
+from actordbg.formats.ringfile import ring_paths
 from actordbg.formats.record_reading import parse_timestamp
 from actordbg.formats.recording_reading import read_counters
 from actordbg.formats.ringfile import place

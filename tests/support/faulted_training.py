@@ -30,7 +30,7 @@ import torch  # noqa: E402
 from actordbg.capture import hook, ledger, recorded_call, recorder, watch, writer  # noqa: E402
 from actordbg.capture.control import Control  # noqa: E402
 from actordbg.capture.ledger import Ledger  # noqa: E402
-from actordbg.capture.switch_file import control_text  # noqa: E402
+from actordbg.capture.control import control_text  # noqa: E402
 from actordbg.formats import dump_record  # noqa: E402
 from actordbg.formats.ringfile import CLOSED  # noqa: E402
 
