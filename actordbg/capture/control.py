@@ -21,8 +21,6 @@ Example::
 
 from __future__ import annotations
 
-
-
 import json
 import math
 import os

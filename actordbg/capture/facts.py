@@ -1,7 +1,7 @@
 """What a record says of a call: its arguments, the actor and the process.
 
-**Arguments** (`Binder`). A trainer's `forward` has had 8 signatures and forks have more, so names come from `inspect.signature`, read
-once per class. An argument given by position or by name, or left to its default, ends up under the same name. What a value becomes:
+**Arguments** (`Binder`). A trainer's `forward` has had 8 signatures and forks have more, so names come from `inspect.signature`,
+read once per class. An argument given by position or by name, or left to its default, ends up under the same name. It becomes:
 
 | value | goes to |
 |---|---|
@@ -14,9 +14,9 @@ once per class. An argument given by position or by name, or left to its default
 Plain arguments are copied here, on the training thread: together at most MAX_ARGUMENTS, counted before they are copied; what does
 not fit goes to `extra`. A default that cannot be stored is left out: a replay leaves that argument to its default as well.
 
-**Facts** are of the process (rank, host, versions), of the actor (model and configuration) and of the call (grad mode, training flag,
-step, temperature: every time, and cheap). Rank alone is not an identity: under a Ray trainer, policy rank 0 and reference rank 0 are
-two processes that both have RANK=0, and a DPO process holds two actors. So a record carries pid, instance and role.
+**Facts** are of the process (rank, host, versions), of the actor (model and configuration) and of the call (grad mode, training,
+step, temperature: every time, and cheap). Rank alone is not an identity: under a Ray trainer, policy rank 0 and reference rank 0
+are two processes that both have RANK=0, and a DPO process holds two actors. So a record carries pid, instance and role.
 
 No variable of the environment is ever stored but three numbers (RANK, WORLD_SIZE, LOCAL_RANK), where torch.distributed does not
 know them. Nothing is imported for a fact. Reading a generator's state changes nothing and waits for nothing: 5,056 bytes of host

@@ -65,7 +65,8 @@ class Ledger:
     """Counts of one actor instance in one run. All methods are safe from any thread.
 
     `closed`: no call will come any more (the run's name changed, the process ends, or `actor`, a weak reference, is gone).
-    `judge` says what its triggers keep (`recorded_call.Judge`); `rotated` counts captured dumps that made room for newer ones, `triggered` captured calls by trigger.
+    `judge` says what its triggers keep (`recorded_call.Judge`); `rotated` counts captured dumps that made room for newer ones,
+    `triggered` captured calls by trigger.
     """
 
     identity: Identity

@@ -27,13 +27,12 @@ from typing import Any
 import torch
 
 from actordbg.base.fault import describe, scrub
-from actordbg.capture.facts import Binder, Bound
 from actordbg.capture.control import EXCEPTION, LOGPROBS, NAN, OOM, SLOW, Control, Triggers
-from actordbg.capture.facts import digests, plain_facts
+from actordbg.capture.facts import Binder, Bound, digests, plain_facts
 from actordbg.capture.ledger import Ledger
 from actordbg.capture.ring import Ring, RingEntry
 from actordbg.capture.snapshot import LOW, Snapshot
-from actordbg.formats.dump_record import OUTPUT_PREFIX, SIZES, DumpRecord, dtype_name, make_dump_id, storable, timestamp_of
+from actordbg.formats.dump_record import OUTPUT_PREFIX, DumpRecord, dtype_name, make_dump_id, storable, timestamp_of
 from actordbg.formats.ringfile import CAPTURED, DROPPED, OPEN, OWN_NUMBERS, PLACE, SAMPLED, aligned, sealed
 
 MEDIAN_OF, MEDIAN_FROM = 64, 5
@@ -94,7 +93,11 @@ def _in_outputs(on: Triggers, tensors: Mapping[str, torch.Tensor], action_mask: 
         values = values[action_mask.bool()]
     values, (low, high) = values[values.isfinite()], on.logprobs
     outside = int(((values < low) | (values > high)).sum())
-    facts = {"lowest": float(values.min()), "highest": float(values.max()), "outside": outside, "of": values.numel()} if outside else {}
+    facts = (
+        {"lowest": float(values.min()), "highest": float(values.max()), "outside": outside, "of": values.numel()}
+        if outside
+        else {}
+    )
     return TriggerResult(LOGPROBS, facts) if outside else None
 
 
@@ -285,8 +288,8 @@ class Item:
     `reason`.
 
     `own`: number, time (ns), monotonic time (ns), step, token of its dump id, B, S, then `Layout.described`. It ran from `began`
-    to `until` (monotonic, ns); on a device `timer` runs, and `seconds` may be called once the device is done. `outputs`: copies of
-    what it returned. `ended`: triggers can judge it. `nbytes`: reserved in the queue; 0 for a call that
+    to `until` (monotonic, ns); on a device `timer` runs, and `seconds` may be called once the device is done. `outputs`: copies
+    of what it returned. `ended`: triggers can judge it. `nbytes`: reserved in the queue; 0 for a call that
     only the ring keeps. `held`: holds on its place in the ring; `kept`: those that stay. `whole`: it is copied, and can be
     written. `deferred`: it is queued when it has run. `handled`: the writer has had it. `failed`: something went wrong around its
     call, so it is none of the last calls. `cause`: the dump id of the triggered call that this one came before. `path`,

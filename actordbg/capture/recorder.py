@@ -24,15 +24,15 @@ from typing import Any, TypeVar
 import torch
 
 from actordbg.capture import facts
-from actordbg.capture.facts import Binder
 from actordbg.capture.control import Control, ControlWatcher
+from actordbg.capture.facts import Binder
 from actordbg.capture.ledger import Identity, Ledger
-from actordbg.capture.recorded_call import Item, Kinds, Layout, error_facts, named_outputs
+from actordbg.capture.recorded_call import Item, Kinds, error_facts, named_outputs
 from actordbg.capture.ring import Ring
 from actordbg.capture.snapshot import Copier, cost, memmove
 from actordbg.capture.watch import Notices, RingKeeper, Watch
 from actordbg.capture.writer import EXIT_SECONDS, ITEM_BYTES, Writer
-from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX
+from actordbg.formats.dump_record import RNG_PREFIX
 from actordbg.formats.ringfile import DROPPED, OPEN, SAMPLED, aligned, host_name
 from actordbg.formats.store_files import StoreFiles
 

@@ -3,12 +3,12 @@
 A copy has to be taken at once: training may change its tensors in place after the call. Inputs go into an extent of the ring
 (`Copier.place`), what a call returned into memory of its own (`Copier.outputs`). Whoever asks has reserved the bytes (`cost`).
 
-- **CPU**: bytes as they lie in memory, with the GIL held: for 135 kB that is a few microseconds, and a GIL that is let go may come
-  back only after the 5 ms of a switch interval. Layouts of which that would copy far too much are copied by torch.
+- **CPU**: bytes as they lie in memory, with the GIL held: for 135 kB that is a few microseconds, and a GIL that is let go may
+  come back only after the 5 ms of a switch interval. Layouts of which that would copy far too much are copied by torch.
 - **CUDA**: a non-blocking copy into pinned host memory (which torch keeps for the next copies) on a side stream. The side stream
-  waits for the work that is already queued (so the copy sees the values of the call), and the current stream waits for the copy by
-  an event *on the device* (so neither an in-place change nor reuse of the memory overtakes it). Only the writer thread waits for
-  the event. No GPU memory is allocated, ever: a strided tensor is copied by the span of storage that it covers.
+  waits for the work that is already queued (so the copy sees the values of the call), and the current stream waits for the copy
+  by an event *on the device* (so neither an in-place change nor reuse of the memory overtakes it). Only the writer thread waits
+  for the event. No GPU memory is allocated, ever: a strided tensor is copied by the span of storage that it covers.
 - **Other devices**: a blocking copy, since their stream interfaces differ.
 
 Nothing here draws random numbers, builds a graph, or leaves a device current.

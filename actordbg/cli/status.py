@@ -29,8 +29,8 @@ def status(ctx: typer.Context, python: Python = None, target: TargetFile = None,
     """
     from actordbg.catalog.holdings import holdings
     from actordbg.catalog.query import open_fresh
-    from actordbg.install.patching import inspect_target
     from actordbg.install.patch_target import find_target
+    from actordbg.install.patching import inspect_target
 
     store = store_of(ctx)
     patch, why = None, ""

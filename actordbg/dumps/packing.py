@@ -30,8 +30,8 @@ from actordbg.dumps.recover import remove_unfinished_files
 from actordbg.dumps.verify import check_place
 from actordbg.formats import dumpfile
 from actordbg.formats import dumpfile as contents
-from actordbg.formats.encoding import pack_line
 from actordbg.formats.dump_record import SUFFIX, DumpRecord
+from actordbg.formats.encoding import pack_line
 from actordbg.formats.store_files import atomic_write, sync_folder
 from actordbg.store import places
 from actordbg.store.layout import Store

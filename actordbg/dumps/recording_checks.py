@@ -12,9 +12,8 @@ from typing import Any
 from actordbg.base.errors import StoreProblem
 from actordbg.capture.control import Control
 from actordbg.dumps.finding import Finding, unusable
-from actordbg.formats.ringfile import ring_paths
 from actordbg.formats.recording_reading import read_counters, read_ring
-from actordbg.formats.ringfile import place
+from actordbg.formats.ringfile import place, ring_paths
 from actordbg.formats.store_files import read_regular
 from actordbg.formats.weight_hashes import WEIGHTS, read_weights
 from actordbg.install.patching import Event

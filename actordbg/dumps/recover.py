@@ -31,7 +31,6 @@ from actordbg.base.errors import ActordbgError, CorruptDump, StoreProblem, Unsup
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import SIZES, DumpRecord, now_timestamp
 from actordbg.formats.encoding import PlainTensor, record_of, serialize, tensors_in
-from actordbg.formats.ringfile import is_held, remove_unfinished, ring_paths
 from actordbg.formats.record_reading import parse_record
 from actordbg.formats.recording_reading import Books, RingFile, RingSlot, read_counters, read_ring, tensors_of
 from actordbg.formats.ringfile import (
@@ -41,7 +40,10 @@ from actordbg.formats.ringfile import (
     RAISED,
     head_bytes,
     host_name,
+    is_held,
     place,
+    remove_unfinished,
+    ring_paths,
 )
 from actordbg.formats.store_files import TEMPORARY, atomic_write, processes
 from actordbg.store import places

@@ -268,9 +268,7 @@ _NARROWER = {(dtype, "bool") for dtype in _MASKS} | {
 """(dtype, stored) of every form beside itself in which `payload.encode` may store a tensor."""
 
 
-def check(
-    record: DumpRecord, payload: bytes, name: str = "dump", max_bytes: int = DEFAULT_CAP
-) -> dict[str, Entry]:
+def check(record: DumpRecord, payload: bytes, name: str = "dump", max_bytes: int = DEFAULT_CAP) -> dict[str, Entry]:
     """The payload's entries by key, once they are known to be what the record says. Raises CorruptDump.
 
     What a reader then allocates, the payload and a copy of it included, stays under twice `max_bytes`.
@@ -361,9 +359,7 @@ def entries_as_written(record: DumpRecord, payload: bytes) -> dict[str, Entry] |
 
 
 @lru_cache(_REMEMBERED)
-def _written(
-    tensors: tuple[tuple[str, str, tuple[int, ...]], ...], size: int
-) -> tuple[bytes, dict[str, Entry], int] | None:
+def _written(tensors: tuple[tuple[str, str, tuple[int, ...]], ...], size: int) -> tuple[bytes, dict[str, Entry], int] | None:
     """For tensors of these names, `stored` and shapes, and a header of so many bytes: the header behind its label, the entries,
     and the bytes of the whole payload. None if the recorder writes none such.
     """

@@ -121,9 +121,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _decode = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse).decode
-_decode_header = json.JSONDecoder(
-    object_pairs_hook=_once, parse_int=_size, parse_float=_refuse, parse_constant=_refuse
-).decode
+_decode_header = json.JSONDecoder(object_pairs_hook=_once, parse_int=_size, parse_float=_refuse, parse_constant=_refuse).decode
 
 
 def _deeper_than(value: Any, depth: int) -> bool:

@@ -1,14 +1,15 @@
 """The COMMAND of `actordbg run`: run in the foreground, as the shell would have without us; `ray job submit` with what is ours.
 
-**Foreground** (`run_in_foreground`). COMMAND keeps our terminal, our process group and our standard streams, so job control (Ctrl-Z,
-`fg`) and terminal programs work as they do without us. What the *terminal* sends (Ctrl-C, Ctrl-\\, a hang-up) goes to the whole
-process group, so COMMAND has it already: we wait for what it does with it. What *somebody* sends to us alone (`kill`, a batch
-system) is handed on to it. Which of the two a signal is, Linux says (`si_code`): only a signal sent by a process has one that is not
-positive. So we do not install handlers, but block these signals and take them one at a time. Ignored signals stay ignored.
+**Foreground** (`run_in_foreground`). COMMAND keeps our terminal, our process group and our standard streams, so job control
+(Ctrl-Z, `fg`) and terminal programs work as they do without us. What the *terminal* sends (Ctrl-C, Ctrl-\\, a hang-up) goes to
+the whole process group, so COMMAND has it already: we wait for what it does with it. What *somebody* sends to us alone (`kill`,
+a batch system) is handed on to it. Which of the two a signal is, Linux says (`si_code`): only a signal sent by a process has
+one that is not positive. So we do not install handlers, but block these signals and take them one at a time. Ignored signals
+stay ignored.
 
-**Submission** (`rewritten`). A job that `ray job submit [OPTIONS] -- ENTRYPOINT` submits runs on the cluster, not below us; its driver
-and its workers get an environment only from the runtime environment. So the command line that is executed says it, and a look at
-the process shows what is submitted::
+**Submission** (`rewritten`). A job that `ray job submit [OPTIONS] -- ENTRYPOINT` submits runs on the cluster, not below us; its
+driver and its workers get an environment only from the runtime environment. So the command line that is executed says it, and a
+look at the process shows what is submitted::
 
     ray job submit --runtime-env-json '{"working_dir": "."}' -- python train.py
     ray job submit --runtime-env-json '{"working_dir": ".", "env_vars": {"ACTORDBG_RUN": ...}}' -- python train.py
@@ -108,7 +109,9 @@ def rewritten(command: Sequence[str], ours: Mapping[str, str]) -> list[str]:
 
 
 def _parted(command: Sequence[str]) -> tuple[Sequence[str], Sequence[str], Sequence[str]]:
-    """A command as [..., "ray", "job", "submit"], its options, and "--" with what follows; nothing thrice if it is no submission."""
+    """A command as [..., "ray", "job", "submit"], its options, and "--" with what follows; nothing thrice if it is no
+    submission.
+    """
     for index, word in enumerate(command[:-2]):
         if word == "--" and index:
             break

@@ -27,8 +27,8 @@ from torch.compiler import is_compiling
 from actordbg.base.fault import describe
 from actordbg.capture import hook
 from actordbg.capture.facts import unwrap
-from actordbg.formats.nested_values import CONTEXT, flat
 from actordbg.formats.encoding import OFFSETS, POSITIONS
+from actordbg.formats.nested_values import CONTEXT, flat
 from actordbg.trainers.seam import Adapter, NoPolicy, Rows, Scores, Seam, Unreadable, padded
 
 MARK = "__actordbg_seam__"

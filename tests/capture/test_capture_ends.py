@@ -23,7 +23,6 @@ from actordbg.capture.snapshot import Copier
 from actordbg.cli.app import app
 from actordbg.dumps import recover
 from actordbg.formats import ringfile
-from actordbg.formats import ringfile
 from actordbg.formats.dump_record import DumpRecord, TensorSpec
 from actordbg.formats.recording_reading import read_counters
 from actordbg.store import payload

@@ -17,12 +17,10 @@ import actordbg
 from actordbg.actor.session import ActorSession
 from actordbg.base.errors import Unsupported
 from actordbg.capture import facts
-from actordbg.capture.control import Control
-from actordbg.capture.control import write_control
+from actordbg.capture.control import Control, write_control
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.dump_record import now_timestamp
-from actordbg.install import patching as history
 from actordbg.install import patching as operate
 from actordbg.install.patch_target import find_target
 from actordbg.store.layout import Store

@@ -17,15 +17,14 @@ from typing import Any
 import pytest
 
 from actordbg.base.errors import Conflict, EnvironmentProblem, Unsupported
-from actordbg.capture.control import Control
-from actordbg.capture.control import write_control
+from actordbg.capture.control import Control, write_control
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.install import patching as history
 from actordbg.install import patching as operate
 from actordbg.install import replace_file as replace
 from actordbg.install import trailer
-from actordbg.install.patching import inspect_target
 from actordbg.install.patch_target import Target, find_target
+from actordbg.install.patching import inspect_target
 from actordbg.install.trailer import State
 from actordbg.store.layout import Store
 

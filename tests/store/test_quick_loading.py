@@ -13,7 +13,6 @@ import torch
 import actordbg.store
 from actordbg.base.errors import CorruptDump, StoreProblem
 from actordbg.formats import dumpfile
-from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import DumpRecord
 from actordbg.formats.dumpfile import entries_as_written
 from actordbg.formats.record_reading import parse_record

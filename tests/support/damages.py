@@ -14,9 +14,8 @@ from typing import NamedTuple
 import catalogcases
 import storecases
 
-from actordbg.formats import dumpfile
-from actordbg.formats.encoding import pack_line
 from actordbg.formats.dump_record import SUFFIX
+from actordbg.formats.encoding import pack_line
 from actordbg.store.layout import Store
 from actordbg.store.pack_reader import Pack
 from actordbg.store.places import places_of, read_payload

@@ -40,8 +40,7 @@ import torch
 from syscall_killer import Way, traced, why_not
 from victims import Job, Victims
 
-from actordbg.capture.control import Control
-from actordbg.capture.control import write_control
+from actordbg.capture.control import Control, write_control
 from actordbg.catalog import migrate
 from actordbg.catalog.indexer import refresh
 from actordbg.catalog.tables import DumpColumns, columns_of
@@ -50,7 +49,6 @@ from actordbg.dumps import packing
 from actordbg.dumps.recover import find_rings, recover
 from actordbg.formats import dumpfile
 from actordbg.formats.ringfile import DATA
-from actordbg.install import patching
 from actordbg.install import patching
 from actordbg.store.layout import Store
 from actordbg.store.places import dump_id_of, places_of, read_payload

@@ -12,8 +12,7 @@ import catalogcases
 from comparecases import write_replay
 
 from actordbg.base.errors import StoreProblem
-from actordbg.capture.control import Control
-from actordbg.capture.control import write_control
+from actordbg.capture.control import Control, write_control
 from actordbg.catalog.indexer import refresh
 from actordbg.dumps.packing import pack_dumps
 from actordbg.formats.dump_record import DumpRecord, now_timestamp
