@@ -1,6 +1,6 @@
 """The dump switch: `control.json` in the store, and how a running job notices that it changed.
 
-`actordbg dump enable` and `disable` replace the file (`actordbg.capture.switch_file`); a thread of every capturing process looks
+`actordbg dump enable` and `disable` replace the file (`write_control`); a thread of every capturing process looks
 at it twice a second. Nothing is sent to the job, so the switch works from any host that sees the store. A job with a name
 (`actordbg run --run NAME`, or ACTORDBG_RUN=NAME) follows `controls/NAME.json` where that file is there.
 
@@ -26,13 +26,13 @@ import math
 import os
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
 from actordbg.base.fault import ActordbgError, NewerFormat, StoreProblem
 from actordbg.formats.dump_record import is_plain_name
-from actordbg.formats.store_files import StoreFiles, open_regular
+from actordbg.formats.store_files import StoreFiles, atomic_write, open_regular, read_regular
 
 NAN, EXCEPTION, OOM, SLOW, LOGPROBS, BEFORE = "nan", "exception", "oom", "slow", "logprobs", "before"
 FORMS = "nan, exception, oom, slow:3x, logprobs:LOW:HIGH"
@@ -171,6 +171,10 @@ _TEXTS: dict[str, Callable[[str], bool]] = {"run": is_plain_name, "writer": WRIT
 _FIELDS = {name: (str(one.type), one.default) for name, one in Control.__dataclass_fields__.items() if one.init}
 
 
+def _all(values: Any, kind: type) -> bool:
+    return isinstance(values, (list, tuple)) and all(type(value) is kind for value in values)
+
+
 def _checked(data: dict[str, Any]) -> dict[str, Any]:
     """The values of a control file, each of the type that its field is declared with."""
     if unknown := data.keys() - _FIELDS.keys():
@@ -183,19 +187,13 @@ def _checked(data: dict[str, Any]) -> dict[str, Any]:
             or (kind.startswith("int") and type(value) is int and least <= value <= most)
             or (kind[:3] == "str" and isinstance(value, str) and _TEXTS.get(name, str.isprintable)(value))
             or (kind == "bool" and isinstance(value, bool))
-            or (kind.startswith("tuple") and _is_list(value, int if name == "ranks" else str))
+            or (name == "ranks" and _all(value, int) and min(value, default=0) >= 0)
+            or (name == "triggers" and _all(value, str))
         )
         if not good:
             most_calls = f", at most {MAX_RING} calls are kept" if name == "ring" else ""
             raise StoreProblem(f"control.json: {name} is {value!r:.40}{most_calls}", hint=_HINT)
     return data | {name: tuple(data[name]) for name in ("ranks", "triggers") if data.get(name) is not None}
-
-
-def _is_list(value: Any, of: type) -> bool:
-    """A list of words, or of numbers that are not negative; the default is a tuple."""
-    if not isinstance(value, (list, tuple)) or not all(type(one) is of for one in value):
-        return False
-    return of is str or min(value, default=0) >= 0
 
 
 class ControlWatcher:
@@ -258,3 +256,35 @@ class ControlWatcher:
         self._problem = problem
         if self._on_problem is not None:
             self._on_problem(f"recording is off: {problem}")
+
+
+def control_dict(control: Control) -> dict[str, Any]:
+    """The fields as plain data."""
+    return {name: value for name, value in asdict(control).items() if name != "on"}
+
+
+def control_text(control: Control) -> str:
+    """The file's text."""
+    return json.dumps({"format": CONTROL_FORMATS[-1], **control_dict(control)}, indent=1, allow_nan=False) + "\n"
+
+
+def read_control(store: StoreFiles, job: str | None = None) -> Control | None:
+    """The store's switch, or that of one named job; None where it was never touched. Raises StoreProblem or NewerFormat."""
+    path = store.control_of(job)
+    try:
+        return Control.from_json(read_regular(path))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StoreProblem(f"cannot read {path}: {error.strerror}", hint="check its permissions") from None
+
+
+def write_control(store: StoreFiles, control: Control, job: str | None = None) -> None:
+    """Replace the store's switch, or that of one named job. Running jobs see it within about half a second."""
+    path = store.control_of(job)
+    try:
+        atomic_write(path, control_text(control).encode())
+    except OSError as error:
+        raise StoreProblem(
+            f"cannot write {path}: {error.strerror}", hint="check the folder's permissions and free space"
+        ) from None

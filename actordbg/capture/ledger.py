@@ -65,7 +65,8 @@ class Ledger:
     """Counts of one actor instance in one run. All methods are safe from any thread.
 
     `closed`: no call will come any more (the run's name changed, the process ends, or `actor`, a weak reference, is gone).
-    `rotated` counts captured dumps that made room for newer ones, `triggered` captured calls by trigger.
+    `judge` says what its triggers keep (`recorded_call.Judge`); `rotated` counts captured dumps that made room for newer ones,
+    `triggered` captured calls by trigger.
     """
 
     identity: Identity
@@ -78,6 +79,7 @@ class Ledger:
     closed: bool = False
     actor: Callable[[], object] = lambda: True
     rotation: Rotation | None = None
+    judge: Any = None
     book: int = -1
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _admitted_before: int = 0

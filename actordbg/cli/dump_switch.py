@@ -42,7 +42,7 @@ def enable(
 
     Example: actordbg dump enable --run ppo-7b --on nan,exception,slow:3x --before 4 --keep 20GB
     """
-    from actordbg.capture.switch_file import control_dict, write_control
+    from actordbg.capture.control import control_dict, write_control
 
     store = store_of(ctx).create()
     name = opt.checked_run_name(run)
@@ -66,7 +66,7 @@ def disable(
 
     Example: actordbg dump disable
     """
-    from actordbg.capture.switch_file import control_dict
+    from actordbg.capture.control import control_dict
 
     store = store_of(ctx).require()
     name = opt.checked_run_name(run)
@@ -85,7 +85,7 @@ def job_names(store: Store) -> list[str]:
 
 def switch_off(store: Store, job: str | None) -> bool:
     """Switch the store's switch off, or that of one job. Whether it was on."""
-    from actordbg.capture.switch_file import write_control
+    from actordbg.capture.control import write_control
     from actordbg.formats.dump_record import now_timestamp
 
     before = control_before(store, job)
@@ -97,7 +97,7 @@ def switch_off(store: Store, job: str | None) -> bool:
 
 def control_before(store: Store, job: str | None) -> Control | None:
     """The switch as it was; None where there was none or it is damaged (it is about to be replaced)."""
-    from actordbg.capture.switch_file import read_control
+    from actordbg.capture.control import read_control
 
     try:
         return read_control(store, job)

@@ -19,7 +19,7 @@ from actordbg.catalog.query import Catalog, damaged_files, dump_files
 from actordbg.catalog.tables import Damaged
 from actordbg.dumps.finding import Finding, unusable
 from actordbg.formats import dumpfile
-from actordbg.formats import payload_check as contents
+from actordbg.formats import dumpfile as contents
 from actordbg.formats.dump_record import SUFFIX, DumpRecord
 from actordbg.store import places
 from actordbg.store.layout import Store

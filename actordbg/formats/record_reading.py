@@ -68,7 +68,7 @@ def strict_header(data: bytes) -> dict[str, Any]:
     """The header of a safetensors file, as strict as the safetensors library: an object from the first byte on, no key twice,
     no number but 0 and above, entries of three values. ValueError otherwise.
     """
-    header = strict_json(data, _decode_signed if any(map(data.__contains__, _NEGATIVE)) else _decode_header)
+    header = strict_json(data, _decode_header)
     if data[:1] != b"{" or type(header) is not dict:
         raise ValueError("it is no object")
     about = header.pop("__metadata__", {})
@@ -121,10 +121,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 _decode = json.JSONDecoder(parse_float=_finite, parse_constant=_refuse).decode
-_strictly: dict[str, Any] = {"object_pairs_hook": _once, "parse_float": _refuse, "parse_constant": _refuse}
-_decode_header, _decode_signed = json.JSONDecoder(**_strictly).decode, json.JSONDecoder(**_strictly, parse_int=_size).decode
-_NEGATIVE = tuple(before + b"-" for before in (b":", b",", b"[", b" ", b"\n", b"\t", b"\r"))
-"""One of them is wherever a number below 0 is. Looking for them is quicker than looking at each number."""
+_decode_header = json.JSONDecoder(object_pairs_hook=_once, parse_int=_size, parse_float=_refuse, parse_constant=_refuse).decode
 
 
 def _deeper_than(value: Any, depth: int) -> bool:

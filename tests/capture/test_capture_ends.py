@@ -22,7 +22,7 @@ from victims import inputs
 from actordbg.capture.snapshot import Copier
 from actordbg.cli.app import app
 from actordbg.dumps import recover
-from actordbg.formats import old_rings, ringfile
+from actordbg.formats import ringfile
 from actordbg.formats.dump_record import DumpRecord, TensorSpec
 from actordbg.formats.recording_reading import read_counters
 from actordbg.store import payload
@@ -211,7 +211,7 @@ def test_rings_that_make_room_keep_their_books(store: Store, tmp_path: Path, mon
     (path,) = recover.find_rings(store)
     foreign = path.with_name(path.name.replace(ringfile.host_name(), "elsewhere", 1))
     foreign.write_bytes(path.read_bytes()[: ringfile.DATA])
-    old_rings.forget_old(path.parent, most=0)
+    ringfile.forget_old(path.parent, most=0)
     assert path.stat().st_size == ringfile.SLOTS_AT and foreign.stat().st_size == ringfile.DATA
     foreign.unlink()
     assert status(store)[0] == before

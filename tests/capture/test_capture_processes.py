@@ -15,8 +15,7 @@ import zstandard
 from amounts import amount
 from roots import ROOT, SUPPORT
 
-from actordbg.capture.control import Control
-from actordbg.capture.switch_file import write_control
+from actordbg.capture.control import Control, write_control
 from actordbg.capture.writer import EXIT_SECONDS
 from actordbg.dumps.recover import find_rings, recover
 from actordbg.formats.recording_reading import read_counters

@@ -175,7 +175,7 @@ def test_calls_of_different_kinds_have_different_medians():
     def slow(seq_len: int, seconds: float, grad_enabled: bool = True) -> bool:
         item: Any = SimpleNamespace(control=control, error=None, own=(0, 0, 0, 0, 0, 4, seq_len), seconds=lambda: seconds)
         item.kind = SimpleNamespace(fields={"grad_enabled": grad_enabled})
-        return judge.verdict(item, {}, None) is not None
+        return judge.fired(item, {}, None) is not None
 
     assert not any(slow(seq_len, seconds) for _ in range(20) for seq_len, seconds in ((128, 0.01), (2047, 1.0)))
     assert slow(128, 0.031) and not slow(1100, 2.9)

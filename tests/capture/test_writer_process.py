@@ -164,7 +164,7 @@ def test_a_slot_that_belongs_to_another_call_by_now_is_not_published(folder: Pat
     (entry,) = ring.running or list(ring._recent)
     request = {"ring": str(ring.path), "store": str(folder / "other"), "level": 3, "versions": {}}
     slots = [[entry.slot, entry.sequence], [entry.slot, entry.sequence + 1], [entry.slot + 1, entry.sequence]]
-    answer = SlotWriter().answer({**request, "slots": slots})
+    answer = SlotWriter(str(ring.path)).answer({**request, "slots": slots})
     assert answer[1:] == [None, None] and answer[0] is not None and is_of_seed(payload.load(answer[0][0]), 3)
     assert recording.close()
 

@@ -15,11 +15,11 @@ import pytest
 from roots import ROOT
 
 from actordbg.base.errors import LaunchProblem
-from actordbg.install.foreground import End, run_in_foreground
+from actordbg.install.command import End, run_in_foreground
 
 WRAPPER = """
 import sys
-from actordbg.install.foreground import run_in_foreground
+from actordbg.install.command import run_in_foreground
 end = run_in_foreground(sys.argv[1:], __import__("os").environ)
 print("end", end.code, end.interrupted, flush=True)
 """

@@ -17,14 +17,14 @@ from typing import Any
 import pytest
 
 from actordbg.base.errors import Conflict, EnvironmentProblem, Unsupported
-from actordbg.capture.control import Control
-from actordbg.capture.switch_file import write_control
-from actordbg.install import patch_state as history
+from actordbg.capture.control import Control, write_control
+from actordbg.formats.dump_record import now_timestamp
+from actordbg.install import patching as history
 from actordbg.install import patching as operate
 from actordbg.install import replace_file as replace
 from actordbg.install import trailer
-from actordbg.install.patch_state import inspect_target
 from actordbg.install.patch_target import Target, find_target
+from actordbg.install.patching import inspect_target
 from actordbg.install.trailer import State
 from actordbg.store.layout import Store
 
@@ -458,14 +458,14 @@ def test_capture_is_armed_only_when_patched_enabled_and_not_disabled(actor: Path
     def armed() -> bool:
         return inspect_target(_target(actor), store).armed
 
-    write_control(store, Control(enabled=True, run="run", since=history.now()))
+    write_control(store, Control(enabled=True, run="run", since=now_timestamp()))
     assert not armed()
     operate.patch(_target(actor), store)
     assert armed()
     monkeypatch.setenv("ACTORDBG_DISABLE", "1")
     assert not armed()
     monkeypatch.delenv("ACTORDBG_DISABLE")
-    write_control(store, Control(enabled=False, run="run", since=history.now()))
+    write_control(store, Control(enabled=False, run="run", since=now_timestamp()))
     assert not armed()
     store.control_path.write_text("{")
     found = inspect_target(_target(actor), store)
