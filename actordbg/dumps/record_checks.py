@@ -17,9 +17,8 @@ from actordbg.catalog.comparison_index import ID
 from actordbg.catalog.comparison_rows import RECORDS
 from actordbg.dumps.finding import Finding, unusable
 from actordbg.formats.dumpfile import DEFAULT_CAP, payload_entries
-from actordbg.formats.ringfile import ring_paths
 from actordbg.formats.recording_reading import read_counters, read_ring
-from actordbg.formats.ringfile import place
+from actordbg.formats.ringfile import place, ring_paths
 from actordbg.formats.store_files import read_regular
 from actordbg.formats.weight_hashes import WEIGHTS, read_weights
 from actordbg.install.patching import Event
