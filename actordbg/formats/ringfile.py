@@ -213,18 +213,20 @@ UNFINISHED_SECONDS = 60.0
 def ring_paths(folder: Path) -> list[Path]:
     """Every ring file of a folder, oldest first."""
     found = []
-    for path in folder.glob(f"*{SUFFIX}"):
-        with contextlib.suppress(OSError):  # it went meanwhile
-            found.append((path.lstat().st_mtime_ns, path))
+    with contextlib.suppress(OSError):  # no folder, or a name that no disk takes
+        for path in folder.glob(f"*{SUFFIX}"):
+            with contextlib.suppress(OSError):  # it went meanwhile
+                found.append((path.lstat().st_mtime_ns, path))
     return [path for _, path in sorted(found)]
 
 
 def remove_unfinished(folder: Path) -> None:
     """Remove what is left of processes that were killed while they made their ring."""
-    for path in folder.glob(f"*{UNFINISHED}"):
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > UNFINISHED_SECONDS and not is_held(path):
-                path.unlink()
+    with contextlib.suppress(OSError):
+        for path in folder.glob(f"*{UNFINISHED}"):
+            with contextlib.suppress(OSError):
+                if time.time() - path.stat().st_mtime > UNFINISHED_SECONDS and not is_held(path):
+                    path.unlink()
 
 
 def is_held(path: Path) -> bool:
