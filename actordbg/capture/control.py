@@ -168,7 +168,7 @@ MAX_RING = 256
 _BOUNDS: dict[str, tuple[int, float]] = {"level": (1, 22), "ring": (0, MAX_RING)}
 """Least and most of a number; others are only not negative."""
 _TEXTS: dict[str, Callable[[str], bool]] = {"run": is_plain_name, "writer": WRITERS.__contains__}
-_ITEMS = {"ranks": int, "triggers": str}
+_ITEMS: dict[str, Any] = {"ranks": int, "triggers": str}
 _KINDS = {name: kinds for name, kinds in kinds_of(Control).items() if name != "on"}
 
 
@@ -177,7 +177,6 @@ def _checked(data: dict[str, Any]) -> dict[str, Any]:
     if unknown := data.keys() - _KINDS.keys():
         raise StoreProblem(f"control.json has unknown keys: {', '.join(sorted(unknown))}", hint=_HINT)
     for name, value in data.items():
-        least, most = _BOUNDS.get(name, (0, math.inf))
         if name in _ITEMS and type(value) is list:
             value = data[name] = tuple(value)
         good = type(value) in _KINDS[name]
@@ -186,6 +185,7 @@ def _checked(data: dict[str, Any]) -> dict[str, Any]:
         elif good and isinstance(value, str):
             good = _TEXTS.get(name, str.isprintable)(value)
         elif good and type(value) is int:
+            least, most = _BOUNDS.get(name, (0, math.inf))
             good = least <= value <= most
         if not good:
             most_calls = f", at most {MAX_RING} calls are kept" if name == "ring" else ""

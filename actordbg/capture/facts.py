@@ -138,8 +138,8 @@ def facts_of_actor(actor: Any) -> dict[str, Any]:
     facts = {name: scrub(value) if isinstance(value, str) else value for name, value in facts.items()}
     if isinstance(path, str):  # one that is not UTF-8 has halves of surrogate pairs, which no JSON takes
         path = path.encode("utf-8", "backslashreplace").decode()
-    name = scrub(path) if isinstance(path, str) and path else None
-    return {"model_name": name, "model_dtype": _dtype_of(model), "actor": facts}
+    model_name = scrub(path) if isinstance(path, str) and path else None
+    return {"model_name": model_name, "model_dtype": _dtype_of(model), "actor": facts}
 
 
 def unwrap(model: Any) -> Any:

@@ -101,7 +101,7 @@ class Ledger:
     @property
     def pending(self) -> int:
         """Calls that are neither captured nor dropped nor sampled out: they are in the ring."""
-        return _admitted(self.counts) - self.captured
+        return _admitted(self.counts) - self.counts[1]
 
     def names(self) -> dict[str, Any]:
         """Whose books these are, as the ring and the counters file say it."""

@@ -18,7 +18,6 @@ This module is imported in the training process: standard library only. Example:
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import re
@@ -185,12 +184,7 @@ def kinds_of(record: type) -> dict[str, frozenset[type]]:
 
 def storable(tensor: Any) -> bool:
     """Whether a tensor's dtype and layout can be stored (dense, and of a dtype that safetensors knows)."""
-    return _storable(tensor.dtype, tensor.layout)
-
-
-@functools.cache
-def _storable(dtype: Any, layout: Any) -> bool:
-    return str(layout) == "torch.strided" and dtype_name(dtype) in SIZES
+    return str(tensor.layout) == "torch.strided" and dtype_name(tensor.dtype) in SIZES
 
 
 def dtype_name(dtype: Any) -> str:
