@@ -31,7 +31,7 @@ from functools import cached_property
 from typing import Any
 
 from actordbg.base.fault import ActordbgError, NewerFormat, StoreProblem
-from actordbg.formats.dump_record import is_plain_name
+from actordbg.formats.dump_record import is_plain_name, kinds_of
 from actordbg.formats.store_files import StoreFiles, atomic_write, open_regular, read_regular
 
 NAN, EXCEPTION, OOM, SLOW, LOGPROBS, BEFORE = "nan", "exception", "oom", "slow", "logprobs", "before"
@@ -168,32 +168,31 @@ MAX_RING = 256
 _BOUNDS: dict[str, tuple[int, float]] = {"level": (1, 22), "ring": (0, MAX_RING)}
 """Least and most of a number; others are only not negative."""
 _TEXTS: dict[str, Callable[[str], bool]] = {"run": is_plain_name, "writer": WRITERS.__contains__}
-_FIELDS = {name: (str(one.type), one.default) for name, one in Control.__dataclass_fields__.items() if one.init}
-
-
-def _all(values: Any, kind: type) -> bool:
-    return isinstance(values, (list, tuple)) and all(type(value) is kind for value in values)
+_ITEMS: dict[str, Any] = {"ranks": int, "triggers": str}
+_KINDS = {name: kinds for name, kinds in kinds_of(Control).items() if name != "on"}
 
 
 def _checked(data: dict[str, Any]) -> dict[str, Any]:
     """The values of a control file, each of the type that its field is declared with."""
-    if unknown := data.keys() - _FIELDS.keys():
+    if unknown := data.keys() - _KINDS.keys():
         raise StoreProblem(f"control.json has unknown keys: {', '.join(sorted(unknown))}", hint=_HINT)
-    for name, (kind, default) in _FIELDS.items():
-        value: Any = data.get(name, default)
-        least, most = _BOUNDS.get(name, (0, math.inf))
-        good = (
-            (value is None and kind.endswith("None"))
-            or (kind.startswith("int") and type(value) is int and least <= value <= most)
-            or (kind[:3] == "str" and isinstance(value, str) and _TEXTS.get(name, str.isprintable)(value))
-            or (kind == "bool" and isinstance(value, bool))
-            or (name == "ranks" and _all(value, int) and min(value, default=0) >= 0)
-            or (name == "triggers" and _all(value, str))
-        )
+    for name, value in data.items():
+        if name in _ITEMS and type(value) is list:
+            value = data[name] = tuple(value)
+        good = type(value) in _KINDS[name]
+        if good and isinstance(value, tuple):
+            good = all(type(item) is _ITEMS[name] and (isinstance(item, str) or item >= 0) for item in value)
+        elif good and isinstance(value, str):
+            good = _TEXTS.get(name, str.isprintable)(value)
+        elif good and type(value) is int:
+            least, most = _BOUNDS.get(name, (0, math.inf))
+            good = least <= value <= most
         if not good:
             most_calls = f", at most {MAX_RING} calls are kept" if name == "ring" else ""
             raise StoreProblem(f"control.json: {name} is {value!r:.40}{most_calls}", hint=_HINT)
-    return data | {name: tuple(data[name]) for name in ("ranks", "triggers") if data.get(name) is not None}
+    if missing := {"enabled", "run", "since"} - data.keys():
+        raise StoreProblem(f"control.json has no {min(missing)}", hint=_HINT)
+    return data
 
 
 class ControlWatcher:

@@ -60,15 +60,6 @@ class Rank:
     local_rank: int | None = None
 
 
-@dataclass(frozen=True)
-class ActorFacts:
-    """What does not change about one actor: what it would take to build one like it."""
-
-    model_name: str | None
-    model_dtype: str | None
-    facts: dict[str, Any]
-
-
 def note_trainer(actor_cls: Any) -> None:
     """Have the records of an Actor say whose it is, unless it is of the trainer that needs no adapter, or of no package."""
     package, _, inside = actor_cls.__module__.partition(".")
@@ -121,7 +112,7 @@ def plain_facts(grad: bool, autocast: str | None, training: Any, packing: Any, t
     }
 
 
-def facts_of_actor(actor: Any) -> ActorFacts:
+def facts_of_actor(actor: Any) -> dict[str, Any]:
     """Read what does not change about an actor: model name, dtype, and the configuration facts to build one like it."""
     wrapped = getattr(actor, "model", None)
     model = unwrap(wrapped)
@@ -147,7 +138,8 @@ def facts_of_actor(actor: Any) -> ActorFacts:
     facts = {name: scrub(value) if isinstance(value, str) else value for name, value in facts.items()}
     if isinstance(path, str):  # one that is not UTF-8 has halves of surrogate pairs, which no JSON takes
         path = path.encode("utf-8", "backslashreplace").decode()
-    return ActorFacts(scrub(path) if isinstance(path, str) and path else None, _dtype_of(model), facts)
+    model_name = scrub(path) if isinstance(path, str) and path else None
+    return {"model_name": model_name, "model_dtype": _dtype_of(model), "actor": facts}
 
 
 def unwrap(model: Any) -> Any:

@@ -256,7 +256,6 @@ class Kinds:
 
 
 def _kind(ledger: Ledger, instance: Any, call: tuple[Any, ...], bound: Bound) -> Kind:
-    about = instance.about
     fields = {
         **{name: getattr(ledger.identity, name) for name in ("run", "host", "pid", "instance")},
         **vars(instance.rank),
@@ -265,9 +264,7 @@ def _kind(ledger: Ledger, instance: Any, call: tuple[Any, ...], bound: Bound) ->
         "arguments": bound.arguments,
         "process_groups": bound.groups,
         "extra": bound.extra,
-        "model_name": about.model_name,
-        "model_dtype": about.model_dtype,
-        "actor": about.facts,
+        **instance.about,
     }
     tensors = tuple((name, dtype_name(tensor.dtype)) for name, tensor in bound.tensors.items())
     mask = "action_mask" in bound.tensors or "action_mask" in bound.extra

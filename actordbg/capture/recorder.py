@@ -54,7 +54,7 @@ class Instance:
     actor: Callable[[], object]
     control: Control | None = None
     ledger: Ledger = None  # type: ignore[assignment]  # `Recorder.meet` gives it one before anybody sees it
-    about: facts.ActorFacts | None = None
+    about: dict[str, Any] | None = None
     ledgers: dict[str, Ledger] = field(default_factory=dict)
     kinds: Kinds = field(default_factory=Kinds)
 
@@ -185,16 +185,15 @@ class Recorder:
         self.closed, self.control, self._timeout = True, None, timeout
         ends = (self._count_strays, self._end_writer, self._end_ring, self.notices.tell)
         steps = (self._on_change, self.watch.stop, *ends)
-        at = tries = 0
-        while at < len(steps):
-            try:
-                steps[at]()
-                at, tries = at + 1, 0
-            except Exception as error:  # noqa: BLE001  # an edge: assignments only. There is no later time to try again
-                error.__traceback__ = None
-                at, tries = at + tries, 1 - tries
-                with self.notices.lock:
-                    self.notices.later += (("fault", error),)
+        for step in steps:
+            for _ in ("now", "once more"):  # there is no later time to try again
+                try:
+                    step()
+                    break
+                except Exception as error:  # noqa: BLE001  # an edge: assignments only
+                    error.__traceback__ = None
+                    with self.notices.lock:
+                        self.notices.later += (("fault", error),)
         return self._written
 
     def _end_writer(self) -> None:
@@ -212,15 +211,15 @@ class Recorder:
         if path is not None and left:
             self.notices.warn("exit", f"{left} calls are still in the ring {path}: `actordbg dump recover` brings them")
 
-    def _attempt(self, action: Callable[[], T], otherwise: T) -> T:
-        """`action()`, or `otherwise` if it raised."""
+    def _attempt(self, action: Callable[[], T]) -> T | None:
+        """`action()`, or None if it raised."""
         try:
             return action()
         except Exception as error:  # noqa: BLE001  # an edge: assignments only
             error.__traceback__ = None
             with self.notices.lock:
                 self.notices.later += (("fault", error),)
-        return otherwise
+        return None
 
     def _copy(
         self, item: Item, instance: Instance, actor: Any, binder: Binder, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -285,7 +284,7 @@ class Recorder:
         if instance.role is None and call[1] and call[3] is True:
             instance.role = instance.ledger.role = "policy"
         if instance.about is None:
-            instance.about = self._attempt(lambda: facts.facts_of_actor(actor), facts.ActorFacts(None, None, {}))
+            instance.about = self._attempt(lambda: facts.facts_of_actor(actor)) or {}
 
     def _hand_over(self, item: Item) -> Item | None:
         """Queue what can be queued at once. Returns the item if its end has to be told."""
@@ -335,7 +334,7 @@ class Recorder:
         with self._meeting:  # two threads may meet an actor at once, and it has one ledger
             instance, run, key = self.known(actor), self._run or control.run, id(actor)
             if instance is None:
-                role = getattr(actor, "recorded_role", None) or self._attempt(facts.role_from_ray, None)
+                role = getattr(actor, "recorded_role", None) or self._attempt(facts.role_from_ray)
                 here = weakref.ref(actor, lambda _: self._instances.pop(key, None))
                 instance = Instance(f"actor{self._met}-{self._token}", facts.rank_of_process(), role, here)
             before, ledger = instance.ledger, instance.ledgers.get(run)
@@ -343,7 +342,7 @@ class Recorder:
                 who = Identity(run, instance.rank.rank, instance.rank.world_size, self._host, self.pid, instance.name)
                 ledger = Ledger(who, role=instance.role, actor=weakref.ref(actor))
                 if not self._met:
-                    self._attempt(lambda: _at_exit_of_child(self), None)
+                    self._attempt(lambda: _at_exit_of_child(self))
             if ledger is not before:
                 if before is not None:
                     before.closed = before.changed = True
@@ -368,7 +367,7 @@ class Recorder:
 
     def _of_the_process(self) -> dict[str, Any]:
         """What counters files say of the process."""
-        self._attempt(self._count_strays, None)
+        self._attempt(self._count_strays)
         return {"faults": self.faults, "ring": self._rings.about()}
 
 

@@ -32,6 +32,7 @@ from actordbg.formats.dump_record import (
     TensorSpec,
     contiguous_strides,
     is_plain_name,
+    kinds_of,
 )
 
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z\Z", re.ASCII)
@@ -138,13 +139,7 @@ def _deeper_than(value: Any, depth: int) -> bool:
 
 _REQUIRED = {f.name for f in fields(DumpRecord) if f.name not in DEFAULTS}
 _OBJECTS = tuple(name for name, value in DEFAULTS.items() if value == {})
-_COUNT = (int,)
-_TYPES: dict[str, tuple[type, ...]] = {
-    "int": _COUNT, "str": (str,), "bool": (bool,), "dict": (dict,), "float": (int, float),
-}  # fmt: skip
-_KINDS = {f.name: _TYPES[re.split(r"\W", str(f.type))[0]] for f in fields(DumpRecord)}
-"""By field what JSON may hold: what the record's annotation says."""
-_NONE_ALLOWED = frozenset(name for name, value in DEFAULTS.items() if value is None)
+_KINDS = kinds_of(DumpRecord)
 
 
 def _checked(data: dict[str, Any]) -> DumpRecord:
@@ -153,9 +148,9 @@ def _checked(data: dict[str, Any]) -> DumpRecord:
         kinds = _KINDS.get(name)
         if kinds is None:
             continue
-        if type(value) not in kinds and not (value is None and name in _NONE_ALLOWED):
+        if type(value) not in kinds:
             raise CorruptDump(f"the record's {name} has the wrong type: {value!r:.80}", hint=_VERIFY_HINT)
-        if type(value) is int and not (0 if kinds is _COUNT else -(2**63)) <= value < 2**63:
+        if type(value) is int and not (-(2**63) if float in kinds else 0) <= value < 2**63:
             raise CorruptDump(f"the record's {name} is out of range: {value!r:.80}", hint=_VERIFY_HINT)
         values[name] = value
     missing = _REQUIRED - values.keys()

@@ -177,7 +177,7 @@ def _folder_name(store: StoreFiles) -> str:
 
 def new_file(path: Path) -> int:
     """A descriptor of a new file. Its folder may vanish meanwhile, with another process's last ring: then it is made again."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
     for _ in range(10):
         make_folder(path.parent)
         with contextlib.suppress(FileNotFoundError):

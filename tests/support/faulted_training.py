@@ -30,7 +30,6 @@ import torch  # noqa: E402
 from actordbg.capture import hook, ledger, recorded_call, recorder, watch, writer  # noqa: E402
 from actordbg.capture.control import Control, control_text  # noqa: E402
 from actordbg.capture.ledger import Ledger  # noqa: E402
-from actordbg.formats import dump_record  # noqa: E402
 from actordbg.formats.ringfile import CLOSED  # noqa: E402
 
 STARTS_IN_S = 25.0
@@ -173,7 +172,6 @@ class Run:
 
     def prepare(self) -> None:
         self.store.mkdir()
-        dump_record._storable.cache_clear()
         (self.store / "FORMAT").write_text('{"format": 1}\n')
         os.environ["ACTORDBG_RING_DIR"] = str(self.folder / "rings")
         self._generation = 0
