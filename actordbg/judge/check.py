@@ -50,8 +50,7 @@ from actordbg.judge.report_model import ReplaySummary
 from actordbg.judge.sides import GOLDEN, OTHER_WEIGHTS
 from actordbg.judge.summary import summarise
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, WITHIN_NOISE, ComparisonRecord, DumpComparison, Figures
-from actordbg.records.law_answer import answers_of, violations
-from actordbg.records.replay_record import PASSED, ReplaySpec
+from actordbg.records.replay_record import PASSED, ReplaySpec, answers_of, violations
 from actordbg.replay.replay_data import ReplayData, data_of
 from actordbg.replay.supervise import run_replay
 from actordbg.replay.warm_groups import WarmGroups

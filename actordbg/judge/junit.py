@@ -14,8 +14,7 @@ from xml.etree import ElementTree
 from actordbg.base.foreign_text import in_line, in_lines
 from actordbg.judge.check import CheckAnswer, CheckFound
 from actordbg.records.comparison_record import MISMATCH, NOT_COMPARED, DumpComparison
-from actordbg.records.law_answer import answers_of, in_words, violations
-from actordbg.records.replay_record import PASSED
+from actordbg.records.replay_record import PASSED, answers_of, in_words, violations
 
 
 @dataclass(frozen=True)

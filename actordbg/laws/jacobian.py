@@ -22,7 +22,7 @@ from actordbg.actor.session import ActorSession
 from actordbg.base.errors import Unsupported
 from actordbg.laws.changes import attended, next_tokens, places
 from actordbg.laws.judging import not_checked
-from actordbg.records.law_answer import BROKEN, KEPT, WITHIN_ROUNDING, LawAnswer
+from actordbg.records.replay_record import BROKEN, KEPT, WITHIN_ROUNDING, LawAnswer
 from actordbg.store.payload import Dump
 
 _FP16_SCALE = 1024.0
@@ -87,7 +87,7 @@ def judge(found: Tensor, asked: RowAsked, dump: Dump) -> LawAnswer:
     if not count:
         return LawAnswer("jacobian", KEPT, count=0, looked_at=looked_at)
     told = []
-    for other in rows[wrong & real & (rows != asked.row)].unique().tolist():
+    for other in sorted(set(rows[wrong & real & (rows != asked.row)].tolist())):
         own = (rows == other) & real
         told.append(f"row {other} ({int((own & wrong).sum()):,} of {int(own.sum()):,} tokens)")
     if later := int((wrong & real & (rows == asked.row) & (columns > last)).sum()):

@@ -35,7 +35,7 @@ from actordbg.laws.judging import (
     not_checked,
     watching,
 )
-from actordbg.records.law_answer import BROKEN, NONDETERMINISTIC, LawAnswer
+from actordbg.records.replay_record import BROKEN, NONDETERMINISTIC, LawAnswer
 from actordbg.store.payload import Dump
 from actordbg.trainers.built_model import drawn_share, has_experts, text_config
 
