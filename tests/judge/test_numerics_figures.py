@@ -51,36 +51,27 @@ def test_kl_estimates_are_of_the_direction_that_they_say() -> None:
     assert found.kl_k3 == pytest.approx((math.exp(-1) - 1 + 1 + math.exp(-2) - 1 + 2) / 2)
 
 
-class TestWhatIsNotFinite:
-    def test_equal_ones_do_not_differ(self) -> None:
-        found = of([NAN, -INF, INF, -1.0], [NAN, -INF, INF, -1.5], log_probs=True, dtype="fp32")
-        assert (found.count, found.nonfinite, found.max_abs, found.mean_abs) == (4, 0, 0.5, 0.125)
-        assert found.clip_share == 0.25
-        assert found.cosine == 1.0
-
-    @pytest.mark.parametrize("pair", [(NAN, -1.0), (-1.0, NAN), (-INF, -1.0), (INF, -INF), (NAN, INF)])
-    def test_one_side_only_is_counted_and_leaves_no_mean_behind(self, pair: tuple[float, float]) -> None:
-        found = of([pair[0], -1.0], [pair[1], -1.0], log_probs=True, dtype="fp32")
-        assert (found.count, found.nonfinite) == (2, 1)
-        assert found.max_abs is found.mean_abs is found.cosine is found.kl_k3 is found.max_ulp is None
-        assert found.clip_share == 0.5, "such a token has no ratio inside the band"
-
-    def test_only_equal_ones(self) -> None:
-        found = of([NAN, INF], [NAN, INF], log_probs=True, dtype="bf16")
-        assert (found.max_abs, found.cosine, found.max_ulp, found.distance) == (0.0, 1.0, 0, 0.0)
-
-    def test_a_kl_that_overflows_is_none(self) -> None:
-        assert of([0.0], [-2000.0], log_probs=True).kl_k3 is None
-
-    def test_nothing_at_all(self) -> None:
-        assert of([], [], log_probs=True) == Figures(0)
+NOTHING_LEFT = dict.fromkeys(("max_abs", "mean_abs", "cosine", "kl_k3", "max_ulp"))
+ONE_SIDE = {"count": 2, "nonfinite": 1, "clip_share": 0.5} | NOTHING_LEFT  # such a token has no ratio inside the band
 
 
-def test_zeros() -> None:
-    same = of([0.0, 0.0], [0.0, -0.0], dtype="fp32")
-    assert (same.cosine, same.distance, same.max_rel, same.max_ulp) == (1.0, 0.0, None, 0)
-    other = of([1.0, 0.0], [0.0, 0.0])
-    assert (other.cosine, other.distance, other.max_rel, other.max_abs) == (None, None, None, 1.0)
+@pytest.mark.parametrize(
+    ("a", "b", "expected"),
+    [
+        ([NAN, -INF, INF, -1.0], [NAN, -INF, INF, -1.5],
+         {"count": 4, "nonfinite": 0, "max_abs": 0.5, "mean_abs": 0.125, "clip_share": 0.25, "cosine": 1.0}),
+        *(([one, -1.0], [other, -1.0], ONE_SIDE) for one, other in
+          ((NAN, -1.0), (-1.0, NAN), (-INF, -1.0), (INF, -INF), (NAN, INF))),
+        ([NAN, INF], [NAN, INF], {"max_abs": 0.0, "cosine": 1.0, "max_ulp": 0, "distance": 0.0}),
+        ([0.0], [-2000.0], {"kl_k3": None}),
+        ([], [], asdict(Figures(0))),
+        ([0.0, 0.0], [0.0, -0.0], {"cosine": 1.0, "distance": 0.0, "max_rel": None, "max_ulp": 0}),
+        ([1.0, 0.0], [0.0, 0.0], {"cosine": None, "distance": None, "max_rel": None, "max_abs": 1.0}),
+    ],
+)  # fmt: skip
+def test_what_is_not_finite_and_what_is_zero(a: list[float], b: list[float], expected: dict[str, Any]) -> None:
+    found = asdict(of(a, b, log_probs=True, dtype="fp32"))
+    assert {name: found[name] for name in expected} == expected
 
 
 def test_sums_are_of_the_masked_tokens_of_rows_that_have_any() -> None:
