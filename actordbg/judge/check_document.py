@@ -31,9 +31,9 @@ from actordbg.document.blocks import (
     seconds,
 )
 from actordbg.formats.weight_hashes import met_weights
+from actordbg.judge.agreement import violation_in_words
 from actordbg.judge.comparison_document import document as comparison_blocks
 from actordbg.judge.comparison_document import flat_where_it_matters
-from actordbg.judge.law_summary import violation_in_words
 from actordbg.judge.replay_document import document
 from actordbg.judge.report_model import ReplaySummary
 from actordbg.judge.run_check import CheckFound

@@ -1,22 +1,33 @@
-"""Read the replays of a report from the store: by id, the newest one, or all of them.
+"""Read the replays of a report from the store: by id, the newest one, or all of them; and the report with its pictures.
 
 Inputs come from each replay's `spec.json`; results and resolved configurations come from the catalog, which is brought up to date
-first. A replay with an unreadable specification is left out with a note, because the others are still worth a report.
+first. A replay with an unreadable specification is left out with a note, because the others are still worth a report. Pictures
+stand in the order in which a reader asks: is it right, how fast is it, what did the workers do.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from actordbg.actor.signatures import explain
-from actordbg.base.errors import NothingToDo, StoreProblem
+from actordbg.base.errors import ActordbgError, CorruptDump, NothingToDo, StoreProblem
 from actordbg.base.units import plural
 from actordbg.catalog import query
+from actordbg.catalog.query import DumpRow
+from actordbg.catalog.tables import ComparisonRow
 from actordbg.catalog.why_nothing import no_match
+from actordbg.document.blocks import Block, Chart
 from actordbg.formats.dump_record import now_timestamp
+from actordbg.formats.recording_reading import read_counters
+from actordbg.judge.comparison_charts import comparison_charts
+from actordbg.judge.replay_charts import replay_charts, run_timeline
+from actordbg.judge.replay_document import document
 from actordbg.judge.report_model import Summary
 from actordbg.judge.summary import SLOWEST, restrict, summarise
+from actordbg.judge.token_charts import Texts
+from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
 from actordbg.records.journal import SPEC, read_why
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.replay_data import ReplayData
@@ -24,6 +35,7 @@ from actordbg.store.layout import Store
 
 LAST = "last"
 ALL = "all"
+MOST_CALLS = 20_000
 _WHYS = 3
 """Reasons that a report gives for dumps that were not compared; the comparison itself has all of them."""
 
@@ -108,3 +120,67 @@ def _read(catalog: query.Catalog, row: query.ReplayRow) -> ReplayData:
             one.reasons = "; ".join(query.why_not_compared(catalog, one.comparison_id)[:_WHYS]) or None
     why = read_why(catalog.store.replays / row.replay_id)
     return ReplayData(spec, row.resolved or {}, row.status, tuple(results), compared, why)
+
+
+def report_blocks(store: Store, material: Material, slowest: int = SLOWEST, texts: Texts | None = None) -> list[Block]:
+    """The whole report on these replays, with its pictures."""
+    summary = material.summary(slowest)
+    charts = {one.label: pictures(store, data, texts) for one, data in zip(summary.replays, material.replays, strict=True)}
+    return document(summary, charts)
+
+
+def pictures(store: Store, data: ReplayData, texts: Texts | None = None) -> list[Chart]:
+    """The charts of one replay, those of its newest comparison with the truth first (without one: with another replay)."""
+    rows = sorted(data.comparisons, key=lambda row: row.against_kind != "truth")
+    return [*(_compared(store, rows[0], texts) if rows else []), *replay_charts(data), *_runs(store, data)]
+
+
+def _runs(store: Store, data: ReplayData) -> list[Chart]:
+    """The training run of the first input over time; a replay of several runs has the others in `actordbg ui`."""
+    try:
+        run = query.get_dump(store, data.spec.inputs[0].dump_id).run
+    except (IndexError, ActordbgError):
+        return []  # no input, or one that was pruned
+    chart = run_timeline(run, calls_of(store, run), dropped_of(store, run))
+    return [chart] if chart is not None else []
+
+
+def _compared(store: Store, row: ComparisonRow, texts: Texts | None) -> list[Chart]:
+    try:
+        record = ComparisonRecord.from_file(store.comparisons / f"{row.comparison_id}.json")
+    except ActordbgError:
+        return []  # the report's own words name what is damaged
+    return comparison_charts(store, record, texts, floor_of(store, record))
+
+
+def floor_of(store: Store, record: ComparisonRecord) -> float | None:
+    """The noise floor of a log-prob that the comparison was judged with."""
+    if record.noise_id is None:
+        return None
+    try:
+        return NoiseRecord.from_file(store.noise / f"{record.noise_id}.json").floor.get("max_abs")
+    except ActordbgError:
+        return None
+
+
+def calls_of(source: Store | query.Catalog, run: str) -> list[DumpRow]:
+    """The recorded calls of a run, the oldest first."""
+    return query.select_dumps(source, f"run = {quoted(run)}", limit=MOST_CALLS)
+
+
+def dropped_of(store: Store, run: str) -> dict[int, int]:
+    """How many calls each rank of a run dropped, by its published counters; one that cannot be read counts nothing."""
+    found: Counter[int] = Counter()
+    for path in store.counters.glob("*/[!.]*.json"):
+        try:
+            counted = read_counters(path)
+        except CorruptDump:
+            continue
+        if counted["run"] == run:
+            found[counted["rank"]] += sum(counted.get("dropped", {}).values())
+    return dict(found)
+
+
+def quoted(text: str) -> str:
+    """`text` as a value of a condition."""
+    return "'" + text.replace("'", "''") + "'"

@@ -24,8 +24,8 @@ from actordbg.document.html_blocks import table, toned
 from actordbg.document.page import as_html
 from actordbg.judge.comparison_charts import comparison_charts
 from actordbg.judge.comparison_document import document as comparison_page
-from actordbg.judge.load_replays import load
-from actordbg.judge.pictures import calls_of, dropped_of, floor_of, quoted, report_blocks, run_timeline
+from actordbg.judge.load_replays import calls_of, dropped_of, floor_of, load, quoted, report_blocks
+from actordbg.judge.replay_charts import run_timeline
 from actordbg.records.comparison_record import ComparisonRecord
 from actordbg.records.matrix_record import MatrixRecord
 from actordbg.store.layout import Store
