@@ -82,7 +82,11 @@ def _one_child(env: Environment, modules: list[str], gpus: int, timeout: float) 
             if current or left:
                 yield _broken(current or f"actordbg's CPU support, before {left[0]}", answer, timeout)
         elif "torch" in answer:
-            yield from _cuda(answer["torch"], gpus)
+            torch = answer["torch"]
+            if gpus and not torch["cuda"]:
+                build = f"built for CUDA {torch['built_for']}" if torch["built_for"] else "a build without CUDA"
+                remedy = "install a torch built for your CUDA driver, or set CUDA_VISIBLE_DEVICES"
+                yield warn("torch and the GPU", f"torch {torch['version']} is {build} and sees no GPU", remedy)
         elif "cpu_support" in answer:
             support = str(answer["cpu_support"])
         elif answer["state"] == "begin":
@@ -91,13 +95,6 @@ def _one_child(env: Environment, modules: list[str], gpus: int, timeout: float) 
             left = [module for module in left if module != current]
             current = ""
             yield _ended(env, answer, support)
-
-
-def _cuda(torch: dict[str, Any], gpus: int) -> Iterator[Check]:
-    if gpus and not torch["cuda"]:
-        build = f"built for CUDA {torch['built_for']}" if torch["built_for"] else "a build without CUDA"
-        remedy = "install a torch built for your CUDA driver, or set CUDA_VISIBLE_DEVICES"
-        yield warn("torch and the GPU", f"torch {torch['version']} is {build} and sees no GPU", remedy)
 
 
 def _broken(module: str, end: Ended, timeout: float) -> Check:

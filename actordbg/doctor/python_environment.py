@@ -42,29 +42,22 @@ class Package:
     need: Need
 
 
-PACKAGES = (
-    Package("zstandard", None, Need.CAPTURE),
-    Package("safetensors", None, Need.CAPTURE),
-    Package("typer", None, Need.DESK),
-    Package("rich", None, Need.DESK),
-    Package("sqlmodel", None, Need.DESK),
-    Package("sqlglot", None, Need.DESK),
-    Package("msgspec", None, Need.DESK),
-    Package("numpy", None, Need.DESK),
-    Package("bottle", None, Need.DESK),
-    Package("torch", "2.13.0", Need.REPLAY),
-    Package(TRAINER.package, TRAINER.known_version, Need.REPLAY),
-    Package("deepspeed", "0.19.6", Need.REPLAY),
-    Package("transformers", "5.15.0", Need.REPLAY),
-    Package("peft", "0.21.2", Need.REPLAY),
-    Package("einops", "0.8.2", Need.REPLAY),
-    Package("pylatexenc", "2.11", Need.REPLAY),
-    Package("torchdata", "0.11.0", Need.REPLAY),
-    Package("accelerate", "1.15.0", Need.TRAINING),
-    Package("ray", "2.55.0", Need.TRAINING),
-    Package("datasets", "5.2.0", Need.TRAINING),
-    Package("optree", "0.20.0", Need.TRAINING),
-)
+_VERSIONS: dict[Need, dict[str, str | None]] = {
+    Need.CAPTURE: dict.fromkeys(("zstandard", "safetensors")),
+    Need.DESK: dict.fromkeys(("typer", "rich", "sqlmodel", "sqlglot", "msgspec", "numpy", "bottle")),
+    Need.REPLAY: {
+        "torch": "2.13.0",
+        TRAINER.package: TRAINER.known_version,
+        "deepspeed": "0.19.6",
+        "transformers": "5.15.0",
+        "peft": "0.21.2",
+        "einops": "0.8.2",
+        "pylatexenc": "2.11",
+        "torchdata": "0.11.0",
+    },
+    Need.TRAINING: {"accelerate": "1.15.0", "ray": "2.55.0", "datasets": "5.2.0", "optree": "0.20.0"},
+}
+PACKAGES = tuple(Package(name, version, need) for need, versions in _VERSIONS.items() for name, version in versions.items())
 
 OTHERS = ("flash-attn", "vllm", "debugpy", "actordbg")
 """Packages whose versions are asked for too."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
 
 from actordbg.base.errors import ActordbgError
 from actordbg.base.foreign_text import in_shell
@@ -19,7 +19,7 @@ from actordbg.catalog import migrate, private_catalog
 from actordbg.config.replay_config import SETTINGS
 from actordbg.config.sources import find_file, from_environment, own_file
 from actordbg.doctor.check import Check, Environment, bad, ok, run, warn
-from actordbg.install.patch_state import Status, inspect_target
+from actordbg.install.patch_state import inspect_target
 from actordbg.install.patch_target import find_target
 from actordbg.install.trailer import State
 from actordbg.store.layout import Store
@@ -118,26 +118,19 @@ PRIVATE = 0o077
 
 
 def check(env: Environment, store: Store) -> Iterator[Check]:
-    """Store, disk, catalog, dump switch, settings of replays and patch, in this order."""
-    yield _made("store", lambda: _store(store))
-    yield disk(store.root, _floor(store))
-    yield _made("catalog", lambda: _catalog(store))
-    yield _made("dumping", lambda: _control(store))
-    for name, look in (("settings file", _file), ("replay settings", _settings)):
-        if (found := _made(name, look)) is not None:
-            yield found
-    yield _made("patch", lambda: _patch(env, store))
-
-
-T = TypeVar("T")
-
-
-def _made(name: str, look: Callable[[], T]) -> T | Check:
-    """What was seen; where that raised one of our errors, the error as a check."""
-    try:
-        return look()
-    except ActordbgError as error:
-        return bad(name, error.message, error.hint)
+    """Store, disk, catalog, dump switch, settings of replays and patch, in this order. An error of ours is a bad check."""
+    looks: dict[str, Callable[[], Check | None]] = {
+        "store": lambda: _store(store), "disk": lambda: disk(store.root, _floor(store)), "catalog": lambda: _catalog(store),
+        "dumping": lambda: _control(store), "settings file": _file, "replay settings": _settings,
+        "patch": lambda: _patch(env, store),
+    }  # fmt: skip
+    for name, look in looks.items():
+        try:
+            seen = look()
+        except ActordbgError as error:
+            seen = bad(name, error.message, error.hint)
+        if seen is not None:
+            yield seen
 
 
 def _file() -> Check | None:
@@ -194,20 +187,16 @@ def _control(store: Store) -> Check:
 
 
 def _floor(store: Store) -> int:
-    try:
-        control = read_control(store)
-    except ActordbgError:
-        control = None
-    return control.free_floor_bytes if control else DEFAULT_FREE_FLOOR
+    with contextlib.suppress(ActordbgError):
+        if control := read_control(store):
+            return control.free_floor_bytes
+    return DEFAULT_FREE_FLOOR
 
 
 def _patch(env: Environment, store: Store) -> Check:
     if not env.versions.get(TRAINER.package):
         return warn("patch", f"no {TRAINER.package} here to patch", "doctor --python EXE examines the training environment")
-    return _patched(inspect_target(find_target(None if env.own else Path(env.python)), store), store)
-
-
-def _patched(status: Status, store: Store) -> Check:
+    status = inspect_target(find_target(None if env.own else Path(env.python)), store)
     if status.state is State.CLEAN:
         return ok("patch", f"clean, not patched: {status.file}")
     if status.state is State.OVERWRITTEN:

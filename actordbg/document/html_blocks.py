@@ -21,11 +21,15 @@ _CODE = re.compile("`([^`\n]+)`")
 _FACT = re.compile(r"^([A-Za-z][A-Za-z' ,|`()-]{0,60}): +(?=\S)")
 _COMMANDS = ("command", "repeat", "next")
 _TONES = {
-    "passed": "good", "match": "good", "agrees": "good", "kept": "good", "within-rounding": "good", "within-noise": "part",
-    "in part": "part", "unavailable": "part", "not run": "part", "not-compared": "part", "not compared": "part",
-    "NOT JUDGED": "part",
-    "failed": "bad", "crashed": "bad", "hung": "bad", "WRONG": "bad", "mismatch": "bad", "PARTS": "bad", "broken": "bad",
-    "BROKEN": "bad", "REGRESSED": "bad", "far": "bad", "nondeterministic": "bad",
+    word: tone
+    for tone, words in {
+        "good": ("passed", "match", "agrees", "kept", "within-rounding"),
+        "part": ("within-noise", "in part", "unavailable", "not run", "not-compared", "not compared", "NOT JUDGED"),
+        "bad": (
+            "failed", "crashed", "hung", "WRONG", "mismatch", "PARTS", "broken", "BROKEN", "REGRESSED", "far", "nondeterministic",
+        ),
+    }.items()
+    for word in words
 }  # fmt: skip
 """Words of verdicts that have a colour beside their text."""
 Folded = frozenset({"Logs", "How to read the figures", "Loaded"})
@@ -70,7 +74,7 @@ def _block(block: Block, number: int) -> str:
     if isinstance(block, Paragraph):
         return f"<p>{_inline(block.text)}</p>"
     if isinstance(block, Items):
-        return f"<ul>{''.join(_item(one) for one in block.items)}</ul>"
+        return f"<ul>{''.join(map(_item, block.items))}</ul>"
     if isinstance(block, Code):
         return f'<pre tabindex="0">{in_html(block.text)}</pre>'
     if isinstance(block, Grid):

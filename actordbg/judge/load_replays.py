@@ -7,6 +7,7 @@ stand in the order in which a reader asks: is it right, how fast is it, what did
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ from actordbg.base.errors import ActordbgError, CorruptDump, NothingToDo, StoreP
 from actordbg.base.units import plural
 from actordbg.catalog import query
 from actordbg.catalog.query import DumpRow
-from actordbg.catalog.tables import ComparisonRow
 from actordbg.catalog.why_nothing import no_match
 from actordbg.document.blocks import Block, Chart
 from actordbg.formats.dump_record import now_timestamp
@@ -63,8 +63,9 @@ def load(store: Store, names: Sequence[str] = (), where: str | None = None) -> M
     without replays gives an empty Material.
     """
     catalog = query.open_fresh(store, where)
-    rows = _chosen(catalog, list(names) or [LAST])
-    replays, notes = [], _left_open(catalog, rows) if not names or LAST in names else []
+    names = list(names) or [LAST]
+    rows = _chosen(catalog, names)
+    replays, notes = [], _left_open(catalog, rows) if LAST in names else []
     for row in rows:
         try:
             replays.append(_read(catalog, row))
@@ -80,11 +81,8 @@ def load(store: Store, names: Sequence[str] = (), where: str | None = None) -> M
                 hint="`actordbg dump ls --where` shows what a condition selects",
             )
         notes.append(f'only inputs selected by --where "{where}"; dumps that were pruned since are left out')
-    selection = plural(len(rows), "replay")
-    if not names or list(names) == [LAST]:
-        selection = "the last replay"
-    elif ALL in names:
-        selection = f"the whole store, {selection}"
+    selection = "the whole store, " * (ALL in names) + plural(len(rows), "replay")
+    selection = "the last replay" if names == [LAST] else selection
     return Material(tuple(replays), selection, tuple(notes))
 
 
@@ -96,7 +94,7 @@ def _left_open(catalog: query.Catalog, rows: Sequence[query.ReplayRow]) -> list[
     return [f"{newest.replay_id} is newer and {newest.status}: `actordbg replay --resume {newest.replay_id}` goes on"]
 
 
-def _chosen(catalog: query.Catalog, names: list[str]) -> list[query.ReplayRow]:
+def _chosen(catalog: query.Catalog, names: Sequence[str]) -> list[query.ReplayRow]:
     """The rows that the names mean, each once."""
     rows: dict[str, query.ReplayRow] = {}
     for name in names:
@@ -130,37 +128,27 @@ def report_blocks(store: Store, material: Material, slowest: int = SLOWEST, text
 
 
 def pictures(store: Store, data: ReplayData, texts: Texts | None = None) -> list[Chart]:
-    """The charts of one replay, those of its newest comparison with the truth first (without one: with another replay)."""
-    rows = sorted(data.comparisons, key=lambda row: row.against_kind != "truth")
-    return [*(_compared(store, rows[0], texts) if rows else []), *replay_charts(data), *_runs(store, data)]
-
-
-def _runs(store: Store, data: ReplayData) -> list[Chart]:
-    """The training run of the first input over time; a replay of several runs has the others in `actordbg ui`."""
-    try:
+    """The charts of one replay, those of its newest comparison with the truth first (without one: with another replay), and last
+    the training run of its first input; a replay of several runs has the others in `actordbg ui`.
+    """
+    charts = []
+    for row in sorted(data.comparisons, key=lambda row: row.against_kind != "truth")[:1]:
+        with contextlib.suppress(ActordbgError):  # the report's own words name what is damaged
+            record = ComparisonRecord.from_file(store.comparisons / f"{row.comparison_id}.json")
+            charts += comparison_charts(store, record, texts, floor_of(store, record))
+    charts += replay_charts(data)
+    with contextlib.suppress(IndexError, ActordbgError):  # no input, or one that was pruned
         run = query.get_dump(store, data.spec.inputs[0].dump_id).run
-    except (IndexError, ActordbgError):
-        return []  # no input, or one that was pruned
-    chart = run_timeline(run, calls_of(store, run), dropped_of(store, run))
-    return [chart] if chart is not None else []
-
-
-def _compared(store: Store, row: ComparisonRow, texts: Texts | None) -> list[Chart]:
-    try:
-        record = ComparisonRecord.from_file(store.comparisons / f"{row.comparison_id}.json")
-    except ActordbgError:
-        return []  # the report's own words name what is damaged
-    return comparison_charts(store, record, texts, floor_of(store, record))
+        chart = run_timeline(run, calls_of(store, run), dropped_of(store, run))
+        charts += [chart] if chart is not None else []
+    return charts
 
 
 def floor_of(store: Store, record: ComparisonRecord) -> float | None:
-    """The noise floor of a log-prob that the comparison was judged with."""
-    if record.noise_id is None:
-        return None
-    try:
+    """The noise floor of a log-prob that the comparison was judged with; None without one, or where it cannot be read."""
+    with contextlib.suppress(ActordbgError):
         return NoiseRecord.from_file(store.noise / f"{record.noise_id}.json").floor.get("max_abs")
-    except ActordbgError:
-        return None
+    return None
 
 
 def calls_of(source: Store | query.Catalog, run: str) -> list[DumpRow]:
@@ -170,15 +158,13 @@ def calls_of(source: Store | query.Catalog, run: str) -> list[DumpRow]:
 
 def dropped_of(store: Store, run: str) -> dict[int, int]:
     """How many calls each rank of a run dropped, by its published counters; one that cannot be read counts nothing."""
-    found: Counter[int] = Counter()
+    dropped: Counter[int] = Counter()
     for path in store.counters.glob("*/[!.]*.json"):
-        try:
-            counted = read_counters(path)
-        except CorruptDump:
-            continue
-        if counted["run"] == run:
-            found[counted["rank"]] += sum(counted.get("dropped", {}).values())
-    return dict(found)
+        with contextlib.suppress(CorruptDump):
+            counters = read_counters(path)
+            if counters["run"] == run:
+                dropped[counters["rank"]] += sum(counters.get("dropped", {}).values())
+    return dict(dropped)
 
 
 def quoted(text: str) -> str:

@@ -68,29 +68,22 @@ MIB = 2.0**20
 
 def replay_charts(data: ReplayData) -> list[Chart]:
     """Every picture of a replay that there is something to show in."""
-    made = (by_length(data), memory_by_length(data), timeline(data), spent(data), laws(data))
-    return [chart for chart in made if chart is not None]
-
-
-def by_length(data: ReplayData) -> Chart | None:
-    """Seconds of forward and backward of each input, by its length."""
     what = "forward and backward" if any(result.backward_s is not None for result in data.results) else "forward"
-    says = "Seconds of each input by seq_len, padding included."
     took = {
         result.dump_id: result.forward_s + (result.backward_s or 0.0) for result in data.results if result.forward_s is not None
     }
-    return _scatter(data, took, f"Time by length: {what}", f"{what}, s", "s", says)
-
-
-def memory_by_length(data: ReplayData) -> Chart | None:
-    """Peak memory of each input, by its length."""
     peaks = {one.dump_id: one.peak_memory_bytes / MIB for one in data.results if one.peak_memory_bytes is not None}
-    says = "Peak memory of the worker while an input ran, by seq_len."
-    return _scatter(data, peaks, "Memory by length", "peak, MiB", "MiB", says)
+    made = (
+        _by_length(data, took, f"Time by length: {what}", f"{what}, s", "Seconds of each input by seq_len, padding included."),
+        _by_length(data, peaks, "Memory by length", "peak, MiB", "Peak memory of the worker while an input ran, by seq_len."),
+        timeline(data), spent(data), laws(data),
+    )  # fmt: skip
+    return [chart for chart in made if chart is not None]
 
 
-def _scatter(data: ReplayData, values: Mapping[str, float], title: str, axis: str, unit: str, says: str) -> Chart | None:
+def _by_length(data: ReplayData, values: Mapping[str, float], title: str, axis: str, says: str) -> Chart | None:
     """Points of values by dump id, over the lengths of the inputs."""
+    unit = axis.rpartition(", ")[2]
     by_id = {given.dump_id: given for given in data.spec.inputs}
     first, compiling = warm_up_of(data.results)
     rows: Values = []

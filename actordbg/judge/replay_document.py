@@ -14,7 +14,7 @@ from actordbg.catalog.tables import ComparisonRow
 from actordbg.config import consent
 from actordbg.config.as_ran import as_ran, in_words, label, meant, on_machine, toy
 from actordbg.config.replay_config import SETTINGS
-from actordbg.document.blocks import Block, Chart, Code, Grid, Heading, Items, Paragraph, number, rate, ratio, seconds
+from actordbg.document.blocks import Block, Chart, Code, Grid, Heading, Items, Paragraph, number, rate, seconds
 from actordbg.document.renderings import shorten
 from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
 from actordbg.judge.agreement import against_the_run, laws_in_words, ranks_in_words
@@ -117,7 +117,8 @@ def _side_by_side(summary: Summary) -> list[Block]:
 def _compared(one: ReplaySummary, against: Against) -> tuple[str, ...]:
     beside = ("1", "-", "-")
     if one.label != "A":
-        beside = (ratio(against.forward_ratio), str(against.timed), f"{against.digests_equal} / {against.digests_differ}")
+        slower = "-" if against.forward_ratio is None else f"{against.forward_ratio:.2f}"
+        beside = (slower, str(against.timed), f"{against.digests_equal} / {against.digests_differ}")
     times = (seconds(one.forward.median), seconds(one.forward.p95), rate(one.tokens_per_s.median))
     return one.label, f"{one.counts.passed}/{one.counts.inputs}", *times, human_bytes(one.peak_memory_bytes), *beside
 

@@ -168,6 +168,11 @@ class ReplaySummary(Timed):
     laws: LawSummary | None = None
     why: str = ""
 
+    @property
+    def truth(self) -> ComparisonRow | None:
+        """The newest comparison with the truth."""
+        return next((row for row in self.comparisons if row.against_kind == "truth"), None)
+
 
 @dataclass(frozen=True)
 class Against:

@@ -126,7 +126,6 @@ def deliver_to(kind: str, where: str, data: ReplayData) -> str:
 
 def figures_of(one: ReplaySummary) -> Figures:
     """The figures of a replay by name; what nobody measured is left out."""
-    truth = next((row for row in one.comparisons if row.against_kind == "truth"), None)
     found: dict[str, float | None] = {
         **{f"inputs/{name}": float(count) for name, count in vars(one.counts).items()},
         "time/forward_median_s": one.forward.median,
@@ -134,7 +133,7 @@ def figures_of(one: ReplaySummary) -> Figures:
         "time/backward_median_s": one.backward.median,
         "time/tokens_per_s": one.tokens_per_s.median,
         "memory/peak_bytes": one.peak_memory_bytes,
-        "truth/max_abs_nats": truth.max_abs if truth else None,
+        "truth/max_abs_nats": one.truth.max_abs if one.truth else None,
         "laws/violations": float(len(one.laws.violations)) if one.laws else None,
     }
     return {name: float(value) for name, value in found.items() if value is not None}

@@ -13,14 +13,13 @@ from typing import get_args
 from urllib.parse import urlsplit
 
 import pytest
-import typer
 from catalogcases import publish, record
 from reportcases import dump_id, given, replay, result
 from typer.testing import CliRunner
 
 from actordbg.actor.signatures import KNOWN
 from actordbg.base.errors import EnvironmentProblem, NothingToDo, StoreProblem, UsageError, WhereError
-from actordbg.cli import report as command
+from actordbg.cli.app import app
 from actordbg.cli.options import Format
 from actordbg.judge.load_replays import load
 from actordbg.replay.replay_data import ReplayData
@@ -53,12 +52,6 @@ def replayed(store: Store) -> Store:
 
 
 def invoke(store: Store, *arguments: str):
-    app = typer.Typer()
-
-    @app.callback()
-    def root(store: Path = typer.Option(None)) -> None: ...
-
-    app.command("report")(command.report)
     return CliRunner().invoke(app, ["--store", str(store.root), "report", *arguments], catch_exceptions=False)
 
 

@@ -82,12 +82,6 @@ def test_log_probs_are_weighted_by_their_tokens_and_nonfinite_ones_are_counted()
     assert (logprobs.mean, logprobs.lowest, logprobs.highest, logprobs.nonfinite) == (-3.0, -8.0, -0.1, 3)
 
 
-def test_golden_drift_names_the_worst_input_and_is_absent_where_nothing_was_recorded():
-    golden = of(result(0, golden_count=5, golden_max_abs=0.5, golden_mean_abs=0.1), result(1)).golden
-    assert golden is not None and (golden.results, golden.max_abs, golden.worst_dump) == (1, 0.5, dump_id(0))
-    assert of(result(0), result(1)).golden is None
-
-
 def test_failures_with_one_signature_are_one_group_with_its_explanation_and_the_first_cause_by_time():
     order = (3, 0, 1, 2, 4)
     results = [result(i, status="failed", signature="known", error=f"error {i}", error_class="RuntimeError") for i in order]
