@@ -176,7 +176,7 @@ class DumpComparison:
 
     sequences: figures over the rows' sums of log-probs. loss_abs: |a - b|. grad_norm_rel: |a - b| / |b|. gradients: over
     all parameters together; `parameters`: the worst ones; parameter_distance: the largest of a single one, `worst_parameter`
-    (`compare.gradient_figures`). worst_tokens: by absolute difference. beyond_noise: what is above the noise floor though
+    (`judge.dump_figures`). worst_tokens: by absolute difference. beyond_noise: what is above the noise floor though
     within the thresholds: real, and small enough; empty without a floor. limits: measured on this dump, where they were.
     parameter_seen: a relative error of any one parameter's gradient that would have been outside. distances: of the worst dumps,
     how far each parameter's gradients are apart.
@@ -220,7 +220,7 @@ class SideInfo:
 class ComparisonRecord(StoredRecord):
     """`actordbg compare A B`: both sides, the thresholds that were applied, a verdict overall and for each dump, worst
     dumps first. rounding_id: the replay that says what the dtype's rounding does to each dump, where limits follow it; a dump
-    then has `limits` of its own. excludes: the smallest faults that would have been a mismatch (`compare.power`).
+    then has `limits` of its own. excludes: the smallest faults that would have been a mismatch (`judge.measured_limits`).
     """
 
     what: ClassVar[str] = "comparison"
