@@ -71,20 +71,23 @@ def has_charts(blocks: Iterable[Block]) -> bool:
 
 
 def _block(block: Block, number: int) -> str:
-    if isinstance(block, Paragraph):
-        return f"<p>{_inline(block.text)}</p>"
-    if isinstance(block, Items):
-        return f"<ul>{''.join(map(_item, block.items))}</ul>"
-    if isinstance(block, Code):
-        return f'<pre tabindex="0">{in_html(block.text)}</pre>'
-    if isinstance(block, Grid):
-        return _grid(block)
-    if isinstance(block, Banner):
-        return _banner(block)
-    if isinstance(block, Cells):
-        return _cells(block)
-    assert isinstance(block, Chart)
-    return _chart(block, number)
+    match block:
+        case Paragraph(text):
+            return f"<p>{_inline(text)}</p>"
+        case Items(items):
+            return f"<ul>{''.join(map(_item, items))}</ul>"
+        case Code(text):
+            return f'<pre tabindex="0">{in_html(text)}</pre>'
+        case Grid():
+            return _grid(block)
+        case Banner():
+            return _banner(block)
+        case Cells():
+            return _cells(block)
+        case Chart():
+            return _chart(block, number)
+        case Heading():
+            return ""  # `as_body` has it
 
 
 def _inline(text: str) -> str:

@@ -35,18 +35,20 @@ def _written(blocks: Iterable[Block]) -> Iterable[Written]:
 
 
 def _text_block(block: Written) -> str:
-    if isinstance(block, Heading):
-        text = _running(block.text)
-        rule = f"{('=' if block.level == 1 else '-') * min(len(text), WIDTH)}\n" if block.level < 3 else ""
-        return f"{text}\n{rule}"
-    if isinstance(block, Paragraph):
-        return wrap(block.text) + "\n"
-    if isinstance(block, Code):
-        return "\n".join(f"    | {line[: WIDTH - 6]}" for line in in_lines(block.text).split("\n")) + "\n"
-    if isinstance(block, Items):  # the command that comes next stays whole, so that it can be pasted
-        lines = (f"  {in_lines(item)}" if item.startswith("next: ") else wrap(item, "  ", "      ") for item in block.items)
-        return "\n".join(lines) + "\n"
-    return grid(block) + "\n"
+    match block:
+        case Heading(title, level):
+            text = _running(title)
+            rule = f"{('=' if level == 1 else '-') * min(len(text), WIDTH)}\n" if level < 3 else ""
+            return f"{text}\n{rule}"
+        case Paragraph(text):
+            return wrap(text) + "\n"
+        case Code(text):
+            return "\n".join(f"    | {line[: WIDTH - 6]}" for line in in_lines(text).split("\n")) + "\n"
+        case Items(items):  # the command that comes next stays whole, so that it can be pasted
+            lines = (f"  {in_lines(item)}" if item.startswith("next: ") else wrap(item, "  ", "      ") for item in items)
+            return "\n".join(lines) + "\n"
+        case Grid():
+            return grid(block) + "\n"
 
 
 def _running(text: str) -> str:
@@ -134,15 +136,17 @@ def as_markdown(blocks: Iterable[Block]) -> str:
 
 
 def _markdown_block(block: Written) -> str:
-    if isinstance(block, Heading):
-        return f"{'#' * block.level} {_flowing(block.text)}"
-    if isinstance(block, Paragraph):
-        return _flowing(block.text)
-    if isinstance(block, Items):
-        return "\n".join(f"- {_flowing(item)}" for item in block.items)
-    if isinstance(block, Code):
-        return fenced(block.text)
-    return _markdown_grid(block)
+    match block:
+        case Heading(text, level):
+            return f"{'#' * level} {_flowing(text)}"
+        case Paragraph(text):
+            return _flowing(text)
+        case Items(items):
+            return "\n".join(f"- {_flowing(item)}" for item in items)
+        case Code(text):
+            return fenced(text)
+        case Grid():
+            return _markdown_grid(block)
 
 
 def _markdown_grid(table: Grid) -> str:
