@@ -11,6 +11,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from actordbg.actor.signatures import explain
 from actordbg.base.errors import ActordbgError, CorruptDump, NothingToDo, StoreProblem
@@ -21,17 +22,16 @@ from actordbg.catalog.why_nothing import no_match
 from actordbg.document.blocks import Block, Chart
 from actordbg.formats.dump_record import now_timestamp
 from actordbg.formats.recording_reading import read_counters
-from actordbg.judge.comparison_charts import comparison_charts
-from actordbg.judge.replay_charts import replay_charts, run_timeline
-from actordbg.judge.replay_document import document
 from actordbg.judge.report_model import Summary
 from actordbg.judge.summary import SLOWEST, restrict, summarise
-from actordbg.judge.token_charts import Texts
 from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
 from actordbg.records.journal import SPEC, read_why
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.replay_data import ReplayData
 from actordbg.store.layout import Store
+
+if TYPE_CHECKING:
+    from actordbg.judge.token_charts import Texts
 
 LAST = "last"
 ALL = "all"
@@ -122,6 +122,8 @@ def _read(catalog: query.Catalog, row: query.ReplayRow) -> ReplayData:
 
 def report_blocks(store: Store, material: Material, slowest: int = SLOWEST, texts: Texts | None = None) -> list[Block]:
     """The whole report on these replays, with its pictures."""
+    from actordbg.judge.replay_document import document  # which `curve` loads its replays without
+
     summary = material.summary(slowest)
     charts = {one.label: pictures(store, data, texts) for one, data in zip(summary.replays, material.replays, strict=True)}
     return document(summary, charts)
@@ -131,8 +133,12 @@ def pictures(store: Store, data: ReplayData, texts: Texts | None = None) -> list
     """The charts of one replay, those of its newest comparison with the truth first (without one: with another replay), and last
     the training run of its first input; a replay of several runs has the others in `actordbg ui`.
     """
-    charts = []
+    from actordbg.judge.replay_charts import replay_charts, run_timeline
+
+    charts: list[Chart] = []
     for row in sorted(data.comparisons, key=lambda row: row.against_kind != "truth")[:1]:
+        from actordbg.judge.comparison_charts import comparison_charts  # and numpy
+
         with contextlib.suppress(ActordbgError):  # the report's own words name what is damaged
             record = ComparisonRecord.from_file(store.comparisons / f"{row.comparison_id}.json")
             charts += comparison_charts(store, record, texts, floor_of(store, record))
