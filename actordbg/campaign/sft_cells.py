@@ -27,8 +27,7 @@ from actordbg.base.machine_fault import machine_fault
 from actordbg.campaign.train_plan import log_name, name_of_cell
 from actordbg.campaign.train_verdicts import ROUND
 from actordbg.config.replay_config import TINY, ReplayConfig
-from actordbg.demo.demo_assets import build_assets
-from actordbg.demo.demo_training import start_job
+from actordbg.demo.demo_training import build_assets, start_job
 from actordbg.formats.store_files import make_folder, read_regular
 from actordbg.measure.log_lines import BAR, read_log
 from actordbg.records.matrix_record import (

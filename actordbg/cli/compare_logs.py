@@ -51,7 +51,7 @@ def compare_logs(
 
     Example: actordbg compare-logs deepspeed.log fsdp2.log fsdp2_tp2.log --threshold 0.05 --plot losses.png
     """
-    from actordbg.document import chart_file
+    from actordbg.document import page
     from actordbg.document.renderings import as_text
     from actordbg.measure.align_logs import compare_many
     from actordbg.measure.exported_logs import is_exported, read_exported
@@ -60,7 +60,7 @@ def compare_logs(
     from actordbg.measure.log_lines import read_log
 
     check_page(html)
-    chart_file.check("--plot", plot)
+    page.check("--plot", plot)
     if len(logs) < 2:
         raise UsageError("one log has nothing to be compared with", hint="name two or more")
     if logs.count("-") > 1:
@@ -68,11 +68,11 @@ def compare_logs(
     read = [read_exported(path, metric) if is_exported(path) else read_log(path, metric) for path in logs]
     pairs = compare_many(read, each=each, metric=metric, threshold=threshold, rule=rule, limit=limit)
     charts = log_charts(pairs, read) if html or plot else []
-    page = logs_page(pairs, charts)
+    blocks = logs_page(pairs, charts)
     whole = together(pairs)
-    output.emit(pairs[0] if len(logs) == 2 else whole, lambda _: output.say_lines(as_text(page)), as_json)
-    write_page(html, page)
-    if plot is not None and chart_file.save(charts, plot):
+    output.emit(pairs[0] if len(logs) == 2 else whole, lambda _: output.say_lines(as_text(blocks)), as_json)
+    write_page(html, blocks)
+    if plot is not None and page.save(charts, plot):
         output.note(f"wrote {plot}")
     if not whole.good:
         raise typer.Exit(1)

@@ -61,7 +61,7 @@ def doctor(
 
 def _render_all(checks: list[Check]) -> None:
     """How many are bad, then these, the warnings, one command for all that is missing, and last what is all right."""
-    from actordbg.doctor.missing import install_command, missing_packages
+    from actordbg.doctor.checkup import install_command, missing_packages
 
     levels = ("bad", "warn", "ok")
     say(", ".join(f"{sum(one.status.value == level for one in checks)} {level}" for level in levels))

@@ -56,7 +56,7 @@ def report(
     from actordbg.document.renderings import as_text
     from actordbg.judge.load_replays import load
     from actordbg.judge.replay_document import explanations
-    from actordbg.judge.trackers import send
+    from actordbg.judge.tabular import send
 
     if explain_figures:
         return say_lines(as_text(explanations()))
@@ -85,7 +85,7 @@ def _written(store: Store, material: Material, chosen: Format, slowest: int, tex
     from actordbg.document.page import as_html
     from actordbg.document.renderings import as_markdown, as_text
     from actordbg.judge import tabular
-    from actordbg.judge.pictures import report_blocks
+    from actordbg.judge.load_replays import report_blocks
     from actordbg.judge.replay_document import brief_document, document
 
     if chosen == "csv":

@@ -52,14 +52,14 @@ def train_check(
     from actordbg.cli.chosen_inputs import is_left_to_rank_0, opened
     from actordbg.cli.new_train_check import new_train_check
     from actordbg.cli.train_check_work import inputs_again, print_train_check, require_alone, run_cells_of, say_plan
-    from actordbg.document import chart_file
+    from actordbg.document import page
 
     flags = dict(settings)
     if is_left_to_rank_0(flags):
         return
     form = chosen_format(format, as_json)
     check_page(html)
-    chart_file.check("--plot", plot)
+    page.check("--plot", plot)
     if show is not None or resume is not None:
         require_alone(ctx, "show" if show is not None else "resume")
         store = store_of(ctx).require()

@@ -89,7 +89,7 @@ def _plain(record: Any) -> Any:
     """A record as JSON has it. ValueError for half of a surrogate pair."""
     from msgspec.json import decode, encode
 
-    return decode(encode(record))
+    return decode(encode(record, enc_hook=float))  # a float of numpy's is one
 
 
 def _says_more(said: Any, kept: Any) -> bool:

@@ -26,7 +26,7 @@ from actordbg.base.processes import end_session
 from actordbg.capture.control import read_control
 from actordbg.cli.dump_status_work import process_rows
 from actordbg.demo import demo_training as training
-from actordbg.demo.demo_assets import build_assets
+from actordbg.demo.demo_training import build_assets
 from actordbg.replay.launch import free_port
 from actordbg.store import payload
 from actordbg.store.layout import Store

@@ -10,7 +10,7 @@ import pytest
 from actorcases import run_scenario
 
 from actordbg.config.replay_config import ReplayConfig
-from actordbg.judge.law_summary import laws_of
+from actordbg.judge.agreement import laws_of
 from actordbg.records.replay_record import PASSED, LawAnswer, ResultRecord, in_words, violations
 
 pytestmark = pytest.mark.slow
