@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +18,6 @@ from actordbg.formats import ringfile
 from actordbg.formats.dump_record import timestamp_of
 from actordbg.formats.record_reading import parse_timestamp
 from actordbg.formats.ringfile import host_name
-from actordbg.store.layout import Store
 
 
 def pretend_ray(monkeypatch: pytest.MonkeyPatch, task: str | None, actor: str | None = "a1") -> None:
@@ -43,19 +41,19 @@ def pretend_ray(monkeypatch: pytest.MonkeyPatch, task: str | None, actor: str | 
         ("", None),
     ],
 )
-def test_the_class_of_the_ray_actor_says_the_role(monkeypatch: pytest.MonkeyPatch, task: str | None, role: str | None):
+def test_the_class_of_the_ray_actor_says_the_role(monkeypatch, task: str | None, role: str | None):
     pretend_ray(monkeypatch, task)
     assert facts.role_from_ray() == role
 
 
-def test_outside_of_a_ray_actor_ray_says_nothing(monkeypatch: pytest.MonkeyPatch):
+def test_outside_of_a_ray_actor_ray_says_nothing(monkeypatch):
     pretend_ray(monkeypatch, "openrlhf.PolicyModelActor.fit", actor=None)
     assert facts.role_from_ray() is None
     monkeypatch.delitem(sys.modules, "ray")
     assert facts.role_from_ray() is None
 
 
-def test_torch_distributed_knows_the_rank_better_than_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_torch_distributed_knows_the_rank_better_than_the_environment(monkeypatch, tmp_path):
     import torch.distributed as dist
 
     monkeypatch.setenv("RANK", "7")
@@ -69,13 +67,13 @@ def test_torch_distributed_knows_the_rank_better_than_the_environment(monkeypatc
 
 
 @pytest.mark.parametrize("value", ["", "x", "-1"])
-def test_without_a_launcher_the_rank_is_zero(monkeypatch: pytest.MonkeyPatch, value: str):
+def test_without_a_launcher_the_rank_is_zero(monkeypatch, value: str):
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.setenv(name, value)
     assert facts.rank_of_process() == facts.Rank(0, None, None)
 
 
-def test_host_names_can_be_part_of_a_file_name(monkeypatch: pytest.MonkeyPatch):
+def test_host_names_can_be_part_of_a_file_name(monkeypatch):
     monkeypatch.setattr(ringfile.socket, "gethostname", lambda: "a/b c" * 50)
     assert host_name().startswith("a_b_c") and len(host_name()) == 64
 
@@ -125,7 +123,7 @@ print(json.dumps({"plain": plain, "hooked": hooked}))
 
 
 @pytest.mark.slow
-def test_a_real_openrlhf_actor_is_recorded_and_cannot_tell(store: Store, tmp_path: Path):
+def test_a_real_openrlhf_actor_is_recorded_and_cannot_tell(store, tmp_path):
     pytest.importorskip("openrlhf")
     from actordbg.capture.control import Control, write_control
 

@@ -32,7 +32,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[FakeGenerator]:
     return generators
 
 
-def test_the_cpu_state_is_torchs_and_setting_it_draws_the_same_numbers() -> None:
+def test_the_cpu_state_is_torchs_and_setting_it_draws_the_same_numbers():
     torch.manual_seed(5)
     before = states()
     assert list(before) == ["cpu"] and torch.equal(before["cpu"], torch.get_rng_state())
@@ -41,7 +41,7 @@ def test_the_cpu_state_is_torchs_and_setting_it_draws_the_same_numbers() -> None
     assert torch.equal(torch.rand(7), drawn)
 
 
-def test_reading_draws_nothing_and_a_state_does_not_change_afterwards() -> None:
+def test_reading_draws_nothing_and_a_state_does_not_change_afterwards():
     before = states()
     kept = before["cpu"].clone()
     assert digests(states()) == digests(before)
@@ -49,13 +49,13 @@ def test_reading_draws_nothing_and_a_state_does_not_change_afterwards() -> None:
     assert torch.equal(before["cpu"], kept) and digests(states()) != digests(before)
 
 
-def test_digests_are_of_the_states_bytes() -> None:
+def test_digests_are_of_the_states_bytes():
     state = torch.arange(16, dtype=torch.uint8)
     assert digests({"cuda:0": state}) == {"cuda:0": hashlib.sha256(bytes(range(16))).hexdigest()}
     assert digests({}) == {}
 
 
-def test_cuda_is_not_initialised_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_is_not_initialised_for_it(monkeypatch):
     def fail(*_: object) -> None:
         raise AssertionError("asked CUDA")
 
@@ -65,14 +65,14 @@ def test_cuda_is_not_initialised_for_it(monkeypatch: pytest.MonkeyPatch) -> None
     assert list(states([torch.device("cuda", 0)])) == ["cpu"]
 
 
-def test_the_generators_of_the_given_gpus_are_read_else_the_current_ones(gpus: list[FakeGenerator]) -> None:
+def test_the_generators_of_the_given_gpus_are_read_else_the_current_ones(gpus: list[FakeGenerator]):
     assert list(states()) == list(states([torch.device("cpu")])) == ["cpu", "cuda:1"]
     given = states([torch.device("cuda", 2), torch.device("cuda"), torch.device("cpu"), torch.device("cuda", 2)])
     assert {name: int(state[0]) for name, state in given.items() if name != "cpu"} == {"cuda:1": 1, "cuda:2": 2}
     assert [generator.asked for generator in gpus] == [0, 3, 1]
 
 
-def test_no_gpu_is_asked_while_a_graph_is_captured(gpus: list[FakeGenerator], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_gpu_is_asked_while_a_graph_is_captured(gpus: list[FakeGenerator], monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert list(states([torch.device("cuda", 0)])) == ["cpu"]
     assert not any(generator.asked for generator in gpus)
@@ -80,7 +80,7 @@ def test_no_gpu_is_asked_while_a_graph_is_captured(gpus: list[FakeGenerator], mo
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_a_real_gpus_state_is_torchs_and_is_left_out_of_a_graph_capture() -> None:
+def test_a_real_gpus_state_is_torchs_and_is_left_out_of_a_graph_capture():
     torch.cuda.init()  # `states` leaves a CUDA that nobody uses alone
     torch.cuda.manual_seed(3)
     before = states([torch.device("cuda", 0)])["cuda:0"]

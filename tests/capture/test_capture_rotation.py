@@ -22,7 +22,7 @@ def size_of_one(tmp_store: Store) -> int:
     return path.stat().st_size
 
 
-def test_the_oldest_go_and_the_books_say_so(store: Store, tmp_path):
+def test_the_oldest_go_and_the_books_say_so(store, tmp_path):
     one = size_of_one(Store(tmp_path / "other").create())
     recording, actor = Recording(store, keep_bytes=5 * one + one // 2), Watched()
     for seed in range(20):
@@ -31,12 +31,12 @@ def test_the_oldest_go_and_the_books_say_so(store: Store, tmp_path):
     assert 3 <= len(kept) <= 6
     newest = [dump.tensors["sequences"] for dump in kept]
     assert all(torch.equal(a, ids(2, 300, 20 - len(kept) + n)) for n, a in enumerate(newest))
-    (ledger,) = recording.ledgers
+    ledger = recording.ledger
     assert balanced(ledger) and ledger.captured == 20, "captured says what was written, rotated what made room since"
     assert ledger.rotated == 20 - len(kept) and ledger.rotated_bytes > ledger.rotated * one // 2
 
 
-def test_what_a_trigger_keeps_stays(store: Store, tmp_path):
+def test_what_a_trigger_keeps_stays(store, tmp_path):
     one = size_of_one(Store(tmp_path / "other").create())
     recording, actor = Recording(store, keep_bytes=3 * one, triggers=("nan",), before=1), Watched()
     for seed in range(30):
@@ -48,7 +48,7 @@ def test_what_a_trigger_keeps_stays(store: Store, tmp_path):
     assert len(kept) - len(pinned) <= 4
 
 
-def test_actors_share_the_size(store: Store, tmp_path):
+def test_actors_share_the_size(store, tmp_path):
     folder = store.counters / "r"
     folder.mkdir(parents=True)
     for rank in range(3):
@@ -64,7 +64,7 @@ def test_actors_share_the_size(store: Store, tmp_path):
     assert (rotation.bytes, ledger.rotated) == (400, 6)
 
 
-def test_the_newest_stays_however_large_and_a_vanished_file_is_no_trouble(store: Store, tmp_path):
+def test_the_newest_stays_however_large_and_a_vanished_file_is_no_trouble(store, tmp_path):
     rotation = Rotation(store, Ledger(Identity("r", 0, 1, "host", 1, "x")))
     rotation.add(tmp_path / "gone", 50)
     (tmp_path / "large").write_bytes(b"x")

@@ -58,7 +58,7 @@ USUAL = {
 
 
 @pytest.mark.parametrize("what", MOST_LINES)
-def test_a_training_process_loads_few_modules_and_lines(tmp_path: Path, what: str):
+def test_a_training_process_loads_few_modules_and_lines(tmp_path, what: str):
     (tmp_path / "FORMAT").write_text('{"format": 1}\n')
     (tmp_path / "control.json").write_text(json.dumps(CONTROL if what == "all" else USUAL))
     done = subprocess.run([sys.executable, "-c", TRAINING, str(tmp_path)], capture_output=True, text=True)

@@ -29,12 +29,12 @@ NODES = f"{FOLDER}{os.pathsep}${{PYTHONPATH}}"
         ("/other/actordbg/install/pythonpath", FOLDER),
     ],
 )
-def test_our_folder_stands_once_in_front_of_the_users_path(users: str | None, path: str) -> None:
+def test_our_folder_stands_once_in_front_of_the_users_path(users: str | None, path: str):
     environ = {"HOME": "/h"} | ({} if users is None else {"PYTHONPATH": users})
     assert child_environment(environ, "/s", "r") == {"HOME": "/h", **OURS, "PYTHONPATH": path}
 
 
-def test_a_folder_that_cannot_stand_in_a_path_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_cannot_stand_in_a_path_is_refused(monkeypatch):
     monkeypatch.setattr(ray_hooks, "FOLDER", "/a:b/pythonpath")
     with pytest.raises(EnvironmentProblem, match="PYTHONPATH"):
         child_environment({}, "/s", "r")
@@ -51,14 +51,14 @@ def test_a_folder_that_cannot_stand_in_a_path_is_refused(monkeypatch: pytest.Mon
         ({"env_vars": {"ACTORDBG_RUN": "theirs"}}, {"PYTHONPATH": NODES}),
     ],
 )
-def test_a_runtime_environment_keeps_what_is_the_users(given: dict[str, Any] | None, variables: dict[str, str]) -> None:
+def test_a_runtime_environment_keeps_what_is_the_users(given: dict[str, Any] | None, variables: dict[str, str]):
     before = copy.deepcopy(given)
     result = merged(given, OURS)
     assert result == {"env_vars": {**variables, **OURS}}
     assert given == before and merged(result, OURS) == result
 
 
-def test_other_keys_of_a_runtime_environment_stay() -> None:
+def test_other_keys_of_a_runtime_environment_stay():
     assert merged({"working_dir": ".", "pip": ["a"]}, OURS).items() >= {"working_dir": "."}.items()
 
 
@@ -70,9 +70,7 @@ variables = st.dictionaries(
 @pytest.mark.slow
 @settings(deadline=None)  # the first example imports ray
 @given(job=variables, own=variables, submitted=st.booleans())
-def test_ray_merges_what_was_reconciled_unless_the_user_had_a_conflict(
-    job: dict[str, str], own: dict[str, str], submitted: bool
-) -> None:
+def test_ray_merges_what_was_reconciled_unless_the_user_had_a_conflict(job: dict[str, str], own: dict[str, str], submitted: bool):
     """`submitted`: the job was submitted below `run`, so that its runtime environment holds ours already."""
     from ray.runtime_env.runtime_env import _merge_runtime_env
 

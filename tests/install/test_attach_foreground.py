@@ -50,7 +50,7 @@ def wait_for(process: subprocess.Popen[str], text: str) -> None:
     assert text in line, line
 
 
-def test_our_own_signal_mask_is_as_before_and_the_program_has_it_too() -> None:
+def test_our_own_signal_mask_is_as_before_and_the_program_has_it_too():
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     code = "import signal, sys; sys.exit(len(signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
     assert run_in_foreground([sys.executable, "-c", code], os.environ).code == len(before)
@@ -58,7 +58,7 @@ def test_our_own_signal_mask_is_as_before_and_the_program_has_it_too() -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_to_us_alone_is_handed_on_once(name: str) -> None:
+def test_a_signal_to_us_alone_is_handed_on_once(name: str):
     process = start(sys.executable, "-c", COUNTS, "1")
     wait_for(process, "ready")
     process.send_signal(getattr(signal, name))
@@ -66,20 +66,20 @@ def test_a_signal_to_us_alone_is_handed_on_once(name: str) -> None:
     assert f"sum {name}\nend 0 True\n" in out
 
 
-def test_a_program_that_signals_its_own_group_is_not_signalled_again() -> None:
+def test_a_program_that_signals_its_own_group_is_not_signalled_again():
     code = COUNTS + "import os; os.kill(0, signal.SIGTERM); time.sleep(0.5); print('sum', *seen, flush=True)"
     process = start(sys.executable, "-c", code, "0", start_new_session=True)
     out, _ = process.communicate(timeout=30)
     assert "sum SIGTERM\nend 0 True\n" in out
 
 
-def test_an_ignored_signal_stays_ignored() -> None:
+def test_an_ignored_signal_stays_ignored():
     process = start(sys.executable, "-c", "import signal; print(signal.getsignal(signal.SIGHUP) is signal.SIG_IGN)",
                     preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))  # fmt: skip
     assert process.communicate(timeout=30)[0] == "True\nend 0 False\n"
 
 
-def test_nothing_is_left_of_the_program() -> None:
+def test_nothing_is_left_of_the_program():
     code = f"{WRAPPER}\nimport os\ntry: os.waitpid(-1, os.WNOHANG); print('a child is left')\nexcept ChildProcessError: print('none')"
     done = subprocess.run(
         [sys.executable, "-c", code, sys.executable, "-c", "pass"], env=os.environ | {"PYTHONPATH": str(ROOT)},
@@ -118,7 +118,7 @@ class Terminal:
         return code
 
 
-def test_ctrl_c_reaches_the_program_once_each_time_and_does_not_end_us() -> None:
+def test_ctrl_c_reaches_the_program_once_each_time_and_does_not_end_us():
     terminal = Terminal(sys.executable, "-c", COUNTS, "2")
     terminal.read_until("ready")
     for count in (1, 2):
@@ -129,7 +129,7 @@ def test_ctrl_c_reaches_the_program_once_each_time_and_does_not_end_us() -> None
     assert terminal.end() == 0
 
 
-def test_a_program_that_ctrl_c_ends_ends_with_130_and_may_read_the_terminal() -> None:
+def test_a_program_that_ctrl_c_ends_ends_with_130_and_may_read_the_terminal():
     terminal = Terminal(sys.executable, "-c", "print('got', input()); import signal, time\n"
                         "signal.signal(signal.SIGINT, signal.SIG_DFL); print('ready', flush=True); time.sleep(60)")  # fmt: skip
     terminal.type(b"hello\n")
@@ -140,7 +140,7 @@ def test_a_program_that_ctrl_c_ends_ends_with_130_and_may_read_the_terminal() ->
     assert terminal.end() == 0
 
 
-def test_ctrl_z_stops_both_and_both_go_on() -> None:
+def test_ctrl_z_stops_both_and_both_go_on():
     terminal = Terminal("sh", "-c", f"{sys.executable} -c 'print(\"ready\", flush=True); import time; time.sleep(1)'; exit 5")
     terminal.read_until("ready")
     os.kill(terminal.pid, signal.SIGTSTP)

@@ -47,7 +47,7 @@ class FakeRay(ModuleType):
         return dict(self.calls[-1][1]["runtime_env"])
 
 
-def test_a_driver_passes_ours_on_with_its_own() -> None:
+def test_a_driver_passes_ours_on_with_its_own():
     ray = FakeRay()
     assert ray.init("auto", runtime_env=OPENRLHF, num_cpus=3) == "context"
     ((args, kwargs, _),) = ray.calls
@@ -57,14 +57,14 @@ def test_a_driver_passes_ours_on_with_its_own() -> None:
     assert OPENRLHF["env_vars"].keys() == {"TOKENIZERS_PARALLELISM", "NCCL_DEBUG"}
 
 
-def test_init_is_wrapped_once_and_keeps_its_name() -> None:
+def test_init_is_wrapped_once_and_keeps_its_name():
     ray = FakeRay()
     once = ray.init
     take_along(ray)
     assert ray.init is once and ray.init.__name__ == "_init"
 
 
-def test_the_environment_in_a_job_config_is_not_replaced() -> None:
+def test_the_environment_in_a_job_config_is_not_replaced():
     ray = FakeRay()
     ray.init(job_config=SimpleNamespace(runtime_env={"working_dir": "/w"}))
     assert ray.runtime_environment["working_dir"] == "/w" and ray.runtime_environment["env_vars"].items() >= OURS.items()
@@ -81,16 +81,14 @@ def test_the_environment_in_a_job_config_is_not_replaced() -> None:
     ],
     ids=["client", "client's server", "container", "sent already", "old ray"],
 )
-def test_where_ray_takes_no_hook_none_is_added(given: dict[str, Any], known: tuple[str, ...]) -> None:
+def test_where_ray_takes_no_hook_none_is_added(given: dict[str, Any], known: tuple[str, ...]):
     ray = FakeRay(known)
     ray.init(**given)
     assert HOOK not in ray.runtime_environment and ray.runtime_environment["env_vars"].items() >= OURS.items()
 
 
 @pytest.mark.parametrize("job", ["{broken", '{"runtime_env": 1}'])
-def test_a_failure_of_ours_calls_ray_as_the_user_did(
-    job: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failure_of_ours_calls_ray_as_the_user_did(job: str, monkeypatch, capsys):
     monkeypatch.setenv(JOB_CONFIG, job)
     ray = FakeRay()
     ray.init(runtime_env=OPENRLHF)
@@ -98,7 +96,7 @@ def test_a_failure_of_ours_calls_ray_as_the_user_did(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_rays_own_errors_pass_and_the_jobs_variable_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rays_own_errors_pass_and_the_jobs_variable_comes_back(monkeypatch):
     job = json.dumps({"runtime_env": merged({}, OURS), "metadata": {"a": "b"}})
     monkeypatch.setenv(JOB_CONFIG, job)
     ray = FakeRay()
@@ -123,19 +121,19 @@ def submitted(runtime_env: dict[str, Any]) -> dict[str, str]:
     return {JOB_CONFIG: json.dumps({"runtime_env": merged(runtime_env, OURS), "metadata": {}}), **OURS}
 
 
-def test_what_the_job_has_of_ours_moves_to_the_driver() -> None:
+def test_what_the_job_has_of_ours_moves_to_the_driver():
     kwargs, job = prepared({"runtime_env": OPENRLHF}, submitted({"working_dir": "gcs://x"}), takes_hook=True)
     assert json.loads(job or "")["runtime_env"] == {"working_dir": "gcs://x"}
     assert kwargs["runtime_env"]["env_vars"] == merged(OPENRLHF, OURS)["env_vars"]
 
 
-def test_a_path_that_the_job_sets_keeps_its_place_and_gets_ours() -> None:
+def test_a_path_that_the_job_sets_keeps_its_place_and_gets_ours():
     kwargs, job = prepared({}, submitted({"env_vars": {"PYTHONPATH": "/users"}}), takes_hook=True)
     assert json.loads(job or "")["runtime_env"] == {"env_vars": {"PYTHONPATH": f"{FOLDER}:/users"}}
     assert kwargs["runtime_env"]["env_vars"] == OURS
 
 
-def test_a_hook_that_the_job_names_runs_after_ours(tmp_path: Path) -> None:
+def test_a_hook_that_the_job_names_runs_after_ours(tmp_path):
     environment = submitted({HOOK: "users_hooks.setup"})
     kwargs, job = prepared({}, environment, takes_hook=True)
     assert HOOK not in json.loads(job or "")["runtime_env"]
@@ -143,12 +141,12 @@ def test_a_hook_that_the_job_names_runs_after_ours(tmp_path: Path) -> None:
     assert in_worker(kwargs["runtime_env"][HOOK], tmp_path) == "theirs\nTrue\n"
 
 
-def test_two_hooks_of_the_users_stay_their_conflict() -> None:
+def test_two_hooks_of_the_users_stay_their_conflict():
     kwargs, job = prepared({"runtime_env": {HOOK: print}}, submitted({HOOK: "users.setup"}), takes_hook=True)
     assert HOOK in json.loads(job or "")["runtime_env"] and HOOK in kwargs["runtime_env"]
 
 
-def test_a_submission_gets_ours(tmp_path: Path) -> None:
+def test_a_submission_gets_ours(tmp_path):
     class Client:
         def submit_job(self, *, entrypoint: str, runtime_env: dict[str, Any] | None = None) -> Any:
             return entrypoint, runtime_env
@@ -178,25 +176,25 @@ def in_worker(hook: Callable[[], None], folder: Path, **more: str) -> str:
     return python(code, below_run("/s") | {"PYTHONPATH": str(folder)} | more)
 
 
-def test_a_worker_that_lost_the_path_is_hooked_and_the_users_function_runs(tmp_path: Path) -> None:
+def test_a_worker_that_lost_the_path_is_hooked_and_the_users_function_runs(tmp_path):
     mark = str(tmp_path / "mark")
     out = in_worker(ray_hooks.worker_setup(lambda: open(mark, "w").close(), FOLDER), tmp_path)
     assert out == "True\n" and Path(mark).exists()
 
 
-def test_a_worker_on_a_node_that_has_actordbg_elsewhere_is_hooked(tmp_path: Path) -> None:
+def test_a_worker_on_a_node_that_has_actordbg_elsewhere_is_hooked(tmp_path):
     (tmp_path / "actordbg").symlink_to(Path(FOLDER).parents[1])
     assert in_worker(ray_hooks.worker_setup(None, "/not/on/this/node"), tmp_path) == "True\n"
 
 
-def test_a_worker_on_a_node_without_actordbg_goes_on(tmp_path: Path) -> None:
+def test_a_worker_on_a_node_without_actordbg_goes_on(tmp_path):
     (tmp_path / "actordbg").mkdir()
     (tmp_path / "actordbg" / "__init__.py").touch()
     (tmp_path / "users_hooks.py").write_text("def setup(): print('theirs')")
     assert in_worker(ray_hooks.worker_setup("users_hooks.setup", "/nowhere"), tmp_path) == "theirs\nFalse\n"
 
 
-def test_what_the_users_hook_raises_is_theirs(tmp_path: Path) -> None:
+def test_what_the_users_hook_raises_is_theirs(tmp_path):
     def fails() -> None:
         raise ValueError("theirs")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -21,21 +20,21 @@ def expected(runtime_env: object) -> str:
 
 
 @pytest.mark.parametrize("program", ["ray", "/envs/rlhf/bin/ray", "uv run ray", "env A=1 ray"])
-def test_a_submission_without_a_runtime_environment_gets_one(program: str) -> None:
+def test_a_submission_without_a_runtime_environment_gets_one(program: str):
     words = shlex.split(f"{program} job submit --address http://h:8265 -- python train.py --runtime-env-json x")
     cut = words.index("--")
     assert rewritten(words, OURS) == [*words[:cut], expected({}), *words[cut:]]
 
 
 @pytest.mark.parametrize("joined", [True, False])
-def test_a_runtime_environment_in_json_is_merged(joined: bool) -> None:
+def test_a_runtime_environment_in_json_is_merged(joined: bool):
     text = json.dumps(USERS)
     option = [f"--runtime-env-json={text}"] if joined else ["--runtime-env-json", text]
     words = ["ray", "job", "submit", *option, "--no-wait", "--", "python", "train.py"]
     assert rewritten(words, OURS) == ["ray", "job", "submit", "--no-wait", expected(USERS), "--", "python", "train.py"]
 
 
-def test_a_runtime_environment_in_a_file_is_merged(tmp_path: Path) -> None:
+def test_a_runtime_environment_in_a_file_is_merged(tmp_path):
     pytest.importorskip("yaml")
     file = tmp_path / "env.yaml"
     file.write_text("working_dir: .\nenv_vars:\n  NCCL_DEBUG: INFO\n")
@@ -43,7 +42,7 @@ def test_a_runtime_environment_in_a_file_is_merged(tmp_path: Path) -> None:
     assert rewritten(words, OURS) == ["ray", "job", "submit", expected(USERS), "--", "python", "train.py"]
 
 
-def test_without_pyyaml_a_file_is_left_to_the_ray_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_pyyaml_a_file_is_left_to_the_ray_process(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "yaml", None)
     (tmp_path / "env.yaml").write_text("working_dir: .\n")
     words = ["ray", "job", "submit", f"--runtime-env={tmp_path / 'env.yaml'}", "--", "python", "train.py"]
@@ -67,11 +66,11 @@ def test_without_pyyaml_a_file_is_left_to_the_ray_process(tmp_path: Path, monkey
         "x",
     ],
 )
-def test_everything_else_stays_as_it_is(words: str) -> None:
+def test_everything_else_stays_as_it_is(words: str):
     assert rewritten(shlex.split(words), OURS) == shlex.split(words)
 
 
-def test_a_job_that_nobody_waits_for_goes_on() -> None:
+def test_a_job_that_nobody_waits_for_goes_on():
     assert goes_on(shlex.split("ray job submit --no-wait -- python train.py"))
     assert not goes_on(shlex.split("ray job submit -- python train.py --no-wait"))
     assert not goes_on(shlex.split("python train.py --no-wait"))
