@@ -52,7 +52,7 @@ def test_enable_makes_the_store_and_says_what_to_do_next(tmp_path):
     out = run(store, "enable")
     assert "Recording is on: run run-2" in out
     control = read_control(store)
-    assert control is not None and control.enabled and control.generation == 1 and control.free_floor_bytes == 5 * 2**30
+    assert control.enabled and control.generation == 1 and control.free_floor_bytes == 5 * 2**30
 
 
 def test_every_limit_gets_into_the_switch(store):
@@ -61,7 +61,6 @@ def test_every_limit_gets_into_the_switch(store):
         "--min-seq-len", "8", "--max-seq-len", "4096", "--free-floor", "1GiB", "--level", "9", "--with-outputs", "--json",
     )  # fmt: skip
     control = read_control(store)
-    assert control is not None
     assert (control.run, control.every, control.max_dumps, control.max_bytes) == ("ppo", 10, 5, 10**10)
     assert (control.ranks, control.min_seq_len, control.max_seq_len) == ((0, 1, 4, 5, 6, 7), 8, 4096)
     assert (control.free_floor_bytes, control.level, control.with_outputs) == (2**30, 9, True)
@@ -72,11 +71,11 @@ def test_enabling_again_keeps_the_run_and_replaces_the_limits(store):
     run(store, "enable", "--run", "a", "--every", "7")
     run(store, "enable", "--max-dumps", "3")
     control = read_control(store)
-    assert control is not None and (control.run, control.every, control.max_dumps, control.generation) == ("a", 1, 3, 2)
+    assert (control.run, control.every, control.max_dumps, control.generation) == ("a", 1, 3, 2)
     run(store, "disable")
     run(store, "enable")
     control = read_control(store)
-    assert control is not None and control.run.startswith("run-") and control.generation == 4
+    assert control.run.startswith("run-") and control.generation == 4
 
 
 @pytest.mark.parametrize("command", [("dump", "enable"), ("run",)], ids=" ".join)
@@ -99,7 +98,7 @@ def test_disable_keeps_the_rest_and_may_come_twice(store):
     run(store, "enable", "--run", "a", "--every", "7")
     assert "off" in run(store, "disable")
     control = read_control(store)
-    assert control is not None and not control.enabled and (control.run, control.every) == ("a", 7)
+    assert not control.enabled and (control.run, control.every) == ("a", 7)
     assert run(store, "disable", "--json")["changed"] is False
 
 
@@ -238,7 +237,6 @@ def test_watch_shows_it_again_and_again_until_it_is_interrupted(store):
     run(store, "enable", "--run", "a")
     command = [sys.executable, "-m", "actordbg", "--store", str(store.root), "dump", "status", "--watch", "--interval", "0.1", "--json"]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
-    assert process.stdout is not None
     first = json.loads(process.stdout.readline())
     ledger(store, "a", 3, calls=5, captured=5)
     while not (seen := json.loads(process.stdout.readline()))["processes"]:

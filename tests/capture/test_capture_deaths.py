@@ -271,7 +271,7 @@ def test_the_ring_of_ten_thousand_calls_stays_small_and_goes_with_its_process(vi
         time.sleep(0.05)
     assert victims.wait(pid) == 0
     data = counters(quick_store)[pid]
-    assert ring is not None and ring.exists() == (data["pending"] > 0)  # a busy machine may not have written all in time
+    assert ring.exists() == (data["pending"] > 0)  # a busy machine may not have written all in time
     assert 0 < largest < 2**20 + 256 * 2**20 + 4 * 2**20
     recovered(quick_store)
     data = counters(quick_store)[pid]

@@ -470,7 +470,7 @@ def test_inputs_on_a_device_reach_the_ring_when_the_writer_has_seen_them(store, 
     assert recording.close()
     ring = recording.ring
     assert [dump.tensors["sequences"].equal(ids(2, 9, 2 * n)) for n, dump in enumerate(recording.dumps())] == [True] * 2
-    assert ring is not None and ring.running == []
+    assert ring.running == []
     assert all(entry.whole for entry in ring._recent)
 
 

@@ -197,7 +197,7 @@ print('off')
 
 def test_a_running_job_is_switched_on_and_off_without_restart(store):
     process = start(store, SWITCHED)
-    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    assert process.stdout.readline() == "up\n"
     switch(store)
     assert process.stdout.readline() == "on\n"
     write_control(store, Control(False, "r", SINCE, 2))

@@ -135,7 +135,7 @@ def test_unpatch_needs_neither_the_store_nor_actordbg_in_the_interpreter(actor: 
 def test_the_backup_and_the_events_are_in_the_store(actor: Path, store):
     done = patch(actor, store)
     unpatch(actor, store)
-    assert done.backup is not None and Path(done.backup).read_bytes() == ACTOR
+    assert Path(done.backup).read_bytes() == ACTOR
     origin = json.loads(Path(done.backup).with_name("origin.json").read_text())
     assert (origin["target"], origin["mode"], origin["mtime_ns"]) == (str(actor), 0o640, OLD)
     patched, unpatched = operate.events(store)

@@ -87,7 +87,7 @@ def test_the_trailer_is_small_ascii_and_in_the_newlines_of_the_file():
 def test_a_store_named_like_the_trailers_own_fields_is_only_a_name():
     for store in (f"/{'0' * 64}", '/"check": "' + "0" * 64 + '"', f"/\n{trailer.BEGIN}\n{trailer.END}", "/{store}/{}"):
         found = trailer.inspect(trailer.append(ACTOR, store))
-        assert found.state is State.PATCHED and found.trailer is not None and found.trailer.store == store
+        assert found.state is State.PATCHED and found.trailer.store == store
 
 
 def test_an_encoding_that_would_read_the_trailer_differently_is_unsupported():
@@ -153,7 +153,7 @@ def _sources() -> st.SearchStrategy[bytes]:
 def test_round_trip_for_any_valid_source_and_any_store_path(source: bytes, store: str):
     patched = trailer.append(source, store)
     found = trailer.inspect(patched)
-    assert found.state is State.PATCHED and found.trailer is not None and found.trailer.store == store
+    assert found.state is State.PATCHED and found.trailer.store == store
     assert trailer.inspect(patched).source == source
 
 

@@ -41,18 +41,25 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
+def train(store: Store, tree: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return run_job(store, "--run", "a", "--", sys.executable, "train.py", path=tree, cwd=tree, **environment)
+
+
+def is_on(store: Store, run: str = "a") -> bool:
+    return read_control(store, run).enabled
+
+
 def records(store: Store) -> list[tuple[str, int]]:
     return sorted((dump.record.run, dump.record.rank) for dump in map(payload.load, store.iter_dumps()))
 
 
 def test_a_job_is_recorded_and_no_file_of_it_changes(store, tree: Path):
     before = contents(tree)
-    done = run_job(store, "--run", "a", "--", sys.executable, "train.py", path=tree, cwd=tree, code=NO_TORCH)
+    done = train(store, tree, code=NO_TORCH)
     assert done.returncode == 0, done.stderr
     assert contents(tree) == before
     assert records(store) == [("a", 0)] * 5
-    control = read_control(store, "a")
-    assert control is not None and not control.enabled and read_control(store) is None
+    assert not is_on(store) and read_control(store) is None
     assert "run a, 1 recording actor: 5 calls = 5 captured + 0 dropped + 0 sampled out" in done.stderr
     assert done.stdout == ""
 
@@ -86,8 +93,7 @@ def test_the_exit_code_is_the_jobs(store, tree: Path, code: int):
 
 def test_a_job_that_a_signal_ended_is_128_and_its_number_and_switched_off(store):
     done = run_job(store, "--run", "a", "--", "sh", "-c", "kill -TERM $$")
-    control = read_control(store, "a")
-    assert done.returncode == 143 and control is not None and not control.enabled
+    assert done.returncode == 143 and not is_on(store)
 
 
 def test_an_interrupted_job_is_switched_off(store, tree: Path):
@@ -97,12 +103,12 @@ def test_an_interrupted_job_is_switched_off(store, tree: Path):
     process = subprocess.Popen(
         [*command, sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )  # fmt: skip
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    during = read_control(store, "a")
+    assert process.stdout.readline() == "ready\n"
+    during = is_on(store)
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
-    after = read_control(store, "a")
-    assert during is not None and after is not None and (during.enabled, after.enabled) == (True, False)
+    after = is_on(store)
+    assert (during, after) == (True, False)
     assert process.returncode == 143
 
 
@@ -126,9 +132,8 @@ def test_a_job_that_cannot_start_leaves_its_switch_off(store, tmp_path):
     (tmp_path / "data").write_text("no program")
     (tmp_path / "data").chmod(0o755)
     done = run_job(store, "--run", "a", str(tmp_path / "data"))
-    control = read_control(store, "a")
     assert done.returncode == 4 and "Exec format error" in done.stderr
-    assert control is not None and not control.enabled
+    assert not is_on(store)
 
 
 def test_two_jobs_in_one_store_have_switches_of_their_own(store, tree: Path):
@@ -142,7 +147,7 @@ def test_two_jobs_in_one_store_have_switches_of_their_own(store, tree: Path):
     assert [job.wait(timeout=120) for job in jobs] == [0, 0]
     assert records(store) == [("a", 0)] * 5 + [("b", 0)] * 2
     common = read_control(store)
-    assert common is not None and common.enabled and common.run == "common"
+    assert common.enabled and common.run == "common"
 
 
 def test_names_given_by_default_differ_in_the_same_second(store):
@@ -165,20 +170,19 @@ def test_a_job_that_goes_on_elsewhere_stays_on(store, tmp_path):
     ray.chmod(0o755)
     path = f"{tmp_path}:{os.environ['PATH']}"
     done = run_job(store, "--run", "a", "--", "ray", "job", "submit", "--no-wait", "--", "python", "x.py", PATH=path)
-    control = read_control(store, "a")
-    assert control is not None and control.enabled and "recording stays on for run a" in done.stderr
+    assert is_on(store) and "recording stays on for run a" in done.stderr
     (option,) = [word for word in done.stdout.splitlines() if word.startswith("--runtime-env-json=")]
     variables = json.loads(option.partition("=")[2])["env_vars"]
     assert (variables["ACTORDBG_STORE"], variables["ACTORDBG_RUN"]) == (str(store.root), "a")
     run_job(store, "--run", "b", "--leave-on", "--", "true")
     run_job(store, "--run", "c", "--", "ray", "job", "submit", "--", "python", "x.py", PATH=path)
-    assert [getattr(read_control(store, name), "enabled", None) for name in "bc"] == [True, False]
+    assert [is_on(store, name) for name in "bc"] == [True, False]
 
 
 def test_a_patched_actor_is_recorded_once(store, tree: Path):
     actor = tree / "openrlhf" / "models" / "actor.py"
     actor.write_bytes(trailer.append(actor.read_bytes(), str(store.root)))
-    run_job(store, "--run", "a", "--", sys.executable, "train.py", path=tree, cwd=tree)
+    train(store, tree)
     assert records(store) == [("a", 0)] * 5
 
 
@@ -249,7 +253,7 @@ def test_limits_can_be_changed_while_the_job_runs(store, tree: Path):
         [*command, "run", "--run", "a", "--", sys.executable, "waits.py"], env=environment, cwd=tree, text=True,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
-    assert job.stdout is not None and job.stdout.readline() == "one\n"
+    assert job.stdout.readline() == "one\n"
     subprocess.run([*command, "dump", "enable", "--run", "a", "--max-dumps", "0"], env=environment, check=True, capture_output=True)  # fmt: skip
     time.sleep(0.6)
     _, err = job.communicate("\n", timeout=60)

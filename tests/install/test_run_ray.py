@@ -224,7 +224,7 @@ def test_a_submitted_job_is_recorded(store, tree: Path, head: Head, how: str):
     assert "answers ('ran', 'WARN') ('ran', 'WARN')" in done.stdout
     assert by_role(store) == {("a", "policy"): 3, ("a", "reference"): 4}
     control = read_control(store, "a")
-    assert control is not None and not control.enabled
+    assert not control.enabled
 
 
 def test_openrlhfs_own_sft_is_recorded_without_a_patch(store, tmp_path):

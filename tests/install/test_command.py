@@ -1,10 +1,12 @@
-"""A program in the foreground: the terminal's signals reach it once, others are handed on, and its end is ours."""
+"""The COMMAND of `run`: the terminal's signals reach it once, others are handed on, its end is ours; a submission has what is ours."""
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -13,7 +15,8 @@ import time
 import pytest
 from roots import ROOT
 
-from actordbg.install.command import run_in_foreground
+from actordbg.install.command import goes_on, is_submission, rewritten, run_in_foreground
+from actordbg.install.ray_hooks import merged
 
 WRAPPER = """
 import sys
@@ -45,7 +48,6 @@ def start(*command: str, **more: object) -> subprocess.Popen[str]:
 
 
 def wait_for(process: subprocess.Popen[str], text: str) -> None:
-    assert process.stdout is not None
     line = process.stdout.readline()
     assert text in line, line
 
@@ -147,3 +149,69 @@ def test_ctrl_z_stops_both_and_both_go_on():
     os.kill(terminal.pid, signal.SIGCONT)
     terminal.read_until("end 5 False")
     assert terminal.end() == 0
+
+
+OURS = {"ACTORDBG_STORE": "/s", "ACTORDBG_RUN": "r"}
+USERS = {"working_dir": ".", "env_vars": {"NCCL_DEBUG": "INFO"}}
+
+
+def expected(runtime_env: object) -> str:
+    return f"--runtime-env-json={json.dumps(merged(runtime_env, OURS))}"  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("program", ["ray", "/envs/rlhf/bin/ray", "uv run ray", "env A=1 ray"])
+def test_a_submission_without_a_runtime_environment_gets_one(program: str):
+    words = shlex.split(f"{program} job submit --address http://h:8265 -- python train.py --runtime-env-json x")
+    cut = words.index("--")
+    assert rewritten(words, OURS) == [*words[:cut], expected({}), *words[cut:]]
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_a_runtime_environment_in_json_is_merged(joined: bool):
+    text = json.dumps(USERS)
+    option = [f"--runtime-env-json={text}"] if joined else ["--runtime-env-json", text]
+    words = ["ray", "job", "submit", *option, "--no-wait", "--", "python", "train.py"]
+    assert rewritten(words, OURS) == ["ray", "job", "submit", "--no-wait", expected(USERS), "--", "python", "train.py"]
+
+
+def test_a_runtime_environment_in_a_file_is_merged(tmp_path):
+    pytest.importorskip("yaml")
+    file = tmp_path / "env.yaml"
+    file.write_text("working_dir: .\nenv_vars:\n  NCCL_DEBUG: INFO\n")
+    words = ["ray", "job", "submit", "--runtime-env", str(file), "--", "python", "train.py"]
+    assert rewritten(words, OURS) == ["ray", "job", "submit", expected(USERS), "--", "python", "train.py"]
+
+
+def test_without_pyyaml_a_file_is_left_to_the_ray_process(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    (tmp_path / "env.yaml").write_text("working_dir: .\n")
+    words = ["ray", "job", "submit", f"--runtime-env={tmp_path / 'env.yaml'}", "--", "python", "train.py"]
+    assert rewritten(words, OURS) == words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "ray job submit --runtime-env-json {broken -- python train.py",
+        "ray job submit --runtime-env-json [] -- python train.py",
+        "ray job submit --runtime-env-json '{\"env_vars\": 1}' -- python train.py",
+        "ray job submit --runtime-env /no/such/file -- python train.py",
+        "ray job submit --runtime-env-json {} --runtime-env x.yaml -- python train.py",
+        "ray job submit --runtime-env-json",
+        "ray job list",
+        "ray start --head",
+        "python train.py",
+        "bash -c 'ray job submit -- x'",
+        "torchrun -- ray job submit",
+        "x",
+    ],
+)
+def test_everything_else_stays_as_it_is(words: str):
+    assert rewritten(shlex.split(words), OURS) == shlex.split(words)
+
+
+def test_a_job_that_nobody_waits_for_goes_on():
+    assert goes_on(shlex.split("ray job submit --no-wait -- python train.py"))
+    assert not goes_on(shlex.split("ray job submit -- python train.py --no-wait"))
+    assert not goes_on(shlex.split("python train.py --no-wait"))
+    assert is_submission(["uv", "run", "ray", "job", "submit", "--", "x"]) and not is_submission(["ray", "job", "stop"])
