@@ -14,7 +14,8 @@ from capturekit import AdaptedRecording, Recording, balanced, ids
 from roots import ROOT
 
 from actordbg.capture.control import EXCEPTION, FORMS, LOGPROBS, NAN, OOM, SLOW, Control, Triggers, parse
-from actordbg.capture.recorded_call import LOGITS_SUM, Judge
+from actordbg.capture.recorded_call import Judge
+from actordbg.capture.snapshot import LOGITS_SUM
 from actordbg.formats.dump_record import OUTPUT_PREFIX
 from actordbg.store.layout import Store
 
