@@ -79,8 +79,7 @@ def parse(words: Sequence[str]) -> Triggers:
     return Triggers(**found)  # type: ignore[arg-type]
 
 
-CONTROL_FORMATS = (1, 2)
-"""Those that are read; the last one is written. Format 1 had no triggers and no ring."""
+CONTROL_FORMAT = 2
 DEFAULT_RING = 8
 """Calls whose inputs stay in the ring after they returned."""
 DEFAULT_RING_BYTES = 64 * 2**20
@@ -152,7 +151,7 @@ class Control:
             raise StoreProblem(f"control.json is not JSON: {error}", hint=_HINT) from None
         if not isinstance(data, dict) or not isinstance(data.get("format"), int):
             raise StoreProblem("control.json has no format", hint=_HINT)
-        if data.pop("format") not in CONTROL_FORMATS:
+        if data.pop("format") != CONTROL_FORMAT:
             raise NewerFormat(
                 "control.json was written by another version of actordbg",
                 hint="use one version of actordbg in the shell and in the training environment",
@@ -264,7 +263,7 @@ def control_dict(control: Control) -> dict[str, Any]:
 
 def control_text(control: Control) -> str:
     """The file's text."""
-    return json.dumps({"format": CONTROL_FORMATS[-1], **control_dict(control)}, indent=1, allow_nan=False) + "\n"
+    return json.dumps({"format": CONTROL_FORMAT, **control_dict(control)}, indent=1, allow_nan=False) + "\n"
 
 
 def read_control(store: StoreFiles, job: str | None = None) -> Control | None:

@@ -32,13 +32,11 @@ from actordbg.capture.facts import Binder, Bound, digests, plain_facts
 from actordbg.capture.ledger import Ledger
 from actordbg.capture.ring import Ring, RingEntry
 from actordbg.capture.snapshot import LOW, Snapshot
-from actordbg.formats.dump_record import OUTPUT_PREFIX, DumpRecord, dtype_name, make_dump_id, storable, timestamp_of
+from actordbg.formats.dump_record import OUTPUT_PREFIX, DumpRecord, dtype_name, make_dump_id, timestamp_of
 from actordbg.formats.ringfile import CAPTURED, DROPPED, OPEN, OWN_NUMBERS, PLACE, SAMPLED, aligned, sealed
 
 MEDIAN_OF, MEDIAN_FROM = 64, 5
 ERROR = PLACE["dropped.error"]
-LOGITS_SUM = "logits_sum"
-"""Stands in for logits, which are far too large to be copied: their sum is finite exactly if they are (or overflows)."""
 
 _OOM_WORDS = ("out of memory", "can't allocate memory", "cannot allocate memory", "failed to allocate")
 
@@ -398,33 +396,3 @@ class Item:
         """Say in the ring how the call stands. The ledger and the item agree before that, so that nothing is counted twice."""
         if self.entry is not NOWHERE:
             self.ring.set_book(self.entry, self.standing)
-
-
-def named_outputs(output: Any, returns: str, logits: bool = False) -> dict[str, torch.Tensor]:
-    """The small tensors of what `forward` returned, named `output.<name>`.
-
-    A trainer returns log-probs, `(log-probs, model output)` or the model output, which may carry `entropy`, and in some trainers
-    the log-probs. `returns`: what these are called. With `logits`, where there are no log-probs, the sum of the logits (a scalar,
-    float32) stands for them: that reads them once on their device, and waits for nothing.
-    """
-    found: dict[str, Any] = {}
-    several = isinstance(output, (tuple, list)) and not hasattr(output, "logits")
-    parts = list(output) if several else [output]
-    if parts and isinstance(parts[0], torch.Tensor):
-        found[returns] = parts.pop(0)
-    for part in parts:
-        found = {name: getattr(part, name, None) for name in (returns, "entropy")} | found
-    if logits and found.get(returns) is None:
-        found[LOGITS_SUM] = next((_sum(part.logits) for part in parts if hasattr(part, "logits")), None)
-    return {
-        OUTPUT_PREFIX + name: value
-        for name, value in found.items()
-        if type(value) is _Tensor and storable(value) and not value.is_meta
-    }
-
-
-def _sum(logits: Any) -> torch.Tensor | None:
-    if type(logits) is not torch.Tensor or not logits.is_floating_point():
-        return None
-    with torch.no_grad():
-        return logits.detach().sum(dtype=torch.float32)

@@ -27,9 +27,9 @@ from actordbg.capture import facts
 from actordbg.capture.control import Control, ControlWatcher
 from actordbg.capture.facts import Binder
 from actordbg.capture.ledger import Identity, Ledger
-from actordbg.capture.recorded_call import Item, Kinds, error_facts, named_outputs
+from actordbg.capture.recorded_call import Item, Kinds, error_facts
 from actordbg.capture.ring import Ring
-from actordbg.capture.snapshot import Copier, cost, memmove
+from actordbg.capture.snapshot import Copier, cost, memmove, named_outputs
 from actordbg.capture.watch import Notices, RingKeeper, Watch
 from actordbg.capture.writer import EXIT_SECONDS, ITEM_BYTES, Writer
 from actordbg.formats.dump_record import RNG_PREFIX

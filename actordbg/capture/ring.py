@@ -53,19 +53,15 @@ class Arena:
         self.tensor = torch.frombuffer(memory, dtype=torch.uint8)
         self._grow = grow
         self._keep = max(KEEP, limit - first)
-        self._extents: list[tuple[int, int]] = []
-        """Begin and end of each, in order."""
-        self._at = 0
-        """The next extent is sought in the gap before the extent of this index."""
+        self._extents: list[tuple[int, int]] = []  # begin and end of each, in order
+        self._at = 0  # the next extent is sought in the gap before the extent of this index
 
     def take(self, nbytes: int) -> int | None:
         """Offset of a new extent of `nbytes`, which is a multiple of ALIGNMENT; None if there is no room."""
         extents, place = self._extents, self._at
         offset = extents[place - 1][1] if place else self.first
         if (extents[place][0] if place < len(extents) else self.limit) - offset < nbytes:
-            found = self._gap(nbytes)
-            if found is None and self._back(nbytes):
-                found = self._gap(nbytes)
+            found = self._gap(nbytes) or (self._gap(nbytes) if self._back(nbytes) else None)
             if found is None:
                 return None
             place, offset = found
@@ -86,8 +82,7 @@ class Arena:
         wanted = -(-wanted // CHUNK) * CHUNK
         if wanted < self.limit:
             old, self.limit = self.limit, wanted
-            advice = mmap.MADV_DONTNEED if self._grow is None else mmap.MADV_REMOVE
-            self.memory.madvise(advice, wanted, old - wanted)
+            self.memory.madvise(mmap.MADV_DONTNEED if self._grow is None else mmap.MADV_REMOVE, wanted, old - wanted)
 
     @property
     def _last(self) -> int:
@@ -145,22 +140,16 @@ class Ring:
     """The extents, slots, kinds and books of one process. Made by `create` or `private`."""
 
     def __init__(self, memory: mmap.mmap, arena: Arena, path: Path | None, descriptor: int | None, kept: int) -> None:
-        self.path = path
-        self.keep = 0
-        self.kept_bytes = kept
-        self.arena = arena
-        self.missed = 0
-        self._memory = memory
-        self._descriptor = descriptor
+        self.path, self.arena = path, arena
+        self.keep, self.kept_bytes, self.missed = 0, kept, 0
+        self._memory, self._descriptor = memory, descriptor
         self._lock = threading.Lock()
         self._free = list(range(ringfile.SLOTS - 1, -1, -1))
-        self._recent: deque[RingEntry] = deque()
-        self._recent_bytes = 0
         self._running: dict[int, RingEntry] = {}
-        self._left: deque[RingEntry] = deque()
+        self._recent, self._left = deque[RingEntry](), deque[RingEntry]()
+        self._recent_bytes = self._sequence = 0
         self._kinds_end = ringfile.KINDS_AT
         self._books = list(range(ringfile.MAX_LEDGERS - 1, -1, -1))
-        self._sequence = 0
         self._words = memoryview(memory)[: ringfile.SLOTS_AT].cast("Q")
 
     @classmethod

@@ -23,8 +23,11 @@ from typing import Any
 import torch
 
 from actordbg.capture.ring import Arena
+from actordbg.formats.dump_record import OUTPUT_PREFIX, storable
 from actordbg.formats.ringfile import ALIGNMENT, aligned
 
+LOGITS_SUM = "logits_sum"
+"""Stands in for logits, which are far too large to be copied: their sum is finite exactly if they are (or overflows)."""
 LOW = 2**40
 """An address below this may be the offset into a storage that was freed; it is looked at more closely."""
 _CANARY = 0xEE
@@ -194,6 +197,36 @@ class Copier:
         if where not in self._devices:
             self._devices[where] = self._make_device(where)
         return self._devices[where]
+
+
+def named_outputs(output: Any, returns: str, logits: bool = False) -> dict[str, torch.Tensor]:
+    """The small tensors of what `forward` returned, named `output.<name>`.
+
+    A trainer returns log-probs, `(log-probs, model output)` or the model output, which may carry `entropy`, and in some trainers
+    the log-probs. `returns`: what these are called. With `logits`, where there are no log-probs, the sum of the logits (a scalar,
+    float32) stands for them: that reads them once on their device, and waits for nothing.
+    """
+    found: dict[str, Any] = {}
+    several = isinstance(output, (tuple, list)) and not hasattr(output, "logits")
+    parts = list(output) if several else [output]
+    if parts and isinstance(parts[0], torch.Tensor):
+        found[returns] = parts.pop(0)
+    for part in parts:
+        found = {name: getattr(part, name, None) for name in (returns, "entropy")} | found
+    if logits and found.get(returns) is None:
+        found[LOGITS_SUM] = next((_sum(part.logits) for part in parts if hasattr(part, "logits")), None)
+    return {
+        OUTPUT_PREFIX + name: value
+        for name, value in found.items()
+        if type(value) is torch.Tensor and storable(value) and not value.is_meta
+    }
+
+
+def _sum(logits: Any) -> torch.Tensor | None:
+    if type(logits) is not torch.Tensor or not logits.is_floating_point():
+        return None
+    with torch.no_grad():
+        return logits.detach().sum(dtype=torch.float32)
 
 
 def cost(tensors: Iterable[torch.Tensor]) -> int:

@@ -36,8 +36,9 @@ from actordbg.base.fault import describe
 from actordbg.capture.control import BEFORE, Control
 from actordbg.capture.facts import versions
 from actordbg.capture.ledger import Ledger, Rotation
-from actordbg.capture.recorded_call import ERROR, LEFT, LOGITS_SUM, Item, Judge, TriggerResult
+from actordbg.capture.recorded_call import ERROR, LEFT, Item, Judge, TriggerResult
 from actordbg.capture.ring import Ring
+from actordbg.capture.snapshot import LOGITS_SUM
 from actordbg.capture.watch import Notices
 from actordbg.formats.dump_record import OUTPUT_PREFIX, SUFFIX, DumpRecord
 from actordbg.formats.ringfile import CAPTURED, OPEN

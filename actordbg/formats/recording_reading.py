@@ -55,8 +55,6 @@ from actordbg.formats.ringfile import (
 )
 from actordbg.formats.store_files import open_regular, read_regular
 
-_FIXED_1 = struct.Struct("<hQQQQII")
-"""In rings of version 1 a slot's check was a CRC-32 of this and the numbers."""
 MAX_FILE, MAX_KIND = 2**40, 4 * 2**20
 MAX_OPEN = 2**20
 """More calls than can ever be open at once."""
@@ -227,7 +225,7 @@ def _header(descriptor: int, path: Path) -> dict[str, Any]:
     magic, version, length = HEAD.unpack_from(page)
     if magic != MAGIC or length > HEADER - HEAD.size - 4:
         raise CorruptDump(f"{path}: not an actordbg ring (wrong magic)", hint="remove it by hand if you know what it is")
-    if not 0 < version <= VERSION:
+    if version != VERSION:
         raise NewerFormat(f"{path} is a ring of version {version}, this actordbg reads {VERSION}", hint="upgrade actordbg")
     end = HEAD.size + length
     if struct.unpack_from("<I", page, end)[0] != zlib.crc32(page[:end]):
@@ -286,10 +284,9 @@ def _slot(
     known = state in (IN_FLIGHT, DONE, RAISED) and book <= SAMPLED and -1 <= ledger < MAX_LEDGERS
     if not inside or not described or not known or end > END:
         raise _damaged(path, "a slot points outside of the ring")
-    packed = _exactly(descriptor, offset, 8 * count, path)
-    numbers = struct.unpack(f"<{count}q", packed)
+    numbers = struct.unpack(f"<{count}q", _exactly(descriptor, offset, 8 * count, path))
     fixed = (ledger, sequence, offset, length, kind_at, kind_len, count)
-    if check not in (slot_check(*fixed, numbers), zlib.crc32(_FIXED_1.pack(*fixed) + packed)):
+    if check != slot_check(*fixed, numbers):
         raise _damaged(path, "a call in it is damaged")
     text = _exactly(descriptor, offset + 8 * count, end, path)
     kind = _json(_exactly(descriptor, kind_at, kind_len, path), path)

@@ -77,7 +77,7 @@ CLOSED = PLACE["ended"]
 """Counts before this one, but the first three, are of closed calls."""
 
 OWN_NUMBERS = 7
-"""Numbers of a call before those of its tensors (`actordbg.capture.recorded_call.numbers`)."""
+"""Numbers of a call before those of its tensors (`actordbg.capture.recorded_call.Item.own`)."""
 COUNTERS_FORMAT = 1
 """Of the counters files that the same process publishes."""
 MOST_OLD = 64

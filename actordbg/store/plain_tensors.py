@@ -78,7 +78,7 @@ def widen_plain(
 
 
 def widened(record: DumpRecord, data: bytes, entries: Mapping[str, dumpfile.Entry]) -> dict[str, Array]:
-    """The values of each tensor as captured, contiguous, in memory of their own. `entries`: what `payload_check` found."""
+    """The values of each tensor as captured, contiguous, in memory of their own. `entries`: what `dumpfile.check` found."""
     found: dict[str, Array] = {}
     for name, spec in record.tensors.items():
         kind = array_dtype(spec.dtype)

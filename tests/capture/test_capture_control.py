@@ -10,7 +10,6 @@ import pytest
 from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.capture import control as module
 from actordbg.capture.control import Control, ControlWatcher, control_text, read_control, write_control
-from actordbg.store.layout import Store
 
 SINCE = "2026-11-20T12:00:00.000000Z"
 
@@ -24,7 +23,7 @@ SINCE = "2026-11-20T12:00:00.000000Z"
         Control(True, "r", SINCE, every=0, triggers=("nan", "slow:3x"), before=4, keep_bytes=10**10, ring=0, with_rng=True),
     ],
 )
-def test_what_is_written_is_read(store: Store, control: Control):
+def test_what_is_written_is_read(store, control: Control):
     write_control(store, control)
     assert read_control(store) == control
     assert os.stat(store.control_path).st_mode & 0o777 == 0o600
@@ -54,7 +53,7 @@ def test_another_format_is_refused_with_the_remedy():
     assert "version" in caught.value.hint
 
 
-def test_a_running_process_sees_enable_and_disable(store: Store):
+def test_a_running_process_sees_enable_and_disable(store):
     watcher = ControlWatcher(store)
     assert watcher.poll() is None
     on = Control(True, "r", SINCE)
@@ -64,7 +63,7 @@ def test_a_running_process_sees_enable_and_disable(store: Store):
     assert watcher.poll() is None
 
 
-def test_only_changes_are_parsed_and_an_unchanged_switch_stays_the_same_object(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_only_changes_are_parsed_and_an_unchanged_switch_stays_the_same_object(store, monkeypatch):
     write_control(store, Control(True, "r", SINCE))
     parses, parse = [], Control.from_json
     monkeypatch.setattr(module.Control, "from_json", lambda text: (parses.append(1), parse(text))[1])
@@ -72,7 +71,7 @@ def test_only_changes_are_parsed_and_an_unchanged_switch_stays_the_same_object(s
     assert len({id(watcher.poll()) for _ in range(10)}) == len(parses) == 1
 
 
-def test_a_named_job_follows_its_own_switch_where_there_is_one(store: Store):
+def test_a_named_job_follows_its_own_switch_where_there_is_one(store):
     own, everybody = ControlWatcher(store, job="night"), ControlWatcher(store)
     write_control(store, Control(True, "r", SINCE))
     assert own.poll() == everybody.poll() == Control(True, "r", SINCE)
@@ -82,7 +81,7 @@ def test_a_named_job_follows_its_own_switch_where_there_is_one(store: Store):
     assert own.poll() is None and everybody.poll() is not None
 
 
-def test_a_damaged_file_means_off_with_one_complaint_until_it_is_mended(store: Store):
+def test_a_damaged_file_means_off_with_one_complaint_until_it_is_mended(store):
     said: list[str] = []
     watcher = ControlWatcher(store, said.append)
     write_control(store, Control(True, "r", SINCE))
@@ -98,13 +97,7 @@ def test_a_damaged_file_means_off_with_one_complaint_until_it_is_mended(store: S
     assert len(said) == 2
 
 
-def test_a_switch_of_the_first_format_is_understood(store: Store):
-    first = {"format": 1, "enabled": True, "run": "r", "since": SINCE, "generation": 3, "every": 2, "max_dumps": None}
-    store.control_path.write_text(json.dumps(first))
-    assert ControlWatcher(store).poll() == Control(True, "r", SINCE, 3, 2)
-
-
-def test_a_store_of_a_newer_format_is_not_written_to(store: Store):
+def test_a_store_of_a_newer_format_is_not_written_to(store):
     write_control(store, Control(True, "r", SINCE))
     store.format_path.write_text('{"format": 99}')
     said: list[str] = []
@@ -113,7 +106,7 @@ def test_a_store_of_a_newer_format_is_not_written_to(store: Store):
     assert len(said) == 1
 
 
-def test_a_folder_in_place_of_the_file_means_off(store: Store):
+def test_a_folder_in_place_of_the_file_means_off(store):
     store.control_path.mkdir()
     said: list[str] = []
     watcher = ControlWatcher(store, on_problem=said.append)

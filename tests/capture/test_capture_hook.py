@@ -11,7 +11,6 @@ import pickle
 import time
 import weakref
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -84,7 +83,7 @@ def test_a_call_is_recorded_whole(recording: Recording):
     action = torch.ones(2, 5, dtype=torch.bool)
     with torch.no_grad():
         recording.forward(actor, sequences, action, attention_mask=attention, return_output=True)
-    (dump,) = recording.dumps()
+    dump = recording.dump()
     record = dump.record
     assert torch.equal(dump.tensors["sequences"], sequences) and dump.tensors["sequences"].dtype is torch.int64
     assert torch.equal(dump.tensors["action_mask"], action)
@@ -103,7 +102,7 @@ def test_a_call_is_recorded_whole(recording: Recording):
 @pytest.mark.parametrize("cls", [*SIGNATURES, ForkWithTypingDefault])
 def test_every_signature_is_recorded_and_replayable(recording: Recording, cls: type):
     recording.forward(cls(), ids(3, 7), attention_mask=padded_mask(3, 7))
-    (dump,) = recording.dumps()
+    dump = recording.dump()
     assert (dump.record.batch_size, dump.record.seq_len, dump.record.action_len) == (3, 7, None)
     assert dump.record.replayable
     assert tuple(dump.record.tensors) == ("attention_mask", "sequences")
@@ -162,7 +161,7 @@ def test_step_zero_stage_and_model_come_from_the_engine(recording: Recording):
     actor = SignatureH()
     actor.model = Engine()
     recording.forward(actor, ids())
-    record = recording.dumps()[0].record
+    record = recording.dump().record
     assert (record.step, record.model_name, record.model_dtype) == (17, "meta/llama", "bfloat16")
     facts = record.actor
     assert (facts["model_type"], facts["attn_implementation"], facts["zero_stage"]) == ("llama", "sdpa", 3)
@@ -182,17 +181,17 @@ def test_two_actors_of_one_process_are_told_apart_and_the_trained_one_is_the_pol
     assert [record.call_index for record in records] == [0, 0, 1, 1]
 
 
-def test_the_rank_of_the_launcher_is_the_rank(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_the_rank_of_the_launcher_is_the_rank(store, monkeypatch):
     for name, value in {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1"}.items():
         monkeypatch.setenv(name, value)
     recording = Recording(store)
     recording.forward(SignatureH(), ids())
-    record = recording.dumps()[0].record
+    record = recording.dump().record
     assert (record.rank, record.world_size, record.local_rank) == (5, 8, 1)
     assert next(store.iter_dumps()).parent.name == "rank0005"
 
 
-def test_outputs_are_stored_beside_inputs(store: Store):
+def test_outputs_are_stored_beside_inputs(store):
     recording = Recording(store, with_outputs=True)
     actor = TinyActor().eval()
     action = torch.ones(2, 5, dtype=torch.int64)
@@ -236,12 +235,12 @@ EVERYTHING = {
     [(Recording, one) for one in ({}, {"with_outputs": True}, EVERYTHING, {"ring": 0}, EVERYTHING | {"every": 0})]
     + [(AdaptedRecording, EVERYTHING)],
 )
-def test_outputs_gradients_weights_and_random_state_are_bit_identical(store: Store, way: type[Recording], limits: dict[str, Any]):
+def test_outputs_gradients_weights_and_random_state_are_bit_identical(store, way: type[Recording], limits: dict[str, Any]):
     plain, plain_state = train(TinyActor.forward, TinyActor())
     recording = way(store, **limits)
     hooked, hooked_state = train(recording.forward, TinyActor())
-    assert recording.close() and recording.ledgers[0].calls == 4 and balanced(recording.ledgers[0])
-    assert recording.ledgers[0].captured == (4 if limits.get("every", 1) else 0)
+    assert recording.close() and recording.ledger.calls == 4 and balanced(recording.ledger)
+    assert recording.ledger.captured == (4 if limits.get("every", 1) else 0)
     assert all(torch.equal(a, b) for a, b in zip(plain, hooked, strict=True))
     assert torch.equal(plain_state, hooked_state)
 
@@ -272,7 +271,7 @@ def switch(store: Store, **limits: Any) -> None:
     write_control(store, Control(True, "r", SINCE, free_floor_bytes=0, **limits))
 
 
-def test_install_wraps_once_and_keeps_the_signature_and_a_reloaded_class_shares_the_recorder(store: Store, fresh: type):
+def test_install_wraps_once_and_keeps_the_signature_and_a_reloaded_class_shares_the_recorder(store, fresh: type):
     switch(store)
     original, again = fresh.forward, type("Actor", (TinyActor,), {"forward": TinyActor.forward})
     assert install(fresh, store=str(store.root)) and install(again, store=str(store.root))
@@ -285,7 +284,7 @@ def test_install_wraps_once_and_keeps_the_signature_and_a_reloaded_class_shares_
     assert len(list(store.iter_dumps())) == 2
 
 
-def test_some_classes_and_environments_are_left_alone(store: Store, fresh: type, monkeypatch: pytest.MonkeyPatch):
+def test_some_classes_and_environments_are_left_alone(store, fresh: type, monkeypatch):
     original, inherits = fresh.forward, type("Inherits", (TinyActor,), {})
     assert not install(type("NoForward", (), {}), store=str(store.root)) and not install(inherits, store=str(store.root))
     assert "forward" not in inherits.__dict__ and not install(fresh, store=None)
@@ -295,9 +294,7 @@ def test_some_classes_and_environments_are_left_alone(store: Store, fresh: type,
 
 
 @pytest.mark.parametrize(("name", "run"), [("night-7", "night-7"), ("../../etc", "r")], ids=["plain", "could leave the store"])
-def test_the_environment_overrides_store_and_run(
-    tmp_path: Path, store: Store, fresh: type, monkeypatch: pytest.MonkeyPatch, name: str, run: str
-):
+def test_the_environment_overrides_store_and_run(tmp_path, store, fresh: type, monkeypatch, name: str, run: str):
     switch(store)
     monkeypatch.setenv("ACTORDBG_STORE", str(store.root))
     monkeypatch.setenv("ACTORDBG_RUN", name)
@@ -306,7 +303,7 @@ def test_the_environment_overrides_store_and_run(
     assert recorder_of(fresh).close() and runs_in(store) == [run] and not (tmp_path / "unused").exists()
 
 
-def test_a_running_process_writes_nothing_while_off_and_follows_enable_and_disable(tmp_path: Path, fresh: type):
+def test_a_running_process_writes_nothing_while_off_and_follows_enable_and_disable(tmp_path, fresh: type):
     store = Store(tmp_path / "later")
     install(fresh, store=str(store.root))
     actor, recorder_ = fresh(), recorder_of(fresh)
@@ -324,9 +321,7 @@ def test_a_running_process_writes_nothing_while_off_and_follows_enable_and_disab
 # --- faults -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_recorder_that_fails_is_swallowed_counted_and_reported_once(
-    recording: Recording, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_a_recorder_that_fails_is_swallowed_counted_and_reported_once(recording: Recording, monkeypatch, caplog):
     monkeypatch.setattr(recorder.facts, "facts_of_call", lambda actor: 1 / 0)
     with caplog.at_level(logging.WARNING, "actordbg"):
         for _ in range(5):
@@ -338,24 +333,24 @@ def test_a_recorder_that_fails_is_swallowed_counted_and_reported_once(
     assert all(balanced(ledger) and ledger.dropped == {"error": 1} for ledger in recording.ledgers)
 
 
-def test_an_interrupt_goes_through_and_the_books_are_right(recording: Recording, monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupt_goes_through_and_the_books_are_right(recording: Recording, monkeypatch):
     def interrupt(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(recorder, "memmove", interrupt)
     with pytest.raises(KeyboardInterrupt):
         recording.forward(SignatureH(), ids())
-    assert recording.close() and balanced(recording.ledgers[0])
+    assert recording.close() and balanced(recording.ledger)
 
 
 def test_wrong_arguments_raise_what_they_would_without_the_hook(recording: Recording):
     with pytest.raises(TypeError):
         recording.forward(SignatureA(), ids(), 1, None, False, 5, 6)
     recording.close()
-    assert balanced(recording.ledgers[0])
+    assert balanced(recording.ledger)
 
 
-def test_a_stuck_disk_does_not_hold_up_training(tmp_path: Any):
+def test_a_stuck_disk_does_not_hold_up_training(tmp_path):
     store = StuckStore(tmp_path / "store")
     store.create()
     recording = Recording(store, publisher=store, capacity=20_000)
@@ -363,7 +358,7 @@ def test_a_stuck_disk_does_not_hold_up_training(tmp_path: Any):
     for _ in range(200):
         recording.forward(actor, sequences)
     assert store.entered.wait(60) and not store.free.is_set()
-    ledger = recording.ledgers[0]
+    ledger = recording.ledger
     assert ledger.dropped["queue_full"] > 100
     assert ledger.calls == 200 == ledger.pending + ledger.dropped["queue_full"]
     store.free.set()
@@ -373,7 +368,7 @@ def test_a_stuck_disk_does_not_hold_up_training(tmp_path: Any):
 
 
 @pytest.mark.parametrize(("images", "most"), [(None, 4), (["x" * 4000] * 10, 1)], ids=["nothing", "arguments"])
-def test_calls_without_tensors_do_not_queue_up_for_ever(tmp_path: Any, images: Any, most: int):
+def test_calls_without_tensors_do_not_queue_up_for_ever(tmp_path, images: Any, most: int):
     class Wordy(torch.nn.Module):
         def forward(self, sequences, images=None):
             return None
@@ -384,35 +379,33 @@ def test_calls_without_tensors_do_not_queue_up_for_ever(tmp_path: Any, images: A
     actor = Wordy()
     for _ in range(50):
         recording.forward(actor, None, images)
-    ledger = recording.ledgers[0]
+    ledger = recording.ledger
     assert (ledger.pending, ledger.dropped["queue_full"]) == (most, 50 - most)
     store.free.set()
     assert recording.close()
     assert balanced(ledger) and recording.recorder.writer._bytes == 0
 
 
-def test_a_record_that_no_reader_would_accept_is_a_counted_drop(
-    recording: Recording, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
+def test_a_record_that_no_reader_would_accept_is_a_counted_drop(recording: Recording, monkeypatch, caplog):
     monkeypatch.setattr("actordbg.formats.encoding.MAX_RECORD", 200)
     with caplog.at_level(logging.WARNING, "actordbg"):
         recording.forward(SignatureH(), ids())
         assert recording.close()
-    ledger = recording.ledgers[0]
+    ledger = recording.ledger
     assert ledger.dropped == {"error": 1} and balanced(ledger) and "over the limit" in ledger.last_error
     assert len(caplog.records) == 1 and list(recording.store.iter_dumps()) == []
 
 
-def test_outputs_that_do_not_fit_are_left_out_and_counted(store: Store):
+def test_outputs_that_do_not_fit_are_left_out_and_counted(store):
     recording = Recording(store, with_outputs=True, capacity=ITEM_BYTES)
     recording.forward(TinyActor(), ids(), return_logprobs=True)
-    (dump,) = recording.dumps()
-    assert dump.outputs == {} and recording.ledgers[0].outputs_dropped == 1
+    dump = recording.dump()
+    assert dump.outputs == {} and recording.ledger.outputs_dropped == 1
     assert recording.recorder.writer._bytes == 0
 
 
 @pytest.mark.parametrize("number", [1, 5, 13, 30])
-def test_a_failing_disk_is_a_counted_drop_with_one_warning(tmp_path: Any, number: int, caplog: pytest.LogCaptureFixture):
+def test_a_failing_disk_is_a_counted_drop_with_one_warning(tmp_path, number: int, caplog):
     store = FailingStore(tmp_path / "store", OSError({1: 28, 5: 5, 13: 13, 30: 30}[number], "no"), first=2, count=3)
     store.create()
     recording = Recording(store, publisher=store)
@@ -421,14 +414,14 @@ def test_a_failing_disk_is_a_counted_drop_with_one_warning(tmp_path: Any, number
         for _ in range(10):
             recording.forward(actor, ids())
         assert recording.close()
-    ledger = recording.ledgers[0]
+    ledger = recording.ledger
     assert ledger.captured == 7 and sum(ledger.dropped.values()) == 3 and balanced(ledger)
     assert set(ledger.dropped) == {"disk_full" if number == 1 else "write_error"}
     assert len(caplog.records) == 1
     assert not [path for path in store.dumps.rglob("*") if path.name.startswith(".")]
 
 
-def test_under_the_disk_floor_nothing_is_written(store: Store):
+def test_under_the_disk_floor_nothing_is_written(store):
     recording = Recording(store, free_floor_bytes=2**62)
     for _ in range(3):
         recording.forward(SignatureH(), ids())
@@ -437,7 +430,7 @@ def test_under_the_disk_floor_nothing_is_written(store: Store):
     assert list(store.iter_dumps()) == []
 
 
-def test_max_bytes_holds_for_the_files(store: Store):
+def test_max_bytes_holds_for_the_files(store):
     recording = Recording(store)
     actor = SignatureH()
     recording.forward(actor, ids())
@@ -465,7 +458,7 @@ def test_a_new_run_name_starts_new_books_and_closes_the_old_and_after_the_end_no
     assert books == [("r", 1, 1, True), ("s", 2, 2, True)] and set(runs_in(recording.store)) == {"r", "s"}
 
 
-def test_inputs_on_a_device_reach_the_ring_when_the_writer_has_seen_them(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_inputs_on_a_device_reach_the_ring_when_the_writer_has_seen_them(store, monkeypatch):
     """The CUDA path, on a device made of CPU tensors: queued for the writer even where the call is sampled out."""
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
     device = LaterDevice()
@@ -475,18 +468,18 @@ def test_inputs_on_a_device_reach_the_ring_when_the_writer_has_seen_them(store: 
         recording.forward(actor, ids(2, 9, seed))
     monkeypatch.undo()
     assert recording.close()
-    ring = recording.recorder.ring
+    ring = recording.ring
     assert [dump.tensors["sequences"].equal(ids(2, 9, 2 * n)) for n, dump in enumerate(recording.dumps())] == [True] * 2
-    assert ring is not None and ring.running == []
+    assert ring.running == []
     assert all(entry.whole for entry in ring._recent)
 
 
-def test_during_a_graph_capture_calls_are_dropped(recording: Recording, monkeypatch: pytest.MonkeyPatch):
+def test_during_a_graph_capture_calls_are_dropped(recording: Recording, monkeypatch):
     monkeypatch.setattr(recording.recorder._copier, "may_copy", lambda tensors: False)
     monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda self: True))
     monkeypatch.setattr(torch.Tensor, "is_cpu", property(lambda self: False))
     recording.forward(SignatureH(), ids())
-    assert recording.ledgers[0].dropped == {"cuda_graph": 1}
+    assert recording.ledger.dropped == {"cuda_graph": 1}
 
 
 # --- torch.compile ------------------------------------------------------------------------------------------------------
@@ -506,7 +499,7 @@ def breaks(forward: Any) -> int:
     return dynamo.explain(forward)(ids(), return_logprobs=True).graph_break_count
 
 
-def test_compiling_the_model_records_and_changes_nothing(store: Store, fresh: type):
+def test_compiling_the_model_records_and_changes_nothing(store, fresh: type):
     switch(store)
     expected = TinyActor().eval()(ids(), return_logprobs=True)
     install(fresh, store=str(store.root))
@@ -515,9 +508,7 @@ def test_compiling_the_model_records_and_changes_nothing(store: Store, fresh: ty
     assert len(list(store.iter_dumps())) == 1
 
 
-def test_compiling_the_whole_actor_adds_no_graph_break_and_log_and_status_say_that_no_call_is_seen(
-    store: Store, fresh: type, caplog: pytest.LogCaptureFixture
-):
+def test_compiling_the_whole_actor_adds_no_graph_break_and_log_and_status_say_that_no_call_is_seen(store, fresh: type, caplog):
     switch(store)
     plain = TinyActor().eval()
     expected, plain_breaks = plain(ids(), return_logprobs=True), breaks(plain)
@@ -532,7 +523,7 @@ def test_compiling_the_whole_actor_adds_no_graph_break_and_log_and_status_say_th
     assert "1 recording actor: 0 calls" in shown and f"recorded nothing: {recorder.COMPILED}" in shown.replace("\n", " ")
 
 
-def test_a_compiled_model_of_an_adapter_is_named_like_a_compiled_actor(store: Store, fresh: type, caplog: Any):
+def test_a_compiled_model_of_an_adapter_is_named_like_a_compiled_actor(store, fresh: type, caplog):
     switch(store)
     seam = Seam("any:score", lambda call: Rows(call["self"], call["sequences"]))
     adapter: Any = SimpleNamespace(name="mine", package="mine")
@@ -540,5 +531,5 @@ def test_a_compiled_model_of_an_adapter_is_named_like_a_compiled_actor(store: St
     compiled(fresh().eval(), whole=True)(ids(), return_logprobs=True)
     assert [one.message for one in caplog.records if one.name == "actordbg"] == [f"actordbg: {recorder.COMPILED}"]
     fresh().eval()(ids(), return_logprobs=True)
-    recorder_of(fresh).close()
+    next(iter(hook._slots.values())).recorder.close()
     assert len(list(store.iter_dumps())) == 1, "what is not compiled is recorded beside it"

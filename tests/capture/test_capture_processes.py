@@ -61,7 +61,7 @@ def balanced(data: dict[str, Any]) -> bool:
     return data["pending"] == 0 and data["calls"] == closed
 
 
-def test_the_end_waits_at_most_five_seconds_for_a_stuck_disk(store: Store):
+def test_the_end_waits_at_most_five_seconds_for_a_stuck_disk(store):
     """The disk never wakes, so the process ends only if it stops waiting; for how long it would wait is what it asks for."""
     switch(store)
     body = """
@@ -80,7 +80,7 @@ Actor()(ids())
     assert waits and round(sum(waits), 3) <= EXIT_SECONDS == 5
 
 
-def test_forks_while_the_queue_is_busy(store: Store):
+def test_forks_while_the_queue_is_busy(store):
     """Fifty; in `make whole` two hundred."""
     switch(store)
     body = """
@@ -142,7 +142,7 @@ assert slot.recorder.close(100)
     assert not find_rings(store)
 
 
-def test_a_fork_inside_forward_leaves_the_call_to_the_parent(store: Store):
+def test_a_fork_inside_forward_leaves_the_call_to_the_parent(store):
     switch(store, with_outputs=True)
     body = """
 class Forking(SignatureH):
@@ -161,7 +161,7 @@ assert os.waitpid(actor.pid, 0)[1] == 0
     assert len(list(store.iter_dumps())) == 1
 
 
-def test_children_of_multiprocessing_flush_at_their_end(store: Store):
+def test_children_of_multiprocessing_flush_at_their_end(store):
     switch(store)
     body = """
 import multiprocessing
@@ -195,9 +195,9 @@ print('off')
 """
 
 
-def test_a_running_job_is_switched_on_and_off_without_restart(store: Store):
+def test_a_running_job_is_switched_on_and_off_without_restart(store):
     process = start(store, SWITCHED)
-    assert process.stdout is not None and process.stdout.readline() == "up\n"
+    assert process.stdout.readline() == "up\n"
     switch(store)
     assert process.stdout.readline() == "on\n"
     write_control(store, Control(False, "r", SINCE, 2))
@@ -207,7 +207,7 @@ def test_a_running_job_is_switched_on_and_off_without_restart(store: Store):
     assert data["captured"] == data["calls"] == len(list(store.iter_dumps()))
 
 
-def test_no_secret_of_the_environment_is_in_any_byte_written(store: Store):
+def test_no_secret_of_the_environment_is_in_any_byte_written(store):
     switch(store, with_outputs=True, with_rng=True, triggers=("exception", "nan"), ring_dir="store")
     secrets = {
         "HF_TOKEN": "hf_PLANTEDSECRETONE", "WANDB_API_KEY": "PLANTEDSECRETTWO", "RANK": "0",

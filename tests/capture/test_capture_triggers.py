@@ -14,7 +14,8 @@ from capturekit import AdaptedRecording, Recording, balanced, ids
 from roots import ROOT
 
 from actordbg.capture.control import EXCEPTION, FORMS, LOGPROBS, NAN, OOM, SLOW, Control, Triggers, parse
-from actordbg.capture.recorded_call import LOGITS_SUM, Judge
+from actordbg.capture.recorded_call import Judge
+from actordbg.capture.snapshot import LOGITS_SUM
 from actordbg.formats.dump_record import OUTPUT_PREFIX
 from actordbg.store.layout import Store
 
@@ -114,7 +115,7 @@ FIRES: dict[str, tuple[str, list[Any], dict[int, tuple[str, dict[str, Any]]]]] =
     ("name", "way"),
     [*((name, Recording) for name in FIRES), ("not finite", AdaptedRecording), ("an exception", AdaptedRecording)],
 )
-def test_what_fires_keeps_its_call_and_says_what_it_saw(store: Store, name: str, way: type[Recording]):
+def test_what_fires_keeps_its_call_and_says_what_it_saw(store, name: str, way: type[Recording]):
     word, results, expected = FIRES[name]
     recording, actor = armed(store, word, way=way), Steered()
     for seed, result in enumerate(results):
@@ -129,18 +130,18 @@ def test_what_fires_keeps_its_call_and_says_what_it_saw(store: Store, name: str,
         assert torch.equal(dump.tensors["sequences"], ids(2, 9, number))
         if fired == "oom":
             assert 2**20 < facts["allocated_bytes"] <= facts["peak_resident_bytes"] + 2**26 and facts["reserved_bytes"] > 2**20
-    (ledger,) = recording.ledgers
+    ledger = recording.ledger
     assert balanced(ledger) and (ledger.captured, ledger.sampled_out) == (len(expected), {"armed": len(results) - len(expected)})
 
 
-def test_a_slow_call_is_kept_once_there_is_a_median(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_a_slow_call_is_kept_once_there_is_a_median(store, monkeypatch):
     recording, actor = armed(store, "slow:5x"), Steered()
     monkeypatch.setattr("actordbg.capture.recorder.monotonic_ns", lambda: actor.clock)
     call(recording, actor, seconds=0.2)  # the first call is always slow, and nothing to compare with
     for seed in range(8):
         call(recording, actor, seed=seed, seconds=0.005)
     call(recording, actor, seed=99, seconds=0.3)
-    (dump,) = recording.dumps()
+    dump = recording.dump()
     assert torch.equal(dump.tensors["sequences"], ids(2, 9, 99))
     facts = dump.record.trigger_facts
     assert dump.record.triggered == "slow" and facts["seconds"] >= 0.3 and facts["seconds"] >= 5 * facts["median"]
@@ -163,7 +164,7 @@ def test_calls_of_different_kinds_have_different_medians():
 # --- what is kept with it ---------------------------------------------------------------------------------------------------
 
 
-def test_the_calls_before_are_kept_too_and_every_call_is_in_one_book(store: Store):
+def test_the_calls_before_are_kept_too_and_every_call_is_in_one_book(store):
     recording, actor = armed(store, "nan", before=2), Steered()
     for seed in range(6):
         call(recording, actor, seed=seed)
@@ -174,15 +175,15 @@ def test_the_calls_before_are_kept_too_and_every_call_is_in_one_book(store: Stor
     for seed, dump in zip((4, 5, 6, 7), dumps, strict=True):
         assert torch.equal(dump.tensors["sequences"], ids(2, 9, seed)) and dump.record.pinned
     assert dumps[0].record.trigger_facts == {"before": dumps[2].record.dump_id}
-    (ledger,) = recording.ledgers
+    ledger = recording.ledger
     assert balanced(ledger)
     assert (ledger.captured, ledger.sampled_out) == (4, {"armed": 4})
     assert ledger.triggered == {"before": 2, "nan": 2}
 
 
-def test_calls_before_a_trigger_leave_the_ring_though_the_end_comes_between_two_looks(store: Store):
+def test_calls_before_a_trigger_leave_the_ring_though_the_end_comes_between_two_looks(store):
     recording, actor = armed(store, "nan", before=2), Steered()
-    writer, ring = recording.recorder.writer, recording.recorder.ring
+    writer, ring = recording.recorder.writer, recording.ring
     tick, looked, ending = writer._tick, threading.Event(), threading.Event()
 
     def ends_meanwhile() -> None:
@@ -197,12 +198,12 @@ def test_calls_before_a_trigger_leave_the_ring_though_the_end_comes_between_two_
 
     writer._tick = ends_meanwhile  # type: ignore[method-assign]
     call(recording, actor)
-    assert ending.wait(60) and recording.close() and ring is not None and ring.path is not None
+    assert ending.wait(60) and recording.close()
     assert (list(writer._last), ring.arena._extents) == ([], []), "nothing is left to recover"
     assert not ring.path.exists()
 
 
-def test_there_is_a_limit_for_each_trigger_that_starts_anew_with_enable(store: Store):
+def test_there_is_a_limit_for_each_trigger_that_starts_anew_with_enable(store):
     recording, actor = armed(store, "nan", "exception", max_triggered=2), Steered()
     for seed in range(5):
         call(recording, actor, bad(float("nan")), seed=seed)
@@ -212,15 +213,15 @@ def test_there_is_a_limit_for_each_trigger_that_starts_anew_with_enable(store: S
     recording.set(every=0, triggers=("nan",), max_triggered=2, ring=8)
     call(recording, actor, bad(float("nan")), seed=9)
     assert [dump.record.triggered for dump in recording.dumps()] == ["nan", "nan", "exception", "nan"]
-    (ledger,) = recording.ledgers
+    ledger = recording.ledger
     assert balanced(ledger) and ledger.sampled_out == {"armed": 3}
 
 
-def test_with_outputs_a_triggered_dump_has_them(store: Store):
+def test_with_outputs_a_triggered_dump_has_them(store):
     recording, actor = armed(store, "nan", with_outputs=True, with_rng=True), Steered()
     output = bad(float("nan"))
     call(recording, actor, output)
-    (dump,) = recording.dumps()
+    dump = recording.dump()
     assert (
         torch.equal(
             dump.outputs["log_probs"],
@@ -232,11 +233,11 @@ def test_with_outputs_a_triggered_dump_has_them(store: Store):
     assert OUTPUT_PREFIX + LOGITS_SUM not in dump.tensors
 
 
-def test_an_output_of_few_bytes_and_very_many_values_costs_neither_the_dump_nor_memory(store: Store):
+def test_an_output_of_few_bytes_and_very_many_values_costs_neither_the_dump_nor_memory(store):
     recording, actor = Recording(store, triggers=("nan",), with_outputs=True), Steered()
     call(recording, actor, torch.zeros(1).expand(2**20, 2**20))
-    (dump,) = recording.dumps()
-    (ledger,) = recording.ledgers
+    dump = recording.dump()
+    ledger = recording.ledger
     assert dump.outputs == {} and balanced(ledger) and (ledger.captured, ledger.outputs_dropped) == (1, 1)
 
 
@@ -254,7 +255,7 @@ class Chatty(torch.nn.Module):
         return sequences.float()
 
 
-def test_a_secret_is_hidden_wherever_a_call_can_hold_it(store: Store, monkeypatch: pytest.MonkeyPatch):
+def test_a_secret_is_hidden_wherever_a_call_can_hold_it(store, monkeypatch):
     secret, longer = "hf_PLANTEDSECRET", "hf_PLANTEDSECRETANDMORE"
     monkeypatch.setenv("SOME_TOKEN", secret)
     monkeypatch.setenv("OTHER_KEY", longer)
@@ -270,16 +271,14 @@ def test_a_secret_is_hidden_wherever_a_call_can_hold_it(store: Store, monkeypatc
     assert (first.arguments[hidden], first.arguments[f"{hidden} 6"]) == (True, 3) and f"t_{hidden}" in first.tensors
     assert first.model_name == f"https://me:{hidden}@hub" and set(first.extra) == set(odd)
     assert last.trigger_facts["error"] == hidden and last.arguments["fail"] == hidden
-    assert recording.close() and recording.recorder.ring is not None
+    assert recording.close()
     files = [path for path in store.root.rglob("*") if path.is_file()]
     assert {path.suffix for path in files} >= {".json", ".zst"}
-    for data in [recording.recorder.ring.path.read_bytes()] * recording.recorder.ring.path.exists() + [
-        one.read_bytes() for one in files
-    ]:
+    for data in [recording.ring.path.read_bytes()] * recording.ring.path.exists() + [one.read_bytes() for one in files]:
         assert b"PLANTED" not in data and b"hf_PLA" not in data
 
 
-def test_an_exception_keeps_no_frame_and_no_tensor_alive(store: Store):
+def test_an_exception_keeps_no_frame_and_no_tensor_alive(store):
     import gc
     import weakref
 

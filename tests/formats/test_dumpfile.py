@@ -7,7 +7,6 @@ import shutil
 import struct
 import subprocess
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -20,7 +19,6 @@ from actordbg.base.errors import StoreProblem, Unsupported
 from actordbg.formats import dumpfile
 from actordbg.formats.dump_record import MAX_RECORD, DumpRecord
 from actordbg.store import payload
-from actordbg.store.layout import Store
 
 BASE = DumpRecord("d-1", "run", 0, "2025-06-19T05:26:08.430740Z", 4, 250, 1000)
 
@@ -60,7 +58,7 @@ def same(left: torch.Tensor, right: torch.Tensor) -> bool:
     return torch.equal(left, right)
 
 
-def test_values_dtypes_shapes_and_strides_come_back_exactly(store: Store):
+def test_values_dtypes_shapes_and_strides_come_back_exactly(store):
     record, blob = payload.encode(BASE, typical())
     dump = payload.load(store.publish_dump(record, blob))
     assert dump.record == record
@@ -75,19 +73,19 @@ def test_ids_and_masks_are_stored_narrow_and_wide_ids_are_not():
     assert stored["wide"] == "int64" and stored["signed_zero"] == "float32"
 
 
-def test_the_header_alone_gives_the_record(store: Store):
+def test_the_header_alone_gives_the_record(store):
     record, blob = payload.encode(BASE, typical())
     path = store.publish_dump(record, blob)
     assert dumpfile.read_record(path) == record
 
 
-def test_a_record_longer_than_the_first_read_is_read_whole(store: Store):
+def test_a_record_longer_than_the_first_read_is_read_whole(store):
     record, blob = payload.encode(replace(BASE, extra={"x": "y" * 20_000}), {"sequences": torch.ones(1, 2).long()})
     assert dumpfile.read_record(store.publish_dump(record, blob)) == record
 
 
 @pytest.mark.parametrize("tool", ["library", "zstd"])
-def test_ordinary_zstd_turns_a_dump_into_a_safetensors_file(tool: str, tmp_path: Path):
+def test_ordinary_zstd_turns_a_dump_into_a_safetensors_file(tool: str, tmp_path):
     record, blob = payload.encode(BASE, typical())
     (tmp_path / "dump.zst").write_bytes(blob)
     if tool == "zstd" and shutil.which("zstd"):
@@ -137,7 +135,7 @@ def test_two_tensors_that_would_be_stored_under_one_name_are_not_written():
         payload.encode(BASE, {"sequences": ids, "sequences.lo": torch.tensor([[7]])})
 
 
-def test_a_missing_file_is_a_store_problem(tmp_path: Path):
+def test_a_missing_file_is_a_store_problem(tmp_path):
     with pytest.raises(StoreProblem):
         dumpfile.read_record(tmp_path / "nothing")
 

@@ -174,7 +174,7 @@ def _tried(faulty: FaultyCalls, folder: Path, operation: str, faults: dict[int, 
 @pytest.mark.parametrize("operation", ["patch", "renew", "unpatch"])
 def test_a_fault_anywhere_and_a_second_one_while_undoing_leave_one_of_two_states(
     faulty: FaultyCalls, folder: Path, operation: str
-) -> None:
+):
     _, calls = _tried(faulty, folder, operation, {}, sys.maxsize)
     states: Counter[str] = Counter()
     for first in range(1, calls + 1):
@@ -192,7 +192,7 @@ def test_a_fault_anywhere_and_a_second_one_while_undoing_leave_one_of_two_states
 
 
 @pytest.mark.parametrize("operation", ["patch", "unpatch"])
-def test_a_folder_that_the_disk_does_not_confirm_is_a_note(folder: Path, monkeypatch: pytest.MonkeyPatch, operation: str) -> None:
+def test_a_folder_that_the_disk_does_not_confirm_is_a_note(folder: Path, monkeypatch, operation: str):
     for name in PROOFS:
         monkeypatch.setattr(patching, name, lambda *_: None)
     case, real = Case(folder, operation), os.fsync
@@ -208,7 +208,7 @@ def test_a_folder_that_the_disk_does_not_confirm_is_a_note(folder: Path, monkeyp
     assert [line for line in outcome.notes if "did not confirm" in line and "power cut" in line]
 
 
-def test_a_backup_that_is_not_the_original_is_never_restored_or_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backup_that_is_not_the_original_is_never_restored_or_named(folder: Path, monkeypatch):
     for name in PROOFS:
         monkeypatch.setattr(patching, name, lambda *_: None)
     case = Case(folder, "patch")
@@ -228,7 +228,7 @@ def test_a_backup_that_is_not_the_original_is_never_restored_or_named(folder: Pa
     assert case.actor.read_bytes() == ACTOR
 
 
-def test_odd_files_among_events_and_backups_stop_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_odd_files_among_events_and_backups_stop_nothing(folder: Path, monkeypatch):
     """A FIFO has no writer: who opened it to read would wait for ever. Each ends with its own finding, in seconds."""
     for name in PROOFS:
         monkeypatch.setattr(patching, name, lambda *_: None)
