@@ -31,7 +31,7 @@ def enable(
 
     Example: actordbg dump enable --run ppo-7b --on nan,exception,slow:3x --before 4 --keep 20GB
     """
-    from actordbg.capture.switch_file import write_control
+    from actordbg.capture.control import write_control
 
     store = store_of(ctx).create()
     name = opt.checked_run_name(run)
@@ -67,7 +67,7 @@ def disable(
 
 def _answer(store: Store, control: Control | None, enabled: bool, changed: bool, job: str | None) -> dict[str, Any]:
     """The store, whether recording is on, and the switch as it is now; `job`: whose own switch it is, None for the store's."""
-    from actordbg.capture.switch_file import control_dict
+    from actordbg.capture.control import control_dict
 
     now = control_dict(control) if control else None
     return {"store": str(store.root), "enabled": enabled, "changed": changed, "control": now, "job": job}
@@ -75,7 +75,7 @@ def _answer(store: Store, control: Control | None, enabled: bool, changed: bool,
 
 def switch_off(store: Store, job: str | None) -> bool:
     """Switch the store's switch off, or that of one job. Whether it was on."""
-    from actordbg.capture.switch_file import write_control
+    from actordbg.capture.control import write_control
     from actordbg.formats.dump_record import now_timestamp
 
     before = control_before(store, job)
@@ -87,7 +87,7 @@ def switch_off(store: Store, job: str | None) -> bool:
 
 def control_before(store: Store, job: str | None) -> Control | None:
     """The switch as it was; None where there was none or it is damaged (it is about to be replaced)."""
-    from actordbg.capture.switch_file import read_control
+    from actordbg.capture.control import read_control
 
     try:
         return read_control(store, job)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from actordbg.measure.memory_samples import Sample
     from actordbg.measure.watched import Watched
     from actordbg.measure.watching import Reader, Rhythm
-    from actordbg.records.memory_record import MemoryRecord
+    from actordbg.records.comparison_record import MemoryRecord
     from actordbg.store.layout import Store
 
 Name = Annotated[str, typer.Argument(metavar="[FILE|ID|last]", help="A file of samples, or what `memory ls` lists.")]
@@ -194,7 +194,7 @@ def ls(ctx: typer.Context, limit: Limit = 20, as_json: Json = False) -> None:
 def _known(store: Store, name: str) -> tuple[MemoryRecord, Path]:
     """The record and the samples that a name means: a file, or an id in the store."""
     from actordbg.measure.watching import samples_path
-    from actordbg.records.memory_record import MemoryRecord
+    from actordbg.records.comparison_record import MemoryRecord
 
     if "/" in name or name.endswith(".csv") or Path(name).is_file():
         return MemoryRecord("", "", None, "file", name, 0.0), Path(name)

@@ -18,8 +18,7 @@ from actordbg.cli.output import cell, emit, human_bytes, note, plural, say, say_
 
 if TYPE_CHECKING:
     from actordbg.catalog.holdings import Holdings
-    from actordbg.install.patch_state import Status
-    from actordbg.install.patching import Outcome
+    from actordbg.install.patching import Outcome, Status
 
 
 Python = Annotated[
@@ -99,8 +98,8 @@ def status(ctx: typer.Context, python: Python = None, target: TargetFile = None,
     """
     from actordbg.catalog.holdings import holdings
     from actordbg.catalog.query import open_fresh
-    from actordbg.install.patch_state import inspect_target
     from actordbg.install.patch_target import find_target
+    from actordbg.install.patching import inspect_target
 
     store = store_of(ctx)
     patch, why = None, ""

@@ -77,8 +77,8 @@ def run(
     from actordbg.cli.dump_status_work import process_rows, total_of, who
     from actordbg.cli.dump_switch import switch_off
     from actordbg.debug import live_job
-    from actordbg.install import ray_hooks, ray_submit
-    from actordbg.install.foreground import run_in_foreground
+    from actordbg.install import command as command_line
+    from actordbg.install import ray_hooks
     from actordbg.trainers.find_adapter import carried_form
     from actordbg.trainers.fitting import fit_of
 
@@ -101,8 +101,8 @@ def run(
         note(f"actordbg: at a breakpoint() all ranks of this machine park; from another terminal: actordbg attach {name}")
     goes_on = False
     try:
-        end = run_in_foreground(ray_submit.rewritten(command, ray_hooks.carried(environment)), environment)
-        goes_on = leave_on or ray_submit.goes_on(command) or (end.interrupted and ray_submit.is_submission(command))
+        end = command_line.run_in_foreground(command_line.rewritten(command, ray_hooks.carried(environment)), environment)
+        goes_on = leave_on or command_line.goes_on(command) or (end.interrupted and command_line.is_submission(command))
     finally:
         if not goes_on:
             switch_off(store, name)
@@ -151,7 +151,7 @@ def after_the_job(store: Store, run: str, known: set[tuple[Any, ...]], *, wait: 
 
 def start_recording(store: Store, run: str, options: opt.CaptureOptions) -> None:
     """Write the job's own switch, and say so."""
-    from actordbg.capture.switch_file import control_dict, write_control
+    from actordbg.capture.control import control_dict, write_control
     from actordbg.cli.dump_switch import control_before
 
     previous = control_before(store, run)
