@@ -87,8 +87,8 @@ def run_init(config: ReplayConfig, order: InitOrder) -> list[InitResult]:
             return _collect(Path(folder), config, started)
         finally:
             with undisturbed():
-                for one in started:
-                    one.end()
+                for worker in started:
+                    worker.end()
 
 
 def _collect(folder: Path, config: ReplayConfig, started: list[Any]) -> list[InitResult]:
@@ -98,7 +98,7 @@ def _collect(folder: Path, config: ReplayConfig, started: list[Any]) -> list[Ini
     deadline = time.monotonic() + config.timeout_s
     results: dict[int, InitResult] = {}
     while len(results) < config.nproc and time.monotonic() < deadline:
-        ended = all(one.process.poll() is not None for one in started)
+        ended = all(worker.process.poll() is not None for worker in started)
         paths = {rank: folder / f"rank{rank}.json" for rank in range(config.nproc) if rank not in results}
         new = {rank: InitResult(**json.loads(path.read_bytes())) for rank, path in paths.items() if path.is_file()}
         results |= new

@@ -66,10 +66,10 @@ def run_with_bar(store: Store, spec: ReplaySpec, golden: bool, *, quiet: bool) -
         raise typer.Exit(130) from None
 
 
-def write_check_page(store: Store, found: CheckFound, answer: CheckAnswer, named: Path | None) -> Path:
+def write_check_page(store: Store, checked: CheckFound, answer: CheckAnswer, named: Path | None) -> Path:
     """The page, where it was asked for, else in the store."""
     (data,) = load(store, [answer.replay_id]).replays  # with its comparisons
-    page = as_html(check_blocks(found, answer, pictures(store, data))).encode()
+    page = as_html(check_blocks(checked, answer, pictures(store, data))).encode()
     if named is not None:
         write_named(named, page)
         return named
@@ -93,9 +93,9 @@ def print_check(answer: CheckAnswer, how: Format) -> None:
     return emit(answer, render, how == "json")
 
 
-def annotate(found: CheckFound, answer: CheckAnswer, how: Format) -> None:
+def annotate(checked: CheckFound, answer: CheckAnswer, how: Format) -> None:
     """Annotations beside the answer, and the answer on the workflow's summary page where there is one."""
-    for line in workflow_commands(found, answer):
+    for line in workflow_commands(checked, answer):
         (output.note if how == "json" else say)(line)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with open(summary, "a", encoding="utf-8") as file:

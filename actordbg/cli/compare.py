@@ -189,7 +189,7 @@ def compare_logs(
     threshold: float = option(0.05, "Values that differ relatively by this or more are too far apart.", metavar="X"),
     rule: str = option(
         "first-mean-last",
-        ("What decides: first value, mean and last value; every step; or exactly what the script compare_backends.py decides."),
+        "What decides: first value, mean and last value; every step; or exactly what the script compare_backends.py decides.",
         metavar="first-mean-last|every-step|compare-backends",
     ),
     plot: PlotFile = None,

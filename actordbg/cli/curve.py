@@ -150,18 +150,18 @@ def _answer(
     if others:
         notes.append(f"{plural(others, 'replay')} left out: truths and noise variants")
     measured, lengths, count = gather(material.replays, asked.by), sorted(set(asked.at or [])), len(material.replays) - others
-    found = answer(measured, quantity, asked.by, passes=passes, budget=budget, at=lengths, replays=count, notes=notes)
-    blocks = document(found, asked.limit)
-    charts = [chart] if (chart := curve_chart(found)) else []
-    blocks[2:2] = [curve_banner(found), *charts]
+    curves = answer(measured, quantity, asked.by, passes=passes, budget=budget, at=lengths, replays=count, notes=notes)
+    blocks = document(curves, asked.limit)
+    charts = [chart] if (chart := curve_chart(curves)) else []
+    blocks[2:2] = [curve_banner(curves), *charts]
     if chosen == "csv":
         write_page(asked.html, [*blocks, *explanations(quantity)])
-        say_lines(as_csv(found))
+        say_lines(as_csv(curves))
     else:
         brief = [*blocks, Paragraph(f"How to read the figures: `actordbg curve {quantity} --explain`.")]
-        say_document([*blocks, *explanations(quantity)], chosen, asked.html, data=vars(found), brief=brief)
+        say_document([*blocks, *explanations(quantity)], chosen, asked.html, data=vars(curves), brief=brief)
     save_charts(charts, asked.plot)
-    require_good(found.good)
+    require_good(curves.good)
 
 
 def _names(store: Store, asked: Question) -> list[str]:

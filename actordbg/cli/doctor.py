@@ -71,7 +71,7 @@ def _render_all(checks: list[Check]) -> None:
     from actordbg.document.renderings import wrap
 
     levels = ("bad", "warn", "ok")
-    say(", ".join(f"{sum(one.status.value == level for one in checks)} {level}" for level in levels))
+    say(", ".join(f"{sum(check.status.value == level for check in checks)} {level}" for level in levels))
     missing, others = missing_packages(checks)
     for level in levels:
         for group in missing:
@@ -105,19 +105,19 @@ def adapters(
         for line in inspect.getsource(adapter_template).splitlines():
             say(line)
         return
-    found = [fit_of(one) for one in named] if named else fits()
-    emit(found, _render, as_json)
-    require_good(not named or all(fit.fits for fit in found))
+    known = [fit_of(name) for name in named] if named else fits()
+    emit(known, _render, as_json)
+    require_good(not named or all(fit.fits for fit in known))
 
 
-def _render(found: list[Fit]) -> None:
+def _render(known: list[Fit]) -> None:
     table(
         ["adapter", "package", "installed", "tried", "fits"],
-        [[one.name, one.package, one.version or "-", ", ".join(one.tried) or "-", one.answer] for one in found],
+        [[fit.name, fit.package, fit.version or "-", ", ".join(fit.tried) or "-", fit.answer] for fit in known],
     )
-    for one in found:
-        for why in one.differs:
-            note(f"{one.name}: {why}")
+    for fit in known:
+        for why in fit.differs:
+            note(f"{fit.name}: {why}")
 
 
 def demo(

@@ -78,10 +78,10 @@ def warn_damaged(summary: IndexSummary) -> None:
     """Say on standard error what could not be indexed; commands that read the catalog call this."""
     broken = sum(item.code == CorruptDump.code for item in summary.damaged)
     others = len(summary.damaged) - broken
-    found = [plural(broken, "damaged file")] if broken else []
-    found += [f"{plural(others, 'file')} that cannot be used"] if others else []
-    if found:
-        note(f"warning: {' and '.join(found)}; `actordbg index` lists them")
+    told = [plural(broken, "damaged file")] if broken else []
+    told += [f"{plural(others, 'file')} that cannot be used"] if others else []
+    if told:
+        note(f"warning: {' and '.join(told)}; `actordbg index` lists them")
 
 
 def damage_line(item: Damaged) -> str:
