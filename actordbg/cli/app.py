@@ -26,18 +26,18 @@ DUMP = CommandGroup(
     (
         Command("enable", "Start recording, in running jobs too.", "dump_switch:enable", settings=OLD_NAMES),
         Command("disable", "Stop recording, in running jobs too.", "dump_switch:disable"),
-        Command("status", "Say what each process captured, dropped and sampled out.", "dump_status:status"),
+        Command("status", "Say what each process captured, dropped and sampled out.", "dump_switch:status"),
         Command("recover", "Turn what dead processes had in hand into dumps.", "dump_recover:recover"),
-        Command("import", "Import pickles of the old recorder; execute nothing in them.", "dump_import:import_"),
-        Command("create", "Make random inputs of chosen shapes.", "dump_import:create"),
+        Command("import", "Import pickles of the old recorder; execute nothing in them.", "dump_files:import_"),
+        Command("create", "Make random inputs of chosen shapes.", "dump_files:create"),
         Command("ls", "List dumps, the newest first.", "dump_ls:ls"),
         Command("columns", "List the columns, functions and operators of --where.", "dump_ls:columns"),
-        Command("show", "Show one dump: its record, its tensors, its results.", "dump_show:show"),
+        Command("show", "Show one dump: its record, its tensors, its results.", "dump_ls:show"),
         Command("verify", "Check dump files for damage.", "index:verify"),
-        Command("export", "Write dumps as .safetensors or .pt files.", "dump_export:export"),
+        Command("export", "Write dumps as .safetensors or .pt files.", "dump_files:export"),
         Command("pack", "Move dumps into packs, which store each row once.", "dump_pack:pack"),
         Command("unpack", "Take dumps out of their packs, byte for byte.", "dump_pack:unpack"),
-        Command("prune", "Remove dumps.", "dump_prune:prune"),
+        Command("prune", "Remove dumps.", "dump_pack:prune"),
     ),
 )
 ACTOR = CommandGroup(
@@ -76,10 +76,10 @@ CONTENTS = (
         "Install",
         (
             Command("doctor", "Check whether this machine and the trainer will work.", "doctor:doctor"),
-            Command("demo", "Record and replay a real training of a tiny model.", "demo:demo"),
+            Command("demo", "Record and replay a real training of a tiny model.", "doctor:demo"),
             Command("patch", "Append the capture hook to OpenRLHF's actor.py.", "patch:patch"),
             Command("unpatch", "Take the capture hook out again, byte for byte.", "patch:unpatch"),
-            Command("status", "Say how patch, switch, dumps and replays stand.", "status:status"),
+            Command("status", "Say how patch, switch, dumps and replays stand.", "patch:status"),
         ),
     ),
     Section(
@@ -91,17 +91,17 @@ CONTENTS = (
                 "run:run",
                 settings={"allow_interspersed_args": False} | OLD_NAMES,
             ),
-            Command("adapters", "List adapters for other trainers, and whether they fit here.", "list_adapters:adapters"),
+            Command("adapters", "List adapters for other trainers, and whether they fit here.", "doctor:adapters"),
             DUMP,
             Command("index", "Index what is new in the store.", "index:index"),
             STORE,
-            Command("fsck", "Check everything in a store.", "fsck:fsck"),
+            Command("fsck", "Check everything in a store.", "index:fsck"),
         ),
     ),
     Section(
         "Replay",
         (
-            Command("check", "Check a sample of your own dumps: do they run, and right?", "first_check:check"),
+            Command("check", "Check a sample of your own dumps: do they run, and right?", "check:check"),
             Command(
                 "replay",
                 "Replay recorded inputs, without the training.",
@@ -109,7 +109,7 @@ CONTENTS = (
                 settings=OLD_TRUTH,
             ),
             Command("replays", "List replays, the newest first, with a short handle.", "replays:replays"),
-            Command("attach", "Take the prompt of a rank that stopped.", "attach:attach"),
+            Command("attach", "Take the prompt of a rank that stopped.", "replays:attach"),
             Command("matrix", "Find the combinations of settings that work and are right.", "matrix:matrix", settings=OLD_TRUTH),
             Command("families", "Try a small model of each family through laws and the truth.", "families:families"),
             Command(
@@ -125,7 +125,7 @@ CONTENTS = (
         "Judge",
         (
             Command("report", "Report what passed, what failed and why, time and memory.", "report:report"),
-            Command("ui", "Look at the store in a browser on this machine.", "ui:ui"),
+            Command("ui", "Look at the store in a browser on this machine.", "report:ui"),
             Command(
                 "compare",
                 "Compare a replay with another one, or with the truth.",
@@ -134,7 +134,7 @@ CONTENTS = (
             ),
             CURVE,
             MEMORY,
-            Command("compare-logs", "Compare the losses of trainings, step by step.", "compare_logs:compare_logs"),
+            Command("compare-logs", "Compare the losses of trainings, step by step.", "compare:compare_logs"),
         ),
     ),
 )

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -66,7 +66,7 @@ class CaptureOptions:
         metavar="DIR|store",
         rich_help_panel=_RING,
     )
-    writer: str = option_field(
+    writer: Literal["process", "thread"] = option_field(
         "process",
         "Who compresses and writes: a process beside the training's (spares its step time), or a thread in it.",
         metavar="process|thread",
@@ -75,7 +75,7 @@ class CaptureOptions:
 
 def control_from(options: CaptureOptions, run: str, generation: int) -> Control:
     """The options of a command as a Control that is on from now. Raises UsageError for what makes no sense."""
-    from actordbg.capture.control import FORMS, MAX_RING, WRITERS, Control, parse
+    from actordbg.capture.control import FORMS, MAX_RING, Control, parse
     from actordbg.formats.dump_record import now_timestamp
 
     low, high, on, ring_dir = options.min_seq_len, options.max_seq_len, options.on, options.ring_dir
@@ -96,8 +96,6 @@ def control_from(options: CaptureOptions, run: str, generation: int) -> Control:
     if options.ring > MAX_RING:
         asked = f"--recorder-calls {options.ring}: at most {MAX_RING} calls are kept"
         raise UsageError(asked, hint="--every 1 records every call")
-    if options.writer not in WRITERS:
-        raise UsageError(f"--writer {options.writer!r:.40}: there is no such writer", hint=f"one of {', '.join(WRITERS)}")
     if ring_dir is not None and ring_dir != "store":
         ring_dir = str(Path(ring_dir).absolute())
     same = (
@@ -148,25 +146,21 @@ def parse_ranks(text: str) -> tuple[int, ...]:
 
 def limits_in_words(control: dict[str, Any]) -> str:
     """What a control (as plain data) records, in one line."""
-    every = control["every"]
-    parts = ["every call" if every == 1 else f"one call in {every}"] if every else []
-    if control["triggers"]:
-        parts.append("on " + ", ".join(control["triggers"]))
-        if control["before"]:
-            parts.append(f"with the {control['before']} before")
-    parts = parts or ["nothing"]
-    if control["ranks"] is not None:
-        parts.append("ranks " + ",".join(map(str, control["ranks"])))
-    low, high = control["min_seq_len"], control["max_seq_len"]
-    if low is not None or high is not None:
-        parts.append(f"seq_len {'' if low is None else low}..{'' if high is None else high}")
-    if control["max_dumps"] is not None:
-        parts.append(f"at most {plural(control['max_dumps'], 'dump')} an actor")
-    if control["max_bytes"] is not None:
-        parts.append(f"at most {human_bytes(control['max_bytes'])} an actor")
-    if control["keep_bytes"] is not None:
-        parts.append(f"the newest {human_bytes(control['keep_bytes'])}")
-    parts.append(f"ring of {control['ring']}" if control["ring"] else "no ring")
-    parts.append(f"disk floor {human_bytes(control['free_floor_bytes'])}")
-    parts += [name for name, key in (("with outputs", "with_outputs"), ("with rng", "with_rng")) if control[key]]
-    return ", ".join(parts)
+    every, triggers, before, ranks = (control[name] for name in ("every", "triggers", "before", "ranks"))
+    low, high, dumps, size = (control[name] for name in ("min_seq_len", "max_seq_len", "max_dumps", "max_bytes"))
+    told = {
+        "every call" if every == 1 else f"one call in {every}": every,
+        f"on {', '.join(triggers)}": triggers,
+        f"with the {before} before": triggers and before,
+        "nothing": not (every or triggers),
+        f"ranks {','.join(map(str, ranks or ()))}": ranks is not None,
+        f"seq_len {'' if low is None else low}..{'' if high is None else high}": (low, high) != (None, None),
+        f"at most {plural(dumps or 0, 'dump')} an actor": dumps is not None,
+        f"at most {human_bytes(size)} an actor": size is not None,
+        f"the newest {human_bytes(control['keep_bytes'])}": control["keep_bytes"] is not None,
+        f"ring of {control['ring']}" if control["ring"] else "no ring": True,
+        f"disk floor {human_bytes(control['free_floor_bytes'])}": True,
+        "with outputs": control["with_outputs"],
+        "with rng": control["with_rng"],
+    }
+    return ", ".join(text for text, holds in told.items() if holds)

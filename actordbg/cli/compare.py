@@ -1,55 +1,67 @@
-"""`actordbg compare`: how far a replay is from another one, from the truth, or from what the training run got."""
+"""`actordbg compare`: how far a replay is from another one, from the truth, or from what the training run got; and
+`actordbg compare-logs`: the losses of trainings, step by step, by their logs."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, ClassVar
+from types import MappingProxyType
+from typing import Annotated
 
 import typer
 
 from actordbg.base.errors import UsageError
-from actordbg.cli import output
-from actordbg.cli.completion import complete_others, complete_replays
 from actordbg.cli.options import (
     ConfirmOption,
     FormatOption,
     Json,
+    Limit,
     Power,
     Quiet,
     TrustRemoteCode,
     Where,
     chosen_format,
+    complete_others,
+    complete_replays,
     option,
-    option_field,
+    parameter,
+    require_good,
     store_of,
     take_consent,
-    takes,
+    takes_options,
 )
-from actordbg.cli.page_file import HtmlFile, TokenizerFile, check_page, texts_of, write_page
+from actordbg.cli.output import emit, note, progress, say_lines
+from actordbg.cli.page_file import (
+    HtmlFile,
+    PlotFile,
+    TokenizerFile,
+    check_page,
+    save_charts,
+    say_document,
+    texts_of,
+    write_page,
+)
 from actordbg.cli.setting_options import TruthDtype, truth_dtype
 
 _PANEL = "Thresholds (inf: not judged)"
+_LIMITS = {
+    "max_abs": "Largest difference of a log-prob, nats.",
+    "p99_abs": "99th percentile of the differences, nats.",
+    "mean_abs": "Mean difference, nats.",
+    "clip_share": "Share of tokens whose ratio is outside 0.8 to 1.2.",
+    "entropy_max_abs": "Largest difference of an entropy, nats.",
+    "loss_abs": "Difference of the losses.",
+    "grad_norm_rel": "Relative difference of the gradient norms.",
+    "gradient_distance": "|a - b| / |b| of all kept gradients.",
+    "parameter_distance": "The same of the worst single parameter.",
+}
+_LIMIT_OPTIONS = [
+    parameter(name, float | None, option(None, told, f"--{name.replace('_', '-')}", metavar="X", rich_help_panel=_PANEL))
+    for name, told in _LIMITS.items()
+]
 
 
-@dataclass(frozen=True)
-class LimitOptions:
-    """Thresholds, as typed."""
-
-    panel: ClassVar[str] = _PANEL
-
-    max_abs: float | None = option_field(None, "Largest difference of a log-prob, nats.", metavar="X")
-    p99_abs: float | None = option_field(None, "99th percentile of the differences, nats.", metavar="X")
-    mean_abs: float | None = option_field(None, "Mean difference, nats.", metavar="X")
-    clip_share: float | None = option_field(None, "Share of tokens whose ratio is outside 0.8 to 1.2.", metavar="X")
-    entropy_max_abs: float | None = option_field(None, "Largest difference of an entropy, nats.", metavar="X")
-    loss_abs: float | None = option_field(None, "Difference of the losses.", metavar="X")
-    grad_norm_rel: float | None = option_field(None, "Relative difference of the gradient norms.", metavar="X")
-    gradient_distance: float | None = option_field(None, "|a - b| / |b| of all kept gradients.", metavar="X")
-    parameter_distance: float | None = option_field(None, "The same of the worst single parameter.", metavar="X")
-
-
-@takes("flags", LimitOptions)
+@takes_options("limits", _LIMIT_OPTIONS, dict)
 def compare(
     ctx: typer.Context,
     a: Annotated[
@@ -75,7 +87,7 @@ def compare(
     trust_remote_code: TrustRemoteCode = False,
     yes: ConfirmOption = False,
     thresholds: Path | None = option(None, "Thresholds from a TOML file; flags come first.", metavar="FILE"),
-    flags: LimitOptions = LimitOptions(),
+    limits: Mapping[str, float | None] = MappingProxyType({}),
     flat: bool = option(
         False,
         "Judge bf16 and fp16 by the same limits for every model, not by what rounding does to each dump.",
@@ -101,10 +113,10 @@ def compare(
 
     Example: actordbg compare last truth --noise
     """
-    from actordbg.catalog.query import open_fresh
-    from actordbg.cli.compare_work import kept, meant, render, selected, weights
-    from actordbg.cli.live_progress import settle
-    from actordbg.document.blocks import Paragraph, as_data
+    from actordbg.catalog.query import open_fresh, select_dumps
+    from actordbg.cli import compare_work as work
+    from actordbg.cli.replaying import settle
+    from actordbg.document.blocks import Paragraph
     from actordbg.judge.comparing import compare as compare_sides
     from actordbg.judge.comparison_document import comparison_charts, document
     from actordbg.judge.thresholds import FLAGS, Thresholds
@@ -114,7 +126,7 @@ def compare(
     chosen, dtype = chosen_format(format, as_json), truth_dtype(truth)
     check_page(html)
     texts = texts_of(tokenizer)
-    limits = (Thresholds.from_file(thresholds) if thresholds else Thresholds()).override(asdict(flags), FLAGS)
+    judge_by = (Thresholds.from_file(thresholds) if thresholds else Thresholds()).override(dict(limits), FLAGS)
     store = store_of(ctx).require()
     silent = quiet or chosen == "json"
     if power and (flat or b != "truth"):
@@ -122,37 +134,97 @@ def compare(
     if a in ("truth", "golden"):
         raise UsageError(f"A is the side that is judged, so it cannot be {a}", hint=f"turn them round: compare REPLAY {a}")
     catalog = open_fresh(store)
-    judged = meant(catalog, a, silent)
-    floor = None
-    if noise is not None:
-        from actordbg.cli.compare_truth import noise_of
-
-        floor = noise_of(store, judged, noise)
-    only = selected(store, where)
+    judged = work.meant(catalog, a, silent)
+    floor = None if noise is None else work.noise_of(store, judged, noise)
+    # asked first: a mistake in --where must not cost a truth
+    only = None if where is None else {row.dump_id for row in select_dumps(open_fresh(store, where), where)}
     rounding = None
     if b == "truth":
-        from actordbg.cli.compare_truth import truth_and_rounding
-
-        b, rounding = truth_and_rounding(store, judged, dtype, flat=flat, planted=power, quiet=silent, yes=yes)
+        b, rounding = work.truth_and_rounding(store, judged, dtype, flat=flat, planted=power, quiet=silent, yes=yes)
     elif b != "golden":
-        b = meant(catalog, b, silent)
-    with output.progress("comparing", None, quiet=silent) as advance:
-
-        def on_progress(done: int, total: int) -> None:
-            advance(1, total=total)
-
+        b = work.meant(catalog, b, silent)
+    with progress("comparing", None, quiet=silent) as advance:
         record = compare_sides(
-            store, judged, b, thresholds=limits, noise=floor, rounding=rounding, only=only, on_progress=on_progress
+            store,
+            judged,
+            b,
+            thresholds=judge_by,
+            noise=floor,
+            rounding=rounding,
+            only=only,
+            on_progress=lambda done, total: advance(1, total=total),
         )
-    path = kept(store, record)
+    path = work.kept(store, record)
     settle(store, LiveCatalog(store))
     moves = floor.floor.get("max_abs") if floor else None
     charts = comparison_charts(store, record, texts, moves) if html or chosen == "json" else []
     blocks = document(record, limit, charts)
-    if b == "golden" and (said := weights(store, judged)):
-        blocks.insert(1, Paragraph(f"Weights: {said}."))
-    write_page(html, blocks)
-    told = vars(record) | as_data(blocks) if chosen == "json" else record
-    output.emit(told, lambda _: render(blocks, chosen, path), chosen == "json")
-    if not record.good:
-        raise typer.Exit(1)
+    if b == "golden" and (weights := work.recorded_weights(store, judged)):
+        blocks.insert(1, Paragraph(f"Weights: {weights}."))
+    say_document(blocks, chosen, html, data=vars(record))
+    if path is not None and chosen != "json":
+        note(f"kept as {path}")
+    require_good(record.good)
+
+
+def compare_logs(
+    logs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="LOG LOG...",
+            help="Logs, plain or .gz; - for standard input; TensorBoard's event files or their folder; W&B's .csv (FILE#RUN for "
+            "one run of it) or .jsonl.",
+        ),
+    ],
+    each: bool = option(False, "Each against each (default: all against the first).", "--each"),
+    metric: str | None = option(
+        None,
+        (
+            "What to compare (default: the first that both have of gpt_loss, loss, policy_loss, act_loss, actor_loss, "
+            "critic_loss, loss_mean, then any other loss)."
+        ),
+        metavar="NAME",
+    ),
+    threshold: float = option(0.05, "Values that differ relatively by this or more are too far apart.", metavar="X"),
+    rule: str = option(
+        "first-mean-last",
+        "What decides: first value, mean and last value; every step; or exactly what the script compare_backends.py decides.",
+        metavar="first-mean-last|every-step|compare-backends",
+    ),
+    plot: PlotFile = None,
+    html: HtmlFile = None,
+    limit: Limit = 10,
+    as_json: Json = False,
+) -> None:
+    """Compare the losses of trainings, step by step.
+
+    Reads the losses out of the trainings' logs, progress bars included, out of TensorBoard's files and W&B's exports. Any number
+    of logs: all are compared with the first. A relative difference is |a - b| / max(|a|, |b|). Names the steps that reach
+    --threshold, the largest first, and says whether the losses fall.
+    Exit code 1 if the rule is not met, a value is NaN or infinite, or the logs have fewer than three steps in common.
+
+    Example: actordbg compare-logs deepspeed.log fsdp2.log fsdp2_tp2.log --threshold 0.05 --plot losses.png
+    """
+    from actordbg.document import page as pages
+    from actordbg.document.renderings import as_text
+    from actordbg.measure.align_logs import compare_many
+    from actordbg.measure.exported_logs import is_exported, read_exported
+    from actordbg.measure.log_answer import together
+    from actordbg.measure.log_document import log_charts, logs_page
+    from actordbg.measure.log_lines import read_log
+
+    check_page(html)
+    pages.check("--plot", plot)
+    if len(logs) < 2:
+        raise UsageError("one log has nothing to be compared with", hint="name two or more")
+    if logs.count("-") > 1:
+        raise UsageError("standard input cannot be both logs", hint="name a file for one of them")
+    read = [read_exported(path, metric) if is_exported(path) else read_log(path, metric) for path in logs]
+    pairs = compare_many(read, each=each, metric=metric, threshold=threshold, rule=rule, limit=limit)
+    charts = log_charts(pairs, read) if html or plot else []
+    page = logs_page(pairs, charts)
+    whole = together(pairs)
+    emit(pairs[0] if len(logs) == 2 else whole, lambda _: say_lines(as_text(page)), as_json)
+    write_page(html, page)
+    save_charts(charts, plot)
+    require_good(whole.good)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
 from pathlib import Path
 
-from actordbg.base.errors import StoreProblem
+from actordbg.base.errors import EnvironmentProblem, StoreProblem, Unsupported, UsageError
+from actordbg.base.foreign_text import in_shell
 from actordbg.base.ids import LAST
-from actordbg.catalog.query import Catalog, get_configuration, open_fresh, select_dumps
-from actordbg.cli import output
-from actordbg.cli.options import Format
+from actordbg.catalog.query import Catalog, get_configuration, read_noise
+from actordbg.cli.options import approve
+from actordbg.cli.output import note
+from actordbg.cli.replaying import counting, replaying
+from actordbg.config import consent
 from actordbg.config.as_ran import as_ran, label
-from actordbg.document.blocks import Block
-from actordbg.document.renderings import as_markdown, as_text
+from actordbg.config.replay_config import TINY
 from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
 from actordbg.judge.comparing import save
-from actordbg.records.comparison_record import ComparisonRecord
+from actordbg.judge.find_truth import Wanted, ensure_lone_rows, find_truth, require_torch, wanted_rounding, wanted_truth
+from actordbg.judge.noise_floor import newest_for
+from actordbg.records.comparison_record import ComparisonRecord, NoiseRecord
+from actordbg.replay.supervise import load_spec, spec_and_owner
+from actordbg.replay.warm_groups import WarmGroups
 from actordbg.store.layout import Store
 
 
@@ -23,18 +30,13 @@ def meant(catalog: Catalog, name: str, silent: bool) -> str:
     row = get_configuration(catalog, name)
     if name == LAST and not silent:
         what = label(as_ran(row.config, row.resolved))
-        output.note(f"last is {row.replay_id}: {what}, {row.status}; {row.command or 'no command recorded'}")
+        note(f"last is {row.replay_id}: {what}, {row.status}; {row.command or 'no command recorded'}")
     return row.replay_id
 
 
-def weights(store: Store, replay_id: str) -> str:
+def recorded_weights(store: Store, replay_id: str) -> str:
     """Whether a replay had the weights that the run recorded; "" where it recorded none."""
     return str((get_configuration(store, replay_id).resolved or {}).get(RECORDED_WEIGHTS, ""))
-
-
-def selected(store: Store, where: str | None) -> set[str] | None:
-    """Ids of the dumps that --where selects, None without it. Asked first: a mistake in it must not cost a truth."""
-    return None if where is None else {row.dump_id for row in select_dumps(open_fresh(store, where), where)}
 
 
 def kept(store: Store, record: ComparisonRecord) -> Path | None:
@@ -42,11 +44,54 @@ def kept(store: Store, record: ComparisonRecord) -> Path | None:
     try:
         return save(store, record)
     except StoreProblem as problem:
-        output.note(f"this comparison is not kept: {problem.message}")
+        note(f"this comparison is not kept: {problem.message}")
         return None
 
 
-def render(blocks: list[Block], chosen: Format, path: Path | None) -> None:
-    output.say_lines(as_markdown(blocks) if chosen == "md" else as_text(blocks))
-    if path is not None:
-        output.note(f"kept as {path}")
+def noise_of(store: Store, replay_id: str, name: str) -> NoiseRecord:
+    """The noise floor that was named; for "last" the newest that was measured under the configuration of this replay."""
+    if name != "last":
+        return read_noise(store, name)
+    if (newest := newest_for(store, replay_id)) is not None:
+        return newest
+    words, mark = consent.words_of(load_spec(store, replay_id).command)
+    command = "actordbg noise with the same options as that replay"
+    if "replay" in words:
+        words[words.index("replay")] = "noise"
+        command = " ".join(in_shell(word) for word in words if word not in ("--keep-tensors", "--keep-gradients")) + mark
+    raise UsageError(f"no noise floor was measured under the configuration of {replay_id}", hint=f"measure one: {command}")
+
+
+def truth_and_rounding(
+    store: Store, replay_id: str, dtype: str, *, flat: bool, planted: bool, quiet: bool, yes: bool
+) -> tuple[str, str | None]:
+    """The ids of a replay's truth, and of the replay that says what the dtype costs: None for flat limits.
+
+    Each is computed now if it is not there; for either a foreign replay's model is confirmed, once.
+    """
+    spec, owner = spec_and_owner(store, replay_id)
+    model = spec.config.model
+    approve_once = cache(partial(approve, f"replay {spec.replay_id}, whose model {model!r} would be loaded", owner, yes))
+
+    def computed(wanted: Wanted, label: str, command: str) -> str:
+        if (there := find_truth(store, wanted)) is not None:
+            return there
+        require_torch(wanted)
+        store.require_writable()
+        if model != TINY:
+            approve_once()
+        with replaying(store, label, len(wanted.inputs), quiet=quiet) as (catalog, advance):
+            heard = {"on_event": counting(catalog, advance), "on_tick": catalog.tick, "warm": warm}
+            return ensure_lone_rows(store, wanted, command=f"{command} replay {replay_id}", **heard)
+
+    with WarmGroups() as warm:
+        truth = computed(wanted_truth(store, spec, dtype), "computing the truth", "the truth of")
+        rounding = None if flat else wanted_rounding(store, spec, planted=planted)
+        try:
+            label = "measuring what the dtype costs"
+            return truth, None if rounding is None else computed(rounding, label, "what the dtype costs")
+        except Unsupported:
+            return truth, None  # a kernel that this dtype lacks: the comparison says that its limits are flat
+        except (StoreProblem, EnvironmentProblem) as problem:  # one may have a truth where nothing can be computed
+            note(f"what the dtype costs is not measured: {problem.message}")
+            return truth, None

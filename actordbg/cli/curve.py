@@ -2,18 +2,77 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from actordbg.base.errors import UsageError
 from actordbg.base.units import parse_seconds, parse_size
-from actordbg.cli.curve_options import Question
-from actordbg.cli.options import option, takes
+from actordbg.cli.options import (
+    ConfirmOption,
+    Explain,
+    Json,
+    Quiet,
+    Where,
+    approve,
+    chosen_format,
+    command_line,
+    complete_replays,
+    option,
+    option_field,
+    require_good,
+    store_of,
+)
+from actordbg.cli.output import note, plural, say_lines
+from actordbg.cli.page_file import HtmlFile, PlotFile, check_page, save_charts, say_document, write_page
 from actordbg.cli.setting_options import NONE, Given, takes_settings
+from actordbg.config.replay_config import SETTINGS, TINY, validate
+
+if TYPE_CHECKING:
+    from actordbg.store.layout import Store
 
 
-@takes("asked", Question)
+@dataclass(frozen=True)
+class Question:
+    """What both commands take."""
+
+    replays: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[REPLAY...|last|all]", help="Replays by id, name or @1 (default: all).", autocompletion=complete_replays
+        ),
+    ] = None
+    matrix: str | None = option_field(None, "The replays of this matrix's cells.", metavar="ID|last")
+    where: Where = None
+    at: list[int] | None = option_field(
+        None, "What this length needs, and whether it fits; may be repeated.", metavar="LEN", min=1, max=2**53
+    )
+    by: Literal["seq_len", "padded", "tokens"] = option_field(
+        "seq_len", "Length is seq_len (a curve for each batch size), padded (batch size x seq_len), or real tokens."
+    )
+    measure: str | None = option_field(
+        None,
+        (
+            "First make inputs of these lengths and replay them under the configuration of each REPLAY, changed by the "
+            "settings below."
+        ),
+        metavar="LEN,LEN,...",
+    )
+    batch_size: int | None = option_field(None, "Rows of the inputs of --measure (default: as in REPLAY).", min=1)
+    plot: PlotFile = None
+    limit: int = option_field(24, "At most this many lengths of each curve; 0 for all.", min=0)
+    html: HtmlFile = None
+    explained: Explain = False
+    format: Literal["text", "md", "json", "csv"] | None = option_field(
+        None, "How to write the answer (default: text). csv: a row for each measured length.", "--format", "-f"
+    )
+    yes: ConfirmOption = False
+    quiet: Quiet = False
+    as_json: Json = False
+
+
 @takes_settings("curve")
 def memory(
     ctx: typer.Context,
@@ -30,17 +89,14 @@ def memory(
 
     Example: actordbg curve memory --budget 80GB --at 16384 --at 32768
     """
-    from actordbg.cli.curve_work import answer_question
-
     if budget is not None and budget.strip().replace(".", "", 1).isdecimal():
         raise UsageError(f"--budget {budget} has no unit", hint=f"write --budget {budget}GB, or {budget}B if bytes are meant")
     most = None if budget is None else float(parse_size("--budget", budget))
     if most == 0:
         raise UsageError(f"--budget {budget} holds nothing", hint="write it like 500MB, 10GB or 5GiB")
-    answer_question(ctx, asked, settings, "memory", most)
+    _answer(ctx, asked, settings, "memory", most)
 
 
-@takes("asked", Question)
 @takes_settings("curve")
 def time(
     ctx: typer.Context,
@@ -58,7 +114,106 @@ def time(
 
     Example: actordbg curve time last --budget 2s --by tokens
     """
-    from actordbg.cli.curve_work import answer_question
-
     most = None if budget is None else parse_seconds("--budget", budget)
-    answer_question(ctx, asked, settings, "time", most, of)
+    _answer(ctx, asked, settings, "time", most, of)
+
+
+def _answer(
+    ctx: typer.Context, asked: Question, settings: Given, quantity: str, budget: float | None, passes: str = "both"
+) -> None:
+    """Answer for memory (`budget` in bytes) or time (in seconds, of the `passes`)."""
+    from actordbg.document import page as pages
+    from actordbg.document.blocks import Paragraph
+    from actordbg.document.renderings import as_text
+    from actordbg.judge.load_replays import load
+    from actordbg.measure.curve_chart import curve_banner, curve_chart
+    from actordbg.measure.curve_document import as_csv, document, explanations
+    from actordbg.measure.curves import answer
+    from actordbg.measure.measurements import gather, is_configuration
+
+    if asked.explained:
+        return say_lines(as_text(explanations(quantity)))
+    chosen = chosen_format(asked.format, asked.as_json)
+    check_page(asked.html)
+    pages.check("--plot", asked.plot)
+    store = store_of(ctx)
+    flags = [*(["--batch-size"] if asked.batch_size else []), *(SETTINGS[name].flag for name in settings)]
+    if flags and asked.measure is None:
+        given = ", ".join(flags)
+        raise UsageError(f"{given} changes nothing without --measure", hint="add --measure LEN,LEN,..., or leave it out")
+    names = _names(store, asked)
+    if asked.measure is not None:
+        names += _measured(store.require_writable(), names, asked, settings)
+    material = load(store, names, asked.where)
+    notes = list(material.notes)
+    others = sum(not is_configuration(data) for data in material.replays)
+    if others:
+        notes.append(f"{plural(others, 'replay')} left out: truths and noise variants")
+    measured, lengths, count = gather(material.replays, asked.by), sorted(set(asked.at or [])), len(material.replays) - others
+    curves = answer(measured, quantity, asked.by, passes=passes, budget=budget, at=lengths, replays=count, notes=notes)
+    blocks = document(curves, asked.limit)
+    charts = [chart] if (chart := curve_chart(curves)) else []
+    blocks[2:2] = [curve_banner(curves), *charts]
+    if chosen == "csv":
+        write_page(asked.html, [*blocks, *explanations(quantity)])
+        say_lines(as_csv(curves))
+    else:
+        brief = [*blocks, Paragraph(f"How to read the figures: `actordbg curve {quantity} --explain`.")]
+        say_document([*blocks, *explanations(quantity)], chosen, asked.html, data=vars(curves), brief=brief)
+    save_charts(charts, asked.plot)
+    require_good(curves.good)
+
+
+def _names(store: Store, asked: Question) -> list[str]:
+    from actordbg.campaign import matrix_files as matrices
+    from actordbg.catalog.query import newest_configuration, open_fresh
+
+    if asked.matrix is None:
+        names = asked.replays or ["all"]
+        # the newest that can have a curve: truths and noise variants cannot
+        newest = newest_configuration(open_fresh(store)) if "last" in names else None
+        return [newest.replay_id if newest is not None and name == "last" else name for name in names]
+    if asked.replays:
+        raise UsageError("REPLAY and --matrix exclude each other", hint="give one of them")
+    names = [cell.replay_id for cell in matrices.load(store, asked.matrix).cells if cell.replay_id is not None]
+    if not names:
+        raise UsageError(f"no cell of the matrix {asked.matrix} was replayed", hint="`actordbg matrix --resume` goes on")
+    gone = [name for name in names if not (store.replays / name).is_dir()]
+    if len(gone) == len(names):
+        raise UsageError(f"all replays of the matrix {asked.matrix} are gone", hint="`actordbg matrix` runs a new one")
+    if gone:
+        note(f"left out, since they are gone from the store: {', '.join(gone)}")
+    return [name for name in names if name not in gone]
+
+
+def _measured(store: Store, names: Sequence[str], asked: Question, settings: Given) -> list[str]:
+    """Replays of made-up inputs of the lengths that --measure names, one for each different configuration of `names`."""
+    from actordbg.cli.replaying import counting, replaying
+    from actordbg.config.as_ran import as_ran, costs
+    from actordbg.judge.load_replays import load
+    from actordbg.measure.measurements import plan_lengths, settled
+    from actordbg.replay.supervise import run_replay, spec_and_owner
+
+    if not asked.replays and asked.matrix is None:
+        raise UsageError("--measure needs the replays whose configurations it is to use", hint="name one, or `last`")
+    parts = [part.strip() for part in (asked.measure or "").split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) < 9 and int(part) >= 2 for part in parts):
+        raise UsageError(f"--measure {asked.measure!r:.60} is not a list of lengths", hint="write it like 512,1024,2048")
+    done: dict[tuple[str, int], str] = {}
+    for data in load(store, names).replays:
+        spec, owner = spec_and_owner(store, data.spec.replay_id)
+        config = replace(settled(spec.config, data.resolved), **settings)
+        validate(config)
+        batch = asked.batch_size or max((item.batch_size for item in data.spec.inputs), default=1)
+        if config.model != TINY:
+            approve(f"replay {data.spec.replay_id}, whose model {config.model!r} would be loaded", owner, asked.yes)
+        key = (str(costs(as_ran(config))), batch)
+        if key in done or config.truth is not None or config.vary is not None:
+            continue
+        spec = plan_lengths(store, config, {int(part) for part in parts}, batch, command=command_line())
+        label = f"measuring as {data.spec.replay_id}"
+        with replaying(store, label, len(spec.inputs), quiet=asked.quiet or asked.as_json) as (catalog, advance):
+            advance(0, note="starting the workers")
+            run_replay(store, spec, counting(catalog, advance), on_tick=catalog.tick)
+        done[key] = spec.replay_id
+    return list(done.values())

@@ -1,25 +1,30 @@
-"""`actordbg dump ls`: the dumps of a store that a condition selects; and `dump columns`: what it can ask for."""
+"""`actordbg dump ls`: the dumps that a condition selects; `dump columns`: what it can ask for; `dump show`: one dump."""
 
 from __future__ import annotations
 
 import shutil
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from actordbg.base.units import ago
 from actordbg.cli import output
-from actordbg.cli.options import AllowEmpty, Json, Where, option, require_some, store_of
+from actordbg.cli.options import AllowEmpty, Json, Where, complete_dumps, option, require_some, store_of
+from actordbg.cli.output import cell, emit, emit_each, human_bytes, note, say, say_fact, say_wrapped, table
 
 if TYPE_CHECKING:
     from actordbg.catalog.query import Catalog, DumpRow
+    from actordbg.formats.dump_record import DumpRecord
 
 
 _SHORT = 30
 _ROWS = 50
 _WIDE, _WIDEST = 100, 140
 """Columns of a terminal from which when a dump was recorded and its run are shown, and from which ids are whole."""
+INPUT, OUTPUT, GENERATOR = _KINDS = ("input", "output", "generator")
 
 
 def ls(
@@ -45,15 +50,48 @@ def ls(
     limit = (0 if as_json else _ROWS) if limit is None else limit
     warn_damaged(catalog.summary)
     if as_json:
-        shown = output.emit_each(each_dump(catalog, where, order=order, limit=limit or None))
+        shown = emit_each(each_dump(catalog, where, order=order, limit=limit or None))
     else:
         rows = select_dumps(catalog, where, order=order, limit=limit or None)
-        _render(rows, catalog, where)
+        _say_dumps(rows, catalog, where)
         shown = len(rows)
     total = count_dumps(catalog, where) if limit and shown == limit else shown
     if total > shown:
-        output.note(f"{total - shown:,} more; --limit 0 shows all")
+        note(f"{total - shown:,} more; --limit 0 shows all")
     require_some(shown, allow_empty)
+
+
+def _say_dumps(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None:
+    from actordbg.catalog.why_nothing import reasons
+
+    if not rows:
+        say(f"no dump matches {where}" if where else "there are no dumps in this store yet")
+        for reason in reasons(catalog, where) if where else ():
+            note(reason)
+        return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else output.PIPE_WIDTH
+    columns: dict[str, Callable[[DumpRow], Any]] = {
+        "rank": lambda row: row.rank,
+        "role": lambda row: row.role,
+        "B": lambda row: row.batch_size,
+        "S": lambda row: row.seq_len,
+        "tokens": lambda row: row.tokens,
+        "mark": lambda row: row.triggered or row.recovered or ("pinned" if row.pinned else None),
+        "last": lambda row: row.status,
+    }
+    if len({row.trainer for row in rows}) > 1:
+        columns = {"trainer": lambda row: row.trainer} | columns
+    if width >= _WIDE:
+        columns |= {"when": lambda row: ago(row.timestamp), "run": lambda row: row.run}
+    ids = shown_ids([row.dump_id for row in rows], width)
+    cells = [(dump_id, *(value(row) for value in columns.values())) for dump_id, row in zip(ids, rows, strict=True)]
+    table(("dump", *columns), cells, tight=True)
+
+
+def shown_ids(dump_ids: list[str], width: int) -> list[str]:
+    """The ids, cut to time and call number on a narrow terminal if they still differ; every command takes such a beginning."""
+    short = [dump_id[:_SHORT] for dump_id in dump_ids]
+    return short if width < _WIDEST and len(set(short)) == len(dump_ids) else dump_ids
 
 
 def columns(as_json: Json = False) -> None:
@@ -63,60 +101,153 @@ def columns(as_json: Json = False) -> None:
 
     Example: actordbg dump columns
     """
-    from actordbg.catalog.columns import COLUMNS, HEADINGS
+    from actordbg.catalog.columns import COLUMNS, FUNCTIONS, HEADINGS, OPERATORS
 
     headings = {name: heading for heading, name in HEADINGS.items()}
     answer = [
         {"name": column.name, "kind": column.kind, "heading": headings.get(column.name), "meaning": column.doc}
         for column in COLUMNS.values()
     ]
-    output.emit(answer, lambda _: _render_columns(), as_json)
+
+    def render(answer: list[dict[str, str | None]]) -> None:
+        table(("column", "kind", "meaning"), [(row["name"], row["kind"], row["meaning"]) for row in answer], tight=True)
+        say()
+        say(f"operators: {OPERATORS}")
+        for form in FUNCTIONS.values():
+            say(form)
+
+    emit(answer, render, as_json)
 
 
-def _render_columns() -> None:
-    from actordbg.catalog.columns import COLUMNS, FUNCTIONS, OPERATORS
+def show(
+    ctx: typer.Context,
+    dump_id: Annotated[
+        str, typer.Argument(metavar="ID", help="The dump's id, or the beginning of it.", autocompletion=complete_dumps)
+    ],
+    values: bool = option(False, "Read the tensors too: min, max, non-zero (needs torch).", "--values"),
+    as_json: Json = False,
+) -> None:
+    """Show one dump: its record, its tensors, its results.
 
-    rows = [(column.name, column.kind, column.doc) for column in COLUMNS.values()]
-    output.table(("column", "kind", "meaning"), rows, tight=True)
-    output.say()
-    output.say(f"operators: {OPERATORS}")
-    for form in FUNCTIONS.values():
-        output.say(form)
+    Example: actordbg dump show 20250619T052608 --values
+    """
+    from actordbg.catalog.query import get_dump, open_fresh, results_of_dump
+    from actordbg.formats.weight_hashes import weights_of
+    from actordbg.store.places import read_record
 
-
-def _render(rows: list[DumpRow], catalog: Catalog, where: str | None) -> None:
-    from actordbg.catalog.why_nothing import reasons
-
-    if not rows:
-        output.say(f"no dump matches {where}" if where else "there are no dumps in this store yet")
-        for reason in reasons(catalog, where) if where else ():
-            output.note(reason)
-        return
-    width = _width()
-    ids = shown_ids([row.dump_id for row in rows], width)
-    more = ("when", "run") if width >= _WIDE else ()
-    whose = ("trainer",) if len({row.trainer for row in rows}) > 1 else ()
-    output.table(
-        ("dump", *whose, "rank", "role", "B", "S", "tokens", "mark", "last", *more),
-        [
-            (dump_id, *((row.trainer,) if whose else ()), row.rank, row.role, row.batch_size, row.seq_len, row.tokens, _mark(row))
-            + (row.status, *((ago(row.timestamp), row.run) if more else ()))
-            for dump_id, row in zip(ids, rows, strict=True)
-        ],
-        tight=True,
-    )
+    catalog = open_fresh(store_of(ctx))
+    row = get_dump(catalog, dump_id)
+    path = catalog.store.root / row.path
+    record = read_record(path)
+    hashes = weights_of(catalog.store.root, record)
+    answer = {name: getattr(row, name) for name in ("path", "bytes", "trainer", "adapter", "function")} | {
+        "record": record,
+        "tensors": _tensors(record, path if values else None),
+        "results": results_of_dump(catalog, row.dump_id),
+        "weights": None if hashes is None else catalog.store.relative(hashes),
+    }
+    emit(answer, _say_dump, as_json)
 
 
-def _mark(row: DumpRow) -> str | None:
-    """Why a dump is a special one: the trigger that kept it, or the ring that it came out of."""
-    return row.triggered or row.recovered or ("pinned" if row.pinned else None)
+def _tensors(record: DumpRecord, path: Path | None) -> list[dict[str, Any]]:
+    """Each tensor. `kind`: "input"; "output", what the call returned; "generator", a random generator's state before it.
+
+    path: read min, max and the count of what is not zero from here, but not of a generator, whose bytes are no figures.
+    """
+    from actordbg.formats.dump_record import OUTPUT_PREFIX, RNG_PREFIX
+
+    loaded: dict[str, Any] = {}
+    if path is not None:
+        from actordbg.store.payload import load
+
+        loaded = load(path).tensors
+    tensors: list[dict[str, Any]] = []
+    for name, spec in record.tensors.items():
+        kind = OUTPUT if name.startswith(OUTPUT_PREFIX) else GENERATOR if name.startswith(RNG_PREFIX) else INPUT
+        row = {"name": name, "kind": kind, "dtype": spec.dtype, "shape": spec.shape, "stored": spec.stored}
+        figures = dict.fromkeys(("min", "max", "nonzero"))
+        if loaded and kind != GENERATOR:
+            tensor, figures["nonzero"] = loaded[name], 0
+            if tensor.numel() and not tensor.is_complex():
+                wide = tensor.double() if tensor.is_floating_point() else tensor.long()
+                least, most = wide.min().item(), wide.max().item()
+                finite = [None if value - value else value for value in (least, most)]  # JSON has no NaN and no infinity
+                figures = {"min": finite[0], "max": finite[1], "nonzero": int(tensor.count_nonzero())}
+        tensors.append(row | figures)
+    return sorted(tensors, key=lambda tensor: _KINDS.index(tensor["kind"]))
 
 
-def shown_ids(dump_ids: list[str], width: int) -> list[str]:
-    """The ids, cut to time and call number on a narrow terminal if they still differ; every command takes such a beginning."""
-    short = [dump_id[:_SHORT] for dump_id in dump_ids]
-    return short if width < _WIDEST and len(set(short)) == len(dump_ids) else dump_ids
+def _say_dump(answer: dict[str, Any]) -> None:
+    record, tensors, results = answer["record"], answer["tensors"], answer["results"]
+    say(record.dump_id)
+    for name, value in _facts(answer).items():
+        if value not in (None, ""):
+            say_fact(f"  {name}", str(value), 16)
+    say()
+    columns = {"tensor": "name", "dtype": "dtype", "shape": "shape", "stored as": "stored"}
+    if any(tensor["nonzero"] is not None for tensor in tensors):
+        columns |= {"min": "min", "max": "max", "non-zero": "nonzero"}
+    cells = [tensor | {"shape": str(list(tensor["shape"]))} for tensor in tensors]
+    table(tuple(columns), [[tensor[name] for name in columns.values()] for tensor in cells])
+    say()
+    if not results:
+        return say(f"no result yet: `actordbg replay --where \"dump_id='{record.dump_id}'\"`")
+    kinds = {tensor["kind"] for tensor in tensors}
+    own = {"log-probs off": "golden_max_abs"} if OUTPUT in kinds else {}
+    own |= {"entropy off": "golden_entropy_max_abs"} if "output.entropy" in record.tensors else {}
+    own |= {"same draws": "rng_match"} if GENERATOR in kinds else {}
+    columns = {"replay": "replay_id", "status": "status", "forward s": "forward_s", "backward s": "backward_s"}
+    columns |= {"mean log-prob": "logprob_mean", **own, "error": "error_class"}
+    table(tuple(columns), [[getattr(result, name) for name in columns.values()] for result in results])
+    if own:
+        say_wrapped("off: largest difference from what the run itself recorded, in nats; - was not compared")
+    newest = results[0]
+    for reason in dict.fromkeys((newest.extra.get("not_compared") or {}).values()):
+        say_wrapped(f"not compared in {newest.replay_id}: {reason}", "  ")
+    return None
 
 
-def _width() -> int:
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else output.PIPE_WIDTH
+def _facts(answer: dict[str, Any]) -> dict[str, Any]:
+    record, trainer, adapter = answer["record"], answer["trainer"], answer["adapter"]
+    yes = {name: cell(getattr(record, name)) for name in ("training", "grad_enabled", "packing_samples")}
+    extra = ", ".join(f"{name} ({why})" for name, why in record.extra.items())
+    return {
+        "file": f"{answer['path']} ({human_bytes(answer['bytes'])})",
+        "run": record.run,
+        "time": record.timestamp,
+        "rank": f"{record.rank}" + (f" of {record.world_size}" if record.world_size else ""),
+        "process": f"{record.host or '?'}, pid {record.pid}, call {record.call_index}",
+        "trainer": " ".join(filter(None, (trainer, record.versions.get(trainer or "")))),
+        "function": (answer["function"] or "") + (f" (adapter {adapter})" if adapter else ""),
+        "role": record.role,
+        "step": record.step,
+        "batch": f"{record.batch_size} x {record.seq_len}: {record.tokens} tokens, {record.padding} padding",
+        "actions": record.action_len,
+        "model": " ".join(filter(None, (record.model_name, record.model_dtype))),
+        "weights": f"hashed in {answer['weights']}" if answer["weights"] else None,
+        "mode": f"training {yes['training']}, grad {yes['grad_enabled']}, packing {yes['packing_samples']}, "
+        f"autocast {record.autocast_dtype or '-'}",
+        "temperature": record.temperature,
+        "kept because": "; ".join(filter(None, _marks(record))),
+        "recorded too": "; ".join(_recorded_too(answer["tensors"])),
+        "arguments": ", ".join(f"{name}={value}" for name, value in sorted(record.arguments.items())),
+        "source": record.source + (f" ({record.origin['name']})" if "name" in record.origin else ""),
+        "versions": ", ".join(f"{name} {version}" for name, version in sorted(record.versions.items())),
+        "replayable": ": ".join(filter(None, ("yes" if record.replayable else "no", extra))),
+    }
+
+
+def _marks(record: DumpRecord) -> Iterator[str | None]:
+    """What marks a dump: the trigger that kept it and what that saw, the ring that it came out of, the pin."""
+    yield record.triggered
+    if record.recovered:
+        flying = "it was in flight" if record.recovered == "in_flight" else "it was one of the last calls"
+        yield f"{flying} when its process died"
+    yield ", ".join(f"{name} {cell(value)}" for name, value in record.trigger_facts.items())
+    yield "pinned" if record.pinned else None
+
+
+def _recorded_too(tensors: list[dict[str, Any]]) -> Iterator[str]:
+    for kind, what in ((OUTPUT, "what the call returned"), (GENERATOR, "random generators before it")):
+        if names := [tensor["name"].partition(".")[2] for tensor in tensors if tensor["kind"] == kind]:
+            yield f"{what} ({', '.join(names)})"

@@ -1,18 +1,22 @@
-"""`actordbg dump pack` and `dump unpack`: many dumps in one file, which stores each row once; and files of their own again."""
+"""`actordbg dump pack` and `dump unpack`: many dumps in one file, which stores each row once; and files of their own again.
+`dump prune`: remove dumps that are no longer wanted."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from actordbg.base.errors import UsageError
-from actordbg.cli import output
-from actordbg.cli.options import AllowEmpty, Json, OfRun, Quiet, Where, option, require_selected, store_of
+from actordbg.base.units import parse_size
+from actordbg.cli.index import damage_line
+from actordbg.cli.options import AllowEmpty, Json, OfRun, Quiet, Where, Yes, option, require_good, require_selected, store_of
+from actordbg.cli.output import emit, human_bytes, note, note_some, plural, progress, say
 
 if TYPE_CHECKING:
-    from actordbg.catalog.tables import Damaged
     from actordbg.dumps.packing import PackSummary, UnpackSummary
+    from actordbg.dumps.prune import PrunePlan
 
 
 _SHOWN = 20
@@ -39,11 +43,11 @@ def pack(
     from actordbg.dumps.packing import pack_dumps
 
     store = store_of(ctx).require_writable()
-    with output.progress("packing", None, quiet=quiet or as_json) as advance:
+    with progress("packing", None, quiet=quiet or as_json) as advance:
         summary = pack_dumps(store, where, run, level, on_progress=lambda done, total: advance(1, total=total))
-    output.emit(_packed(summary), lambda _: _say_packed(summary), as_json)
-    if summary.kept:
-        raise typer.Exit(1)
+    answer = _packed(summary)
+    emit(answer, _say_packed, as_json)
+    require_good(not summary.kept)
     require_selected(store, where, summary.figures.dumps + summary.finished, allow_empty)
 
 
@@ -69,11 +73,10 @@ def unpack(
     if where is None and run is None and not all_:
         raise UsageError("say which dumps: --where, --run or --all", hint="see --help")
     store = store_of(ctx).require_writable()
-    with output.progress("unpacking", None, quiet=quiet or as_json) as advance:
+    with progress("unpacking", None, quiet=quiet or as_json) as advance:
         summary = unpack_dumps(store, where, run, level, on_progress=lambda done, total: advance(1, total=total))
-    output.emit(summary, _say_unpacked, as_json)
-    if summary.kept:
-        raise typer.Exit(1)
+    emit(summary, _say_unpacked, as_json)
+    require_good(not summary.kept)
     require_selected(store, where, summary.dumps, allow_empty)
 
 
@@ -101,43 +104,100 @@ def _packed(summary: PackSummary) -> dict[str, Any]:
     }
 
 
-def _say_packed(summary: PackSummary) -> None:
-    _say_kept("stays a file", summary.kept)
-    if summary.finished:
-        output.say(f"{output.plural(summary.finished, 'file')} removed that an interrupted run had packed")
-    figures, size = summary.figures, output.human_bytes
-    if not figures.dumps:
-        output.say("nothing to pack")
-        return
-    output.say(
-        f"{output.plural(figures.dumps, 'dump')} in {output.plural(len(summary.packs), 'pack')}: "
-        f"{size(summary.loose_bytes)} of files became {size(figures.stored)} "
-        f"({summary.loose_bytes / figures.stored:.1f} times smaller)"
+def _say_packed(answer: dict[str, Any]) -> None:
+    note_some([f"stays a file: {damage_line(damaged)}" for damaged in answer["kept"]], _SHOWN)
+    if answer["finished"]:
+        say(f"{plural(answer['finished'], 'file')} removed that an interrupted run had packed")
+    if not answer["dumps"]:
+        return say("nothing to pack")
+    files, content, distinct, stored = (answer[f"{name}_bytes"] for name in ("files", "content", "distinct", "packed"))
+    size, dumps, packs = human_bytes, plural(answer["dumps"], "dump"), plural(len(answer["packs"]), "pack")
+    say(f"{dumps} in {packs}: {size(files)} of files became {size(stored)} ({files / stored:.1f} times smaller)")
+    say(
+        f"deduplication: {answer['distinct_rows']:,} of {answer['rows']:,} rows are distinct; {size(content)} of "
+        f"records and tensors became {size(distinct)} ({content / distinct:.1f} times)"
     )
-    output.say(
-        f"deduplication: {figures.distinct_rows:,} of {figures.rows:,} rows are distinct; {size(figures.content)} of "
-        f"records and tensors became {size(figures.distinct)} ({figures.content / figures.distinct:.1f} times)"
-    )
-    output.say(
-        f"compression: {size(figures.distinct)} became {size(figures.stored)} ({figures.distinct / figures.stored:.1f} times)"
-    )
-
-
-def _say_kept(where: str, kept: list[Damaged]) -> None:
-    from actordbg.cli.index import damage_line
-
-    for damaged in kept[:_SHOWN]:
-        output.note(f"{where}: {damage_line(damaged)}")
-    if len(kept) > _SHOWN:
-        output.note(f"... and {len(kept) - _SHOWN:,} more; --json lists them all")
+    return say(f"compression: {size(distinct)} became {size(stored)} ({distinct / stored:.1f} times)")
 
 
 def _say_unpacked(answer: UnpackSummary) -> None:
-    _say_kept("stays packed", answer.kept)
+    note_some([f"stays packed: {damage_line(damaged)}" for damaged in answer.kept], _SHOWN)
     if not answer.dumps:
-        output.say("nothing to unpack")
-        return
-    output.say(
-        f"{output.plural(answer.dumps, 'dump')} out of {output.plural(len(answer.packs), 'pack')}, "
-        f"files of their own again ({output.human_bytes(answer.bytes)})"
+        return say("nothing to unpack")
+    packs, size = plural(len(answer.packs), "pack"), human_bytes(answer.bytes)
+    return say(f"{plural(answer.dumps, 'dump')} out of {packs}, files of their own again ({size})")
+
+
+def prune(
+    ctx: typer.Context,
+    where: Where = None,
+    older_than: str | None = option(None, "Dumps older than this: 7d, 12h.", metavar="AGE"),
+    keep: str | None = option(None, "The oldest dumps, until the rest takes at most this: 10GB.", metavar="SIZE"),
+    run: OfRun = None,
+    damaged: bool = option(False, "Broken files alone; not those of a newer actordbg, nor unreadable ones.", "--damaged"),
+    pinned: bool = option(False, "Pinned dumps too; without this they always stay.", "--pinned"),
+    allow_empty: AllowEmpty = False,
+    yes: Yes = False,
+    as_json: Json = False,
+) -> None:
+    """Remove dumps.
+
+    Without --yes it only says what it would remove. A dump goes if it meets every condition given. The pack of a packed dump is
+    written again without it. Pinned dumps (kept by a trigger, or recovered) stay unless --pinned is given. Unfinished files
+    that dead writers left more than an hour ago go too. Results of replays stay. Exit code 5 if --where selects none.
+
+    Example: actordbg dump prune --older-than 7d --keep 10GB --yes
+    """
+    from actordbg.catalog.columns import parse_duration
+    from actordbg.catalog.query import open_fresh
+    from actordbg.dumps import prune as pruning
+
+    if where is None and older_than is None and keep is None and run is None and not damaged:
+        raise UsageError("say what may go: --where, --older-than, --keep, --run or --damaged", hint="see --help")
+    if damaged and not (where is None and older_than is None and keep is None):
+        hint = "two commands: `dump prune --damaged`, and one with the other conditions"
+        raise UsageError("a broken file has no record that a condition could ask: --damaged goes with --run alone", hint=hint)
+    age = parse_duration(older_than).total_seconds() if older_than is not None else None
+    size = parse_size("--keep", keep) if keep is not None else None
+    store = store_of(ctx)
+    if yes:
+        store.require_writable(room=False)  # on a full disk this is what makes room
+    catalog = open_fresh(store, where)
+    choose = partial(
+        pruning.plan_prune,
+        where=where,
+        older_than_s=age,
+        keep_bytes=size,
+        run=run,
+        damaged=damaged,
+        healthy=not damaged,
+        pinned=pinned,
     )
+    plan = choose(catalog)
+    if yes:
+        plan = pruning.apply(catalog.store, plan)
+        catalog = open_fresh(catalog.store)
+        while size is not None and not plan.failed and (more := choose(catalog)).files:
+            plan = plan.followed_by(pruning.apply(catalog.store, more))
+            catalog = open_fresh(catalog.store)
+    emit(plan, _say_pruned, as_json)
+    require_good(not plan.failed)
+    require_selected(catalog.store, where, len(plan.files), allow_empty)
+
+
+def _say_pruned(plan: PrunePlan) -> None:
+    if plan.spared:
+        note(f"{plural(plan.spared, 'pinned dump')} among them stay; --pinned takes them too")
+    if not plan.files and not plan.failed:
+        say("nothing to remove")
+        return
+    verb = "removed" if plan.done else "would remove"
+    for item in plan.files[:_SHOWN]:
+        say(f"{verb} {item.path} ({human_bytes(item.bytes)}, {item.reason})")
+    if len(plan.files) > _SHOWN:
+        say(f"... and {len(plan.files) - _SHOWN:,} more")
+    for path, reason in plan.failed:
+        say(f"could not remove {path}: {reason}")
+    say(f"{verb} {plural(len(plan.files), 'file')}, {human_bytes(plan.bytes)}")
+    if not plan.done:
+        note("nothing was changed; --yes does it")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from actordbg.base.errors import UsageError
-from actordbg.cli.options import Json, option, store_of
+from actordbg.cli.options import Json, option, require_good, store_of
 from actordbg.cli.output import emit, note, plural, say, table
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ def recover(
     store = store_of(ctx).require() if discard else store_of(ctx).require_writable()
     answer = recovered_from(store, rings, live=live, keep_rings=keep_rings, discard=discard)
     emit(answer, _render, as_json)
-    if any(report.problem for report in answer.rings):
-        raise typer.Exit(1)
+    require_good(not any(report.problem for report in answer.rings))
 
 
 def recovered_from(

@@ -13,7 +13,6 @@ from typing import Any
 from actordbg.base.errors import CorruptDump, StoreProblem
 from actordbg.capture.control import Control, control_dict, read_control
 from actordbg.cli.capture_options import limits_in_words
-from actordbg.cli.dump_switch import job_names
 from actordbg.cli.output import human_bytes, note, plural, say, say_wrapped, table
 from actordbg.dumps.recover import find_rings
 from actordbg.formats.record_reading import parse_timestamp
@@ -100,11 +99,19 @@ class RecordingStatus:
 
 
 def status_of(store: Store, everything: bool) -> RecordingStatus:
-    """What is known of a store's recording now."""
-    control, jobs, damaged = _switches(store)
+    """What is known of a store's recording now: of the current run and of others that still record, or of every run."""
+    controls: list[Control | None] = []
+    damaged = []
+    for name in (None, *job_names(store)):
+        try:
+            controls.append(read_control(store, name))
+        except StoreProblem as error:  # to a job it means off
+            damaged.append(error.message)
+            controls.append(None)
+    control, jobs = controls[0], [job for job in controls[1:] if job is not None and job.enabled]
     rows, unreadable = process_rows(store, datetime.now(timezone.utc))
     if not everything and (control is not None or jobs):
-        current = {one.run for one in (control, *jobs) if one is not None}
+        current = {switch.run for switch in (control, *jobs) if switch is not None}
         rows = [row for row in rows if row.run in current or row.state == "on" or row.pending]
     return RecordingStatus(
         store=str(store.root),
@@ -119,17 +126,9 @@ def status_of(store: Store, everything: bool) -> RecordingStatus:
     )
 
 
-def _switches(store: Store) -> tuple[Control | None, list[Control], list[str]]:
-    """The store's switch, those of jobs that are on, and why others cannot be read; to a job such a one means off."""
-    read: list[Control | None] = []
-    damaged = []
-    for name in (None, *job_names(store)):
-        try:
-            read.append(read_control(store, name))
-        except StoreProblem as error:
-            damaged.append(error.message)
-            read.append(None)
-    return read[0], [job for job in read[1:] if job is not None and job.enabled], damaged
+def job_names(store: Store) -> list[str]:
+    """The jobs of this store that have a switch of their own."""
+    return sorted(path.stem for path in store.controls.glob("*.json") if not path.name.startswith("."))
 
 
 def ring_rows(store: Store) -> list[RingRow]:
@@ -176,13 +175,13 @@ def _newest(known: dict[str, Any] | None, ring: RingFile, books: Books) -> dict[
     counted = books.as_counters() | {"ring": {"path": str(ring.path)}, "heartbeat": books.identity["since"], "queue_bytes": 0}
     if known is None:
         return counted | {"state": state}
-    known = known | ({"state": state} if not ring.alive and known["state"] in ("on", "off") else {})
+    if not ring.alive and known["state"] in ("on", "off"):
+        known = known | {"state": state}
+    of_ring, of_file = ((data["calls"], data["calls"] - data["pending"]) for data in (counted, known))
+    if of_ring <= of_file:
+        return known
     kept = {name: known[name] for name in ("heartbeat", "queue_bytes", "ring", "role") if known.get(name) is not None}
-    return known | counted | kept if _progress(counted) > _progress(known) else known
-
-
-def _progress(data: dict[str, Any]) -> tuple[int, int]:
-    return data["calls"], data["calls"] - data["pending"]
+    return known | counted | kept
 
 
 def total_of(rows: list[ProcessRow]) -> dict[str, int]:
@@ -202,20 +201,17 @@ def totals_in_words(total: dict[str, int]) -> str:
 
 def _row(data: dict[str, Any], now: datetime) -> ProcessRow:
     age = (now - parse_timestamp(data["heartbeat"])).total_seconds()
-    ring = data.get("ring") or {}
-    lost = data["state"] == "on" and age > STALE_SECONDS
+    ring, state = data.get("ring") or {}, data["state"]
     counted = {name: data[name] for name in ProcessRow.__dataclass_fields__ if name in data}
     derived = {
-        "state": "lost" if lost else data["state"],
-        "dropped": sum(data["dropped"].values()),
-        "sampled_out": sum(data["sampled_out"].values()),
+        "state": "lost" if state == "on" and age > STALE_SECONDS else state,
         "age_s": round(max(age, 0.0), 1),
-        "dropped_by": data["dropped"],
-        "sampled_out_by": data["sampled_out"],
         "triggered_by": data.get("triggered") or {},
         "ring": ring.get("path"),
         "in_flight_s": ring.get("in_flight_s"),
     }
+    for name in ("dropped", "sampled_out"):
+        derived |= {name: sum(data[name].values()), f"{name}_by": data[name]}
     return ProcessRow(**{"role": None, "last_error": None} | counted | derived)
 
 
@@ -247,14 +243,17 @@ def say_status(answer: RecordingStatus) -> None:
 
 def _say_processes(answer: RecordingStatus) -> None:
     say()
+    rows, total = answer.processes, answer.total
     names = ("rank", "role", "state", "calls", "captured", "dropped", "sampled", "in ring", "size", "since")
-    table(names, [_cells(row) for row in answer.processes], tight=True)
-    say(f"{plural(len(answer.processes), 'recording actor')}: {totals_in_words(answer.total)}")
-    say(f"{human_bytes(answer.total['bytes'])} written; counted {min(row.age_s for row in answer.processes):.0f} s ago")
-    for row in answer.processes:
-        for line in trouble_of(row):
-            say(line)
-    for line in ranks_apart(answer.processes):
+    cells = [
+        (row.rank, row.role, row.state, row.calls, row.captured, row.dropped, row.sampled_out, row.pending,
+         _short_bytes(row.bytes), row.since[11:19])
+        for row in rows
+    ]  # fmt: skip
+    table(names, cells, tight=True)
+    say(f"{plural(len(rows), 'recording actor')}: {totals_in_words(total)}")
+    say(f"{human_bytes(total['bytes'])} written; counted {min(row.age_s for row in rows):.0f} s ago")
+    for line in (*(line for row in rows for line in trouble_of(row)), *ranks_apart(rows)):
         say(line)
 
 
@@ -289,44 +288,33 @@ def _say_rings(answer: RecordingStatus) -> None:
         note("next: `actordbg dump recover` turns rings into dumps")
 
 
-def _cells(row: ProcessRow) -> tuple[Any, ...]:
-    counts = (row.calls, row.captured, row.dropped, row.sampled_out, row.pending)
-    return (row.rank, row.role, row.state, *counts, _short_bytes(row.bytes), row.since[11:19])
-
-
-def trouble_of(row: ProcessRow) -> list[str]:
+def trouble_of(row: ProcessRow) -> Iterator[str]:
     """What a user should know about one recording actor, in sentences: calls that were lost, or are not written yet."""
     name = f"rank {row.rank} {row.role or 'actor'} ({row.host}, pid {row.pid})"
-    lines = []
     if row.dropped:
         reasons = ", ".join(f"{reason} {count}" for reason, count in sorted(row.dropped_by.items()))
-        lines.append(f"{name} dropped: {reasons}" + (f"; last: {row.last_error}" if row.last_error else ""))
+        yield f"{name} dropped: {reasons}" + (f"; last: {row.last_error}" if row.last_error else "")
     if row.pending and row.state in ("ended", "killed"):
         calls = f"{plural(row.pending, 'call')} {'is' if row.pending == 1 else 'are'}"
-        lines.append(f"{calls} still in the ring of pid {row.pid}: `actordbg dump recover` on {row.host} brings them")
+        yield f"{calls} still in the ring of pid {row.pid}: `actordbg dump recover` on {row.host} brings them"
     elif row.pending:
-        lines.append(
-            f"{name} has {plural(row.pending, 'call')} in its ring to write, {human_bytes(row.queue_bytes)} of its process"
-        )
+        yield f"{name} has {plural(row.pending, 'call')} in its ring to write, {human_bytes(row.queue_bytes)} of its process"
     elif row.last_error and not row.dropped:
-        lines.append(f"{name} last error: {row.last_error}" if row.calls else f"{name} recorded nothing: {row.last_error}")
+        yield f"{name} last error: {row.last_error}" if row.calls else f"{name} recorded nothing: {row.last_error}"
     if row.triggered_by:
         kept = ", ".join(f"{trigger} {count}" for trigger, count in sorted(row.triggered_by.items()))
-        lines.append(f"{name} kept for triggers: {kept}")
+        yield f"{name} kept for triggers: {kept}"
     if row.rotated:
-        lines.append(f"{name} rotated {plural(row.rotated, 'dump')} out, {human_bytes(row.rotated_bytes)}")
+        yield f"{name} rotated {plural(row.rotated, 'dump')} out, {human_bytes(row.rotated_bytes)}"
     if row.outputs_dropped:
-        lines.append(f"{name} kept {plural(row.outputs_dropped, 'dump')} without outputs: the queue was full")
+        yield f"{name} kept {plural(row.outputs_dropped, 'dump')} without outputs: the queue was full"
     if row.in_flight_s is not None and row.in_flight_s > LONG_CALL_SECONDS:
-        lines.append(
-            f"{name} has been in one call for {row.in_flight_s + row.age_s:.0f} s: `dump recover --live` gives its input"
-        )
+        yield f"{name} has been in one call for {row.in_flight_s + row.age_s:.0f} s: `dump recover --live` gives its input"
     if row.writer not in ("thread", "process"):
-        lines.append(f"{name} has no writer process, a {row.writer}")
+        yield f"{name} has no writer process, a {row.writer}"
     if row.state == "lost":
         where = f"; `dump recover` on {row.host} gives its last inputs" if row.ring else ""
-        lines.append(f"{name} is lost: silent for {row.age_s:.0f} s; killed, or it cannot write here{where}")
-    return lines
+        yield f"{name} is lost: silent for {row.age_s:.0f} s; killed, or it cannot write here{where}"
 
 
 def _short_bytes(count: float) -> str:

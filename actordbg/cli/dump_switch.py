@@ -1,37 +1,26 @@
-"""`actordbg dump enable` and `dump disable`: the switch that running jobs look at. Neither talks to a job."""
+"""`actordbg dump enable`, `dump disable` and `dump status`: the switch that running jobs look at. None of them talks to a job."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+import contextlib
+import sys
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from actordbg.base.errors import NewerFormat, StoreProblem
 from actordbg.cli import capture_options as opt
-from actordbg.cli.options import Json, option, store_of, takes
-from actordbg.cli.output import emit, note, say, say_wrapped
+from actordbg.cli.options import Json, option, store_of, takes_groups
+from actordbg.cli.output import clear_screen, emit, emit_json, note, say, say_wrapped
 
 if TYPE_CHECKING:
     from actordbg.capture.control import Control
     from actordbg.store.layout import Store
 
 
-@dataclass
-class Switch:
-    """The answer of `enable` and `disable`: the store, whether recording is on, and the switch as it is now.
-
-    `job`: the one job whose own switch it is; None for the store's.
-    """
-
-    store: str
-    enabled: bool
-    changed: bool
-    control: dict[str, Any] | None
-    job: str | None = None
-
-
-@takes("options", opt.CaptureOptions)
+@takes_groups
 def enable(
     ctx: typer.Context, run: opt.Run = None, options: opt.CaptureOptions = opt.CaptureOptions(), as_json: Json = False
 ) -> None:
@@ -42,7 +31,7 @@ def enable(
 
     Example: actordbg dump enable --run ppo-7b --on nan,exception,slow:3x --before 4 --keep 20GB
     """
-    from actordbg.capture.control import control_dict, write_control
+    from actordbg.capture.control import write_control
 
     store = store_of(ctx).create()
     name = opt.checked_run_name(run)
@@ -52,7 +41,7 @@ def enable(
     run_name = name or going_on or opt.default_run_name()
     control = opt.control_from(options, run_name, previous.generation + 1 if previous else 1)
     write_control(store, control, job)
-    emit(Switch(str(store.root), True, True, control_dict(control), job), _say_enabled, as_json)
+    emit(_answer(store, control, True, True, job), _say_enabled, as_json)
 
 
 def disable(
@@ -66,21 +55,22 @@ def disable(
 
     Example: actordbg dump disable
     """
-    from actordbg.capture.control import control_dict
+    from actordbg.cli.dump_status_work import job_names
 
     store = store_of(ctx).require()
     name = opt.checked_run_name(run)
-    own = name is not None and store.control_of(name).exists()
-    jobs = [name if own else None] if name is not None else [None, *job_names(store)]
+    own = name if name is not None and store.control_of(name).exists() else None
+    jobs = [None, *job_names(store)] if name is None else [own]
     changed = [switch_off(store, job) for job in jobs]
-    control = control_before(store, jobs[0])
-    answer = Switch(str(store.root), False, any(changed), control_dict(control) if control else None, name if own else None)
-    emit(answer, _say_disabled, as_json)
+    emit(_answer(store, control_before(store, jobs[0]), False, any(changed), own), _say_disabled, as_json)
 
 
-def job_names(store: Store) -> list[str]:
-    """The jobs of this store that have a switch of their own."""
-    return sorted(path.stem for path in store.controls.glob("*.json") if not path.name.startswith("."))
+def _answer(store: Store, control: Control | None, enabled: bool, changed: bool, job: str | None) -> dict[str, Any]:
+    """The store, whether recording is on, and the switch as it is now; `job`: whose own switch it is, None for the store's."""
+    from actordbg.capture.control import control_dict
+
+    now = control_dict(control) if control else None
+    return {"store": str(store.root), "enabled": enabled, "changed": changed, "control": now, "job": job}
 
 
 def switch_off(store: Store, job: str | None) -> bool:
@@ -108,19 +98,50 @@ def control_before(store: Store, job: str | None) -> Control | None:
         return None
 
 
-def _say_enabled(answer: Switch) -> None:
-    assert answer.control is not None
-    say(f"Recording is on: run {answer.control['run']} in {answer.store}")
-    say_wrapped(f"  {opt.limits_in_words(answer.control)}", "    ")
-    if answer.job:
-        say(f"Only the job {answer.job} follows this switch; it notices within a second.")
-        return
+def _say_enabled(answer: dict[str, Any]) -> None:
+    say(f"Recording is on: run {answer['control']['run']} in {answer['store']}")
+    say_wrapped(f"  {opt.limits_in_words(answer['control'])}", "    ")
+    if answer["job"]:
+        return say(f"Only the job {answer['job']} follows this switch; it notices within a second.")
     say("Jobs that started with the hook notice within a second.")
     note("next: `actordbg dump status` says what they record; `actordbg dump disable` stops it")
-    note("      `actordbg status` says whether actor.py is patched (`actordbg patch` does it)")
+    return note("      `actordbg status` says whether actor.py is patched (`actordbg patch` does it)")
 
 
-def _say_disabled(answer: Switch) -> None:
-    say("Recording is off." if answer.changed else "Recording was off already.")
-    if answer.changed:
+def _say_disabled(answer: dict[str, Any]) -> None:
+    say("Recording is off." if answer["changed"] else "Recording was off already.")
+    if answer["changed"]:
         note("next: `actordbg dump ls` shows what was recorded")
+
+
+def status(
+    ctx: typer.Context,
+    everything: bool = option(False, "Show processes of earlier runs too.", "--all"),
+    watch: bool = option(False, "Show the status again and again, until Ctrl-C.", "--watch", "-w"),
+    interval: float = option(1.0, "Seconds between two looks of --watch.", min=0.1),
+    as_json: Json = False,
+) -> None:
+    """Say what each process captured, dropped and sampled out.
+
+    Says whether recording is on, and lists the processes of the current run and those of other runs that still record.
+    calls = captured + dropped + sampled out + in ring, where they wait to be written. A process that ended before it could write
+    all leaves them there: `dump recover` brings them. Also names the rings that dead processes left on this machine.
+
+    Example: actordbg dump status --watch
+    """
+    from actordbg.cli.dump_status_work import say_status, status_of
+
+    store = store_of(ctx).require()
+    if not watch:
+        return emit(status_of(store, everything), say_status, as_json)
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            answer = status_of(store, everything)
+            if as_json:
+                emit_json(answer, None)
+            else:
+                clear_screen()
+                say_status(answer)
+            sys.stdout.flush()
+            time.sleep(interval)
+    return None

@@ -1,18 +1,23 @@
-"""`actordbg index` and `dump verify`: read the store's files, into the catalog or whole, and name those that are damaged."""
+"""`actordbg index`, `dump verify` and `fsck`: read a store's files, into the catalog or whole, and name what is damaged."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from actordbg.base.errors import CorruptDump
-from actordbg.cli import output
-from actordbg.cli.options import AllowEmpty, Json, Quiet, Where, option, require_some, store_of
+from actordbg.cli.options import AllowEmpty, Json, Quiet, Where, option, require_good, require_some, store_of
+from actordbg.cli.output import emit, human_bytes, note, plural, progress, say, say_wrapped
 
 if TYPE_CHECKING:
     from actordbg.catalog.indexer import IndexSummary
     from actordbg.catalog.tables import Damaged
+    from actordbg.dumps.finding import Finding
+    from actordbg.store.layout import Store
 
 
 def index(
@@ -30,16 +35,9 @@ def index(
     """
     from actordbg.catalog.indexer import refresh
 
-    with output.progress("reading headers", None, quiet=quiet or as_json) as advance:
-        seen = 0
-
-        def report(done: int, total: int) -> None:
-            nonlocal seen
-            advance(done - seen, total=total)
-            seen = done
-
-        summary = refresh(store_of(ctx), rebuild=rebuild, on_progress=report)
-    output.emit(summary, _say_indexed, as_json)
+    with progress("reading headers", None, quiet=quiet or as_json) as advance:
+        summary = refresh(store_of(ctx), rebuild=rebuild, on_progress=lambda done, total: advance(0, total=total, completed=done))
+    emit(summary, _say_indexed, as_json)
 
 
 def verify(
@@ -64,16 +62,15 @@ def verify(
     paths = paths_to_verify(catalog, where)
     damaged: list[Damaged] = []
     size = 0
-    with output.progress("verifying", len(paths), quiet=quiet or as_json) as advance:
+    with progress("verifying", len(paths), quiet=quiet or as_json) as advance:
         for _, count, problem in verify_files(catalog.store, paths, jobs):
             advance(1)
             size += count
             damaged += [problem] if problem else []
     damaged.sort(key=lambda item: item.path)
     answer = {"checked": len(paths), "bytes": size, "damaged": damaged}
-    output.emit(answer, lambda _: _say_verified(len(paths), size, damaged), as_json)
-    if damaged:
-        raise typer.Exit(1)
+    emit(answer, _say_verified, as_json)
+    require_good(not damaged)
     require_some(len(paths), allow_empty)
 
 
@@ -81,10 +78,10 @@ def warn_damaged(summary: IndexSummary) -> None:
     """Say on standard error what could not be indexed; commands that read the catalog call this."""
     broken = sum(item.code == CorruptDump.code for item in summary.damaged)
     others = len(summary.damaged) - broken
-    found = [output.plural(broken, "damaged file")] if broken else []
-    found += [f"{output.plural(others, 'file')} that cannot be used"] if others else []
-    if found:
-        output.note(f"warning: {' and '.join(found)}; `actordbg index` lists them")
+    told = [plural(broken, "damaged file")] if broken else []
+    told += [f"{plural(others, 'file')} that cannot be used"] if others else []
+    if told:
+        note(f"warning: {' and '.join(told)}; `actordbg index` lists them")
 
 
 def damage_line(item: Damaged) -> str:
@@ -93,24 +90,95 @@ def damage_line(item: Damaged) -> str:
 
 
 def _say_indexed(summary: IndexSummary) -> None:
-    output.say_wrapped(
-        f"{output.plural(summary.dumps, 'dump')} in the catalog: {summary.added:,} added, {summary.removed:,} removed; "
-        f"{output.plural(summary.results, 'new result')} of {output.plural(summary.replays, 'replay')} "
+    say_wrapped(
+        f"{plural(summary.dumps, 'dump')} in the catalog: {summary.added:,} added, {summary.removed:,} removed; "
+        f"{plural(summary.results, 'new result')} of {plural(summary.replays, 'replay')} "
         f"({summary.seconds:.2f} s)",
         "  ",
     )
     if summary.skipped_lines:
-        output.say(f"{output.plural(summary.skipped_lines, 'journal line')} could not be read and were skipped")
+        say(f"{plural(summary.skipped_lines, 'journal line')} could not be read and were skipped")
     for item in summary.damaged:
-        output.say(damage_line(item))
+        say(damage_line(item))
 
 
-def _say_verified(checked: int, size: int, damaged: list[Damaged]) -> None:
+def _say_verified(answer: dict[str, Any]) -> None:
+    count, damaged = answer["checked"], answer["damaged"]
     for item in damaged:
-        output.say(damage_line(item))
-    output.say(
-        f"{output.plural(checked, 'dump')} checked ({output.human_bytes(size)}): "
-        f"{checked - len(damaged):,} good, {len(damaged):,} damaged"
-    )
+        say(damage_line(item))
+    size = human_bytes(answer["bytes"])
+    say(f"{plural(count, 'dump')} checked ({size}): {count - len(damaged):,} good, {len(damaged):,} damaged")
     if any(item.code == CorruptDump.code for item in damaged):
-        output.note("`actordbg dump prune --damaged` removes those whose header is broken")
+        note("`actordbg dump prune --damaged` removes those whose header is broken")
+
+
+def fsck(
+    ctx: typer.Context,
+    repair: bool = option(False, "Mend what can be mended; nothing is lost by it.", "--repair"),
+    quick: bool = option(False, "Read names, headers and records, but no payload whole.", "--quick"),
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Check everything in a store.
+
+    FORMAT, names and permissions, every dump, pack, replay, comparison, switch, counter, ring, event and backup, and the catalog.
+    Without --repair nothing is written. With it, damaged files are moved to store/quarantine, good dumps are taken out
+    of damaged packs first, and the catalog is made again if it is wrong. A store that cannot be written can be checked, and
+    --repair refuses. Exit code 1 if damage or leftovers remain; notes are no fault.
+
+    Example: actordbg fsck --repair
+    """
+    from actordbg.dumps.finding import NOTE
+    from actordbg.dumps.repairing import repair as mend
+
+    store = store_of(ctx)
+    if repair and store.root.is_dir():
+        store.probed(room=False)  # on a full disk it removes unfinished files
+    findings = _look(store, not quick, quiet or as_json)
+    answer = {"store": str(store.root), "deep": not quick, "findings": findings, "repaired": [], "failed": []}
+    if repair and any(finding.repair.value for finding in findings):
+        done, failed = mend(store, findings)
+        answer |= {"repaired": _data(store, done), "failed": _data(store, failed)}
+        findings = _look(store, not quick, quiet or as_json)
+    answer["findings"] = _data(store, [(finding, finding.repair.value) for finding in findings])
+    emit(answer, _say_found, as_json)
+    require_good(all(finding.severity == NOTE for finding in findings))
+
+
+def _look(store: Store, deep: bool, quiet: bool) -> list[Finding]:
+    from actordbg.dumps.checking import CHECKS, check
+
+    with progress("checking", len(CHECKS), quiet=quiet) as advance:
+        return check(store, deep=deep, on_start=lambda name: advance(1, note=name))
+
+
+def _data(store: Store, findings: Iterable[tuple[Finding, str]]) -> list[dict[str, str]]:
+    """Each finding with its path below the store, what its kind means, and what --repair does, or did; "" for nothing."""
+    from actordbg.dumps.finding import KINDS
+    from actordbg.store.layout import printable
+
+    rows = []
+    for finding, repair in findings:
+        place = os.fspath(finding.place)
+        path = printable(os.path.relpath(place, store.root) if finding.place.is_relative_to(store.root) else place)
+        same = {name: getattr(finding, name) for name in ("kind", "severity", "detail")}
+        rows.append({"path": path, "meaning": KINDS[finding.kind].meaning, "repair": repair, **same})
+    return rows
+
+
+def _say_found(answer: dict[str, Any]) -> None:
+    from actordbg.dumps.finding import DAMAGE, LEFTOVER, NOTE
+
+    findings = answer["findings"]
+    for row in answer["repaired"]:
+        say(f"repaired: {row['kind']}: {row['path']}: {row['repair']}")
+    for row in answer["failed"]:
+        say(f"could not repair {row['path']}: {row['repair']}")
+    for row in findings:
+        say(f"{row['severity']}: {row['kind']}: {row['path']}: {row['detail'] or row['meaning']}")
+    counts = Counter(row["severity"] for row in findings)
+    told = (plural(counts[kind], kind if kind != DAMAGE else "damaged file") for kind in (DAMAGE, LEFTOVER, NOTE))
+    how = "every byte" if answer["deep"] else "headers and records"
+    say(f"{answer['store']}: {how} checked: {', '.join(told) if findings else 'all is well'}")
+    if not answer["repaired"] and any(row["repair"] for row in findings):
+        note("nothing was changed; --repair mends what can be mended, and loses nothing")

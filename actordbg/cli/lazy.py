@@ -15,12 +15,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -49,17 +48,14 @@ class Command:
     def build(self) -> Any:
         """The command as click runs it; imports its module."""
         function = self.function()
-        built = _alone(function, _Built, self.name, dict(self.settings))
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        app.command(self.name, cls=_Built, context_settings=dict(self.settings))(function)
+        built: Any = typer.main.get_command(app)
         if "ctx" in inspect.signature(function).parameters:
-            built.params += _alone(_with_store).params
+            app.registered_commands.clear()
+            app.command()(_with_store)
+            built.params += typer.main.get_command(app).params
         return built
-
-
-def _alone(function: Callable[..., Any], made_by: Any = None, name: str | None = None, settings: Any = None) -> Any:
-    """A function as a command of click's."""
-    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
-    alone.command(name, cls=made_by, context_settings=settings)(function)
-    return typer.main.get_command(alone)
 
 
 def renamed(new_of: Mapping[str, str]) -> dict[str, Any]:
@@ -199,12 +195,12 @@ def typed_once(command: Any, ctx: Any, arguments: Sequence[str]) -> list[str]:
     for parameter in where:
         parameter.multiple = True
     values, _, typed = command.make_parser(ctx).parse_args(list(arguments))
-    for parameter, times in Counter(typed).items():
-        takes_more = parameter.param_type_name != "option" or parameter.multiple or parameter.count
-        if times > 1 and not takes_more and (parameter.secondary_opts or not parameter.is_flag):
-            raise _repeated("/".join([*parameter.opts, *parameter.secondary_opts]))
     for parameter in where:
         parameter.multiple = False
+    for parameter, times in Counter(typed).items():
+        several = parameter.param_type_name != "option" or parameter.multiple or parameter.count or parameter in where
+        if times > 1 and not several and (parameter.secondary_opts or not parameter.is_flag):
+            raise _repeated("/".join([*parameter.opts, *parameter.secondary_opts]))
     return values.get(_WHERE) or []
 
 
@@ -224,15 +220,12 @@ def filled_in(arguments: Sequence[str], usual: Mapping[str, str]) -> list[str]:
     return filled
 
 
-# What was typed becomes a value without pydantic, whose import takes longer than a command's help.
-
-
 UNCLEAR: Any = object()
 """Stands for a value that typer has to look at."""
 
 
 def quicken(parameters: Iterable[Any]) -> None:
-    """Let these parameters of a command take their clear values themselves."""
+    """Let parameters take defaults and text as they are: typer looks at values with pydantic, slower than most commands."""
     for parameter in parameters:
         if getattr(parameter, "type_descriptor", None) is not None:
             parameter.process_value = functools.partial(_process, parameter, parameter.process_value)
@@ -246,15 +239,8 @@ def _process(parameter: Any, usual: Callable[..., Any], ctx: Any, value: Any) ->
 
 
 def plain_value(parameter: Any, value: Any) -> Any:
-    """What typer makes of `value` for this parameter; `UNCLEAR` unless it is nothing, a flag, a text or a whole number."""
-    annotation, facts = parameter.type_descriptor.annotation, parameter.type_descriptor.parameter_info
+    """What typer makes of `value`; `UNCLEAR` unless that is nothing, the default, or a text where one is wanted."""
     if value is None:
         return () if parameter.multiple or parameter.nargs == -1 else None
-    if annotation is int and isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,15}", value, re.ASCII):
-        value = int(value)
-    if type(value) is not annotation and value not in (get_args(annotation) if get_origin(annotation) is Literal else ()):
-        return UNCLEAR
-    least, most = facts.min, facts.max
-    if annotation in (int, float) and ((least is not None and value < least) or (most is not None and value > most)):
-        return UNCLEAR
-    return value if annotation in (bool, int, float, str) or isinstance(value, str) else UNCLEAR
+    is_text = parameter.type_descriptor.annotation is str and isinstance(value, str)
+    return value if is_text or value is parameter.default else UNCLEAR

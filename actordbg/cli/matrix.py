@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import typer
 
 from actordbg.base.errors import UsageError
-from actordbg.cli import output
-from actordbg.cli.engine_options import EngineOptions
-from actordbg.cli.input_options import ChosenInputs
-from actordbg.cli.options import ConfirmOption, Explain, FormatOption, Json, Power, Quiet, chosen_format, option, takes
+from actordbg.cli.options import (
+    ConfirmOption,
+    Explain,
+    FormatOption,
+    Json,
+    Power,
+    Quiet,
+    chosen_format,
+    option,
+    refuse_beside,
+)
+from actordbg.cli.output import say_lines
 from actordbg.cli.page_file import HtmlFile, check_page
+from actordbg.cli.replay_options import ChosenInputs, EngineOptions
 from actordbg.cli.setting_options import NONE, Given, TruthDtype, takes_settings, truth_dtype
 
 
-@takes("inputs", ChosenInputs)
-@takes("machines", EngineOptions)
 @takes_settings("matrix")
 def matrix(
     ctx: typer.Context,
@@ -61,38 +69,39 @@ def matrix(
     from actordbg.base.ids import new_replay_id
     from actordbg.campaign import matrix_files as matrices
     from actordbg.campaign.matrix_document import explanations
-    from actordbg.cli.chosen_inputs import asked_for, is_left_to_rank_0, opened
-    from actordbg.cli.matrix_work import baseline_of, kept, new_record, print_answer, require_alone, resumed, run_cells, selected
+    from actordbg.cli import matrix_work as work
+    from actordbg.cli import replaying
     from actordbg.config.replay_config import AXES
     from actordbg.document.renderings import as_text
 
     if explained:
-        return output.say_lines(as_text(explanations()))
+        return say_lines(as_text(explanations()))
     flags = dict(settings)
-    if is_left_to_rank_0(flags):
+    if replaying.is_left_to_rank_0(flags):
         return None
-    store, inputs = opened(ctx, inputs, writes=not dry_run and show is None)
+    store, inputs = replaying.opened(ctx, inputs, writes=not dry_run and show is None)
     how = chosen_format(format, as_json)
     check_page(html)
     if show is not None:
-        require_alone(ctx, "show")
-        return print_answer(store, matrices.load(store, show), how, html)
+        refuse_beside(ctx, "--show takes a matrix as it is", {"show", "format", "html"})
+        return work.print_answer(store, matrices.load(store, show), how, html)
     if power and no_truth:
         raise UsageError("--power plants faults beside the truth", hint="leave --no-truth out")
     axes = {name: str(flags.pop(name)) for name in AXES if name in flags}
     if resume is not None:
-        require_alone(ctx, "resume")
+        beside = (field.name for field in fields(EngineOptions))
+        refuse_beside(ctx, "--resume takes a matrix as it is", {"resume", "format", "html", "yes", *beside})
     matrix_id = new_replay_id() if resume is None else matrices.load(store, resume).matrix_id
     if not dry_run:
         machines.run(ctx, f"matrix {matrix_id}")
     if resume is not None:
-        record, chosen, held = resumed(store, resume, yes)
+        record, chosen, held = work.resumed(store, resume, yes)
     else:
-        base = kept(asked_for(ctx, flags), flags)
-        chosen = selected(store, base, inputs)
-        held = baseline_of(store, baseline, slower)
+        base = replaying.kept(replaying.asked_for(ctx, flags), flags)
+        chosen = work.selected(store, base, inputs)
+        held = work.baseline_of(store, baseline, slower)
         options: dict[str, Any] = {
-            "order": inputs.order or "time",
+            "order": replaying.chosen_order(inputs),
             "shuffle_seed": inputs.random_seed,
             "skip_known": skip_known,
             "slower": slower,
@@ -101,6 +110,5 @@ def matrix(
             "input_files": [str(path.absolute()) for path in inputs.input_file or []],
         }
         about = {"matrix_id": matrix_id, "selection": inputs.where, "baseline": held and held.name}
-        record = new_record(base, axes, chosen, options, **about)
-    run_cells(store, record, chosen, held, how, html, quiet=quiet or as_json, dry_run=dry_run)
-    return None
+        record = work.new_record(base, axes, chosen, options, **about)
+    return work.run_cells(store, record, chosen, held, how, html, quiet=quiet or as_json, dry_run=dry_run)

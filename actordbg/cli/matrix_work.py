@@ -6,7 +6,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +25,13 @@ from actordbg.campaign.cells import batches, make_cells
 from actordbg.campaign.matrix_document import matrix_document
 from actordbg.campaign.matrix_files import Selection, select, select_again
 from actordbg.campaign.run_matrix import MatrixEvent, Surroundings, new_matrix, run_matrix
-from actordbg.cli import output
-from actordbg.cli.chosen_inputs import chosen_order, nothing_to
-from actordbg.cli.engine_options import EngineOptions
-from actordbg.cli.input_options import ChosenInputs
-from actordbg.cli.live_progress import replaying
-from actordbg.cli.options import Format, approve, command_line, typed_options
-from actordbg.cli.page_file import write_page
+from actordbg.cli.options import Format, approve, command_line
+from actordbg.cli.output import emit_json, note, plural, say, say_wrapped
+from actordbg.cli.page_file import say_document
+from actordbg.cli.replay_options import ChosenInputs
+from actordbg.cli.replaying import chosen_order, nothing_to, replaying, say_skipped
 from actordbg.config.choices import gather_facts
-from actordbg.config.replay_config import TINY, USUAL_LAWS, ReplayConfig
-from actordbg.config.sources import Asked
-from actordbg.document.blocks import as_data
-from actordbg.document.renderings import as_markdown, as_text
+from actordbg.config.replay_config import TINY, ReplayConfig
 from actordbg.records.journal import SPEC
 from actordbg.records.matrix_record import PASSED, MatrixCell, MatrixRecord
 from actordbg.replay.live_catalog import LiveCatalog
@@ -48,34 +43,13 @@ _COLOURS = {
     "passed": "green", "WRONG": "red", "failed": "red", "REGRESSED": "red", "unavailable": "yellow", "not run": "yellow",
     "NOT JUDGED": "yellow",
 }  # fmt: skip
-_WORD = re.compile(r"\b(" + "|".join(_COLOURS) + r")\b")
-
-
-def kept(asked: Asked, flags: Mapping[str, Any]) -> ReplayConfig:
-    """The configuration with what a cell is judged by: outputs; gradients and laws unless that was said otherwise."""
-    config = asked.config
-    said = flags.keys() | asked.sources.keys()
-    gradients = config.keep_gradients if "keep_gradients" in said else config.backward is not False
-    laws = config.laws if "laws" in said else USUAL_LAWS
-    return replace(config, keep_tensors=True, keep_gradients=gradients, laws=laws, truth=None, vary=None)
-
-
-def require_alone(ctx: typer.Context, option: str) -> None:
-    """Refuse what was typed beside --resume or --show and would have no effect."""
-    means = {option, "quiet", "as_json", "format", "html"}
-    if option == "resume":
-        means |= {"yes", "trust_remote_code", "dist_plugin", *(one.name for one in fields(EngineOptions))}
-    if named := typed_options(ctx, means):
-        raise UsageError(
-            f"--{option} takes a matrix as it is, so {named} cannot be given", hint="leave it out, or start a new matrix"
-        )
+_TABLE, _WORD = re.compile(r"^  .*$", re.MULTILINE), re.compile(rf"\b({'|'.join(_COLOURS)})\b")
 
 
 def selected(store: Store, base: ReplayConfig, inputs: ChosenInputs) -> Selection:
-    where, order, seed = inputs.where, chosen_order(inputs.order, False), inputs.random_seed
-    chosen = select(store, base, where, inputs.input_file or [], order, inputs.max_inputs, seed)
-    for reason, count in chosen.skipped.items():
-        output.note(f"left out {output.plural(count, 'dump')}: {reason}")
+    where, files, order = inputs.where, inputs.input_file or [], chosen_order(inputs)
+    chosen = select(store, base, where, files, order, inputs.max_inputs, inputs.random_seed)
+    say_skipped(chosen.skipped)
     if not chosen.rows:
         raise nothing_to("replay", store, inputs)
     return chosen
@@ -143,7 +117,7 @@ def run_cells(
             run_matrix(store, record, chosen.rows, around, held)
     except KeyboardInterrupt:
         interrupted = True
-        output.note(f"interrupted; what is done is kept, `actordbg matrix --resume {record.matrix_id}` goes on")
+        note(f"interrupted; what is done is kept, `actordbg matrix --resume {record.matrix_id}` goes on")
     record = matrices.load(store, record.matrix_id)
     print_answer(store, record, how, html)
     if interrupted or not record.good:
@@ -154,24 +128,16 @@ def run_cells(
 def print_answer(store: Store, record: MatrixRecord, how: Format, html: Path | None = None) -> None:
     """Print a matrix in one of the formats, and write its page where one was asked for."""
     context = context_of(store, record)
-    blocks = matrix_document(record, context, explain)
-    write_page(html, blocks)
-    if how == "text":
-        return output.say_lines(as_text(matrix_document(record, context, explain, explained=False)), _coloured)
-    if how == "json":
-        return output.emit({"matrix": record, "good": record.good, "context": context} | as_data(blocks), lambda _: None, True)
-    return output.say_lines(as_markdown(blocks))
+    brief = matrix_document(record, context, explain, explained=False)
+    answer = {"matrix": record, "good": record.good, "context": context}
+    say_document(matrix_document(record, context, explain), how, html, data=answer, brief=brief, style=_coloured)
 
 
 def _coloured(text: str) -> str:
     """Color the words of the table in a terminal; the words say it without."""
     if not sys.stdout.isatty():
         return text
-
-    def coloured(line: str) -> str:
-        return _WORD.sub(lambda match: typer.style(match[0], fg=_COLOURS[match[0]]), line) if line.startswith("  ") else line
-
-    return "\n".join(map(coloured, text.split("\n")))
+    return _TABLE.sub(lambda line: _WORD.sub(lambda word: typer.style(word[0], fg=_COLOURS[word[0]]), line[0]), text)
 
 
 def steps_of(record: MatrixRecord) -> int:
@@ -206,11 +172,11 @@ def follow(catalog: LiveCatalog, advance: Callable[..., None], record: MatrixRec
 def print_plan(cells: Sequence[MatrixCell], dumps: int, loads: Sequence[Sequence[int]], *, as_json: bool) -> None:
     """Print what `--dry-run` found: the cells on so many dumps, and the indices of those that share a loaded Actor."""
     if as_json:
-        return output.emit({"dumps": dumps, "cells": cells, "loads": loads}, lambda _: None, True)
-    output.say(f"{output.plural(len(cells), 'cell')} on {output.plural(dumps, 'dump')}:")
+        return emit_json({"dumps": dumps, "cells": cells, "loads": loads})
+    say(f"{plural(len(cells), 'cell')} on {plural(dumps, 'dump')}:")
     for cell in cells:
         told = f"{cell.status} ({cell.reason})" if cell.reason else "to be run"
-        output.say_wrapped(f"  #{cell.index} {cell.name}: {told}", "      ")
+        say_wrapped(f"  #{cell.index} {cell.name}: {told}", "      ")
     for number, shared in enumerate(loads, 1):
-        output.say(f"  load {number}: {', '.join(f'#{index}' for index in shared)}")
+        say(f"  load {number}: {', '.join(f'#{index}' for index in shared)}")
     return None

@@ -3,14 +3,34 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from actordbg.base.errors import EnvironmentProblem, UsageError
+from actordbg.base.ids import resolve
 from actordbg.base.units import parse_seconds
-from actordbg.cli import output
-from actordbg.cli.options import FormatOption, Json, Limit, Quiet, chosen_format, option, require_some, store_of
-from actordbg.cli.page_file import HtmlFile, check_page
+from actordbg.cli.options import (
+    Format,
+    FormatOption,
+    Json,
+    Limit,
+    Quiet,
+    chosen_format,
+    option,
+    require_good,
+    require_some,
+    store_of,
+)
+from actordbg.cli.output import emit, human_bytes, note, table
+from actordbg.cli.page_file import HtmlFile, check_page, say_document
+
+if TYPE_CHECKING:
+    from actordbg.measure.memory_samples import Sample
+    from actordbg.measure.watched import Watched
+    from actordbg.measure.watching import Reader, Rhythm
+    from actordbg.records.comparison_record import MemoryRecord
+    from actordbg.store.layout import Store
 
 Name = Annotated[str, typer.Argument(metavar="[FILE|ID|last]", help="A file of samples, or what `memory ls` lists.")]
 
@@ -39,28 +59,71 @@ def watch(
 
     Example: actordbg memory watch --replay last --interval 200ms
     """
-    from actordbg.cli.memory_work import chosen_source, say_answer, tell
     from actordbg.measure import watching
-    from actordbg.measure.memory_document import watch_page
-    from actordbg.measure.memory_samples import read_samples
 
     check_page(html)
     chosen = chosen_format(format, as_json)
+    silent, told = quiet or chosen == "json", set[str]()
+
+    def tell(samples: list[Sample]) -> None:
+        """Say once who is watched."""
+        new = sorted({sample.process for sample in samples} - told)
+        told.update(new)
+        if new and not silent:
+            note(f"watching {', '.join(new[:8])}{f' and {len(new) - 8} more' * (len(new) > 8)}; Ctrl-C ends it")
+
     most = None if lasting is None else parse_seconds("--for", lasting)
     rhythm = watching.Rhythm(parse_seconds("--interval", interval), most, not no_uss)
     store = store_of(ctx)
-    what = chosen_source(store, pid or [], replay, run, address if ray else None, step_file, rhythm)
-    record = watching.new_record(what.kind, what.name, rhythm, what.replay_id)
+    if step_file is not None and not pid:
+        raise UsageError("--step-file is for --pid: a replay and a run count their own steps", hint="leave it out")
+    named, watched, read = _source(store, pid or [], replay, run, address if ray else None, step_file, rhythm)
+    record = watching.new_record(*named[:2], rhythm, named[2])
     if out is None:
         watching.save(store.create().require_writable(), record)
     path = out or watching.samples_path(store, record)
-    watching.watch_into(path, watching.rounds(what.watched, what.read, rhythm), tell(quiet or chosen == "json"))
-    record = watching.finished(record, path, what.watched.notes())
+    watching.watch_into(path, watching.rounds(watched, read, rhythm), tell)
+    record = watching.finished(record, path, watched.notes())
     if out is None:
         watching.save(store, record)
-    output.note(f"wrote {path}")
-    say_answer(record, watch_page(record, read_samples(path)), chosen, html)
-    require_some(len(record.processes), False)
+    note(f"wrote {path}")
+    _say_watched(record, path, chosen, html)
+
+
+def _source(
+    store: Store,
+    pids: list[int],
+    replay: str | None,
+    run: str | None,
+    address: str | None,
+    step_file: Path | None,
+    rhythm: Rhythm,
+) -> tuple[tuple[str, str, str | None], Watched, Reader]:
+    """What is watched (its kind, its name, the replay that it is), the processes, and how their memory is read."""
+    from actordbg.measure import watched as sources
+    from actordbg.measure.watching import local_reader
+    from actordbg.replay.supervise import load_spec
+
+    given = [name for name, value in (("--pid", pids), ("--replay", replay), ("--run", run)) if value]
+    if len(given) > 1 or not (given or address) or (address and pids):
+        raise UsageError("memory watch takes one of --pid, --replay and --run, or --ray", hint="name what to watch")
+    read = local_reader(rhythm.unshared)
+    if pids:
+        return ("processes", ", ".join(map(str, pids)), None), sources.OfPids(pids, step_file), read
+    replay_id = load_spec(store.require(), replay).replay_id if replay else None
+    marks: Watched | None = None
+    if replay_id:
+        marks = sources.OfReplay(store.replays / replay_id)
+    elif run:
+        marks = sources.OfRun(store.require(), run, anywhere=address is not None)
+    name = replay_id or run or str(address)
+    if address is not None:
+        from actordbg.measure.ray_watched import OfRay
+
+        on_ray = OfRay(address, rhythm.unshared, marks)
+        return ("ray", name, replay_id), on_ray, on_ray.read
+    assert marks is not None
+    return ("replay" if replay_id else "run", name, replay_id), marks, read
 
 
 def show(
@@ -70,16 +133,12 @@ def show(
 
     Example: actordbg memory show last --html memory.html
     """
-    from actordbg.cli.memory_work import known, say_answer
     from actordbg.measure import watching
-    from actordbg.measure.memory_document import watch_page
-    from actordbg.measure.memory_samples import read_samples
 
     check_page(html)
-    record, path = known(store_of(ctx), name)
-    record = watching.finished(record, path, list(record.notes)) if not record.processes else record
-    say_answer(record, watch_page(record, read_samples(path)), chosen_format(format, as_json), html)
-    require_some(len(record.processes), False)
+    record, path = _known(store_of(ctx), name)
+    record = record if record.processes else watching.finished(record, path, list(record.notes))
+    _say_watched(record, path, chosen_format(format, as_json), html)
 
 
 def compare(
@@ -101,18 +160,16 @@ def compare(
 
     Example: actordbg memory compare before.csv after.csv --html memory.html
     """
-    from actordbg.cli.memory_work import known, say_answer
     from actordbg.measure.memory_compare import ALIKE, compare_samples
     from actordbg.measure.memory_document import compare_page
     from actordbg.measure.memory_samples import read_samples
 
     check_page(html)
     store = store_of(ctx)
-    ours, theirs = (read_samples(known(store, name)[1]) for name in (a, b))
+    ours, theirs = (read_samples(_known(store, name)[1]) for name in (a, b))
     answer = compare_samples((a, b), ours, theirs, threshold, [of] if of else ())
-    say_answer(answer, compare_page(answer, ours, theirs), chosen_format(format, as_json), html)
-    if answer.verdict != ALIKE:
-        raise typer.Exit(1)
+    say_document(compare_page(answer, ours, theirs), chosen_format(format, as_json), html, data=vars(answer))
+    require_good(answer.verdict == ALIKE)
 
 
 def ls(ctx: typer.Context, limit: Limit = 20, as_json: Json = False) -> None:
@@ -126,9 +183,35 @@ def ls(ctx: typer.Context, limit: Limit = 20, as_json: Json = False) -> None:
     rows = table_rows(open_fresh(store_of(ctx)), MemoryRow, f"1 ORDER BY created_at DESC, memory_id DESC LIMIT {limit or -1}")
     columns = ("id", "what", "of", "processes", "samples", "steps", "peak RSS", "growth a step")
     shown = [
-        (one.memory_id, one.kind, one.watched, one.processes, one.samples, one.steps, output.human_bytes(one.peak_rss),
-         output.human_bytes(one.growth_per_step))
-        for one in rows
+        (row.memory_id, row.kind, row.watched, row.processes, row.samples, row.steps, human_bytes(row.peak_rss),
+         human_bytes(row.growth_per_step))
+        for row in rows
     ]  # fmt: skip
-    output.emit(rows, lambda _: output.table(columns, shown), as_json)
-    require_some(len(rows), False)
+    emit(rows, lambda _: table(columns, shown), as_json)
+    require_some(len(rows))
+
+
+def _known(store: Store, name: str) -> tuple[MemoryRecord, Path]:
+    """The record and the samples that a name means: a file, or an id in the store."""
+    from actordbg.measure.watching import samples_path
+    from actordbg.records.comparison_record import MemoryRecord
+
+    if "/" in name or name.endswith(".csv") or Path(name).is_file():
+        return MemoryRecord("", "", None, "file", name, 0.0), Path(name)
+    ids = sorted(path.stem for path in store.require().memory.glob("[!.]*.json"))
+    memory_id = resolve(name, ids, "watching of memory", made_by="memory watch")
+    record = MemoryRecord.from_file(store.memory / f"{memory_id}.json")
+    path = samples_path(store, record)
+    if not path.is_file():
+        raise EnvironmentProblem(
+            f"the samples of {memory_id} are gone: there is no {path}", hint="`actordbg memory watch` makes new ones"
+        )
+    return record, path
+
+
+def _say_watched(record: MemoryRecord, path: Path, chosen: Format, html: Path | None) -> None:
+    from actordbg.measure.memory_document import watch_page
+    from actordbg.measure.memory_samples import read_samples
+
+    say_document(watch_page(record, read_samples(path)), chosen, html, data=vars(record))
+    require_some(len(record.processes))

@@ -1,4 +1,9 @@
-"""Options that several commands share, as `Annotated` types, and the store that a command works on."""
+"""How options are declared and completed, those that several commands share, and the store that a command works on.
+
+An option of one command is a parameter with `option` as its default; one of several is an `Annotated` type, declared here once.
+Options that go together are the fields of a dataclass, made by `option_field`, which commands take whole (`takes_groups`).
+Completing reads the store and never fails: where nothing can be read, nothing is offered.
+"""
 
 from __future__ import annotations
 
@@ -8,33 +13,89 @@ import inspect
 import shlex
 import sys
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from actordbg.base.errors import NothingToDo, Refused, StoreProblem, UsageError
+from actordbg.base.errors import ActordbgError, NothingToDo, Refused, StoreProblem, UsageError
+from actordbg.base.ids import LAST
 from actordbg.cli import output
+from actordbg.cli.output import note
 from actordbg.config import accelerate_file, consent, dist_plugin
 
 if TYPE_CHECKING:
     from actordbg.base.owners import Owner
+    from actordbg.catalog.query import Catalog
     from actordbg.config.sources import Settings
     from actordbg.store.layout import Store
 
+OFFERED = 50
+"""Ids that a shell is offered, the newest."""
+
+
+def complete_replays(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Ids and names of replays, the newest first, and `last`."""
+    from actordbg.catalog.query import list_own_replays, list_replays
+
+    def words(catalog: Catalog) -> Iterator[str]:
+        rows = list_replays(catalog)
+        yield LAST
+        yield from (str(name) for row in rows if (name := row.config.get("name")))
+        if incomplete:
+            yield from (f"@{number}" for number, _ in zip(range(1, 10), list_own_replays(catalog), strict=False))
+        yield from (row.replay_id for row in rows)
+
+    return _offered(ctx, incomplete, words)
+
+
+def complete_others(ctx: typer.Context, incomplete: str) -> list[str]:
+    """What a replay is compared with."""
+    fixed = [word for word in ("truth", "golden") if word.startswith(incomplete)]
+    return [*fixed, *complete_replays(ctx, incomplete)]
+
+
+def complete_dumps(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Ids of dumps, the newest first."""
+    from actordbg.catalog.query import select_dumps
+
+    asked = incomplete.replace("'", "")
+    where = f"dump_id >= '{asked}' and dump_id <= '{asked}z'" if asked else None
+    newest: Any = {"order": "newest", "limit": OFFERED}
+    return _offered(ctx, incomplete, lambda catalog: (row.dump_id for row in select_dumps(catalog, where, **newest)))
+
+
+def _offered(ctx: typer.Context, incomplete: str, words: Callable[[Catalog], Iterable[str]]) -> list[str]:
+    from actordbg.base.foreign_text import in_line
+    from actordbg.catalog.query import open_fresh
+
+    try:
+        known = dict.fromkeys(words(open_fresh(store_of(ctx).require())))
+    except (ActordbgError, OSError):
+        return []
+    return [word for word in known if word.startswith(incomplete) and in_line(word) == word][:OFFERED]
+
+
+def of_values(values: Iterable[object]) -> Callable[[str], list[str]]:
+    """A completion of these values, and of comma lists of them."""
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, begun = incomplete.rpartition(",")
+        return [f"{before}{comma}{word}" for word in map(str, values) if word.startswith(begun)]
+
+    return complete
+
 
 Json = Annotated[bool, typer.Option("--json", help="Print the answer as JSON.")]
-Limit = Annotated[int, typer.Option("--limit", min=0, help="At most this many rows; 0 for all.")]
+Limit = Annotated[int, typer.Option(min=0, help="At most this many rows; 0 for all.")]
 Where = Annotated[
     str | None,
     typer.Option(
-        "--where",
         metavar="EXPR",
         help='Select dumps by an SQL expression, e.g. "seq_len>4096 and rank=0"; of several, those that meet all.',
     ),
 ]
-OfRun = Annotated[str | None, typer.Option("--run", metavar="NAME", help="Only dumps of this training run.")]
+OfRun = Annotated[str | None, typer.Option(metavar="NAME", help="Only dumps of this training run.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it; without this the command only says what it would do.")]
 Format = Literal["text", "md", "json", "csv", "html"]
 """How an answer is written; only a report is written as CSV. A page of HTML goes into a file."""
@@ -50,10 +111,8 @@ Power = Annotated[
 Explain = Annotated[bool, typer.Option("--explain", help="Say what the figures mean, and nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the answer.")]
 
-
 TrustRemoteCode = Annotated[
-    bool,
-    typer.Option(consent.FLAG, help="Run the code that the model brings along. Taken from here only."),
+    bool, typer.Option(consent.FLAG, help="Run the code that the model brings along. Taken from here only.")
 ]
 AccelerateConfig = Annotated[
     str | None,
@@ -72,56 +131,59 @@ DistPlugin = Annotated[
 ConfirmOption = Annotated[bool, typer.Option("--yes", "-y", help="Go on with what another user wrote, or what came from a URL.")]
 
 
-def takes_options(
-    name: str, options: Sequence[inspect.Parameter], gathered: Callable[[Mapping[str, Any]], Any]
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator: these options stand in place of the command's parameter `name`, which gets what they were gathered into."""
-
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        hints = typing.get_type_hints(function, include_extras=True)
-        parameters: list[inspect.Parameter] = []
-        for one in inspect.signature(function).parameters.values():
-            parameters += options if one.name == name else [one.replace(annotation=hints[one.name])]
-
-        @functools.wraps(function)
-        def called(**given: Any) -> Any:
-            mine = {one.name: given.pop(one.name) for one in options}
-            return function(**given, **{name: gathered(mine)})
-
-        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        called.__annotations__ = {one.name: one.annotation for one in parameters} | {"return": None}
-        return called
-
-    return decorate
-
-
-def takes(name: str, group: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator: the fields of a dataclass are the options in place of the command's parameter `name`, which gets one.
-
-    The help shows those made by `option_field` under the dataclass's `panel`, if it has one.
-    """
-    hints = typing.get_type_hints(group, include_extras=True)
-    for field in fields(group):
-        if info := field.metadata.get("option"):
-            info.param_decls = info.param_decls or (f"--{field.name.replace('_', '-')}",)
-            info.rich_help_panel = info.rich_help_panel or getattr(group, "panel", None)
-    options = [parameter(field.name, hints[field.name], field.metadata.get("option", field.default)) for field in fields(group)]
-    return takes_options(name, options, lambda given: group(**given))
-
-
 def option(default: Any, help: str, *names: str, **facts: Any) -> Any:
     """An option as the default of a command's parameter. It is named after the parameter; a flag without a --no- names itself."""
     return typer.Option(default, *names, help=help, **facts)
 
 
 def option_field(default: Any, help: str, *names: str, **facts: Any) -> Any:
-    """A field of a dataclass as an option of a command that `takes` it; named after the field, unless `names` says otherwise."""
+    """A field of a dataclass as an option of a command that takes it; named after the field, unless `names` says otherwise."""
     return dataclasses.field(default=default, metadata={"option": option(default, help, *names, **facts)})
 
 
 def parameter(name: str, annotation: Any, default: Any = None) -> inspect.Parameter:
     """One parameter of a command, as typer reads it from a signature."""
     return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+
+
+def takes_groups(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator: in place of each parameter that is a dataclass stand its fields as options, and the function gets one.
+
+    The help shows those made by `option_field` under the dataclass's `panel`, if it has one.
+    """
+    for name, group in typing.get_type_hints(function).items():
+        if isinstance(group, type) and dataclasses.is_dataclass(group):
+            hints = typing.get_type_hints(group, include_extras=True)
+            options = []
+            for field in dataclasses.fields(group):
+                if info := field.metadata.get("option"):
+                    info.param_decls = info.param_decls or (f"--{field.name.replace('_', '-')}",)
+                    info.rich_help_panel = info.rich_help_panel or getattr(group, "panel", None)
+                options.append(parameter(field.name, hints[field.name], info or field.default))
+            function = takes_options(name, options, group)(function)
+    return function
+
+
+def takes_options(
+    name: str, options: Sequence[inspect.Parameter], gathered: Callable[..., Any]
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator: these options stand in place of the command's parameter `name`, which gets what they were gathered into."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        hints = typing.get_type_hints(function, include_extras=True)
+        parameters: list[inspect.Parameter] = []
+        for mine in inspect.signature(function).parameters.values():
+            parameters += options if mine.name == name else [mine.replace(annotation=hints[mine.name])]
+
+        @functools.wraps(function)
+        def called(**given: Any) -> Any:
+            return function(**{name: gathered(**{mine.name: given.pop(mine.name) for mine in options})}, **given)
+
+        called.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        called.__annotations__ = {mine.name: mine.annotation for mine in parameters} | {"return": None}
+        return called
+
+    return decorate
 
 
 def chosen_format(asked: Format | None, as_json: bool, usual: Format = "text") -> Format:
@@ -131,15 +193,21 @@ def chosen_format(asked: Format | None, as_json: bool, usual: Format = "text") -
     return "json" if as_json else asked or usual
 
 
-def typed_options(ctx: typer.Context, besides: Collection[str]) -> str:
-    """The options that were typed, in one line, without those `besides` (names of parameters); "" for none."""
+def refuse_beside(ctx: typer.Context, what: str, may_stay: Collection[str]) -> None:
+    """Refuse options that were typed and would have no effect. what: why; may_stay: names of parameters that have one."""
     typed = [
-        (one.secondary_opts if ctx.params[one.name] is False and one.secondary_opts else one.opts)[0]
-        for one in ctx.command.params
-        if one.name in ctx.params and one.name not in besides
-        if (source := ctx.get_parameter_source(one.name)) is not None and source.name == "COMMANDLINE"
+        (mine.secondary_opts if ctx.params[mine.name] is False and mine.secondary_opts else mine.opts)[0]
+        for mine in ctx.command.params
+        if mine.name in ctx.params and mine.name not in {*may_stay, "quiet", "as_json", "trust_remote_code", "dist_plugin"}
+        if is_typed(ctx, mine.name)
     ]
-    return ", ".join(typed)
+    if typed:
+        raise UsageError(f"{what}, so {', '.join(typed)} cannot be given", hint="leave it out, or start a new one")
+
+
+def is_typed(ctx: typer.Context, name: str) -> bool:
+    """Whether this option was given on the command line."""
+    return getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"
 
 
 def command_line(answered: Sequence[str] = ()) -> str:
@@ -157,10 +225,7 @@ def command_line(answered: Sequence[str] = ()) -> str:
 
 def take_consent(given: bool) -> None:
     """What --trust-remote-code says, for this process and those that it starts."""
-    if given:
-        consent.give()
-    else:
-        consent.withhold()
+    (consent.give if given else consent.withhold)()
 
 
 def approve(what: str, owner: Owner, yes: bool) -> None:
@@ -171,31 +236,36 @@ def approve(what: str, owner: Owner, yes: bool) -> None:
         return
     shown = f"{name_of(owner)} wrote {what}"
     if yes:
-        output.note(shown)
+        note(shown)
     elif not output.agreed(shown):
         raise Refused(f"{shown}; it decides what runs under your name", hint="look at it, then go on with --yes")
 
 
-def require_some(count: int, allow_empty: bool) -> None:
+def require_good(good: object) -> None:
+    """End with exit code 1 unless the answer that was just given is good."""
+    if not good:
+        raise typer.Exit(1)
+
+
+def require_some(count: int, allow_empty: bool = False) -> None:
     """End with the exit code for "nothing to do" if the answer that was just given is about nothing."""
     if not count and not allow_empty:
         raise typer.Exit(NothingToDo.exit_code)
 
 
 def require_selected(store: Store, where: str | None, done: int, allow_empty: bool) -> None:
-    """The same of a command that brings a store into a state: nothing to do is good, a `where` that no dump meets is not."""
+    """End so for a command that brings a store into a state: nothing to do is good, a `where` that no dump meets is not."""
     if not done and where is not None and not allow_empty:
         from actordbg.catalog.query import count_dumps
 
-        require_some(count_dumps(store, where), allow_empty)
+        require_some(count_dumps(store, where))
 
 
 def settings_of(ctx: typer.Context) -> Settings:
     """The merged settings of this invocation (`actordbg --store DIR COMMAND` comes first)."""
     from actordbg.config.sources import load_settings
 
-    root = ctx.find_root()
-    return load_settings(root.params.get("store"))
+    return load_settings(ctx.find_root().params.get("store"))
 
 
 def store_of(ctx: typer.Context) -> Store:

@@ -33,7 +33,6 @@ from actordbg.base.units import human_bytes as human_bytes
 from actordbg.base.units import plural as plural
 
 T = TypeVar("T")
-_CLEAR = "\x1b[H\x1b[2J"
 PIPE_WIDTH = 200
 """Columns that a table may take when standard output is not a terminal."""
 _NARROWEST = 20
@@ -47,12 +46,17 @@ _answered = False
 
 def emit(answer: T, render: Callable[[T], None], as_json: bool, *, err: bool = False) -> None:
     """Print `answer` as JSON (with `err` on standard error), or hand it to `render`."""
-    global _answered
     if as_json:
-        _answered = not err
-        typer.echo(as_json_text(answer, 2), err=err)
+        emit_json(answer, err=err)
     else:
         render(answer)
+
+
+def emit_json(answer: Any, indent: int | None = 2, *, err: bool = False) -> None:
+    """Print `answer` as JSON; without `indent` as one line, one of several."""
+    global _answered
+    _answered = not err
+    typer.echo(as_json_text(answer, indent), err=err)
 
 
 def emit_each(rows: Iterable[Any]) -> int:
@@ -69,13 +73,6 @@ def emit_each(rows: Iterable[Any]) -> int:
 def as_json_text(answer: Any, indent: int | None = None) -> str:
     """An answer as JSON."""
     return in_json(json.dumps(answer, default=_plain, indent=indent, ensure_ascii=False, allow_nan=False))
-
-
-def say_json(answer: Any) -> None:
-    """An answer as one line of JSON: one of several."""
-    global _answered
-    _answered = True
-    typer.echo(as_json_text(answer))
 
 
 def say(text: str = "") -> None:
@@ -103,6 +100,14 @@ def say_fact(name: str, text: str, room: int = 14) -> None:
 def note(text: str) -> None:
     """A line about the answer, on standard error, so that a pipe gets only the answer."""
     typer.echo(_wrapped(in_line(text), sys.stderr), err=True)
+
+
+def note_some(lines: Sequence[str], most: int) -> None:
+    """The first lines about an answer, and how many more there are."""
+    for line in lines[:most]:
+        note(line)
+    if len(lines) > most:
+        note(f"... and {len(lines) - most:,} more; --json lists them all")
 
 
 def _wrapped(text: str, stream: Any, rest: str = "  ", beside: int = 0) -> str:
@@ -163,9 +168,8 @@ def _answer_error(code: str, message: str, hint: str | None) -> None:
 
 def _wants_json(words: Sequence[str]) -> bool:
     """Whether a command line asks for JSON. Words of a job that `run` starts are not ours."""
-    mine = list(itertools.takewhile(lambda word: word not in ("--", "run"), words))
-    forms = [after for word, after in itertools.pairwise([*mine, ""]) if word in ("--format", "-f")]
-    return "--json" in mine or "--format=json" in mine or "json" in forms
+    mine = " ".join(itertools.takewhile(lambda word: word not in ("--", "run"), words))
+    return re.search(r"(?<!\S)(--json|(--format|-f)[ =]json)(?!\S)", mine) is not None
 
 
 def say_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -175,21 +179,23 @@ def say_traceback(kind: type[BaseException], error: BaseException, trace: Traceb
 
 def clear_screen() -> None:
     """An empty terminal; nothing where output is piped."""
-    typer.echo(_CLEAR if sys.stdout.isatty() else "", nl=False)
+    if sys.stdout.isatty():
+        typer.echo("\x1b[H\x1b[2J", nl=False)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], title: str | None = None, *, tight: bool = False) -> None:
+def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], *, tight: bool = False) -> None:
     """Print rows under headings; numbers are aligned to the right. Wide, not cut, when piped. `tight`: one space between."""
     from actordbg.document.blocks import Grid
     from actordbg.document.renderings import grid
 
-    figures = [all(isinstance(row[index], int | float) or row[index] is None for row in rows) for index in range(len(columns))]
-    left = frozenset(name for name, numeric in zip(columns, figures, strict=True) if not (rows and numeric))
-    told = Grid(tuple(columns), tuple(tuple(cell(value) for value in row) for row in rows), left)
+    numeric = {
+        name
+        for name, *values in zip(columns, *rows, strict=True)
+        if values and all(isinstance(value, int | float | None) for value in values)
+    }
+    cells = tuple(tuple(map(cell, row)) for row in rows)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPE_WIDTH
-    if title:
-        say(title)
-    say_lines(grid(told, width, tight=tight, fold=True, indent=""))
+    say_lines(grid(Grid(tuple(columns), cells, frozenset(columns) - numeric), width, tight=tight, fold=True, indent=""))
 
 
 def cell(value: Any) -> str:

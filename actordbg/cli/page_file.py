@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
-from actordbg.cli.output import note
+from actordbg.cli.options import Format
+from actordbg.cli.output import emit_json, note, say_lines
 
 if TYPE_CHECKING:
-    from actordbg.document.blocks import Block
+    from actordbg.document.blocks import Block, Chart
     from actordbg.judge.token_charts import Texts
 
 
@@ -20,6 +21,7 @@ HtmlFile = Annotated[
     Path | None, typer.Option("--html", metavar="FILE", help="Write the answer as a page, too: one HTML file with its charts.")
 ]
 
+PlotFile = Annotated[Path | None, typer.Option("--plot", metavar="FILE", help="Also draw the curves: .svg, .png or .pdf.")]
 _TOKENIZER = "tokenizer.json"
 
 TokenizerFile = Annotated[
@@ -45,10 +47,7 @@ def texts_of(path: Path | None) -> Texts | None:
     except Exception as error:  # noqa: BLE001  the library raises Exception itself
         raise UsageError(f"--tokenizer {path}: {error}", hint="name a tokenizer.json of the tokenizers library") from None
 
-    def texts(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(ids), skip_special_tokens=False))
-
-    return texts
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
 def check_page(path: Path | None) -> None:
@@ -67,6 +66,36 @@ def write_page(path: Path | None, blocks: Iterable[Block]) -> None:
         from actordbg.document.page import as_html
 
         write_file(path, as_html(blocks))
+
+
+def say_document(
+    blocks: Sequence[Block],
+    how: Format,
+    html: Path | None = None,
+    *,
+    data: Mapping[str, Any],
+    brief: Iterable[Block] = (),
+    style: Callable[[str], str] | None = None,
+) -> None:
+    """Print an answer in its format, and write its page where one was asked for.
+
+    data: the answer as JSON, beside the blocks. brief: what a terminal gets, where that is not the whole; style: colours it.
+    """
+    from actordbg.document.blocks import as_data
+    from actordbg.document.renderings import as_markdown, as_text
+
+    write_page(html, blocks)
+    if how == "json":
+        return emit_json({**data, **as_data(blocks)})
+    return say_lines(as_markdown(blocks)) if how == "md" else say_lines(as_text(brief or blocks), style)
+
+
+def save_charts(charts: Sequence[Chart], path: Path | None) -> None:
+    """Draw the charts into a file, where one was asked for."""
+    from actordbg.document import page as pages
+
+    if path is not None and pages.save(charts, path):
+        note(f"wrote {path}")
 
 
 def write_file(path: Path, text: str) -> None:

@@ -5,16 +5,20 @@ Both find the file, as `status` does, in the same way: by --target, in the envir
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from actordbg.base.errors import EnvironmentProblem
+from actordbg.base.units import ago
 from actordbg.cli.options import Json, store_of
-from actordbg.cli.output import emit, note, say, say_lines
+from actordbg.cli.output import cell, emit, human_bytes, note, plural, say, say_fact, say_lines, say_wrapped
 
 if TYPE_CHECKING:
-    from actordbg.install.patching import Outcome
+    from actordbg.catalog.holdings import Holdings
+    from actordbg.install.patching import Outcome, Status
 
 
 Python = Annotated[
@@ -68,16 +72,107 @@ def _say_outcome(outcome: Outcome) -> None:
     if outcome.diff:
         say_lines(outcome.diff)
     say(f"{'dry run, ' if outcome.dry_run else ''}{outcome.action}: {outcome.file}")
-    if outcome.openrlhf_version:
-        say(f"  openrlhf  {outcome.openrlhf_version}")
-    if outcome.store:
-        say(f"  store     {outcome.store}")
-    if outcome.backup:
-        say(f"  backup    {outcome.backup}")
-    if outcome.sha256_before == outcome.sha256_after:
-        say(f"  sha256    {outcome.sha256_after} (unchanged)")
-    else:
-        say(f"  sha256    {outcome.sha256_before}")
-        say(f"         -> {outcome.sha256_after}")
+    same = outcome.sha256_before == outcome.sha256_after
+    facts = {
+        "openrlhf": outcome.openrlhf_version,
+        "store": outcome.store,
+        "backup": outcome.backup,
+        "sha256": f"{outcome.sha256_after} (unchanged)" if same else outcome.sha256_before,
+        "     ->": "" if same else outcome.sha256_after,
+    }
+    for name, value in facts.items():
+        if value:
+            say_fact(f"  {name}", str(value), 10)
     for line in outcome.notes:
         note(f"note: {line}")
+
+
+def status(ctx: typer.Context, python: Python = None, target: TargetFile = None, as_json: Json = False) -> None:
+    """Say how patch, switch, dumps and replays stand.
+
+    Names the interpreter, the version of OpenRLHF and the store that the hook captures into; then what this store holds, what
+    was replayed last, what failed, and what to do about it. Names the step of the newest run in which ranks made unequal numbers
+    of calls, also while the job runs.
+
+    Example: actordbg status --json
+    """
+    from actordbg.catalog.holdings import holdings
+    from actordbg.catalog.query import open_fresh
+    from actordbg.install.patch_target import find_target
+    from actordbg.install.patching import inspect_target
+
+    store = store_of(ctx)
+    patch, why = None, ""
+    try:
+        patch = inspect_target(find_target(python, target), store)
+    except EnvironmentProblem as problem:
+        if python is not None or target is not None or not store.exists():
+            raise
+        why = problem.message
+    held = holdings(open_fresh(store)) if store.exists() else None
+    answer = (vars(patch) if patch else {"state": None, "reason": why}) | {"holds": held}
+    emit(answer, lambda _: _say(patch, why, held), as_json)
+
+
+def _say(patch: Status | None, no_patch: str, held: Holdings | None) -> None:
+    if patch is None:
+        say(f"no patch to look at: {no_patch}")
+    else:
+        say(f"{patch.state.value}: {patch.file}")
+        if patch.reason:
+            say_wrapped(f"  {patch.reason}", "    ")
+        facts = {
+            "openrlhf": patch.openrlhf_version,
+            "python": patch.python,
+            "sha256": patch.sha256,
+            "original": patch.original_sha256,
+            "store": patch.store,
+            "patched at": patch.patched_at,
+            "hook seen": patch.hooked,
+            "dumping": "enabled" if patch.enabled else "disabled",
+            "capture": "armed" if patch.armed else "off",
+        }
+        for name, value in facts.items():
+            say_fact(f"  {name}", cell(value), 13)
+    if held is None:
+        note("there is no store here yet: `actordbg dump enable`, `dump import` or `dump create` makes one")
+    else:
+        say()
+        for name, text in _held_in_words(held):
+            say_fact(f"  {name}", text, 13)
+    for line in patch.notes if patch else ():
+        note(f"note: {line}")
+
+
+def _held_in_words(held: Holdings) -> Iterator[tuple[str, str]]:
+    """What the store holds, and what each line asks for."""
+    yield "store", held.store
+    newest = f", the newest {ago(held.newest)}" if held.newest else ""
+    yield (
+        "dumps",
+        f"{held.dumps:,} in {human_bytes(held.bytes)}{newest}" + (f"; {held.in_packs:,} in packs" if held.in_packs else ""),
+    )
+    if len(held.trainers) > 1:
+        yield "trainers", ", ".join(f"{name} {count:,}" for name, count in held.trainers.items())
+    if held.unequal:
+        since = f", no call for {ago(held.unequal.newest).removesuffix(' ago')}" if held.unequal.open else ""
+        yield (
+            "ranks",
+            f"{held.unequal.in_words}{since}: ranks that compute together wait for the call that one of them never makes",
+        )
+    loose = held.dumps - held.in_packs
+    if loose >= 100:
+        yield "unpacked", f"{plural(loose, 'dump')} in files of their own: `actordbg dump pack` makes them much smaller"
+    if held.damaged:
+        yield "damaged", f"{plural(held.damaged, 'file')}: `actordbg fsck` names each"
+    others = f", and {held.other_replays:,} that other commands ran" if held.other_replays else ""
+    yield "replays", f"{held.replays:,}{others}" + (": `actordbg replays`" if held.replays else "")
+    if held.last:
+        ended = "" if held.last_status == "complete" else f", {held.last_status}: `actordbg replay --resume {held.last}`"
+        yield "last", f"{held.last}, {ago(held.last_at or '')}, {held.last_passed} of {held.last_inputs} passed{ended}"
+    if held.failed:
+        yield "failed", f"{plural(held.failed, 'dump')} in the last replay of each: `actordbg replay --failed`"
+    if held.dumps and held.never_replayed == held.dumps:
+        yield "next", "actordbg check"
+    elif held.never_replayed:
+        yield "not yet", f"{plural(held.never_replayed, 'dump')} never replayed"

@@ -25,31 +25,17 @@ _TOLD_AFTER_S = 3.0
 """From when on it is said how long something has been going on."""
 
 
-class Clock(ProgressColumn):
-    """Time since the bar began; it stops with the bar, not with the last step."""
+class Going(ProgressColumn):
+    """Time since the bar began, which goes on behind the last step; about how long the steps that are left will take, from the
+    second step on; what is being done, and for how long."""
 
     max_refresh = 0.5
-
-    def render(self, task: Task) -> Text:
-        return Text(_told(task.elapsed or 0.0), style="progress.elapsed")
-
-
-class TimeLeft(ProgressColumn):
-    """About how long the steps that are left will take; nothing before the second step."""
-
-    max_refresh = 0.5
-
-    def render(self, task: Task) -> Text:
-        return Text(f"eta {_told(task.time_remaining)}" if task.time_remaining else "", style="progress.remaining")
-
-
-class Note(ProgressColumn):
-    """What is being done, and for how long."""
 
     def render(self, task: Task) -> Text:
         note, since = task.fields["note"]
         lasts = task.get_time() - since
-        return Text(f"[{lasts:.0f} s] {note}" if note and lasts >= _TOLD_AFTER_S else note)
+        left = f"eta {_told(task.time_remaining)}" if task.time_remaining else ""
+        return Text(f"{_told(task.elapsed or 0)} {left} {f'[{lasts:.0f} s] ' * (lasts >= _TOLD_AFTER_S and note > '')}{note}")
 
 
 class Bar:
@@ -61,22 +47,23 @@ class Bar:
             TextColumn("{task.description}", markup=False),
             BarColumn(20 if console.width >= WIDE else 10),
             MofNCompleteColumn(),
-            Clock(),
-            TimeLeft(),
-            Note(table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+            Going(table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
             console=console,
             expand=True,
             speed_estimate_period=math.inf,
         )
         self._task = self.drawn.add_task(label, total=total, note=("", self.drawn.get_time()))
 
-    def advance(self, n: float = 1, note: str = "", total: float | None = None, drawn: bool | None = None) -> None:
-        """`n` steps are done; `note`: what begins now. drawn: False while the terminal is somebody else's, True from then on."""
+    def advance(self, n: float = 1, note: str = "", drawn: bool | None = None, **known: Any) -> None:
+        """`n` steps are done; `note`: what begins now. drawn: False while the terminal is somebody else's, True from then on.
+
+        known: how many steps there are in all (`total`), and how many are done (`completed`).
+        """
         if drawn is not None:
             (self.drawn.start if drawn else self.drawn.stop)()
         now, task, note = self.drawn.get_time(), self.drawn.tasks[0], in_line(note)
         fields: dict[str, Any] = {"note": (note, now)} if note and note != task.fields["note"][0] else {}
-        self.drawn.update(self._task, advance=n, total=total, **fields)
+        self.drawn.update(self._task, advance=n, **known, **fields)
 
     def end(self) -> None:
         """All is done: nothing begins any more, and if there was nothing to do, there is nothing to show."""

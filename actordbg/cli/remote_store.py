@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from actordbg.base.errors import StoreProblem, UsageError
-from actordbg.cli import output
-from actordbg.cli.options import Json
+from actordbg.cli.options import Json, require_good
+from actordbg.cli.output import emit, say
 
 
 def pull(
@@ -64,6 +64,5 @@ def _move(url: str, folder: Path, what: str, as_json: bool) -> None:
         raise StoreProblem(f"there is no store at {address}", hint="check the URL; `actordbg store push DIR URL` puts one there")
     seconds = time.monotonic() - began
     answer = {"url": address, "folder": str(folder), "seconds": seconds} | vars(moved)
-    output.emit(answer, lambda _: output.say(in_words(what, moved, address, seconds)), as_json)
-    if moved.skipped:
-        raise typer.Exit(1)
+    emit(answer, lambda _: say(in_words(what, moved, address, seconds)), as_json)
+    require_good(not moved.skipped)

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import fields, replace
 
 import typer
 
-from actordbg.base.errors import UsageError
-from actordbg.cli import output
-from actordbg.cli.completion import complete_replays
-from actordbg.cli.engine_options import EngineOptions
-from actordbg.cli.input_options import MOST_UNASKED, ChosenInputs, Shuffle
-from actordbg.cli.options import Json, Quiet, approve, option, settings_of, takes, typed_options
+from actordbg.cli.options import (
+    Json,
+    Quiet,
+    approve,
+    complete_replays,
+    option,
+    refuse_beside,
+    require_good,
+    settings_of,
+)
+from actordbg.cli.output import emit, note
+from actordbg.cli.replay_options import MOST_UNASKED, ChosenInputs, EngineOptions, Shuffle, StopOptions
 from actordbg.cli.setting_options import NONE, Given, takes_settings
-from actordbg.cli.stop_options import StopOptions
-
-if TYPE_CHECKING:
-    from actordbg.config.sources import Asked
 
 
-@takes("inputs", ChosenInputs)
-@takes("stopping", StopOptions)
-@takes("machines", EngineOptions)
 @takes_settings("replay")
 def replay(
     ctx: typer.Context,
@@ -58,66 +56,47 @@ def replay(
     Example: actordbg replay --where "seq_len>1800 and rank=0" --max-inputs 3 --backend deepspeed --zero-stage 3
     """
     from actordbg.actor.model_code import require_consent
-    from actordbg.cli.chosen_inputs import (
-        ask_for_model,
-        asked_for,
-        chosen_order,
-        is_left_to_rank_0,
-        nothing_to,
-        opened,
-        planned,
-        recorded_model,
-    )
-    from actordbg.cli.replay_answer import render
-    from actordbg.cli.replay_work import BESIDE_RESUME, ask_for_all, narrowed, run_planned
-    from actordbg.config.replay_config import TINY
+    from actordbg.cli import replaying
+    from actordbg.cli.replay_work import ask_for_all, render, run_planned
     from actordbg.config.sources import FSDP_OFF, fsdp_is_off
     from actordbg.replay.plan import Plan
     from actordbg.replay.supervise import spec_and_owner
 
     flags = dict(settings)
-    if is_left_to_rank_0(flags):
+    if replaying.is_left_to_rank_0(flags):
         return
-    store, inputs = opened(ctx, inputs, writes=not dry_run)
-    chosen = chosen_order(inputs.order, shuffle_inputs)
-    asked: Asked | None = None
+    store, inputs = replaying.opened(ctx, inputs, writes=not dry_run)
+    order = replaying.chosen_order(inputs, shuffle_inputs)
+    asked = None
     if resume is not None:
-        if named := typed_options(ctx, BESIDE_RESUME):  # what a launcher around us implies was not typed
-            raise UsageError(
-                f"--resume goes on under the replay's own configuration, so {named} cannot be given",
-                hint="leave it out, or start a new replay",
-            )
+        beside = [field.name for group in (StopOptions, EngineOptions) for field in fields(group)]
+        why = "--resume goes on under the replay's own configuration"
+        refuse_beside(ctx, why, {"resume", "yes", "dry_run", *beside})  # what a launcher around us implies was not typed
         spec, owner = spec_and_owner(store, resume)
         if spec.config.backend == "fsdp2" and fsdp_is_off():
-            output.note(f"{FSDP_OFF} has no effect: a replay goes on under its own configuration")
+            note(f"{FSDP_OFF} has no effect: a replay goes on under its own configuration")
         approve(f"replay {spec.replay_id}, whose model is {spec.config.model!r}", owner, yes)
         require_consent(spec.config.model, store.models)
         plan = Plan(spec)
     else:
-        asked = asked_for(ctx, flags)
-        plan = planned(store, asked.config, inputs, chosen)
-        if not (dry_run or quiet or as_json) and (answers := ask_for_model(store, plan.spec, asked, flags)):
-            asked = asked_for(ctx, flags)
-            plan = planned(store, asked.config, inputs, chosen, answers)
-        if not (everything or narrowed(inputs)):
+        ask = not (dry_run or quiet or as_json)
+        asked, plan = replaying.asked_and_planned(ctx, store, flags, inputs, order, judged=False, ask=ask)
+        if not (everything or inputs.where is not None or inputs.max_inputs or inputs.input_file):
             ask_for_all(store, plan.spec, dry_run=dry_run)
     if not dry_run and plan.spec.inputs:
-        apart = settings_of(ctx).url is not None
-        spans = machines.spans_nodes(plan.spec.config)
+        apart, spans = settings_of(ctx).url is not None, machines.spans_nodes(plan.spec.config)
         stopping = stopping.on(machines.engine, several_nodes=spans, apart=apart, yes=yes)
         machines.run(ctx, f"replay {plan.spec.replay_id}")
     answer, problem = run_planned(store, plan, stopping, dry_run=dry_run, quiet=quiet or as_json)
     if asked is not None:
-        given = flags.keys() | asked.sources.keys()
-        own = recorded_model(store, plan.spec) if asked.config.model == TINY and "model" not in given else None
+        own = replaying.unasked_model(store, plan.spec, asked, flags)
         answer = replace(answer, settings_from=asked.sources, recorded_model=own)
     if answer.selected or as_json:
-        output.emit(answer, render, as_json)
+        emit(answer, render, as_json)
     if not answer.selected:
-        raise nothing_to("replay", store, inputs)
+        raise replaying.nothing_to("replay", store, inputs)
     if problem is not None:
         raise problem
     if answer.status == "interrupted":
         raise typer.Exit(130)
-    if not answer.good and not dry_run:
-        raise typer.Exit(1)
+    require_good(answer.good or dry_run)

@@ -1,42 +1,45 @@
-"""The work of `actordbg replay`: a new one, one that goes on, and its run."""
+"""The work of `actordbg replay`: its plan, its run, and its answer, read from the store and as text."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields, replace
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import groupby
+from typing import Any
 
-from actordbg.actor.find_trainer import find_trainer
-from actordbg.actor.hub_model import find_model
-from actordbg.actor.known_failures import check_config, refuse_hits
+from actordbg.actor.signatures import explain
 from actordbg.base.errors import ActordbgError, UsageError
+from actordbg.base.foreign_text import in_shell
 from actordbg.base.units import in_time
 from actordbg.catalog.query import open_fresh
 from actordbg.cli import output
-from actordbg.cli.chosen_inputs import what_there_is
-from actordbg.cli.engine_options import EngineOptions
-from actordbg.cli.input_options import MOST_UNASKED, ChosenInputs
-from actordbg.cli.live_progress import replaying, show
-from actordbg.cli.replay_answer import ReplayAnswer, answer_of, shares_of
-from actordbg.cli.stop_options import StopOptions
+from actordbg.cli.output import human_bytes, note, plural, say, say_fact, say_wrapped
+from actordbg.cli.replay_options import MOST_UNASKED, StopOptions
+from actordbg.cli.replaying import counting, replaying, require_runnable, say_skipped, what_there_is
+from actordbg.config.as_ran import on_machine, toy
 from actordbg.debug.replay_stops import StopOrder
 from actordbg.debug.terminal import Relay
-from actordbg.records.journal import read_results
+from actordbg.formats.weight_hashes import RECORDED_WEIGHTS
+from actordbg.judge.agreement import (
+    Generators,
+    Golden,
+    LawSummary,
+    NotCompared,
+    RankAgreement,
+    against_the_run,
+    laws_in_words,
+    ranks_in_words,
+)
+from actordbg.judge.report_model import FailureGroup
+from actordbg.judge.summary import summarise
+from actordbg.records.journal import TENSORS, read_results
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay import supervise
 from actordbg.replay.estimate import estimated
 from actordbg.replay.plan import Plan
-from actordbg.replay.selection import defaults_of
+from actordbg.replay.replay_data import data_of
 from actordbg.replay.supervise import Progress
 from actordbg.store.layout import Store
-
-BESIDE_RESUME = (
-    "resume", "trust_remote_code", "dist_plugin", "yes", "dry_run", "quiet", "as_json",
-    *(one.name for one in (*fields(StopOptions), *fields(EngineOptions))),
-)  # fmt: skip
-
-
-def narrowed(inputs: ChosenInputs) -> bool:
-    """Whether an option says which dumps, or how many."""
-    return inputs.where is not None or bool(inputs.max_inputs or inputs.input_file)
 
 
 def ask_for_all(store: Store, spec: ReplaySpec, *, dry_run: bool) -> None:
@@ -48,7 +51,7 @@ def ask_for_all(store: Store, spec: ReplaySpec, *, dry_run: bool) -> None:
     if count <= MOST_UNASKED:
         return
     if dry_run and output.can_ask():
-        return output.note(f"nothing selects among {count:,} dumps: without --dry-run this asks first, unless --all is given")
+        return note(f"nothing selects among {count:,} dumps: without --dry-run this asks first, unless --all is given")
     if output.agreed(f"This replays all {count:,} dumps of the store{_lasts(store, spec)}"):
         return
     raise UsageError(
@@ -59,10 +62,10 @@ def ask_for_all(store: Store, spec: ReplaySpec, *, dry_run: bool) -> None:
 
 def _lasts(store: Store, spec: ReplaySpec) -> str:
     """How long it may take, in words."""
-    found = estimated(open_fresh(store), spec)
-    if found is None:
+    estimate = estimated(open_fresh(store), spec)
+    if estimate is None:
         return "; nothing was replayed under these settings yet, so how long it takes is unknown"
-    return f"; about {in_time(found.seconds)}, by {output.plural(found.results, 'result')} under these settings"
+    return f"; about {in_time(estimate.seconds)}, by {plural(estimate.results, 'result')} under these settings"
 
 
 def run_planned(
@@ -70,32 +73,48 @@ def run_planned(
 ) -> tuple[ReplayAnswer, Exception | None]:
     """The answer, and the error that ended the replay before every input had its result, if one did."""
     spec = plan.spec
-    for reason, count in plan.skipped.items():
-        output.note(f"left out {output.plural(count, 'dump')}: {reason}")
+    say_skipped(plan.skipped)
     if not spec.inputs:
-        note = what_there_is(store, spec.where)
-        return ReplayAnswer(None, "nothing to replay", 0, skipped=plan.skipped, note=note), None
-    defaults = defaults_of(store.root, spec.inputs)
-    findings = check_config(spec.config, defaults=defaults)
-    refuse_hits(findings)
-    find_trainer(spec.config, defaults)
-    find_model(spec.config.model)
-    for finding in findings if not quiet else ():
-        output.note(f"{finding.severity}[{finding.id}]: {finding.message}")
-    for note in plan.notes:
-        output.note(note)
-    known = tuple(asdict(finding) for finding in findings)
+        why = what_there_is(store, spec.where)
+        return ReplayAnswer(None, "nothing to replay", 0, skipped=plan.skipped, note=why), None
+    known = require_runnable(store, spec, quiet=quiet)
+    for text in plan.notes:
+        note(text)
+    problem = None
     if dry_run:
-        done = read_results(store.replays / spec.replay_id)
-        left = replace(spec, inputs=tuple(one for one in spec.inputs if one.dump_id not in done))
-        lasts = _lasts(store, left) if left.inputs else "; nothing is left to do"
-        note = f"{_plan_text(spec)}{f'; {len(spec.inputs) - len(left.inputs):,} are done' * bool(done)}{lasts}"
-        shares = shares_of(left)
-        return ReplayAnswer(
-            None, "planned", len(spec.inputs), skipped=plan.skipped, findings=known, note=note, shares=shares
-        ), None
-    answer, problem = _supervised(store, spec, stopping.order(spec), quiet)
-    return replace(answer, skipped=plan.skipped, findings=known), problem
+        answer = _planned(store, spec)
+    else:
+        answer, problem = _supervised(store, spec, stopping.order(spec), quiet)
+    return replace(answer, skipped=plan.skipped, findings=tuple(map(asdict, known))), problem
+
+
+_ALIGNED = {
+    None: "",
+    "same": ", each on all ranks (--align same)",
+    "rank": ", call by call (--align rank)",
+    "shuffle": ", each rank its share in an order of its own (--align shuffle)",
+}
+
+
+def _planned(store: Store, spec: ReplaySpec) -> ReplayAnswer:
+    """What a dry run answers: what would be replayed, by whom, and for how long."""
+    config, count = spec.config, len(spec.inputs)
+    done = read_results(store.replays / spec.replay_id)
+    left = replace(spec, inputs=tuple(item for item in spec.inputs if item.dump_id not in done))
+    lengths = [item.seq_len for item in spec.inputs]
+    text = (
+        f"{plural(count, 'input')} by {spec.order}{_ALIGNED[config.align]}, seq_len {min(lengths)} to {max(lengths)}, "
+        f"{sum(item.tokens for item in spec.inputs):,} tokens, on {plural(config.nproc, 'worker')} ({config.backend})"
+        f"{f'; {count - len(left.inputs):,} are done' * bool(done)}"
+        f"{_lasts(store, left) if left.inputs else '; nothing is left to do'}"
+    )
+    shares = []
+    for lane in range(config.lanes):
+        mine = left.inputs[lane :: config.lanes]
+        ranks = range(lane * config.lane_width, (lane + 1) * config.lane_width)
+        dumps, seq_lens = [item.dump_id for item in mine], [item.seq_len for item in mine]
+        shares.append({"ranks": list(ranks), "dumps": dumps, "seq_lens": seq_lens})
+    return ReplayAnswer(None, "planned", count, note=text, shares=tuple(shares))
 
 
 def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder, quiet: bool) -> tuple[ReplayAnswer, Exception | None]:
@@ -118,26 +137,27 @@ def _supervised(store: Store, spec: ReplaySpec, stops: StopOrder, quiet: bool) -
         if event.kind == "line":
             lines.append(event.text)
         elif event.kind == "stop" and (prompts is None or event.at):
-            output.note(f"{event.text}; it waits for {_somebody(spec, stops, event.at)}")
+            note(f"{event.text}; it waits for {_somebody(spec, stops, event.at)}")
         elif event.kind == "stop":
             advance(0, drawn=False)  # the terminal is the prompt's
-        show(catalog, advance, event)
+        counted(event)
 
     def on_tick() -> None:
         """Lines and the bar wait until no prompt is on the screen."""
         if prompts is None or prompts.at is None:
             while lines:
-                output.note(lines.pop(0))
+                note(lines.pop(0))
             advance(0, drawn=True)
         catalog.tick()
 
     try:
         with replaying(store, "replaying", len(spec.inputs), quiet=bare) as (catalog, advance):
+            counted = counting(catalog, advance)
             advance(done, note="starting the workers")
             supervise.run_replay(store, spec, on_event, on_tick=on_tick, stops=stops, prompts=prompts)
     except KeyboardInterrupt:
         interrupted = True
-        output.note(f"interrupted; what is done is kept, `actordbg replay --resume {spec.replay_id}` goes on")
+        note(f"interrupted; what is done is kept, `actordbg replay --resume {spec.replay_id}` goes on")
     except (ActordbgError, OSError) as error:
         if not begun:
             raise
@@ -153,19 +173,166 @@ def _somebody(spec: ReplaySpec, stops: StopOrder, at: str) -> str:
     return f"`actordbg attach {spec.replay_id}`" + f" on the node {at}" * bool(at)
 
 
-_ALIGNED = {
-    None: "",
-    "same": ", each on all ranks (--align same)",
-    "rank": ", call by call (--align rank)",
-    "shuffle": ", each rank its share in an order of its own (--align shuffle)",
-}
+@dataclass
+class ReplayAnswer:
+    """What a replay came to. Times in seconds over steady inputs (see `actordbg report`); `replay_id` None: nothing matched.
+    `selected` counts the dumps that were chosen, `skipped` why others of them were left out. `folded_ids` counts the
+    inputs with token ids outside of the model's vocabulary, which were folded into it. `golden`, `golden_entropy` and
+    `generators` say how far what came out is from what the run itself recorded (None: nothing to compare),
+    `not_compared` what was recorded and could not be compared. `ranks`: whether the ranks that ran an input together
+    agree, None where each runs its own; `settings_from`: settings that no flag gave, and the variable or file that did.
+    `recorded_model`: the model that the dumps name, where none was asked for.
+    `asked_for_same`: --align same asked just that. `laws`: what they said, None where none was
+    to be asked. `shares`: of a plan, which dumps each group of ranks gets, in order. `folder` has the
+    journals and logs, and `kept_bytes` of log-probs, entropies and gradients.
+    """
+
+    replay_id: str | None
+    status: str
+    selected: int
+    passed: int = 0
+    failed: int = 0
+    crashed: int = 0
+    hung: int = 0
+    stopped: int = 0
+    not_run: int = 0
+    skipped: dict[str, int] = field(default_factory=dict)
+    restarts: int = 0
+    forward_median_s: float | None = None
+    forward_p95_s: float | None = None
+    first_forward_s: float | None = None
+    backward_median_s: float | None = None
+    tokens_per_s: float | None = None
+    peak_memory_bytes: int | None = None
+    folded_ids: int = 0
+    golden: Golden | None = None
+    golden_entropy: Golden | None = None
+    generators: Generators | None = None
+    not_compared: tuple[NotCompared, ...] = ()
+    ranks: RankAgreement | None = None
+    asked_for_same: bool = False
+    laws: LawSummary | None = None
+    shares: tuple[dict[str, Any], ...] = ()
+    failures: tuple[dict[str, Any], ...] = ()
+    findings: tuple[dict[str, Any], ...] = ()
+    resolved: dict[str, Any] = field(default_factory=dict)
+    configuration: str = ""
+    settings_from: dict[str, str] = field(default_factory=dict)
+    recorded_model: str | None = None
+    folder: str | None = None
+    kept_bytes: int = 0
+    note: str = ""
+
+    @property
+    def good(self) -> bool:
+        """Nothing failed, nothing is missing, ranks that were to do the same (`--align same`) did, and no law is broken."""
+        differ = self.asked_for_same and self.ranks is not None and bool(self.ranks.differ)
+        lawful = self.laws is None or self.laws.good
+        return lawful and not (self.failed or self.crashed or self.hung or self.stopped or self.not_run or differ)
 
 
-def _plan_text(spec: ReplaySpec) -> str:
-    config = spec.config
-    lengths = [one.seq_len for one in spec.inputs]
-    return (
-        f"{output.plural(len(spec.inputs), 'input')} by {spec.order}{_ALIGNED[config.align]}, "
-        f"seq_len {min(lengths)} to {max(lengths)}, "
-        f"{sum(one.tokens for one in spec.inputs):,} tokens, on {output.plural(config.nproc, 'worker')} ({config.backend})"
+def answer_of(store: Store, spec: ReplaySpec, restarts: int) -> ReplayAnswer:
+    """Read from the store what became of a replay."""
+    folder = store.replays / spec.replay_id
+    data = data_of(store, spec)
+    summary = summarise([data], selection=spec.replay_id, now=spec.created_at, explain=explain).replays[0]
+    same = {
+        field.name: getattr(source, field.name)
+        for source in (summary, summary.counts)
+        for field in fields(ReplayAnswer)
+        if hasattr(source, field.name)
+    }
+    derived = {
+        "selected": len(spec.inputs),
+        "restarts": restarts,
+        "forward_median_s": summary.forward.median,
+        "forward_p95_s": summary.forward.p95,
+        "first_forward_s": summary.warm_up.first_forward.median,
+        "backward_median_s": summary.backward.median,
+        "tokens_per_s": summary.tokens_per_s.median,
+        "folded_ids": summary.logprobs.folded_ids if summary.logprobs else 0,
+        "asked_for_same": spec.config.align == "same",
+        "failures": tuple(map(_failure, summary.failures)),
+        "configuration": on_machine(spec.config, data.resolved) if data.resolved else "",
+        "folder": str(folder),
+        "kept_bytes": sum(path.stat().st_size for path in (folder / TENSORS).glob("*")),
+    }
+    return ReplayAnswer(**same | derived)
+
+
+def _failure(group: FailureGroup) -> dict[str, Any]:
+    """Inputs that failed alike. `signature` is a known failure's id or the error without what varies in it."""
+    kept = {name: getattr(group, name) for name in ("count", "statuses", "explanation", "ways_out", "examples")}
+    return {"signature": group.name, "error": group.cause} | kept
+
+
+def render(answer: ReplayAnswer) -> None:
+    """The answer as text: counts, figures, what was resolved, and each kind of failure with its ways out."""
+    if answer.note:
+        say_wrapped(answer.note, "  ")
+        for share in answer.shares:
+            say_wrapped(_share(share), "    ")
+        return
+    counts = {name: getattr(answer, name) for name in ("passed", "failed", "crashed", "hung")}
+    counts |= {"stopped by the user": answer.stopped, "not run": answer.not_run}
+    say_wrapped(
+        f"replay {answer.replay_id} ({answer.status}): {plural(answer.selected, 'input')}, "
+        + ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+        + (f"; {answer.laws.headline}" if answer.laws is not None else ""),
+        "  ",
     )
+    for label, text in _lines(answer):
+        say_fact(f"  {label}", text, 16)
+    for group in answer.failures:
+        say(f"{group['count']:,} x {group['signature']}")
+        say_wrapped(f"  {(group['error'].strip() or '-').splitlines()[0]}", "    ")
+        if group["explanation"]:
+            say_wrapped(f"  why: {group['explanation']}", "    ")
+        for way in group["ways_out"]:
+            say_wrapped(f"  way out: {way}", "    ")
+        say(f"  e.g. {group['examples'][0]}")
+
+
+def _share(share: dict[str, Any]) -> str:
+    who = ("rank " if len(share["ranks"]) == 1 else "ranks ") + ", ".join(map(str, share["ranks"]))
+    if not share["dumps"]:
+        return f"  {who}: nothing"
+    runs = [(length, len(list(same))) for length, same in groupby(share["seq_lens"])]
+    lengths = ", ".join(f"{length} x {count}" if count > 1 else str(length) for length, count in runs[:8])
+    return f"  {who}: {plural(len(share['dumps']), 'input')}, seq_len {lengths}{', ...' * (len(runs) > 8)}"
+
+
+def _lines(answer: ReplayAnswer) -> Iterator[tuple[str, str]]:
+    of_toy = toy(answer.resolved.get("model"), ", of a ")
+    if answer.first_forward_s is not None and answer.forward_median_s is not None:
+        yield "first forward", f"{answer.first_forward_s:.3f} s, not in the figures below (compiling, warming up)"
+    elif answer.first_forward_s is not None:
+        why = "warming up: none is steady, since each input was a worker's first"
+        yield "forward", f"{answer.first_forward_s:.3f} s, {why}"
+        yield "", "more inputs than workers give a steady one (--max-inputs)"
+    if answer.forward_median_s is not None:
+        yield "forward", f"median {answer.forward_median_s:.3f} s, p95 {answer.forward_p95_s or 0:.3f} s"
+    if answer.backward_median_s is not None:
+        yield "backward", f"median {answer.backward_median_s:.3f} s"
+    if answer.tokens_per_s is not None:
+        yield "tokens/s", f"{answer.tokens_per_s:,.0f} in one worker, forward{of_toy}"
+    if answer.peak_memory_bytes is not None:
+        yield "peak memory", f"{human_bytes(answer.peak_memory_bytes)}{of_toy}"
+    if answer.restarts:
+        yield "restarts", str(answer.restarts)
+    if answer.configuration:
+        yield "configuration", answer.configuration
+    if RECORDED_WEIGHTS in answer.resolved:
+        yield "weights", str(answer.resolved[RECORDED_WEIGHTS])
+    if answer.recorded_model:
+        yield "your model", f"the dumps recorded it: --model {in_shell(answer.recorded_model)}"
+    if answer.folded_ids:
+        yield "ids folded", f"token ids of {plural(answer.folded_ids, 'input')} into the model's vocabulary"
+    own = against_the_run(answer.golden, answer.golden_entropy, answer.generators, answer.not_compared)
+    yield from (("the run's own", text) for text in own)
+    yield from (("ranks", text) for text in ranks_in_words(answer.ranks))
+    yield from (("laws", text) for text in laws_in_words(answer.laws)[1:])
+    if answer.kept_bytes:
+        compare = f"actordbg compare {answer.replay_id} ..."
+        yield "kept", f"{human_bytes(answer.kept_bytes)} of outputs, for `{compare}`"
+    yield "journals, logs", str(answer.folder)

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import typer
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
-from actordbg.cli.completion import complete_replays
-from actordbg.cli.options import Explain, Format, Where, chosen_format, option, store_of
-from actordbg.cli.output import note, say_lines
+from actordbg.cli.options import Explain, Format, Where, chosen_format, complete_replays, option, store_of
+from actordbg.cli.output import note, say, say_lines
 from actordbg.cli.page_file import TokenizerFile, open_page, texts_of, write_file
 
 if TYPE_CHECKING:
@@ -53,6 +52,8 @@ def report(
 
     Example: actordbg report last --format md --output report.md
     """
+    import tempfile
+
     from actordbg.document.renderings import as_text
     from actordbg.judge.load_replays import load
     from actordbg.judge.replay_document import explanations
@@ -75,10 +76,12 @@ def report(
     text = _written(store, material, chosen, slowest, texts_of(tokenizer))
     if output is None and not opened:
         say_lines(text)
-    elif output is not None:
+    elif output is None:  # in a folder that only this user can look into; the browser reads it after this command ended
+        output = Path(tempfile.mkdtemp(prefix="actordbg-")) / "report.html"
+    if output is not None:
         write_file(output, text)
-    if opened:
-        open_page(output or _of_its_own(text))
+    if output is not None and opened:
+        open_page(output)
 
 
 def _written(store: Store, material: Material, chosen: Format, slowest: int, texts: Texts | None) -> str:
@@ -102,19 +105,38 @@ def _by_suffix(path: Path, said: bool) -> Format | None:
     """The format that a file's name asks for. `said`: --format says it, so the name need not."""
     if not path.parent.is_dir():
         raise EnvironmentProblem(f"cannot write {path}: {path.parent} is no folder", hint="make it first, or name another one")
-    found = _BY_SUFFIX.get(path.suffix.lower())
-    if found is None and not said:
+    if path.suffix.lower() not in _BY_SUFFIX and not said:
         raise UsageError(
             f"--output {path.name}: {path.suffix or 'a name without suffix'} says no format",
             hint=f"end it in {', '.join(sorted(_BY_SUFFIX))}, or add --format",
         )
-    return found
+    return _BY_SUFFIX.get(path.suffix.lower())
 
 
-def _of_its_own(text: str) -> Path:
-    """The page in a temporary folder that only this user can look into; the browser reads it after this command ended."""
-    import tempfile
+def ui(
+    ctx: typer.Context,
+    port: int = option(0, "The port to listen on (default: a free one).", min=0, max=65535),
+    opened: bool = option(True, "Show it in the browser.", "--open/--no-open"),
+) -> None:
+    """Look at the store in a browser on this machine.
 
-    path = Path(tempfile.mkdtemp(prefix="actordbg-")) / "report.html"
-    write_file(path, text)
-    return path
+    Shows runs, dumps with facets and the command that selects them, replays, matrices and comparisons. Listens on 127.0.0.1 alone
+    and answers only who has the printed address, which holds a token. It changes nothing. From another machine:
+    ssh -L 8700:127.0.0.1:8700 HOST, and --port 8700 there. Ctrl-C ends it.
+
+    Example: actordbg ui --port 8700 --no-open
+    """
+    import webbrowser
+
+    from actordbg.replay.supervise import interruptible
+    from actordbg.ui.ui_server import UiServer
+
+    server = UiServer(store_of(ctx).require(), port)
+    say(server.address)
+    try:
+        with interruptible(), server.redirect_file() as page:  # any user can read a browser's command line
+            if opened and not webbrowser.open_new_tab(page.as_uri()):
+                note("no browser here: open that address")
+            server.serve()
+    except KeyboardInterrupt:
+        note("ended")

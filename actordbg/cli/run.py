@@ -9,19 +9,50 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from actordbg.base.errors import LaunchProblem
+from actordbg.base.errors import LaunchProblem, StoreProblem
 from actordbg.cli import capture_options as opt
-from actordbg.cli.options import option, store_of, takes
-from actordbg.cli.output import emit, note
+from actordbg.cli.options import option, store_of, takes_groups
+from actordbg.cli.output import emit, human_bytes, note, plural
+
+if TYPE_CHECKING:
+    from actordbg.cli.dump_recover import RecoverAnswer
+    from actordbg.cli.dump_status_work import ProcessRow
+    from actordbg.store.layout import Store
+
+LAST_WORDS_SECONDS = 3.0
+"""How long processes that still end (Ray's, for example) may take to publish their last counters."""
 
 
-@takes("options", opt.CaptureOptions)
+@dataclass
+class RunAnswer:
+    """The answer of `run`: how COMMAND ended, and what its processes counted.
+
+    `switched_off` is false where the job goes on elsewhere, and so does its recording. `recovered`: what its dead processes had
+    in hand; None if they left nothing.
+    """
+
+    store: str
+    run: str
+    command: list[str]
+    exit_code: int
+    switched_off: bool
+    processes: list[ProcessRow]
+    total: dict[str, int]
+    unreadable: int
+    recovered: RecoverAnswer | None = None
+
+
+@takes_groups
 def run(
     ctx: typer.Context,
     command: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The job: a program and its arguments.")],
@@ -45,7 +76,6 @@ def run(
     """
     from actordbg.cli.dump_status_work import process_rows, total_of, who
     from actordbg.cli.dump_switch import switch_off
-    from actordbg.cli.run_work import RunAnswer, after_the_job, recovered_from_rings, say_recorded, start_recording
     from actordbg.debug import live_job
     from actordbg.install import command as command_line
     from actordbg.install import ray_hooks
@@ -82,3 +112,86 @@ def run(
     answer = RunAnswer(str(store.root), name, command, end.code, not goes_on, rows, total_of(rows), unreadable, recovered)
     emit(answer, say_recorded, as_json, err=True)
     raise typer.Exit(end.code)
+
+
+def recovered_from_rings(store: Store, run: str) -> RecoverAnswer | None:
+    """Recover what processes of this run that died on this machine had in hand, before the machine goes."""
+    from actordbg.cli.dump_recover import recovered_from
+    from actordbg.dumps.recover import find_rings
+    from actordbg.formats.recording_reading import read_ring
+
+    paths = []
+    for path in find_rings(store):
+        with contextlib.suppress(StoreProblem):
+            ring = read_ring(path)
+            if not ring.alive and any(books.identity.get("run") == run for books in ring.books.values()):
+                paths.append(path)
+    if not paths:
+        return None
+    try:
+        return recovered_from(store, paths)
+    except ModuleNotFoundError as error:
+        note(f"actordbg: dead processes left {plural(len(paths), 'ring')}; without {error.name} here they stay")
+        note("next: `actordbg dump recover` in the training environment, on this machine")
+        return None
+
+
+def after_the_job(store: Store, run: str, known: set[tuple[Any, ...]], *, wait: bool) -> tuple[list[ProcessRow], int]:
+    """Counters of the job's processes, those not `known` before it; with `wait`, once all have ended or the time is over."""
+    from actordbg.cli.dump_status_work import process_rows, who
+
+    deadline = time.monotonic() + LAST_WORDS_SECONDS
+    while True:
+        everything, unreadable = process_rows(store, datetime.now(timezone.utc))
+        rows = [row for row in everything if row.run == run and who(vars(row)) not in known]
+        if not wait or time.monotonic() > deadline or all(row.state in ("ended", "lost", "killed") for row in rows):
+            return rows, unreadable
+        time.sleep(0.1)
+
+
+def start_recording(store: Store, run: str, options: opt.CaptureOptions) -> None:
+    """Write the job's own switch, and say so."""
+    from actordbg.capture.control import control_dict, write_control
+    from actordbg.cli.dump_switch import control_before
+
+    previous = control_before(store, run)
+    if previous is not None and previous.enabled:
+        note(f"actordbg: run {run} was on since {previous.since}: its limits are replaced")
+    control = opt.control_from(options, run, previous.generation + 1 if previous else 1)
+    write_control(store, control, run)
+    note(f"actordbg: recording run {run} in {store.root}: {opt.limits_in_words(control_dict(control))}")
+    if os.environ.get("ACTORDBG_DISABLE", "") not in ("", "0"):
+        note("actordbg: ACTORDBG_DISABLE is set, so nothing will be recorded")
+
+
+def say_recorded(answer: RunAnswer) -> None:
+    for line in _told(answer):
+        note(line if line.startswith("next: ") else f"actordbg: {line}")
+
+
+def _told(answer: RunAnswer) -> Iterator[str]:
+    from actordbg.cli.dump_status_work import totals_in_words, trouble_of
+    from actordbg.dumps.recover import UNWRITTEN
+
+    yield f"{shlex.join(answer.command)[:120]} ended with exit code {answer.exit_code}"
+    if answer.processes:
+        yield f"run {answer.run}, {plural(len(answer.processes), 'recording actor')}: {totals_in_words(answer.total)}"
+        if answer.total["calls"]:
+            yield f"{human_bytes(answer.total['bytes'])} in {answer.store}"
+            yield f"next: actordbg dump ls --where \"run='{answer.run}'\""
+    elif answer.switched_off:
+        yield f"run {answer.run}: no process called what is recorded, where actordbg could see it"
+        if answer.exit_code == 0:
+            yield "a trainer may call its model in its own way (`actordbg adapters`), or its python may not look at"
+            yield "PYTHONPATH (-I, -E or -S); `actordbg doctor` checks the rest"
+    if answer.recovered is not None:
+        marks = [dump.recovered for report in answer.recovered.rings for dump in report.dumps]
+        flying = f", {answer.recovered.in_flight} of a call in flight" if answer.recovered.in_flight else ""
+        if died := len(marks) - marks.count(UNWRITTEN):
+            yield f"recovered {plural(died, 'input')} of processes that died{flying}"
+        if UNWRITTEN in marks:
+            yield f"wrote {plural(marks.count(UNWRITTEN), 'input')} that Ray left its workers no time to write"
+    for row in answer.processes:
+        yield from trouble_of(row)
+    if not answer.switched_off:
+        yield f"recording stays on for run {answer.run}; `actordbg dump disable --run {answer.run}` ends it"

@@ -20,8 +20,17 @@ import typer
 
 from actordbg.base.errors import UsageError
 from actordbg.cli import output
-from actordbg.cli.completion import of_values
-from actordbg.cli.options import AccelerateConfig, DistPlugin, TrustRemoteCode, parameter, take_consent, takes_options
+from actordbg.cli.options import (
+    AccelerateConfig,
+    DistPlugin,
+    TrustRemoteCode,
+    of_values,
+    option,
+    parameter,
+    take_consent,
+    takes_groups,
+    takes_options,
+)
 from actordbg.config import dist_plugin
 from actordbg.config.accelerate_file import read_accelerate
 from actordbg.config.replay_config import SETTINGS, TRUTHS
@@ -41,13 +50,13 @@ _TRUST, _PLUGIN, _ACCELERATE = "trust_remote_code", "dist_plugin", "accelerate_c
 
 
 def takes_settings(command: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A decorator: the command's parameter `settings` becomes the options of the settings that `command` has."""
+    """A decorator: the parameter `settings` becomes the options of the settings that `command` has. It `takes_groups`, too."""
     options = list(_options(command))
-    mine = [one for one in SETTINGS.values() if one.bare is not None and command in one.commands]
-    bare = {f"--{name}": str(one.bare) for one in mine for name in (one.option, one.old_option) if name}
+    mine = [setting for setting in SETTINGS.values() if setting.bare is not None and command in setting.commands]
+    bare = {f"--{name}": str(setting.bare) for setting in mine for name in (setting.option, setting.old_option) if name}
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        called = takes_options("settings", options, _merged)(function)
+        called = takes_options("settings", options, merged_settings)(takes_groups(function))
         called.bare_values = bare  # type: ignore[attr-defined]
         return called
 
@@ -64,54 +73,54 @@ def truth_dtype(given: str | None) -> str:
 
 def _options(command: str) -> Iterator[inspect.Parameter]:
     yield parameter(_TRUST, TrustRemoteCode, False)
-    yield parameter(_PLUGIN, DistPlugin, None)
-    yield parameter(_ACCELERATE, AccelerateConfig, None)
-    for one in SETTINGS.values():
-        if command not in one.commands:
+    yield parameter(_PLUGIN, DistPlugin)
+    yield parameter(_ACCELERATE, AccelerateConfig)
+    for setting in SETTINGS.values():
+        if command not in setting.commands:
             continue
-        of_training = command == "train-check" and one.name in TRAINING_AXES
-        axis = one.axis is not None and (command in ("matrix", "families") or of_training)
-        yield _given(one.name, str if axis or one.named else one.kind, _axis_option(one) if axis else _option(one))
-        if one.shorthand and not axis:
-            name, value = one.shorthand
-            short = typer.Option(f"--{name}", help=f"The same as {one.flag} {value}.", rich_help_panel=_ACTOR)
-            yield _given(_SHORT + one.name, bool, short)
+        of_training = command == "train-check" and setting.name in TRAINING_AXES
+        if setting.axis is not None and (command in ("matrix", "families") or of_training):
+            yield _axis(setting)
+            continue
+        switch, values = setting.kind is bool, setting.values
+        named = f"{setting.flag}/--no-{setting.option}" if switch else setting.flag
+        facts = {"metavar": setting.metavar, "rich_help_panel": _ACTOR, "autocompletion": of_values(values) if values else None}
+        yield parameter(setting.name, (str if setting.named else setting.kind) | None, option(None, setting.help, named, **facts))
+        if setting.shorthand:
+            name, value = setting.shorthand
+            short = option(None, f"The same as {setting.flag} {value}.", f"--{name}", rich_help_panel=_ACTOR)
+            yield parameter(_SHORT + setting.name, bool | None, short)
 
 
-def _given(name: str, kind: Any, declared: Any) -> inspect.Parameter:
-    return parameter(name, Annotated[kind | None, declared])
+def _axis(setting: Setting) -> inspect.Parameter:
+    """The comma list of a setting's values."""
+    assert setting.axis is not None
+    text, metavar, values = f"Of {', '.join(map(str, setting.values)) or 'numbers'}", "LIST", setting.values
+    if setting.kind is bool:
+        values, metavar = ("on", "off", "both"), "off,on"
+        text = f"{setting.help.partition(' (')[0].rstrip('.')}: on, off or both"
+    text += f" ({setting.axis.note})." if setting.axis.note else "."
+    facts = {"metavar": metavar, "rich_help_panel": _AXES, "autocompletion": of_values(values)}
+    return parameter(setting.name, str | None, option(None, text, setting.flag, **facts))
 
 
-def _option(one: Setting) -> Any:
-    named = f"{one.flag}/--no-{one.option}" if one.kind is bool else one.flag
-    offered = of_values(one.values) if one.values else None
-    return typer.Option(named, help=one.help, metavar=one.metavar, rich_help_panel=_ACTOR, autocompletion=offered)
-
-
-def _axis_option(one: Setting) -> Any:
-    assert one.axis is not None
-    of = "on, off or both" if one.kind is bool else ", ".join(map(str, one.values)) or "numbers"
-    text = f"{one.help.partition(' (')[0].rstrip('.')}: {of}" if one.kind is bool else f"Of {of}"
-    note = f" ({one.axis.note})" if one.axis.note else ""
-    metavar = "off,on" if one.kind is bool else "LIST"
-    offered = of_values(one.values or (("on", "off", "both") if one.kind is bool else ()))
-    return typer.Option(one.flag, help=f"{text}{note}.", metavar=metavar, rich_help_panel=_AXES, autocompletion=offered)
-
-
-def _merged(options: Mapping[str, Any]) -> Given:
+def merged_settings(**options: Any) -> Given:
     """What was given, with shorthands as what they stand for; UsageError where two contradict each other."""
     take_consent(bool(options.get(_TRUST)))
     dist_plugin.give(options.get(_PLUGIN))
     given = {name: value for name, value in options.items() if value is not None and name in SETTINGS}
-    for one in SETTINGS.values():
-        if one.named and one.name in given:
-            given[one.name] = _number(one, given[one.name])
-        if one.shorthand is None or not options.get(_SHORT + one.name):
-            continue
-        flag, other = f"--{one.shorthand[0]}", one.shorthand[1]
-        if given.get(one.name, other) != other:
-            raise UsageError(f"{flag} and {one.flag} {given[one.name]} contradict each other", hint="give one of them")
-        given[one.name] = other
+    for name, setting in SETTINGS.items():
+        if setting.named and name in given:  # numbers that may have names
+            try:
+                given[name] = setting.parse(given[name])
+            except ValueError:
+                hint = f"{setting.flag}: {setting.hint}"
+                raise UsageError(f"{setting.flag} {given[name]:.60} is not known", hint=hint) from None
+        if setting.shorthand is not None and options.get(_SHORT + name):
+            short, value = setting.shorthand
+            if given.setdefault(name, value) != value:
+                text = f"--{short} and {setting.flag} {given[name]} contradict each other"
+                raise UsageError(text, hint="give one of them")
     return _of_accelerate(options.get(_ACCELERATE), given)
 
 
@@ -129,11 +138,3 @@ def _of_accelerate(named: str | None, given: Mapping[str, Any]) -> dict[str, Any
     if idle:
         output.note(f"not honoured of {named}: {', '.join(idle)}")
     return found | dict(given)
-
-
-def _number(one: Setting, text: str) -> Any:
-    """The value of a setting whose numbers may have names."""
-    try:
-        return one.parse(text)
-    except ValueError:
-        raise UsageError(f"{one.flag} {text:.60} is not known", hint=f"{one.flag}: {one.hint}") from None

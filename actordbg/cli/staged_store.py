@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from actordbg.base.errors import Refused, StoreProblem
-from actordbg.cli import output
+from actordbg.cli.output import human_bytes, note, plural
 
 if TYPE_CHECKING:
     from actordbg.store.layout import Store
@@ -45,8 +45,8 @@ def staged(ctx: typer.Context, url: str, store: Store) -> None:
         hint = f"its mirror is {store.root}: `actordbg store push` puts it there again; or remove it"
         raise StoreProblem(f"there is no store at {address} any more", hint=hint)
     if moved.files or moved.skipped:
-        output.note(in_words("staged", moved, address, time.monotonic() - began))
-    pusher = root.meta[__name__] = Pusher(mirror, output.note)
+        note(in_words("staged", moved, address, time.monotonic() - began))
+    pusher = root.meta[__name__] = Pusher(mirror, note)
     root.call_on_close(lambda: _finish(pusher, address))
 
 
@@ -60,12 +60,12 @@ def push_now(ctx: typer.Context) -> None:
 def _finish(pusher: Pusher, address: str) -> None:
     began, moved = time.monotonic(), pusher.close()
     if moved.files or moved.skipped:
-        output.note(in_words("pushed", moved, address, time.monotonic() - began))
+        note(in_words("pushed", moved, address, time.monotonic() - began))
 
 
 def in_words(what: str, moved: Moved, address: str, seconds: float) -> str:
     """What was copied and how fast, and by name what was not."""
     between, told = "from" if what == "staged" else "to", [f"{path} ({why})" for path, why in moved.skipped.items()]
     left = f"; {len(told)} not {what}: {', '.join(told[:_NAMED])}{', ...' * (len(told) > _NAMED)}" if told else ""
-    copied = f"{output.plural(moved.files, 'file')} ({output.human_bytes(moved.bytes)})"
+    copied = f"{plural(moved.files, 'file')} ({human_bytes(moved.bytes)})"
     return f"{what} {copied} {between} {address} in {seconds:.1f} s{left}"

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import typer
 
-from actordbg.cli import output
-from actordbg.cli.engine_options import EngineOptions
-from actordbg.cli.input_options import ChosenInputs
-from actordbg.cli.options import ConfirmOption, FormatOption, Json, Quiet, approve, chosen_format, option, store_of, takes
+from actordbg.cli.options import (
+    ConfirmOption,
+    FormatOption,
+    Json,
+    Quiet,
+    approve,
+    chosen_format,
+    option,
+    refuse_beside,
+    store_of,
+)
+from actordbg.cli.output import emit
 from actordbg.cli.page_file import HtmlFile, check_page
+from actordbg.cli.replay_options import ChosenInputs, EngineOptions, HowToTrain
 from actordbg.cli.setting_options import NONE, Given, takes_settings
-from actordbg.cli.training_options import HowToTrain
 
 
-@takes("inputs", ChosenInputs)
-@takes("how", HowToTrain)
-@takes("machines", EngineOptions)
 @takes_settings("train-check")
 def train_check(
     ctx: typer.Context,
@@ -49,26 +55,27 @@ def train_check(
     from actordbg.actor.find_trainer import require_torch
     from actordbg.base.ids import new_replay_id
     from actordbg.campaign.run_train_check import load_train_check
-    from actordbg.cli.chosen_inputs import is_left_to_rank_0, opened
-    from actordbg.cli.new_train_check import new_train_check
-    from actordbg.cli.train_check_work import inputs_again, print_train_check, require_alone, run_cells_of, say_plan
-    from actordbg.document import page
+    from actordbg.cli import train_check_work as work
+    from actordbg.cli.replaying import is_left_to_rank_0, opened
+    from actordbg.document import page as pages
 
     flags = dict(settings)
     if is_left_to_rank_0(flags):
         return
     form = chosen_format(format, as_json)
     check_page(html)
-    page.check("--plot", plot)
-    if show is not None or resume is not None:
-        require_alone(ctx, "show" if show is not None else "resume")
+    pages.check("--plot", plot)
+    if name := show or resume:
+        word, engine = ("show", []) if show else ("resume", [field.name for field in fields(EngineOptions)])
+        beside = {word, "format", "plot", "html", "yes", "dry_run", *engine}
+        refuse_beside(ctx, f"--{word} takes a check as it is", beside)
         store = store_of(ctx).require()
-        record, owner = load_train_check(store, str(show or resume))
+        record, owner = load_train_check(store, name)
         if show is not None:
-            return print_train_check(record, form, plot, html)
+            return work.print_train_check(record, form, plot, html)
         models = ", ".join(sorted({repr(cell.config.get("model")) for cell in record.cells}))
         approve(f"training check {record.check_id}, whose model is {models} and whose logs go to {record.log_dir}", owner, yes)
-        chosen = inputs_again(store, record)
+        chosen = work.inputs_again(store, record)
         machines.run(ctx, f"train-check {record.check_id}")
         require_torch()
     else:
@@ -76,9 +83,7 @@ def train_check(
         check_id = new_replay_id()
         if not dry_run:
             machines.run(ctx, f"train-check {check_id}")
-        record, chosen = new_train_check(ctx, store, flags, inputs, how, check_id)
+        record, chosen = work.new_train_check(ctx, store, flags, inputs, how, check_id)
     if dry_run:
-        output.emit(record, say_plan, form == "json")
-        return None
-    run_cells_of(store, record, chosen, form, plot, html, quiet=quiet or as_json)
-    return None
+        return emit(record, work.say_plan, form == "json")
+    return work.run_cells_of(store, record, chosen, form, plot, html, quiet=quiet or as_json)

@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import typer
 
+from actordbg.actor.find_trainer import find_trainer
+from actordbg.actor.hub_model import find_model
 from actordbg.actor.model_code import require_consent
 from actordbg.base.errors import UsageError
+from actordbg.campaign.ancestor_names import AncestorNames, read_names
+from actordbg.campaign.axes import Axes
 from actordbg.campaign.cell_outcomes import shown_path
-from actordbg.campaign.run_train_check import TrainRun, load_train_check, log_of
+from actordbg.campaign.checkpoints import checked_storage, every_by_default
+from actordbg.campaign.run_train_check import STORAGE, TrainRun, folder_of, load_train_check, log_of
+from actordbg.campaign.sft_cells import keys_of, sft_cells
 from actordbg.campaign.train_document import train_charts, train_document
-from actordbg.campaign.train_verdicts import is_good, verdicts
-from actordbg.cli import output
-from actordbg.cli.engine_options import EngineOptions
-from actordbg.cli.options import Format, typed_options
-from actordbg.cli.page_file import write_page
-from actordbg.config.replay_config import ReplayConfig
-from actordbg.document import page
-from actordbg.document.blocks import as_data
-from actordbg.document.renderings import as_markdown, as_text
+from actordbg.campaign.train_plan import batch_of, configurations, make_train_cells, require_whole_groups, taken_twice
+from actordbg.campaign.train_verdicts import ROUND, is_good, verdicts
+from actordbg.catalog.presets import joined
+from actordbg.cli.options import Format, command_line, is_typed, require_good
+from actordbg.cli.output import note, plural, progress, say, say_wrapped
+from actordbg.cli.page_file import save_charts, say_document
+from actordbg.cli.replay_options import ChosenInputs, HowToTrain
+from actordbg.cli.replaying import asked_for, chosen_order, nothing_to, planned, say_skipped
+from actordbg.cli.setting_options import TRAINING_AXES
+from actordbg.config.choices import choose, gather_facts
+from actordbg.config.replay_config import AXES, ReplayConfig
+from actordbg.config.sources import FSDP_OFF
+from actordbg.formats.dump_record import now_timestamp
 from actordbg.records.matrix_record import OPEN, SFT, SFT_BASELINE, TrainCell, TrainCheckRecord
 from actordbg.records.replay_record import ReplayInput
+from actordbg.replay.selection import defaults_of
 from actordbg.store.layout import Store
-
-
-def require_alone(ctx: typer.Context, option: str) -> None:
-    """Refuse what was typed beside --resume or --show and would have no effect."""
-    beside = {option, "quiet", "as_json", "format", "plot", "html", "yes", "dry_run", "trust_remote_code", "dist_plugin"}
-    if option == "resume":
-        beside |= {one.name for one in fields(EngineOptions)}
-    if named := typed_options(ctx, beside):
-        raise UsageError(
-            f"--{option} takes a check as it is, so {named} cannot be given", hint="leave it out, or start a new one"
-        )
 
 
 def inputs_again(store: Store, record: TrainCheckRecord) -> tuple[ReplayInput, ...]:
@@ -57,16 +60,14 @@ def run_cells_of(
         record.steps * (1 if cell.role in (SFT, SFT_BASELINE) else record.batch) for cell in record.cells if cell.status == OPEN
     )
     try:
-        with output.progress("training", units, quiet=quiet) as advance:
+        with progress("training", units, quiet=quiet) as advance:
 
             def on_event(cell: TrainCell, what: str) -> None:
                 advance(what == "micro-batch", note=cell.name if what != "starts" else f"{cell.name}: starting")
 
             record = TrainRun(store, record, chosen, on_event).run()
     except KeyboardInterrupt:
-        output.note(
-            f"interrupted; finished trainings are kept, `actordbg train-check --resume {record.check_id}` runs the others"
-        )
+        note(f"interrupted; finished trainings are kept, `actordbg train-check --resume {record.check_id}` runs the others")
         print_train_check(load_train_check(store, record.check_id)[0], form, plot, html, judge=False)
         raise typer.Exit(130) from None
     print_train_check(record, form, plot, html)
@@ -78,27 +79,141 @@ def print_train_check(
     """The answer in one of the formats, and the picture; exit code 1 for a bad one."""
     paths = {cell.index: log_of(record, cell) for cell in record.cells if cell.steps}
     logs = {index: shown_path(path) for index, path in paths.items() if path.is_file()}
-    good, blocks = is_good(record), train_document(record, logs)
-    if form == "json":
-        answer = {"check": record, "good": good, "verdicts": verdicts(record), "logs": logs}
-        output.emit(answer | as_data(blocks), lambda _: None, True)
-    else:
-        output.say_lines(as_markdown(blocks) if form == "md" else as_text(blocks))
-    write_page(html, blocks)
-    if plot is not None and page.save(train_charts(record), plot):
-        output.note(f"wrote {plot}")
-    if judge and not good:
-        raise typer.Exit(1)
+    good = is_good(record)
+    data = {"check": record, "good": good, "verdicts": verdicts(record), "logs": logs}
+    say_document(train_document(record, logs), form, html, data=data)
+    save_charts(train_charts(record), plot)
+    if judge:
+        require_good(good)
 
 
 def say_plan(record: TrainCheckRecord) -> None:
-    inputs = output.plural(len(record.dump_ids), "input")
-    output.say(
-        f"{record.steps} steps of {record.batch} micro-batches over {inputs}, {record.dtype}, lr {record.training['lr']:g}:"
-    )
+    inputs = plural(len(record.dump_ids), "input")
+    say(f"{record.steps} steps of {record.batch} micro-batches over {inputs}, {record.dtype}, lr {record.training['lr']:g}:")
     for cell in record.cells:
         config = ReplayConfig.from_dict(cell.config)
-        plan = f"{cell.status} ({cell.reason})" if cell.reason else output.plural(config.nproc, "process")
+        plan = f"{cell.status} ({cell.reason})" if cell.reason else plural(config.nproc, "process")
         if not cell.reason and cell.role not in (SFT, SFT_BASELINE):
             plan += f", accumulates {record.batch // config.lanes}"
-        output.say_wrapped(f"  {cell.name}: {plan}", "      ")
+        say_wrapped(f"  {cell.name}: {plan}", "      ")
+
+
+MOST_BY_DEFAULT = 32
+"""Inputs, where --max-inputs does not say, and no more than the steps take twice: a check should take minutes."""
+
+
+def new_train_check(
+    ctx: typer.Context, store: Store, flags: dict[str, Any], inputs: ChosenInputs, how: HowToTrain, check_id: str
+) -> tuple[TrainCheckRecord, tuple[ReplayInput, ...]]:
+    """The record before anything ran, and the inputs."""
+    names, training, stored = _names(ctx, flags, how), _training(how), _stored(how, store.root)
+    paths: dict[str, Any] = {name: Path(names.values[name]) for name in ("log_dir", "dataset") if name in names.values}
+    how = replace(how, **paths)
+    axes = _axes(flags, names)
+    base = _base(ctx, {name: value for name, value in flags.items() if name not in TRAINING_AXES}, names, axes)
+    sizes: dict[str, int] = {name: names.values[name] for name in ("tp", "ring") if name in names.values}
+    configs = configurations(base, axes, names.skips, sizes)
+    if not configs:
+        raise UsageError("every configuration is skipped", hint=f"unset a SKIP_ variable, or {FSDP_OFF}")
+    require_whole_groups(configs, axes)
+    batch = batch_of(configs, how.gradient_accumulation)
+    most = inputs.max_inputs or names.values.get("max_inputs") or MOST_BY_DEFAULT
+    longest = names.values.get("max_len")
+    where = joined(inputs.where, f"seq_len <= {longest}") if longest else inputs.where
+    narrowed = replace(inputs, max_inputs=most, where=where)
+    plan = planned(store, base, narrowed, chosen_order(inputs))
+    say_skipped(plan.skipped)
+    if not plan.spec.inputs:
+        raise nothing_to("train on", store, narrowed)
+    taken = plan.spec.inputs
+    if inputs.max_inputs is None:  # the loss over the same inputs says whether it falls
+        taken = taken[: taken_twice(len(taken), how.steps, batch)]
+    defaults, facts = defaults_of(store.root, taken), gather_facts()
+    find_trainer(base, defaults)
+    find_model(base.model)
+    chosen = choose(base, defaults, facts)
+    cells = make_train_cells(configs, base, facts, defaults)
+    options: dict[str, Any] = {"inputs": [asdict(item) for item in taken]} | stored
+    if how.trainer is not None:
+        cells += sft_cells(configs, base, first=len(cells))
+        options[SFT] = _rows(how, names) | {"dtype": "fp16" if chosen.dtype == "fp16" else "bf16", "attn": chosen.attn}
+    logs = how.log_dir or folder_of(store, check_id) / "logs"
+    record = TrainCheckRecord(
+        check_id=check_id,
+        created_at=now_timestamp(),
+        status=OPEN,
+        cells=tuple(cells),
+        dump_ids=tuple(item.dump_id for item in taken),
+        steps=how.steps,
+        batch=batch,
+        dtype=chosen.dtype,
+        threshold=how.threshold,
+        training=training,
+        log_dir=str(logs.absolute()),
+        selection=narrowed.where,
+        command=command_line(),
+        names=names.took,
+        options=options,
+    )
+    return record, taken
+
+
+def _training(how: HowToTrain) -> dict[str, Any]:
+    """The optimizer's numbers, as `training.json` has them."""
+    if not 0 < how.lr < 10:
+        raise UsageError(f"--lr {how.lr:g} is no learning rate", hint="for example 5e-6")
+    if not 0 < how.threshold < 1:
+        raise UsageError(f"--threshold {how.threshold:g} is no share", hint="0.05 allows 5 % of difference")
+    numbers = {name: getattr(how, name) for name in ("lr", "max_norm", "weight_decay")}
+    more = {"gradient_checkpointing": True} if how.gradient_checkpointing else {}
+    return {"betas": [0.9, 0.95], "eps": 1e-8} | numbers | more
+
+
+def _stored(how: HowToTrain, store: Path) -> dict[str, Any]:
+    """Where checkpoints go and how often, as the record's options have it."""
+    if how.storage is not None:
+        every = how.checkpoint_every or every_by_default(how.steps)
+        return {STORAGE: {"folder": str(checked_storage(how.storage, store)), "every": every}}
+    if how.checkpoint_every is not None:
+        raise UsageError("--checkpoint-every says nothing without --storage", hint="--storage DIR, or leave it out")
+    return {}
+
+
+def _names(ctx: typer.Context, flags: Mapping[str, Any], how: HowToTrain) -> AncestorNames:
+    """The variables of the ancestor; what each does is said on standard error."""
+    typed = {name for name in ("max_inputs", "log_dir", "dataset") if is_typed(ctx, name)}
+    names = read_names(os.environ, set(flags) | typed, trains_on_rows=how.trainer is not None)
+    for name, value in names.took.items():
+        note(f"taken from the environment: {name}={value}")
+    for name, why in names.idle.items():
+        note(f"{name} has no effect: {why}")
+    return names
+
+
+def _rows(how: HowToTrain, names: AncestorNames) -> dict[str, Any]:
+    """What the trainer's own program trains on."""
+    if how.dataset is None:
+        rows: dict[str, Any] = {"data": None, ROUND: max(1, how.steps // 2)}
+    else:
+        keys_of(how.dataset)
+        rows = {"data": str(how.dataset.absolute())}
+    return rows | {"accumulation": how.gradient_accumulation, "max_len": names.values.get("max_len")}
+
+
+def _axes(flags: Mapping[str, Any], names: AncestorNames) -> Axes:
+    """The lists that were given; a size of the ancestor's beside its absence, where other lists were given."""
+    given = {name: AXES[name].list_of(str(flags[name])) for name in TRAINING_AXES if name in flags}
+    for name in ("tp", "ring"):
+        if given and name in names.values:
+            given[name] = sorted({1, names.values[name]})
+    return {name: given[name] for name in AXES if name in given}
+
+
+def _base(ctx: typer.Context, flags: dict[str, Any], names: AncestorNames, axes: Axes) -> ReplayConfig:
+    """The configuration that all cells share, with as many processes as the widest needs."""
+    widest = max(axes.get("tp", [names.values.get("tp", 2)])) * max(axes.get("ring", [names.values.get("ring", 2)]))
+    ours = {name: names.values[name] for name in ("model", "nproc") if name in names.values}
+    flags = {"nproc": widest, "zero_stage": 0, "backend": "plain", "tp": 1, "ring": 1} | ours | flags
+    distributed = {name: flags.pop(name) for name in ("dist_backend",) if name in flags}
+    config = asked_for(ctx, flags).config
+    return replace(config, **distributed, backward=True, keep_tensors=False, truth=None, vary=None)

@@ -39,13 +39,12 @@ from actordbg.document.blocks import (
     seconds,
 )
 from actordbg.formats.weight_hashes import met_weights
+from actordbg.judge.agreement import violation_in_words
 from actordbg.judge.comparing import compare, save
 from actordbg.judge.comparison_document import document as comparison_blocks
 from actordbg.judge.comparison_document import flat_where_it_matters
 from actordbg.judge.find_truth import ensure_rounding, ensure_truth
-from actordbg.judge.agreement import violation_in_words
 from actordbg.judge.noise_floor import newest_for
-from actordbg.judge.agreement import violation_in_words
 from actordbg.judge.replay_document import document
 from actordbg.judge.report_model import ReplaySummary
 from actordbg.judge.sides import GOLDEN, OTHER_WEIGHTS

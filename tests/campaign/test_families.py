@@ -15,12 +15,13 @@ import pytest
 from roots import ROOT
 from typer.testing import CliRunner
 
+from actordbg.actor import family_models
 from actordbg.actor.family_models import FAMILIES, SMALL
 from actordbg.base.errors import Conflict, Unsupported, UsageError
+from actordbg.campaign import family_matrix
 from actordbg.campaign.family_document import families_document
 from actordbg.campaign.family_folder import FamilyFolder, open_folder
 from actordbg.campaign.family_matrix import FamilyFinding, FamilyResult, Subject, not_built, subject_of
-from actordbg.cli import families_work
 from actordbg.cli.app import app
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.renderings import as_markdown
@@ -96,14 +97,14 @@ def test_two_folders_of_one_name_are_two_subjects(tmp_path: Path, monkeypatch: p
         cells = (cell(0, True, "fp32", violations=() if subject.typed == typed[0] else ("x",)),)
         return FamilyResult(subject.name, subject.known_as, subject.typed, "llama", cells=cells)
 
-    monkeypatch.setattr(families_work, "run_family", run)
-    monkeypatch.setattr(families_work, "build_families", lambda models: {})
+    monkeypatch.setattr(family_matrix, "run_family", run)
+    monkeypatch.setattr(family_models, "build_families", lambda models: {})
     for _ in range(2):  # the second time both are taken from the folder
         said = CliRunner().invoke(app, ["families", *typed, "--keep", str(tmp_path / "kept"), "--json"])
         found = json.loads(said.stdout)["families"]
         assert [(one["known_as"], one["cells"][0]["violations"]) for one in found] == [(typed[0], []), (typed[1], ["x"])]
         assert said.exit_code == 1
-        monkeypatch.setattr(families_work, "run_family", lambda *given: pytest.fail("it was done"))
+        monkeypatch.setattr(family_matrix, "run_family", lambda *given: pytest.fail("it was done"))
 
 
 def test_a_family_with_cells_that_cannot_run_is_not_right_in_every_cell() -> None:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from commandline import program
 from typer.testing import CliRunner
 
 from actordbg.base.errors import ActordbgError, EnvironmentProblem, NothingToDo, StoreProblem, UsageError
@@ -32,11 +33,6 @@ def run(store: Store, *words: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(app, ["--store", str(store.root), *words])
     known = result.exception if isinstance(result.exception, ActordbgError) else None
     return known.exit_code if known else result.exit_code, result.stdout, known.message if known else result.stderr
-
-
-def program(*words: str) -> subprocess.CompletedProcess[str]:
-    code = "import sys; sys.argv[0] = 'actordbg'\nfrom actordbg.cli.app import main; main()"
-    return subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("line", SELECTING)
@@ -71,18 +67,12 @@ def test_an_error_under_json_is_json_on_standard_output_and_words_on_the_other(s
     assert done.returncode == {"store": 4, "where": 2, "usage": 2, "nothing": 5}[code]
 
 
-def test_an_error_behind_an_answer_is_no_second_document(sixty: Store):
-    prelude = "from actordbg.cli import output; output.emit({}, print, True)"
-    code = f"import sys; sys.argv = ['actordbg', '--store', '/nowhere', 'dump', 'ls', '--json']\n{prelude}"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\nfrom actordbg.cli.app import main; main()"], capture_output=True, text=True, check=False
-    )
+def test_an_error_behind_an_answer_is_no_second_document():
+    code = "from actordbg.cli import output; output.emit({}, print, True)"
+    done = program("--store", "/nowhere", "dump", "ls", "--json", code=code)
     assert done.returncode == 4 and json.loads(done.stdout) == {}
-
-
-def test_words_of_a_job_ask_for_no_json():
     done = program("--store", "/proc/nowhere", "run", "python", "job.py", "--json")
-    assert done.returncode == 4 and done.stdout == "" and "error[" in done.stderr
+    assert done.returncode == 4 and done.stdout == "" and "error[" in done.stderr, "words of a job ask for no JSON"
 
 
 def test_a_store_may_be_named_behind_the_command_and_once(sixty: Store):
@@ -119,21 +109,10 @@ def test_a_budget_of_memory_needs_a_unit(sixty: Store):
     assert code == 2 and "has no unit" in said
 
 
-def test_the_command_that_dump_show_names_can_be_pasted(sixty: Store):
-    first = json.loads(run(sixty, "dump", "ls", "--json", "--limit", "1")[1])[0]["dump_id"]
-    shown = run(sixty, "dump", "show", first)[1]
-    assert f"--where \"dump_id='{first}'\"" in shown
-
-
 def test_a_reader_that_has_seen_enough_is_no_failure(sixty: Store):
-    code = "import sys; sys.argv[0] = 'actordbg'\nfrom actordbg.cli.app import main; main()"
-    child = subprocess.Popen(
-        [sys.executable, "-c", code, "--store", str(sixty.root), "dump", "ls", "--json"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert child.stdout is not None and child.stderr is not None
-    child.stdout.close()
-    with child.stderr:
+    words = [sys.executable, "-m", "actordbg", "--store", str(sixty.root), "dump", "ls", "--json"]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stderr is not None
+        child.stdout.close()
         assert child.stderr.read() == b""
-    assert child.wait() == 141
+        assert child.wait() == 141

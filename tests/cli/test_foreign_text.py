@@ -7,7 +7,6 @@ import csv
 import io
 import json
 import os
-import pty
 import re
 import shlex
 import subprocess
@@ -15,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pexpect
 import pytest
 from comparecases import given as given_input
 from comparecases import write_replay
@@ -40,8 +40,7 @@ OWN = re.compile(r"\x1b\[(?:\d+m|H|2J)")
 class Terminal(io.StringIO):
     """What a terminal got; it says that it is one, so nobody strips anything for it."""
 
-    def isatty(self) -> bool:
-        return True
+    isatty = staticmethod(lambda: True)
 
 
 @pytest.fixture(scope="module")
@@ -132,16 +131,8 @@ def test_markdown_has_no_link_image_html_or_heading_that_we_did_not_write(hostil
     for text in reports:
         assert forbidden(text) == []
         found = parts(text)
-        kinds = {token.type for token in found}
-        assert not kinds & {
-            "link_open",
-            "image",
-            "html_inline",
-            "html_block",
-            "hr",
-            "blockquote_open",
-            "ordered_list_open",
-        }
+        never = {"link_open", "image", "html_inline", "html_block", "hr", "blockquote_open", "ordered_list_open"}
+        assert not {token.type for token in found} & never
         headings = [found[at + 1].content for at, token in enumerate(found) if token.type == "heading_open"]
         assert len(headings) == sum(line.startswith("#") for line in text.splitlines() if not line.startswith("# heading"))
         assert "heading" not in [one.strip("\\") for one in headings]
@@ -164,13 +155,8 @@ def test_csv_has_no_formula_and_its_numbers_are_numbers(hostile: Store, monkeypa
 @settings(max_examples=60, deadline=None)
 @given(st.text() | st.sampled_from(["=1", "+1", "-1", "@x", "'=1", "''=1", "'quoted'", "it's", "a\nb", "naïve", "日本"]))
 def test_each_output_keeps_ordinary_text_and_hides_nothing(text: str):
-    for shown in (
-        foreign_text.in_lines(text),
-        foreign_text.in_line(text),
-        foreign_text.in_csv(text),
-        foreign_text.in_shell(text),
-    ):
-        assert forbidden(shown) == []
+    for show in (foreign_text.in_lines, foreign_text.in_line, foreign_text.in_csv, foreign_text.in_shell):
+        assert forbidden(show(text)) == []
     assert "\n" not in foreign_text.in_line(text) + foreign_text.in_markdown(text)
     assert json.loads(foreign_text.in_json(json.dumps(text, ensure_ascii=False))) == text
     assert foreign_text.in_lines(foreign_text.in_lines(text)) == foreign_text.in_lines(text)
@@ -229,28 +215,16 @@ def test_no_id_in_a_store_says_where_something_is_written(tmp_path: Path, monkey
     assert [path.name for path in tmp_path.rglob("*escaped*")] == []
 
 
-def test_progress_in_a_real_terminal_shows_names_as_they_are(capfd: pytest.CaptureFixture[str]):
+def test_progress_in_a_real_terminal_shows_names_as_they_are():
     program = (
         "import sys; from actordbg.cli.output import progress\n"
         "with progress(sys.argv[1], 2) as advance: advance(1, note=sys.argv[1])"
     )
-    main_end, end = pty.openpty()
     text = f"[red]name[/red] [link=http://e.vil]t[/link] [/] \x1b]0;owned\x07\x9b31m\u202e {'x' * 4}"
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "300"}
-    with subprocess.Popen([sys.executable, "-c", program, text], stderr=end, env=env) as job:
-        os.close(end)
-        got = b""
-        while True:
-            try:
-                data = os.read(main_end, 65536)
-            except OSError:  # how Linux says that nobody writes any more
-                break
-            got += data
-            if not data:
-                break
-        assert job.wait() == 0, got
-    os.close(main_end)
-    shown = re.sub(r"\x1b\[\??[\d;]*[A-Za-z]", "", got.decode()).replace("\r", "")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm", "COLUMNS": "300"}
+    job = pexpect.spawn(sys.executable, ["-c", program, text], env=environment, dimensions=(24, 300), encoding="utf-8")
+    shown = re.sub(r"\x1b\[\??[\d;]*[A-Za-z]", "", job.read()).replace("\r", "")
+    assert job.wait() == 0, shown
     assert "[red]name[/red] [link=http://e.vil]t[/link] [/] \\x1b]0;owned\\x07\\x9b31m\\u202e" in shown
     assert forbidden(shown) == []
 

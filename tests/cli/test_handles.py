@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import Result
+from commandline import invoke, offered
 from comparecases import given, write_replay
 from replaycases import publish
-from typer.testing import CliRunner
 
-from actordbg.base.errors import ActordbgError, UsageError
-from actordbg.cli.app import app
-from actordbg.cli.completion import complete_dumps, complete_others, complete_replays
+from actordbg.base.errors import UsageError
+from actordbg.cli.options import complete_dumps, complete_others, complete_replays
 from actordbg.document.blocks import Grid
 from actordbg.document.renderings import grid
 from actordbg.replay.supervise import load_spec
@@ -34,14 +29,6 @@ def three(store: Store) -> Store:
     write_replay(store, "20250619T060000-000002", INPUTS, command="actordbg replay")
     write_replay(store, "20250619T070000-000003", INPUTS, truth="fp32", command="the truth of replay 20250619T050000-000001")
     return store
-
-
-def invoke(store: Store, *arguments: str) -> Result:
-    result = CliRunner().invoke(app, ["--store", str(store.root), *arguments])
-    if isinstance(result.exception, ActordbgError):
-        raise result.exception
-    assert isinstance(result.exception, SystemExit | None), result.exception
-    return result
 
 
 def reported(store: Store, *names: str) -> list[str]:
@@ -86,15 +73,6 @@ def test_an_id_that_a_table_shows_can_be_pasted(three: Store) -> None:
     assert all(".." in line for line in cut)
 
 
-def offered(store: Store, typed: str) -> list[str]:
-    words = f"actordbg {typed}"
-    asked = {"_ACTORDBG_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
-    program = "import sys; sys.argv[0] = 'actordbg'\nfrom actordbg.cli.app import main; main()"
-    environment = os.environ | asked | {"ACTORDBG_STORE": str(store.root)}
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
-    return done.stdout.split()
-
-
 @pytest.mark.parametrize(
     ("typed", "found"),
     [
@@ -104,7 +82,7 @@ def offered(store: Store, typed: str) -> list[str]:
     ],
 )
 def test_a_shell_completes_replays_and_values(three: Store, typed: str, found: list[str]) -> None:
-    assert offered(three, typed) == found
+    assert offered(typed, ACTORDBG_STORE=str(three.root)) == found
 
 
 def test_ids_and_names_are_offered_the_newest_first_and_nothing_without_a_store(three: Store, tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ from supervised import Bench as Replays
 from supervised import make_spec
 
 from actordbg.campaign.run_matrix import MatrixEvent
-from actordbg.cli.live_progress import counting
 from actordbg.cli.matrix_work import follow, steps_of
 from actordbg.cli.progress_bar import Bar
+from actordbg.cli.replaying import counting
 from actordbg.records.matrix_record import FAILED, PASSED
 from actordbg.replay.live_catalog import LiveCatalog
 from actordbg.store.layout import Store

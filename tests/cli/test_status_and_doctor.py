@@ -8,27 +8,18 @@ from typing import Any
 
 import catalogcases
 import pytest
-from click.testing import Result
+from commandline import invoke
 from comparecases import write_replay
 from replaycases import publish
-from typer.testing import CliRunner
 
 from actordbg.base.errors import EnvironmentProblem
 from actordbg.catalog.holdings import unequal_steps
 from actordbg.catalog.query import open_fresh
-from actordbg.cli.app import app
 from actordbg.cli.dump_status_work import ProcessRow, ranks_apart
 from actordbg.doctor import checkup
 from actordbg.doctor.check import bad, ok, warn
 from actordbg.install import patch_target
 from actordbg.store.layout import Store
-
-
-def invoke(store: Store, *arguments: str) -> Result:
-    result = CliRunner().invoke(app, ["--store", str(store.root), *arguments])
-    if result.exception and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 def no_trainer(*given: Any) -> Any:

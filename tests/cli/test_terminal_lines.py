@@ -9,7 +9,7 @@ import pytest
 
 from actordbg.cli import output
 from actordbg.cli.app import app
-from actordbg.cli.replay_answer import ReplayAnswer, render
+from actordbg.cli.replay_work import ReplayAnswer, render
 from actordbg.dumps.create import create_dumps
 from actordbg.store.layout import Store
 
@@ -30,8 +30,7 @@ ANSWER = ReplayAnswer(
 
 
 class Screen(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+    isatty = staticmethod(lambda: True)
 
 
 def screen_of(monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> Screen:

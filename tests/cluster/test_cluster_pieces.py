@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from actordbg.base.errors import EnvironmentProblem, LaunchProblem, StoreProblem, Unsupported, UsageError
 from actordbg.campaign.cells_in_parallel import CellRunners
 from actordbg.cli.app import app
-from actordbg.cli.stop_options import StopOptions
+from actordbg.cli.replay_options import StopOptions
 from actordbg.cluster import node_store
 from actordbg.cluster import place as place_module
 from actordbg.cluster.desk_side import DeskSide, StoreElsewhere

@@ -11,7 +11,7 @@ from ownercases import ANOTHER, give_away
 
 from actordbg.base.errors import Refused, UsageError
 from actordbg.campaign.axes import combinations
-from actordbg.cli.setting_options import _merged
+from actordbg.cli.setting_options import merged_settings
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.config.sources import Settings, build_config, load_settings, own_file
 
@@ -38,9 +38,9 @@ def test_nothing_given_is_the_default_configuration():
 
 
 def test_no_flash_attn_is_attn_sdpa():
-    assert built({"attn": "eager"}, dict(_merged({"attn": None, "short_attn": True}))).attn == "sdpa"
+    assert built({"attn": "eager"}, dict(merged_settings(attn=None, short_attn=True))).attn == "sdpa"
     with pytest.raises(UsageError, match="--no-flash-attn and --attn flash_attention_2 contradict"):
-        _merged({"attn": "flash_attention_2", "short_attn": True})
+        merged_settings(attn="flash_attention_2", short_attn=True)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from roots import ROOT
 from typer.testing import CliRunner
 
 from actordbg.base.errors import LaunchProblem, StoreProblem, UsageError
-from actordbg.cli import dump_import
+from actordbg.cli import dump_files
 from actordbg.dumps.importer import find_pickles, import_paths, run_name
 from actordbg.formats.dumpfile import read_record
 from actordbg.store import payload
@@ -226,7 +226,7 @@ def test_the_real_dumps_import_and_a_random_twenty_are_equal(store: Store, share
 
 def cli(*words: object):
     app = typer.Typer()
-    app.command("import")(dump_import.import_)
+    app.command("import")(dump_files.import_)
 
     @app.callback()
     def root(store: Annotated[Path | None, typer.Option()] = None) -> None: ...

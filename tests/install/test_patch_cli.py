@@ -19,10 +19,11 @@ import sys
 from pathlib import Path
 from typing import Annotated
 import typer
-from actordbg.cli import patch, status
+from actordbg.cli import patch
+from actordbg.cli import patch
 from actordbg.base.errors import ActordbgError
 app = typer.Typer(pretty_exceptions_enable=False)
-for command in (patch.patch, patch.unpatch, status.status):
+for command in (patch.patch, patch.unpatch, patch.status):
     app.command(command.__name__)(command)
 @app.callback()
 def root(store: Annotated[Path | None, typer.Option()] = None) -> None: ...

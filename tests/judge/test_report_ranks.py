@@ -8,7 +8,7 @@ from typing import Any
 from reportcases import NOW, given, replay, result
 
 from actordbg.actor.signatures import explain
-from actordbg.cli.replay_answer import ReplayAnswer
+from actordbg.cli.replay_work import ReplayAnswer
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.document.renderings import as_text
 from actordbg.judge.agreement import agreement_of, ranks_in_words

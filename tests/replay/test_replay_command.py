@@ -35,7 +35,7 @@ from actordbg.base.ids import new_replay_id
 from actordbg.base.processes import session_members
 from actordbg.cli import output
 from actordbg.cli.app import app
-from actordbg.cli.replay_answer import answer_of, render
+from actordbg.cli.replay_work import answer_of, render
 from actordbg.config import dist_plugin
 from actordbg.config.accelerate_file import read_accelerate
 from actordbg.config.replay_config import ReplayConfig
@@ -235,8 +235,8 @@ def test_the_model_that_the_dumps_name_is_asked_for_at_a_terminal_and_nowhere_el
     ran: list[Any] = []
     asked: list[str] = []
     monkeypatch.setattr(supervise, "run_replay", lambda where, spec, *given, **more: ran.append(spec))
-    monkeypatch.setattr("actordbg.cli.replay_work.find_model", lambda model: None)
-    monkeypatch.setattr("actordbg.cli.chosen_inputs.require_consent", lambda model: None)
+    monkeypatch.setattr("actordbg.cli.replaying.find_model", lambda model: None)
+    monkeypatch.setattr("actordbg.cli.replaying.require_consent", lambda model: None)
     invoke(store)
     assert ran[-1].config.model == "tiny", "a pipe is not asked"
     for said, expected in (("org/model", "org/model"), ("other/one", "other/one"), ("tiny", "tiny")):
@@ -372,7 +372,6 @@ def test_a_worker_makes_its_process_group_with_what_the_plugin_brings() -> None:
     ("arguments", "words"),
     [
         (["--shuffle-inputs", "--order", "length"], "contradict"),
-        (["--order", "alphabetical"], "not known"),
         (["--where", "rank=0", "--input-file", "x.safetensors.zst"], "exclude each other"),
         (["--input-file", "nowhere.safetensors.zst"], "not a file"),
         (["--resume", "last", "--dtype", "bf16"], "--dtype"),

@@ -8,13 +8,11 @@ from pathlib import Path
 
 import typer
 
-from actordbg.actor.find_trainer import find_trainer
-from actordbg.actor.hub_model import find_model
-from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.cli import output
-from actordbg.cli.input_options import ChosenInputs
-from actordbg.cli.live_progress import replaying
 from actordbg.cli.options import Format
+from actordbg.cli.output import emit, say, say_lines, say_wrapped
+from actordbg.cli.replay_options import ChosenInputs
+from actordbg.cli.replaying import counting, replaying, require_runnable
 from actordbg.document.page import as_html, write_named
 from actordbg.document.renderings import as_markdown
 from actordbg.formats.store_files import atomic_write, make_folder
@@ -23,7 +21,6 @@ from actordbg.judge.junit import workflow_commands
 from actordbg.judge.load_replays import load, pictures
 from actordbg.records.journal import read_standing
 from actordbg.records.replay_record import ReplaySpec
-from actordbg.replay.selection import defaults_of
 from actordbg.replay.supervise import COMPLETE, Progress
 from actordbg.store.layout import Store
 
@@ -40,13 +37,7 @@ def sampled(inputs: ChosenInputs) -> ChosenInputs:
 
 def run_with_bar(store: Store, spec: ReplaySpec, golden: bool, *, quiet: bool) -> CheckFound:
     """Run it with a bar over all that it computes. An interruption keeps what is done, and says how to go on."""
-    defaults = defaults_of(store.root, spec.inputs)
-    findings = check_config(spec.config, defaults=defaults)
-    refuse_hits(findings)
-    find_trainer(spec.config, defaults)
-    find_model(spec.config.model)
-    for finding in findings if not quiet else ():
-        output.note(f"{finding.severity}[{finding.id}]: {finding.message}")
+    require_runnable(store, spec, quiet=quiet)
     count = len(spec.inputs)
     done: dict[str, int] = {}
     try:
@@ -58,19 +49,12 @@ def run_with_bar(store: Store, spec: ReplaySpec, golden: bool, *, quiet: bool) -
                 advance(count - done[TRUTH] if stage == ROUNDING else 0, note=stage)
 
             def on_event(event: Progress) -> None:
-                stage = list(done)[-1]
-                if event.kind == "attempt" and stage == ROUNDING:
+                if event.kind == "attempt" and ROUNDING in done:
                     advance(0, total=3 * count)
-                if event.kind == "result":
-                    catalog.touch()
-                    done[stage] += 1
-                    advance(1)
-                elif event.kind == "attempt":
-                    again = f"starting again: {event.text[:100]}" if event.text else "starting the workers"
-                    advance(0, note=f"{stage}: {again}")
-                elif event.kind == "start":
-                    advance(0, note=f"{stage}: {event.text}")
+                done[list(done)[-1]] += event.kind == "result"
+                counted(event)
 
+            counted = counting(catalog, lambda n=1, note="": advance(n, note=note and f"{list(done)[-1]}: {note}"))
             return run_check(store, spec, golden=golden, on_stage=on_stage, on_event=on_event, on_tick=catalog.tick)
     except KeyboardInterrupt:
         left = read_standing(store.replays / spec.replay_id)[1] != COMPLETE
@@ -79,10 +63,10 @@ def run_with_bar(store: Store, spec: ReplaySpec, golden: bool, *, quiet: bool) -
         raise typer.Exit(130) from None
 
 
-def write_check_page(store: Store, found: CheckFound, answer: CheckAnswer, named: Path | None) -> Path:
+def write_check_page(store: Store, checked: CheckFound, answer: CheckAnswer, named: Path | None) -> Path:
     """The page, where it was asked for, else in the store."""
-    (data,) = load(store, [answer.replay_id]).replays
-    page = as_html(check_blocks(found, answer, pictures(store, data))).encode()
+    (data,) = load(store, [answer.replay_id]).replays  # with its comparisons
+    page = as_html(check_blocks(checked, answer, pictures(store, data))).encode()
     if named is not None:
         write_named(named, page)
         return named
@@ -93,22 +77,23 @@ def write_check_page(store: Store, found: CheckFound, answer: CheckAnswer, named
 
 
 def print_check(answer: CheckAnswer, how: Format) -> None:
-    if how == "json":
-        output.emit(answer, lambda _: None, True)
-    elif how == "md":
-        output.say_lines(as_markdown(check_document(answer)))
-    else:
-        output.say_wrapped(answer.sentence, rest="  ")
+    if how == "md":
+        return say_lines(as_markdown(check_document(answer)))
+
+    def render(answer: CheckAnswer) -> None:
+        say_wrapped(answer.sentence, rest="  ")
         for name, text in (*answer.figures, ("configuration", answer.configuration)):
-            output.say_wrapped(f"  {name:<14}  {text}", rest=" " * 18)
-        output.say(f"next: {answer.next}")
-        output.say(f"page: {answer.page}")
+            say_wrapped(f"  {name:<14}  {text}", rest=" " * 18)
+        say(f"next: {answer.next}")
+        say(f"page: {answer.page}")
+
+    return emit(answer, render, how == "json")
 
 
-def annotate(found: CheckFound, answer: CheckAnswer, how: Format) -> None:
+def annotate(checked: CheckFound, answer: CheckAnswer, how: Format) -> None:
     """Annotations beside the answer, and the answer on the workflow's summary page where there is one."""
-    for line in workflow_commands(found, answer):
-        (output.note if how == "json" else output.say)(line)
+    for line in workflow_commands(checked, answer):
+        (output.note if how == "json" else say)(line)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         with open(summary, "a", encoding="utf-8") as file:
             file.write(as_markdown(check_document(answer)))

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import typer
 
-from actordbg.actor.hub_model import looks_like_path
+from actordbg.actor.find_trainer import find_trainer
+from actordbg.actor.hub_model import find_model, looks_like_path
+from actordbg.actor.known_failures import check_config, refuse_hits
 from actordbg.actor.model_code import require_consent
+from actordbg.actor.rule import RuleHit
 from actordbg.actor.weights_version import versions_of
 from actordbg.base.errors import NothingToDo, Unsupported, UsageError
 from actordbg.base.ids import MOST_NAMED
@@ -18,28 +22,28 @@ from actordbg.catalog import presets
 from actordbg.catalog.query import count_dumps, dump_extent, open_fresh, select_dumps
 from actordbg.catalog.why_nothing import no_match
 from actordbg.cli import output
-from actordbg.cli.input_options import ChosenInputs
 from actordbg.cli.options import command_line, settings_of, store_of
+from actordbg.cli.output import note, plural, progress
+from actordbg.cli.replay_options import ChosenInputs
 from actordbg.config import dist_plugin
 from actordbg.config.choices import is_local
-from actordbg.config.replay_config import TINY, ReplayConfig
+from actordbg.config.replay_config import TINY, USUAL_LAWS, ReplayConfig
 from actordbg.config.sources import Asked, build_config
 from actordbg.records.replay_record import ReplaySpec
 from actordbg.replay.launch import surrounding_launcher
-from actordbg.replay.plan import ORDERS, Plan, make_plan
-from actordbg.replay.selection import PICKLES, require_one_trainer, rows_of
+from actordbg.replay.live_catalog import LiveCatalog
+from actordbg.replay.plan import Plan, make_plan
+from actordbg.replay.selection import PICKLES, defaults_of, require_one_trainer, rows_of
+from actordbg.replay.supervise import Progress
 from actordbg.store.layout import Store
 from actordbg.store.places import dump_id_of
 
 
-def chosen_order(order: str | None, shuffle: bool) -> str:
+def chosen_order(inputs: ChosenInputs, shuffle: bool = False) -> str:
     """The order that --order and --shuffle-inputs come to; UsageError where they contradict each other."""
-    if shuffle and order not in (None, "shuffle"):
-        raise UsageError(f"--shuffle-inputs and --order {order} contradict each other", hint="give one of them")
-    chosen = "shuffle" if shuffle else order or "time"
-    if chosen not in ORDERS:
-        raise UsageError(f"--order {chosen} is not known", hint=f"one of: {', '.join(ORDERS)}")
-    return chosen
+    if shuffle and inputs.order not in (None, "shuffle"):
+        raise UsageError(f"--shuffle-inputs and --order {inputs.order} contradict each other", hint="give one of them")
+    return "shuffle" if shuffle else inputs.order or "time"
 
 
 def is_left_to_rank_0(flags: dict[str, Any]) -> bool:
@@ -82,7 +86,7 @@ def opened(ctx: typer.Context, inputs: ChosenInputs, *, writes: bool = True) -> 
         store.require_writable()
     dumps = dict(zip(pickles, dumps_of(store, pickles), strict=True))
     for path, dump in dumps.items():
-        output.note(f"{path} is dump {dump_id_of(str(dump))} of {store.root}")
+        note(f"{path} is dump {dump_id_of(str(dump))} of {store.root}")
     return store, replace(inputs, input_file=[dumps.get(path, path) for path in files])
 
 
@@ -92,7 +96,7 @@ def _with_preset(store: Store, inputs: ChosenInputs) -> ChosenInputs:
     if not asked and not inputs.failed:
         return inputs
     if len(asked) > 1 or inputs.input_file:
-        given = [f"--{name}" for name in ("input-file",) if inputs.input_file] + [f"--{name}" for name in asked]
+        given = [f"--{name}" for name in (*["input-file"] * bool(inputs.input_file), *asked)]
         raise UsageError(f"{' and '.join(given or ['--failed'])} exclude each other", hint="give one of them")
     where = presets.joined(inputs.where, presets.FAILED) if inputs.failed else inputs.where
     for name, count in asked.items():
@@ -108,22 +112,53 @@ def asked_for(ctx: typer.Context, flags: Mapping[str, Any]) -> Asked:
     require_consent(asked.config.model)
     dist_plugin.require(asked.config.dist_backend)
     if asked.sources:
-        output.note(f"not from the command line: {asked.in_words}")
+        note(f"not from the command line: {asked.in_words}")
     return asked
+
+
+def kept(asked: Asked, flags: Mapping[str, Any]) -> ReplayConfig:
+    """The configuration with what a replay is judged by: outputs; gradients and laws unless that was said otherwise."""
+    config, said = asked.config, flags.keys() | asked.sources.keys()
+    gradients = config.keep_gradients if "keep_gradients" in said else config.backward is not False
+    laws = config.laws if "laws" in said else USUAL_LAWS
+    return replace(config, keep_tensors=True, keep_gradients=gradients, laws=laws, truth=None, vary=None)
+
+
+def asked_and_planned(
+    ctx: typer.Context, store: Store, flags: dict[str, Any], inputs: ChosenInputs, order: str, *, judged: bool, ask: bool
+) -> tuple[Asked, Plan]:
+    """The configuration of this invocation, and its plan over the inputs.
+
+    judged: with what a replay is judged by. ask: at a terminal it is asked which model to replay, where the dumps name one that
+    can be had and nobody else names any; the answer is in `flags`, too.
+    """
+
+    def made(*answers: str) -> tuple[Asked, Plan]:
+        asked = asked_for(ctx, flags)
+        return asked, planned(store, kept(asked, flags) if judged else asked.config, inputs, order, answers)
+
+    asked, plan = made()
+    own = unasked_model(store, plan.spec, asked, flags) if ask else None
+    if own is None or (looks_like_path(own) and not is_local(own)):
+        return asked, plan
+    model = output.answered(f"The dumps are of {own}. Replay which model? ({TINY}: a toy)", own)
+    if model in (None, TINY):
+        return asked, plan
+    flags["model"] = model
+    return made("--model", str(model))
 
 
 def planned(store: Store, config: ReplayConfig, inputs: ChosenInputs, order: str, answered: Sequence[str] = ()) -> Plan:
     """The plan of the dumps that --where, --input-file and --max-inputs select. answered: options that a question stands for."""
-    where, files = inputs.where, inputs.input_file or []
     enough = None if config.align == "rank" else inputs.max_inputs  # of whole calls nobody knows how many rows they take
-    rows = rows_of(store, where, files, order, enough)
+    rows = rows_of(store, inputs.where, inputs.input_file or [], order, enough)
     plan = make_plan(
         rows,
         config,
         order=order,
         max_inputs=inputs.max_inputs,
         shuffle_seed=inputs.random_seed,
-        where=where,
+        where=inputs.where,
         command=command_line(answered),
         versions=versions_of(config.model),
     )
@@ -132,27 +167,39 @@ def planned(store: Store, config: ReplayConfig, inputs: ChosenInputs, order: str
     return plan
 
 
-def recorded_model(store: Store, spec: ReplaySpec) -> str | None:
-    """The model that the dumps of a plan name, where they name one."""
+def say_skipped(skipped: Mapping[str, int]) -> None:
+    """Say which dumps a plan leaves out, and why."""
+    for reason, count in skipped.items():
+        note(f"left out {plural(count, 'dump')}: {reason}")
+
+
+def unasked_model(store: Store, spec: ReplaySpec, asked: Asked, flags: Mapping[str, Any]) -> str | None:
+    """The model that the dumps of a plan name, where they name one and nobody asked for any."""
+    if "model" in flags.keys() | asked.sources.keys() or not spec.inputs:
+        return None
     ids = ", ".join(f"'{item.dump_id}'" for item in spec.inputs[:MOST_NAMED])
-    rows = select_dumps(open_fresh(store), f"dump_id in ({ids}) and model_name is not null") if ids else []
-    names = {row.model_name for row in rows}
+    names = {row.model_name for row in select_dumps(open_fresh(store), f"dump_id in ({ids}) and model_name is not null")}
     return names.pop() if len(names) == 1 else None
 
 
-def ask_for_model(store: Store, spec: ReplaySpec, asked: Asked, flags: dict[str, Any]) -> list[str]:
-    """Ask at a terminal which model to replay, where the dumps name one that can be had and nobody else names any.
+def require_runnable(store: Store, spec: ReplaySpec, *, quiet: bool = False) -> list[RuleHit]:
+    """Refuse a configuration that is known to fail, and a trainer or a model that are not there. Returns what is known of it.
 
-    What was answered, as options, also in `flags`; [] where nothing was asked, or `tiny` was meant.
+    quiet: do not say that.
     """
-    own = recorded_model(store, spec) if "model" not in flags.keys() | asked.sources.keys() else None
-    if own is None or (looks_like_path(own) and not is_local(own)):
-        return []
-    model = output.answered(f"The dumps are of {own}. Replay which model? ({TINY}: a toy)", own)
-    if model is None or model == TINY:
-        return []
-    flags["model"] = model
-    return ["--model", model]
+    defaults = defaults_of(store.root, spec.inputs)
+    findings = check_config(spec.config, defaults=defaults)
+    refuse_hits(findings)
+    find_trainer(spec.config, defaults)
+    find_model(spec.config.model)
+    say_findings([] if quiet else findings)
+    return findings
+
+
+def say_findings(findings: Sequence[RuleHit]) -> None:
+    """Say what is known of a configuration."""
+    for finding in findings:
+        note(f"{finding.severity}[{finding.id}]: {finding.message}")
 
 
 def what_there_is(store: Store, where: str | None) -> str:
@@ -164,7 +211,7 @@ def what_there_is(store: Store, where: str | None) -> str:
         return f"of the dumps that match {where} ({matching:,}) none can be replayed"
     if where:
         return no_match(open_fresh(store), where)
-    return f"no dump can be replayed; the store holds {output.plural(count, 'dump')} with seq_len {shortest} to {longest}"
+    return f"no dump can be replayed; the store holds {plural(count, 'dump')} with seq_len {shortest} to {longest}"
 
 
 def nothing_to(purpose: str, store: Store, inputs: ChosenInputs) -> Exception:
@@ -172,5 +219,39 @@ def nothing_to(purpose: str, store: Store, inputs: ChosenInputs) -> Exception:
     reason = f"nothing to {purpose}: {what_there_is(store, inputs.where)}"
     if not inputs.allow_empty:
         return NothingToDo(reason, hint="choose dumps with --where or --input-file; --allow-empty calls this good")
-    output.note(reason)
+    note(reason)
     return typer.Exit(0)
+
+
+@contextmanager
+def replaying(store: Store, label: str, total: int, *, quiet: bool) -> Iterator[tuple[LiveCatalog, Callable[..., None]]]:
+    """A catalog that follows running replays, and a progress bar (`output.progress`). The catalog is up to date afterwards,
+    also after a Ctrl-C; why it is not goes to standard error."""
+    catalog = LiveCatalog(store)
+    try:
+        with progress(label, total, quiet=quiet) as advance:
+            yield catalog, advance
+    finally:
+        settle(store, catalog)
+
+
+def settle(store: Store, catalog: LiveCatalog) -> None:
+    """Index what is new. What cannot be indexed now will be by the next command."""
+    catalog.flush()
+    if catalog.problem is not None:
+        note(f"the catalog could not be updated ({catalog.problem}); the results are in {store.root}")
+
+
+def counting(catalog: LiveCatalog, advance: Callable[..., None]) -> Callable[[Progress], None]:
+    """What to do with a replay's news: each result is a step of the bar, and beside it stands what goes on."""
+
+    def on_event(event: Progress) -> None:
+        if event.kind == "attempt":
+            advance(0, note=f"starting again: {event.text[:100]}" if event.text else "starting the workers")
+        elif event.kind in ("start", "leaving"):
+            advance(0, note=event.text)
+        elif event.kind == "result":
+            catalog.touch()
+            advance(1, note="" if event.text == "passed" else f"last: {event.text}")
+
+    return on_event

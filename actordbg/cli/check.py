@@ -7,16 +7,14 @@ from pathlib import Path
 
 import typer
 
-from actordbg.cli import output
-from actordbg.cli.input_options import ChosenInputs
-from actordbg.cli.options import FormatOption, Json, Quiet, chosen_format, option, takes
+from actordbg.cli.options import FormatOption, Json, Quiet, chosen_format, option, require_good
 from actordbg.cli.page_file import check_page, open_page, write_file
+from actordbg.cli.replay_options import ChosenInputs
 from actordbg.cli.setting_options import NONE, Given, takes_settings
 
 _FOR = "For other programs"
 
 
-@takes("inputs", ChosenInputs)
 @takes_settings("check")
 def check(
     ctx: typer.Context,
@@ -43,41 +41,35 @@ def check(
     Example: actordbg check --where "rank=0" --model /models/llama-3.1-8b --packing
     """
     from actordbg.catalog.query import count_dumps, open_fresh
-    from actordbg.cli import chosen_inputs as choosing
-    from actordbg.cli.first_check_work import annotate, print_check, run_with_bar, sampled, write_check_page
-    from actordbg.cli.matrix_work import kept
+    from actordbg.cli import check_work as work
+    from actordbg.cli import replaying
     from actordbg.judge.check import answer_of_check
     from actordbg.judge.junit import junit_xml
 
     flags = dict(settings)
-    if choosing.is_left_to_rank_0(flags):
+    if replaying.is_left_to_rank_0(flags):
         return
     how = chosen_format(format, as_json)
+    quiet = quiet or how == "json"
     check_page(junit)
     check_page(html)
     of_all = inputs.where
-    store, inputs = choosing.opened(ctx, sampled(inputs))
-    asked = choosing.asked_for(ctx, flags)
-    order = choosing.chosen_order(inputs.order, False)
-    plan = choosing.planned(store, kept(asked, flags), inputs, order)
-    if not (quiet or how == "json") and (answers := choosing.ask_for_model(store, plan.spec, asked, flags)):
-        asked = choosing.asked_for(ctx, flags)
-        plan = choosing.planned(store, kept(asked, flags), inputs, order, answers)
-    for reason, count in plan.skipped.items():
-        output.note(f"left out {output.plural(count, 'dump')}: {reason}")
+    store, inputs = replaying.opened(ctx, work.sampled(inputs))
+    order = replaying.chosen_order(inputs)
+    asked, plan = replaying.asked_and_planned(ctx, store, flags, inputs, order, judged=True, ask=not quiet)
+    replaying.say_skipped(plan.skipped)
     if not plan.spec.inputs:
-        raise choosing.nothing_to("check", store, inputs)
+        raise replaying.nothing_to("check", store, inputs)
     of = len(plan.spec.inputs) if inputs.input_file else count_dumps(open_fresh(store), of_all)
-    found = run_with_bar(store, plan.spec, golden, quiet=quiet or how == "json")
-    recorded = choosing.recorded_model(store, plan.spec) if "model" not in flags.keys() | asked.sources.keys() else None
-    answer = answer_of_check(found, of=of, recorded=recorded)
-    answer = replace(answer, page=str(write_check_page(store, found, answer, html)))
-    print_check(answer, how)
+    checked = work.run_with_bar(store, plan.spec, golden, quiet=quiet)
+    answer = answer_of_check(checked, of=of, recorded=replaying.unasked_model(store, plan.spec, asked, flags))
+    page = work.write_check_page(store, checked, answer, html)
+    answer = replace(answer, page=str(page))
+    work.print_check(answer, how)
     if junit is not None:
-        write_file(junit, junit_xml(found, answer).decode())
+        write_file(junit, junit_xml(checked, answer).decode())
     if opened:
-        open_page(Path(str(answer.page)))
+        open_page(page)
     if github:
-        annotate(found, answer, how)
-    if not answer.good:
-        raise typer.Exit(1)
+        work.annotate(checked, answer, how)
+    require_good(answer.good)

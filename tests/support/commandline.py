@@ -1,0 +1,37 @@
+"""The command line, in this process and as a program."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from click.testing import Result
+from typer.testing import CliRunner
+
+from actordbg.base.errors import ActordbgError
+from actordbg.cli.app import app
+from actordbg.store.layout import Store
+
+
+def program(*words: str, code: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """`actordbg WORDS` in a process of its own; `code` runs before it."""
+    main = f"{code}\nimport sys; sys.argv[0] = 'actordbg'\nfrom actordbg.cli.app import main; main()"
+    command = [sys.executable, "-c", main, *words]
+    return subprocess.run(command, capture_output=True, text=True, env=os.environ | environment, check=False)
+
+
+def invoke(store: Store, *words: str) -> Result:
+    """`actordbg --store STORE WORDS` here; an error of actordbg's own is raised."""
+    result = CliRunner().invoke(app, ["--store", str(store.root), *words])
+    if isinstance(result.exception, ActordbgError):
+        raise result.exception
+    assert isinstance(result.exception, SystemExit | None), result.exception
+    return result
+
+
+def offered(typed: str, **environment: str) -> list[str]:
+    """What bash is offered where `typed` ends."""
+    words = f"actordbg {typed}"
+    asked = {"_ACTORDBG_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split(" ")) - 1)}
+    return program(**asked, **environment).stdout.split()
