@@ -31,9 +31,8 @@ def init(
 
     Example: actordbg actor init --backend deepspeed --zero-stage 2 --packing --backward
     """
-    from actordbg.actor.find_trainer import find_trainer
     from actordbg.actor.hub_model import find_model
-    from actordbg.actor.known_failures import check_config, refuse_hits
+    from actordbg.actor.known_failures import check_config, find_trainer, refuse_hits
     from actordbg.base.owners import own_cache
     from actordbg.cli.actor_init_work import answer_of, render, run_init
     from actordbg.cli.chosen_inputs import asked_for

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from actordbg.base.errors import StoreProblem, UsageError
-from actordbg.base.ids import LAST
+from actordbg.base.units import LAST
 from actordbg.cli import output
 from actordbg.cli.completion import complete_replays
 from actordbg.cli.options import store_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from actordbg.base.errors import StoreProblem
-from actordbg.base.ids import LAST
+from actordbg.base.units import LAST
 from actordbg.catalog.query import Catalog, get_configuration, open_fresh, select_dumps
 from actordbg.cli import output
 from actordbg.cli.options import Format

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 import typer
 
 from actordbg.base.errors import ActordbgError
-from actordbg.base.ids import LAST
+from actordbg.base.units import LAST
 from actordbg.cli.options import store_of
 
 MOST = 50

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from actordbg.base.errors import Conflict, StoreProblem, UsageError
-from actordbg.base.ids import resolve
+from actordbg.base.units import resolve
 from actordbg.cli import output
 from actordbg.cli.completion import complete_dumps
 from actordbg.cli.options import AllowEmpty, Json, Limit, Quiet, Where, require_some, store_of

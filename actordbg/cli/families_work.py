@@ -10,7 +10,7 @@ from pathlib import Path
 import typer
 
 from actordbg.actor.family_models import build_families
-from actordbg.actor.find_trainer import require_torch
+from actordbg.actor.known_failures import require_torch
 from actordbg.campaign.axes import combinations
 from actordbg.campaign.family_document import families_document
 from actordbg.campaign.family_folder import FamilyFolder, open_folder

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import typer
 
-from actordbg.actor.find_trainer import find_trainer
 from actordbg.actor.hub_model import find_model
-from actordbg.actor.known_failures import check_config, refuse_hits
+from actordbg.actor.known_failures import check_config, find_trainer, refuse_hits
 from actordbg.cli import output
 from actordbg.cli.input_options import ChosenInputs
 from actordbg.cli.live_progress import replaying

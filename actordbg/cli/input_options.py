@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from actordbg.base.ids import MOST_NAMED
+from actordbg.base.units import MOST_NAMED
 from actordbg.cli.options import Where, option_field
 
 MOST_UNASKED = 50

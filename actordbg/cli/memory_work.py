@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from actordbg.base.errors import EnvironmentProblem, UsageError
-from actordbg.base.ids import resolve
+from actordbg.base.units import resolve
 from actordbg.cli import output
 from actordbg.cli.page_file import write_page
 from actordbg.document.blocks import Block, as_data

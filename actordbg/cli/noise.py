@@ -76,9 +76,8 @@ def noise(
 
 def _measured(store: Store, spec: ReplaySpec, *, quiet: bool) -> NoiseRecord:
     """Check the configuration, run all its replays with a progress bar, and leave the catalog up to date."""
-    from actordbg.actor.find_trainer import find_trainer
     from actordbg.actor.hub_model import find_model
-    from actordbg.actor.known_failures import check_config, refuse_hits
+    from actordbg.actor.known_failures import check_config, find_trainer, refuse_hits
     from actordbg.cli.live_progress import counting, replaying
     from actordbg.judge.noise_floor import measure_noise, runs_of
     from actordbg.replay.selection import defaults_of

@@ -16,7 +16,7 @@ import typer
 
 from actordbg.base.errors import NothingToDo, Refused, StoreProblem, UsageError
 from actordbg.cli import output
-from actordbg.config import accelerate_file, consent, dist_plugin
+from actordbg.config import consent, dist_plugin, sources
 
 if TYPE_CHECKING:
     from actordbg.base.owners import Owner
@@ -58,7 +58,7 @@ TrustRemoteCode = Annotated[
 AccelerateConfig = Annotated[
     str | None,
     typer.Option(
-        accelerate_file.FLAG,
+        sources.ACCELERATE,
         metavar="PATH|default|JSON",
         help="Settings of an `accelerate config` file, or of its keys as JSON; flags win.",
     ),

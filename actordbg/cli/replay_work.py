@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, fields, replace
 
-from actordbg.actor.find_trainer import find_trainer
 from actordbg.actor.hub_model import find_model
-from actordbg.actor.known_failures import check_config, refuse_hits
+from actordbg.actor.known_failures import check_config, find_trainer, refuse_hits
 from actordbg.base.errors import ActordbgError, UsageError
 from actordbg.base.units import in_time
 from actordbg.catalog.query import open_fresh

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from actordbg.base.errors import Refused, Unsupported, UsageError, require_package
-from actordbg.base.ids import resolve
+from actordbg.base.units import resolve
 from actordbg.cli import output
 from actordbg.cli.options import option_field
 

@@ -19,18 +19,19 @@ import json, sys, types
 from dataclasses import replace
 from pathlib import Path
 from actorcases import make_dump
-from actordbg.actor.backends import opening, plain
+from actordbg.actor.backends import backend
+from actordbg.actor.backends import backend
 from actordbg.actor.session import open_actor
 from actordbg.config.replay_config import SETTINGS, ReplayConfig
 
-class FakeBackend(plain.PlainBackend):
+class FakeBackend(backend.PlainBackend):
     def facts(self):
         return super().facts() | {"backend": "fake"}
 
 module = types.ModuleType("actordbg.actor.backends.fake")
 module.FakeBackend = FakeBackend
 sys.modules[module.__name__] = module
-opening.CLASSES["fake"] = "FakeBackend"
+backend.CLASSES["fake"] = "FakeBackend"
 SETTINGS["backend"] = replace(SETTINGS["backend"], values=(*SETTINGS["backend"].values, "fake"))
 found = {}
 for name in ("plain", "fake"):
@@ -42,7 +43,7 @@ print(json.dumps(found))
 
 
 def test_every_backend_that_can_be_asked_for_has_its_class():
-    from actordbg.actor.backends.opening import CLASSES
+    from actordbg.actor.backends.backend import CLASSES
 
     assert set(CLASSES) == set(BACKENDS)
 
@@ -50,8 +51,7 @@ def test_every_backend_that_can_be_asked_for_has_its_class():
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_backend_has_all_that_the_base_class_asks_for(name: str):
     pytest.importorskip("torch")
-    from actordbg.actor.backends.backend import Backend
-    from actordbg.actor.backends.opening import CLASSES
+    from actordbg.actor.backends.backend import CLASSES, Backend
 
     made = getattr(import_module(f"actordbg.actor.backends.{name}"), CLASSES[name])
     assert issubclass(made, Backend)

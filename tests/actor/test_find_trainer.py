@@ -13,7 +13,7 @@ import pytest
 from actorcases import make_dump
 from roots import ROOT
 
-from actordbg.actor.find_trainer import find_trainer, missing_trainer
+from actordbg.actor.known_failures import find_trainer, missing_trainer
 from actordbg.base.errors import EnvironmentProblem
 from actordbg.base.imports import is_there
 from actordbg.config.choices import Facts, facts_elsewhere
@@ -37,7 +37,7 @@ sys.meta_path.insert(0, Nowhere())
 @pytest.fixture
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actordbg.base.imports.is_there", lambda package: False)
-    monkeypatch.setattr("actordbg.trainers.openrlhf.late_imports.is_there", lambda package: False)
+    monkeypatch.setattr("actordbg.trainers.openrlhf.build.is_there", lambda package: False)
 
 
 @pytest.mark.usefixtures("nothing_installed")
@@ -53,14 +53,14 @@ def test_a_trainer_whose_code_is_asked_for_and_is_missing_is_named_with_the_way_
 @pytest.mark.usefixtures("nothing_installed")
 def test_what_needs_no_trainer_or_runs_elsewhere_is_not_asked() -> None:
     rows = replace(THROUGH, through="rows")
-    needless = [
+    needless = (
         (ReplayConfig(truth="fp32"), OURS),
         (rows, OURS),
         (rows, ANOTHER),
         (ReplayConfig(), ANOTHER),
         (THROUGH, OF_SOMEBODY),
-    ]
-    assert [missing_trainer(config, record) for config, record in needless] == [None] * len(needless)
+    )
+    assert {missing_trainer(*case) for case in needless} == {None}
     with facts_elsewhere(Facts(cuda=False, gpus=0, flash_attn=False)):
         assert missing_trainer(ReplayConfig(), OURS) is None
 

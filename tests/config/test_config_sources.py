@@ -23,6 +23,7 @@ def built(file: dict[str, Any], flags: dict[str, Any]) -> ReplayConfig:
 def test_flags_win_over_the_file_and_the_file_over_the_default():
     found = built({"zero-stage": 2, "backend": "deepspeed", "timeout": 900}, {"zero_stage": 3, "backend": None})
     assert found == ReplayConfig(backend="deepspeed", zero_stage=3, timeout_s=900.0)
+    assert built({}, {"model": None, "compile": None}) == ReplayConfig()
 
 
 def test_another_backend_takes_nothing_that_the_file_says_for_its_own():
@@ -33,27 +34,20 @@ def test_another_backend_takes_nothing_that_the_file_says_for_its_own():
         built(usual, {"backend": "plain", "zero_stage": 3})
 
 
-def test_nothing_given_is_the_default_configuration():
-    assert built({}, {"model": None, "compile": None}) == ReplayConfig()
-
-
 def test_no_flash_attn_is_attn_sdpa():
     assert built({"attn": "eager"}, dict(_merged({"attn": None, "short_attn": True}))).attn == "sdpa"
     with pytest.raises(UsageError, match="--no-flash-attn and --attn flash_attention_2 contradict"):
         _merged({"attn": "flash_attention_2", "short_attn": True})
 
 
-@pytest.mark.parametrize(
-    ("defaults", "says"),
-    [
+def test_a_wrong_line_in_the_file_is_named() -> None:
+    for line, says in (
         ({"modell": "x"}, "unknown key 'modell'"),
-        ({"zero-stage": "2"}, "is not of type int"),
-        ({"packing": 1}, "is not of type bool"),
-    ],
-)
-def test_a_wrong_line_in_the_file_is_named(defaults: dict[str, Any], says: str):
-    with pytest.raises(UsageError, match=says):
-        built(defaults, {})
+        ({"zero-stage": "2"}, "type int"),
+        ({"packing": 1}, "type bool"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            built(line, {})
 
 
 def test_the_truth_silences_what_the_file_says_against_it() -> None:
@@ -124,6 +118,38 @@ class TestEnvironment:
             built({}, {})
 
 
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The working folder, empty."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ACTORDBG_STORE", raising=False)
+    monkeypatch.delenv("ACTORDBG_CONFIG", raising=False)
+    return tmp_path
+
+
+def test_a_flag_beats_the_environment_which_beats_a_file_of_a_parent_folder(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert (load_settings().store, load_settings().source) == (Path("store"), "default")
+    (here / "actordbg.toml").write_text('store = "dumps"\n[replay]\nbackend = "deepspeed"\n')
+    (here / "deep" / "er").mkdir(parents=True)
+    found = load_settings(start=here / "deep" / "er")
+    assert found.store == here / "dumps" and found.replay == {"backend": "deepspeed"}, "its paths are relative to it"
+    monkeypatch.setenv("ACTORDBG_STORE", "/elsewhere")
+    assert load_settings().store == Path("/elsewhere")
+    assert load_settings(Path("/flag")).store == Path("/flag")
+
+
+@pytest.mark.parametrize("text", ["store = 3", "stor = 'x'", "= = =", "replay = 1", "\xff"])
+def test_a_file_that_makes_no_sense_or_is_not_there_is_a_usage_error_that_names_it(
+    here: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "actordbg.toml").write_bytes(text.encode("latin-1"))
+    with pytest.raises(UsageError, match=r"actordbg\.toml"):
+        load_settings()
+    monkeypatch.setenv("ACTORDBG_CONFIG", "/nothing/here.toml")
+    with pytest.raises(UsageError, match="ACTORDBG_CONFIG"):
+        load_settings()
+
+
 @pytest.mark.parametrize("text", ["", " "])
 def test_a_store_without_a_name_is_not_the_working_folder(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """`--store "$STORE"` of a variable that is not set."""
@@ -138,11 +164,9 @@ class TestAnothersFile:
     """An actordbg.toml of another user decides nothing, unless the user's own configuration lists its folder."""
 
     @pytest.fixture
-    def planted(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
-        monkeypatch.delenv("ACTORDBG_CONFIG", raising=False)
-        monkeypatch.delenv("ACTORDBG_STORE", raising=False)
-        file = tmp_path / "shared" / "actordbg.toml"
+    def planted(self, here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(here / "home"))
+        file = here / "shared" / "actordbg.toml"
         (file.parent / "mine" / "deep").mkdir(parents=True)
         file.write_text('store = "evil"\n[replay]\nmodel = "/evil"\n')
         give_away(file, monkeypatch)

@@ -13,8 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from actordbg.demo.demo_assets import Assets, build_assets, tasks
-from actordbg.trainers.openrlhf.demo_programs import PROGRAMS
-from actordbg.trainers.openrlhf.demo_reward import reward_func
+from actordbg.trainers.openrlhf.demo_programs import PROGRAMS, reward_func
 
 
 @pytest.fixture(scope="module")
@@ -94,4 +93,6 @@ def test_options_of_the_deepspeed_launcher_come_before_the_module(tmp_path: Path
     launcher.add_argument("script")
     launcher.add_argument("rest", nargs=argparse.REMAINDER)
     parsed = launcher.parse_args(command[3:])
-    assert parsed.script == "actordbg.trainers.openrlhf.demo_driver" and parsed.rest[0] == "sft" and parsed.master_port == "29500"
+    assert (
+        parsed.script == "actordbg.trainers.openrlhf.demo_programs" and parsed.rest[0] == "sft" and parsed.master_port == "29500"
+    )

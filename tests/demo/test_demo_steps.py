@@ -60,7 +60,7 @@ def test_the_training_is_shown_as_its_user_would_type_it(tmp_path: Path) -> None
     command = [
         sys.executable,
         "-m",
-        "actordbg.trainers.openrlhf.demo_driver",
+        "actordbg.trainers.openrlhf.demo_programs",
         "ppo",
         "--",
         "--a",

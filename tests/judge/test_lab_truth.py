@@ -11,7 +11,7 @@ import pytest
 from comparecases import Tensors, given, write_replay
 from typer.testing import CliRunner
 
-from actordbg.actor import weights_version
+from actordbg.actor import hub_model
 from actordbg.base.errors import StoreProblem, UsageError
 from actordbg.cli.app import app
 from actordbg.judge.find_truth import ensure_truth, find_truth, wanted_truth
@@ -90,8 +90,8 @@ def test_a_model_that_was_changed_since_has_another_truth(
 ) -> None:
     """Also where its size and its time are those of before, as `rsync --times` leaves them."""
     if large:
-        monkeypatch.setattr(weights_version, "WHOLE", 8)
-        monkeypatch.setattr(weights_version, "PIECE", 4)
+        monkeypatch.setattr(hub_model, "WHOLE", 8)
+        monkeypatch.setattr(hub_model, "PIECE", 4)
     model = make_model(tmp_path / "model")
     weights = tmp_path / "model" / "model.safetensors"
     before = weights.stat()
@@ -119,14 +119,14 @@ def test_a_link_to_another_model_has_another_truth(store: Store, tmp_path: Path)
 @pytest.mark.parametrize("package", ["torch", "transformers", "actordbg"])
 def test_after_an_upgrade_there_is_another_truth(store: Store, package: str) -> None:
     write_replay(store, MINE, INPUTS)
-    now = weights_version.versions_of("tiny")
+    now = hub_model.versions_of("tiny")
     write_replay(store, TRUTH, INPUTS, truth="fp32", versions=now | {package: "0.0.1"})
     assert found(store) is None
     write_replay(store, "20250619T050000-000003", INPUTS, truth="fp32", versions=now | {"deepspeed": "0.0.1"})
     assert found(store) == "20250619T050000-000003", "what the truth does not use does not decide"
 
 
-@pytest.mark.parametrize("stale", [{"transformers": "5.14.0"}, {weights_version.WEIGHTS: "feedfacefeedface"}])
+@pytest.mark.parametrize("stale", [{"transformers": "5.14.0"}, {hub_model.WEIGHTS: "feedfacefeedface"}])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_agreeing_with_a_stale_truth_is_no_agreement(store: Store, dtype: str, stale: dict[str, str]) -> None:
     """A fault that was in the libraries or the weights is in the truth of then too. That one is newer than the right one here."""
@@ -139,7 +139,7 @@ def test_agreeing_with_a_stale_truth_is_no_agreement(store: Store, dtype: str, s
         found = json.loads(result.stdout)
         return result.exit_code, found["verdict"], found["b"]["replay_id"]
 
-    now = weights_version.versions_of("tiny")
+    now = hub_model.versions_of("tiny")
     write_replay(store, MINE, INPUTS, dtype=dtype, change=faulty)
     for name, settings in ((TRUTH, {"truth": "fp32"}), (TRUTH[:-1] + "3", {"truth": dtype} if dtype == "bf16" else {})):
         write_replay(store, name, INPUTS, dtype=dtype, **settings)

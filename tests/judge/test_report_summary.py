@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reportcases import NOW, dump_id, given, replay, result
 
-from actordbg.base.ids import letter_of
+from actordbg.base.units import letter_of
 from actordbg.judge.report_model import ReplaySummary
 from actordbg.judge.summary import restrict, summarise
 from actordbg.replay.replay_data import ReplayData

@@ -10,7 +10,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from actordbg.actor.weights_version import versions_of
+from actordbg.actor.hub_model import versions_of
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.formats.store_files import make_folder
 from actordbg.records.journal import SPEC, SUPERVISOR, TENSORS, Journal, rank_journal

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from roots import ROOT
 
-from actordbg.trainers.openrlhf.flash_attn_standin import index_first_axis, pad_input, unpad_input
+from actordbg.trainers.openrlhf.flash_attn_standin import pad_input, unpad_input
 
 
 def _mask(lengths: list[int], width: int, left: bool) -> torch.Tensor:
@@ -33,11 +33,6 @@ def test_padding_taken_out_and_put_back_gives_the_masked_input(lengths: list[int
     assert cu_seqlens.dtype == torch.int32 and cu_seqlens.tolist() == [sum(lengths[:i]) for i in range(len(lengths) + 1)]
     assert longest == max(lengths) and used.tolist() == lengths
     assert torch.equal(pad_input(flat, indices, len(lengths), 9), hidden * mask.bool().unsqueeze(-1))
-
-
-def test_the_flattened_rows_are_indexed_once_not_flattened_again() -> None:
-    flat = torch.arange(12).view(6, 2)
-    assert index_first_axis(flat, torch.tensor([4, 0])).tolist() == [[8, 9], [0, 1]]
 
 
 def test_gradients_reach_the_tokens_and_not_the_padding() -> None:

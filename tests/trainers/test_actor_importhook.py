@@ -23,35 +23,16 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
-def test_an_action_after_import_sees_the_finished_module_and_runs_once(module: str) -> None:
-    seen: list[int] = []
-    after_import(module, lambda loaded: seen.append(loaded.answer()))
-    assert seen == []
-    loaded = importlib.import_module(module)
-    importlib.reload(loaded)
-    assert seen == [1]
-
-
-def test_an_action_after_import_runs_at_once_for_a_module_that_is_imported(module: str) -> None:
-    importlib.import_module(module)
-    seen: list[str] = []
-    after_import(module, lambda loaded: seen.append(loaded.__name__))
-    assert seen == [module]
-
-
-def test_an_action_before_import_runs_before_the_module(module: str) -> None:
-    order: list[bool] = []
-    before_import(module, lambda: order.append(module in sys.modules))
-    importlib.import_module(module)
-    assert order == [False]
-
-
-def test_several_actions_run_in_the_order_they_were_given(module: str) -> None:
-    order: list[int] = []
+def test_actions_run_once_before_the_module_and_after_it_in_the_order_they_were_given(module: str) -> None:
+    seen: list[object] = []
+    before_import(module, lambda: seen.append(module in sys.modules))
     for number in range(3):
-        after_import(module, lambda _, number=number: order.append(number))
-    importlib.import_module(module)
-    assert order == [0, 1, 2]
+        after_import(module, lambda loaded, number=number: seen.append(number + loaded.answer()))
+    assert seen == []
+    importlib.reload(importlib.import_module(module))
+    assert seen == [False, 1, 2, 3]
+    after_import(module, lambda loaded: seen.append(loaded.__name__))
+    assert seen[4:] == [module], "it is imported already"
 
 
 def test_what_an_action_changes_is_what_importers_by_name_get(module: str) -> None:

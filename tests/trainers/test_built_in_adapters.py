@@ -27,9 +27,8 @@ from actordbg.doctor.check import Level
 from actordbg.doctor.python_environment import adapter_check
 from actordbg.store import payload
 from actordbg.store.layout import Store
-from actordbg.trainers.attaching import attach
 from actordbg.trainers.plain_adapter import Plain
-from actordbg.trainers.recorded_model import scores_of
+from actordbg.trainers.recorded_model import attach, scores_of
 from actordbg.trainers.seam import Rows, Unreadable
 from actordbg.trainers.skyrl_adapter import SkyRl
 from actordbg.trainers.trl_adapter import Trl

@@ -12,7 +12,7 @@ import pytest
 import torch
 from roots import ROOT
 
-from actordbg.trainers.openrlhf.late_imports import compiling_at_the_first_call
+from actordbg.trainers.openrlhf.build import compiling_at_the_first_call
 
 PROBE = """
 import json, sys

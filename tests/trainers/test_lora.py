@@ -14,9 +14,8 @@ from actorcases import run_scenario
 from adaptercases import small_model
 from roots import ROOT
 
-from actordbg.actor.hub_model import find_model
+from actordbg.actor.hub_model import find_model, weights_version
 from actordbg.actor.models import locate
-from actordbg.actor.weights_version import weights_version
 from actordbg.base.errors import EnvironmentProblem
 from actordbg.capture.weight_recording import hashes_of
 from actordbg.store import payload

@@ -19,7 +19,7 @@ from actordbg.formats import nested_values
 from actordbg.store import payload
 from actordbg.store.layout import Store
 from actordbg.store.payload import Dump
-from actordbg.trainers import attaching, recorded_model
+from actordbg.trainers import recorded_model
 from actordbg.trainers.seam import Rows, Scores, Seam
 
 IDS = torch.tensor([[5, 9, 11, 7, 3, 8, 4, 6, 2]])
@@ -71,13 +71,13 @@ WAYS: dict[str, Callable[[], dict[str, Any]]] = {
 def record(store: Store, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Dump]]:
     monkeypatch.setattr(recorded_model, "_told", set())
     monkeypatch.setenv("ACTORDBG_DISABLE", "")
-    monkeypatch.setattr("actordbg.trainers.attaching.of_user", lambda _: Packing)
+    monkeypatch.setattr("actordbg.trainers.recorded_model.of_user", lambda _: Packing)
 
     def run(*calls: dict[str, Any], before_the_end: Callable[[], None] = lambda: None, **control: Any) -> list[Dump]:
         (store.root / "control.json").write_text(json.dumps(CONTROL | {"free_floor_bytes": 0} | control))
         module = ModuleType("packing_loop")
         module.score = score  # type: ignore[attr-defined]
-        assert attaching.attach(module, "packing", str(store.root)) == ["packing_loop:score"]
+        assert recorded_model.attach(module, "packing", str(store.root)) == ["packing_loop:score"]
         model = Model()
         for given in calls:
             module.score(model, given)

@@ -14,7 +14,7 @@ it OpenRLHF's own Actor, DeepspeedStrategy, `train_sft` and `train_ppo_ray` run 
 | `torch.distributed.device_mesh.init_device_mesh("cuda", ...)` | `"cpu"` | its strategy's mesh |
 | `param_dtype="fp32"` refused by `convert_to_torch_dtype` | accepted | fp32 is exact, and faster than bf16 on a CPU |
 | the Adam of OpenRLHF's strategy | torch's (`torch_adam`) | DeepSpeed's compiles C++ for a minute |
-| some of DeepSpeed | see `actordbg.trainers.deepspeed_cpu` | it waits too little, and compiles C++ |
+| some of DeepSpeed | see `actordbg.trainers.importhook` | it waits too little, and compiles C++ |
 
 Not replaced, on purpose: `torch.cuda.get_device_properties` (inductor's cache key relies on its raising), `torch.empty` and
 `Tensor.to` (wrapping them breaks transformers' meta-device initialisation: rotary `inv_freq` stays zero and the loss is
@@ -34,8 +34,7 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from actordbg.trainers.deepspeed_cpu import prepare_deepspeed
-from actordbg.trainers.importhook import after_import
+from actordbg.trainers.importhook import after_import, prepare_deepspeed
 
 _MARK = "__actordbg_cpu__"
 
