@@ -51,9 +51,7 @@ RULES: tuple[Rule, ...] = (
     *PARALLEL_RULES,
     Rule(
         "packing-leaks",
-        lambda case: (
-            case.choices.packing and case.choices.attn in ("sdpa", "eager") and () < case.version("transformers") < PACKED_SINCE
-        ),
+        lambda case: case.packing and case.attn in ("sdpa", "eager") and () < case.version("transformers") < PACKED_SINCE,
         "packing with {attn} attention is silently wrong with transformers {transformers}: packed rows attend to each other "
         "(log-probs off by several nats), because only transformers 4.53 and later find the borders of packed rows",
         ("upgrade transformers to 4.53 or later", "--no-packing", "--attn flash_attention_2 where flash-attn is installed"),
@@ -67,38 +65,33 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "flash-attention-unavailable",
-        lambda case: case.choices.attn == "flash_attention_2" and not (case.facts.cuda and case.facts.flash_attn),
+        lambda case: case.attn == "flash_attention_2" and not (case.cuda and case.flash_attn),
         "flash_attention_2 was asked for, but {missing_for_flash}",
         ("--attn sdpa", "pip install flash-attn, on a machine with CUDA"),
     ),
     Rule(
         "deepcompile-needs-cuda",
-        lambda case: case.config.deepcompile and not case.facts.cuda,
+        lambda case: case.deepcompile and not case.cuda,
         "DeepCompile runs on CUDA only: DeepSpeed builds its operators with the CUDA compiler and falls back in silence "
         "elsewhere",
         ("--compile, which runs torch.compile through the DeepSpeed engine", "a machine with CUDA"),
     ),
     Rule(
         "memory-snapshot-needs-cuda",
-        lambda case: case.config.memory_snapshot and not case.facts.cuda,
+        lambda case: case.memory_snapshot and not case.cuda,
         "torch keeps a history of allocations on CUDA only, and there is none here",
         ("leave --memory-snapshot out, and watch the process: `actordbg memory watch --replay last`", "a machine with CUDA"),
     ),
     Rule(
         "deepcompile-needs-zero",
-        lambda case: case.config.deepcompile and case.config.zero_stage not in (1, 2, 3),
+        lambda case: case.deepcompile and case.zero_stage not in (1, 2, 3),
         "DeepCompile optimises the communication of ZeRO 1 to 3; at stage {zero_stage} there is nothing for it to do, and "
         "DeepSpeed falls back to torch.compile in silence",
         ("--zero-stage 1 or --zero-stage 3", "--compile"),
     ),
     Rule(
         "compiler-missing",
-        lambda case: (
-            case.config.compile
-            and case.config.compile_backend in (None, "inductor")
-            and not case.facts.cuda
-            and not case.facts.compiler
-        ),
+        lambda case: case.compile and case.compile_backend in (None, "inductor") and not case.cuda and not case.compiler,
         "torch.compile's inductor needs a C++ compiler on a CPU, and none is on PATH",
         (
             "--compile-backend aot_eager, which traces graphs and autograd and generates no code",
@@ -108,26 +101,26 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "fp16-on-cpu",
-        lambda case: case.deepspeed and case.choices.dtype == "fp16" and not case.facts.cuda,
+        lambda case: case.deepspeed and case.dtype == "fp16" and not case.cuda,
         "DeepSpeed does not train in fp16 on a CPU",
         ("--dtype fp32, which is also the fastest here", "--dtype bf16", "--backend plain"),
     ),
     Rule(
         "too-few-gpus",
-        lambda case: case.together and case.facts.cuda and case.config.nproc > max(case.facts.gpus, 1),
+        lambda case: case.together and case.cuda and case.nproc > max(case.gpus, 1),
         "{nproc} processes were asked for, and {gpus} GPUs are visible: NCCL refuses two ranks on one GPU",
         ("--nproc {gpus}", "--backend plain, whose ranks are independent and may share a GPU"),
     ),
     Rule(
         "more-processes-than-cores",
-        lambda case: not case.facts.cuda and 0 < case.facts.cpus < case.config.nproc,
+        lambda case: not case.cuda and 0 < case.cpus < case.nproc,
         "{nproc} processes were asked for, and {cpus} CPU cores are usable: all that start take turns, and each holds the model",
         ("--nproc {cpus}",),
         severity=WARN,
     ),
     Rule(
         "varlen-flash-attention-under-compile",
-        lambda case: case.choices.attn == "flash_attention_2" and case.choices.packing and case.compiles,
+        lambda case: case.attn == "flash_attention_2" and case.packing and case.compiles,
         "packing calls flash-attn's variable-length kernel with max_seqlen_q, which under torch.compile is a FakeTensor "
         "where the kernel wants a number: many versions fail there",
         ("--attn sdpa", "--no-packing", "leave --compile and --deepcompile out"),
@@ -135,7 +128,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "zero3-bf16-rotary",
-        lambda case: case.deepspeed and case.config.zero_stage == 3 and case.choices.dtype != "fp32",
+        lambda case: case.deepspeed and case.zero_stage == 3 and case.dtype != "fp32",
         "under ZeRO-3 the rotary embedding's inv_freq is made in {dtype} (fp32 at stages 0 to 2), so log-probs differ in "
         "about the fourth digit from those of other stages with the same weights",
         ("--dtype fp32 to compare stages", "compare ZeRO-3 with ZeRO-3"),
@@ -143,7 +136,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "zero3-breaks-graphs",
-        lambda case: case.deepspeed and case.config.zero_stage == 3 and case.config.compile,
+        lambda case: case.deepspeed and case.zero_stage == 3 and case.compile,
         "under ZeRO-3, DeepSpeed's hooks gather weights around every module and break the graph there: a two-layer model "
         "compiles into 20 graphs with 80 breaks instead of one graph, and takes minutes",
         ("--zero-stage 0, 1 or 2", "--deepcompile, which puts the gathering into the graph (needs CUDA)"),
@@ -151,7 +144,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "compile-takes-time",
-        lambda case: case.compiles and case.config.timeout_s < 120,
+        lambda case: case.compiles and case.timeout_s < 120,
         "the first input of a compiled replay includes the compilation (on a CPU 30 to 60 s even for a tiny model), and the "
         "timeout of {timeout_s:g} s counts it",
         ("--timeout 600",),
@@ -159,14 +152,14 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         "plain-ranks-are-independent",
-        lambda case: case.config.backend == "plain" and case.config.nproc > 1,
+        lambda case: case.backend == "plain" and case.nproc > 1,
         "{nproc} plain processes share the inputs and do not communicate: collectives and ZeRO are not part of this replay",
         ("--backend deepspeed",),
         severity=INFO,
     ),
     Rule(
         "vocabulary-folded",
-        lambda case: case.choices.model == TINY,
+        lambda case: case.model == TINY,
         "the tiny model has random weights and a small vocabulary: larger token ids are folded into it (id modulo size), so "
         "log-probs compare between replays, not with the run",
         ("--model NAME or PATH of the run's model",),

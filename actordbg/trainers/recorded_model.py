@@ -125,13 +125,29 @@ def recorded(
     made: arguments of what made the model. where: its place, if that is not the seam's.
     """
     where = where or seam.where
+
+    @functools.wraps(RecordedModel.forward)
+    def forward(self: RecordedModel, *args: Any, **kwargs: Any) -> Any:
+        return RecordedModel.forward(self, *args, **kwargs)
+
     whose = {"trainer": adapter.package, "adapter": adapter.name, "function": where}
-    own = {"known": weakref.WeakKeyDictionary(), "forward": _own_forward(), "recorded_as": whose}
-    kind = type(f"{adapter.name}.{where.partition(':')[2]}", (RecordedModel,), own)
+    own = {"known": weakref.WeakKeyDictionary(), "forward": forward, "recorded_as": whose}  # which the hook finds, and wraps
+    kind: type[RecordedModel] = type(f"{adapter.name}.{where.partition(':')[2]}", (RecordedModel,), own)
     if not hook.install(kind, store=store):
         return original
     signature, slot = inspect.signature(original), getattr(vars(kind)["forward"], hook.SLOT)
     traced = slot.traced
+
+    def prepared(args: Any, kwargs: Any) -> tuple[RecordedModel, Rows, dict[str, Any]] | None:
+        """The model and the rows of a call, and these as arguments; None where there are none, or they cannot be told."""
+        try:
+            rows = seam.rows({**made, **arguments_of(signature, args, kwargs)})
+            return None if rows is None else (kind.of(rows), rows, _named(rows))
+        except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training goes on
+            tell(f"{seam.where}: a call was not recorded: {describe(error)}")
+            with contextlib.suppress(Exception):
+                _say_in_books(slot, seam, error)
+            return None
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -142,7 +158,7 @@ def recorded(
             return original(*args, **kwargs)
         _inside.busy = True
         try:
-            ready = _prepare(kind, slot, seam, signature, made, args, kwargs)
+            ready = prepared(args, kwargs)
             if ready is None:
                 _inside.busy = seam.silent  # what is inside of it may be recorded
                 return original(*args, **kwargs)
@@ -154,36 +170,6 @@ def recorded(
 
     setattr(function, MARK, original)
     return function
-
-
-def _own_forward() -> Callable[..., Any]:
-    """A `forward` of the subclass's own, which the hook finds in it and wraps."""
-
-    @functools.wraps(RecordedModel.forward)
-    def forward(self: RecordedModel, *args: Any, **kwargs: Any) -> Any:
-        return RecordedModel.forward(self, *args, **kwargs)
-
-    return forward
-
-
-def _prepare(
-    kind: type[RecordedModel],
-    slot: hook.Slot,
-    seam: Seam,
-    signature: inspect.Signature,
-    made: Mapping[str, Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> tuple[RecordedModel, Rows, dict[str, Any]] | None:
-    """The model and the rows of a call, and these as arguments; None where there are none, or they cannot be told."""
-    try:
-        rows = seam.rows({**made, **arguments_of(signature, args, kwargs)})
-        return None if rows is None else (kind.of(rows), rows, _named(rows))
-    except Exception as error:  # noqa: BLE001  # an adapter may raise anything, and the training goes on
-        tell(f"{seam.where}: a call was not recorded: {describe(error)}")
-        with contextlib.suppress(Exception):
-            _say_in_books(slot, seam, error)
-        return None
 
 
 def _say_in_books(slot: hook.Slot, seam: Seam, error: Exception) -> None:

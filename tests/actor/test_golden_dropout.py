@@ -81,17 +81,17 @@ def selected(recorded: Recorded, default: tuple[dict[str, Any], dict[str, Result
     return {condition: {row["dump_id"] for row in rows} for condition, rows in listed.items()}
 
 
-def test_the_runs_calls_drew_random_numbers_in_training_mode_only(recorded: Recorded) -> None:
+def test_the_runs_calls_drew_random_numbers_in_training_mode_only(recorded: Recorded):
     assert recorded.drawn == [True, True, True, False]
 
 
-def test_where_finds_what_is_off(recorded: Recorded, selected: dict[str, set[str]]) -> None:
+def test_where_finds_what_is_off(recorded: Recorded, selected: dict[str, set[str]]):
     assert selected == {condition: {recorded.ids[name] for name in names} for condition, names in CONDITIONS.items()}
 
 
 def test_restored_states_give_the_runs_log_probs_and_entropies_bit_for_bit(
     default: tuple[dict[str, Any], dict[str, ResultRecord]],
-) -> None:
+):
     for name in AS_RECORDED:
         result = default[1][name]
         assert (result.golden_max_abs, result.rng_match) == (0.0, True), name
@@ -103,14 +103,14 @@ def test_restored_states_give_the_runs_log_probs_and_entropies_bit_for_bit(
 
 def test_without_the_states_or_with_others_the_log_probs_are_not_the_runs(
     default: tuple[dict[str, Any], dict[str, ResultRecord]],
-) -> None:
+):
     assert all((default[1][name].golden_max_abs or 0) > 0.01 for name in OFF)
     assert [default[1][name].rng_match for name in OFF] == [None, False, None]
     assert default[1]["no states"].extra["not_compared"]["generators"].startswith("the recorded state of the cpu")
     assert not {"restored", "not_compared"} & default[1]["without states"].extra.keys()
 
 
-def test_a_seed_wins_over_the_recorded_states(recorded: Recorded) -> None:
+def test_a_seed_wins_over_the_recorded_states(recorded: Recorded):
     answer, results = recorded.replay("--model", recorded.model, "--seed", "3")
     off = [name for name, result in results.items() if result.golden_max_abs != 0.0]
     assert set(off) == set(results) - {"evaluated"}
@@ -120,7 +120,7 @@ def test_a_seed_wins_over_the_recorded_states(recorded: Recorded) -> None:
     ]
 
 
-def test_the_tiny_model_is_not_compared_and_the_answer_says_why(recorded: Recorded) -> None:
+def test_the_tiny_model_is_not_compared_and_the_answer_says_why(recorded: Recorded):
     out = recorded.command("replay", "--quiet")
     assert "log-probs of 8 inputs, entropies of 8 inputs, generators of 7 inputs not compared: the embedded tiny" in out
     (replay_id,) = [line.split()[1] for line in out.splitlines() if line.startswith("replay ")]
@@ -128,7 +128,7 @@ def test_the_tiny_model_is_not_compared_and_the_answer_says_why(recorded: Record
         assert result.golden_count is result.golden_entropy_count is result.rng_match is None
 
 
-def test_a_deepspeed_engine_gives_the_same(recorded: Recorded, default: tuple[dict[str, Any], dict[str, ResultRecord]]) -> None:
+def test_a_deepspeed_engine_gives_the_same(recorded: Recorded, default: tuple[dict[str, Any], dict[str, ResultRecord]]):
     found = run_scenario("engine", recorded.store.root.parent, program=goldencases.__file__, **WITHOUT_DYNAMO)[0]
     assert found["resolved"] == {"backend": "deepspeed", "zero_stage": 2}
     results = {name: found["results"][dump_id] for name, dump_id in recorded.ids.items()}
@@ -139,9 +139,7 @@ def test_a_deepspeed_engine_gives_the_same(recorded: Recorded, default: tuple[di
     }
 
 
-def test_the_answer_the_report_and_the_catalog_tell(
-    recorded: Recorded, default: tuple[dict[str, Any], dict[str, ResultRecord]]
-) -> None:
+def test_the_answer_the_report_and_the_catalog_tell(recorded: Recorded, default: tuple[dict[str, Any], dict[str, ResultRecord]]):
     answer, results = default
     assert (answer["golden"]["results"], answer["golden"]["equal"]) == (8, 5)
     assert (answer["golden_entropy"]["equal"], answer["golden_entropy"]["worst_dump"]) == (
@@ -178,7 +176,7 @@ def _assert_as_recorded(facts: dict[str, Any], kind: str) -> None:
             assert one["restored"] == [] and one["fields"]["golden_max_abs"] > 0.1
 
 
-def test_dropout_in_attention_is_the_runs_own_padded_and_packed(tmp_path: Path) -> None:
+def test_dropout_in_attention_is_the_runs_own_padded_and_packed(tmp_path: Path):
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
     facts = run_scenario("sessions", tmp_path, program=goldencases.__file__, **WITHOUT_DYNAMO, **hidden)[0]
     _assert_as_recorded(facts, "cpu")
@@ -186,7 +184,7 @@ def test_dropout_in_attention_is_the_runs_own_padded_and_packed(tmp_path: Path) 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-def test_on_a_gpu_its_own_generator_is_restored(tmp_path: Path) -> None:
+def test_on_a_gpu_its_own_generator_is_restored(tmp_path: Path):
     facts = run_scenario("sessions", tmp_path, program=goldencases.__file__, **WITHOUT_DYNAMO)[0]
     assert facts["cuda"]
     _assert_as_recorded(facts, "cuda:0")

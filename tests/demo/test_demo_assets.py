@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from actordbg.demo.demo_assets import Assets, build_assets, tasks
-from actordbg.trainers.openrlhf.demo_programs import PROGRAMS, reward_func
+from actordbg.trainers.openrlhf import demo_programs
+from actordbg.trainers.openrlhf.demo_programs import PROGRAMS
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,9 @@ def test_every_option_of_the_trainings_exists_in_openrlhfs_own_programs(tmp_path
 
 
 def test_the_rewards_are_one_number_per_answer_and_differ() -> None:
-    found = reward_func(["ab: aaaa", "ab: abcd", "ab: "], ["ab: "] * 3, [""] * 3)
+    spec = importlib.util.spec_from_file_location("loaded_by_its_path", demo_programs.__file__)  # as OpenRLHF does it
+    spec.loader.exec_module(loaded := importlib.util.module_from_spec(spec))
+    found = loaded.reward_func(["ab: aaaa", "ab: abcd", "ab: "], ["ab: "] * 3, [""] * 3)
     assert [round(float(r), 2) for r in found["rewards"]] == [0.25, 1.0, 0.0]  # type: ignore[attr-defined]
 
 

@@ -165,7 +165,7 @@ def test_log_probs_are_found_in_every_shape_of_result_and_one_of_another_shape_i
         ({"summary_first_dropout": 0.1, "classifier_dropout": 0.1, "drop_tokens": True, "attn_pdrop": 0.0}, 0.0),
     ],
 )
-def test_only_what_a_language_model_drops_counts(settings: dict[str, object], share: float) -> None:
+def test_only_what_a_language_model_drops_counts(settings: dict[str, object], share: float):
     """GPT-2 and GPT-NeoX have settings for heads that are not there: taken for dropout, a healthy cell was not compared."""
     config = SimpleNamespace(to_dict=lambda: settings)
     assert drawn_share(SimpleNamespace(config=config, modules=lambda: [torch.nn.Linear(2, 2)])) == share

@@ -43,9 +43,7 @@ SFT_LOG = (
         *((trainer, f"[WARNING] something\n{line}\n", [("starting", 0, line)]) for trainer, line in ON_CPU.items()),
     ],
 )  # fmt: skip
-def test_a_log_tells_what_stands_in_that_models_are_built_and_steps_across_epochs(
-    trainer: str, log: str, told: list[Any]
-) -> None:
+def test_a_log_tells_what_stands_in_that_models_are_built_and_steps_across_epochs(trainer: str, log: str, told: list[Any]):
     assert list(PROGRAMS[trainer].progress(log)) == told
     assert ("stand-in" in ON_CPU[trainer]) == (trainer == "ppo")
 
@@ -59,7 +57,7 @@ def _job(tmp_path: Path, script: str) -> TrainingJob:
     return TrainingJob(process, PROGRAMS["sft"], [], log, temporary)
 
 
-def test_progress_is_reported_in_order_and_each_step_once(tmp_path: Path) -> None:
+def test_progress_is_reported_in_order_and_each_step_once(tmp_path: Path):
     seen: list[TrainingProgress] = []
     with _job(tmp_path, f"import time; print({SFT_LOG!r} * 2, flush=True)") as job:
         job.wait(seen.append, timeout=30)
@@ -67,13 +65,13 @@ def test_progress_is_reported_in_order_and_each_step_once(tmp_path: Path) -> Non
     assert steps == [("starting", 0), ("step", 1), ("step", 26), ("ended", 0)]
 
 
-def test_a_failed_training_is_reported_with_the_end_of_its_log(tmp_path: Path) -> None:
+def test_a_failed_training_is_reported_with_the_end_of_its_log(tmp_path: Path):
     with _job(tmp_path, "raise SystemExit('the disk is full')") as job, pytest.raises(LaunchProblem) as failure:
         job.wait(timeout=30)
     assert "exit code 1" in failure.value.message and "the disk is full" in failure.value.hint
 
 
-def test_a_training_that_takes_too_long_is_given_up_and_it_alone_is_ours(tmp_path: Path) -> None:
+def test_a_training_that_takes_too_long_is_given_up_and_it_alone_is_ours(tmp_path: Path):
     with _job(tmp_path, "import time; time.sleep(60)") as job:
         assert session_members(job.process.pid) == [job.process.pid]
         with pytest.raises(LaunchProblem, match="within"):
@@ -92,7 +90,7 @@ time.sleep(60)
 """
 
 
-def test_nothing_of_a_training_survives_not_even_what_ignores_being_asked(tmp_path: Path) -> None:
+def test_nothing_of_a_training_survives_not_even_what_ignores_being_asked(tmp_path: Path):
     job = _job(tmp_path, STUBBORN)
     deadline = time.monotonic() + 30
     while "ready" not in job.log.read_text() or len(session_members(job.process.pid)) < 4:
@@ -103,7 +101,7 @@ def test_nothing_of_a_training_survives_not_even_what_ignores_being_asked(tmp_pa
     assert not job.temporary.exists()
 
 
-def test_an_interruption_ends_the_training_and_passes_on(tmp_path: Path) -> None:
+def test_an_interruption_ends_the_training_and_passes_on(tmp_path: Path):
     def interrupt(progress: TrainingProgress) -> None:
         raise KeyboardInterrupt
 
@@ -126,7 +124,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return package
 
 
-def test_openrlhf_is_copied_without_importing_it_and_without_compiled_files(installed: Path, tmp_path: Path) -> None:
+def test_openrlhf_is_copied_without_importing_it_and_without_compiled_files(installed: Path, tmp_path: Path):
     actor = copy_trainer(tmp_path / "private")
     assert actor == tmp_path / "private" / "openrlhf" / "models" / "actor.py"
     assert actor.read_bytes() == (installed / "models" / "actor.py").read_bytes()
@@ -134,7 +132,7 @@ def test_openrlhf_is_copied_without_importing_it_and_without_compiled_files(inst
     assert actor.stat().st_ino != (installed / "models" / "actor.py").stat().st_ino
 
 
-def test_no_openrlhf_is_an_error_that_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_openrlhf_is_an_error_that_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.delitem(sys.modules, "openrlhf", raising=False)
     with pytest.raises(EnvironmentProblem) as failure:
@@ -142,7 +140,7 @@ def test_no_openrlhf_is_an_error_that_says_how_to_install_it(monkeypatch: pytest
     assert "--no-deps" in failure.value.hint
 
 
-def test_the_training_inherits_no_rank_no_cluster_and_no_switch_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_training_inherits_no_rank_no_cluster_and_no_switch_of_ours(monkeypatch: pytest.MonkeyPatch):
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "RAY_ADDRESS", "ACTORDBG_DISABLE"):
         monkeypatch.setenv(name, "7")
     monkeypatch.setenv("PYTHONPATH", "/users/own")
@@ -153,7 +151,7 @@ def test_the_training_inherits_no_rank_no_cluster_and_no_switch_of_ours(monkeypa
     assert first == "/private" and (Path(ours) / "actordbg" / "__init__.py").is_file() and rest == ["/users/own"]
 
 
-def test_rays_directory_leaves_room_for_its_socket_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_rays_directory_leaves_room_for_its_socket_paths(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     deep = tmp_path / ("d" * 60)
     deep.mkdir()
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(deep))
@@ -177,7 +175,7 @@ def test_rays_directory_leaves_room_for_its_socket_paths(monkeypatch: pytest.Mon
 )
 def test_gpus_are_hidden_unless_openrlhf_could_use_them(
     trainer: str, gpus: int, modules: set[str], hidden: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+):
     monkeypatch.setattr(Path, "glob", lambda self, pattern: iter([Path(f"/dev/nvidia{i}") for i in range(gpus)]))
     monkeypatch.setattr(training.importlib.util, "find_spec", lambda name: object() if name in modules else None)
     assert (PROGRAMS[trainer].hide_gpus().get("CUDA_VISIBLE_DEVICES") == "") is hidden

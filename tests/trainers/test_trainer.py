@@ -18,18 +18,18 @@ def public(kind: type) -> set[str]:
     return {name for name in vars(kind) if not name.startswith("_")}
 
 
-def test_the_trainer_has_every_member_that_is_asked_for_and_no_other() -> None:
+def test_the_trainer_has_every_member_that_is_asked_for_and_no_other():
     asking = "\n".join(text for name, text in PRODUCT.items() if "/openrlhf/" not in name)
     assert set(re.findall(r"\bTRAINER\.(\w+)", asking)) <= public(OpenRlhf)
     calls = ("TRAINER.{}", "ctors.{}", "actors_of(choices).{}")
     assert [name for name in public(OpenRlhf) if not any(call.format(name) in asking for call in calls)] == []
 
 
-def test_an_actor_of_the_trainer_and_one_of_the_rows_are_built_and_called_alike() -> None:
+def test_an_actor_of_the_trainer_and_one_of_the_rows_are_built_and_called_alike():
     assert public(RowsActors) - {"actor_class"} == public(Actors) <= public(OpenRlhf)
 
 
-def test_other_trainers_are_named_by_the_adapters_alone() -> None:
+def test_other_trainers_are_named_by_the_adapters_alone():
     names = {*BUILT_IN} - {"plain"} | {"slime", "areal", "nemo_rl", "prime_rl"}
     named = re.compile(rf"\b({'|'.join(names)})\b", re.IGNORECASE)
     assert [name for name, text in PRODUCT.items() if not name.startswith("actordbg/trainers/") and named.search(text)] == []
@@ -37,5 +37,5 @@ def test_other_trainers_are_named_by_the_adapters_alone() -> None:
     assert len(adapters) == len(BUILT_IN) and max(len(text.splitlines()) for text in adapters) <= 60
 
 
-def test_at_most_25_files_mention_the_trainer_by_name() -> None:
+def test_at_most_25_files_mention_the_trainer_by_name():
     assert sum(TRAINER.package in text.lower() for text in PRODUCT.values()) <= 25

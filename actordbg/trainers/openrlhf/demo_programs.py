@@ -32,9 +32,8 @@ import re
 import runpy
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from actordbg.trainers.importhook import before_import
 from actordbg.trainers.openrlhf.cpu import install_cpu_support, map_flash_attention_to_sdpa
@@ -57,8 +56,7 @@ _BOTH = """
     --logger.logging_steps 1"""
 
 
-@dataclass
-class DemoProgram:
+class DemoProgram(NamedTuple):
     """One real training for the demo, small enough for a laptop.
 
     typed: the command without options, as a user types it. needs: modules that it imports. data: "prompts" or "conversations",
@@ -117,32 +115,26 @@ class DemoProgram:
 def sft_command(order: Any, output: Path, port: int) -> list[str]:
     """`train_sft` as a `SftOrder` (`actordbg.trainers.trainer`) says, under the deepspeed launcher, which listens on `port`."""
     options: dict[str, Any] = {
-        "model.model_name_or_path": order.model,
-        "data.dataset": order.data,
-        "data.input_key": order.keys[0],
-        "data.output_key": order.keys[1],
-        "data.max_len": order.max_len,
-        "data.max_samples": order.samples,
-        "train.max_epochs": order.epochs,
-        "train.batch_size": order.batch,
-        "train.micro_batch_size": order.micro_batch,
-        "train.seed": order.seed,
-        "adam.lr": order.lr,
-        "adam.weight_decay": order.weight_decay,
-        "max_norm": order.max_norm,
-        "lr_scheduler": "constant",
-        "ds.zero_stage": order.zero_stage,
-        "ds.tensor_parallel_size": order.tp,
-        "ds.ring_attn_size": order.ring,
-        "ds.param_dtype": order.dtype,
+        "model.model_name_or_path": order.model, "data.dataset": order.data,
+        "data.input_key": order.keys[0], "data.output_key": order.keys[1],
         "ds.attn_implementation": "flash_attention_2" if order.ring > 1 else order.attn,
-        "logger.logging_steps": 1,
-    }
-    switches = {"ds.packing_samples": order.ring > 1, "model.gradient_checkpointing_enable": order.gradient_checkpointing}
+        **{option: getattr(order, name) for option, name in _OF_ORDER.items()},
+    }  # fmt: skip
+    switches = {"--ds.packing_samples": order.ring > 1, "--model.gradient_checkpointing_enable": order.gradient_checkpointing}
+    words = _words(_launcher(order.processes, port), options | _places(output))
     return [
-        *_words(_launcher(order.processes, port), options | _places(output)),
-        *(f"--{name}" for name, on in switches.items() if on),
+        *words,
+        *["--lr_scheduler", "constant", "--logger.logging_steps", "1"],
+        *(name for name, on in switches.items() if on),
     ]
+
+
+_OF_ORDER = {
+    "data.max_len": "max_len", "data.max_samples": "samples", "train.max_epochs": "epochs", "train.batch_size": "batch",
+    "train.micro_batch_size": "micro_batch", "train.seed": "seed", "adam.lr": "lr", "adam.weight_decay": "weight_decay",
+    "max_norm": "max_norm", "ds.zero_stage": "zero_stage", "ds.tensor_parallel_size": "tp", "ds.ring_attn_size": "ring",
+    "ds.param_dtype": "dtype",
+}  # fmt: skip
 
 
 def sft_lacks(backend: str) -> str:
@@ -237,7 +229,8 @@ def _start_ray() -> None:
 def reward_func(queries: list[str], prompts: list[str], labels: list[str]) -> dict[str, object]:
     """Return a reward in [0, 1] for each query: the share of distinct characters in what follows the prompt.
 
-    OpenRLHF loads it through `--reward.remote_url <this file>`. Advantages then differ from sample to sample.
+    OpenRLHF loads it through `--reward.remote_url <this file>`. By its path,
+    so that no dataclass may be in here. Advantages then differ from sample to sample.
     """
     import torch
 
