@@ -24,7 +24,7 @@ import contextlib
 import functools
 import gc
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -167,13 +167,20 @@ class DeepspeedBackend(Backend):
     @contextlib.contextmanager
     def without_engine(self) -> Iterator[None]:
         """The Actor calls the module itself: the engine would take the derivative for a training step's backward, and reduce."""
-        module, hooks = self.engine.module, getattr(self.engine.optimizer, "_leaf_module_hooks", ())
-        vars(self.actor)["model"] = module
+        holders = [
+            (hook.id, hooks)
+            for hook in getattr(self.engine.optimizer, "_leaf_module_hooks", ())
+            if hook.id in (hooks := hook.hooks_dict_ref() or {})
+        ]
+        # ZeRO 3 reduces the gradients of experts in hooks that any derivative through them runs, and gives zeros to those without
+        taken = [(hooks, key, hooks.pop(key)) for key, hooks in holders]
+        vars(self.actor)["model"] = self.engine.module
         try:
-            with _without_hooks(hooks):
-                yield
+            yield
         finally:
             del vars(self.actor)["model"]
+            for hooks, key, hook in taken:
+                hooks[key] = hook
 
     def gather(self, name: str) -> torch.Tensor:
         """Under ZeRO-3 not while DeepSpeed gathers it itself: partitioning it then would take it away from the engine."""
@@ -287,17 +294,3 @@ def _own_classes() -> list[Any]:
 
 def _no_step(*_args: Any, **_kwargs: Any) -> None:
     """Stands for the innermost optimizer's step: a replay changes no weights."""
-
-
-@contextlib.contextmanager
-def _without_hooks(handles: Iterable[Any]) -> Iterator[None]:
-    """Inside the block these hooks do not run.
-
-    ZeRO 3 reduces the gradients of experts in hooks that any derivative through them runs, and gives zeros to those without one.
-    """
-    taken = [(hooks, one.id, hooks.pop(one.id)) for one in handles if one.id in (hooks := one.hooks_dict_ref() or {})]
-    try:
-        yield
-    finally:
-        for hooks, key, hook in taken:
-            hooks[key] = hook

@@ -105,8 +105,7 @@ class Fsdp2Backend(Backend):
 
     def _shard(self, dtype: torch.dtype) -> None:
         self.model.register_forward_hook(_own_logits)  # before FSDP's own hook, which has to see what is handed out
-        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
-        mesh = self._mesh[_SHARDED]
+        policy, mesh = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32), self._mesh[_SHARDED]
         for layer in decoder_layers(self.model):
             fully_shard(layer, mesh=mesh, mp_policy=policy)
         fully_shard(self.model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)

@@ -66,7 +66,7 @@ class AdamSteps:
         self._pairs = list(zip(self._parameters, wide, strict=True))
         self._stepped = wide
         # one tensor at a time: parameters on different meshes cannot be stepped together
-        self._optimizer = torch.optim.AdamW(wide, foreach=False, **training.adam)
+        self.optimizer = torch.optim.AdamW(wide, foreach=False, **training.adam)
 
     def step(self, total: Total) -> Norms:
         """Clip what `backward` left in `.grad`, step, and clear it."""
@@ -79,13 +79,17 @@ class AdamSteps:
             for gradient, _ in gradients:
                 gradient.mul_(most / (norm + 1e-6))
         before = [stepped.detach().clone() for stepped in self._stepped]
-        self._optimizer.step()
+        self.optimizer.step()
         self._write_back()
         with torch.no_grad():
             update = total((now - was, own) for (own, now), was in zip(self._pairs, before, strict=True))
+        self.clear()
+        return Norms(norm, update)
+
+    def clear(self) -> None:
+        """Drop all gradients."""
         for parameter in (*self._parameters, *self._stepped):
             parameter.grad = None
-        return Norms(norm, update)
 
     def save(self, folder: Path, model: Any) -> None:
         """Write this rank's part of weights, buffers and AdamW's state with torch.distributed.checkpoint. A collective.
@@ -121,7 +125,7 @@ class AdamSteps:
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         tensors = {f"buffer.{name}": buffer for name, buffer in model.named_buffers()}
         for own, stepped in self._pairs:
-            name, state = names[id(own)], self._optimizer.state[stepped]
+            name, state = names[id(own)], self.optimizer.state[stepped]
             if not state:
                 state["step"] = torch.tensor(0.0, dtype=torch.float32)
                 state.update({moment: torch.zeros_like(stepped, memory_format=torch.preserve_format) for moment in _MOMENTS})

@@ -16,8 +16,6 @@ import inspect
 import sys
 from dataclasses import dataclass, field
 from datetime import timedelta
-from importlib.machinery import ModuleSpec
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -29,7 +27,7 @@ from actordbg.base.errors import EnvironmentProblem
 from actordbg.config.choices import Choices
 from actordbg.config.replay_config import ReplayConfig
 from actordbg.trainers.openrlhf.build import compiling_at_the_first_call
-from actordbg.trainers.openrlhf.flash_attn_standin import all_gather
+from actordbg.trainers.openrlhf.flash_attn_standin import all_gather, stand_in
 
 
 class OpenRlhfStrategy:
@@ -117,11 +115,8 @@ _RING = _Ring()
 def prepare_ring(attn: str) -> None:
     """Make `import ring_flash_attn` mean the kernel that goes with this attention. Before OpenRLHF's strategy imports it."""
     if attn == "sdpa" and _MODULE not in sys.modules:
-        module = ModuleType(_MODULE, f"Stand-in for {_MODULE} by actordbg: see {__name__}.")
-        module.__spec__ = ModuleSpec(_MODULE, None, origin=__file__)
-        module.__dict__["substitute_hf_flash_attn"] = substitute_hf_flash_attn
-        module.__dict__["update_ring_flash_attn_params"] = update_ring_flash_attn_params
-        sys.modules[_MODULE] = module
+        functions = {"substitute_hf_flash_attn": substitute_hf_flash_attn}
+        stand_in(_MODULE, **functions, update_ring_flash_attn_params=update_ring_flash_attn_params)
 
 
 def open_ring(group: Any, attn: str) -> Any:
