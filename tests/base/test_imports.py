@@ -41,14 +41,11 @@ def test_the_first_import_goes_uncollected_and_what_it_made_is_out_of_sight(monk
         node = weakref.ref(Node())
         gc.collect()
         assert node() is None
+        with pytest.raises(ImportError), without_collecting("no_such_package"):
+            raise ImportError
+        assert gc.isenabled(), "an import that fails leaves the collector on"
     finally:
         gc.collect()
-
-
-def test_an_import_that_fails_leaves_the_collector_on():
-    with pytest.raises(ImportError), without_collecting("no_such_package"):
-        raise ImportError
-    assert gc.isenabled()
 
 
 @pytest.fixture
